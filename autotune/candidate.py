@@ -1,0 +1,98 @@
+"""A candidate: one value for every active knob, with what follows from them."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from autotune.contract import KnobValue
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration to try; equal candidates are the same run."""
+
+    knobs: tuple[tuple[str, KnobValue], ...]
+    """Sorted by name; only knobs that act here (see `autotune.knobs`)."""
+    world: int
+    global_batch: int
+
+    @classmethod
+    def of(cls, knobs: Mapping[str, KnobValue], *, world: int, global_batch: int) -> "Candidate":
+        """Build a candidate from a mapping of knob names to values."""
+        return cls(tuple(sorted(knobs.items())), world, global_batch)
+
+    @cached_property
+    def values(self) -> dict[str, KnobValue]:
+        """The knobs as a mapping; treat it as read-only."""
+        return dict(self.knobs)
+
+    def __getitem__(self, knob: str) -> KnobValue:
+        return self.values[knob]
+
+    def get(self, knob: str, default: KnobValue | None = None) -> KnobValue | None:
+        """The knob's value, or `default` where the knob does not act."""
+        return self.values.get(knob, default)
+
+    @property
+    def tp(self) -> int:
+        """Tensor parallel degree."""
+        return int(self.values.get("tp", 1))
+
+    @property
+    def pp(self) -> int:
+        """Pipeline parallel degree."""
+        return int(self.values.get("pp", 1))
+
+    @property
+    def dp(self) -> int:
+        """Data parallel degree: world / (tp * pp), rounded down; the batch rules refuse a rest."""
+        return max(1, self.world // (self.tp * self.pp))
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples per rank and forward pass."""
+        return int(self.values["micro_batch"])
+
+    @property
+    def grad_accum(self) -> int:
+        """global_batch / (micro_batch * dp), rounded down; the batch rules refuse a rest."""
+        return max(1, self.global_batch // (self.micro_batch * self.dp))
+
+    @cached_property
+    def hash(self) -> str:
+        """Identity in the record: 12 hex digits over the knobs, the world and the global batch."""
+        text = json.dumps([self.knobs, self.world, self.global_batch], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def diff(
+        self, other: "Candidate"
+    ) -> dict[str, tuple[KnobValue | None, KnobValue | None]]:
+        """Knobs whose values differ: name -> (own value, the other's); None: does not act."""
+        names = sorted({*self.values, *other.values})
+        return {
+            name: (self.get(name), other.get(name))
+            for name in names
+            if self.get(name) != other.get(name)
+        }
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={format_value(value)}" for name, value in self.knobs)
+
+
+def format_value(value: KnobValue | None) -> str:
+    """A knob's value as YAML and `--set` spell it; large round counts as 5e8."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and value >= 10_000_000 and value % 1_000_000 == 0:
+        return f"{value:.0e}".replace("e+0", "e").replace("e+", "e") if _one_digit(value) else (
+            str(value)
+        )
+    return str(value)
+
+
+def _one_digit(value: int) -> bool:
+    return len(str(value).rstrip("0")) == 1

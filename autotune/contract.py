@@ -1,0 +1,328 @@
+"""What goes into a trial and what comes out of it: TrialSpec, RankReport, TrialResult, Outcome.
+
+This is the only module of ours that the ranks of a trial import, so it uses the standard library
+alone. Files are versioned: a reader refuses a version it does not know instead of guessing.
+"""
+
+import dataclasses
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+SCHEMA_VERSION = 1
+
+KnobValue = int | float | str | bool
+
+SPEC_FILE = "spec.json"
+RESULT_FILE = "result.json"
+RANKS_DIR = "ranks"
+STDOUT_FILE = "stdout.log"
+STDERR_FILE = "stderr.log"
+CONFIG_DIR = "config"
+DS_CONFIG_FILE = "config/ds_config.json"
+
+TRIAL_ENV = "AUTOTUNE_TRIAL_DIR"
+"""Environment variable that every process of a trial carries; the sweep for orphans looks for it."""
+
+
+class ContractError(ValueError):
+    """A spec, report or result file is missing, cut short, or of another schema."""
+
+
+class Outcome(StrEnum):
+    """How a trial ended."""
+
+    OK = "ok"
+    STOPPED_EARLY = "stopped_early"
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    NONFINITE = "nonfinite"
+    INVALID = "invalid"
+    COMM = "comm"
+    LAUNCH = "launch"
+    CRASH = "crash"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the trial has a step time that a search may compare."""
+        return self in (Outcome.OK, Outcome.STOPPED_EARLY)
+
+    @property
+    def is_config_fault(self) -> bool:
+        """Whether the configuration caused it: it would happen again, so it teaches the search."""
+        return self in (Outcome.OOM, Outcome.TIMEOUT, Outcome.NONFINITE, Outcome.INVALID)
+
+    @property
+    def is_platform_fault(self) -> bool:
+        """Whether the machine caused it: the same candidate deserves another try."""
+        return self in (Outcome.COMM, Outcome.LAUNCH, Outcome.CRASH, Outcome.LOST)
+
+
+class Role(StrEnum):
+    """Why a trial was run."""
+
+    BASELINE = "baseline"
+    SEARCH = "search"
+    CONFIRM = "confirm"
+
+
+class Phase(StrEnum):
+    """The phases of a trial, in order; each rank records how many seconds it spent in each."""
+
+    SPAWN = "spawn"
+    IMPORT = "import"
+    PROCESS_GROUP = "process_group"
+    MODEL = "model"
+    ENGINE_INIT = "engine_init"
+    WARM_UP = "warm_up"
+    MEASURED = "measured"
+    TEARDOWN = "teardown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """How long a trial measures."""
+
+    warmup_steps: int
+    """Optimizer steps that are run and thrown away."""
+    min_steps: int
+    """Optimizer steps that are measured at the least."""
+    max_steps: int
+    """Optimizer steps that are measured at the most."""
+    target_half_width: float
+    """Stop once the interval's half width is within this share of the median step time."""
+    budget_s: float
+    """Stop measuring after this many seconds, once `min_steps` are done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSpec:
+    """Everything that the ranks of one trial need to know; written before they start."""
+
+    study: str
+    number: int
+    """Position in the study, from 0; also the name of the trial's folder."""
+    role: Role
+    candidate_hash: str
+    knobs: dict[str, KnobValue]
+    """The candidate: one value for every active knob."""
+    world: int
+    tp: int
+    pp: int
+    dp: int
+    micro_batch: int
+    grad_accum: int
+    global_batch: int
+    """Samples per optimizer step: micro_batch * grad_accum * dp."""
+    seq_len: int
+    """Tokens per sample."""
+    precision: str
+    accelerator: str
+    """`cpu` or `cuda`."""
+    model: dict[str, Any]
+    """`{"config": {...}}` (Hugging Face) or `{"factory": "package.module:name", "path": [...]}`,
+    `path` being folders to put on `sys.path`."""
+    recompute: str
+    """`none`, `full`, or `every_K`: recompute every K-th layer."""
+    expected: dict[str, Any]
+    """What the live engine must say of itself (read-back); a difference is `invalid`."""
+    measure: Measure
+    memory_limit_bytes: int | None = None
+    """Per device, under the device's meter; None: the device's own capacity."""
+    timeout_s: float = 600.0
+    seed: int = 0
+    confirm_round: int | None = None
+    """Round of the final comparison, from 0; None for other roles."""
+    retry_of: int | None = None
+    """Number of the trial that a platform fault ended and that this one repeats."""
+    schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Rebuild a spec from JSON data.
+
+        Raises:
+            ContractError: A field is missing, unknown, or the schema is another.
+        """
+        fields = _checked_fields(cls, data)
+        try:
+            fields["measure"] = Measure(**fields["measure"])
+            fields["role"] = Role(fields["role"])
+        except (TypeError, ValueError) as error:
+            raise ContractError(f"TrialSpec: {error}") from error
+        return cls(**fields)
+
+
+@dataclass(kw_only=True)
+class RankReport:
+    """What one rank says when it ends, well or badly."""
+
+    rank: int
+    phase: Phase = Phase.IMPORT
+    """The phase it was in when it wrote this."""
+    ended_at_s: float = 0.0
+    """Wall-clock time (Unix) of this report: the first failure is the cause of the others."""
+    outcome: Outcome | None = None
+    """None while the rank is running."""
+    evidence: str = ""
+    traceback: str = ""
+    phases_s: dict[str, float] = field(default_factory=dict)
+    warmup_step_times_s: list[float] = field(default_factory=list)
+    step_times_s: list[float] = field(default_factory=list)
+    """Per applied optimizer step, of the slowest rank."""
+    steps_skipped: int = 0
+    """Measured optimizer steps that the engine did not apply (fp16 overflow)."""
+    losses: list[float] = field(default_factory=list)
+    """Mean loss of each optimizer step since the first, warm-up included, on this rank's data."""
+    memory_bytes: dict[str, int] = field(default_factory=dict)
+    """By meter; the key `peak` is the device's meter that limits are checked against."""
+    host_construction_bytes: int | None = None
+    """Peak resident host memory that building the model and the engine added on this rank."""
+    read_back: dict[str, Any] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Rebuild a report from JSON data.
+
+        Raises:
+            ContractError: A field is missing, unknown, or the schema is another.
+        """
+        fields = _checked_fields(cls, data)
+        try:
+            fields["phase"] = Phase(fields["phase"])
+            if fields.get("outcome") is not None:
+                fields["outcome"] = Outcome(fields["outcome"])
+        except ValueError as error:
+            raise ContractError(f"RankReport: {error}") from error
+        return cls(**fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """What one trial measured, or why it did not; written once, atomically, when it has ended."""
+
+    number: int
+    role: Role
+    candidate_hash: str
+    outcome: Outcome
+    evidence: str = ""
+    """The line that the outcome was read from; empty for `ok`."""
+    evidence_source: str = ""
+    """Where that line stands: `rank 1 in engine_init`, `exit code`, `stderr.log:41`."""
+    started_at_s: float = 0.0
+    """Wall-clock time (Unix) at which the trial was submitted."""
+    wall_s: float = 0.0
+    """Seconds from submission until the last process had ended."""
+    phases_s: dict[str, float] = field(default_factory=dict)
+    """Seconds per phase, of the slowest rank in each."""
+    warmup_step_times_s: list[float] = field(default_factory=list)
+    step_times_s: list[float] = field(default_factory=list)
+    """Per applied optimizer step, of the slowest rank."""
+    step_time_s: float | None = None
+    """Median of `step_times_s`."""
+    step_time_low_s: float | None = None
+    """Lower end of the 95% interval of that median."""
+    step_time_high_s: float | None = None
+    samples_per_s: float | None = None
+    """micro_batch * grad_accum * dp / step_time_s."""
+    samples_per_s_low: float | None = None
+    samples_per_s_high: float | None = None
+    steps_skipped: int = 0
+    peak_memory_bytes: int | None = None
+    """Highest of any rank, by the device's meter (the one that the limit is checked against)."""
+    memory_bytes: dict[str, int] = field(default_factory=dict)
+    """By meter, each the highest of any rank."""
+    host_construction_bytes: int | None = None
+    loss_first: float | None = None
+    loss_last: float | None = None
+    read_back: dict[str, Any] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the trial that are on the allow-list, and nothing else."""
+    devices: list[str] = field(default_factory=list)
+    """The slots of the gang, such as `localhost:0`."""
+    schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Rebuild a result from JSON data.
+
+        Raises:
+            ContractError: A field is missing, unknown, or the schema is another.
+        """
+        fields = _checked_fields(cls, data)
+        try:
+            fields["outcome"] = Outcome(fields["outcome"])
+            fields["role"] = Role(fields["role"])
+        except ValueError as error:
+            raise ContractError(f"TrialResult: {error}") from error
+        return cls(**fields)
+
+
+def to_dict(value: TrialSpec | RankReport | TrialResult) -> dict[str, Any]:
+    """The JSON form of a contract object."""
+    return dataclasses.asdict(value)
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write a JSON file so that a reader sees the old one or the new one, never a part.
+
+    Raises:
+        OSError: The disk is full or the folder cannot be written; the old file still stands.
+    """
+    text = json.dumps(data, indent=2, sort_keys=True, allow_nan=True) + "\n"
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ContractError: There is no such file, or it does not hold one JSON object.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ContractError(f"{path}: no such file") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ContractError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ContractError(f"{path}: holds a {type(data).__name__}, not an object")
+    return data
+
+
+def _checked_fields(cls: type, data: dict[str, Any]) -> dict[str, Any]:
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise ContractError(f"{cls.__name__}: schema {version!r}, this is {SCHEMA_VERSION}")
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    unknown = sorted(set(data) - set(known))
+    missing = sorted(
+        name
+        for name, f in known.items()
+        if name not in data
+        and f.default is dataclasses.MISSING
+        and f.default_factory is dataclasses.MISSING
+    )
+    if unknown or missing:
+        raise ContractError(f"{cls.__name__}: unknown fields {unknown}, missing fields {missing}")
+    return dict(data)

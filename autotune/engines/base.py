@@ -1,0 +1,38 @@
+"""What an engine is: what a candidate means there, and what the live engine must say of it."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from autotune.candidate import Candidate
+from autotune.hardware import Environment
+from autotune.job import Job
+from autotune.rules.base import Setup
+
+
+class Engine(Protocol):
+    """One training engine."""
+
+    name: str
+
+    def setup(self, candidate: Candidate) -> Setup:
+        """Render the candidate: what would really run.
+
+        Raises:
+            RenderError: A template or the base configuration does not render.
+        """
+
+    def expected(self, setup: Setup) -> dict[str, Any]:
+        """What the live engine must read back for this setup (`TrialSpec.expected`)."""
+
+    def files(self, candidate: Candidate) -> dict[str, str]:
+        """Configuration files of the candidate: path below `config/` -> text."""
+
+    def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
+        """Keys of the user's base configuration that a knob overrides: key -> (theirs, ours)."""
+
+
+class EngineFactory(Protocol):
+    """How an engine is made for a job."""
+
+    def __call__(self, job: Job, environment: Environment) -> Engine:
+        """Make the engine."""

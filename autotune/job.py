@@ -1,0 +1,199 @@
+"""The job: what to tune. Pydantic reads it at the border, a frozen value travels inside."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from autotune.errors import JobError
+from autotune.model import Model, load_model
+from autotune.units import parse_bytes, parse_seconds
+
+Precision = Literal["bf16", "fp16", "fp32"]
+SamplerName = Literal["tpe", "random"]
+ObjectiveName = Literal["samples_per_s", "peak_memory"]
+
+DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What `best` means."""
+
+    name: ObjectiveName
+    floor: float
+    """With `peak_memory`: the share of the best samples/s that a candidate must keep (0 to 1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """When a search ends; whichever comes first."""
+
+    trials: int
+    """Trials of the search proper; the baseline's and the final comparison's come on top."""
+    time_s: float | None
+    """Wall-clock seconds for all trials together; None for no limit."""
+    patience: int | None
+    """Stop after this many trials in a row without a gain; None to go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to tune, complete: every default is filled in."""
+
+    model: Model
+    seq_len: int
+    global_batch: int
+    world: int
+    precision: Precision
+    optimizer: dict[str, Any]
+    """DeepSpeed's `optimizer` section."""
+    objective: Objective
+    space: str
+    """Name of a shipped space, or the path of a YAML file."""
+    sampler: SamplerName
+    budget: Budget
+    memory_limit_bytes: int | None
+    """Per device; None: the device's capacity."""
+    head_room: float
+    """Share of the limit that a candidate must leave free to be called feasible (0 to 1)."""
+    trial_timeout_s: float
+    seed: int
+    baseline: Path | None
+    """A ds_config.json of the user's that is the baseline; None: see DESIGN of the baseline."""
+    base_config: Path | None
+    """A ds_config.json that is merged under the tuned knobs."""
+    templates: Path | None
+    """A folder whose templates come before the shipped ones."""
+    study: str
+    """Name of the study's folder."""
+
+
+class JobFile(BaseModel):
+    """The job as a user writes it, in YAML or as flags."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(description="preset, Hugging Face folder or config.json, or package.module:factory")
+    seq_len: int = Field(gt=0, description="tokens per sample")
+    global_batch: int = Field(gt=0, description="samples per optimizer step, over all ranks")
+    world: int = Field(gt=0, description="accelerators that the real run will have")
+    precision: Precision = "bf16"
+    optimizer: dict[str, Any] = Field(default_factory=lambda: dict(DEFAULT_OPTIMIZER))
+    objective: ObjectiveName = "samples_per_s"
+    objective_floor: float = Field(
+        default=0.9, gt=0, le=1,
+        description="with peak_memory: share of the best samples/s to keep",
+    )
+    space: str = "zero"
+    sampler: SamplerName = "tpe"
+    trials: int = Field(default=20, gt=0)
+    budget: Annotated[
+        float | None, BeforeValidator(lambda v: None if v is None else parse_seconds(v, where="budget"))
+    ] = None
+    patience: int | None = Field(default=None, gt=0)
+    memory_limit: Annotated[
+        int | None, BeforeValidator(lambda v: None if v is None else parse_bytes(v, where="memory_limit"))
+    ] = None
+    head_room: float = Field(default=0.0, ge=0, lt=1)
+    trial_timeout: Annotated[
+        float, BeforeValidator(lambda v: parse_seconds(v, where="trial_timeout"))
+    ] = 600.0
+    seed: int = Field(default=0, ge=0)
+    baseline: Path | None = None
+    base_config: Path | None = None
+    templates: Path | None = None
+    study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+
+
+def read_job_file(path: Path) -> dict[str, Any]:
+    """Read a job's YAML into a mapping; paths in it are relative to its folder.
+
+    Raises:
+        JobError: The file cannot be read or is not a mapping.
+    """
+    data = read_yaml(path)
+    for key in ("baseline", "base_config", "templates"):
+        if isinstance(data.get(key), str):
+            data[key] = str((path.parent / data[key]).resolve())
+    return data
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping; data only, no tags.
+
+    Raises:
+        JobError: The file cannot be read, is not YAML, or does not hold a mapping.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"{path}: {error}", "name a readable YAML file") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise JobError(f"{path}: not valid YAML: {error}", "mend it at the place named") from error
+    if not isinstance(data, dict):
+        raise JobError(
+            f"{path}: holds a {type(data).__name__}, not a mapping", "write `key: value` lines"
+        )
+    return data
+
+
+def make_job(data: dict[str, Any], *, where: str) -> Job:
+    """Check a job and fill its defaults.
+
+    Args:
+        data: Keys as in `JobFile`.
+        where: The file or `command line`, for the errors.
+
+    Raises:
+        JobError: A key is unknown, missing, or has a value that is not allowed.
+    """
+    try:
+        file = JobFile.model_validate(data)
+    except ValidationError as error:
+        raise JobError(_explain(error, where), f"known keys: {', '.join(JobFile.model_fields)}") from error
+    return Job(
+        model=load_model(file.model),
+        seq_len=file.seq_len,
+        global_batch=file.global_batch,
+        world=file.world,
+        precision=file.precision,
+        optimizer=file.optimizer,
+        objective=Objective(name=file.objective, floor=file.objective_floor),
+        space=file.space,
+        sampler=file.sampler,
+        budget=Budget(trials=file.trials, time_s=file.budget, patience=file.patience),
+        memory_limit_bytes=file.memory_limit,
+        head_room=file.head_room,
+        trial_timeout_s=file.trial_timeout,
+        seed=file.seed,
+        baseline=file.baseline,
+        base_config=file.base_config,
+        templates=file.templates,
+        study=file.study or default_study_name(file),
+    )
+
+
+def default_study_name(file: JobFile) -> str:
+    """A name that the same job always gets: the same command again resumes.
+
+    Budgets, the sampler and the space are left out: changing them continues the study.
+    """
+    continued = {"trials", "budget", "patience", "sampler", "space", "seed", "study", "trial_timeout"}
+    identity = file.model_dump(mode="json", exclude=continued)
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
+    stem = Path(file.model).name.split(":")[-1].removesuffix(".json") or "model"
+    return f"{stem}-s{file.seq_len}-b{file.global_batch}-w{file.world}-{digest}"
+
+
+def _explain(error: ValidationError, where: str) -> str:
+    lines = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"]) or "job"
+        given = "" if item["type"] == "missing" else f" (given: {item['input']!r})"
+        lines.append(f"{where}: {key}: {item['msg']}{given}")
+    return "\n".join(lines)

@@ -1,0 +1,229 @@
+"""The record: one folder per study, one per trial in it; everything else is derived from it.
+
+`Study` is every path that a study touches and the only code that reads or writes the trials.
+"""
+
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from autotune.contract import (
+    RESULT_FILE,
+    SPEC_FILE,
+    ContractError,
+    Outcome,
+    TrialResult,
+    TrialSpec,
+    read_json,
+    to_dict,
+    write_json,
+)
+from autotune.errors import StudyError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One trial of the record."""
+
+    folder: Path
+    spec: TrialSpec
+    result: TrialResult | None
+    """None: it was in flight when the coordinator ended, or its result is unreadable."""
+    problem: str = ""
+    """Why the result is missing or unreadable."""
+
+
+class Study:
+    """The folder `results/<study>/`."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root = root
+        self.name = name
+        self._lock: IO[str] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """`results/<study>`."""
+        return self.root / self.name
+
+    @property
+    def trials_folder(self) -> Path:
+        """`results/<study>/trials`."""
+        return self.folder / "trials"
+
+    @property
+    def job_file(self) -> Path:
+        """The job as it was last searched."""
+        return self.folder / "job.yaml"
+
+    @property
+    def table_file(self) -> Path:
+        """The table; `.csv` stands beside it."""
+        return self.folder / "table.parquet"
+
+    @property
+    def best_folder(self) -> Path:
+        """The exported best configuration."""
+        return self.folder / "best"
+
+    @property
+    def state_file(self) -> Path:
+        """Facts of the study that no trial holds: environment, why the search stopped."""
+        return self.folder / "study.json"
+
+    def trial_folder(self, number: int) -> Path:
+        """Folder of one trial."""
+        return self.trials_folder / f"{number:04d}"
+
+    def lock(self) -> None:
+        """Take the study for this process until it ends.
+
+        Raises:
+            StudyError: Another coordinator holds it, or the folder cannot be written.
+        """
+        try:
+            self.trials_folder.mkdir(parents=True, exist_ok=True)
+            file = (self.folder / "lock").open("a+", encoding="utf-8")
+        except OSError as error:
+            raise StudyError(
+                f"{self.folder}: cannot be used: {error.strerror}",
+                "name a folder that can be written with --results",
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            file.close()
+            raise StudyError(
+                f"{self.folder}: another search holds this study (process {holder})",
+                "wait for it, end it, or give this one its own --study NAME",
+            ) from error
+        file.seek(0)
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
+        self._lock = file
+
+    def unlock(self) -> None:
+        """Give the study back."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def set_aside(self) -> Path | None:
+        """Rename the folder to a free name beside it; returns that, None if there was nothing."""
+        if not self.folder.exists():
+            return None
+        number = 1
+        while (aside := self.root / f"{self.name}.old-{number}").exists():
+            number += 1
+        self.folder.rename(aside)
+        return aside
+
+    def trials(self) -> list[Trial]:
+        """Every trial of the record, by number; folders without a readable spec are left out.
+
+        Raises:
+            StudyError: The folder cannot be read.
+        """
+        try:
+            folders = sorted(p for p in self.trials_folder.iterdir() if p.name.isdigit())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StudyError(
+                f"{self.trials_folder}: cannot be read: {error.strerror}",
+                "give this user read access to the results folder",
+            ) from error
+        return [trial for folder in folders if (trial := _read_trial(folder)) is not None]
+
+    def next_number(self) -> int:
+        """The first number that no folder has, readable or not."""
+        if not self.trials_folder.exists():
+            return 0
+        taken = [int(p.name) for p in self.trials_folder.iterdir() if p.name.isdigit()]
+        return max(taken, default=-1) + 1
+
+    def write_spec(self, spec: TrialSpec, files: dict[str, str]) -> Path:
+        """Make a trial's folder with its spec and configuration files.
+
+        Args:
+            spec: The trial.
+            files: Path below the trial's `config/` -> text.
+
+        Raises:
+            StudyError: The disk is full or the folder cannot be written.
+        """
+        folder = self.trial_folder(spec.number)
+        try:
+            (folder / "config").mkdir(parents=True)
+            for name, text in files.items():
+                (folder / "config" / name).write_text(text, encoding="utf-8")
+            write_json(folder / SPEC_FILE, to_dict(spec))
+        except OSError as error:
+            raise _cannot_write(folder, error) from error
+        return folder
+
+    def write_result(self, folder: Path, result: TrialResult) -> None:
+        """Write a trial's result, whole or not at all.
+
+        Raises:
+            StudyError: The disk is full or the folder cannot be written.
+        """
+        try:
+            write_json(folder / RESULT_FILE, to_dict(result))
+        except OSError as error:
+            raise _cannot_write(folder, error) from error
+
+    def read_state(self) -> dict[str, Any]:
+        """Facts of the study; empty where there are none or they are unreadable."""
+        try:
+            return read_json(self.state_file)
+        except ContractError:
+            return {}
+
+    def write_state(self, state: dict[str, Any]) -> None:
+        """Write the facts of the study.
+
+        Raises:
+            StudyError: The disk is full or the folder cannot be written.
+        """
+        try:
+            write_json(self.state_file, state)
+        except OSError as error:
+            raise _cannot_write(self.folder, error) from error
+
+
+def lost_result(trial: Trial) -> TrialResult:
+    """The result of a trial that was in flight when its coordinator ended."""
+    return TrialResult(
+        number=trial.spec.number,
+        role=trial.spec.role,
+        candidate_hash=trial.spec.candidate_hash,
+        outcome=Outcome.LOST,
+        evidence=trial.problem or "the coordinator ended before the trial did",
+        evidence_source="record",
+    )
+
+
+def _read_trial(folder: Path) -> Trial | None:
+    try:
+        spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
+    except ContractError:
+        return None
+    try:
+        result = TrialResult.from_dict(read_json(folder / RESULT_FILE))
+    except ContractError as error:
+        missing = not (folder / RESULT_FILE).exists()
+        return Trial(folder=folder, spec=spec, result=None, problem="" if missing else str(error))
+    return Trial(folder=folder, spec=spec, result=result)
+
+
+def _cannot_write(folder: Path, error: OSError) -> StudyError:
+    return StudyError(
+        f"{folder}: cannot be written: {error.strerror}",
+        "free some space or mend the permissions, then run the same command again: it resumes",
+    )

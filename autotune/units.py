@@ -1,0 +1,88 @@
+"""Bytes and seconds: parsed once at the border, formatted once for people.
+
+Sizes are binary (`1 GiB` = 2**30 bytes); `GB` and `G` are accepted as people write them and are
+read as decimal and binary respectively, as `dd` and most launchers do.
+"""
+
+import re
+
+from autotune.errors import JobError
+
+_BYTES_PER_UNIT = {
+    "": 1,
+    "B": 1,
+    "K": 2**10,
+    "KIB": 2**10,
+    "KB": 10**3,
+    "M": 2**20,
+    "MIB": 2**20,
+    "MB": 10**6,
+    "G": 2**30,
+    "GIB": 2**30,
+    "GB": 10**9,
+    "T": 2**40,
+    "TIB": 2**40,
+    "TB": 10**12,
+}
+_SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(text: str | int, *, where: str) -> int:
+    """Read a size in bytes.
+
+    Args:
+        text: Such as `24GiB`, `800M`, `1.5 GB`, or a plain number of bytes.
+        where: The flag or key it came from, for the error.
+
+    Raises:
+        JobError: The text is not a positive size.
+    """
+    match = _NUMBER_AND_UNIT.fullmatch(str(text))
+    if match is None or match[2].upper() not in _BYTES_PER_UNIT:
+        raise JobError(f"{where}: {text!r} is not a size", "write it as 24GiB, 800MiB or 16GB")
+    size_bytes = int(float(match[1]) * _BYTES_PER_UNIT[match[2].upper()])
+    if size_bytes <= 0:
+        raise JobError(f"{where}: {text!r} is not above zero", "leave it out for no limit")
+    return size_bytes
+
+
+def parse_seconds(text: str | float, *, where: str) -> float:
+    """Read a duration in seconds; accepts `90s`, `20m`, `1.5h` or plain seconds.
+
+    Raises:
+        JobError: The text is not a positive duration.
+    """
+    match = _NUMBER_AND_UNIT.fullmatch(str(text))
+    if match is None or match[2].lower() not in _SECONDS_PER_UNIT:
+        raise JobError(f"{where}: {text!r} is not a duration", "write it as 90s, 20m or 1.5h")
+    duration_s = float(match[1]) * _SECONDS_PER_UNIT[match[2].lower()]
+    if duration_s <= 0:
+        raise JobError(f"{where}: {text!r} is not above zero", "leave it out for no limit")
+    return duration_s
+
+
+def format_bytes(size_bytes: float | None) -> str:
+    """Format a size for people: three significant digits and a binary unit."""
+    if size_bytes is None or size_bytes != size_bytes:
+        return "-"
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"
+
+
+def format_seconds(duration_s: float | None) -> str:
+    """Format a duration for people: `850 ms`, `12.3 s`, `4 min 05 s`, `2 h 10 min`."""
+    if duration_s is None or duration_s != duration_s:
+        return "-"
+    if duration_s < 1:
+        return f"{duration_s * 1000:.0f} ms"
+    if duration_s < 60:
+        return f"{duration_s:.1f} s"
+    whole_s = round(duration_s)
+    if whole_s < 3600:
+        return f"{whole_s // 60} min {whole_s % 60:02d} s"
+    return f"{whole_s // 3600} h {whole_s % 3600 // 60:02d} min"
