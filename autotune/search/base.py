@@ -1,0 +1,113 @@
+"""What a search shows while it runs and what it answers in the end."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from autotune.candidate import Candidate
+from autotune.contract import Outcome, Phase, Role
+
+
+class Stage(StrEnum):
+    """What the search is busy with."""
+
+    BASELINE = "baseline"
+    SEARCH = "search"
+    CONFIRM = "confirm"
+    DONE = "done"
+
+
+class StopReason(StrEnum):
+    """Why no further trial is proposed."""
+
+    TRIALS = "the number of trials is reached"
+    TIME = "the time budget is spent"
+    PATIENCE = "no gain for a while"
+    EXHAUSTED = "every legal candidate was tried"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A candidate with its figure: from the final comparison where it took part, else one trial."""
+
+    trial: int
+    """Number of the trial whose files stand for it."""
+    candidate: Candidate
+    samples_per_s: float
+    samples_per_s_low: float
+    """Lower end of the 95% interval."""
+    samples_per_s_high: float
+    peak_memory_bytes: int | None
+    ds_config: Path
+    n_runs: int
+    """Fresh sets of processes behind the figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speedup:
+    """Gain of the best over the baseline, as a ratio of samples/s."""
+
+    ratio: float
+    low: float
+    """Lower end of the 95% interval, from the interleaved runs of the final comparison."""
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A trial in flight, as the live view shows it."""
+
+    number: int
+    role: Role
+    candidate: Candidate
+    phase: Phase
+    elapsed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The state of a search at one moment."""
+
+    stage: Stage
+    counts: Mapping[Outcome, int]
+    """Trials of the record by outcome."""
+    n_done: int
+    """Trials of the search proper that have ended, resumed ones included."""
+    n_budget: int
+    running: tuple[Running, ...]
+    baseline: Standing | None
+    best: Standing | None
+    elapsed_s: float
+    time_left_s: float | None
+    """Estimate until the end, final comparison included; None while nothing is known."""
+    note: str
+    """The last thing worth saying, such as a retry."""
+
+
+class Observer(Protocol):
+    """Whoever wants to watch a search."""
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Called at every change and about twice a second while trials run."""
+
+    def on_note(self, note: str) -> None:
+        """Called once for everything worth saying (a skipped setting, a retry, why it stopped)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """What a search answers."""
+
+    study: str
+    counts: Mapping[Outcome, int]
+    baseline: Standing | None
+    best: Standing | None
+    ties: tuple[Standing, ...]
+    """Confirmed candidates whose interval overlaps the best's."""
+    speedup: Speedup | None
+    """None if no baseline ran or nothing was confirmed."""
+    stop_reason: StopReason
+    interrupted: bool
