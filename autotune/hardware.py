@@ -18,3 +18,5 @@ class Environment:
     """Dense bf16/fp16 matrix peak of one device in FLOP/s by its datasheet; None if unknown."""
     deepspeed_version: str
     torch_version: str
+    precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
+    """What DeepSpeed accepts on this accelerator; many CPUs have no fp16, older GPUs no bf16."""
