@@ -1,0 +1,51 @@
+# The commands of the house. Each works from a fresh clone with Python 3.11+, gcc and make.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+RECORD := results/recorded
+
+# One thread per rank: two CPU ranks on two cores would otherwise fight for them.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test check format install extensions gpu-accept clean
+
+demo: extensions  ## search on this machine's own devices; ends with a table and files
+	$(BIN)/python -m autotune search --yes
+
+test: extensions  ## every test that can run on this machine
+	$(BIN)/python -m pytest
+
+check: install  ## lint, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+extensions: install  ## DeepSpeed's compiled extensions, built once
+	$(BIN)/python -m autotune doctor --build
+
+# A model of more than 1B parameters at sequence 2048 on one GPU, over zero, offload, recompute and
+# micro_batch: once with the whole card, once with a memory cap that makes the choice hard.
+gpu-accept: extensions
+	$(BIN)/python -m autotune search --yes --results $(RECORD) --study gpu-1b \
+	    --model llama-1b --seq-len 2048 --global-batch 32 --world 1 --space zero_offload --trials 24
+	$(BIN)/python -m autotune search --yes --results $(RECORD) --study gpu-1b-capped \
+	    --model llama-1b --seq-len 2048 --global-batch 32 --world 1 --space zero_offload --trials 24 \
+	    --memory-limit 24GiB
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

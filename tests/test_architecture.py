@@ -1,0 +1,149 @@
+"""The house rules that a machine can check: who imports whom, how long files are, what is banned."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGE = REPOSITORY / "autotune"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# A module imports from its own layer or from those above it in this list.
+LAYERS: list[set[str]] = [
+    {"contract", "errors", "units", "data", "extensions"},
+    {"job", "model", "presets", "hardware", "knobs", "candidate", "record", "table"},
+    {"space", "rules", "cost"},
+    {"engines", "render"},
+    {"lattice"},
+    {"fleet"},
+    {"search"},
+    {"report", "doctor"},
+    {"app"},
+    {"cli"},
+    {"__main__"},
+]
+TRIAL = {"trial"}
+MAX_LINES = 450
+
+
+def dotted(path: Path) -> str:
+    """`autotune/rules/base.py` -> `autotune.rules.base`."""
+    parts = path.relative_to(REPOSITORY).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room(module: str) -> str:
+    """`autotune.rules.base` -> `rules`; the package itself -> ``."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    """Every module that a file imports, at any depth, as (line, dotted name)."""
+    found = []
+    package = dotted(path) if path.name == "__init__.py" else dotted(path).rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            if base == "autotune":
+                found += [(node.lineno, f"autotune.{alias.name}") for alias in node.names]
+            else:
+                found.append((node.lineno, base))
+    return found
+
+
+def ours(path: Path) -> list[tuple[int, str]]:
+    return [(line, name) for line, name in imports_of(path) if name.split(".")[0] == "autotune"]
+
+
+def layer_of(name: str) -> int:
+    return next((number for number, rooms in enumerate(LAYERS) if name in rooms), -1)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_imports_point_one_way(path: Path) -> None:
+    here = room(dotted(path))
+    if here in TRIAL or not here:
+        return
+    assert layer_of(here) >= 0, f"{here} is in no layer: add it to LAYERS"
+    wrong = [
+        f"{path.name}:{line} imports {name}"
+        for line, name in ours(path)
+        if room(name) not in {"", "__version__"} and layer_of(room(name)) not in range(layer_of(here) + 1)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "trial").rglob("*.py")), ids=dotted)
+def test_ranks_import_the_contract_and_nothing_else_of_ours(path: Path) -> None:
+    allowed = {"autotune.contract", "autotune.trial"}
+    wrong = [
+        f"{path.name}:{line} imports {name}"
+        for line, name in ours(path)
+        if not any(name == top or name.startswith(f"{top}.") for top in allowed)
+    ]
+    heavy = {"optuna", "pandas", "pydantic", "rich", "typer"}
+    wrong += [
+        f"{path.name}:{line} imports {name}"
+        for line, name in imports_of(path)
+        if name.split(".")[0] in heavy
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", ["__init__", "contract"])
+def test_what_every_rank_pays_for_is_the_standard_library(name: str) -> None:
+    names = {imported.split(".")[0] for _, imported in imports_of(PACKAGE / f"{name}.py")}
+    assert names <= set(sys.stdlib_module_names)
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    known = {dotted(path) for path in MODULES}
+    graph = {
+        dotted(path): {
+            target
+            for _, name in ours(path)
+            if (target := name if name in known else name.rpartition(".")[0]) in known
+            and target not in {dotted(path), "autotune"}
+        }
+        for path in MODULES
+    }
+    while leaves := [module for module, targets in graph.items() if not targets]:
+        for leaf in leaves:
+            del graph[leaf]
+        for targets in graph.values():
+            targets.difference_update(leaves)
+    assert not graph, f"a circle among {sorted(graph)}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_data_is_never_code(path: Path) -> None:
+    banned = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "pickle.load", "pickle.loads"}
+    calls = [
+        (node.lineno, ast.unparse(node.func))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    ]
+    assert not [f"{path.name}:{line} calls {name}" for line, name in calls if name in banned]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_files_are_short_enough_to_read(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_files_say_what_they_are_for(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), "no module docstring"
+
+
+def test_typer_is_not_reached_through_what_it_once_stood_on() -> None:
+    # Typer stopped depending on click in 0.29: it may be absent, and its classes are others.
+    wrong = [dotted(p) for p in MODULES if any(n.split(".")[0] == "click" for _, n in imports_of(p))]
+    assert not wrong
