@@ -1,0 +1,83 @@
+"""Figures and candidates in words, the same in the live view, the report and the files."""
+
+from collections.abc import Mapping
+
+from autotune.candidate import Candidate, format_value
+from autotune.contract import KnobValue, Outcome
+from autotune.knobs import KNOBS
+from autotune.search.base import Speedup, Standing
+from autotune.units import format_bytes
+
+_ALWAYS = ("zero.stage", "micro_batch")
+
+
+def format_rate(samples_per_s: float | None) -> str:
+    """Samples/s with three significant digits, never in exponents: `0.0123`, `61.2`, `12345`."""
+    if samples_per_s is None or samples_per_s != samples_per_s:
+        return "-"
+    if samples_per_s >= 1000:
+        return f"{samples_per_s:.0f}"
+    return f"{samples_per_s:#.3g}".rstrip(".")
+
+
+def format_interval(low: float | None, high: float | None) -> str:
+    """The two ends of an interval: `59.9 to 62.7`."""
+    if low is None or high is None or low != low or high != high:
+        return "-"
+    return f"{format_rate(low)} to {format_rate(high)}"
+
+
+def describe_standing(standing: Standing) -> str:
+    """`61.2 samples/s (59.9 to 62.7), peak 812 MiB, trial 5`."""
+    memory = (
+        f", peak {format_bytes(standing.peak_memory_bytes)}" if standing.peak_memory_bytes else ""
+    )
+    interval = format_interval(standing.samples_per_s_low, standing.samples_per_s_high)
+    return (
+        f"{format_rate(standing.samples_per_s)} samples/s ({interval}){memory}, "
+        f"trial {standing.trial}"
+    )
+
+
+def describe_speedup(speedup: Speedup | None) -> str:
+    """`1.24x (1.18 to 1.30)`, and in words where the interval holds no gain."""
+    if speedup is None:
+        return "unknown: no baseline was compared with it"
+    text = f"{speedup.ratio:.2f}x ({speedup.low:.2f} to {speedup.high:.2f})"
+    return f"{text}, which is no proven gain" if speedup.low <= 1 else text
+
+
+def describe_counts(counts: Mapping[Outcome, int]) -> str:
+    """`ok 6, oom 1`: the outcomes there are, in the order of `Outcome`."""
+    seen = [f"{outcome.value} {counts[outcome]}" for outcome in Outcome if counts.get(outcome)]
+    return ", ".join(seen) or "none yet"
+
+
+def describe_candidate(candidate: Candidate) -> str:
+    """The stage, the micro-batch and every knob that is not at the engine's default."""
+    shown = {
+        name: value
+        for name, value in _in_order(candidate.values).items()
+        if name in _ALWAYS or value != KNOBS[name].default
+    }
+    return _settings(shown)
+
+
+def describe_difference(candidate: Candidate, baseline: Candidate) -> str:
+    """What a user would change in the baseline; a knob that does not act is at its default."""
+    names = _in_order({**candidate.values, **baseline.values})
+    changes = {
+        name: ours
+        for name in names
+        if (ours := candidate.get(name, KNOBS[name].default))
+        != baseline.get(name, KNOBS[name].default)
+    }
+    return _settings(changes) or "the baseline itself"
+
+
+def _in_order(knobs: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+    return {name: knobs[name] for name in KNOBS if name in knobs}
+
+
+def _settings(knobs: Mapping[str, KnobValue | None]) -> str:
+    return " ".join(f"{name}={format_value(value)}" for name, value in knobs.items())
