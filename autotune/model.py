@@ -1,36 +1,29 @@
 """The model to train: a preset, a Hugging Face config, or a factory; and its shape.
 
-Weights are never read: speed and memory follow from the shape.
+Weights are never read: speed and memory follow from the shape. Nothing here imports torch; what
+only the built model can tell is asked of a process of its own (`autotune.model_probe`).
 """
 
+import difflib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from autotune.errors import JobError
+from autotune.model_families import FAMILIES, has_closed_form
+from autotune.model_shape import ModelShape, train_flops_per_token
 
-@dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """The sizes of a decoder-only transformer that decide legality, memory and speed."""
+__all__ = ["Model", "ModelShape", "load_model", "presets", "train_flops_per_token"]
 
-    n_layers: int
-    hidden: int
-    ffn_hidden: int
-    """Width of one MLP, or of one expert."""
-    n_heads: int
-    n_kv_heads: int
-    vocab: int
-    max_seq_len: int | None
-    """Longest sequence that position embeddings allow; None where there is no limit."""
-    tied_embeddings: bool
-    gated_mlp: bool
-    n_experts: int
-    """0 for a dense model."""
-    experts_per_token: int
-    n_params: int
-    """Trainable parameters, tied ones counted once."""
-    n_params_active: int
-    """Parameters that one token touches; equals `n_params` for a dense model."""
-    largest_param: int
-    """Elements of the largest parameter tensor."""
+_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_PROBE_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +33,136 @@ class Model:
     name: str
     shape: ModelShape
     source: dict[str, Any]
-    """`TrialSpec.model`: `{"config": {...}}` or `{"factory": "package.module:name", "path": [...]}`."""
+    """`TrialSpec.model`: `{"config": {...}}` or `{"factory": "package.module:name",
+    "path": [...]}`, each with `vocab`, the number of token ids."""
     supports_tp: bool
     """Whether DeepSpeed's AutoTP can split it (Hugging Face architectures)."""
     supports_recompute: bool
 
 
 def load_model(text: str) -> Model:
-    """Find a model by preset name, folder, config.json or `package.module:factory`."""
-    raise NotImplementedError
+    """Find a model by preset name, folder, config.json or `package.module:factory`.
+
+    A factory is a callable without arguments that returns a `torch.nn.Module` whose
+    `forward(input_ids=, labels=)` returns the loss or an object with `.loss`.
+
+    Raises:
+        JobError: There is no such model, or its config or factory is not usable.
+    """
+    if text in presets():
+        file = resources.files("autotune") / "presets" / f"{text}.json"
+        return _from_config(text, json.loads(file.read_text(encoding="utf-8")), where=str(file))
+    path = Path(text).expanduser()
+    if path.exists() or "/" in text or text.endswith(".json"):
+        file_path = path / "config.json" if path.is_dir() else path
+        name = path.resolve().name if path.is_dir() else _name_of_file(path)
+        return _from_config(name, _read_config(file_path), where=str(file_path))
+    if _FACTORY.fullmatch(text):
+        return _from_factory(text)
+    near = difflib.get_close_matches(text.lower(), presets(), n=3, cutoff=0.4)
+    raise JobError(
+        f"model: {text!r} is no preset, no file or folder, and not package.module:factory",
+        (f"did you mean {', '.join(near)}? " if near else "") + f"presets: {', '.join(presets())}",
+    )
+
+
+def presets() -> list[str]:
+    """Names of the models that are shipped."""
+    folder = resources.files("autotune") / "presets"
+    names = (file.name for file in folder.iterdir())
+    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
+
+
+def _name_of_file(path: Path) -> str:
+    return path.resolve().parent.name if path.name == "config.json" else path.stem
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise JobError(
+            f"model: {path}: no such file", "name a Hugging Face folder or its config.json"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"model: {path}: {error}", "name a readable config.json") from error
+    except (ValueError, RecursionError) as error:
+        raise JobError(f"model: {path}: not valid JSON: {error}", "mend it there") from error
+    if not isinstance(config, dict):
+        raise JobError(
+            f"model: {path}: holds a {type(config).__name__}, not an object",
+            "a Hugging Face config is one JSON object",
+        )
+    return config
+
+
+def _from_config(name: str, config: dict[str, Any], *, where: str) -> Model:
+    if not isinstance(config.get("model_type"), str):
+        raise JobError(
+            f"{where}: model_type: {config.get('model_type')!r} names no architecture",
+            "a Hugging Face config has one, such as gpt2 or llama",
+        )
+    if has_closed_form(config):
+        shape = FAMILIES[config["model_type"]](config, where)
+        supports_tp = supports_recompute = True
+    else:
+        found = _probe({"config": config}, where=where)
+        shape = ModelShape(**found["shape"])
+        supports_tp, supports_recompute = found["supports_tp"], found["supports_recompute"]
+    return Model(
+        name=name,
+        shape=shape,
+        source={"config": config, "vocab": shape.vocab},
+        supports_tp=supports_tp,
+        supports_recompute=supports_recompute,
+    )
+
+
+def _from_factory(text: str) -> Model:
+    source: dict[str, Any] = {"factory": text, "path": [str(Path.cwd())]}
+    found = _probe(source, where=text)
+    shape = ModelShape(**found["shape"])
+    return Model(
+        name=text.rpartition(":")[2],
+        shape=shape,
+        source={**source, "vocab": shape.vocab},
+        supports_tp=found["supports_tp"],
+        supports_recompute=found["supports_recompute"],
+    )
+
+
+def _probe(source: dict[str, Any], *, where: str) -> dict[str, Any]:
+    """Build the model without memory in a process of its own and ask it for its shape."""
+    package_parent = str(Path(__file__).parent.parent)
+    paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
+    with tempfile.TemporaryDirectory(prefix="autotune-model-") as folder:
+        answer = Path(folder) / "answer.json"
+        command = [sys.executable, "-P", "-m", "autotune.model_probe", str(answer)]
+        try:
+            done = subprocess.run(
+                command,
+                input=json.dumps(source),
+                capture_output=True,
+                text=True,
+                timeout=_PROBE_TIMEOUT_S,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(paths),
+                    "CUDA_VISIBLE_DEVICES": "",
+                },
+            )
+        except subprocess.TimeoutExpired as error:
+            raise JobError(
+                f"model: {where}: not built after {_PROBE_TIMEOUT_S:.0f} s",
+                "a factory builds the module alone: no data, no weights, no network",
+            ) from error
+        if not answer.exists():
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise JobError(
+                f"model: {where}: building it ended with code {done.returncode}: {last}",
+                "build it in a Python shell to see why",
+            )
+        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    if "error" in found:
+        raise JobError(f"model: {where}: {found['error']}", found["hint"])
+    return found
