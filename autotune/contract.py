@@ -26,7 +26,7 @@ CONFIG_DIR = "config"
 DS_CONFIG_FILE = "config/ds_config.json"
 
 TRIAL_ENV = "AUTOTUNE_TRIAL_DIR"
-"""Environment variable that every process of a trial carries; the sweep for orphans looks for it."""
+"""Environment variable of every process of a trial: the sweep for orphans looks for it."""
 
 
 class ContractError(ValueError):
@@ -126,8 +126,9 @@ class TrialSpec:
     accelerator: str
     """`cpu` or `cuda`."""
     model: dict[str, Any]
-    """`{"config": {...}}` (Hugging Face) or `{"factory": "package.module:name", "path": [...]}`,
-    `path` being folders to put on `sys.path`."""
+    """`{"config": {...}, "vocab": n}` (Hugging Face) or
+    `{"factory": "package.module:name", "path": [...], "vocab": n}`, `path` being folders to put on
+    `sys.path`; `vocab` bounds the random tokens."""
     recompute: str
     """`none`, `full`, or `every_K`: recompute every K-th layer."""
     expected: dict[str, Any]
@@ -164,6 +165,7 @@ class RankReport:
     """What one rank says when it ends, well or badly."""
 
     rank: int
+    pid: int = 0
     phase: Phase = Phase.IMPORT
     """The phase it was in when it wrote this."""
     ended_at_s: float = 0.0

@@ -1,0 +1,172 @@
+"""DeepSpeed's compiled extensions: built once, before any trial, under a lock of ours.
+
+DeepSpeed compiles an extension on first use, behind a lock *file* that a killed process leaves
+for ever, and every later start waits on it. Here the build holds a kernel lock (flock), which
+ends with its holder: whoever has it knows that any lock file found is stale.
+"""
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from autotune.errors import FleetError
+
+_NEEDED = {
+    "cpu": ("deepspeed_shm_comm", "fused_adam", "cpu_adam"),
+    "cuda": ("fused_adam", "cpu_adam"),
+}
+_LOCK_FILE = "autotune.lock"
+
+
+def extensions_folder() -> Path:
+    """The folder of this environment's extensions: `TORCH_EXTENSIONS_DIR`, else one of ours.
+
+    Ours is keyed by everything that a build depends on: build.ninja holds paths of the
+    environment, and the compiler is asked for this processor's instruction set.
+    """
+    named = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if named:
+        return Path(named)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    key = [
+        sys.prefix,
+        platform.python_version(),
+        importlib.metadata.version("torch"),
+        importlib.metadata.version("deepspeed"),
+        _cpu_flags(),
+        os.environ.get("DS_ACCELERATOR", ""),
+        os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
+    ]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+    return cache / "autotune" / "extensions" / digest
+
+
+def needed(accelerator: str) -> tuple[str, ...]:
+    """Extensions that trials on this accelerator load."""
+    return _NEEDED[accelerator]
+
+
+def built() -> list[str]:
+    """Extensions that are complete in the folder."""
+    folder = extensions_folder()
+    names = {name for names in _NEEDED.values() for name in names}
+    return sorted(name for name in names if (folder / name / f"{name}.so").exists())
+
+
+def stale_locks() -> list[Path]:
+    """Lock files that nobody holds: every later start would wait on them for ever.
+
+    While another process builds, its lock files are in use and none is called stale.
+    """
+    locks = _lock_files()
+    if not locks:
+        return []
+    try:
+        with _held(blocking=False):
+            return _lock_files()
+    except BlockingIOError:
+        return []
+
+
+def build(accelerator: str, on_line: Callable[[str], None]) -> None:
+    """Build what is missing, and remove stale locks; returns at once if all is built.
+
+    The compilers run in sessions of their own and hold the lock themselves, so that an interrupt
+    or the end of this process never kills a compiler half way.
+
+    Args:
+        accelerator: `cpu` or `cuda`.
+        on_line: Told what is being built, a line at a time.
+
+    Raises:
+        FleetError: A build failed; the message names its log.
+    """
+    missing = [name for name in needed(accelerator) if name not in built()]
+    if not missing and not _lock_files():
+        return
+    folder = extensions_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _held(blocking=True) as lock:
+        for path in _lock_files():
+            path.unlink(missing_ok=True)
+            on_line(f"removed the stale lock {path}")
+        missing = [name for name in needed(accelerator) if name not in built()]
+        if not missing:
+            return
+        on_line(f"building DeepSpeed extensions once: {', '.join(missing)} (1 to 2 minutes)")
+        builders = {name: _start_build(name, accelerator, folder, lock) for name in missing}
+        _wait_for(builders, folder, on_line)
+
+
+def environment(accelerator: str) -> dict[str, str]:
+    """Environment variables that make a process load the extensions built here."""
+    return {"TORCH_EXTENSIONS_DIR": str(extensions_folder()), "DS_ACCELERATOR": accelerator}
+
+
+def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> subprocess.Popen[bytes]:
+    with (folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "autotune.trial.build_extension", name, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment(accelerator)},
+            start_new_session=True,
+            pass_fds=(lock,),
+        )
+
+
+def _wait_for(
+    builders: dict[str, subprocess.Popen[bytes]], folder: Path, on_line: Callable[[str], None]
+) -> None:
+    interrupted = False
+    for name, builder in builders.items():
+        while True:
+            try:
+                code = builder.wait()
+                break
+            except KeyboardInterrupt:
+                interrupted = True
+                on_line("the compiler is not interrupted half way: ending once it is done")
+        if code != 0:
+            log = folder / f"{name}.log"
+            lines = log.read_text(errors="replace").strip().splitlines()
+            raise FleetError(
+                f"DeepSpeed's extension {name} could not be built: "
+                f"{lines[-1] if lines else f'exit code {code}'} (log: {log})",
+                "install g++ and ninja, then run `python -m autotune doctor`",
+            )
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _lock_files() -> list[Path]:
+    return sorted(extensions_folder().glob("*/lock"))
+
+
+@contextmanager
+def _held(*, blocking: bool) -> Iterator[int]:
+    lock = os.open(extensions_folder() / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _cpu_flags() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    except OSError:
+        pass
+    return platform.processor()

@@ -1,0 +1,1 @@
+"""Where trials run: gangs of slots on this machine."""

@@ -1,0 +1,264 @@
+"""From what a trial left in its folder to its result."""
+
+import dataclasses
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.contract import (
+    RANKS_DIR,
+    STDERR_FILE,
+    ContractError,
+    Outcome,
+    Phase,
+    RankReport,
+    TrialResult,
+    TrialSpec,
+    read_json,
+)
+from autotune.trial.statistics import median_interval
+
+_CAUSES_FIRST = (
+    Outcome.OOM,
+    Outcome.INVALID,
+    Outcome.NONFINITE,
+    Outcome.LAUNCH,
+    Outcome.CRASH,
+    Outcome.COMM,
+)
+"""A rank that fails takes the others down with communication errors: those are never the cause."""
+
+_EVIDENCE_LINE = re.compile(
+    r"(out of memory|bad_alloc|cannot allocate|segmentation fault|bus error|"
+    r"\w+(?:Error|Exception): .*|terminate called)",
+    re.IGNORECASE,
+)
+_TAIL_BYTES = 64 * 1024
+
+_ENVIRONMENT_ALLOWED = re.compile(
+    r"(DS_ACCELERATOR|OMP_NUM_THREADS|OMP_PROC_BIND|OMP_PLACES|KMP_\w+|GOMP_CPU_AFFINITY|MKL_NUM_THREADS|"
+    r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS|CUDA_LAUNCH_BLOCKING|NCCL_\w+|GLOO_\w+|"
+    r"PYTORCH_\w*ALLOC_CONF|TORCH_NCCL_\w+|TORCH_CUDA_ARCH_LIST|NVTE_\w+|MALLOC_\w+|LD_PRELOAD)"
+)
+_SECRET = re.compile(r"(TOKEN|SECRET|PASSW|CREDENTIAL|(?<!_)KEY$|_KEY$|AUTH)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How the processes of a trial ended, as their parent saw it."""
+
+    started_at_s: float
+    wall_s: float
+    exit_codes: Mapping[int, int]
+    """Exit codes of failed ranks, where torchrun could tell; negative: killed by that signal."""
+    launcher_code: int | None
+    was_cancelled: bool = False
+    timed_out_after_s: float | None = None
+    oom_killed: bool = False
+    """Whether the kernel killed a process of this machine's group for memory meanwhile."""
+
+
+def collect(
+    spec: TrialSpec,
+    folder: Path,
+    ending: Ending,
+    devices: list[str],
+    environment: Mapping[str, str],
+) -> TrialResult:
+    """Read the ranks' reports and name the outcome.
+
+    Args:
+        spec: The trial.
+        folder: Its folder, with `ranks/` and the logs.
+        ending: How its processes ended.
+        devices: The slots it ran on.
+        environment: The environment it ran in; only allow-listed variables are kept.
+    """
+    reports = read_reports(folder, spec.world)
+    outcome, evidence, source = _outcome(spec, folder, reports, ending)
+    result = TrialResult(
+        number=spec.number,
+        role=spec.role,
+        candidate_hash=spec.candidate_hash,
+        outcome=outcome,
+        evidence=evidence,
+        evidence_source=source,
+        started_at_s=ending.started_at_s,
+        wall_s=ending.wall_s,
+        phases_s=_phases(reports, ending),
+        warmup_step_times_s=_first(reports, "warmup_step_times_s"),
+        step_times_s=_first(reports, "step_times_s"),
+        steps_skipped=max((r.steps_skipped for r in reports), default=0),
+        peak_memory_bytes=_highest_by_meter(reports).get("peak"),
+        memory_bytes=_highest_by_meter(reports),
+        host_construction_bytes=max(
+            (r.host_construction_bytes for r in reports if r.host_construction_bytes is not None),
+            default=None,
+        ),
+        loss_first=reports[0].losses[0] if reports and reports[0].losses else None,
+        loss_last=reports[0].losses[-1] if reports and reports[0].losses else None,
+        read_back=reports[0].read_back if reports else {},
+        differences=sorted({d for r in reports for d in r.differences}),
+        versions=reports[0].versions if reports else {},
+        environment=allowed_environment(environment),
+        devices=devices,
+    )
+    return _with_figures(result, spec) if outcome.is_measured else result
+
+
+def read_reports(folder: Path, world: int) -> list[RankReport]:
+    """The ranks' reports that are there and whole, by rank."""
+    reports = []
+    for rank in range(world):
+        try:
+            reports.append(
+                RankReport.from_dict(read_json(folder / RANKS_DIR / f"{rank:02d}.json"))
+            )
+        except ContractError:
+            continue
+    return reports
+
+
+def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that may be recorded: those that change speed, by name, and no secret."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if _ENVIRONMENT_ALLOWED.fullmatch(name) and not _SECRET.search(name)
+    }
+
+
+def _outcome(
+    spec: TrialSpec, folder: Path, reports: list[RankReport], ending: Ending
+) -> tuple[Outcome, str, str]:
+    if ending.was_cancelled:
+        return Outcome.CANCELLED, "cancelled by the coordinator", "coordinator"
+    failed = [r for r in reports if r.outcome is not None]
+    if failed:
+        cause = min(failed, key=lambda r: (_rank_of_cause(r.outcome), r.ended_at_s))
+        silent = _killed_silently(reports, ending, spec.world)
+        if cause.outcome is Outcome.COMM and silent is not None:
+            return silent
+        assert cause.outcome is not None
+        return cause.outcome, cause.evidence, f"rank {cause.rank} in {cause.phase}"
+    if ending.timed_out_after_s is not None:
+        return _timeout(reports, ending.timed_out_after_s)
+    complete = len(reports) == spec.world and all(r.phase is Phase.TEARDOWN for r in reports)
+    if complete and reports[0].step_times_s:
+        return Outcome.OK, "", ""
+    silent = _killed_silently(reports, ending, spec.world)
+    if silent is not None:
+        return silent
+    evidence, source = _last_error_line(folder / STDERR_FILE)
+    return Outcome.LAUNCH, evidence or f"torchrun ended with code {ending.launcher_code}", source
+
+
+def _rank_of_cause(outcome: Outcome | None) -> int:
+    return _CAUSES_FIRST.index(outcome) if outcome in _CAUSES_FIRST else len(_CAUSES_FIRST)
+
+
+def _killed_silently(
+    reports: list[RankReport], ending: Ending, world: int
+) -> tuple[Outcome, str, str] | None:
+    """A rank that a signal ended before it could say anything (SIGTERM is torchrun's own)."""
+    phases = {r.rank: r.phase for r in reports}
+    for rank, code in sorted(ending.exit_codes.items()):
+        if code < 0 and code != -15 and rank < world:
+            where = f"rank {rank} in {phases.get(rank, Phase.SPAWN)}"
+            if code == -9 and ending.oom_killed:
+                return Outcome.OOM, "the kernel killed the rank for memory (SIGKILL)", where
+            return Outcome.CRASH, f"ended by {_signal_name(-code)}", where
+    return None
+
+
+def _timeout(reports: list[RankReport], after_s: float) -> tuple[Outcome, str, str]:
+    slowest = min(reports, key=lambda r: list(Phase).index(r.phase), default=None)
+    if slowest is None:
+        return Outcome.LAUNCH, f"no rank had started after {after_s:.0f} s", "coordinator"
+    stepped = bool(slowest.warmup_step_times_s or slowest.step_times_s)
+    where = f"rank {slowest.rank} in {slowest.phase}"
+    if stepped:
+        return Outcome.TIMEOUT, f"not done after {after_s:.0f} s, ended in {slowest.phase}", where
+    outcome = Outcome.LAUNCH if slowest.phase in (Phase.SPAWN, Phase.IMPORT) else Outcome.COMM
+    return outcome, f"no first step after {after_s:.0f} s, hung in {slowest.phase}", where
+
+
+def _last_error_line(log: Path) -> tuple[str, str]:
+    try:
+        size = log.stat().st_size
+        with log.open("rb") as file:
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return "", ""
+    for line in reversed(lines):
+        if _EVIDENCE_LINE.search(line):
+            return " ".join(line.split())[:500], log.name
+    return "", ""
+
+
+def _with_figures(result: TrialResult, spec: TrialSpec) -> TrialResult:
+    step_time_s, low_s, high_s = median_interval(result.step_times_s)
+    samples = spec.micro_batch * spec.grad_accum * spec.dp
+    return dataclasses.replace(
+        result,
+        step_time_s=step_time_s,
+        step_time_low_s=low_s,
+        step_time_high_s=high_s,
+        samples_per_s=samples / step_time_s,
+        samples_per_s_low=samples / high_s,
+        samples_per_s_high=samples / low_s,
+    )
+
+
+def _phases(reports: list[RankReport], ending: Ending) -> dict[str, float]:
+    phases = {
+        str(phase): max(r.phases_s[phase] for r in reports if phase in r.phases_s)
+        for phase in Phase
+        if any(phase in r.phases_s for r in reports)
+    }
+    if reports:
+        last_report_s = max(r.ended_at_s for r in reports)
+        after_s = max(0.0, ending.started_at_s + ending.wall_s - last_report_s)
+        phases[Phase.TEARDOWN] = phases.get(Phase.TEARDOWN, 0.0) + after_s
+    return phases
+
+
+def _highest_by_meter(reports: list[RankReport]) -> dict[str, int]:
+    meters = sorted({meter for r in reports for meter in r.memory_bytes})
+    return {m: max(r.memory_bytes[m] for r in reports if m in r.memory_bytes) for m in meters}
+
+
+def _first(reports: list[RankReport], field: str) -> list[float]:
+    return list(getattr(reports[0], field)) if reports else []
+
+
+def oom_kills() -> int:
+    """How often the kernel has killed for memory in this process's control group."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        try:
+            for line in Path(path).read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+        except (OSError, ValueError):
+            continue
+    return _host_oom_kills()
+
+
+def _host_oom_kills() -> int:
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

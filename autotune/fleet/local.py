@@ -1,0 +1,259 @@
+"""The accelerators of this machine: one torchrun per trial, on a gang of its own."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from autotune.contract import (
+    RANKS_DIR,
+    STDERR_FILE,
+    STDOUT_FILE,
+    TRIAL_ENV,
+    ContractError,
+    Phase,
+    TrialResult,
+    TrialSpec,
+    read_json,
+)
+from autotune.errors import FleetError, StudyError
+from autotune.extensions import environment as extensions_environment
+from autotune.fleet.base import Progress
+from autotune.fleet.collect import Ending, collect, oom_kills, read_reports
+from autotune.fleet.gangs import Gang, GangAllocator, Slot
+from autotune.fleet.ports import PortLease, lease_port
+from autotune.fleet.processes import ask_for_stacks, kill_all
+from autotune.hardware import Environment
+from autotune.trial.launcher import COORDINATOR_ENV, EXIT_FILE
+from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
+
+_STACKS_WAIT_S = 1.0
+"""What ranks get to write their stacks before a hung trial is killed."""
+_HOST_SHARE = 0.9
+"""Share of the host's memory that the CPU ranks of all gangs may take together."""
+
+
+class LocalFleet:
+    """Runs trials on this machine; implements `autotune.fleet.base.Fleet`."""
+
+    def __init__(self, environment: Environment, *, world: int) -> None:
+        """Take the machine's devices.
+
+        Args:
+            environment: What `detect_environment` found.
+            world: Ranks of the job; on CPU they share the cores evenly.
+
+        Raises:
+            FleetError: The machine has fewer GPUs than the job has ranks.
+        """
+        self._environment = environment
+        self._allocator = GangAllocator(_slots(environment, world))
+        if self._allocator.capacity(world) == 0:
+            raise FleetError(
+                f"the job's world is {world}, this machine has {environment.n_devices} "
+                f"{environment.accelerator} device(s)",
+                f"run on a machine with {world} GPUs, or set --world to at most "
+                f"{environment.n_devices}",
+            )
+        self._world = world
+        self._running: list[LocalTrial] = []
+
+    def capacity(self, world: int) -> int:
+        """See `Fleet.capacity`."""
+        return self._allocator.capacity(world)
+
+    def submit(self, spec: TrialSpec, folder: Path) -> "LocalTrial":
+        """See `Fleet.submit`."""
+        gang = self._allocator.allocate(spec.world)
+        try:
+            trial = LocalTrial(spec, folder, gang, self._capacity_bytes(), self._release)
+        except BaseException:
+            self._allocator.release(gang)
+            raise
+        self._running.append(trial)
+        return trial
+
+    def close(self) -> None:
+        """See `Fleet.close`."""
+        for trial in list(self._running):
+            trial.cancel()
+            trial.wait()
+
+    def _release(self, trial: "LocalTrial") -> None:
+        self._running.remove(trial)
+        self._allocator.release(trial.gang)
+
+    def _capacity_bytes(self) -> int | None:
+        """A CPU rank's device memory: its share of the host's; a GPU knows its own."""
+        if self._environment.accelerator != "cpu":
+            return None
+        ranks = self._world * self.capacity(self._world)
+        return int(self._environment.device_memory_bytes * _HOST_SHARE / ranks)
+
+
+class LocalTrial:
+    """One torchrun; implements `autotune.fleet.base.Handle`."""
+
+    def __init__(
+        self,
+        spec: TrialSpec,
+        folder: Path,
+        gang: Gang,
+        capacity_bytes: int | None,
+        on_end: Callable[["LocalTrial"], None],
+    ) -> None:
+        """Start the trial's processes.
+
+        Raises:
+            FleetError: No port is free.
+            StudyError: The logs cannot be written.
+        """
+        self.spec = spec
+        self.folder = folder.resolve()
+        self.gang = gang
+        self._on_end = on_end
+        self._result: TrialResult | None = None
+        self._cancelled = False
+        self._timed_out_after_s: float | None = None
+        self._oom_kills_before = oom_kills()
+        self._started_at_s = time.time()
+        self._port: PortLease = lease_port()
+        self._environment = self._make_environment(capacity_bytes)
+        try:
+            self._process = self._start()
+        except OSError as error:
+            self._port.release()
+            raise StudyError(
+                f"{self.folder}: the trial could not be started: {error}",
+                "free some space or mend the permissions, then run the same command again",
+            ) from error
+
+    def poll(self) -> TrialResult | None:
+        """See `Handle.poll`."""
+        if self._result is not None:
+            return self._result
+        elapsed_s = time.time() - self._started_at_s
+        if self._process.poll() is None:
+            if elapsed_s <= self.spec.timeout_s:
+                return None
+            self._timed_out_after_s = elapsed_s
+            self._end_hung()
+        self._result = self._collect()
+        return self._result
+
+    def wait(self) -> TrialResult:
+        """Block until the trial has ended."""
+        while (result := self.poll()) is None:
+            time.sleep(0.05)
+        return result
+
+    def progress(self) -> Progress:
+        """See `Handle.progress`."""
+        reports = read_reports(self.folder, self.spec.world)
+        order = list(Phase)
+        phase = min((r.phase for r in reports), key=order.index, default=Phase.SPAWN)
+        return Progress(phase=phase, elapsed_s=time.time() - self._started_at_s)
+
+    def cancel(self) -> None:
+        """See `Handle.cancel`."""
+        if self._result is None:
+            self._cancelled = True
+            kill_all(self.folder)
+            self._process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        (self.folder / RANKS_DIR).mkdir(exist_ok=True)
+        command = [
+            *(sys.executable, "-m", "autotune.trial.launcher", str(self.folder), "--"),
+            *("--nnodes=1", f"--nproc-per-node={self.spec.world}", "--max-restarts=0"),
+            *("--rdzv-backend=static", f"--rdzv-endpoint=127.0.0.1:{self._port.port}"),
+            *("--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={self._port.port}"),
+            *("-m", "autotune.trial.wrapper", str(self.folder)),
+        ]
+        with (
+            (self.folder / STDOUT_FILE).open("wb") as stdout,
+            (self.folder / STDERR_FILE).open("wb") as stderr,
+        ):
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+    def _make_environment(self, capacity_bytes: int | None) -> dict[str, str]:
+        slots = self.gang.slots
+        made = {
+            **os.environ,
+            **extensions_environment(self.spec.accelerator),
+            TRIAL_ENV: str(self.folder),
+            COORDINATOR_ENV: str(os.getpid()),
+            SUBMITTED_ENV: repr(self._started_at_s),
+            CAPACITY_ENV: str(capacity_bytes or 0),
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONUNBUFFERED": "1",
+        }
+        if self.spec.accelerator == "cuda":
+            made["CUDA_VISIBLE_DEVICES"] = ",".join(slot.device for slot in slots)
+            made.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(slots))))
+        else:
+            made[CORES_ENV] = ";".join(slot.device for slot in slots)
+            made["OMP_NUM_THREADS"] = str(min(len(slot.device.split(",")) for slot in slots))
+            made["LOCAL_SIZE"] = str(self.spec.world)
+            made["GLOO_SOCKET_IFNAME"] = "lo"
+        return made
+
+    def _end_hung(self) -> None:
+        reports = read_reports(self.folder, self.spec.world)
+        ask_for_stacks([r.pid for r in reports if psutil.pid_exists(r.pid)])
+        time.sleep(_STACKS_WAIT_S)
+        kill_all(self.folder)
+
+    def _collect(self) -> TrialResult:
+        kill_all(self.folder)
+        launcher_code = self._process.wait()
+        self._port.release()
+        self._on_end(self)
+        ending = Ending(
+            started_at_s=self._started_at_s,
+            wall_s=time.time() - self._started_at_s,
+            exit_codes=_exit_codes(self.folder),
+            launcher_code=launcher_code,
+            was_cancelled=self._cancelled,
+            timed_out_after_s=self._timed_out_after_s,
+            oom_killed=oom_kills() > self._oom_kills_before,
+        )
+        devices = [f"localhost:{slot.index}" for slot in self.gang.slots]
+        return collect(self.spec, self.folder, ending, devices, self._environment)
+
+
+def _slots(environment: Environment, world: int) -> tuple[Slot, ...]:
+    if environment.accelerator == "cuda":
+        visible = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
+        names = visible or [str(index) for index in range(environment.n_devices)]
+        return tuple(Slot(index=i, device=name) for i, name in enumerate(names))
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < world:
+        # More ranks than cores train all the same, only slowly: unpinned, the kernel shares.
+        return tuple(Slot(index=i, device=",".join(map(str, cores))) for i in range(world))
+    n_ranks = len(cores) // world * world
+    share = len(cores) // n_ranks
+    return tuple(
+        Slot(index=i, device=",".join(map(str, cores[i * share : (i + 1) * share])))
+        for i in range(n_ranks)
+    )
+
+
+def _exit_codes(folder: Path) -> dict[int, int]:
+    try:
+        codes = read_json(folder / RANKS_DIR / EXIT_FILE)
+        return {int(rank): int(code) for rank, code in codes.items()}
+    except (ContractError, ValueError):
+        return {}

@@ -1,0 +1,49 @@
+"""Finds and ends every process of a trial, wherever it hangs in the process tree.
+
+Every process of a trial carries the trial's folder in its environment (`TRIAL_ENV`), and so do
+its children: that finds ranks whose torchrun is gone and workers whose rank is gone.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+from autotune.contract import TRIAL_ENV
+
+_GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, FileNotFoundError)
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Processes of the trial in `folder`, or of all trials below it."""
+    root = str(folder.resolve())
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(*_GONE):
+            trial = process.environ().get(TRIAL_ENV, "")
+            is_ours = trial == root or trial.startswith(root + os.sep)
+            if is_ours and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
+def kill_all(folder: Path, *, timeout_s: float = 10.0) -> None:
+    """Kill every process of the trials below `folder` and wait until they are gone."""
+    deadline = time.monotonic() + timeout_s
+    while processes := processes_of(folder):
+        for process in processes:
+            with contextlib.suppress(*_GONE):
+                process.kill()
+        psutil.wait_procs(processes, timeout=0.5)
+        if time.monotonic() > deadline:
+            return  # in uninterruptible sleep: the kernel delivers the signal when it wakes
+
+
+def ask_for_stacks(pids: list[int]) -> None:
+    """Make ranks write the stacks of all their threads to the trial's stderr."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGUSR1)

@@ -1,0 +1,100 @@
+"""From what went wrong in a rank to an outcome and the line that says so.
+
+Typed exceptions decide; their text only where the type says nothing (torch raises RuntimeError for
+a failed allocation on CPU and for much else).
+"""
+
+from autotune.contract import Outcome, Phase
+
+_OOM_TYPES = {"OutOfMemoryError", "MemoryError"}
+_COMM_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError"}
+
+_OOM_TEXTS = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "out of memory",
+    "std::bad_alloc",
+    "failed to allocate",
+    "cublas_status_alloc_failed",
+    # A thread's stack is private data as well: under RLIMIT_DATA it fails like any allocation.
+    "can't start new thread",
+    "resource temporarily unavailable",
+)
+_COMM_TEXTS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "timed out waiting",
+    "nccl error",
+    "socket timeout",
+    "gloo",
+)
+
+_CONFIG_PHASES = (Phase.MODEL, Phase.ENGINE_INIT, Phase.WARM_UP)
+
+
+class NonFiniteLossError(RuntimeError):
+    """A loss is not a finite number on a step that the optimizer applied."""
+
+
+class ReadBackError(RuntimeError):
+    """The live engine does not run what was asked for."""
+
+
+def outcome_of(error: BaseException, phase: Phase) -> Outcome:
+    """Name the outcome of an exception that ended a rank.
+
+    Args:
+        error: What was raised; its causes are looked at too.
+        phase: The phase that the rank was in. What the engine raises while it is set up or in its
+            first steps it would raise again: the configuration's fault.
+    """
+    if isinstance(error, NonFiniteLossError):
+        return Outcome.NONFINITE
+    if isinstance(error, ReadBackError):
+        return Outcome.INVALID
+    chain = _chain(error)
+    if any(_is_oom(link) for link in chain):
+        return Outcome.OOM
+    if any(_is_comm(link) for link in chain):
+        return Outcome.COMM
+    if phase in (Phase.SPAWN, Phase.IMPORT):
+        return Outcome.LAUNCH
+    if phase is Phase.PROCESS_GROUP:
+        return Outcome.COMM
+    return Outcome.INVALID if phase in _CONFIG_PHASES else Outcome.CRASH
+
+
+def evidence_of(error: BaseException) -> str:
+    """The exception in one line of at most 500 characters."""
+    text = " ".join(str(error).split())
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return line[:500]
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    return chain
+
+
+def _type_names(error: BaseException) -> set[str]:
+    return {cls.__name__ for cls in type(error).__mro__}
+
+
+def _is_oom(error: BaseException) -> bool:
+    if _type_names(error) & _OOM_TYPES:
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError | OSError) and any(part in text for part in _OOM_TEXTS)
+
+
+def _is_comm(error: BaseException) -> bool:
+    if _type_names(error) & _COMM_TYPES:
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(part in text for part in _COMM_TEXTS)

@@ -1,0 +1,143 @@
+"""One meter per device: what the limit is checked against is what is reported.
+
+CPU ranks: private data of the process (VmData) above the base after imports. The kernel counts
+`RLIMIT_DATA` in the same unit, and an allocation above it fails cleanly, with a typed error. Both
+are virtual memory: a bucket that is allocated and never touched counts, as it would on a GPU.
+
+GPU: what the allocator reserved, plus what the process holds on the device besides it (context,
+NCCL buffers) by NVML. A limit is handed to the allocator less that rest.
+"""
+
+import os
+import resource
+import threading
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import torch
+
+_SAMPLE_PERIOD_S = 0.005
+_PAGE_BYTES = resource.getpagesize()
+
+
+class Meter(ABC):
+    """Memory of one rank on its device."""
+
+    @abstractmethod
+    def start(self, limit_bytes: int | None) -> None:
+        """Take the base, right after imports, and begin to watch; from here on the limit holds."""
+
+    @abstractmethod
+    def cap(self) -> None:
+        """Apply what can only be applied once communication is set up."""
+
+    @abstractmethod
+    def read(self) -> dict[str, int]:
+        """Bytes by meter so far; the key `peak` is the one that the limit is checked against."""
+
+
+class CpuMeter(Meter):
+    """Private data above the base after imports, sampled by a thread."""
+
+    def __init__(self) -> None:
+        self._base_bytes = 0
+        self._peak_bytes = 0
+
+    def start(self, limit_bytes: int | None) -> None:
+        """See `Meter.start`."""
+        threading.Thread(target=self._watch, name="memory-meter", daemon=True).start()
+        self._base_bytes = _private_data_bytes()
+        if limit_bytes is not None:
+            cap = self._base_bytes + limit_bytes
+            resource.setrlimit(resource.RLIMIT_DATA, (cap, resource.RLIM_INFINITY))
+
+    def cap(self) -> None:
+        """Nothing is left to do: the kernel holds the limit since `start`."""
+
+    def read(self) -> dict[str, int]:
+        """See `Meter.read`; adds the highest resident set of the process."""
+        self._sample()
+        peak: int = max(0, self._peak_bytes - self._base_bytes)
+        return {"peak": peak, "private_data": peak, "host_rss": peak_rss_bytes()}
+
+    def _sample(self) -> None:
+        self._peak_bytes = max(self._peak_bytes, _private_data_bytes())
+
+    def _watch(self) -> None:
+        period = threading.Event()
+        while not period.wait(_SAMPLE_PERIOD_S):
+            self._sample()
+
+
+class CudaMeter(Meter):
+    """The allocator's peak, plus what NVML sees of this process above it."""
+
+    def __init__(self) -> None:
+        pynvml.nvmlInit()
+        self._device = _nvml_device(int(os.environ["LOCAL_RANK"]))
+        self._limit_bytes: int | None = None
+        self._used_before_bytes = 0
+
+    def start(self, limit_bytes: int | None) -> None:
+        """See `Meter.start`."""
+        self._limit_bytes = limit_bytes
+        self._used_before_bytes = self._device_used_bytes()
+
+    def cap(self) -> None:
+        """Give the allocator the limit less context and NCCL, which exist by now."""
+        if self._limit_bytes is None:
+            return
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        share = (self._limit_bytes - self._rest_bytes()) / total
+        if share <= 0:
+            raise MemoryError(
+                f"out of memory: the limit of {self._limit_bytes} bytes is below what the CUDA "
+                f"context and NCCL take alone ({self._rest_bytes()} bytes)"
+            )
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share))
+
+    def read(self) -> dict[str, int]:
+        """See `Meter.read`."""
+        reserved = int(torch.cuda.max_memory_reserved())
+        rest = self._rest_bytes()
+        return {
+            "peak": reserved + rest,
+            "allocated": torch.cuda.max_memory_allocated(),
+            "reserved": reserved,
+            "context_and_comm": rest,
+            "host_rss": peak_rss_bytes(),
+        }
+
+    def _rest_bytes(self) -> int:
+        now = self._device_used_bytes() - int(torch.cuda.memory_reserved())
+        return max(0, now - self._used_before_bytes)
+
+    def _device_used_bytes(self) -> int:
+        # NVML, not torch.cuda.mem_get_info: that one creates the context which is to be measured.
+        return int(pynvml.nvmlDeviceGetMemoryInfo(self._device).used)
+
+
+def make_meter(accelerator: str) -> Meter:
+    """The meter of an accelerator."""
+    return CudaMeter() if accelerator == "cuda" else CpuMeter()
+
+
+def peak_rss_bytes() -> int:
+    """Highest resident set of this process since it started (VmHWM)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _nvml_device(local_rank: int) -> Any:
+    visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
+    name = visible[local_rank] if visible else str(local_rank)
+    if name.isdigit():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(name))
+    return pynvml.nvmlDeviceGetHandleByUUID(name)
+
+
+def _private_data_bytes() -> int:
+    # The sixth field of statm is data and stack in pages: what RLIMIT_DATA counts, plus the stack.
+    with Path("/proc/self/statm").open("rb") as file:
+        return int(file.read().split()[5]) * _PAGE_BYTES

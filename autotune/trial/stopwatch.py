@@ -1,0 +1,127 @@
+"""Times real optimizer steps of a live engine and decides when enough were seen.
+
+A step reaches from one optimizer step's end to the next: data, all micro-batches, reduction and
+update, by the host's clock with the device synchronised. A step's time is the slowest rank's.
+Steps that the engine did not apply (fp16 overflow) look fast and are not counted.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+
+from autotune.contract import Measure, Phase
+from autotune.trial.faults import NonFiniteLossError
+from autotune.trial.reporter import Reporter
+from autotune.trial.statistics import relative_half_width
+
+_MAX_SKIPPED = 50
+"""Unapplied steps after which fp16 training is called non-finite: a dynamic loss scale that starts
+at 2**16 needs 16 to reach 1."""
+
+
+class TrialDone(BaseException):
+    """Raised out of the optimizer step that completes the trial; no training script catches it."""
+
+
+class Stopwatch:
+    """Hooks into one engine's `backward` and `step`."""
+
+    def __init__(
+        self, reporter: Reporter, measure: Measure, on_first_step: Callable[[], None]
+    ) -> None:
+        self._reporter = reporter
+        self._measure = measure
+        self._on_first_step = on_first_step
+        self._step_began_s = 0.0
+        self._micro_losses: list[torch.Tensor] = []
+        self._applied = 0
+        self._skipped = 0
+
+    def attach(self, engine: Any) -> None:
+        """Wrap the engine's methods on this instance; call once, before the first step."""
+        backward, step = engine.backward, engine.step
+
+        def timed_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._micro_losses.append(loss.detach())
+            return backward(loss, *args, **kwargs)
+
+        def timed_step(*args: Any, **kwargs: Any) -> Any:
+            is_boundary = engine.is_gradient_accumulation_boundary()
+            outcome = step(*args, **kwargs)
+            if is_boundary:
+                self._on_step(bool(engine.was_step_applied()))
+            return outcome
+
+        engine.backward, engine.step = timed_backward, timed_step
+        self._reporter.enter(Phase.WARM_UP)
+        self._restart()
+
+    def _on_step(self, was_applied: bool) -> None:
+        get_accelerator().synchronize()
+        own_step_time_s = time.perf_counter() - self._step_began_s
+        step_time_s, loss_is_finite, applied = self._agree(own_step_time_s, was_applied)
+        self._check(loss_is_finite, applied)
+        if applied:
+            self._count(step_time_s)
+        self._restart()
+
+    def _agree(self, own_step_time_s: float, was_applied: bool) -> tuple[float, bool, bool]:
+        """Share the step among the ranks, so that all decide alike: the slowest time counts."""
+        loss = torch.stack(self._micro_losses).float().mean().item()
+        self._reporter.report.losses.append(loss)
+        self._micro_losses.clear()
+        device = get_accelerator().current_device_name()
+        facts = torch.tensor(
+            [own_step_time_s, float(not math.isfinite(loss)), float(not was_applied)],
+            dtype=torch.float64,
+            device=device,
+        )
+        dist.all_reduce(facts, op=dist.ReduceOp.MAX)
+        step_time_s, any_nonfinite, any_skipped = facts.tolist()
+        return step_time_s, not any_nonfinite, not any_skipped
+
+    def _check(self, loss_is_finite: bool, applied: bool) -> None:
+        if applied and not loss_is_finite:
+            raise NonFiniteLossError(f"loss {self._reporter.report.losses[-1]} on an applied step")
+        if not applied:
+            self._skipped += 1
+            if self._reporter.report.phase is Phase.MEASURED:
+                self._reporter.report.steps_skipped += 1
+            if self._skipped > _MAX_SKIPPED and self._skipped > self._applied:
+                raise NonFiniteLossError(
+                    f"{self._skipped} optimizer steps were skipped for overflow, "
+                    f"{self._applied} applied"
+                )
+
+    def _count(self, step_time_s: float) -> None:
+        report = self._reporter.report
+        self._applied += 1
+        if self._applied == 1:
+            self._on_first_step()
+        if self._applied <= self._measure.warmup_steps:
+            report.warmup_step_times_s.append(step_time_s)
+            if self._applied == self._measure.warmup_steps:
+                self._reporter.enter(Phase.MEASURED)
+            return
+        report.step_times_s.append(step_time_s)
+        if self._is_enough(report.step_times_s):
+            raise TrialDone
+
+    def _is_enough(self, step_times_s: list[float]) -> bool:
+        n_steps = len(step_times_s)
+        if n_steps < self._measure.min_steps:
+            return False
+        if n_steps >= self._measure.max_steps:
+            return True
+        # Summed over agreed times, not read off this rank's clock: all ranks must stop together.
+        spent_s = sum(step_times_s)
+        narrow = relative_half_width(step_times_s) <= self._measure.target_half_width
+        return narrow or spent_s >= self._measure.budget_s
+
+    def _restart(self) -> None:
+        self._step_began_s = time.perf_counter()

@@ -1,0 +1,117 @@
+"""The built-in training script: the job's model with random weights on random tokens.
+
+It trains as a user's script would and knows nothing of measuring; the wrapper ends it.
+"""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+
+from autotune.contract import TrialSpec
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def train(spec: TrialSpec, ds_config: dict[str, Any]) -> None:
+    """Train for ever: build the model, initialize the engine, step."""
+    torch.manual_seed(spec.seed)
+    model = build_model(spec, ds_config)
+    apply_recompute(model, spec.recompute)
+    model.train()
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=[p for p in model.parameters() if p.requires_grad],
+        config=ds_config,
+    )
+    for tokens in batches(spec):
+        output = engine(input_ids=tokens, labels=tokens)
+        engine.backward(output if isinstance(output, torch.Tensor) else output.loss)
+        engine.step()
+
+
+def build_model(spec: TrialSpec, ds_config: dict[str, Any]) -> torch.nn.Module:
+    """Build the model with as few whole copies as the configuration allows.
+
+    Stage 3 shards every layer as it is made (`zero.Init`). Otherwise the model is made in the
+    training precision on the rank's own device, so that the host never holds a copy for a GPU.
+    AutoTP splits a whole model: there each rank makes one, on the host.
+    """
+    with contextlib.ExitStack() as stack:
+        if spec.tp == 1 and ds_config.get("zero_optimization", {}).get("stage") == 3:
+            stack.enter_context(deepspeed.zero.Init(config_dict_or_path=ds_config))
+        elif spec.tp == 1:
+            stack.enter_context(torch.device(get_accelerator().current_device_name()))
+            stack.enter_context(_default_dtype(_DTYPES[spec.precision]))
+        if "factory" in spec.model:
+            return _from_factory(spec.model)
+        return _from_config(spec.model["config"], _DTYPES[spec.precision])
+
+
+def apply_recompute(model: torch.nn.Module, recompute: str) -> None:
+    """Recompute no layer, all layers, or every K-th, by Hugging Face's own switch.
+
+    Raises:
+        ValueError: The model has no such switch.
+    """
+    if recompute == "none":
+        return
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    if enable is None:
+        raise ValueError(f"recompute={recompute}: {type(model).__name__} cannot recompute")
+    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if recompute == "full":
+        return
+    every = int(recompute.removeprefix("every_"))
+    layers = [m for m in model.modules() if is_recomputable(m)]
+    for index, layer in enumerate(layers):
+        layer.gradient_checkpointing = index % every == 0
+
+
+def is_recomputable(module: torch.nn.Module) -> bool:
+    """Whether a module is one of Hugging Face's layers that can recompute themselves."""
+    from transformers.modeling_layers import GradientCheckpointingLayer  # heavy
+
+    return isinstance(module, GradientCheckpointingLayer)
+
+
+def batches(spec: TrialSpec) -> Iterator[torch.Tensor]:
+    """Random tokens, (micro_batch, seq_len), for ever; the same in a tensor-parallel group."""
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    generator = torch.Generator().manual_seed(spec.seed * 100_003 + rank // spec.tp)
+    device = get_accelerator().current_device_name()
+    shape = (spec.micro_batch, spec.seq_len)
+    while True:
+        tokens = torch.randint(0, int(spec.model["vocab"]), shape, generator=generator)
+        yield tokens.to(device, non_blocking=True)
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _from_config(config: dict[str, Any], dtype: torch.dtype) -> torch.nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM  # heavy
+
+    hf_config = AutoConfig.for_model(**config)
+    hf_config.use_cache = False
+    model: torch.nn.Module = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
+    return model
+
+
+def _from_factory(source: dict[str, Any]) -> torch.nn.Module:
+    sys.path[:0] = [path for path in source.get("path", []) if path not in sys.path]
+    module_name, _, attribute = source["factory"].partition(":")
+    model: torch.nn.Module = getattr(importlib.import_module(module_name), attribute)()
+    return model

@@ -1,0 +1,153 @@
+"""One rank of a trial: `python -m autotune.trial.wrapper FOLDER`, started by torchrun.
+
+Puts the candidate into `deepspeed.initialize`, times real optimizer steps of the training script,
+reads the live engine back, and writes what it saw to `ranks/NN.json`. Anything that goes
+wrong becomes an outcome there; nothing is recovered inside the process.
+"""
+
+import faulthandler
+import functools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from autotune.contract import DS_CONFIG_FILE, SPEC_FILE, Phase, TrialSpec, read_json
+from autotune.trial.parent import end_with_parent
+
+SUBMITTED_ENV = "AUTOTUNE_SUBMITTED_AT"
+CORES_ENV = "AUTOTUNE_CORES"
+"""Processor cores per local rank: `0,1;2,3`; empty leaves the ranks unpinned."""
+CAPACITY_ENV = "AUTOTUNE_CAPACITY_BYTES"
+"""Memory limit where the spec names none: a CPU rank's share of the host."""
+
+
+def main() -> None:
+    """Run this rank to its end and leave without waiting for destructors."""
+    end_with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    folder = Path(sys.argv[1])
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    _pin(local_rank)
+    spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
+
+    from autotune.trial.reporter import Reporter
+
+    reporter = Reporter(folder, rank, float(os.environ[SUBMITTED_ENV]))
+    try:
+        _run(spec, folder, reporter)
+    except BaseException as error:
+        reporter.fail(error)
+        print(reporter.report.traceback, file=sys.stderr, flush=True)
+        os._exit(1)
+    reporter.finish()
+    sys.stdout.flush()
+    # Destructors of process groups and worker threads can hang or crash after a good run.
+    os._exit(0)
+
+
+def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
+    reporter.enter(Phase.IMPORT)
+    import deepspeed
+    import torch
+
+    from autotune.trial import workload
+    from autotune.trial.cpu_info import reuse_cpu_info
+    from autotune.trial.memory import make_meter, peak_rss_bytes
+    from autotune.trial.stopwatch import TrialDone
+
+    if "config" in spec.model:
+        import transformers.modeling_utils  # noqa: F401  part of the base, not of the model
+
+    reuse_cpu_info()
+    reporter.report.versions = _versions()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    ds_config = json.loads((folder / DS_CONFIG_FILE).read_text(encoding="utf-8"))
+
+    meter = make_meter(spec.accelerator)
+    capacity = spec.memory_limit_bytes or int(os.environ.get(CAPACITY_ENV, "0")) or None
+    meter.start(capacity)
+    reporter.enter(Phase.PROCESS_GROUP)
+    deepspeed.init_distributed()
+    torch.distributed.all_reduce(
+        torch.zeros(1, device=deepspeed.accelerator.get_accelerator().current_device_name())
+    )
+    meter.cap()
+    rss_before_bytes = peak_rss_bytes()
+
+    def on_first_step(engine: Any) -> None:
+        _read_back(engine, spec, reporter)
+
+    _put_candidate_in(ds_config, spec, reporter, on_first_step, rss_before_bytes)
+    reporter.enter(Phase.MODEL)
+    try:
+        workload.train(spec, ds_config)
+    except TrialDone:
+        reporter.enter(Phase.TEARDOWN)
+    finally:
+        reporter.report.memory_bytes = meter.read()
+
+
+def _put_candidate_in(
+    ds_config: dict[str, Any],
+    spec: TrialSpec,
+    reporter: Any,
+    on_first_step: Callable[[Any], None],
+    rss_before_bytes: int,
+) -> None:
+    """Make `deepspeed.initialize` use the candidate's configuration and watch its engine."""
+    import deepspeed
+
+    from autotune.trial.memory import peak_rss_bytes
+    from autotune.trial.stopwatch import Stopwatch
+
+    initialize = deepspeed.initialize
+
+    @functools.wraps(initialize)
+    def watched_initialize(*args: Any, **kwargs: Any) -> Any:
+        reporter.enter(Phase.ENGINE_INIT)
+        kwargs["config"] = ds_config
+        made = initialize(*args, **kwargs)
+        engine = made[0]
+        reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
+        Stopwatch(reporter, spec.measure, lambda: on_first_step(engine)).attach(engine)
+        return made
+
+    deepspeed.initialize = watched_initialize
+
+
+def _read_back(engine: Any, spec: TrialSpec, reporter: Any) -> None:
+    from autotune.trial.faults import ReadBackError
+    from autotune.trial.readback import differences, read_back
+
+    reporter.report.read_back = read_back(engine)
+    reporter.report.differences = differences(spec.expected, reporter.report.read_back)
+    if reporter.report.differences:
+        raise ReadBackError("; ".join(reporter.report.differences))
+
+
+def _pin(local_rank: int) -> None:
+    groups = [group for group in os.environ.get(CORES_ENV, "").split(";") if group]
+    if groups:
+        cores = {int(core) for core in groups[local_rank % len(groups)].split(",")}
+        os.sched_setaffinity(0, cores)
+
+
+def _versions() -> dict[str, str]:
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "deepspeed", "transformers"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+if __name__ == "__main__":
+    main()
