@@ -1,0 +1,357 @@
+"""The DeepSpeed engine: a candidate as a ds_config.json, and what the live engine must read back.
+
+Layers of a rendered configuration, the lower giving way to the upper: DeepSpeed's defaults for
+the knobs that act, the user's base configuration, the job (precision, optimizer, batch), the
+candidate. Every key of the user's that gives way is named by `overridden`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.candidate import Candidate
+from autotune.contract import DS_CONFIG_FILE, KnobValue
+from autotune.engines.ds_file import (
+    PATHS,
+    Note,
+    knobs_of,
+    leftover,
+    precision_of,
+    read_ds_config,
+)
+from autotune.errors import JobError, RenderError
+from autotune.hardware import Environment
+from autotune.job import DEFAULT_OPTIMIZER, Job
+from autotune.knobs import KNOBS, Context, canonical
+from autotune.render.merge import clashes, look_up, merge, without
+from autotune.render.templates import Templates, canonical_json
+from autotune.rules.base import Setup
+
+TEMPLATE = "deepspeed/ds_config.json.j2"
+
+DEFAULT_GRADIENT_CLIPPING = 1.0
+"""DeepSpeed's own (its runtime/constants.py); written out, because older releases had 0."""
+
+_LAYOUT = ("train_batch_size", "tensor_parallel", "fp16", "bf16")
+"""Keys that a base configuration cannot keep when the rendered one leaves them out."""
+
+
+_READ_BACK_STAGES = {
+    "offload_optimizer": (1, 2, 3),
+    "reduce_bucket_size": (1, 2, 3),
+    "overlap_comm": (1, 2, 3),
+    "allgather_bucket_size": (1, 2),
+    "offload_param": (3,),
+    "prefetch_bucket_size": (3,),
+    "param_persistence_threshold": (3,),
+    "max_live_parameters": (3,),
+}
+"""What the live engine holds besides the layout, and at which stages."""
+
+_KNOB_OF_READ_BACK = {
+    "offload_optimizer": "offload.optimizer",
+    "offload_param": "offload.param",
+    "prefetch_bucket_size": "stage3.prefetch_bucket_size",
+    "param_persistence_threshold": "stage3.param_persistence_threshold",
+    "max_live_parameters": "stage3.max_live_parameters",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Base:
+    """A user's ds_config.json as the layer under the knobs."""
+
+    config: Mapping[str, Any]
+    knobs: Mapping[str, KnobValue]
+    notes: Mapping[str, Note]
+
+
+_NO_BASE = _Base(config={}, knobs={}, notes={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rendered:
+    ds_config: dict[str, Any]
+    overridden: dict[str, Note]
+
+
+class DeepSpeedEngine:
+    """DeepSpeed for one job in one environment."""
+
+    name = "deepspeed"
+
+    def __init__(self, job: Job, environment: Environment) -> None:
+        """Read the job's templates and base configuration.
+
+        Raises:
+            RenderError: A template or the base configuration cannot be used.
+        """
+        self._job = job
+        self._environment = environment
+        self._templates = Templates(job.templates)
+        self._use_base(_NO_BASE if job.base_config is None else _read_base(job.base_config))
+
+    @property
+    def base_knobs(self) -> Mapping[str, KnobValue]:
+        """Knobs that the base configuration sets, for `Context.base`."""
+        return self._base.knobs
+
+    def setup(self, candidate: Candidate) -> Setup:
+        """Render the candidate: what would really run.
+
+        Raises:
+            RenderError: The template does not render, or not to a configuration.
+        """
+        job = self._job
+        return Setup(
+            ds_config=self._render(candidate).ds_config,
+            world=candidate.world,
+            tp=candidate.tp,
+            pp=candidate.pp,
+            global_batch=candidate.global_batch,
+            seq_len=job.seq_len,
+            recompute=str(candidate.get("recompute", "none")),
+            precision=job.precision,
+            model=job.model.shape,
+            supports_tp=job.model.supports_tp,
+            supports_recompute=job.model.supports_recompute,
+            environment=self._environment,
+        )
+
+    def files(self, candidate: Candidate) -> dict[str, str]:
+        """The candidate's `ds_config.json`, in canonical form.
+
+        Raises:
+            RenderError: As `setup`.
+        """
+        name = DS_CONFIG_FILE.rpartition("/")[2]
+        return {name: canonical_json(self._render(candidate).ds_config)}
+
+    def expected(self, setup: Setup) -> dict[str, Any]:
+        """What the live engine must read back, from the configuration that would run.
+
+        Keys as in `autotune.trial.readback`; a key that has no effect at the stage is left out.
+        """
+        config, stage = setup.ds_config, setup.stage
+        expected: dict[str, Any] = {
+            "stage": stage,
+            "micro_batch": config["train_micro_batch_size_per_gpu"],
+            "grad_accum": config["gradient_accumulation_steps"],
+            "dp": setup.world // (setup.tp * setup.pp),
+            "tp": setup.tp,
+            "pp": setup.pp,
+            "dtype": setup.precision,
+            "gradient_clipping": config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
+            "communication_dtype": config.get("communication_data_type", setup.precision),
+        }
+        if setup.model is not None and setup.tp == 1 and setup.pp == 1:
+            expected["n_params"] = setup.model.n_params
+        for name, stages in _READ_BACK_STAGES.items():
+            if stage in stages:
+                knob = _KNOB_OF_READ_BACK.get(name, name)
+                expected[name] = _value(config, knob)
+        return expected
+
+    def overridden(self, candidate: Candidate) -> Mapping[str, Note]:
+        """Keys of the user's file that do not run as written: key -> (theirs, ours or None)."""
+        return self._render(candidate).overridden
+
+    def baseline(self, path: Path) -> tuple["DeepSpeedEngine", Candidate]:
+        """A user's ds_config.json as a candidate, with the engine that renders it.
+
+        The engine carries what no knob knows of the file as its base, in place of the job's; the
+        optimizer is the one that every candidate trains with.
+
+        Raises:
+            RenderError: The file cannot be read.
+            JobError: It trains something else than the job: another batch, precision or world.
+        """
+        knobs, rest, notes = self._read_candidate(path)
+        engine = object.__new__(DeepSpeedEngine)
+        engine._job, engine._environment = self._job, self._environment
+        engine._templates = self._templates
+        engine._use_base(
+            _Base(config=rest, knobs={}, notes=notes), optimizer=self._constants["optimizer"]
+        )
+        candidate = Candidate.of(knobs, world=self._job.world, global_batch=self._job.global_batch)
+        return engine, candidate
+
+    def candidate_from_config(self, path: Path) -> tuple[dict[str, KnobValue], dict[str, Any]]:
+        """Read a ds_config.json back into knobs.
+
+        Returns:
+            One value for every knob that acts there, DeepSpeed's defaults where the file is
+            silent; and the keys that no knob knows.
+
+        Raises:
+            RenderError: The file cannot be read.
+            JobError: It trains something else than the job: another batch, precision or world.
+        """
+        knobs, rest, _ = self._read_candidate(path)
+        return knobs, rest
+
+    def _read_candidate(
+        self, path: Path
+    ) -> tuple[dict[str, KnobValue], dict[str, Any], dict[str, Note]]:
+        config, notes = read_ds_config(path)
+        if (precision := precision_of(config)) != self._job.precision:
+            raise JobError(
+                f"{path}: trains in {precision}, the job in {self._job.precision}",
+                f"set the job's precision to {precision}, or mend the file",
+            )
+        chosen = knobs_of(config, path)
+        chosen["micro_batch"] = _micro_batch(config, self._job, int(chosen.get("tp", 1)), path)
+        knobs = canonical(chosen, Context.of(self._job, self._environment))
+        for name, theirs in chosen.items():
+            if (ours := knobs.get(name)) != theirs and not name.startswith("offload."):
+                notes[PATHS[name]] = (theirs, ours)  # it changes nothing, or folds
+        return knobs, leftover(config), notes
+
+    def _use_base(self, base: _Base, optimizer: Mapping[str, Any] | None = None) -> None:
+        """Take a base configuration; what every candidate gets from it is worked out once."""
+        theirs = base.config.get("optimizer")
+        ours = optimizer or _optimizer(self._job, theirs)
+        notes = dict(base.notes)
+        if theirs is not None and _same_type(ours, theirs):
+            notes.update(clashes({"optimizer": theirs}, {"optimizer": ours}))
+        elif theirs is not None:
+            notes["optimizer"] = (theirs, ours)
+        rest = without(base.config, "optimizer")
+        self._base = _Base(config=rest, knobs=base.knobs, notes=notes)
+        self._constants = {
+            "precision": self._job.precision,
+            "optimizer": ours,
+            "gradient_clipping": base.config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
+        }
+        self._stage = {"zero.stage": base.knobs.get("zero.stage", KNOBS["zero.stage"].default)}
+
+    def _render(self, candidate: Candidate) -> _Rendered:
+        knobs = {**self._stage, **candidate.values}
+        tuned = self._templates.json(
+            TEMPLATE,
+            {
+                **self._constants,
+                "knobs": knobs,
+                "tp": candidate.tp,
+                "micro_batch": candidate.micro_batch,
+                "grad_accum": candidate.grad_accum,
+                "global_batch": candidate.global_batch,
+            },
+        )
+        _refuse_auto(tuned)
+        _check_obeyed(tuned, candidate)
+        if not self._base.config and not self._base.notes:
+            return _Rendered(ds_config=tuned, overridden={})
+        return self._over_base(tuned, candidate)
+
+    def _over_base(self, tuned: dict[str, Any], candidate: Candidate) -> _Rendered:
+        under: Mapping[str, Any] = self._base.config
+        overridden: dict[str, Note] = {}
+        for key in _governed(tuned, candidate):
+            theirs = look_up(under, key)
+            if theirs is not None and look_up(tuned, key) is None:
+                overridden[key] = (theirs, None)
+                under = without(under, key)
+        overridden.update(clashes(under, tuned))
+        for key, (theirs, ours) in self._base.notes.items():
+            overridden[key] = (theirs, look_up(tuned, key) if ours is None else ours)
+        return _Rendered(ds_config=merge(under, tuned), overridden=overridden)
+
+
+def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:
+    """Keys of the base that give way even where the rendered configuration is silent.
+
+    Those of the layout, of the candidate's knobs, and of knobs that are dead at its stage; a key
+    that merely changes nothing here stays as the user wrote it.
+    """
+    stage = look_up(tuned, PATHS["zero.stage"])
+    dead = [knob for knob in PATHS if stage not in KNOBS[knob].stages]
+    return [*_LAYOUT, *(PATHS[knob] for knob in PATHS if knob in candidate.values or knob in dead)]
+
+
+def _read_base(path: Path) -> _Base:
+    config, notes = read_ds_config(path)
+    return _Base(config=config, knobs=knobs_of(config, path), notes=notes)
+
+
+def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, path: Path) -> int:
+    """Samples per rank and forward pass, as DeepSpeed would work them out of the batch keys."""
+    total, micro, accum = (
+        config.get(key)
+        for key in (
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "gradient_accumulation_steps",
+        )
+    )
+    if tp < 1 or job.world % tp:
+        raise JobError(
+            f"{path}: autotp_size {tp} does not divide the job's world of {job.world}",
+            "choose a divisor of the world",
+        )
+    dp = job.world // tp
+    if micro is None and accum is None and total is None:
+        raise JobError(f"{path}: names no batch", "write train_micro_batch_size_per_gpu into it")
+    if micro is None:
+        # DeepSpeed without a micro batch: no accumulation unless the file says so.
+        micro = job.global_batch // (dp * (accum or 1))
+    if accum is None:
+        accum = max(1, job.global_batch // (micro * dp)) if micro > 0 else 1
+    if micro * accum * dp != job.global_batch or total not in (None, job.global_batch):
+        theirs = f"{micro} * {accum} * {dp} = {micro * accum * dp}"
+        said = "" if total is None else f", its train_batch_size is {total}"
+        raise JobError(
+            f"{path}: micro_batch * grad_accum * dp = {theirs}{said}; the job's global batch is "
+            f"{job.global_batch}",
+            "the global batch is part of the problem: make the file and the job agree",
+        )
+    return int(micro)
+
+
+def _value(config: Mapping[str, Any], knob: str) -> Any:
+    """What a configuration sets for a knob; the engine's default where it is silent."""
+    value = look_up(config, PATHS[knob])
+    stage = look_up(config, PATHS["zero.stage"]) or 0
+    if knob.startswith("offload.") and isinstance(value, Mapping):
+        value = value.get("device")
+    return KNOBS[knob].default_for({"zero.stage": stage}) if value is None else value
+
+
+def _optimizer(job: Job, theirs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """A job that names no optimizer leaves the choice to the base configuration."""
+    if theirs is None or job.optimizer != DEFAULT_OPTIMIZER:
+        return job.optimizer
+    return merge(job.optimizer, theirs) if _same_type(job.optimizer, theirs) else theirs
+
+
+def _same_type(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    return str(ours.get("type", "")).lower() == str(theirs.get("type", ours.get("type"))).lower()
+
+
+def _check_obeyed(tuned: Mapping[str, Any], candidate: Candidate) -> None:
+    """A template that ignores a knob would make two candidates the same run."""
+    for knob, asked in candidate.knobs:
+        if knob in PATHS and (written := _value(tuned, knob)) != asked:
+            raise RenderError(
+                f"template {TEMPLATE}: {PATHS[knob]} came out as {written!r} where the knob "
+                f"{knob} is {asked!r}",
+                f"use knobs[{knob!r}] in the template, or take the knob out of the space",
+            )
+    if tuned.get("gradient_accumulation_steps") != candidate.grad_accum:
+        raise RenderError(
+            f"template {TEMPLATE}: gradient_accumulation_steps is not grad_accum "
+            f"({candidate.grad_accum})",
+            "write {{ grad_accum | tojson }}",
+        )
+
+
+def _refuse_auto(section: Mapping[str, Any], prefix: str = "") -> None:
+    for key, value in section.items():
+        if value == "auto":
+            raise RenderError(
+                f'template {TEMPLATE}: {prefix}{key} is "auto", which DeepSpeed cannot resolve',
+                "write a number",
+            )
+        if isinstance(value, dict):
+            _refuse_auto(value, f"{prefix}{key}.")

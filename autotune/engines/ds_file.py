@@ -1,0 +1,146 @@
+"""A user's own ds_config.json: read, freed of "auto", and translated into knobs.
+
+DeepSpeed itself resolves "auto" nowhere: a section drops the key and takes its default, the top
+level fails. It is Hugging Face that fills it in, so for raw DeepSpeed it has to go.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.contract import KnobValue
+from autotune.errors import RenderError
+from autotune.knobs import KNOBS
+from autotune.render.merge import look_up, without
+
+PATHS: dict[str, str] = {
+    "zero.stage": "zero_optimization.stage",
+    "tp": "tensor_parallel.autotp_size",
+    "micro_batch": "train_micro_batch_size_per_gpu",
+    "offload.optimizer": "zero_optimization.offload_optimizer",
+    "offload.param": "zero_optimization.offload_param",
+    "reduce_bucket_size": "zero_optimization.reduce_bucket_size",
+    "allgather_bucket_size": "zero_optimization.allgather_bucket_size",
+    "overlap_comm": "zero_optimization.overlap_comm",
+    "stage3.prefetch_bucket_size": "zero_optimization.stage3_prefetch_bucket_size",
+    "stage3.param_persistence_threshold": "zero_optimization.stage3_param_persistence_threshold",
+    "stage3.max_live_parameters": "zero_optimization.stage3_max_live_parameters",
+    "communication_dtype": "communication_data_type",
+}
+"""Knob -> the key of ds_config.json that it governs, dotted."""
+
+_ZERO_ALIASES = {
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+    "max_live_parameters": "stage3_max_live_parameters",
+}
+"""DeepSpeed reads both spellings (its zero/config.py has them as alias and name)."""
+
+Note = tuple[Any, Any]
+"""What became of a key: (the user's value, what runs instead or None if the key is left out)."""
+
+
+def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
+    """Read a ds_config.json for raw DeepSpeed.
+
+    Returns:
+        The configuration with no "auto" in it and DeepSpeed's alternative spellings made one;
+        and what was left out or respelled, by dotted key.
+
+    Raises:
+        RenderError: The file cannot be read or does not hold a JSON object.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RenderError(f"{path}: cannot be read: {error}", "name a ds_config.json") from error
+    except (ValueError, RecursionError) as error:
+        raise RenderError(f"{path}: not valid JSON: {error}", "mend the file there") from error
+    if not isinstance(data, dict):
+        raise RenderError(
+            f"{path}: holds a {type(data).__name__}, not an object", "write one { ... }"
+        )
+    for section in ("zero_optimization", "optimizer", "tensor_parallel", "bf16", "fp16"):
+        if not isinstance(data.get(section, {}), dict):
+            raise RenderError(
+                f"{path}: {section} is {data[section]!r}, not a section", "write { ... } there"
+            )
+    notes: dict[str, Note] = {}
+    if _holds_auto(data.get("scheduler")):
+        # Its lengths belong to the whole training; half of them make another schedule.
+        notes["scheduler"] = (data.pop("scheduler"), None)
+    data = _without_auto(data, notes)
+    if "zero_optimization" in data:
+        data["zero_optimization"] = _respelled(data["zero_optimization"], notes)
+    return data, notes
+
+
+def knobs_of(config: Mapping[str, Any], path: Path) -> dict[str, KnobValue]:
+    """The knobs that a configuration sets, at their values there.
+
+    Raises:
+        JobError: A value is not one of the knob's.
+    """
+    found: dict[str, KnobValue] = {}
+    for knob, key in PATHS.items():
+        value = look_up(config, key)
+        if value is None:
+            continue
+        if knob.startswith("offload."):
+            # Other devices than the knob's (nvme) are the user's own business.
+            found[knob] = str(value.get("device", "none") if isinstance(value, Mapping) else value)
+        else:
+            found[knob] = KNOBS[knob].check(value, where=f"{path}: {key}")
+    return found
+
+
+def leftover(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without the keys that knobs govern and the batch they imply.
+
+    Sections of offload stay: their other keys (`pin_memory`, `nvme_path`) are no knobs.
+    """
+    rest = dict(config)
+    batch = ("train_batch_size", "gradient_accumulation_steps")
+    governed = [key for knob, key in PATHS.items() if not knob.startswith("offload.")]
+    for key in (*batch, *governed):
+        rest = without(rest, key)
+    return {key: value for key, value in rest.items() if value != {}}
+
+
+def precision_of(config: Mapping[str, Any]) -> str:
+    """`bf16`, `fp16` or `fp32`, as DeepSpeed would read it."""
+    for name in ("bf16", "fp16"):
+        if config.get(name, {}).get("enabled") is True:
+            return name
+    return "fp32"
+
+
+def _holds_auto(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_holds_auto(item) for item in value.values())
+    return bool(value == "auto")
+
+
+def _without_auto(
+    section: Mapping[str, Any], notes: dict[str, Note], prefix: str = ""
+) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for key, value in section.items():
+        if value == "auto":
+            notes[f"{prefix}{key}"] = (value, None)
+        elif isinstance(value, dict):
+            kept[key] = _without_auto(value, notes, f"{prefix}{key}.")
+        else:
+            kept[key] = value
+    return kept
+
+
+def _respelled(zero: Mapping[str, Any], notes: dict[str, Note]) -> dict[str, Any]:
+    spelled = {_ZERO_ALIASES.get(key, key): value for key, value in zero.items()}
+    for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
+        if old in spelled:
+            device = "cpu" if spelled.pop(old) else "none"
+            spelled.setdefault(new, {"device": device})
+            notes[f"zero_optimization.{old}"] = (device == "cpu", spelled[new])
+    return spelled

@@ -1,0 +1,1 @@
+"""Rendering: templates to files, and the files that a user takes away."""

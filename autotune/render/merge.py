@@ -1,0 +1,50 @@
+"""Nested mappings: laying one over another, and reaching into one by a dotted path."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_MISSING = object()
+
+
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay `over` over `under`, section by section; neither is changed."""
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        merged[key] = merge(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def clashes(
+    under: Mapping[str, Any], over: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Keys that both have with different values: dotted path, (value below, value above)."""
+    for key, value in over.items():
+        if key not in under or under[key] == value:
+            continue
+        if isinstance(value, Mapping) and isinstance(under[key], Mapping):
+            yield from clashes(under[key], value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", (under[key], value)
+
+
+def look_up(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path, None where there is none (JSON's null counts as none)."""
+    value: Any = config
+    for key in path.split("."):
+        value = value.get(key, _MISSING) if isinstance(value, Mapping) else _MISSING
+        if value is _MISSING:
+            return None
+    return value
+
+
+def without(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """A copy that lacks the key at a dotted path."""
+    head, _, rest = path.partition(".")
+    copy = dict(config)
+    if not rest:
+        copy.pop(head, None)
+    elif isinstance(copy.get(head), Mapping):
+        copy[head] = without(copy[head], rest)
+    return copy
