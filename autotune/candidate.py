@@ -14,7 +14,7 @@ class Candidate:
     """One configuration to try; equal candidates are the same run."""
 
     knobs: tuple[tuple[str, KnobValue], ...]
-    """Sorted by name; only knobs that act here (see `autotune.knobs`)."""
+    """Sorted by name; only knobs that act here (see `autotune.knobs.canonical`)."""
     world: int
     global_batch: int
 
@@ -63,12 +63,10 @@ class Candidate:
     @cached_property
     def hash(self) -> str:
         """Identity in the record: 12 hex digits over the knobs, the world and the global batch."""
-        text = json.dumps([self.knobs, self.world, self.global_batch], sort_keys=True)
+        text = json.dumps([self.knobs, self.world, self.global_batch])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def diff(
-        self, other: "Candidate"
-    ) -> dict[str, tuple[KnobValue | None, KnobValue | None]]:
+    def diff(self, other: "Candidate") -> dict[str, tuple[KnobValue | None, KnobValue | None]]:
         """Knobs whose values differ: name -> (own value, the other's); None: does not act."""
         names = sorted({*self.values, *other.values})
         return {
@@ -87,12 +85,7 @@ def format_value(value: KnobValue | None) -> str:
         return "-"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int) and value >= 10_000_000 and value % 1_000_000 == 0:
-        return f"{value:.0e}".replace("e+0", "e").replace("e+", "e") if _one_digit(value) else (
-            str(value)
-        )
-    return str(value)
-
-
-def _one_digit(value: int) -> bool:
-    return len(str(value).rstrip("0")) == 1
+    digits = str(value)
+    if isinstance(value, int) and value >= 10_000_000 and len(digits.rstrip("0")) == 1:
+        return f"{digits[0]}e{len(digits) - 1}"
+    return digits
