@@ -55,29 +55,30 @@ def describe_counts(counts: Mapping[Outcome, int]) -> str:
 
 def describe_candidate(candidate: Candidate) -> str:
     """The stage, the micro-batch and every knob that is not at the engine's default."""
-    shown = {
-        name: value
-        for name, value in _in_order(candidate.values).items()
-        if name in _ALWAYS or value != KNOBS[name].default
-    }
-    return _settings(shown)
+    values = candidate.values
+    return _settings(
+        {
+            name: value
+            for name, value in values.items()
+            if name in _ALWAYS or value != KNOBS[name].default_for(values)
+        }
+    )
 
 
 def describe_difference(candidate: Candidate, baseline: Candidate) -> str:
     """What a user would change in the baseline; a knob that does not act is at its default."""
-    names = _in_order({**candidate.values, **baseline.values})
+    ours, theirs = candidate.values, baseline.values
     changes = {
-        name: ours
-        for name in names
-        if (ours := candidate.get(name, KNOBS[name].default))
-        != baseline.get(name, KNOBS[name].default)
+        name: value
+        for name in (*ours, *(name for name in theirs if name not in ours))
+        if (value := _value(name, ours)) != _value(name, theirs)
     }
     return _settings(changes) or "the baseline itself"
 
 
-def _in_order(knobs: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
-    return {name: knobs[name] for name in KNOBS if name in knobs}
+def _value(name: str, knobs: Mapping[str, KnobValue]) -> KnobValue:
+    return knobs[name] if name in knobs else KNOBS[name].default_for(knobs)
 
 
-def _settings(knobs: Mapping[str, KnobValue | None]) -> str:
-    return " ".join(f"{name}={format_value(value)}" for name, value in knobs.items())
+def _settings(knobs: Mapping[str, KnobValue]) -> str:
+    return " ".join(f"{name}={format_value(knobs[name])}" for name in KNOBS if name in knobs)

@@ -1,0 +1,53 @@
+"""Standings and snapshots to show."""
+
+from pathlib import Path
+
+from autotune.candidate import Candidate
+from autotune.contract import KnobValue, Outcome, Phase, Role
+from autotune.search.base import Running, Snapshot, Stage, Standing
+
+
+def candidate(**knobs: KnobValue) -> Candidate:
+    """`zero__stage=2` is the knob `zero.stage`."""
+    named = {name.replace("__", "."): value for name, value in knobs.items()}
+    return Candidate.of(named, world=2, global_batch=16)
+
+
+def standing(trial: int, samples_per_s: float, **knobs: KnobValue) -> Standing:
+    return Standing(
+        trial=trial,
+        candidate=candidate(**knobs),
+        samples_per_s=samples_per_s,
+        samples_per_s_low=samples_per_s * 0.98,
+        samples_per_s_high=samples_per_s * 1.02,
+        peak_memory_bytes=800 * 2**20,
+        ds_config=Path(f"trials/{trial:04d}/config/ds_config.json"),
+        n_runs=1,
+    )
+
+
+def snapshot() -> Snapshot:
+    long = candidate(
+        zero__stage=3,
+        micro_batch=4,
+        recompute="every_2",
+        offload__optimizer="cpu",
+        offload__param="cpu",
+        reduce_bucket_size=50_000_000,
+    )
+    return Snapshot(
+        stage=Stage.SEARCH,
+        counts={Outcome.OK: 6, Outcome.OOM: 1},
+        n_done=7,
+        n_budget=20,
+        running=(
+            Running(
+                number=9, role=Role.SEARCH, candidate=long, phase=Phase.MEASURED, elapsed_s=4.1
+            ),
+        ),
+        baseline=standing(1, 50.0, zero__stage=0, micro_batch=8),
+        best=standing(5, 60.0, zero__stage=1, micro_batch=4, overlap_comm=True),
+        elapsed_s=62.0,
+        time_left_s=130.0,
+        note="",
+    )

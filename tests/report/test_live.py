@@ -1,0 +1,115 @@
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from autotune.contract import Outcome
+from autotune.report.live import LineView, LiveView, draw, view_for
+from autotune.search.base import Snapshot, Stage
+from tests.report import samples
+
+
+@pytest.fixture
+def snapshot() -> Snapshot:
+    return samples.snapshot()
+
+
+def console(width: int = 80, *, terminal: bool = False) -> Console:
+    # An environment of its own: NO_COLOR, TERM and COLUMNS of whoever runs this must not matter.
+    return Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=terminal,
+        color_system=None,
+        _environ={"TERM": "xterm"},
+    )
+
+
+def text_of(a_console: Console) -> str:
+    assert isinstance(a_console.file, io.StringIO)
+    return a_console.file.getvalue()
+
+
+def test_animation_only_on_a_terminal() -> None:
+    assert isinstance(view_for(console(terminal=True)), LiveView)
+    assert isinstance(view_for(console()), LineView)
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_the_view_shows_what_matters_and_fits(snapshot: Snapshot, width: int) -> None:
+    screen = console(width)
+    screen.print(draw(snapshot))
+    lines = text_of(screen).splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= width
+    text = "\n".join(lines)
+    for expected in ("7 of 20", "50.0 samples/s", "60.0 samples/s", "1.20x", "ok 6, oom 1"):
+        assert expected in text
+    assert "zero.stage=1 micro_batch=4 overlap_comm=true" in " ".join(text.split())
+    assert sum("trial 9" in line for line in lines) == 1
+    assert "measured 4.1 s" in text
+
+
+def test_a_long_candidate_does_not_change_the_height(snapshot: Snapshot) -> None:
+    heights = []
+    for running in (snapshot.running, (dataclasses.replace(
+        snapshot.running[0], candidate=snapshot.best.candidate
+    ),)):  # fmt: skip
+        screen = console(60)
+        screen.print(draw(dataclasses.replace(snapshot, running=running)))
+        heights.append(len(text_of(screen).splitlines()))
+    assert heights[0] == heights[1]
+
+
+def test_the_view_is_shown_before_anything_is_known(snapshot: Snapshot) -> None:
+    screen = console()
+    screen.print(
+        draw(
+            dataclasses.replace(
+                snapshot, counts={}, running=(), baseline=None, best=None, time_left_s=None
+            )
+        )
+    )
+    assert "none yet" in text_of(screen)
+
+
+def test_the_best_is_not_compared_with_a_baseline_that_does_not_run(snapshot: Snapshot) -> None:
+    screen = console()
+    screen.print(draw(dataclasses.replace(snapshot, baseline=None)))
+    assert "the baseline so far" not in text_of(screen)
+
+
+def test_one_line_per_event_off_a_terminal(snapshot: Snapshot) -> None:
+    screen = console()
+    with LineView(screen) as view:
+        view.on_snapshot(snapshot)
+        view.on_snapshot(snapshot)
+        counts = {Outcome.OK: 6, Outcome.OOM: 2}
+        view.on_snapshot(dataclasses.replace(snapshot, running=(), counts=counts))
+        view.on_note("why")
+        view.on_snapshot(
+            dataclasses.replace(
+                snapshot,
+                running=(),
+                stage=Stage.CONFIRM,
+                best=samples.standing(9, 70.0, micro_batch=2),
+            )
+        )
+    said = [line.partition("] ")[2] for line in text_of(screen).splitlines()]
+    assert said == [
+        "search: searching",
+        "trial 9 started: zero.stage=3 micro_batch=4 recompute=every_2 offload.optimizer=cpu "
+        "offload.param=cpu reduce_bucket_size=5e7",
+        "best so far: 60.0 samples/s (58.8 to 61.2), peak 800 MiB, trial 5",
+        "trial 9 ended: oom 1",
+        "why",
+        "confirm: running the finalists and the baseline again",
+        "best so far: 70.0 samples/s (68.6 to 71.4), peak 800 MiB, trial 9",
+    ]
+
+
+def test_a_note_is_text_and_never_markup() -> None:
+    screen = console(terminal=True)
+    with LiveView(screen) as view:
+        view.on_note("key [bold]x[/bold] at trials[3]")
+    assert "[bold]x[/bold] at trials[3]" in text_of(screen)

@@ -1,0 +1,57 @@
+from autotune.contract import Outcome
+from autotune.report.words import (
+    describe_candidate,
+    describe_counts,
+    describe_difference,
+    describe_speedup,
+    describe_standing,
+    format_interval,
+    format_rate,
+)
+from autotune.search.base import Speedup
+from tests.report.samples import candidate, standing
+
+
+def test_rates_have_three_digits_and_no_exponent() -> None:
+    rates = (0.012345, 0.5, 7.0, 61.23, 412.0, 1234.5, 1e6)
+    assert [format_rate(rate) for rate in rates] == [
+        "0.0123", "0.500", "7.00", "61.2", "412", "1234", "1000000",
+    ]  # fmt: skip
+
+
+def test_a_missing_figure_is_a_dash() -> None:
+    assert format_rate(None) == "-"
+    assert format_rate(float("nan")) == "-"
+    assert format_interval(None, 1.0) == "-"
+
+
+def test_a_standing_names_its_interval_memory_and_trial() -> None:
+    text = describe_standing(standing(5, 50.0, zero__stage=1, micro_batch=4))
+    assert text == "50.0 samples/s (49.0 to 51.0), peak 800 MiB, trial 5"
+
+
+def test_an_interval_that_reaches_one_is_called_no_gain() -> None:
+    assert describe_speedup(Speedup(ratio=1.25, low=1.2, high=1.3)) == "1.25x (1.20 to 1.30)"
+    assert "no proven gain" in describe_speedup(Speedup(ratio=1.02, low=0.98, high=1.06))
+    assert "no baseline" in describe_speedup(None)
+
+
+def test_counts_name_only_what_happened() -> None:
+    assert describe_counts({Outcome.OOM: 1, Outcome.OK: 6, Outcome.LOST: 0}) == "ok 6, oom 1"
+    assert describe_counts({}) == "none yet"
+
+
+def test_a_candidate_is_named_by_what_is_not_default() -> None:
+    chosen = candidate(
+        zero__stage=1, micro_batch=4, recompute="none", reduce_bucket_size=5 * 10**8
+    )
+    assert describe_candidate(chosen) == "zero.stage=1 micro_batch=4"
+
+
+def test_a_knob_that_does_not_act_counts_as_its_default() -> None:
+    baseline = candidate(zero__stage=0, micro_batch=8)
+    assert (
+        describe_difference(candidate(zero__stage=1, micro_batch=8, overlap_comm=False), baseline)
+        == "zero.stage=1"
+    )
+    assert describe_difference(baseline, baseline) == "the baseline itself"
