@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from autotune.candidate import Candidate
+from autotune.contract import KnobValue
 from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.rules.base import Setup
@@ -13,6 +14,10 @@ class Engine(Protocol):
     """One training engine."""
 
     name: str
+
+    @property
+    def base_knobs(self) -> Mapping[str, KnobValue]:
+        """Knobs that the user's base configuration sets; empty where there is none."""
 
     def setup(self, candidate: Candidate) -> Setup:
         """Render the candidate: what would really run.
