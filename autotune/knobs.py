@@ -279,8 +279,9 @@ def _fetches_parameters(values: Knobs, context: Context) -> bool:
 def _releases_parameters(values: Knobs, context: Context) -> bool:
     # Persistent parameters are never released (partitioned_param_coordinator.py:
     # __params_to_release): with all of them persistent there is nothing to fetch ahead.
-    threshold = int(values["stage3.param_persistence_threshold"])
-    return _fetches_parameters(values, context) and threshold < context.model.largest_param
+    if not _fetches_parameters(values, context):
+        return False
+    return int(values["stage3.param_persistence_threshold"]) < context.model.largest_param
 
 
 def _caps_prefetch(values: Knobs, context: Context) -> bool:
