@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from autotune.contract import (
     RESULT_FILE,
+    SCHEMA_VERSION,
     SPEC_FILE,
     ContractError,
     Outcome,
@@ -32,7 +33,15 @@ class Trial:
     result: TrialResult | None
     """None: it was in flight when the coordinator ended, or its result is unreadable."""
     problem: str = ""
-    """Why the result is missing or unreadable."""
+    """Why the result is unreadable; empty where there is none yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreadable:
+    """A trial folder that says nothing: its spec is missing or damaged."""
+
+    folder: Path
+    problem: str
 
 
 class Study:
@@ -86,25 +95,22 @@ class Study:
         try:
             self.trials_folder.mkdir(parents=True, exist_ok=True)
             file = (self.folder / "lock").open("a+", encoding="utf-8")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.seek(0)
+                file.truncate()
+                file.write(str(os.getpid()))
+                file.flush()
+            except BlockingIOError as error:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                file.close()
+                raise StudyError(
+                    f"{self.folder}: another search holds this study (process {holder})",
+                    "wait for it, end it, or give this one its own --study NAME",
+                ) from error
         except OSError as error:
-            raise StudyError(
-                f"{self.folder}: cannot be used: {error.strerror}",
-                "name a folder that can be written with --results",
-            ) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            file.close()
-            raise StudyError(
-                f"{self.folder}: another search holds this study (process {holder})",
-                "wait for it, end it, or give this one its own --study NAME",
-            ) from error
-        file.seek(0)
-        file.truncate()
-        file.write(str(os.getpid()))
-        file.flush()
+            raise _cannot_write(self.folder, error) from error
         self._lock = file
 
     def unlock(self) -> None:
@@ -114,38 +120,50 @@ class Study:
             self._lock = None
 
     def set_aside(self) -> Path | None:
-        """Rename the folder to a free name beside it; returns that, None if there was nothing."""
+        """Rename the folder to a free name beside it; returns that, None if there was nothing.
+
+        Call it before `lock`: the lock stands in the folder and would move away with it.
+
+        Raises:
+            StudyError: Another coordinator holds the study, or the folder cannot be renamed.
+        """
         if not self.folder.exists():
             return None
+        self.lock()
         number = 1
         while (aside := self.root / f"{self.name}.old-{number}").exists():
             number += 1
-        self.folder.rename(aside)
+        try:
+            self.folder.rename(aside)
+        except OSError as error:
+            raise _cannot_write(self.folder, error) from error
+        finally:
+            self.unlock()
         return aside
 
     def trials(self) -> list[Trial]:
-        """Every trial of the record, by number; folders without a readable spec are left out.
+        """Every trial of the record, by number; see `unreadable` for the folders left out.
+
+        Raises:
+            StudyError: The folder cannot be read, or a newer autotune wrote it.
+        """
+        return [trial for trial in self._read() if isinstance(trial, Trial)]
+
+    def unreadable(self) -> list[Unreadable]:
+        """Trial folders whose spec is missing or damaged, by number.
+
+        Raises:
+            StudyError: The folder cannot be read, or a newer autotune wrote it.
+        """
+        return [trial for trial in self._read() if isinstance(trial, Unreadable)]
+
+    def next_number(self) -> int:
+        """The first number that no folder has, readable or not.
 
         Raises:
             StudyError: The folder cannot be read.
         """
-        try:
-            folders = sorted(p for p in self.trials_folder.iterdir() if p.name.isdigit())
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise StudyError(
-                f"{self.trials_folder}: cannot be read: {error.strerror}",
-                "give this user read access to the results folder",
-            ) from error
-        return [trial for folder in folders if (trial := _read_trial(folder)) is not None]
-
-    def next_number(self) -> int:
-        """The first number that no folder has, readable or not."""
-        if not self.trials_folder.exists():
-            return 0
-        taken = [int(p.name) for p in self.trials_folder.iterdir() if p.name.isdigit()]
-        return max(taken, default=-1) + 1
+        return max((int(folder.name) for folder in self._folders()), default=-1) + 1
 
     def write_spec(self, spec: TrialSpec, files: dict[str, str]) -> Path:
         """Make a trial's folder with its spec and configuration files.
@@ -168,13 +186,16 @@ class Study:
         return folder
 
     def write_result(self, folder: Path, result: TrialResult) -> None:
-        """Write a trial's result, whole or not at all.
+        """Write a trial's result, whole or not at all; a damaged one is kept beside it.
 
         Raises:
             StudyError: The disk is full or the folder cannot be written.
         """
+        path = folder / RESULT_FILE
         try:
-            write_json(folder / RESULT_FILE, to_dict(result))
+            if path.exists():
+                path.replace(folder / f"{RESULT_FILE}.damaged")
+            write_json(path, to_dict(result))
         except OSError as error:
             raise _cannot_write(folder, error) from error
 
@@ -196,6 +217,21 @@ class Study:
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
 
+    def _read(self) -> list[Trial | Unreadable]:
+        return [_read_trial(folder) for folder in self._folders()]
+
+    def _folders(self) -> list[Path]:
+        try:
+            folders = [path for path in self.trials_folder.iterdir() if path.name.isdecimal()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StudyError(
+                f"{self.trials_folder}: cannot be read: {error.strerror}",
+                "give this user read access to the results folder",
+            ) from error
+        return sorted(folders, key=lambda path: int(path.name))
+
 
 def lost_result(trial: Trial) -> TrialResult:
     """The result of a trial that was in flight when its coordinator ended."""
@@ -209,17 +245,42 @@ def lost_result(trial: Trial) -> TrialResult:
     )
 
 
-def _read_trial(folder: Path) -> Trial | None:
+def _read_trial(folder: Path) -> Trial | Unreadable:
     try:
-        spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
-    except ContractError:
-        return None
-    try:
-        result = TrialResult.from_dict(read_json(folder / RESULT_FILE))
+        spec = TrialSpec.from_dict(_read_known(folder / SPEC_FILE))
+        if f"{spec.number:04d}" != folder.name:
+            raise ContractError(f"its spec is that of trial {spec.number}")
     except ContractError as error:
-        missing = not (folder / RESULT_FILE).exists()
-        return Trial(folder=folder, spec=spec, result=None, problem="" if missing else str(error))
+        return Unreadable(folder=folder, problem=str(error))
+    if not (folder / RESULT_FILE).exists():
+        return Trial(folder=folder, spec=spec, result=None)
+    try:
+        result = TrialResult.from_dict(_read_known(folder / RESULT_FILE))
+        if (result.number, result.candidate_hash) != (spec.number, spec.candidate_hash):
+            raise ContractError(f"its result is that of trial {result.number}")
+    except ContractError as error:
+        return Trial(folder=folder, spec=spec, result=None, problem=str(error))
     return Trial(folder=folder, spec=spec, result=result)
+
+
+def _read_known(path: Path) -> dict[str, Any]:
+    try:
+        data = read_json(path)
+    except ContractError as error:
+        if path.exists() and isinstance(error.__cause__, OSError):
+            raise StudyError(
+                f"{path}: cannot be read: {error.__cause__.strerror}",
+                "give this user read access to the results folder",
+            ) from error
+        raise
+    version = data.get("schema_version")
+    # Taken for damage, a newer result would be declared lost and its trial run again.
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise StudyError(
+            f"{path}: schema {version}, this autotune knows {SCHEMA_VERSION}",
+            "use the autotune that wrote this study, or another --study NAME",
+        )
+    return data
 
 
 def _cannot_write(folder: Path, error: OSError) -> StudyError:

@@ -1,6 +1,7 @@
 """What an engine is: what a candidate means there, and what the live engine must say of it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from autotune.candidate import Candidate
@@ -34,6 +35,15 @@ class Engine(Protocol):
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Keys of the user's base configuration that a knob overrides: key -> (theirs, ours)."""
+
+
+    def baseline(self, path: Path) -> tuple["Engine", Candidate]:
+        """A user's own configuration as a candidate, with the engine that renders it as it is.
+
+        Raises:
+            RenderError: The file cannot be read.
+            JobError: It trains something else than the job.
+        """
 
 
 class EngineFactory(Protocol):

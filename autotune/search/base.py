@@ -31,7 +31,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """A candidate with its figure: from the final comparison where it took part, else one trial."""
+    """A candidate with its figure: the final comparison's where it took part, else one trial's."""
 
     trial: int
     """Number of the trial whose files stand for it."""

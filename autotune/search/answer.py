@@ -1,0 +1,99 @@
+"""What a search can say of its record at any moment: the standings and the final answer."""
+
+from autotune.candidate import Candidate
+from autotune.contract import DS_CONFIG_FILE, Role
+from autotune.record import Study
+from autotune.search import confirm
+from autotune.search.base import SearchResult, Standing, StopReason
+from autotune.search.history import History
+from autotune.search.objective import Figure, Objective, figure_of
+
+
+class Answer:
+    """The standings of a record."""
+
+    def __init__(self, study: Study, history: History, objective: Objective) -> None:
+        self._study = study
+        self._history = history
+        self._objective = objective
+
+    def best(self) -> Standing | None:
+        """The best candidate by its own trial."""
+        tried = {t.candidate.hash: t for t in self._history.tried}
+        figures = {k: f for k, t in tried.items() if (f := self._objective.figure(t)) is not None}
+        best = self._objective.best(figures)
+        return None if best is None else self._standing(tried[best].candidate, figures[best], 1)
+
+    def baseline(self, candidate: Candidate | None) -> Standing | None:
+        """The baseline by its own trial."""
+        tried = None if candidate is None else self._history.find(candidate)
+        if tried is None or tried.measured is None:
+            return None
+        return self._standing(tried.candidate, figure_of(tried.measured), 1)
+
+    def final(
+        self,
+        *,
+        baseline: Candidate | None,
+        comparison: confirm.Comparison | None,
+        stop_reason: StopReason,
+        interrupted: bool,
+    ) -> SearchResult:
+        """The answer: from the final comparison where there was one, else from single trials."""
+        verdict = None
+        if comparison is not None:
+            verdict = confirm.judge(comparison, self._history, self._objective)
+        if comparison is None or verdict is None:
+            return SearchResult(
+                study=self._study.name,
+                counts=self._history.counts,
+                baseline=self.baseline(baseline),
+                best=self.best(),
+                ties=(),
+                speedup=None,
+                stop_reason=stop_reason,
+                interrupted=interrupted,
+            )
+        standings = {
+            member.hash: self._standing(
+                member, verdict.figures[member.hash], verdict.n_runs[member.hash]
+            )
+            for member in comparison.members
+            if member.hash in verdict.figures
+        }
+        best = self._objective.best(verdict.figures)
+        assert best is not None, "a verdict has at least one figure"
+        start = None if baseline is None else standings.get(baseline.hash)
+        return SearchResult(
+            study=self._study.name,
+            counts=self._history.counts,
+            baseline=start or self.baseline(baseline),
+            best=standings[best],
+            ties=tuple(
+                standing
+                for key, standing in standings.items()
+                if key != best
+                and standing.samples_per_s_high >= standings[best].samples_per_s_low
+                and standing.samples_per_s_low <= standings[best].samples_per_s_high
+            ),
+            speedup=None
+            if baseline is None or start is None
+            else verdict.gain(best, baseline.hash),
+            stop_reason=stop_reason,
+            interrupted=interrupted,
+        )
+
+    def _standing(self, candidate: Candidate, figure: Figure, n_runs: int) -> Standing:
+        own = [t for t in self._history.trials if t.spec.candidate_hash == candidate.hash]
+        measured = [t for t in own if t.result is not None and t.result.outcome.is_measured]
+        files = next((t for t in measured if t.spec.role is not Role.CONFIRM), measured[0])
+        return Standing(
+            trial=files.spec.number,
+            candidate=candidate,
+            samples_per_s=figure.samples_per_s,
+            samples_per_s_low=figure.low,
+            samples_per_s_high=figure.high,
+            peak_memory_bytes=figure.peak_memory_bytes,
+            ds_config=self._study.trial_folder(files.spec.number) / DS_CONFIG_FILE,
+            n_runs=n_runs,
+        )

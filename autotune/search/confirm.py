@@ -1,0 +1,231 @@
+"""The final comparison: the finalists and the baseline again, cold and interleaved.
+
+A trial's own interval says how steady its steps were, not how much the next set of processes would
+differ. The claimed gain therefore rests on fresh runs only.
+"""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from autotune.candidate import Candidate
+from autotune.contract import Role, TrialResult
+from autotune.record import Trial
+from autotune.search.base import Speedup
+from autotune.search.history import History, is_settled, results
+from autotune.search.objective import Figure, Objective
+from autotune.search.student import t_quantile
+
+ROUNDS = 3
+"""With two candidates, 3 rounds leave 4 degrees of freedom: the interval is 2.8 standard errors
+wide to each side; 2 rounds leave 2 (4.3), 4 rounds leave 6 (2.4) for a third more time."""
+MIN_ROUNDS = 2
+"""Below two runs of each there is no between-run variance to speak of."""
+MAX_FINALISTS = 5
+
+_CONFIDENCE = 0.975
+"""Upper quantile of a two-sided 95% interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Which candidates run in which rounds."""
+
+    members: tuple[Candidate, ...]
+    first_round: int
+    n_rounds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a comparison found."""
+
+    figures: dict[str, Figure]
+    """By candidate hash: geometric mean of samples/s over the runs, with its 95% interval."""
+    n_runs: dict[str, int]
+    deviation: float
+    """Standard deviation of log samples/s between runs of one candidate, pooled over all."""
+    degrees: int
+    """Degrees of freedom of `deviation`."""
+
+    def gain(self, of: str, over: str) -> Speedup:
+        """Ratio of two candidates' samples/s with its 95% interval.
+
+        Of a candidate over itself it is exactly 1; the interval then says how large a gain this
+        comparison would have missed.
+        """
+        ratio = self.figures[of].samples_per_s / self.figures[over].samples_per_s
+        error = self.deviation * math.sqrt(1 / self.n_runs[of] + 1 / self.n_runs[over])
+        half_width = t_quantile(_CONFIDENCE, self.degrees) * error
+        return Speedup(
+            ratio=ratio, low=ratio * math.exp(-half_width), high=ratio * math.exp(half_width)
+        )
+
+
+def finalists(history: History, objective: Objective) -> list[Candidate]:
+    """Candidates that could be the best, best first, from their own trials alone.
+
+    The comparison's runs are left out, so that a comparison cut short goes on as it was planned.
+    """
+    tried = {t.candidate.hash: t for t in history.explored.tried}
+    figures = {key: f for key, t in tried.items() if (f := objective.figure(t)) is not None}
+    return [tried[key].candidate for key in objective.contenders(figures)[:MAX_FINALISTS]]
+
+
+def plan(
+    history: History,
+    objective: Objective,
+    baseline: Candidate | None,
+    *,
+    left_s: Callable[[Sequence[Trial]], float],
+) -> Comparison | None:
+    """Plan the comparison, or find the one that was begun; None where it cannot be paid for.
+
+    A comparison that was begun goes on while its members are the same: were a new one added to
+    rounds that are over, its runs would not be interleaved with the others'.
+
+    Args:
+        history: The record.
+        objective: What is better.
+        baseline: Runs in every round; None where none runs.
+        left_s: Seconds of the budget that would be left had these trials not been run.
+    """
+    contenders = finalists(history, objective)
+    if not contenders:
+        return None
+    begun = [t for t in history.trials if t.spec.role is Role.CONFIRM]
+    # Of the comparison's own runs the plan must not depend: it would change on resume.
+    typical_s = history.explored.typical_s or 0.0
+    block = max((t.spec.confirm_round or 0 for t in begun), default=0) // ROUNDS
+    for first_round in (block * ROUNDS, (block + 1) * ROUNDS):
+        own = _runs_of(history, first_round)
+        members, n_rounds = _affordable(contenders, baseline, left_s(own), typical_s)
+        comparison = Comparison(members=members, first_round=first_round, n_rounds=n_rounds)
+        if not n_rounds:
+            return None
+        if _is_open_to(comparison, own):
+            return comparison
+    raise AssertionError("a comparison without runs is open to everyone")
+
+
+def next_run(
+    comparison: Comparison, history: History, *, seed: int
+) -> tuple[Candidate, int] | None:
+    """The candidate and round to run next; None when the comparison is complete.
+
+    The order is shuffled once by the seed and turned by one place per round, so that nobody always
+    runs first, and drift (a warming machine) meets all alike.
+    """
+    own = _runs_of(history, comparison.first_round)
+    order = sorted(comparison.members, key=lambda member: member.hash)
+    random.Random(seed).shuffle(order)
+    for turn in range(comparison.n_rounds):
+        round_number = comparison.first_round + turn
+        start = turn % len(order)
+        for member in (*order[start:], *order[:start]):
+            if not is_settled(_of(own, member, round_number)):
+                return member, round_number
+    return None
+
+
+def n_missing(comparison: Comparison, history: History) -> int:
+    """Runs that the comparison still needs."""
+    own = _runs_of(history, comparison.first_round)
+    done = {(t.spec.candidate_hash, t.spec.confirm_round) for t in own if t.result is not None}
+    return len(comparison.members) * comparison.n_rounds - len(done)
+
+
+def judge(comparison: Comparison, history: History, objective: Objective) -> Verdict | None:
+    """Compare the runs; None before every candidate has been through `MIN_ROUNDS`.
+
+    Work is on log samples/s, where run-to-run noise is a share and the same for all candidates,
+    so its variance is pooled over them (n - 1 degrees of freedom each). Rounds are not paired:
+    every candidate runs in each, so that drift cancels in the difference of two means anyway and
+    only widens the pooled variance. Pairing would give up the rounds' degrees of freedom (2 left
+    instead of 4 for two candidates: an interval half as wide again) to win that back.
+
+    A candidate that failed or broke the memory limit in any run has no figure: it is not one to
+    hand out.
+    """
+    own = _runs_of(history, comparison.first_round)
+    first_rounds = range(comparison.first_round, comparison.first_round + MIN_ROUNDS)
+    if not all(is_settled(_of(own, m, r)) for m in comparison.members for r in first_rounds):
+        return None
+    logs: dict[str, list[float]] = {}
+    peaks: dict[str, int | None] = {}
+    for member in comparison.members:
+        runs = results(t for t in own if t.spec.candidate_hash == member.hash)
+        measured = [run for run in runs if run.outcome.is_measured and run.samples_per_s]
+        if not measured or any(_disqualifies(run, objective) for run in runs):
+            continue
+        logs[member.hash] = [math.log(run.samples_per_s or 1.0) for run in measured]
+        known = [r.peak_memory_bytes for r in measured if r.peak_memory_bytes is not None]
+        peaks[member.hash] = max(known, default=None)
+    degrees = sum(len(values) - 1 for values in logs.values())
+    if degrees < 1:
+        return None
+    squares = sum((x - _mean(values)) ** 2 for values in logs.values() for x in values)
+    deviation = math.sqrt(squares / degrees)
+    t = t_quantile(_CONFIDENCE, degrees)
+    figures = {}
+    for key, values in logs.items():
+        mean, half_width = _mean(values), t * deviation / math.sqrt(len(values))
+        figures[key] = Figure(
+            samples_per_s=math.exp(mean),
+            low=math.exp(mean - half_width),
+            high=math.exp(mean + half_width),
+            peak_memory_bytes=peaks[key],
+        )
+    return Verdict(
+        figures=figures,
+        n_runs={key: len(values) for key, values in logs.items()},
+        deviation=deviation,
+        degrees=degrees,
+    )
+
+
+def _affordable(
+    contenders: list[Candidate], baseline: Candidate | None, left_s: float, typical_s: float
+) -> tuple[tuple[Candidate, ...], int]:
+    """As many finalists as the time allows, the last dropped first; then fewer rounds."""
+    others = [c for c in contenders if c != baseline]
+    fixed = [] if baseline is None else [baseline]
+    fewest = 1 if others and contenders[0] != baseline else 0
+    for n_rounds in range(ROUNDS, MIN_ROUNDS - 1, -1):
+        for n_others in range(len(others), fewest - 1, -1):
+            members = (*others[:n_others], *fixed)
+            if members and len(members) * n_rounds * typical_s <= left_s:
+                return members, n_rounds
+    return (), 0
+
+
+def _is_open_to(comparison: Comparison, own: Sequence[Trial]) -> bool:
+    """Whether every member has run in every round that is over."""
+    begun = max((t.spec.confirm_round or 0 for t in own), default=comparison.first_round)
+    return all(
+        _of(own, member, over)
+        for member in comparison.members
+        for over in range(comparison.first_round, begun)
+    )
+
+
+def _runs_of(history: History, first_round: int) -> list[Trial]:
+    rounds = range(first_round, first_round + ROUNDS)
+    return [t for t in history.trials if t.spec.confirm_round in rounds]
+
+
+def _of(own: Sequence[Trial], member: Candidate, round_number: int) -> list[Trial]:
+    return [
+        t
+        for t in own
+        if t.spec.candidate_hash == member.hash and t.spec.confirm_round == round_number
+    ]
+
+
+def _disqualifies(run: TrialResult, objective: Objective) -> bool:
+    return run.outcome.is_config_fault or not objective.fits(run.peak_memory_bytes)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

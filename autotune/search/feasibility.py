@@ -1,0 +1,67 @@
+"""What to say when nothing ran: what was seen, and the nearest change that could help."""
+
+from autotune.contract import Outcome, TrialResult
+from autotune.errors import NothingFeasibleError
+from autotune.knobs import KNOBS
+from autotune.search.history import History, results
+from autotune.search.objective import Objective
+from autotune.units import format_bytes
+
+_CHANGES = (
+    ("recompute", "none", "recomputation (a space with recompute: [none, full])"),
+    ("offload.optimizer", "none", "optimizer offload to the host (--space zero_offload)"),
+    ("offload.param", "none", "parameter offload to the host (--space zero_offload)"),
+)
+
+
+def nothing_feasible(history: History, objective: Objective) -> NothingFeasibleError:
+    """The error for a search in which no trial ran within the limits."""
+    ended = results(history.trials)
+    if not ended:
+        return NothingFeasibleError(
+            "no candidate of the space is legal for this job, and no baseline either",
+            "see what the rules say with --dry-run; choose a global batch that the world divides, "
+            "or another space",
+        )
+    lines = [f"none of {len(ended)} trials ran within the limits:"]
+    for outcome, count in sorted(history.counts.items()):
+        first = next(result for result in ended if result.outcome is outcome)
+        evidence = first.evidence or _too_much(first, objective)
+        lines.append(f"  {outcome} x {count}, such as trial {first.number}: {evidence}")
+    return NothingFeasibleError("\n".join(lines), _nearest_change(history, objective))
+
+
+def _nearest_change(history: History, objective: Objective) -> str:
+    ended = results(history.trials)
+    # An out-of-memory trial's peak is where it stopped, not what it would have needed.
+    whole = [r.peak_memory_bytes for r in ended if r.outcome.is_measured and r.peak_memory_bytes]
+    short_of_memory = bool(whole) or any(r.outcome is Outcome.OOM for r in ended)
+    if not short_of_memory:
+        last = ended[-1]
+        return f"see stderr.log of trial {last.number}; `autotune doctor` checks the machine"
+    changes = []
+    if whole:
+        changes.append(
+            f"more memory: the smallest peak of a trial that ran is {format_bytes(min(whole))}, "
+            f"allowed are {format_bytes(objective.allowed_bytes)}"
+        )
+    else:
+        changes.append(
+            f"more memory: every trial ran out of the {format_bytes(objective.allowed_bytes)} "
+            "that are allowed"
+        )
+    tried = history.tried
+    for knob, neutral, change in _CHANGES:
+        if all(t.candidate.get(knob, neutral) == neutral for t in tried):
+            changes.append(change)
+    smallest = min(t.candidate.micro_batch for t in tried)
+    if smallest > KNOBS["micro_batch"].minimum:
+        changes.append(f"a micro_batch below {smallest}")
+    return "nearest changes: " + "; ".join(changes)
+
+
+def _too_much(result: TrialResult, objective: Objective) -> str:
+    return (
+        f"peak memory {format_bytes(result.peak_memory_bytes)} is above the "
+        f"{format_bytes(objective.allowed_bytes)} that are allowed"
+    )

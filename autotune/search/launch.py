@@ -1,0 +1,103 @@
+"""From a candidate to a trial: the spec that its ranks will read."""
+
+import json
+from dataclasses import dataclass
+
+from autotune.candidate import Candidate
+from autotune.contract import Measure, Role, TrialSpec
+from autotune.engines.base import Engine
+from autotune.hardware import Environment
+from autotune.job import Job
+
+MEASURE = Measure(
+    warmup_steps=2,
+    min_steps=5,
+    max_steps=30,
+    target_half_width=0.03,
+    budget_s=20.0,
+)
+"""Two steps cover the allocator's growth and lazy kernels; five are the fewest from which the
+median's interval means anything; candidates closer than 3% are the final comparison's to tell
+apart, and a trial should not measure for longer than it takes to start."""
+
+CONFIRM_MEASURE = Measure(
+    warmup_steps=2,
+    min_steps=10,
+    max_steps=30,
+    target_half_width=0.02,
+    budget_s=30.0,
+)
+"""The claim rests on these runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A trial to start."""
+
+    candidate: Candidate
+    role: Role
+    confirm_round: int | None = None
+    retry_of: int | None = None
+
+
+def make_spec(
+    run: Run, *, study: str, number: int, job: Job, engine: Engine, environment: Environment
+) -> TrialSpec:
+    """The spec of a run.
+
+    Raises:
+        RenderError: The candidate's configuration does not render.
+    """
+    setup = engine.setup(run.candidate)
+    return TrialSpec(
+        study=study,
+        number=number,
+        role=run.role,
+        candidate_hash=run.candidate.hash,
+        knobs=dict(run.candidate.knobs),
+        world=run.candidate.world,
+        tp=run.candidate.tp,
+        pp=run.candidate.pp,
+        dp=run.candidate.dp,
+        micro_batch=run.candidate.micro_batch,
+        grad_accum=run.candidate.grad_accum,
+        global_batch=run.candidate.global_batch,
+        seq_len=job.seq_len,
+        precision=job.precision,
+        accelerator=environment.accelerator,
+        model=job.model.source,
+        recompute=setup.recompute,
+        expected=engine.expected(setup),
+        measure=CONFIRM_MEASURE if run.role is Role.CONFIRM else MEASURE,
+        memory_limit_bytes=job.memory_limit_bytes,
+        timeout_s=job.trial_timeout_s,
+        seed=job.seed,
+        confirm_round=run.confirm_round,
+        retry_of=run.retry_of,
+    )
+
+
+def answers_for(spec: TrialSpec, job: Job, environment: Environment) -> bool:
+    """Whether a recorded trial ran what the job asks about, so that it may be compared.
+
+    A name given with `--study` may be used for another job; its trials stay in the record and out
+    of this search.
+    """
+    theirs = (
+        spec.world,
+        spec.global_batch,
+        spec.seq_len,
+        spec.precision,
+        spec.memory_limit_bytes,
+        spec.accelerator,
+        json.dumps(spec.model, sort_keys=True),
+    )
+    return theirs == (
+        job.world,
+        job.global_batch,
+        job.seq_len,
+        job.precision,
+        job.memory_limit_bytes,
+        environment.accelerator,
+        json.dumps(job.model.source, sort_keys=True),
+    )

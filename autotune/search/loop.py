@@ -1,0 +1,346 @@
+"""The coordinator: baseline, search, final comparison; one thread, no state but the record."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from autotune.candidate import Candidate
+from autotune.contract import Role
+from autotune.engines.base import Engine
+from autotune.fleet.base import Fleet
+from autotune.hardware import Environment
+from autotune.job import Job
+from autotune.lattice import Lattice
+from autotune.record import Study, Trial
+from autotune.search import confirm
+from autotune.search.answer import Answer
+from autotune.search.base import (
+    Observer,
+    SearchResult,
+    Snapshot,
+    Stage,
+    StopReason,
+)
+from autotune.search.baseline import find_baseline
+from autotune.search.crew import POLL_S, Crew
+from autotune.search.feasibility import nothing_feasible
+from autotune.search.history import busy_s, intervals
+from autotune.search.interrupt import Interrupt
+from autotune.search.launch import Run
+from autotune.search.objective import Objective
+from autotune.search.sampler import propose
+from autotune.search.stop import n_done, why_stop
+
+_SNAPSHOT_S = 0.5
+
+
+def run_search(
+    job: Job,
+    *,
+    study: Study,
+    fleet: Fleet,
+    engine: Engine,
+    environment: Environment,
+    lattice: Lattice,
+    observer: Observer,
+    interrupt: Interrupt,
+) -> SearchResult:
+    """Search for the best candidate of a lattice, or go on with a search that was cut short.
+
+    The caller holds the study's lock and closes the fleet.
+
+    Args:
+        job: What to tune.
+        study: The record; the only state there is.
+        fleet: Where trials run.
+        engine: What a candidate means.
+        environment: The devices and versions at hand.
+        lattice: The legal candidates.
+        observer: Is shown what happens.
+        interrupt: Asks the search to drain or to end.
+
+    Raises:
+        NothingFeasibleError: No trial ran within the limits.
+        StudyError: The record cannot be read or written; what has ended before is in it.
+        FleetError: The fleet cannot hold the job's world, or ends one trial after the other.
+    """
+    search = _Search(
+        job,
+        study=study,
+        fleet=fleet,
+        engine=engine,
+        environment=environment,
+        lattice=lattice,
+        observer=observer,
+        interrupt=interrupt,
+    )
+    try:
+        return search.run()
+    except BaseException:
+        search.crew.abandon()
+        raise
+
+
+class _UntriedError(Exception):
+    """The baseline's ladder asks for a candidate that the record does not answer for."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        super().__init__(str(candidate))
+        self.candidate = candidate
+
+
+class _Search:
+    def __init__(
+        self,
+        job: Job,
+        *,
+        study: Study,
+        fleet: Fleet,
+        engine: Engine,
+        environment: Environment,
+        lattice: Lattice,
+        observer: Observer,
+        interrupt: Interrupt,
+    ) -> None:
+        self._job = job
+        self._study = study
+        self._engine = engine
+        self._environment = environment
+        self._lattice = lattice
+        self._observer = observer
+        self._interrupt = interrupt
+        # What a proposal does not name would count at its default, which the lattice may not have.
+        self._constants = {
+            name: value
+            for candidate in lattice.candidates
+            for name, value in candidate.knobs
+            if name not in lattice.values
+        }
+        self._objective = Objective.of(job, environment)
+        self._capacity = fleet.capacity(job.world)
+        self._stage = Stage.BASELINE
+        self._stop: StopReason | None = None
+        self._baseline: Candidate | None = None
+        self._comparison: confirm.Comparison | None = None
+        self._last_note = ""
+        self.crew = Crew(
+            job,
+            study=study,
+            fleet=fleet,
+            engine=engine,
+            environment=environment,
+            interrupt=interrupt,
+            note=self._note,
+        )
+
+    def run(self) -> SearchResult:
+        """Go through the stages."""
+        self.crew.recover()
+        self._save_facts()
+        self._drive(Stage.BASELINE, self._next_baseline, at_once=1)
+        self._drive(Stage.SEARCH, self._next_search, at_once=self._capacity)
+        if not self._interrupt.draining:
+            self._note(f"search ends: {self._stop}")
+            if self._answer().best() is None:
+                raise nothing_feasible(self.crew.history, self._objective)
+            self._plan_comparison()
+            self._drive(Stage.CONFIRM, self._next_confirm, at_once=1)
+        if self._interrupt.draining:
+            self._stop = StopReason.INTERRUPTED
+        self._save_facts()
+        self._show(Stage.DONE)
+        return self._result()
+
+    def _drive(self, stage: Stage, next_run: Callable[[], Run | None], *, at_once: int) -> None:
+        """Start what `next_run` asks for, `at_once` trials at a time, until it asks no more."""
+        self._show(stage)
+        shown_at = time.monotonic()
+        while True:
+            changed = False
+            while not self._interrupt.draining and self.crew.n_running < at_once:
+                run = next_run()
+                if run is None:
+                    break
+                self.crew.start(run)
+                changed = True
+            if self._interrupt.ending:
+                self.crew.cancel()
+            if not self.crew.n_running:
+                return
+            if changed or time.monotonic() - shown_at >= _SNAPSHOT_S:
+                self._show(stage)
+                shown_at = time.monotonic()
+            self._interrupt.wait(POLL_S)
+            if self.crew.collect():
+                self._show(stage)
+
+    def _next_baseline(self) -> Run | None:
+        try:
+            if self._job.baseline is None:
+                self._baseline = find_baseline(self._job, self._lattice.context, self._runs)
+            else:
+                theirs = self._users_own(self._job.baseline)
+                self._baseline = theirs if self._runs(theirs) else None
+        except _UntriedError as untried:
+            return self._run_of(untried.candidate, Role.BASELINE)
+        if self._baseline is None:
+            self._note("no baseline runs within the limits: there will be no speedup to report")
+        return None
+
+    def _users_own(self, path: Path) -> Candidate:
+        """The candidate that the user's own ds_config.json describes."""
+        engine, candidate = self._engine.baseline(path)
+        self.crew.render_with(candidate, engine)
+        return candidate
+
+    def _runs(self, candidate: Candidate) -> bool:
+        """Whether the candidate is legal and ran within the limits."""
+        tried = self.crew.history.explored.find(candidate)
+        if tried is not None and tried.is_settled:
+            return self._objective.figure(tried) is not None
+        if violations := self._lattice.violations(candidate):
+            if self._job.baseline is not None:
+                self._note(f"{self._job.baseline}: {violations[0].message}; {violations[0].fix}")
+            return False
+        raise _UntriedError(candidate)
+
+    def _next_search(self) -> Run | None:
+        history = self.crew.history
+        owed = next((t for t in history.tried if t.is_owed and t.is_searched), None)
+        if owed is not None:
+            return self._run_of(owed.candidate, Role.SEARCH)
+        typical_s = history.typical_s or 0.0
+        self._stop = why_stop(
+            history,
+            self._objective,
+            self._job.budget,
+            used_s=self._used_s(history.trials),
+            kept_s=2 * confirm.ROUNDS * typical_s,
+        )
+        if self._stop is not None:
+            return None
+        values = propose(
+            self._lattice.values,
+            history,
+            self._objective,
+            sampler=self._job.sampler,
+            n_budget=self._job.budget.trials,
+            seed=self._job.seed,
+        )
+        closed = {t.candidate.hash for t in history.tried if not t.is_owed}
+        candidate = self._lattice.nearest({**self._constants, **values}, closed)
+        if candidate is None:
+            self._stop = StopReason.EXHAUSTED
+            return None
+        return self._run_of(candidate, Role.SEARCH)
+
+    def _plan_comparison(self) -> None:
+        self._comparison = confirm.plan(
+            self.crew.history, self._objective, self._baseline, left_s=self._left_s
+        )
+        if self._comparison is None:
+            self._note("no time left for the final comparison: figures are those of single trials")
+
+    def _next_confirm(self) -> Run | None:
+        if self._comparison is None:
+            return None
+        chosen = confirm.next_run(self._comparison, self.crew.history, seed=self._job.seed)
+        if chosen is None:
+            return None
+        return self._run_of(chosen[0], Role.CONFIRM, confirm_round=chosen[1])
+
+    def _run_of(self, candidate: Candidate, role: Role, confirm_round: int | None = None) -> Run:
+        """A run that knows whether it repeats one that the platform ended."""
+        tried = self.crew.history.find(candidate)
+        failed = [
+            trial.spec.number
+            for trial in (tried.trials if tried is not None else ())
+            if trial.spec.confirm_round == confirm_round
+            and trial.result is not None
+            and trial.result.outcome.is_platform_fault
+        ]
+        return Run(
+            candidate=candidate,
+            role=role,
+            confirm_round=confirm_round,
+            retry_of=failed[-1] if failed else None,
+        )
+
+    def _used_s(self, trials: Sequence[Trial]) -> float:
+        """Wall-clock seconds with at least one trial in flight, earlier sessions included."""
+        now = time.time()
+        running = [(now - shown.elapsed_s, now) for shown in self.crew.running()]
+        return busy_s([*intervals(trials), *running])
+
+    def _left_s(self, without: Sequence[Trial]) -> float:
+        """Seconds left of the budget, had these trials not been run."""
+        if self._job.budget.time_s is None:
+            return float("inf")
+        numbers = {trial.spec.number for trial in without}
+        others = [t for t in self.crew.history.trials if t.spec.number not in numbers]
+        return self._job.budget.time_s - self._used_s(others)
+
+    def _answer(self) -> Answer:
+        return Answer(self._study, self.crew.history, self._objective)
+
+    def _result(self) -> SearchResult:
+        return self._answer().final(
+            baseline=self._baseline,
+            comparison=self._comparison,
+            stop_reason=self._stop or StopReason.INTERRUPTED,
+            interrupted=self._interrupt.draining,
+        )
+
+    def _save_facts(self) -> None:
+        """Keep what the trials do not hold: the devices, the model's shape, why it ended."""
+        facts = {
+            "environment": dataclasses.asdict(self._environment),
+            "model": {
+                "name": self._job.model.name,
+                "shape": dataclasses.asdict(self._job.model.shape),
+            },
+            "stop_reason": self._stop,
+        }
+        self._study.write_state({**self._study.read_state(), **facts})
+
+    def _note(self, note: str) -> None:
+        self._last_note = note
+        self._observer.on_note(note)
+
+    def _show(self, stage: Stage) -> None:
+        answer = self._answer()
+        history = self.crew.history
+        used_s = self._used_s(history.trials)
+        self._observer.on_snapshot(
+            Snapshot(
+                stage=stage,
+                counts=history.counts,
+                n_done=n_done(history),
+                n_budget=self._job.budget.trials,
+                running=self.crew.running(),
+                baseline=answer.baseline(self._baseline),
+                best=answer.best(),
+                elapsed_s=used_s,
+                time_left_s=self._time_left_s(stage, used_s),
+                note=self._last_note,
+            )
+        )
+
+    def _time_left_s(self, stage: Stage, used_s: float) -> float | None:
+        """What is left to run at the typical trial's length; the budget ends it sooner."""
+        typical_s = self.crew.history.typical_s
+        if stage is Stage.DONE:
+            return 0.0
+        if typical_s is None:
+            return None
+        n_search = 0
+        if stage is not Stage.CONFIRM:
+            n_search = self._job.budget.trials - n_done(self.crew.history)
+        n_confirm = 2 * confirm.ROUNDS
+        if self._comparison is not None:
+            n_confirm = confirm.n_missing(self._comparison, self.crew.history)
+        left_s = (n_search / self._capacity + n_confirm) * typical_s
+        if self._job.budget.time_s is not None:
+            left_s = min(left_s, max(0.0, self._job.budget.time_s - used_s))
+        return left_s

@@ -1,0 +1,137 @@
+"""What is feasible and what is better, for the sampler, the comparison and the report alike."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.contract import Outcome, TrialResult
+from autotune.hardware import Environment
+from autotune.job import Job
+from autotune.job import Objective as Wish
+from autotune.search.history import Tried, results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """What a candidate achieves, from one trial or from several."""
+
+    samples_per_s: float
+    low: float
+    """Lower end of the 95% interval of `samples_per_s`."""
+    high: float
+    peak_memory_bytes: int | None
+    """None where the device's meter said nothing; such a candidate is taken to fit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """The job's objective with its memory limit."""
+
+    wish: Wish
+    allowed_bytes: float
+    """Per device: the limit less the head room."""
+
+    @classmethod
+    def of(cls, job: Job, environment: Environment) -> "Objective":
+        """The objective of a job on the devices at hand."""
+        limit_bytes = job.memory_limit_bytes or environment.device_memory_bytes
+        return cls(wish=job.objective, allowed_bytes=limit_bytes * (1 - job.head_room))
+
+    def fits(self, peak_memory_bytes: int | None) -> bool:
+        """Whether a peak leaves the head room free."""
+        return peak_memory_bytes is None or peak_memory_bytes <= self.allowed_bytes
+
+    def figure(self, tried: Tried) -> Figure | None:
+        """The candidate's figure from its own trial; None unless it ran and is feasible.
+
+        One run that failed or broke the limit is enough: it would happen to the user as well.
+        """
+        result = tried.measured
+        if result is None or tried.fault is not None or result.samples_per_s is None:
+            return None
+        if not all(self.fits(run.peak_memory_bytes) for run in results(tried.trials)):
+            return None
+        return figure_of(result)
+
+    def best(self, figures: Mapping[str, Figure]) -> str | None:
+        """The key of the best figure; the first of equals."""
+        if not figures:
+            return None
+        fastest = max(figures, key=lambda key: figures[key].samples_per_s)
+        if self.wish.name == "samples_per_s":
+            return fastest
+        floor = self.wish.floor * figures[fastest].samples_per_s
+        kept = [key for key, figure in figures.items() if figure.samples_per_s >= floor]
+        return min(kept, key=lambda key: _peak(figures[key]))
+
+    def contenders(self, figures: Mapping[str, Figure]) -> list[str]:
+        """Keys of the figures that could be the best one, given their intervals; best first.
+
+        For samples/s those whose interval overlaps the best's. For the lowest memory the fastest
+        one (it sets the floor), the best, and those with less memory whose interval reaches the
+        floor.
+        """
+        best = self.best(figures)
+        if best is None:
+            return []
+        if self.wish.name == "samples_per_s":
+            near = [key for key in figures if figures[key].high >= figures[best].low]
+            return sorted(near, key=lambda key: (key != best, -figures[key].samples_per_s))
+        fastest = max(figures, key=lambda key: figures[key].samples_per_s)
+        floor = self.wish.floor * figures[fastest].samples_per_s
+        smaller = [
+            key
+            for key in sorted(figures, key=lambda key: _peak(figures[key]))
+            if figures[key].high >= floor and _peak(figures[key]) < _peak(figures[best])
+        ]
+        return list(dict.fromkeys([best, fastest, *smaller]))
+
+    def value(self, tried: Tried, worst_peak_bytes: float) -> float:
+        """What the sampler is told: samples/s to maximise, or peak bytes to minimise.
+
+        Args:
+            tried: A settled candidate.
+            worst_peak_bytes: What a configuration without a peak of its own is told with.
+        """
+        result = tried.measured
+        if self.wish.name == "samples_per_s":
+            return 0.0 if result is None else result.samples_per_s or 0.0
+        if result is None or result.peak_memory_bytes is None:
+            return worst_peak_bytes
+        return float(result.peak_memory_bytes)
+
+    def constraints(self, tried: Tried, best_samples_per_s: float) -> dict[str, float]:
+        """How far a settled candidate is from feasible; 0 or less: feasible in that respect.
+
+        Always the same names in the same order: Optuna takes a trial without a constraint for
+        feasible, and its Gaussian process sampler relies on the order. All are shares, so that
+        none outweighs the others: a fault counts as one whole.
+        """
+        outcome = tried.fault.outcome if tried.fault is not None else Outcome.OK
+        result = tried.measured
+        over_memory, too_slow = 0.0, 0.0
+        if result is not None and result.peak_memory_bytes is not None:
+            over_memory = result.peak_memory_bytes / self.allowed_bytes - 1
+        if result is not None and self.wish.name == "peak_memory" and best_samples_per_s > 0:
+            too_slow = 1 - (result.samples_per_s or 0.0) / (self.wish.floor * best_samples_per_s)
+        return {
+            "memory": 1.0 if outcome is Outcome.OOM else over_memory,
+            "validity": float(outcome is Outcome.INVALID),
+            "finiteness": float(outcome is Outcome.NONFINITE),
+            "time": float(outcome is Outcome.TIMEOUT),
+            "floor": too_slow,
+        }
+
+
+def figure_of(result: TrialResult) -> Figure:
+    """The figure of one measured trial."""
+    rate = result.samples_per_s or 0.0
+    return Figure(
+        samples_per_s=rate,
+        low=rate if result.samples_per_s_low is None else result.samples_per_s_low,
+        high=rate if result.samples_per_s_high is None else result.samples_per_s_high,
+        peak_memory_bytes=result.peak_memory_bytes,
+    )
+
+
+def _peak(figure: Figure) -> float:
+    return float("inf") if figure.peak_memory_bytes is None else figure.peak_memory_bytes

@@ -1,0 +1,62 @@
+"""When a search stops proposing: trials, time, no gain."""
+
+from autotune.job import Budget
+from autotune.search.base import StopReason
+from autotune.search.history import History, Tried
+from autotune.search.objective import Objective
+
+CONFIRM_SHARE = 1 / 3
+"""Most of a time budget that is kept back for the final comparison."""
+
+
+def searched(history: History) -> list[Tried]:
+    """Candidates of the search proper, in order; those that were only cancelled are open again."""
+    return [t for t in history.tried if t.is_searched and (t.is_settled or _counts(t))]
+
+
+def n_done(history: History) -> int:
+    """Candidates of the search proper that are settled."""
+    return sum(t.is_settled for t in searched(history))
+
+
+def why_stop(
+    history: History, objective: Objective, budget: Budget, *, used_s: float, kept_s: float
+) -> StopReason | None:
+    """The reason not to start another trial of the search; None to go on.
+
+    Args:
+        history: What was tried.
+        objective: What is better.
+        budget: The job's.
+        used_s: Wall-clock seconds that trials took so far, earlier sessions included.
+        kept_s: Seconds that the final comparison will need; at most `CONFIRM_SHARE` is kept.
+    """
+    if len(searched(history)) >= budget.trials:
+        return StopReason.TRIALS
+    if budget.time_s is not None:
+        kept_s = min(kept_s, budget.time_s * CONFIRM_SHARE)
+        if used_s + (history.typical_s or 0.0) + kept_s > budget.time_s:
+            return StopReason.TIME
+    if budget.patience is not None and _n_since_gain(history, objective) >= budget.patience:
+        return StopReason.PATIENCE
+    return None
+
+
+def _n_since_gain(history: History, objective: Objective) -> int:
+    """Settled trials of the search since the best one; all of them while there is none."""
+    tried = {t.candidate.hash: t for t in history.tried}
+    figures = {key: f for key, t in tried.items() if (f := objective.figure(t)) is not None}
+    best = objective.best(figures)
+    gained_at = -1 if best is None else _number(tried[best])
+    return sum(t.is_settled and _number(t) > gained_at for t in searched(history))
+
+
+def _number(tried: Tried) -> int:
+    return tried.trials[0].spec.number
+
+
+def _counts(tried: Tried) -> bool:
+    return tried.is_running or any(
+        trial.result is not None and trial.result.outcome.is_platform_fault
+        for trial in tried.explored
+    )

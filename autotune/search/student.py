@@ -1,0 +1,42 @@
+"""Quantiles of Student's t distribution; one number is no reason to depend on scipy."""
+
+import math
+
+
+def t_quantile(p: float, degrees: int) -> float:
+    """The value that a t-distributed number stays below with probability `p`.
+
+    The cumulative distribution is a finite sum for a whole number of degrees of freedom
+    (Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4); bisection
+    inverts it to the precision of a float.
+
+    Args:
+        p: Probability, at least 0.5 and below 1.
+        degrees: Degrees of freedom, at least 1.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+    if not 0.5 <= p < 1 or degrees < 1:
+        raise ValueError(f"t quantile of p={p} with {degrees} degrees of freedom")
+    low, high = 0.0, math.pi / 2
+    while (theta := (low + high) / 2) not in (low, high):
+        if _central_probability(theta, degrees) < 2 * p - 1:
+            low = theta
+        else:
+            high = theta
+    return math.sqrt(degrees) * math.tan(theta)
+
+
+def _central_probability(theta: float, degrees: int) -> float:
+    """Probability of |t| < sqrt(degrees) * tan(theta)."""
+    cosine = math.cos(theta)
+    odd = degrees % 2 == 1
+    term = cosine if odd else 1.0
+    total = 0.0
+    for k in range(3 if odd else 2, degrees + 1, 2):
+        total += term
+        term *= cosine**2 * (k - 1) / k
+    if odd:
+        return 2 / math.pi * (theta + math.sin(theta) * total)
+    return math.sin(theta) * total
