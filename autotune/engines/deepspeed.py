@@ -24,6 +24,7 @@ from autotune.errors import JobError, RenderError
 from autotune.hardware import Environment
 from autotune.job import DEFAULT_OPTIMIZER, Job
 from autotune.knobs import KNOBS, Context, canonical
+from autotune.model import ModelShape
 from autotune.render.merge import clashes, look_up, merge, without
 from autotune.render.templates import Templates, canonical_json
 from autotune.rules.base import Setup
@@ -145,6 +146,8 @@ class DeepSpeedEngine:
             "gradient_clipping": config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
             "communication_dtype": config.get("communication_data_type", setup.precision),
         }
+        if setup.model is not None and "config" in self._job.model.source:
+            expected["recomputed_layers"] = _recomputed_layers(setup.recompute, setup.model)
         if setup.model is not None and setup.tp == 1 and setup.pp == 1:
             expected["n_params"] = setup.model.n_params
         for name, stages in _READ_BACK_STAGES.items():
@@ -316,6 +319,12 @@ def _value(config: Mapping[str, Any], knob: str) -> Any:
     if knob.startswith("offload.") and isinstance(value, Mapping):
         value = value.get("device")
     return KNOBS[knob].default_for({"zero.stage": stage}) if value is None else value
+
+
+def _recomputed_layers(recompute: str, model: ModelShape) -> int:
+    if recompute.startswith("every_"):  # layers 0, K, 2K, ...
+        return -(-model.n_layers // int(recompute.removeprefix("every_")))
+    return model.n_layers if recompute == "full" else 0
 
 
 def _optimizer(job: Job, theirs: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -1,0 +1,165 @@
+"""What the live engine says of itself, for comparison with what was asked.
+
+Taken from the objects that do the work (the optimizer wrapper, process groups, parameters, split
+layers), because DeepSpeed's configuration classes accept most settings that it then ignores. Only
+what no object holds (the micro-batch) is asked of the engine's configuration.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import deepspeed.comm as dist
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.module_inject.layers import TensorParallel_Layer
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.pipe.module import PipelineModule
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+_DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def read_back(engine: Any) -> dict[str, Any]:
+    """Read the configuration that a live DeepSpeed engine trains with.
+
+    Returns:
+        By name; sizes are in elements. A name that means nothing at the engine's stage is absent.
+    """
+    optimizer, stage = engine.optimizer, _stage(engine)
+    accum = engine.gradient_accumulation_steps()
+    found = {
+        "stage": stage,
+        "micro_batch": engine.train_micro_batch_size_per_gpu(),
+        "grad_accum": getattr(optimizer, "gradient_accumulation_steps", accum),
+        "dp": dist.get_world_size(group=engine.seq_data_parallel_group),
+        "tp": _tp(engine.module),
+        "pp": engine.module.num_stages if isinstance(engine.module, PipelineModule) else 1,
+        "dtype": _dtype_name(_parameter_dtype(engine.module)),
+        "gradient_clipping": _clipping(engine),
+        "communication_dtype": _dtype_name(
+            getattr(optimizer, "communication_data_type", engine.communication_data_type)
+        ),
+        "n_params": _n_params(engine.module),
+        "recomputed_layers": recomputed_layers(engine.module),
+        "optimizer": type(engine.basic_optimizer).__name__,
+        "optimizer_wrapper": type(optimizer).__name__,
+    }
+    if isinstance(optimizer, DeepSpeedZeroOptimizer):
+        found |= _read_stage_1_and_2(optimizer)
+    elif isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        found |= _read_stage_3(engine, optimizer)
+    return found
+
+
+def recomputed_layers(module: torch.nn.Module) -> int:
+    """How many layers of a module recompute their activations (Hugging Face's switch is on)."""
+    layers = (
+        layer
+        for parent in module.modules()
+        if isinstance(parent, torch.nn.ModuleList)
+        for layer in parent
+    )
+    return sum(bool(getattr(layer, "gradient_checkpointing", False)) for layer in layers)
+
+
+def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
+    """One sentence for each thing that was asked and does not run so."""
+    return [
+        f"{name}: asked {asked}, the engine "
+        + (f"runs {actual[name]}" if name in actual else "has no such thing at its stage")
+        for name, asked in sorted(expected.items())
+        if name not in actual or actual[name] != asked
+    ]
+
+
+def _stage(engine: Any) -> int:
+    optimizer = engine.optimizer
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        return 3
+    if isinstance(optimizer, DeepSpeedZeroOptimizer):
+        return 2 if optimizer.partition_gradients else 1
+    if isinstance(optimizer, BF16_Optimizer):  # shards the optimizer states, and says stage 1
+        return 1
+    return 0
+
+
+def _tp(module: torch.nn.Module) -> int:
+    """Largest group over which a layer is really split; AutoTP may find nothing to split."""
+    degrees = [m.tp_world_size for m in module.modules() if _is_split(m)]
+    return max(degrees, default=1)
+
+
+def _is_split(module: torch.nn.Module) -> bool:
+    return isinstance(module, TensorParallel_Layer) and module.mp_group is not None
+
+
+def _parameter_dtype(module: torch.nn.Module) -> torch.dtype:
+    """Of the parameter with the most elements: norms may be kept in fp32."""
+    parameter = max(module.parameters(), key=_numel)
+    return parameter.dtype
+
+
+def _numel(parameter: torch.nn.Parameter) -> int:
+    # At stage 3 `numel()` is that of the empty placeholder.
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def _n_params(module: torch.nn.Module) -> int:
+    """Trainable elements, a shared tensor counted once; of one rank where layers are split."""
+    return sum(_numel(p) for p in module.parameters() if p.requires_grad)
+
+
+def _clipping(engine: Any) -> float:
+    # Without a wrapper (fp32 at stage 0) the engine clips by itself, by its configuration.
+    optimizer = engine.optimizer
+    return float(getattr(optimizer, "clip_grad", engine.gradient_clipping()))
+
+
+def _read_stage_1_and_2(optimizer: DeepSpeedZeroOptimizer) -> dict[str, Any]:
+    masters = optimizer.single_partition_of_fp32_groups
+    held = {tensor.device.type for tensor in masters}
+    return {
+        "offload_optimizer": _device(optimizer.cpu_offload and held == {"cpu"}),
+        "reduce_bucket_size": optimizer.reduce_bucket_size,
+        "allgather_bucket_size": optimizer.allgather_bucket_size,
+        "overlap_comm": bool(optimizer.overlap_comm),
+    }
+
+
+def _read_stage_3(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> dict[str, Any]:
+    parameters = optimizer.parameter_offload
+    coordinator = parameters.get_param_coordinator()
+    # Both values are private to the coordinator, which is what prefetches and releases.
+    private = {name.rpartition("__")[2]: value for name, value in vars(coordinator).items()}
+    return {
+        "offload_optimizer": _offload(optimizer.offload_optimizer, optimizer.swap_optimizer),
+        "offload_param": _offload(
+            parameters.offload_device is not None, optimizer.params_in_nvme_and_cpu
+        ),
+        "reduce_bucket_size": optimizer.reduce_bucket_size,
+        "overlap_comm": _overlaps(engine, optimizer),
+        "prefetch_bucket_size": private["prefetch_bucket_sz"],
+        "max_live_parameters": private["max_n_available_params"],
+        "param_persistence_threshold": parameters.param_numel_persistence_threshold,
+        "n_persistent_params": len(optimizer.persistent_parameters),
+    }
+
+
+def _overlaps(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> bool:
+    stream = optimizer.reduce_and_partition_stream
+    if stream is None:  # a device without streams, such as the CPU, overlaps nothing either way
+        return bool(engine.zero_overlap_comm())
+    return bool(stream != get_accelerator().default_stream())
+
+
+def _offload(is_offloaded: bool, is_swapped: bool) -> str:
+    return "nvme" if is_swapped else _device(is_offloaded)
+
+
+def _device(is_offloaded: bool) -> str:
+    return "cpu" if is_offloaded else "none"
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return _DTYPE_NAMES.get(dtype, str(dtype))
