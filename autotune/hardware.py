@@ -1,6 +1,51 @@
-"""Accelerators of this machine, what is installed for them, and GPU tables."""
+"""Accelerators of this machine, what is installed for them, and the table of GPU peaks.
 
+Nothing here imports torch: NVML and the kernel answer in milliseconds.
+"""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+
+from autotune import cgroup
+from autotune.errors import FleetError
+
+# Dense matrix peak in TFLOP/s, no sparsity: bf16 with fp32 accumulation, fp16 where there is no
+# bf16 (V100, T4). Datasheets that print the sparse figure are halved. First match wins.
+_PEAK_TFLOPS: tuple[tuple[str, float], ...] = (
+    (r"\bGB200\b", 2500),  # NVIDIA GB200 NVL72 datasheet: 5 PF sparse per GPU
+    (r"\bB200\b", 2250),  # NVIDIA HGX B200 datasheet: 4.5 PF sparse
+    (r"\bGH200\b", 989),  # NVIDIA GH200 datasheet
+    (r"\bH200 NVL\b", 835),  # NVIDIA H200 datasheet: 1671 sparse
+    (r"\bH200\b", 989),  # NVIDIA H200 datasheet: 1979 sparse
+    (r"\bH20\b", 148),  # NVIDIA H20 datasheet
+    (r"\bH[18]00 PCIe\b", 756),  # NVIDIA H100 datasheet: 1513 sparse
+    (r"\bH100 NVL\b", 835),  # NVIDIA H100 datasheet: 1671 sparse
+    (r"\bH[18]00\b", 989),  # NVIDIA H100 datasheet, SXM: 1979 sparse; H800 differs in links
+    (r"\bA[18]00\b", 312),  # NVIDIA A100 datasheet; A800 differs in links
+    (r"\bA40\b", 150),  # NVIDIA A40 datasheet: 149.7
+    (r"\bA30\b", 165),  # NVIDIA A30 datasheet
+    (r"\bA10\b", 125),  # NVIDIA A10 datasheet
+    (r"\bL40S\b", 362),  # NVIDIA L40S datasheet: 362.05
+    (r"\bL40\b", 181),  # NVIDIA L40 datasheet: 181.05
+    (r"\bL4\b", 121),  # NVIDIA L4 datasheet: 242 sparse
+    (r"\bV100S\b", 130),  # NVIDIA V100 datasheet, fp16
+    (r"\bV100-PCIE\b", 112),  # NVIDIA V100 datasheet, fp16
+    (r"\bV100\b", 125),  # NVIDIA V100 datasheet, SXM2, fp16
+    (r"\bT4\b", 65),  # NVIDIA T4 datasheet, fp16
+    (r"\bRTX A6000\b", 155),  # NVIDIA RTX A6000 datasheet: 309.7 sparse
+    (r"\bRTX 4090(?! (D|Laptop))\b", 165),  # NVIDIA Ada GPU architecture paper, appendix A: 165.2
+    (r"\bRTX 3090(?! Ti)\b", 71),  # NVIDIA GA102 architecture paper, appendix A: 71
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,5 +63,211 @@ class Environment:
     """Dense bf16/fp16 matrix peak of one device in FLOP/s by its datasheet; None if unknown."""
     deepspeed_version: str
     torch_version: str
-    precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
-    """What DeepSpeed accepts on this accelerator; many CPUs have no fp16, older GPUs no bf16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One visible GPU as NVML sees it now."""
+
+    index: int
+    """As the ranks count: position in `CUDA_VISIBLE_DEVICES`, if that is set."""
+    name: str
+    uuid: str
+    memory_bytes: int
+    memory_used_bytes: int
+    """By anybody, this user or another."""
+    utilization: float | None
+    """Share of the last sample period in which a kernel ran (0 to 1); None if not reported."""
+
+
+def detect_environment() -> Environment:
+    """Find the accelerators of this machine and the versions of what drives them.
+
+    GPUs count if NVML shows them, `CUDA_VISIBLE_DEVICES` does not hide them, and the installed
+    torch is built for CUDA; else the cores that this process may use are the devices.
+    `DS_ACCELERATOR` decides where it is set. Of unlike GPUs, the first names them, the smallest
+    memory counts, and there is no peak.
+
+    Raises:
+        FleetError: torch or DeepSpeed is missing, or `DS_ACCELERATOR` names an accelerator that
+            is not there or that is not supported.
+    """
+    torch, deepspeed = version_of("torch"), version_of("deepspeed")
+    if torch is None or deepspeed is None:
+        missing = "torch" if torch is None else "deepspeed"
+        raise FleetError(f"{missing} is not installed", f"pip install {missing}")
+    accelerator, devices = find_accelerator()
+    if accelerator == "cuda":
+        names = {gpu.name for gpu in devices}
+        return Environment(
+            accelerator="cuda",
+            n_devices=len(devices),
+            device_name=devices[0].name,
+            device_memory_bytes=min(gpu.memory_bytes for gpu in devices),
+            peak_flops=peak_flops(devices[0].name) if len(names) == 1 else None,
+            deepspeed_version=deepspeed,
+            torch_version=torch,
+        )
+    return Environment(
+        accelerator="cpu",
+        n_devices=len(usable_cores()),
+        device_name=cpu_name(),
+        device_memory_bytes=usable_memory_bytes(),
+        peak_flops=None,
+        deepspeed_version=deepspeed,
+        torch_version=torch,
+    )
+
+
+def find_accelerator() -> tuple[str, list[Gpu]]:
+    """`cuda` with its GPUs, or `cpu` with none.
+
+    Raises:
+        FleetError: `DS_ACCELERATOR` asks for what is not there or not supported.
+    """
+    asked = os.environ.get("DS_ACCELERATOR", "")
+    if asked not in ("", "cpu", "cuda"):
+        raise FleetError(
+            f"DS_ACCELERATOR={asked} is not supported", "set it to cpu or cuda, or unset it"
+        )
+    if asked == "cpu":
+        return "cpu", []
+    devices = visible_gpus()
+    if devices and torch_cuda_version() is not None:
+        return "cuda", devices
+    if asked == "cuda":
+        raise FleetError(
+            "DS_ACCELERATOR=cuda, but "
+            + ("torch is built without CUDA" if devices else "NVML shows no visible GPU"),
+            "python -m autotune doctor says more; DS_ACCELERATOR=cpu trains on the cores",
+        )
+    return "cpu", []
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Dense bf16 (V100, T4: fp16) matrix peak of one GPU in FLOP/s, by its datasheet.
+
+    Args:
+        device_name: As NVML spells it, such as `NVIDIA A100-SXM4-80GB`.
+
+    Returns:
+        None for a device that is not in the table, and for a slice of one (MIG).
+    """
+    if "MIG" in device_name:
+        return None
+    matches = (tflops for name, tflops in _PEAK_TFLOPS if re.search(name, device_name))
+    return next((tflops * 1e12 for tflops in matches), None)
+
+
+def visible_gpus() -> list[Gpu]:
+    """The GPUs that a process started here would see, with their state; none without a driver.
+
+    NVML counts by PCI bus; `CUDA_VISIBLE_DEVICES` counts so too where all GPUs are alike or
+    `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+    """
+    with _nvml() as there:
+        if not there:
+            return []
+        handles = _visible_handles(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return [_gpu(index, handle) for index, handle in enumerate(handles)]
+
+
+def usable_cores() -> list[int]:
+    """The logical cores that this process may use: by affinity and cgroup quota."""
+    cores = sorted(os.sched_getaffinity(0))
+    quota = cgroup.cpu_quota()
+    return cores if quota is None else cores[: max(1, int(quota))]
+
+
+def usable_memory_bytes() -> int:
+    """The host's memory, or the cgroup's limit if that is less."""
+    total_bytes: int = psutil.virtual_memory().total
+    limit_bytes = cgroup.memory_limit_bytes()
+    return total_bytes if limit_bytes is None else min(total_bytes, limit_bytes)
+
+
+def cpu_name() -> str:
+    """The processor as the kernel names it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return "CPU"
+
+
+def version_of(package: str) -> str | None:
+    """The installed version of a package, without importing it; None if it is not there."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def torch_cuda_version() -> str | None:
+    """The CUDA version that the installed torch is built for; None for none."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    with contextlib.suppress(OSError):
+        text = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
+        match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+        return match[1] if match else None
+    return None
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[bool]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible_handles(visible: str | None) -> list[Any]:
+    """As CUDA reads the variable: indices or UUID prefixes, cut at the first that is not there."""
+    handles = [
+        pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
+    ]
+    if visible is None:
+        return handles
+    chosen: list[Any] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        handle = _handle(entry, handles)
+        if handle is None:
+            break
+        chosen.append(handle)
+    return chosen
+
+
+def _handle(entry: str, handles: list[Any]) -> Any | None:
+    if entry.isdigit():
+        return handles[int(entry)] if int(entry) < len(handles) else None
+    if entry.startswith("MIG-"):
+        with contextlib.suppress(pynvml.NVMLError):
+            return pynvml.nvmlDeviceGetHandleByUUID(entry)
+        return None
+    if not entry.startswith("GPU-"):
+        return None
+    named = [h for h in handles if pynvml.nvmlDeviceGetUUID(h).startswith(entry)]
+    return named[0] if len(named) == 1 else None
+
+
+def _gpu(index: int, handle: Any) -> Gpu:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    utilization = None
+    with contextlib.suppress(pynvml.NVMLError):  # MIG slices do not report it
+        utilization = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+    return Gpu(
+        index=index,
+        name=pynvml.nvmlDeviceGetName(handle),
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        memory_bytes=int(memory.total),
+        memory_used_bytes=int(memory.used),
+        utilization=utilization,
+    )

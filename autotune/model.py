@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import JobError
-from autotune.model_families import FAMILIES, has_closed_form
+from autotune.model_families import FAMILIES, SPLIT_BY_AUTOTP, has_closed_form
 from autotune.model_shape import ModelShape, train_flops_per_token
 
 __all__ = ["Model", "ModelShape", "load_model", "presets", "train_flops_per_token"]
@@ -36,7 +36,7 @@ class Model:
     """`TrialSpec.model`: `{"config": {...}}` or `{"factory": "package.module:name",
     "path": [...]}`, each with `vocab`, the number of token ids."""
     supports_tp: bool
-    """Whether DeepSpeed's AutoTP can split it (Hugging Face architectures)."""
+    """Whether DeepSpeed's AutoTP splits it (most Hugging Face architectures, no others)."""
     supports_recompute: bool
 
 
@@ -104,7 +104,7 @@ def _from_config(name: str, config: dict[str, Any], *, where: str) -> Model:
         )
     if has_closed_form(config):
         shape = FAMILIES[config["model_type"]](config, where)
-        supports_tp = supports_recompute = True
+        supports_tp, supports_recompute = config["model_type"] in SPLIT_BY_AUTOTP, True
     else:
         found = _probe({"config": config}, where=where)
         shape = ModelShape(**found["shape"])

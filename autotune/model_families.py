@@ -192,3 +192,8 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any], str], ModelShape]] = {
     "qwen2": _qwen2,
     "mixtral": _mixtral,
 }
+"""model_type -> shape of a config, given where the config came from; raises JobError."""
+
+SPLIT_BY_AUTOTP = frozenset({"llama", "mistral", "qwen2"})
+"""Those that DeepSpeed's AutoTP splits. It refuses GPT-2 by name (`AutoTP.supported`), and
+Mixtral since transformers 5 keeps its experts in packed tensors (`TPPlanConverter.convert`)."""

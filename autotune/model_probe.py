@@ -21,6 +21,17 @@ _EXPERT = re.compile(r"(^|\.)experts\.")
 _GATE = re.compile(r"(^|\.)(gate_proj|gate_up_proj|w3)(\.weight)?$")
 _POSITION = re.compile(r"(^|[._])(wpe|pos|position|positions|position_embeddings?)$")
 
+# DeepSpeed 0.19.8, module_inject: tp_plan_converter.py, and AutoTP.supported for want of a plan.
+_TP_STYLES = {
+    "colwise",
+    "colwise_rep",
+    "colwise_gather_output",
+    "rowwise",
+    "replicated_with_grad_allreduce",
+    "embedding_rowwise",
+}
+_TP_REFUSED = {"deberta", "flaubert", "fsmt", "gpt2", "led", "longformer", "xlm", "xlnet"}
+
 
 class _NotUsableError(Exception):
     def __init__(self, message: str, hint: str) -> None:
@@ -36,7 +47,7 @@ def main() -> None:
         _check_forward(module)
         answer = {
             "shape": shape_of(module),
-            "supports_tp": isinstance(module, PreTrainedModel),
+            "supports_tp": _supports_tp(module),
             "supports_recompute": _supports_recompute(module),
         }
     except _NotUsableError as error:
@@ -48,7 +59,8 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
     """The fields of a `ModelShape`, from the module's tensors and, where it has one, its config.
 
     Raises:
-        _NotUsableError: It has no trainable parameters, or its vocabulary cannot be seen.
+        _NotUsableError: It has no trainable parameters, its vocabulary cannot be seen, or a token
+            takes more experts than there are.
     """
     sizes = {name: p.numel() for name, p in module.named_parameters() if p.requires_grad}
     if not sizes:
@@ -63,6 +75,11 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
         )
     n_experts = known("num_local_experts", "num_experts", "n_routed_experts")
     per_token = known("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
+    if per_token > n_experts > 0:
+        raise _NotUsableError(
+            f"{per_token} experts per token are more than the {n_experts} experts",
+            f"choose 1 to {n_experts}",
+        )
     in_experts = sum(size for name, size in sizes.items() if _EXPERT.search(name))
     idle = in_experts - in_experts * per_token // n_experts if n_experts and per_token else 0
     attention = next((m for m in module.modules() if isinstance(m, nn.MultiheadAttention)), None)
@@ -121,7 +138,7 @@ def _from_factory(source: dict[str, Any]) -> nn.Module:
     module = _call(factory)
     if not isinstance(module, nn.Module):
         raise _NotUsableError(
-            f"it returned a {type(module).__name__}, not a torch.nn.Module",
+            f"it returned {type(module).__name__}, not a torch.nn.Module",
             "return the module itself",
         )
     return module
@@ -152,6 +169,17 @@ def _check_forward(module: nn.Module) -> None:
             f"{type(module).__name__}.forward does not take input_ids and labels: {error}",
             "define forward(self, input_ids, labels), returning the loss or an object with .loss",
         ) from error
+
+
+def _supports_tp(module: nn.Module) -> bool:
+    """Whether AutoTP would take it: every style of the model's plan is one that it converts."""
+    if not isinstance(module, PreTrainedModel):
+        return False
+    plans = (getattr(module.config, "base_model_tp_plan", None), getattr(module, "_tp_plan", None))
+    styles = {style for plan in plans if plan for style in plan.values()}
+    if styles:
+        return styles <= _TP_STYLES
+    return module.config.model_type not in _TP_REFUSED
 
 
 def _supports_recompute(module: nn.Module) -> bool:
@@ -207,7 +235,7 @@ def _longest_list(module: nn.Module) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:240]
 
 
 if __name__ == "__main__":
