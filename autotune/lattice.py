@@ -54,11 +54,12 @@ class Lattice:
         }
 
     def frame(self) -> pd.DataFrame:
-        """The lattice as a table: a column per knob (missing where it does not act), dp,
-        grad_accum and hash; a row per candidate, in order.
+        """The lattice as a table, a row per candidate, in order.
+
+        Columns: every knob (missing where it does not act), dp, grad_accum, hash.
         """
         columns = {
-            name: pd.array([c.get(name) for c in self.candidates], dtype=_DTYPES[knob.kind])
+            name: pd.Series([c.get(name) for c in self.candidates], dtype=_DTYPES[knob.kind])
             for name, knob in KNOBS.items()
             if any(name in c.values for c in self.candidates)
         }

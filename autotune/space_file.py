@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.contract import KnobValue
 from autotune.errors import JobError
-from autotune.knobs import KNOBS, MAX_VALUE, Knob, knob_named
+from autotune.knob import MAX_VALUE, Knob
+from autotune.knobs import KNOBS, knob_named
 
 MAX_VALUES_PER_KNOB = 64
 MAX_FILE_BYTES = 1_000_000
@@ -91,7 +92,7 @@ def read_space_file(path: Path) -> CheckedFile:
     """Read and check a space.
 
     Raises:
-        JobError: The file cannot be read or is not a space; says the key, the value, what is legal.
+        JobError: The file cannot be read or is not a space; it names the key and the value.
     """
     where = str(path)
     data = _read_strict_yaml(path)
@@ -140,10 +141,9 @@ class _StrictLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
             raise yaml.MarkedYAMLError(
                 problem="aliases are not allowed: write the value out",
-                problem_mark=event.start_mark,
+                problem_mark=self.get_mark(),
             )
         node: yaml.Node | None = super().compose_node(parent, index)
         return node
@@ -166,8 +166,8 @@ def _read_strict_yaml(path: Path) -> dict[str, Any]:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise JobError(f"{path}: larger than {MAX_FILE_BYTES} bytes", "name a search space")
         text = path.read_text(encoding="utf-8")
-        # The loader is a SafeLoader: it builds plain data and nothing else.
-        data = yaml.load(text, Loader=_StrictLoader)  # noqa: S506
+        loader = _StrictLoader(text)
+        data = loader.get_single_data()
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"{path}: cannot be read: {error}", "name a readable YAML file") from error
     except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:

@@ -14,8 +14,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS: list[set[str]] = [
     {"contract", "errors", "units", "data", "extensions"},
     {"job", "model", "model_shape", "model_families", "model_probe", "presets", "hardware"},
-    {"knobs", "candidate", "record", "table"},
-    {"space", "rules", "cost"},
+    {"knob", "knobs", "candidate", "record", "table"},
+    {"space_file", "space", "rules", "cost"},
     {"engines", "render"},
     {"lattice"},
     {"fleet"},
