@@ -225,7 +225,7 @@ class TrialResult:
     wall_s: float = 0.0
     """Seconds from submission until the last process had ended."""
     phases_s: dict[str, float] = field(default_factory=dict)
-    """Seconds per phase, of the slowest rank in each."""
+    """Seconds per phase on rank 0; they add up to `wall_s`."""
     warmup_step_times_s: list[float] = field(default_factory=list)
     step_times_s: list[float] = field(default_factory=list)
     """Per applied optimizer step, of the slowest rank."""

@@ -214,15 +214,12 @@ def _with_figures(result: TrialResult, spec: TrialSpec) -> TrialResult:
 
 
 def _phases(reports: list[RankReport], ending: Ending) -> dict[str, float]:
-    phases = {
-        str(phase): max(r.phases_s[phase] for r in reports if phase in r.phases_s)
-        for phase in Phase
-        if any(phase in r.phases_s for r in reports)
-    }
-    if reports:
-        last_report_s = max(r.ended_at_s for r in reports)
-        after_s = max(0.0, ending.started_at_s + ending.wall_s - last_report_s)
-        phases[Phase.TEARDOWN] = phases.get(Phase.TEARDOWN, 0.0) + after_s
+    """Seconds per phase on rank 0, so that they add up to the trial's wall time."""
+    if not reports:
+        return {}
+    phases = {str(phase): seconds for phase, seconds in reports[0].phases_s.items()}
+    after_s = max(0.0, ending.started_at_s + ending.wall_s - reports[0].ended_at_s)
+    phases["teardown"] = phases.get("teardown", 0.0) + after_s
     return phases
 
 

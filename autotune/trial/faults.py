@@ -38,6 +38,10 @@ class NonFiniteLossError(RuntimeError):
     """A loss is not a finite number on a step that the optimizer applied."""
 
 
+class OutOfMemoryError(RuntimeError):
+    """The rank failed while its memory stood at the limit."""
+
+
 class ReadBackError(RuntimeError):
     """The live engine does not run what was asked for."""
 

@@ -19,6 +19,7 @@ import pynvml
 import torch
 
 _SAMPLE_PERIOD_S = 0.005
+_AT_LIMIT = 0.97
 _PAGE_BYTES = resource.getpagesize()
 
 
@@ -37,6 +38,10 @@ class Meter(ABC):
     def read(self) -> dict[str, int]:
         """Bytes by meter so far; the key `peak` is the one that the limit is checked against."""
 
+    def explains(self, error: BaseException) -> bool:
+        """Whether an exception that does not speak of memory came from the limit all the same."""
+        return False
+
 
 class CpuMeter(Meter):
     """Private data above the base after imports, sampled by a thread."""
@@ -44,11 +49,13 @@ class CpuMeter(Meter):
     def __init__(self) -> None:
         self._base_bytes = 0
         self._peak_bytes = 0
+        self._limit_bytes: int | None = None
 
     def start(self, limit_bytes: int | None) -> None:
         """See `Meter.start`."""
         threading.Thread(target=self._watch, name="memory-meter", daemon=True).start()
         self._base_bytes = _private_data_bytes()
+        self._limit_bytes = limit_bytes
         if limit_bytes is not None:
             cap = self._base_bytes + limit_bytes
             resource.setrlimit(resource.RLIMIT_DATA, (cap, resource.RLIM_INFINITY))
@@ -61,6 +68,15 @@ class CpuMeter(Meter):
         self._sample()
         peak: int = max(0, self._peak_bytes - self._base_bytes)
         return {"peak": peak, "private_data": peak, "host_rss": peak_rss_bytes()}
+
+    def explains(self, error: BaseException) -> bool:
+        """See `Meter.explains`: at the limit the interpreter and C code fail in ways of their own.
+
+        Seen: SystemError without a message, ImportError of a library that could not be mapped.
+        """
+        if self._limit_bytes is None or not isinstance(error, Exception):
+            return False
+        return self.read()["peak"] >= _AT_LIMIT * self._limit_bytes
 
     def _sample(self) -> None:
         self._peak_bytes = max(self._peak_bytes, _private_data_bytes())

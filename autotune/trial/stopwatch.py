@@ -32,10 +32,24 @@ class Stopwatch:
     """Hooks into one engine's `backward` and `step`."""
 
     def __init__(
-        self, reporter: Reporter, measure: Measure, on_first_step: Callable[[], None]
+        self,
+        reporter: Reporter,
+        measure: Measure,
+        *,
+        is_loss_scaled: bool,
+        on_first_step: Callable[[], None],
     ) -> None:
+        """Prepare to watch an engine.
+
+        Args:
+            reporter: Where phases, times and losses go.
+            measure: How long to measure.
+            is_loss_scaled: Whether training is fp16, where steps are skipped until the scale fits.
+            on_first_step: Called after the first step that was applied.
+        """
         self._reporter = reporter
         self._measure = measure
+        self._is_loss_scaled = is_loss_scaled
         self._on_first_step = on_first_step
         self._step_began_s = 0.0
         self._micro_losses: list[torch.Tensor] = []
@@ -86,8 +100,11 @@ class Stopwatch:
         return step_time_s, not any_nonfinite, not any_skipped
 
     def _check(self, loss_is_finite: bool, applied: bool) -> None:
-        if applied and not loss_is_finite:
-            raise NonFiniteLossError(f"loss {self._reporter.report.losses[-1]} on an applied step")
+        # Without a loss scale nothing can mend it: DeepSpeed skips such a bf16 step, and the next.
+        if not loss_is_finite and (applied or not self._is_loss_scaled):
+            losses = self._reporter.report.losses
+            whose = "another rank's loss" if math.isfinite(losses[-1]) else f"loss {losses[-1]}"
+            raise NonFiniteLossError(f"{whose} in optimizer step {len(losses)}")
         if not applied:
             self._skipped += 1
             if self._reporter.report.phase is Phase.MEASURED:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.contract import DS_CONFIG_FILE, SPEC_FILE, Phase, TrialSpec, read_json
+from autotune.contract import DS_CONFIG_FILE, SPEC_FILE, Outcome, Phase, TrialSpec, read_json
 from autotune.trial.parent import end_with_parent
 
 SUBMITTED_ENV = "AUTOTUNE_SUBMITTED_AT"
@@ -54,22 +54,22 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
     import deepspeed
     import torch
 
-    from autotune.trial import workload
+    from autotune.trial import readback, workload  # noqa: F401  readback: part of the base
     from autotune.trial.cpu_info import reuse_cpu_info
+    from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
+    from autotune.trial.imports import preload
     from autotune.trial.memory import make_meter, peak_rss_bytes
     from autotune.trial.stopwatch import TrialDone
 
-    if "config" in spec.model:
-        import transformers.modeling_utils  # noqa: F401  part of the base, not of the model
-
     reuse_cpu_info()
+    ds_config = json.loads((folder / DS_CONFIG_FILE).read_text(encoding="utf-8"))
+    preload(ds_config, spec.model)
     reporter.report.versions = _versions()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    ds_config = json.loads((folder / DS_CONFIG_FILE).read_text(encoding="utf-8"))
 
     meter = make_meter(spec.accelerator)
-    capacity = spec.memory_limit_bytes or int(os.environ.get(CAPACITY_ENV, "0")) or None
-    meter.start(capacity)
+    limit_bytes = spec.memory_limit_bytes or int(os.environ.get(CAPACITY_ENV, "0")) or None
+    meter.start(limit_bytes)
     reporter.enter(Phase.PROCESS_GROUP)
     deepspeed.init_distributed()
     torch.distributed.all_reduce(
@@ -86,9 +86,17 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
     try:
         workload.train(spec, ds_config)
     except TrialDone:
-        reporter.enter(Phase.TEARDOWN)
-    finally:
         reporter.report.memory_bytes = meter.read()
+        reporter.enter(Phase.TEARDOWN)
+    except BaseException as error:
+        reporter.report.memory_bytes = meter.read()
+        says_so = outcome_of(error, reporter.report.phase) is Outcome.OOM
+        if says_so or not meter.explains(error):
+            raise
+        raise OutOfMemoryError(
+            f"{evidence_of(error)} (memory stood at {reporter.report.memory_bytes['peak']} of "
+            f"{limit_bytes} bytes)"
+        ) from error
 
 
 def _put_candidate_in(
@@ -113,7 +121,12 @@ def _put_candidate_in(
         made = initialize(*args, **kwargs)
         engine = made[0]
         reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
-        Stopwatch(reporter, spec.measure, lambda: on_first_step(engine)).attach(engine)
+        Stopwatch(
+            reporter,
+            spec.measure,
+            is_loss_scaled=spec.precision == "fp16",
+            on_first_step=lambda: on_first_step(engine),
+        ).attach(engine)
         return made
 
     deepspeed.initialize = watched_initialize

@@ -1,0 +1,135 @@
+"""Real trials on this machine's cores: every way of ending is told apart, nothing is left over."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from trials import CPU, TESTS, ds_config, files, spec
+
+from autotune.contract import Outcome, Phase, TrialResult
+from autotune.errors import FleetError
+from autotune.fleet.local import LocalFleet
+from autotune.fleet.processes import processes_of
+from autotune.record import Study
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def study(tmp_path):
+    study = Study(tmp_path / "results", "test")
+    study.lock()
+    yield study
+    assert processes_of(study.folder) == [], "a trial left processes behind"
+
+
+@pytest.fixture
+def fleet():
+    fleet = LocalFleet(CPU, world=2)
+    yield fleet
+    fleet.close()
+
+
+def run(fleet, study, trial_spec, config=None) -> TrialResult:
+    folder = study.write_spec(trial_spec, files(config or ds_config()))
+    return fleet.submit(trial_spec, folder).wait()
+
+
+def test_a_good_trial_measures_and_reads_back(fleet, study, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_do_not_tell")
+    monkeypatch.setenv("NCCL_API_KEY", "do-not-tell-either")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    result = run(fleet, study, spec(expected={"stage": 1, "micro_batch": 2, "dp": 2}))
+
+    assert result.outcome is Outcome.OK, result.evidence
+    assert 6 <= len(result.step_times_s) <= 8
+    assert result.samples_per_s == pytest.approx(4 / result.step_time_s)
+    assert result.samples_per_s_low <= result.samples_per_s <= result.samples_per_s_high
+    assert result.read_back["stage"] == 1
+    assert 0 < result.peak_memory_bytes == result.memory_bytes["private_data"]
+    assert set(result.phases_s) == {str(phase) for phase in Phase}
+    assert result.loss_first > 0
+    assert result.environment["NCCL_DEBUG"] == "WARN"
+    assert "do_not_tell" not in str(result)
+    assert "do-not-tell" not in str(result)
+    assert sum(result.phases_s.values()) == pytest.approx(result.wall_s, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("factory", "outcome", "evidence"),
+    [
+        ("hangs", Outcome.TIMEOUT, "not done after"),
+        ("is_killed", Outcome.CRASH, "SIGKILL"),
+        ("turns_nan", Outcome.NONFINITE, "in optimizer step 4"),
+        ("raises", Outcome.INVALID, "this model cannot be trained so"),
+        ("hoards", Outcome.OOM, "can't allocate memory"),
+        ("does_not_exist", Outcome.INVALID, "does_not_exist"),
+    ],
+)
+def test_an_ending_is_told_by_its_cause(fleet, study, factory, outcome, evidence):
+    limits = {
+        "hangs": {"timeout_s": 25.0},
+        "hoards": {"memory_limit_bytes": 200 * 2**20},
+    }
+    result = run(fleet, study, spec(factory=factory, **limits.get(factory, {})))
+
+    assert result.outcome is outcome, (result.evidence, result.evidence_source)
+    assert evidence in result.evidence
+    if factory == "hangs":
+        stacks = (study.trial_folder(0) / "stderr.log").read_text()
+        assert "faulty_models.py" in stacks, "the stacks of the hung ranks are kept"
+    if factory == "hoards":
+        assert 0.5 < result.peak_memory_bytes / (200 * 2**20) <= 1.01
+
+
+def test_a_difference_from_what_was_asked_is_invalid(fleet, study):
+    result = run(fleet, study, spec(expected={"stage": 2}))
+
+    assert result.outcome is Outcome.INVALID
+    assert result.differences == ["stage: asked 2, the engine runs 1"]
+
+
+def test_a_cancelled_trial_ends_at_once_and_frees_its_gang(fleet, study):
+    trial_spec = spec(factory="hangs")
+    handle = fleet.submit(trial_spec, study.write_spec(trial_spec, files(ds_config())))
+    with pytest.raises(FleetError, match="0 of 2 free"):
+        fleet.submit(spec(1), study.write_spec(spec(1), files(ds_config())))
+    handle.cancel()
+
+    assert handle.wait().outcome is Outcome.CANCELLED
+    assert processes_of(study.folder) == []
+    fleet.submit(spec(2), study.write_spec(spec(2), files(ds_config()))).cancel()
+
+
+def test_nothing_outlives_a_killed_coordinator(study):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path; from trials import *; from autotune.fleet.local import *\n"
+        "from autotune.record import Study\n"
+        "study = Study(Path(sys.argv[2]), 'test'); s = spec(factory='hangs')\n"
+        "LocalFleet(CPU, world=2).submit(s, study.write_spec(s, files(ds_config()))).wait()\n"
+    )
+    coordinator = subprocess.Popen([sys.executable, "-c", code, str(TESTS), str(study.root)])
+    _wait_until(lambda: len(processes_of(study.folder)) >= 3, "launcher and two ranks are up")
+    listeners = [
+        c.laddr.ip
+        for p in processes_of(study.folder)
+        for c in p.net_connections(kind="tcp")
+        if c.status == psutil.CONN_LISTEN
+    ]
+    assert set(listeners) <= {"127.0.0.1", "::ffff:127.0.0.1"}, "listens beyond loopback"
+
+    os.kill(coordinator.pid, signal.SIGKILL)
+    coordinator.wait()
+    _wait_until(lambda: processes_of(study.folder) == [], "its trial ends with it")
+
+
+def _wait_until(condition, what, timeout_s=60.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
