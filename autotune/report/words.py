@@ -53,10 +53,15 @@ def describe_counts(counts: Mapping[Outcome, int]) -> str:
     return ", ".join(seen) or "none yet"
 
 
+def describe_settings(knobs: Mapping[str, KnobValue]) -> str:
+    """`zero.stage=1 micro_batch=4`, in the order of `KNOBS`."""
+    return " ".join(f"{name}={format_value(knobs[name])}" for name in KNOBS if name in knobs)
+
+
 def describe_candidate(candidate: Candidate) -> str:
     """The stage, the micro-batch and every knob that is not at the engine's default."""
     values = candidate.values
-    return _settings(
+    return describe_settings(
         {
             name: value
             for name, value in values.items()
@@ -73,12 +78,8 @@ def describe_difference(candidate: Candidate, baseline: Candidate) -> str:
         for name in (*ours, *(name for name in theirs if name not in ours))
         if (value := _value(name, ours)) != _value(name, theirs)
     }
-    return _settings(changes) or "the baseline itself"
+    return describe_settings(changes) or "the baseline itself"
 
 
 def _value(name: str, knobs: Mapping[str, KnobValue]) -> KnobValue:
     return knobs[name] if name in knobs else KNOBS[name].default_for(knobs)
-
-
-def _settings(knobs: Mapping[str, KnobValue]) -> str:
-    return " ".join(f"{name}={format_value(knobs[name])}" for name in KNOBS if name in knobs)

@@ -1,0 +1,133 @@
+"""What a search is about to do and what it will cost, before anything runs."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.contract import Role
+from autotune.hardware import Environment
+from autotune.job import Job
+from autotune.lattice import Lattice
+from autotune.record import Study
+from autotune.search.confirm import MAX_FINALISTS, ROUNDS
+from autotune.search.history import History
+from autotune.search.stop import n_done
+
+ASSUMED_TRIAL_S = 15.0
+"""A trial of a small model while nothing is known: 8 to 12 s until its first step."""
+ASSUMED_BASELINE_TRIALS = 2
+"""The largest micro-batch of the lowest stage mostly runs; each bisection is one trial more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What would run."""
+
+    study: str
+    folder: str
+    model: str
+    n_params: int
+    seq_len: int
+    global_batch: int
+    world: int
+    precision: str
+    accelerator: str
+    device_name: str
+    deepspeed_version: str
+    memory_limit_bytes: int | None
+    space: str
+    grid_size: int
+    lattice_size: int
+    refused: dict[str, int]
+    """Rule -> candidates that it refuses."""
+    reasons: dict[str, str]
+    """Rule -> what it says of one of them, with the fix."""
+    baseline: str
+    n_recorded: int
+    """Trials that the record already holds."""
+    baseline_trials: int
+    search_trials: int
+    confirm_trials: int
+    """At most."""
+    trial_s: float
+    """Seconds that one trial takes."""
+    is_measured: bool
+    """Whether `trial_s` is the median of trials in the record; else it is assumed."""
+    budget_s: float | None
+
+    @property
+    def trials(self) -> int:
+        """Trials that are still to run, at most."""
+        return self.baseline_trials + self.search_trials + self.confirm_trials
+
+    @property
+    def total_s(self) -> float:
+        """Wall-clock seconds, one trial at a time."""
+        total_s = self.trials * self.trial_s
+        return total_s if self.budget_s is None else min(total_s, self.budget_s)
+
+    @property
+    def accelerator_hours(self) -> float:
+        """Accelerators times hours."""
+        return self.world * self.total_s / 3600
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            **dataclasses.asdict(self),
+            "trials": self.trials,
+            "total_s": self.total_s,
+            "accelerator_hours": self.accelerator_hours,
+        }
+
+
+def make_plan(
+    job: Job, environment: Environment, lattice: Lattice, study: Study, history: History
+) -> Plan:
+    """Work out what a search would run.
+
+    Args:
+        job: The job.
+        environment: The devices at hand.
+        lattice: The legal candidates.
+        study: Where the record is, or will be.
+        history: The trials that are in it; empty for a fresh start.
+    """
+    measured_s = history.typical_s
+    untried = len(lattice.candidates) - len(history.tried)
+    search_trials = max(0, min(job.budget.trials - n_done(history), untried))
+    finalists = min(MAX_FINALISTS, max(1, search_trials))
+    is_confirmed = any(trial.spec.role is Role.CONFIRM for trial in history.trials)
+    return Plan(
+        study=study.name,
+        folder=str(study.folder),
+        model=job.model.name,
+        n_params=job.model.shape.n_params,
+        seq_len=job.seq_len,
+        global_batch=job.global_batch,
+        world=job.world,
+        precision=job.precision,
+        accelerator=environment.accelerator,
+        device_name=environment.device_name,
+        deepspeed_version=environment.deepspeed_version,
+        memory_limit_bytes=job.memory_limit_bytes,
+        space=job.space,
+        grid_size=lattice.grid_size,
+        lattice_size=len(lattice.candidates),
+        refused=dict(lattice.refused),
+        reasons={
+            rule: f"{violation.message}; {violation.fix}"
+            for rule, (_, violation) in lattice.examples.items()
+        },
+        baseline=str(job.baseline)
+        if job.baseline is not None
+        else "the lowest ZeRO stage that runs without offload, with the largest power-of-two "
+        "micro-batch that runs there",
+        n_recorded=len(history.trials),
+        baseline_trials=0 if history.trials else ASSUMED_BASELINE_TRIALS,
+        search_trials=search_trials,
+        confirm_trials=0 if is_confirmed and not search_trials else (finalists + 1) * ROUNDS,
+        trial_s=ASSUMED_TRIAL_S if measured_s is None else measured_s,
+        is_measured=measured_s is not None,
+        budget_s=job.budget.time_s,
+    )

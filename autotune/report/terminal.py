@@ -1,0 +1,247 @@
+"""The report and the plan as people read them in a terminal, down to 80 columns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.candidate import Candidate, format_value
+from autotune.contract import KnobValue, Outcome
+from autotune.knobs import KNOBS
+from autotune.report.plan import Plan
+from autotune.report.rows import Row
+from autotune.report.words import (
+    describe_counts,
+    describe_difference,
+    describe_settings,
+    format_interval,
+    format_rate,
+)
+from autotune.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A study, ready to be shown."""
+
+    study: str
+    folder: Path
+    facts: Mapping[str, Any]
+    """`study.json`: environment, model, why the search stopped."""
+    rows: Sequence[Row]
+    counts: Mapping[Outcome, int]
+    answer: Mapping[str, Any] | None
+    """As `summarize` gives it; None while the search has not ended."""
+
+
+def print_report(console: Console, report: Report) -> None:
+    """Print the table, the verdict, the reason for the end and where the files are."""
+    console.print(Text(_title(report)), soft_wrap=False)
+    if report.rows:
+        console.print(_table(report, console.width))
+    for row in report.rows:
+        if row.evidence:
+            console.print(_failure(row))
+    for name, text in _verdict(report):
+        console.print(_fact(name, text))
+
+
+def print_plan(console: Console, plan: Plan) -> None:
+    """Print what a search would run, and its price."""
+    for name, text in _plan_facts(plan):
+        console.print(_fact(name, text))
+
+
+def _title(report: Report) -> str:
+    environment = report.facts.get("environment", {})
+    model = report.facts.get("model", {}).get("name", "")
+    parts = [report.study]
+    if model:
+        parts.append(model)
+    if environment:
+        parts.append(
+            f"{environment['device_name']}, DeepSpeed {environment['deepspeed_version']}, "
+            f"torch {environment['torch_version']}"
+        )
+    return "\n".join(parts)
+
+
+def _table(report: Report, width: int) -> Table:
+    """A column per knob that varies; where that is too wide, one column of settings."""
+    varying = _varying([row.candidate for row in report.rows])
+    by_knob = _make_table(report, [_short(name) for name in varying])
+    for row in report.rows:
+        by_knob.add_row(*_cells(row, report), *(_knob(row.candidate, name) for name in varying))
+    if Console(width=10_000).measure(by_knob).maximum <= width:
+        return by_knob
+    folded = _make_table(report, ["settings that vary"])
+    for row in report.rows:
+        folded.add_row(*_cells(row, report), _settings(row.candidate, varying))
+    return folded
+
+
+def _make_table(report: Report, last: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table.add_column("trial", justify="right", no_wrap=True)
+    table.add_column("samples/s", justify="right", no_wrap=True)
+    table.add_column("95% interval", no_wrap=True)
+    if any(row.n_runs > 1 for row in report.rows):
+        table.add_column("runs", justify="right", no_wrap=True)
+    table.add_column("memory", justify="right", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
+    for name in last:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _cells(row: Row, report: Report) -> list[str | Text]:
+    figure = row.figure
+    marks = {_trial_of(report, "best"): "best", _trial_of(report, "baseline"): "baseline"}
+    cells: list[str | Text] = [
+        str(row.trial),
+        format_rate(figure.samples_per_s if figure else None),
+        format_interval(figure.low, figure.high) if figure else "-",
+    ]
+    if any(other.n_runs > 1 for other in report.rows):
+        cells.append(str(row.n_runs))
+    cells.append(format_bytes(figure.peak_memory_bytes if figure else None))
+    outcome = "running" if row.outcome is None else row.outcome.value
+    if row.outcome is not None and row.outcome.is_measured and not row.fits:
+        outcome = "over limit"
+    mark = marks.get(row.trial)
+    cells.append(
+        Text(mark, style="bold green" if mark == "best" else "bold")
+        if mark and outcome == "ok"
+        else Text(outcome, style="" if outcome == "ok" else "yellow")
+    )
+    return cells
+
+
+def _varying(candidates: Sequence[Candidate]) -> list[str]:
+    """Knobs that are not the same for all, in the order of `KNOBS`."""
+    return [name for name in KNOBS if len({candidate.get(name) for candidate in candidates}) > 1]
+
+
+def _settings(candidate: Candidate, names: Sequence[str]) -> str:
+    values = candidate.values
+    return describe_settings({name: values[name] for name in names if name in values})
+
+
+def _knob(candidate: Candidate, name: str) -> str:
+    value: KnobValue | None = candidate.get(name)
+    return format_value(value)
+
+
+def _short(name: str) -> str:
+    """A header that may break at the dots and underscores of a knob's name."""
+    return name.replace(".", ". ").replace("_", "_ ").replace(". ", ".\n").replace("_ ", "_\n")
+
+
+def _failure(row: Row) -> Text:
+    outcome = "" if row.outcome is None else row.outcome.value
+    return Text(f"trial {row.trial}: {outcome}: {row.evidence}", style="dim")
+
+
+def _verdict(report: Report) -> list[tuple[str, str]]:
+    facts = [("outcomes", describe_counts(report.counts))]
+    answer = report.answer
+    if answer is None:
+        facts.append(("unfinished", "the same search command again resumes it"))
+        return facts
+    best, baseline = answer["best"], answer["baseline"]
+    if baseline is not None:
+        facts.append(("baseline", _standing(baseline)))
+    if best is not None:
+        facts.append(("best", _standing(best)))
+        if baseline is not None:
+            facts.append(("change", _change(report, best["trial"], baseline["trial"])))
+        facts.append(("speedup", _speedup(answer)))
+    if answer["ties"]:
+        ties = ", ".join(f"trial {tie['trial']}" for tie in answer["ties"])
+        facts.append(("ties", f"{ties}: the interval overlaps the best's"))
+    facts.append(("stopped", answer["stop_reason"]))
+    facts.append(("table", answer["paths"]["table"]))
+    if answer["paths"]["export"]:
+        facts.append(("files", answer["paths"]["export"]))
+    return facts
+
+
+def _standing(standing: Mapping[str, Any]) -> str:
+    interval = format_interval(standing["samples_per_s_low"], standing["samples_per_s_high"])
+    n_runs = standing["n_runs"]
+    return (
+        f"trial {standing['trial']}: {format_rate(standing['samples_per_s'])} samples/s "
+        f"({interval}, {n_runs} {'run' if n_runs == 1 else 'runs'}), "
+        f"peak {format_bytes(standing['peak_memory_bytes'])}"
+    )
+
+
+def _speedup(answer: Mapping[str, Any]) -> str:
+    speedup = answer["speedup"]
+    if speedup is None:
+        return "unknown: the best was not run again beside a baseline"
+    text = f"{speedup['ratio']:.2f}x ({speedup['low']:.2f} to {speedup['high']:.2f})"
+    if answer["best"]["trial"] == answer["baseline"]["trial"]:
+        return f"{text}: nothing beat the baseline"
+    return f"{text}: no proven gain" if speedup["low"] <= 1 else text
+
+
+def _change(report: Report, best: int, baseline: int) -> str:
+    candidates = {row.trial: row.candidate for row in report.rows}
+    if best not in candidates or baseline not in candidates:
+        return "-"
+    return describe_difference(candidates[best], candidates[baseline])
+
+
+def _trial_of(report: Report, name: str) -> int | None:
+    standing = None if report.answer is None else report.answer[name]
+    return None if standing is None else int(standing["trial"])
+
+
+def _plan_facts(plan: Plan) -> list[tuple[str, str]]:
+    limit = f", at most {format_bytes(plan.memory_limit_bytes)} each"
+    facts = [
+        ("study", plan.folder + (f" ({plan.n_recorded} trials)" if plan.n_recorded else "")),
+        ("model", f"{plan.model}, {plan.n_params:,} parameters, {plan.precision}"),
+        ("job", f"sequence {plan.seq_len}, global batch {plan.global_batch}, world {plan.world}"),
+        (
+            "device",
+            f"{plan.accelerator}: {plan.device_name}{limit if plan.memory_limit_bytes else ''}",
+        ),
+        (
+            "space",
+            f"{plan.space}: {plan.lattice_size} of {plan.grid_size} candidates are legal",
+        ),
+    ]
+    facts += [
+        ("", f"{count} refused by {rule}: {plan.reasons.get(rule, '')}")
+        for rule, count in plan.refused.items()
+    ]
+    source = "as measured" if plan.is_measured else "assumed until the first has run"
+    facts += [
+        ("baseline", plan.baseline),
+        (
+            "price",
+            f"at most {plan.baseline_trials} + {plan.search_trials} + {plan.confirm_trials} trials "
+            f"(baseline, search, final comparison) x {format_seconds(plan.trial_s)} ({source}) "
+            f"x {plan.world} accelerators: {format_seconds(plan.total_s)}, "
+            f"{plan.accelerator_hours:.2g} accelerator-hours",
+        ),
+    ]
+    if plan.budget_s is not None:
+        facts.append(("budget", f"{format_seconds(plan.budget_s)} for all of it"))
+    return facts
+
+
+def _fact(name: str, text: str) -> Table:
+    """A name and a text that wraps beside it."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=10, style="cyan", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(name, Text(text))
+    return grid
