@@ -5,16 +5,17 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
-from trials import CPU, TESTS, ds_config, files, spec
 
 from autotune.contract import Outcome, Phase, TrialResult
 from autotune.errors import FleetError
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import processes_of
 from autotune.record import Study
+from tests.trials import CPU, ds_config, files, spec
 
 pytestmark = pytest.mark.real
 
@@ -106,14 +107,8 @@ def test_a_cancelled_trial_ends_at_once_and_frees_its_gang(fleet, study):
 
 
 def test_nothing_outlives_a_killed_coordinator(study):
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from pathlib import Path; from trials import *; from autotune.fleet.local import *\n"
-        "from autotune.record import Study\n"
-        "study = Study(Path(sys.argv[2]), 'test'); s = spec(factory='hangs')\n"
-        "LocalFleet(CPU, world=2).submit(s, study.write_spec(s, files(ds_config()))).wait()\n"
-    )
-    coordinator = subprocess.Popen([sys.executable, "-c", code, str(TESTS), str(study.root)])
+    script = Path(__file__).with_name("lone_coordinator.py")
+    coordinator = subprocess.Popen([sys.executable, str(script), str(study.root)])
     _wait_until(lambda: len(processes_of(study.folder)) >= 3, "launcher and two ranks are up")
     listeners = [
         c.laddr.ip

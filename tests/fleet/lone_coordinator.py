@@ -1,0 +1,15 @@
+"""A coordinator that waits for one trial that hangs, to be killed: `lone_coordinator.py RESULTS`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from autotune.fleet.local import LocalFleet
+from autotune.record import Study
+from tests.trials import CPU, ds_config, files, spec
+
+if __name__ == "__main__":
+    study, trial = Study(Path(sys.argv[1]), "test"), spec(factory="hangs")
+    folder = study.write_spec(trial, files(ds_config()))
+    LocalFleet(CPU, world=2).submit(trial, folder).wait()

@@ -1,0 +1,94 @@
+import pytest
+
+from autotune.contract import Outcome, Phase, RankReport, to_dict, write_json
+from autotune.fleet.collect import Ending, allowed_environment, collect
+from tests.trials import spec
+
+
+def ending(**changes):
+    fields = {"started_at_s": 100.0, "wall_s": 20.0, "exit_codes": {}, "launcher_code": 1}
+    return Ending(**{**fields, **changes})
+
+
+def report(rank, *, phase=Phase.ENGINE_INIT, **fields):
+    return RankReport(rank=rank, phase=phase, ended_at_s=110.0 + rank, **fields)
+
+
+def result_of(tmp_path, reports, an_ending, stderr=""):
+    (tmp_path / "ranks").mkdir()
+    for each in reports:
+        write_json(tmp_path / "ranks" / f"{each.rank:02d}.json", to_dict(each))
+    (tmp_path / "stderr.log").write_text(stderr)
+    return collect(spec(), tmp_path, an_ending, ["localhost:0"], {})
+
+
+def test_the_first_cause_wins_over_the_errors_that_it_made(tmp_path):
+    comm = report(0, outcome=Outcome.COMM, evidence="closed by peer")
+    oom = report(1, outcome=Outcome.OOM, evidence="can't allocate")
+    result = result_of(tmp_path, [comm, oom], ending())
+    assert result.outcome is Outcome.OOM
+    assert (result.evidence, result.evidence_source) == ("can't allocate", "rank 1 in engine_init")
+
+
+def test_a_rank_that_a_signal_ended_is_the_cause_of_the_others(tmp_path):
+    comm = report(0, outcome=Outcome.COMM, evidence="closed by peer")
+    result = result_of(tmp_path, [comm, report(1)], ending(exit_codes={0: 1, 1: -11}))
+    assert (result.outcome, result.evidence) == (Outcome.CRASH, "ended by SIGSEGV")
+
+
+@pytest.mark.parametrize(("oom_killed", "outcome"), [(True, Outcome.OOM), (False, Outcome.CRASH)])
+def test_sigkill_is_out_of_memory_only_if_the_kernel_says_so(tmp_path, oom_killed, outcome):
+    reports = [report(0), report(1)]
+    result = result_of(tmp_path, reports, ending(exit_codes={1: -9}, oom_killed=oom_killed))
+    assert result.outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("phase", "steps", "outcome"),
+    [
+        (Phase.IMPORT, [], Outcome.LAUNCH),
+        (Phase.ENGINE_INIT, [], Outcome.COMM),
+        (Phase.WARM_UP, [], Outcome.COMM),
+        (Phase.WARM_UP, [0.1], Outcome.TIMEOUT),
+        (Phase.MEASURED, [0.1], Outcome.TIMEOUT),
+    ],
+)
+def test_a_timeout_teaches_only_after_the_first_step(tmp_path, phase, steps, outcome):
+    slow = report(1, phase=phase, warmup_step_times_s=steps)
+    quick = report(0, phase=Phase.MEASURED, warmup_step_times_s=[0.1])
+    result = result_of(tmp_path, [quick, slow], ending(timed_out_after_s=60.0))
+    assert result.outcome is outcome
+    assert result.outcome.is_config_fault is bool(steps)
+    assert str(phase) in result.evidence
+
+
+def test_a_log_full_of_the_word_error_is_no_failure(tmp_path):
+    steps = {"phase": Phase.TEARDOWN, "step_times_s": [0.5] * 6, "losses": [4.0, 3.0]}
+    reports = [report(0, **steps), report(1, **steps)]
+    result = result_of(tmp_path, reports, ending(launcher_code=0), stderr="error: 0 errors\n" * 9)
+    assert result.outcome is Outcome.OK
+    assert result.evidence == ""
+    assert result.samples_per_s == pytest.approx(2 * 1 * 2 / 0.5)
+    assert (result.loss_first, result.loss_last) == (4.0, 3.0)
+
+
+def test_a_trial_that_never_started_shows_the_last_error_line(tmp_path):
+    stderr = "INFO fine\nModuleNotFoundError: No module named 'torch'\nbye\n"
+    result = result_of(tmp_path, [], ending(launcher_code=1), stderr=stderr)
+    assert result.outcome is Outcome.LAUNCH
+    assert result.evidence == "ModuleNotFoundError: No module named 'torch'"
+    assert result.evidence_source == "stderr.log"
+
+
+def test_a_half_written_report_is_not_a_crash_of_ours(tmp_path):
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / "00.json").write_text('{"rank": 0, "phase"')
+    result = collect(spec(), tmp_path, ending(), [], {})
+    assert result.outcome is Outcome.LAUNCH
+
+
+def test_only_listed_variables_are_recorded_and_no_secret():
+    recorded = allowed_environment(
+        {"NCCL_DEBUG": "INFO", "HF_TOKEN": "x", "NCCL_SECRET": "x", "HOME": "/x", "PATH": "x"}
+    )
+    assert recorded == {"NCCL_DEBUG": "INFO"}

@@ -1,0 +1,57 @@
+import fcntl
+
+import pytest
+
+from autotune import extensions
+from autotune.errors import FleetError
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    for name in extensions.needed("cpu"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.so").touch()
+    return tmp_path
+
+
+def test_a_lock_without_a_holder_is_stale_and_removed(folder):
+    lock = folder / "fused_adam" / "lock"
+    lock.touch()
+    said = []
+    assert extensions.stale_locks() == [lock]
+    extensions.build("cpu", said.append)
+    assert not lock.exists()
+    assert said == [f"removed the stale lock {lock}"]
+
+
+def test_a_lock_in_use_is_left_alone(folder):
+    lock = folder / "fused_adam" / "lock"
+    lock.touch()
+    with (folder / "autotune.lock").open("w") as ours:
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        assert extensions.stale_locks() == []
+    assert lock.exists()
+
+
+def test_what_is_built_is_not_built_again(folder):
+    said = []
+    extensions.build("cpu", said.append)
+    assert said == []
+    assert extensions.built() == sorted(extensions.needed("cpu"))
+
+
+def test_a_failed_build_names_its_log(folder, monkeypatch):
+    (folder / "cpu_adam" / "cpu_adam.so").unlink()
+    monkeypatch.setattr(extensions.sys, "executable", "/bin/false")
+    with pytest.raises(FleetError, match=r"cpu_adam could not be built: exit code 1 \(log: "):
+        extensions.build("cpu", lambda _: None)
+
+
+def test_the_folder_depends_on_the_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    here = extensions.extensions_folder()
+    monkeypatch.setattr(extensions.sys, "prefix", "/another/environment")
+    assert extensions.extensions_folder() != here
+    assert here.parent == tmp_path / "autotune" / "extensions"

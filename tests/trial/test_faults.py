@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+from autotune.contract import Outcome, Phase
+from autotune.trial.faults import NonFiniteLossError, ReadBackError, evidence_of, outcome_of
+
+
+def failed_allocation():
+    try:
+        torch.empty(2**60)
+    except RuntimeError as error:
+        return error
+    raise AssertionError("two exabytes were allocated")
+
+
+def caused_by(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "outcome"),
+    [
+        (failed_allocation(), Phase.MEASURED, Outcome.OOM),
+        (MemoryError(), Phase.MODEL, Outcome.OOM),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), Phase.WARM_UP, Outcome.OOM),
+        (RuntimeError("std::bad_alloc"), Phase.ENGINE_INIT, Outcome.OOM),
+        (caused_by(ValueError("outer"), MemoryError()), Phase.MODEL, Outcome.OOM),
+        (torch.distributed.DistBackendError("NCCL"), Phase.MEASURED, Outcome.COMM),
+        (RuntimeError("Connection closed by peer [127.0.0.1]:1"), Phase.WARM_UP, Outcome.COMM),
+        (ConnectionResetError("reset"), Phase.MEASURED, Outcome.COMM),
+        (ImportError("no module named x"), Phase.IMPORT, Outcome.LAUNCH),
+        (RuntimeError("no route"), Phase.PROCESS_GROUP, Outcome.COMM),
+        (AssertionError("micro batch"), Phase.ENGINE_INIT, Outcome.INVALID),
+        (TypeError("bad forward"), Phase.WARM_UP, Outcome.INVALID),
+        (RuntimeError("who knows"), Phase.MEASURED, Outcome.CRASH),
+        (NonFiniteLossError("nan"), Phase.MEASURED, Outcome.NONFINITE),
+        (ReadBackError("stage"), Phase.WARM_UP, Outcome.INVALID),
+        # The word alone is no evidence: a value error may speak of memory as well.
+        (ValueError("the memory of past errors"), Phase.MEASURED, Outcome.CRASH),
+    ],
+)
+def test_outcome_of_an_exception(error, phase, outcome):
+    assert outcome_of(error, phase) is outcome
+
+
+def test_evidence_is_one_short_line():
+    assert evidence_of(ValueError("a\n  b" + "x" * 1000)).startswith("ValueError: a b")
+    assert len(evidence_of(ValueError("x" * 1000))) == 500
+    assert evidence_of(MemoryError()) == "MemoryError"

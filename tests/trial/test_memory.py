@@ -1,0 +1,54 @@
+"""Each case runs in a process of its own: a limit cannot be taken back."""
+
+import subprocess
+import sys
+
+import pytest
+
+CASE = """
+import sys
+import torch
+from autotune.trial.memory import make_meter
+meter = make_meter("cpu")
+meter.start({limit})
+{body}
+"""
+
+
+def run(body: str, limit: int | None = None) -> str:
+    code = CASE.format(limit=limit, body=body)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_peak_is_what_was_allocated_even_untouched_and_freed():
+    body = "x = torch.empty(100 * 2**20, dtype=torch.uint8); meter.read(); del x\n"
+    peak = int(run(body + "print(meter.read()['peak'])"))
+    assert 100 * 2**20 <= peak < 130 * 2**20
+
+
+def test_the_watching_thread_sees_a_peak_between_readings():
+    body = (
+        "import time; x = torch.zeros(200 * 2**20, dtype=torch.uint8)\n"
+        "time.sleep(0.2); del x; print(meter.read()['peak'])"
+    )
+    assert int(run(body)) >= 200 * 2**20
+
+
+@pytest.mark.parametrize(("mebibytes", "fits"), [(50, True), (150, False)])
+def test_the_limit_is_in_the_same_unit(mebibytes, fits):
+    body = (
+        "try:\n"
+        f"    x = torch.empty({mebibytes} * 2**20, dtype=torch.uint8); print('fits')\n"
+        "except RuntimeError as error:\n"
+        "    print('too much', meter.explains(ValueError()))"
+    )
+    assert run(body, limit=100 * 2**20) == ("fits" if fits else "too much False")
+
+
+def test_an_odd_failure_at_the_limit_is_explained_by_it():
+    body = (
+        "x = torch.empty(99 * 2**20, dtype=torch.uint8)\n"
+        "print(meter.explains(SystemError('returned NULL')), meter.explains(KeyboardInterrupt()))"
+    )
+    assert run(body, limit=100 * 2**20) == "True False"
