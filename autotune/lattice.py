@@ -75,8 +75,8 @@ class Lattice:
         """The candidate nearest to a proposal.
 
         The distance adds up, over the knobs: for `int` knobs the difference of the logarithms as
-        a share of the lattice's span, for others 0 or 1, and 1 where the knob acts in only one of
-        the two. The first in order wins a tie.
+        a share of the lattice's span (what lies beyond counts as its edge), for others 0 or 1,
+        and 1 where the knob acts in only one of the two. The first in order wins a tie.
 
         Args:
             values: Of any knobs; the others are at their defaults.
@@ -101,11 +101,13 @@ class Lattice:
             if name not in point:
                 total += acts
                 continue
-            gap = np.abs(column - self._coordinate(name, point[name]))
+            at = self._coordinate(name, point[name])
             if KNOBS[name].kind == "int":
-                span = float(np.nanmax(column) - np.nanmin(column))
-                gap = gap / span if span else gap
-            total += np.where(acts, np.minimum(gap, 1.0), 1.0)
+                low, high = float(np.nanmin(column)), float(np.nanmax(column))
+                gap = np.abs(column - min(max(at, low), high)) / ((high - low) or 1.0)
+            else:
+                gap = (column != at).astype(np.float64)
+            total += np.where(acts, gap, 1.0)
         return total
 
     @cached_property

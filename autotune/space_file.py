@@ -22,6 +22,8 @@ from autotune.knobs import KNOBS, knob_named
 MAX_VALUES_PER_KNOB = 64
 MAX_FILE_BYTES = 1_000_000
 
+_FORMS = ("powers_of_two", "range", "values", "when")
+
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -199,7 +201,7 @@ def _validated(model: type[M], data: object, where: str) -> M:
 def _domain(knob: Knob, written: object, where: str) -> Domain:
     key = f"{where}: knobs.{knob.name}"
     when: dict[str, Any] = {}
-    if isinstance(written, dict) and not written.keys() & {"powers_of_two", "range"}:
+    if isinstance(written, dict) and written.keys() & {"values", "when"}:
         guarded = _validated(Guarded, written, key)
         written, when = guarded.values, guarded.when
     values = tuple(_values(knob, written, key))
@@ -253,8 +255,10 @@ def _sequence(written: dict[str, object], key: str) -> Iterator[int]:
         yield from (2**power for power in range(first.bit_length() - 1, last.bit_length()))
         return
     if "range" not in written:
+        near = get_close_matches(str(next(iter(written), "")), _FORMS, n=1)
         raise JobError(
             f"{key}: {_short(written)} is not a way to write values",
+            f"{f'did you mean {near[0]}? ' if near else ''}"
             "a value, a list, {powers_of_two: [1, 64]} or {range: [2, 8, 2]}",
         )
     first, last, step = _validated(Range, _tupled(written), key).range
