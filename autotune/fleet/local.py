@@ -24,6 +24,7 @@ from autotune.errors import FleetError, StudyError
 from autotune.extensions import environment as extensions_environment
 from autotune.fleet.base import Progress
 from autotune.fleet.collect import Ending, collect, oom_kills, read_reports
+from autotune.fleet.drain import used_bytes, wait_until_drained
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.ports import PortLease, lease_port
 from autotune.fleet.processes import ask_for_stacks, kill_all
@@ -120,6 +121,8 @@ class LocalTrial:
         self._cancelled = False
         self._timed_out_after_s: float | None = None
         self._oom_kills_before = oom_kills()
+        is_gpu = spec.accelerator == "cuda"
+        self._device_used_before = used_bytes(gang) if is_gpu else {}
         self._started_at_s = time.time()
         self._port: PortLease = lease_port()
         self._environment = self._make_environment(capacity_bytes)
@@ -219,6 +222,7 @@ class LocalTrial:
     def _collect(self) -> TrialResult:
         kill_all(self.folder)
         launcher_code = self._process.wait()
+        wait_until_drained(self.gang, self._device_used_before)
         self._port.release()
         self._on_end(self)
         ending = Ending(

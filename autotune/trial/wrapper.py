@@ -71,6 +71,7 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
     limit_bytes = spec.memory_limit_bytes or int(os.environ.get(CAPACITY_ENV, "0")) or None
     meter.start(limit_bytes)
     reporter.enter(Phase.PROCESS_GROUP)
+    deepspeed.accelerator.get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
     deepspeed.init_distributed()
     torch.distributed.all_reduce(
         torch.zeros(1, device=deepspeed.accelerator.get_accelerator().current_device_name())

@@ -1,4 +1,4 @@
-"""A coordinator that waits for one trial that hangs, to be killed: `lone_coordinator.py RESULTS`."""
+"""A coordinator that waits for one trial that hangs: `lone_coordinator.py RESULTS`."""
 
 import sys
 from pathlib import Path
