@@ -1,0 +1,121 @@
+"""The answer of the doctor: what is there, how fast it is, and what follows from that."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARN = "warn"
+    """Something does not work here, or figures may be off; a search runs."""
+    FAIL = "fail"
+    """A search cannot run, or would hang, until it is mended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing worth saying."""
+
+    level: Level
+    subject: str
+    """What it is about, in a word or two: `torch`, `stale locks`, `all-reduce`."""
+    message: str
+    fix: str = ""
+    """The shortest way to mend it; empty where there is nothing to mend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator before anything of ours ran on it."""
+
+    index: int
+    """GPU index as ranks count, or core number."""
+    name: str
+    busy: float | None
+    """Share of the time it was in use by others (0 to 1); None if not reported."""
+    memory_bytes: int | None
+    """Of a GPU; None for a core."""
+    memory_used_bytes: int | None
+    """Of a GPU, by anybody; None for a core."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What is there."""
+
+    python: str
+    packages: Mapping[str, str | None]
+    """Package -> installed version, None where it is missing."""
+    tools: Mapping[str, str | None]
+    """Program -> its path, None where it is missing."""
+    has_python_headers: bool
+    has_libaio: bool
+    """Whether a program that uses libaio compiles and links."""
+    accelerator: str | None
+    """`cpu` or `cuda`; None if `DS_ACCELERATOR` asks for what is not there."""
+    accelerator_problem: str
+    accelerator_fix: str
+    torch_cuda: str | None
+    """The CUDA version that torch is built for."""
+    n_gpus: int
+    """GPUs that the driver shows to this process, used or not."""
+    devices: tuple[Device, ...]
+    load_average: float
+    """Of the last minute: processes that ran or wanted to."""
+    memory_bytes: int
+    """Of the host, or what the cgroup leaves of it."""
+    memlock_bytes: int | None
+    """Memory that a process may pin; None for no limit."""
+    shm_bytes: int | None
+    """Size of /dev/shm; None if there is none."""
+    extensions_folder: str
+    extensions_built: tuple[str, ...]
+    extensions_missing: tuple[str, ...]
+    """Needed by trials on this accelerator, and not built yet."""
+    stale_locks: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """A matrix product on each device, all at the same time, and an all-reduce over all."""
+
+    devices: tuple[int, ...]
+    """Indices of the devices that took part."""
+    matmul: str
+    """What was multiplied, such as `1024 x 1024 fp32`."""
+    matmul_flops: tuple[float, ...]
+    """FLOP/s of each device: 2 n^3 / median seconds of a product."""
+    all_reduce_bytes: int
+    """Size of the reduced buffer."""
+    all_reduce_busbw: float | None
+    """Bus bandwidth in bytes/s: 2 (n - 1) / n * size / median seconds of the slowest rank; None
+    with one device. Source: nccl-tests, doc/PERFORMANCE.md."""
+    wall_s: float
+    """Seconds that the measurement took, start of the processes included."""
+    problem: str = ""
+    """Why there are no figures; the line that says so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Everything the doctor has to say."""
+
+    machine: Machine
+    speed: Speed | None
+    """None if it was not measured: not asked for, or no device to measure."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def level(self) -> Level:
+        """The worst of the findings."""
+        levels = {finding.level for finding in self.findings}
+        return next((level for level in (Level.FAIL, Level.WARN) if level in levels), Level.OK)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"level": self.level, **dataclasses.asdict(self)}

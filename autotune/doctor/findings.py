@@ -1,0 +1,254 @@
+"""Conclude from the facts: what is well, what would not work here, and how to mend it."""
+
+import statistics
+from collections.abc import Iterator
+
+from packaging.version import Version
+
+from autotune.doctor.diagnosis import Finding, Level, Machine, Speed
+from autotune.units import format_bytes
+
+MINIMUM_VERSIONS = {
+    "python": "3.11",
+    "torch": "2.5",
+    "deepspeed": "0.16",
+    "transformers": "5.0",
+    "optuna": "5.0",
+}
+"""What pyproject.toml asks for."""
+BUSY = 0.10
+"""Share of its time, or of a GPU's memory, from which on a device is not called idle."""
+SLOW = 0.10
+"""How far below the median a device may be."""
+LOW_MEMLOCK_BYTES = 2**30
+LOW_SHM_BYTES = 2**30
+
+_NEEDS_CUDA = (
+    "ZeRO++ quantized weights and gradients (qwZ, qgZ), SuperOffload, ZenFlow at stage 3, "
+    "DeepCompile, GDS, and the fused Lamb and Lion optimizers"
+)
+_REMOVED = (
+    # DeepSpeed raises if the key is merely there: runtime/config.py of each release.
+    (
+        "0.19.7",
+        "the 1-bit optimizers (OneBitAdam, ZeroOneAdam, OneBitLamb), compression_training, "
+        "quantize_training, MiCS, sparse attention and nebula",
+    ),
+    (
+        "0.19.8",
+        "elasticity, amp, sparse_gradients, eigenvalue, graph_harvesting, progressive_layer_drop, "
+        "the legacy curriculum_learning and LoCo (zeropp_loco_param)",
+    ),
+)
+
+
+def conclude(machine: Machine, speed: Speed | None) -> tuple[Finding, ...]:
+    """All findings, in the order in which one would mend them.
+
+    Args:
+        machine: What is there.
+        speed: What was measured; None if nothing was.
+    """
+    return (
+        *_versions(machine),
+        *_accelerator(machine),
+        *_extensions(machine),
+        *_idle(machine),
+        *(_speed(speed, len(machine.devices)) if speed else ()),
+        *_features(machine),
+        *_limits(machine),
+    )
+
+
+def _versions(machine: Machine) -> Iterator[Finding]:
+    installed = {"python": machine.python, **machine.packages}
+    for name, minimum in MINIMUM_VERSIONS.items():
+        version = installed.get(name)
+        if version is None:
+            yield _fail(name, "not installed", f"pip install '{name}>={minimum}'")
+        elif Version(version) < Version(minimum):
+            fix = f"pip install '{name}>={minimum}'"
+            yield _fail(
+                name,
+                f"{version} is too old: {minimum} or newer is needed",
+                f"use Python {minimum} or newer" if name == "python" else fix,
+            )
+        else:
+            yield _ok(name, version)
+
+
+def _accelerator(machine: Machine) -> Iterator[Finding]:
+    if machine.accelerator is None:
+        yield _fail("accelerator", machine.accelerator_problem, machine.accelerator_fix)
+        return
+    names = sorted({device.name for device in machine.devices})
+    kind = "GPU" if machine.accelerator == "cuda" else "core"
+    if machine.accelerator == "cpu" and machine.n_gpus and machine.torch_cuda is None:
+        yield _warn(
+            "accelerator",
+            f"{machine.n_gpus} GPU(s) stay unused: the installed torch is built without CUDA",
+            "install a CUDA build of torch",
+        )
+    if len(names) > 1:
+        yield _warn(
+            "accelerator",
+            f"unlike GPUs: {', '.join(names)}; the slowest sets the pace of every trial",
+            "choose alike ones with CUDA_VISIBLE_DEVICES",
+        )
+        return
+    yield _ok("accelerator", f"{len(machine.devices)} {kind}(s): {', '.join(names)}")
+
+
+def _extensions(machine: Machine) -> Iterator[Finding]:
+    if machine.stale_locks:
+        yield _warn(
+            "stale locks",
+            f"{', '.join(machine.stale_locks)}: a build was killed; whatever loads that extension "
+            "waits for ever",
+            f"rm {' '.join(machine.stale_locks)} (a search does it by itself)",
+        )
+    lacking = [tool for tool in ("g++", "ninja") if machine.tools.get(tool) is None]
+    if machine.accelerator == "cuda" and machine.tools.get("nvcc") is None:
+        lacking.append("nvcc")
+    if not machine.has_python_headers:
+        lacking.append("Python.h")
+    missing = ", ".join(machine.extensions_missing)
+    if lacking:
+        what = f"cannot be built here without {', '.join(lacking)}"
+        fix = "apt-get install g++ ninja-build python3-dev, and the CUDA toolkit for nvcc"
+        if missing:
+            yield _fail("extensions", f"{missing} not built, and {what}", fix)
+        else:
+            yield _warn("extensions", f"those needed are built; others {what}", fix)
+    elif missing:
+        yield _warn(
+            "extensions",
+            f"not built yet: {missing}",
+            "nothing to do: a search builds them once, in 1 to 2 minutes",
+        )
+    elif machine.extensions_built:
+        yield _ok("extensions", f"built: {', '.join(machine.extensions_built)}")
+
+
+def _idle(machine: Machine) -> Iterator[Finding]:
+    busy = [
+        f"{device.index} ({device.busy:.0%})"
+        for device in machine.devices
+        if device.busy is not None and device.busy > BUSY
+    ]
+    held = [
+        f"{device.index} ({format_bytes(device.memory_used_bytes)})"
+        for device in machine.devices
+        if device.memory_bytes and (device.memory_used_bytes or 0) > BUSY * device.memory_bytes
+    ]
+    fix = "end what runs there, or wait: measurements of a shared device are not trustworthy"
+    if busy:
+        load = f"; load average {machine.load_average:.2f}" if machine.accelerator == "cpu" else ""
+        yield _warn("idle", f"in use by others: device {', '.join(busy)}{load}", fix)
+    if held:
+        yield _warn("idle", f"memory in use by others: device {', '.join(held)}", fix)
+    if machine.devices and not busy and not held:
+        yield _ok("idle", f"all {len(machine.devices)} devices are idle")
+
+
+def _speed(speed: Speed, n_devices: int) -> Iterator[Finding]:
+    if speed.problem:
+        yield _fail(
+            "communication",
+            f"the matrix product and all-reduce did not run: {speed.problem}",
+            "the line names the cause: a busy device, a driver, or the loopback interface",
+        )
+        return
+    median = statistics.median(speed.matmul_flops)
+    slow = [
+        f"{device} ({flops / median - 1:+.0%})"
+        for device, flops in zip(speed.devices, speed.matmul_flops, strict=True)
+        if flops < (1 - SLOW) * median
+    ]
+    some = "" if len(speed.devices) == n_devices else f", {len(speed.devices)} of {n_devices}"
+    measured = f"median {_flops(median)} per device ({speed.matmul}{some})"
+    if slow:
+        yield _warn(
+            "equally fast",
+            f"device {', '.join(slow)} against the {measured}",
+            "look for other work, heat or a power limit there; the slowest rank sets the pace",
+        )
+    else:
+        yield _ok("equally fast", f"{measured}, none more than {SLOW:.0%} slower")
+    if speed.all_reduce_busbw is not None:
+        yield _ok(
+            "all-reduce",
+            f"{speed.all_reduce_busbw / 1e9:.3g} GB/s bus bandwidth "
+            f"({format_bytes(speed.all_reduce_bytes)} over {len(speed.devices)} devices)",
+        )
+
+
+def _features(machine: Machine) -> Iterator[Finding]:
+    if machine.accelerator == "cpu":
+        yield _warn("needs CUDA", f"not here: {_NEEDS_CUDA}", "use a machine with NVIDIA GPUs")
+    if not machine.has_libaio:
+        yield _warn(
+            "NVMe offload",
+            "libaio does not compile and link: no offload to NVMe",
+            "apt-get install libaio-dev (dnf install libaio-devel)",
+        )
+    deepspeed = machine.packages.get("deepspeed")
+    gone = [
+        (release, what)
+        for release, what in _REMOVED
+        if deepspeed is not None and Version(deepspeed) >= Version(release)
+    ]
+    if gone:
+        yield _warn(
+            "removed",
+            f"DeepSpeed {deepspeed} no longer has {'; '.join(what for _, what in gone)}",
+            f"who needs one: pip install 'deepspeed<{gone[0][0]}'",
+        )
+    if machine.tools.get("numactl") is None:
+        yield _warn(
+            "numactl",
+            "not installed: DeepSpeed's --bind_cores_to_rank does not work",
+            "apt-get install numactl",
+        )
+    if machine.tools.get("ssh") is None:
+        yield _warn("ssh", "not installed: no training on several nodes", "install openssh-client")
+    elif machine.tools.get("pdsh") is None:
+        yield _warn(
+            "pdsh",
+            "not installed: DeepSpeed's launcher starts several nodes with it by default",
+            "apt-get install pdsh, or use the launcher torchrun",
+        )
+
+
+def _limits(machine: Machine) -> Iterator[Finding]:
+    memlock_bytes, shm_bytes = machine.memlock_bytes, machine.shm_bytes
+    if memlock_bytes is not None and memlock_bytes < LOW_MEMLOCK_BYTES:
+        yield _warn(
+            "memlock",
+            f"a process may pin {format_bytes(memlock_bytes)}: offload with pin_memory and "
+            "InfiniBand may fail",
+            "ulimit -l unlimited (containers: --ulimit memlock=-1), or pin_memory: false",
+        )
+    if shm_bytes is None or shm_bytes < LOW_SHM_BYTES:
+        size = "missing" if shm_bytes is None else format_bytes(shm_bytes)
+        yield _warn(
+            "/dev/shm",
+            f"{size}: ranks of one machine exchange data through it",
+            "containers: --shm-size=8g or --ipc=host",
+        )
+
+
+def _flops(value: float) -> str:
+    return f"{value / 1e12:.3g} TFLOP/s" if value >= 1e12 else f"{value / 1e9:.3g} GFLOP/s"
+
+
+def _ok(subject: str, message: str) -> Finding:
+    return Finding(level=Level.OK, subject=subject, message=message)
+
+
+def _warn(subject: str, message: str, fix: str) -> Finding:
+    return Finding(level=Level.WARN, subject=subject, message=message, fix=fix)
+
+
+def _fail(subject: str, message: str, fix: str) -> Finding:
+    return Finding(level=Level.FAIL, subject=subject, message=message, fix=fix)

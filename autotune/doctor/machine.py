@@ -1,0 +1,133 @@
+"""Look at the machine: packages, programs, accelerators, extensions, limits. Changes nothing."""
+
+import os
+import platform
+import resource
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from autotune import extensions
+from autotune.doctor.diagnosis import Device, Machine
+from autotune.errors import FleetError
+from autotune.hardware import (
+    cpu_name,
+    find_accelerator,
+    torch_cuda_version,
+    usable_cores,
+    usable_memory_bytes,
+    version_of,
+    visible_gpus,
+)
+
+PACKAGES = (
+    *("torch", "deepspeed", "transformers", "optuna", "pydantic", "pandas", "pyarrow"),
+    *("nvidia-ml-py", "numpy"),
+)
+TOOLS = ("gcc", "g++", "ninja", "nvcc", "numactl", "ssh", "pdsh")
+_BUSY_SAMPLE_S = 1.0
+_LIBAIO_PROGRAM = "#include <libaio.h>\nint main(void) { return io_submit(0, 0, 0); }\n"
+
+
+def inspect_machine() -> Machine:
+    """Collect the facts; about a second, in which it watches how busy the cores are."""
+    problem = fix = ""
+    accelerator: str | None = None
+    try:
+        accelerator, _ = find_accelerator()
+    except FleetError as error:
+        problem, fix = error.message, error.hint
+    packages = {name: version_of(name) for name in PACKAGES}
+    has_folder = packages["torch"] is not None and packages["deepspeed"] is not None
+    built = extensions.built() if has_folder else []
+    needed = extensions.needed(accelerator) if accelerator else ()
+    return Machine(
+        python=platform.python_version(),
+        packages=packages,
+        tools={name: _path_of(name) for name in TOOLS},
+        has_python_headers=(Path(sysconfig.get_path("include")) / "Python.h").exists(),
+        has_libaio=_has_libaio(),
+        accelerator=accelerator,
+        accelerator_problem=problem,
+        accelerator_fix=fix,
+        torch_cuda=torch_cuda_version(),
+        n_gpus=len(visible_gpus()),
+        devices=_gpus() if accelerator == "cuda" else _cores(),
+        load_average=os.getloadavg()[0],
+        memory_bytes=usable_memory_bytes(),
+        memlock_bytes=_memlock_bytes(),
+        shm_bytes=_shm_bytes(),
+        extensions_folder=str(extensions.extensions_folder()) if has_folder else "",
+        extensions_built=tuple(built),
+        extensions_missing=tuple(name for name in needed if name not in built),
+        stale_locks=tuple(map(str, extensions.stale_locks())) if has_folder else (),
+    )
+
+
+def _gpus() -> tuple[Device, ...]:
+    return tuple(
+        Device(
+            index=gpu.index,
+            name=gpu.name,
+            busy=gpu.utilization,
+            memory_bytes=gpu.memory_bytes,
+            memory_used_bytes=gpu.memory_used_bytes,
+        )
+        for gpu in visible_gpus()
+    )
+
+
+def _cores() -> tuple[Device, ...]:
+    percents = psutil.cpu_percent(interval=_BUSY_SAMPLE_S, percpu=True)
+    return tuple(
+        Device(
+            index=core,
+            name=cpu_name(),
+            # A container may number its cores beyond those it is shown.
+            busy=percents[core] / 100 if core < len(percents) else None,
+            memory_bytes=None,
+            memory_used_bytes=None,
+        )
+        for core in usable_cores()
+    )
+
+
+def _path_of(tool: str) -> str | None:
+    if found := shutil.which(tool):
+        return found
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    nvcc = Path(home) / "bin" / "nvcc"  # where torch looks too
+    return str(nvcc) if tool == "nvcc" and nvcc.exists() else None
+
+
+def _has_libaio() -> bool:
+    """Try it as DeepSpeed's builder does: compile and link, with the user's own flags."""
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        return False
+    flags = shlex.split(f"{os.environ.get('CFLAGS', '')} {os.environ.get('LDFLAGS', '')}")
+    with tempfile.TemporaryDirectory(prefix="autotune-libaio-") as folder:
+        done = subprocess.run(
+            [compiler, "-x", "c", "-", *flags, "-laio", "-o", str(Path(folder) / "probe")],
+            input=_LIBAIO_PROGRAM,
+            text=True,
+            capture_output=True,
+        )
+    return done.returncode == 0
+
+
+def _memlock_bytes() -> int | None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _shm_bytes() -> int | None:
+    try:
+        return shutil.disk_usage("/dev/shm").total
+    except OSError:
+        return None
