@@ -8,16 +8,17 @@ from autotune.contract import Measure, Role, TrialSpec
 from autotune.engines.base import Engine
 from autotune.hardware import Environment
 from autotune.job import Job
+from autotune.trial.statistics import MIN_SAMPLES
 
 MEASURE = Measure(
     warmup_steps=2,
-    min_steps=5,
+    min_steps=MIN_SAMPLES,
     max_steps=30,
     target_half_width=0.03,
     budget_s=20.0,
 )
-"""Two steps cover the allocator's growth and lazy kernels; five are the fewest from which the
-median's interval means anything; candidates closer than 3% are the final comparison's to tell
+"""Two steps cover the allocator's growth and lazy kernels; `MIN_SAMPLES` are the fewest from which
+the median's interval means anything; candidates closer than 3% are the final comparison's to tell
 apart, and a trial should not measure for longer than it takes to start."""
 
 CONFIRM_MEASURE = Measure(
