@@ -36,7 +36,6 @@ class Engine(Protocol):
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Keys of the user's base configuration that a knob overrides: key -> (theirs, ours)."""
 
-
     def baseline(self, path: Path) -> tuple["Engine", Candidate]:
         """A user's own configuration as a candidate, with the engine that renders it as it is.
 

@@ -198,13 +198,17 @@ class DeepSpeedEngine:
         self, path: Path
     ) -> tuple[dict[str, KnobValue], dict[str, Any], dict[str, Note]]:
         config, notes = read_ds_config(path)
-        if (precision := precision_of(config)) != self._job.precision:
+        precision = precision_of(config)
+        if precision == "fp32" and notes.keys() & {"bf16.enabled", "fp16.enabled"}:
+            precision = self._job.precision  # "auto": the caller's to decide
+        if precision != self._job.precision:
             raise JobError(
                 f"{path}: trains in {precision}, the job in {self._job.precision}",
                 f"set the job's precision to {precision}, or mend the file",
             )
-        chosen = knobs_of(config, path)
-        chosen["micro_batch"] = _micro_batch(config, self._job, int(chosen.get("tp", 1)), path)
+        tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
+        micro_batch = _micro_batch(config, self._job, tp, path)
+        chosen = {**knobs_of(config, path), "micro_batch": micro_batch}
         knobs = canonical(chosen, Context.of(self._job, self._environment))
         for name, theirs in chosen.items():
             if (ours := knobs.get(name)) != theirs and not name.startswith("offload."):
@@ -281,7 +285,7 @@ def _read_base(path: Path) -> _Base:
 def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, path: Path) -> int:
     """Samples per rank and forward pass, as DeepSpeed would work them out of the batch keys."""
     total, micro, accum = (
-        config.get(key)
+        _whole(config, key, path)
         for key in (
             "train_batch_size",
             "train_micro_batch_size_per_gpu",
@@ -300,7 +304,7 @@ def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, path: Path) -> in
         # DeepSpeed without a micro batch: no accumulation unless the file says so.
         micro = job.global_batch // (dp * (accum or 1))
     if accum is None:
-        accum = max(1, job.global_batch // (micro * dp)) if micro > 0 else 1
+        accum = max(1, job.global_batch // max(1, micro * dp))
     if micro * accum * dp != job.global_batch or total not in (None, job.global_batch):
         theirs = f"{micro} * {accum} * {dp} = {micro * accum * dp}"
         said = "" if total is None else f", its train_batch_size is {total}"
@@ -309,7 +313,14 @@ def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, path: Path) -> in
             f"{job.global_batch}",
             "the global batch is part of the problem: make the file and the job agree",
         )
-    return int(micro)
+    return micro
+
+
+def _whole(config: Mapping[str, Any], key: str, path: Path) -> int | None:
+    value = config.get(key)
+    if value is None or (type(value) is int and value >= 1):
+        return value
+    raise JobError(f"{path}: {key} is {value!r}, not a whole number from 1 up", "mend the value")
 
 
 def _value(config: Mapping[str, Any], knob: str) -> Any:

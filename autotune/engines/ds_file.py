@@ -71,6 +71,8 @@ def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
         # Its lengths belong to the whole training; half of them make another schedule.
         notes["scheduler"] = (data.pop("scheduler"), None)
     data = _without_auto(data, notes)
+    if look_up(data, "tensor_parallel.autotp_size") == 0:
+        data = without(data, "tensor_parallel.autotp_size")  # DeepSpeed's word for off
     if "zero_optimization" in data:
         data["zero_optimization"] = _respelled(data["zero_optimization"], notes)
     return data, notes

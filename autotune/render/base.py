@@ -1,0 +1,61 @@
+"""What a dialect is: one consumer's files for a configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from autotune.candidate import Candidate
+from autotune.hardware import Environment
+from autotune.job import Job
+from autotune.render.templates import Templates
+from autotune.rules.base import Setup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What was measured of a configuration, as its README states it."""
+
+    trial: int
+    """Number of the trial whose files stand for it."""
+    n_runs: int
+    """Fresh sets of processes behind the figure."""
+    samples_per_s: float
+    samples_per_s_low: float
+    """Lower end of the 95% interval."""
+    samples_per_s_high: float
+    step_time_s: float | None = None
+    """Median seconds of one optimizer step."""
+    peak_memory_bytes: int | None = None
+    """Per device, the highest of any rank."""
+    baseline_samples_per_s: float | None = None
+    speedup: float | None = None
+    """Ratio of samples/s to the baseline's; None where there is no confirmed one."""
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """A configuration to hand out."""
+
+    job: Job
+    candidate: Candidate
+    setup: Setup
+    environment: Environment
+    figures: Figures | None
+    """None: rendered, not tried."""
+    overridden: Mapping[str, tuple[Any, Any]]
+    """Keys of the user's own configuration that do not run as written: key -> (theirs, ours)."""
+
+
+class Dialect(Protocol):
+    """One consumer's file format."""
+
+    name: str
+
+    def files(self, export: Export, templates: Templates) -> dict[str, str]:
+        """Path below the export folder -> text; what ends in `.sh` is made executable.
+
+        Raises:
+            RenderError: A template does not render.
+        """

@@ -1,0 +1,110 @@
+"""The dialect of raw DeepSpeed: ds_config.json, a launch script, a training script, a README."""
+
+import dataclasses
+import json
+from typing import Any
+
+from autotune.candidate import format_value
+from autotune.contract import DS_CONFIG_FILE
+from autotune.render.base import Export, Figures
+from autotune.render.templates import Templates, canonical_json
+from autotune.units import format_bytes, format_seconds
+
+FIGURES_FILE = "figures.json"
+SETTINGS_FILE = "settings.json"
+
+
+class DeepSpeedDialect:
+    """For `deepspeed.initialize(config=...)`: concrete numbers only."""
+
+    name = "deepspeed"
+
+    def files(self, export: Export, templates: Templates) -> dict[str, str]:
+        """The files of an export.
+
+        Raises:
+            RenderError: A template does not render.
+        """
+        settings = _settings(export)
+        values = _values(export)
+        files = {
+            DS_CONFIG_FILE.rpartition("/")[2]: canonical_json(export.setup.ds_config),
+            SETTINGS_FILE: canonical_json(settings),
+            "launch.sh": templates.text("launch/launch.sh.j2", values),
+            "train.py": templates.text("launch/train.py.j2", values),
+            "README.md": templates.text("launch/README.md.j2", values),
+        }
+        if "config" in export.job.model.source:
+            files["model/config.json"] = canonical_json(export.job.model.source["config"])
+        if export.figures is not None:
+            files[FIGURES_FILE] = canonical_json(
+                {
+                    "figures": dataclasses.asdict(export.figures),
+                    "environment": dataclasses.asdict(export.environment),
+                }
+            )
+        return files
+
+
+def _settings(export: Export) -> dict[str, Any]:
+    """What DeepSpeed has no key for."""
+    job, candidate = export.job, export.candidate
+    source = {key: value for key, value in job.model.source.items() if key != "config"}
+    return {
+        **source,
+        "model": job.model.name,
+        "seq_len": job.seq_len,
+        "global_batch": candidate.global_batch,
+        "precision": job.precision,
+        "recompute": export.setup.recompute,
+        "world": candidate.world,
+        "dp": candidate.dp,
+        "tp": candidate.tp,
+        "pp": candidate.pp,
+        "accelerator": export.environment.accelerator,
+        "seed": job.seed,
+    }
+
+
+def _values(export: Export) -> dict[str, Any]:
+    """What the launch templates may use."""
+    candidate, environment = export.candidate, export.environment
+    return {
+        **_settings(export),
+        "stage": export.setup.stage,
+        "micro_batch": candidate.micro_batch,
+        "grad_accum": candidate.grad_accum,
+        "has_config": "config" in export.job.model.source,
+        "knobs": [(name, format_value(value)) for name, value in candidate.knobs],
+        "figures": [] if export.figures is None else _figure_rows(export.figures),
+        "environment": [
+            ("device", f"{environment.device_name} ({environment.accelerator})"),
+            ("DeepSpeed", environment.deepspeed_version),
+            ("torch", environment.torch_version),
+        ],
+        "overridden": [
+            (key, _said(theirs), _said(ours))
+            for key, (theirs, ours) in sorted(export.overridden.items())
+        ],
+    }
+
+
+def _figure_rows(figures: Figures) -> list[tuple[str, str]]:
+    """The figures that there are, worded."""
+    interval = f"{figures.samples_per_s_low:.4g} to {figures.samples_per_s_high:.4g}"
+    rows = [
+        ("samples/s", f"{figures.samples_per_s:.4g} (95%: {interval})"),
+        ("step time, median", format_seconds(figures.step_time_s)),
+        ("peak memory per device", format_bytes(figures.peak_memory_bytes)),
+        ("runs behind it", f"{figures.n_runs}, trial {figures.trial:04d}"),
+    ]
+    if figures.baseline_samples_per_s is not None:
+        rows.append(("baseline, samples/s", f"{figures.baseline_samples_per_s:.4g}"))
+    if figures.speedup is not None:
+        interval = f"{figures.speedup_low:.3f} to {figures.speedup_high:.3f}"
+        rows.append(("speedup over the baseline", f"{figures.speedup:.3f}x (95%: {interval})"))
+    return rows
+
+
+def _said(value: Any) -> str:
+    return "left out" if value is None else json.dumps(value, sort_keys=True)

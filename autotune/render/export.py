@@ -1,0 +1,88 @@
+"""Hand out a configuration as a folder that runs as it is."""
+
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from autotune.candidate import Candidate
+from autotune.engines.base import Engine
+from autotune.errors import RenderError
+from autotune.hardware import Environment
+from autotune.job import Job
+from autotune.render.base import Dialect, Export, Figures
+from autotune.render.deepspeed import DeepSpeedDialect
+from autotune.render.templates import Templates
+
+ENTRY_POINTS = "autotune.dialects"
+"""Entry-point group in which a package offers dialects of its own."""
+
+_SHIPPED: dict[str, type[Dialect]] = {DeepSpeedDialect.name: DeepSpeedDialect}
+
+
+def export_candidate(
+    candidate: Candidate,
+    folder: Path,
+    *,
+    engine: Engine,
+    job: Job,
+    environment: Environment,
+    figures: Figures | None = None,
+    to: str = DeepSpeedDialect.name,
+) -> list[Path]:
+    """Write a candidate's files; those of an earlier export are replaced.
+
+    Args:
+        candidate: What to hand out.
+        folder: Where to; made if it is not there.
+        engine: Renders the candidate.
+        job: What it was tuned for.
+        environment: Where its figures were measured, or where it was rendered.
+        figures: What was measured; None: it was not tried, and the README says so.
+        to: Name of the dialect.
+
+    Returns:
+        The files written.
+
+    Raises:
+        RenderError: There is no such dialect, a template does not render, or the folder cannot
+            be written.
+    """
+    export = Export(
+        job=job,
+        candidate=candidate,
+        setup=engine.setup(candidate),
+        environment=environment,
+        figures=figures,
+        overridden=engine.overridden(candidate),
+    )
+    files = find_dialect(to).files(export, Templates(job.templates))
+    try:
+        return [_write(folder / name, text) for name, text in files.items()]
+    except OSError as error:
+        raise RenderError(
+            f"{error.filename or folder}: cannot be written: {error.strerror}",
+            "name another folder with --out",
+        ) from error
+
+
+def find_dialect(name: str) -> Dialect:
+    """Find a shipped dialect, or one that an installed package offers.
+
+    Raises:
+        RenderError: There is none of that name.
+    """
+    if name in _SHIPPED:
+        return _SHIPPED[name]()
+    offered = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name in offered:
+        dialect: Dialect = offered[name].load()()
+        return dialect
+    known = ", ".join(sorted({*_SHIPPED, *offered}))
+    raise RenderError(f"--to {name}: no such dialect", f"known dialects: {known}")
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    if path.suffix == ".sh":
+        path.chmod(0o755)
+    return path

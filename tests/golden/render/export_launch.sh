@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Trains the configuration beside this file on 2 ranks of this machine.
+#   PYTHON=...         the interpreter of the environment with torch and deepspeed (python3)
+#   TRAIN_SCRIPT=...   your own script instead of train.py; it gets the arguments after this one's
+#   TORCHRUN_ARGS=...  for several machines: --nnodes, --node-rank, --master-addr, ...
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# CPU ranks over gloo, each with its share of the cores, as measured; train.py binds them to it.
+share=$(($(env -u OMP_NUM_THREADS nproc) / 2))
+export DS_ACCELERATOR=cpu LOCAL_SIZE=2 OMP_NUM_THREADS=$((share > 0 ? share : 1))
+read -ra torchrun_args <<<"${TORCHRUN_ARGS:-"--standalone --nproc-per-node 2"}"
+exec "${PYTHON:-python3}" -m torch.distributed.run "${torchrun_args[@]}" \
+  "${TRAIN_SCRIPT:-$here/train.py}" "$@"

@@ -1,0 +1,53 @@
+"""Jobs, environments and candidates that tests are made of."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from autotune.candidate import Candidate
+from autotune.hardware import Environment
+from autotune.job import Job, make_job
+from autotune.knobs import Context, canonical
+
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+"""A Llama of about 150 thousand parameters."""
+
+CPU = Environment(
+    accelerator="cpu",
+    n_devices=2,
+    device_name="a processor",
+    device_memory_bytes=8 * 2**30,
+    peak_flops=None,
+    deepspeed_version="0.19.8",
+    torch_version="2.13.0",
+)
+
+
+def tiny_job(folder: Path, **changes: Any) -> Job:
+    """A job for the tiny model on two ranks, global batch 8."""
+    model = folder / "tiny" / "config.json"
+    model.parent.mkdir(parents=True, exist_ok=True)
+    model.write_text(json.dumps(TINY))
+    data = {"model": str(model), "seq_len": 16, "global_batch": 8, "world": 2, **changes}
+    return make_job(data, where="test")
+
+
+def canonical_candidate(job: Job, **knobs: Any) -> Candidate:
+    """A candidate as a lattice would hold it; `__` in a name stands for a dot."""
+    values = {name.replace("__", "."): value for name, value in knobs.items()}
+    return raw_candidate(job, canonical(values, Context.of(job, CPU)))
+
+
+def raw_candidate(job: Job, values: dict[str, Any]) -> Candidate:
+    """A candidate of exactly these knobs."""
+    return Candidate.of(values, world=job.world, global_batch=job.global_batch)

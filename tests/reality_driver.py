@@ -1,0 +1,75 @@
+"""Trains many configurations for two steps each in one set of ranks, and reads each back.
+
+Started under torchrun: `reality_driver.py CASES.json OUT.json`. Not a trial: fresh processes per
+configuration are what a trial pays for, and what these checks do without.
+"""
+
+import gc
+import json
+import logging
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.utils import logger
+
+from autotune.contract import TrialSpec
+from autotune.trial.cpu_info import reuse_cpu_info
+from autotune.trial.readback import differences, read_back
+from autotune.trial.workload import apply_recompute, batches, build_model
+
+STEPS = 2
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
+    torch.manual_seed(spec.seed)
+    model = build_model(spec, ds_config)
+    apply_recompute(model, spec.recompute)
+    model.train()
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=ds_config)
+    try:
+        losses = []
+        tokens = batches(spec)
+        for _ in range(STEPS * spec.grad_accum):
+            batch = next(tokens)
+            loss = engine(input_ids=batch, labels=batch).loss
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        found = read_back(engine)
+        return {
+            "read_back": found,
+            "differences": differences(spec.expected, found),
+            "losses": losses,
+            "steps": engine.global_steps,
+        }
+    finally:
+        engine.destroy()
+
+
+def main() -> None:
+    cases = json.loads(Path(sys.argv[1]).read_text())
+    logger.setLevel(logging.ERROR)
+    reuse_cpu_info()
+    deepspeed.init_distributed()
+    results = []
+    for case in cases:
+        start = time.perf_counter()
+        try:
+            results.append(run(case))
+        except Exception:
+            results.append({"error": traceback.format_exc()})
+        gc.collect()
+        results[-1]["s"] = time.perf_counter() - start
+    if torch.distributed.get_rank() == 0:
+        Path(sys.argv[2]).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

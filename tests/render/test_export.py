@@ -1,0 +1,124 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.errors import RenderError
+from autotune.render.base import Figures
+from autotune.render.export import export_candidate, find_dialect
+from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "render"
+FIGURES = Figures(
+    trial=7,
+    n_runs=3,
+    samples_per_s=12.34,
+    samples_per_s_low=12.0,
+    samples_per_s_high=12.5,
+    step_time_s=0.648,
+    peak_memory_bytes=3 * 2**28,
+    baseline_samples_per_s=10.0,
+    speedup=1.234,
+    speedup_low=1.2,
+    speedup_high=1.26,
+)
+
+
+def export(tmp_path: Path, figures=FIGURES, job=None, **knobs) -> Path:
+    job = job or tiny_job(tmp_path)
+    export_candidate(
+        canonical_candidate(job, **knobs),
+        tmp_path / "out",
+        engine=DeepSpeedEngine(job, CPU),
+        job=job,
+        environment=CPU,
+        figures=figures,
+    )
+    return tmp_path / "out"
+
+
+def golden(path: Path, name: str) -> None:
+    text = path.read_text()
+    if os.environ.get("AUTOTUNE_WRITE_GOLDEN"):
+        (GOLDEN / name).write_text(text)
+    assert text == (GOLDEN / name).read_text()
+
+
+def test_the_files(tmp_path):
+    out = export(tmp_path, zero__stage=2, micro_batch=2, recompute="full")
+    assert {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()} == {
+        "README.md",
+        "ds_config.json",
+        "figures.json",
+        "launch.sh",
+        "model/config.json",
+        "settings.json",
+        "train.py",
+    }
+    golden(out / "README.md", "export_README.md")
+    golden(out / "launch.sh", "export_launch.sh")
+    golden(out / "settings.json", "export_settings.json")
+    assert os.access(out / "launch.sh", os.X_OK)
+    assert json.loads((out / "model/config.json").read_text()) == TINY
+    assert json.loads((out / "figures.json").read_text())["figures"]["samples_per_s"] == 12.34
+    assert "autotune" not in (out / "train.py").read_text()
+    compile((out / "train.py").read_text(), "train.py", "exec")
+    subprocess.run(["bash", "-n", out / "launch.sh"], check=True)
+
+
+def test_the_readme_says_what_was_not_measured_and_what_was_overridden(tmp_path):
+    (tmp_path / "base.json").write_text('{"train_batch_size": 64}')
+    job = tiny_job(tmp_path, base_config=str(tmp_path / "base.json"))
+    text = (export(tmp_path, figures=None, job=job, zero__stage=1) / "README.md").read_text()
+    assert "was rendered, not tried" in text
+    assert "| `train_batch_size` | 64 | 8 |" in text
+    assert not (tmp_path / "out" / "figures.json").exists()
+
+
+def test_the_readme_says_what_tensor_parallelism_changes(tmp_path):
+    text = (export(tmp_path, tp=2, micro_batch=2) / "README.md").read_text()
+    assert "2 * 4 * 1 = 8 samples" in text
+    assert "count 2 times too many" in text
+
+
+def test_an_unknown_dialect_is_answered_with_the_menu():
+    with pytest.raises(RenderError, match="no such dialect") as caught:
+        find_dialect("fairscale")
+    assert "deepspeed" in caught.value.hint
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(RenderError, match="cannot be written"):
+        export(tmp_path)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"zero__stage": 3, "micro_batch": 2, "recompute": "every_2"},
+        {"zero__stage": 1, "tp": 2, "micro_batch": 2},
+    ],
+    ids=["stage3", "tp2"],
+)
+def test_the_folder_trains_as_it_is(tmp_path, knobs):
+    out = export(tmp_path, **knobs)
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        ["bash", out / "launch.sh", "--steps", "2"],
+        cwd=tmp_path,
+        env={**clean, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    steps = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len(steps) == 2
+    losses = [float(line.split()[3]) for line in steps]
+    assert all(4 < loss < 8 for loss in losses)  # ln 256 = 5.5: random tokens, untrained
