@@ -26,10 +26,10 @@ class PlainEngine:
     """Renders nothing but what the rules below look at."""
 
     name = "plain"
-    base_knobs = {}
 
-    def __init__(self, job):
+    def __init__(self, job, base_knobs):
         self.job = job
+        self.base_knobs = base_knobs
 
     def setup(self, candidate):
         return Setup(
@@ -75,9 +75,10 @@ def job(**changes):
     return make_job({**given, **changes}, where="test")
 
 
-def build(space="smoke", **changes):
+def build(space="smoke", base_knobs=None, **changes):
     made = job(**changes)
-    return build_lattice(load_space(space), made, ENVIRONMENT, PlainEngine(made), judge)
+    engine = PlainEngine(made, base_knobs or {})
+    return build_lattice(load_space(space), made, ENVIRONMENT, engine, judge)
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +217,7 @@ def test_a_proposal_for_knobs_that_do_not_act_is_not_punished(zero):
     assert zero.nearest(noisy) == zero.nearest({"zero.stage": 0, "micro_batch": 2})
 
 
-def test_a_users_base_configuration_is_the_default(monkeypatch):
-    monkeypatch.setattr(PlainEngine, "base_knobs", {"reduce_bucket_size": 1234})
-    staged = [c for c in build().candidates if c["zero.stage"] > 0]
+def test_a_users_base_configuration_is_the_default():
+    lattice = build(base_knobs={"reduce_bucket_size": 1234})
+    staged = [c for c in lattice.candidates if c["zero.stage"] > 0]
     assert {c["reduce_bucket_size"] for c in staged} == {1234}

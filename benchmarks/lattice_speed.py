@@ -1,0 +1,70 @@
+"""How fast a lattice is built: candidates rendered and judged per second.
+
+python benchmarks/lattice_speed.py [--space NAME_OR_PATH] [--model PRESET] [--json]
+"""
+
+import argparse
+import json
+import time
+
+from autotune import rules
+from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.hardware import Environment
+from autotune.job import make_job
+from autotune.lattice import build_lattice
+from autotune.space import load_space
+
+H100 = Environment(
+    accelerator="cuda",
+    n_devices=8,
+    device_name="NVIDIA H100 80GB HBM3",
+    device_memory_bytes=80 * 2**30,
+    peak_flops=989e12,
+    deepspeed_version="0.19.8",
+    torch_version="2.13.0",
+)
+
+
+def measure(space_name: str, model: str) -> dict[str, str | int | float]:
+    """Build one lattice as a search on eight GPUs would, and propose once."""
+    data = {"model": model, "seq_len": 2048, "global_batch": 512, "world": 8, "space": space_name}
+    job = make_job(data, where="benchmark")
+    engine = DeepSpeedEngine(job, H100)
+    space = load_space(space_name)
+
+    started = time.perf_counter()
+    lattice = build_lattice(space, job, H100, engine, rules.judge)
+    built_s = time.perf_counter() - started
+
+    proposal = {"zero.stage": 3, "micro_batch": 16}
+    lattice.nearest(proposal)  # the columns are made once
+    started = time.perf_counter()
+    lattice.nearest(proposal)
+    nearest_s = time.perf_counter() - started
+    return {
+        "space": space_name,
+        "model": model,
+        "grid": lattice.grid_size,
+        "legal": len(lattice.candidates),
+        "build_s": round(built_s, 3),
+        "candidates_per_s": round(lattice.grid_size / built_s),
+        "nearest_s": round(nearest_s, 5),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--space", default="zero_offload")
+    parser.add_argument("--model", default="llama-2-7b")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    figures = measure(options.space, options.model)
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        for name, value in figures.items():
+            print(f"{name:17} {value}")
+
+
+if __name__ == "__main__":
+    main()
