@@ -33,7 +33,9 @@ _TP_STYLES = {
 _TP_REFUSED = {"deberta", "flaubert", "fsmt", "gpt2", "led", "longformer", "xlm", "xlnet"}
 
 
-class _NotUsableError(Exception):
+class NotUsableError(Exception):
+    """The model cannot be built, or not be trained as it is."""
+
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.hint = hint
@@ -43,40 +45,53 @@ def main() -> None:
     """Read the source from stdin and write the shape, or what is wrong with it, to a file."""
     source = json.load(sys.stdin)
     try:
-        module = _from_config(source["config"]) if "config" in source else _from_factory(source)
-        _check_forward(module)
+        module = build(source)
         answer = {
             "shape": shape_of(module),
             "supports_tp": _supports_tp(module),
             "supports_recompute": _supports_recompute(module),
         }
-    except _NotUsableError as error:
+    except NotUsableError as error:
         answer = {"error": str(error), "hint": error.hint}
     Path(sys.argv[1]).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def build(source: dict[str, Any]) -> nn.Module:
+    """Build the module on the meta device and check that it can be called as trials call it.
+
+    Args:
+        source: `{"config": {...}}` or `{"factory": "package.module:name", "path": [...]}`.
+
+    Raises:
+        NotUsableError: It cannot be built, is no module, or takes other arguments.
+    """
+    module = _from_config(source["config"]) if "config" in source else _from_factory(source)
+    _check_forward(module)
+    return module
 
 
 def shape_of(module: nn.Module) -> dict[str, Any]:
     """The fields of a `ModelShape`, from the module's tensors and, where it has one, its config.
 
     Raises:
-        _NotUsableError: It has no trainable parameters, its vocabulary cannot be seen, or a token
+        NotUsableError: It has no trainable parameters, its vocabulary cannot be seen, or a token
             takes more experts than there are.
     """
     sizes = {name: p.numel() for name, p in module.named_parameters() if p.requires_grad}
     if not sizes:
-        raise _NotUsableError("it has no trainable parameters", "return a module to train")
+        raise NotUsableError("it has no trainable parameters", "return a module to train")
     known = _reader(getattr(module, "config", None))
     words, positions = _embeddings(module)
     vocab = known("vocab_size") or (words.num_embeddings if words else 0)
     if not vocab:
-        raise _NotUsableError(
+        raise NotUsableError(
             "its vocabulary cannot be seen: no nn.Embedding and no config.vocab_size",
             "give the module a `config` with `vocab_size`",
         )
     n_experts = known("num_local_experts", "num_experts", "n_routed_experts")
     per_token = known("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
     if per_token > n_experts > 0:
-        raise _NotUsableError(
+        raise NotUsableError(
             f"{per_token} experts per token are more than the {n_experts} experts",
             f"choose 1 to {n_experts}",
         )
@@ -111,7 +126,7 @@ def _from_config(config: dict[str, Any]) -> nn.Module:
         with torch.device("meta"):
             module: nn.Module = AutoModelForCausalLM.from_config(hf_config)
     except Exception as error:
-        raise _NotUsableError(
+        raise NotUsableError(
             f"transformers cannot build {config['model_type']!r} for causal language modelling: "
             f"{_one_line(error)}",
             "mend the config, or write a factory: --model package.module:factory",
@@ -125,19 +140,19 @@ def _from_factory(source: dict[str, Any]) -> nn.Module:
     try:
         found = importlib.import_module(name)
     except Exception as error:
-        raise _NotUsableError(
+        raise NotUsableError(
             f"importing {name} raised {_one_line(error)}",
             f"searched: {', '.join(source['path'])} and the installed packages",
         ) from error
     factory = getattr(found, attribute, None)
     if not callable(factory):
         names = sorted(key for key, value in vars(found).items() if callable(value))
-        raise _NotUsableError(
+        raise NotUsableError(
             f"{name} has no callable {attribute!r}", f"it has: {', '.join(names) or 'none'}"
         )
     module = _call(factory)
     if not isinstance(module, nn.Module):
-        raise _NotUsableError(
+        raise NotUsableError(
             f"it returned {type(module).__name__}, not a torch.nn.Module",
             "return the module itself",
         )
@@ -155,7 +170,7 @@ def _call(factory: Callable[[], Any]) -> Any:
         return factory()
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise _NotUsableError(
+        raise NotUsableError(
             f"it raised {_one_line(error)} ({frame.filename}:{frame.lineno})",
             "a factory takes no arguments and returns a torch.nn.Module",
         ) from error
@@ -165,7 +180,7 @@ def _check_forward(module: nn.Module) -> None:
     try:
         inspect.signature(module.forward).bind(input_ids=None, labels=None)
     except TypeError as error:
-        raise _NotUsableError(
+        raise NotUsableError(
             f"{type(module).__name__}.forward does not take input_ids and labels: {error}",
             "define forward(self, input_ids, labels), returning the loss or an object with .loss",
         ) from error
