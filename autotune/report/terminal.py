@@ -227,9 +227,9 @@ def _plan_facts(plan: Plan) -> list[tuple[str, str]]:
         ("baseline", plan.baseline),
         (
             "price",
-            f"at most {plan.baseline_trials} + {plan.search_trials} + {plan.confirm_trials} trials "
-            f"(baseline, search, final comparison) x {format_seconds(plan.trial_s)} ({source}) "
-            f"x {plan.world} accelerators: {format_seconds(plan.total_s)}, "
+            f"{plan.baseline_trials} + {plan.search_trials} + {plan.confirm_trials} trials at "
+            f"most (baseline, search, final comparison) x {format_seconds(plan.trial_s)} "
+            f"({source}) x {plan.world} accelerators: {format_seconds(plan.total_s)}, "
             f"{plan.accelerator_hours:.2g} accelerator-hours",
         ),
     ]

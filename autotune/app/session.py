@@ -1,0 +1,152 @@
+"""A job with everything that it needs on this machine; nothing runs here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.candidate import Candidate
+from autotune.engines.base import Engine
+from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.errors import JobError
+from autotune.hardware import Environment, detect_environment
+from autotune.job import Job, make_job, read_job_file
+from autotune.knobs import Context, canonical, explain, parse_settings
+from autotune.lattice import Lattice, build_lattice
+from autotune.record import Study
+from autotune.render.export import export_candidate
+from autotune.report.plan import Plan, make_plan
+from autotune.rules import judge
+from autotune.search.history import History
+from autotune.space import load_space
+
+DEMO: dict[str, dict[str, Any]] = {
+    "cpu": {"model": "tiny-llama", "seq_len": 128, "global_batch": 32, "trials": 10},
+    "cuda": {"model": "gpt2", "seq_len": 1024, "global_batch": 64, "trials": 20},
+}
+"""The job where nobody names a model: small enough for a few minutes, with room for choices."""
+CPU_WORLD = 2
+"""Ranks on CPU where nobody says: enough to communicate, few enough for any machine."""
+
+_FILES = ("baseline", "base_config", "templates")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A job, what is legal for it here, and where its record is."""
+
+    job: Job
+    job_data: Mapping[str, Any]
+    """The job as YAML says it, readable from any folder."""
+    environment: Environment
+    engine: Engine
+    lattice: Lattice
+    study: Study
+
+
+def open_session(job_file: Path | None, flags: Mapping[str, Any], *, results: Path) -> Session:
+    """Read the job, and find out what is legal for it on this machine.
+
+    Args:
+        job_file: YAML, or None.
+        flags: Keys of the job that come before the file's.
+        results: Folder of all studies.
+
+    Raises:
+        JobError: The job, the space or a file that it names is not valid.
+        RenderError: A template or the base configuration does not render.
+        FleetError: torch or DeepSpeed is missing.
+        NothingFeasibleError: The rules refuse every candidate.
+    """
+    environment = detect_environment()
+    job, data = _read_job(job_file, flags, environment)
+    engine = DeepSpeedEngine(job, environment)
+    return Session(
+        job=job,
+        job_data=data,
+        environment=environment,
+        engine=engine,
+        lattice=build_lattice(load_space(job.space), job, environment, engine, judge),
+        study=Study(results, job.study),
+    )
+
+
+def plan_search(session: Session, *, fresh: bool) -> Plan:
+    """What a search would run and what it costs.
+
+    Raises:
+        StudyError: The record cannot be read.
+    """
+    history = History() if fresh else History(session.study.trials())
+    return make_plan(session.job, session.environment, session.lattice, session.study, history)
+
+
+def render(
+    job_file: Path | None, flags: Mapping[str, Any], settings: Sequence[str], out: Path, *, to: str
+) -> tuple[list[Path], list[str]]:
+    """Write the files of one candidate.
+
+    Args:
+        job_file: YAML, or None.
+        flags: Keys of the job that come before the file's.
+        settings: `knob=value` each; other knobs are at the base configuration's value or the
+            engine's default.
+        out: Folder to write.
+        to: Name of a dialect.
+
+    Returns:
+        The files, and what has to be said of the settings.
+
+    Raises:
+        JobError: A setting or the job is not valid, or the rules refuse the candidate.
+        RenderError: A template does not render, or the folder cannot be written.
+    """
+    environment = detect_environment()
+    job, _ = _read_job(job_file, flags, environment)
+    engine = DeepSpeedEngine(job, environment)
+    context = Context.of(job, environment, base=engine.base_knobs)
+    values = parse_settings(settings)
+    candidate = Candidate.of(
+        canonical(values, context), world=job.world, global_batch=job.global_batch
+    )
+    if violations := judge(engine.setup(candidate)):
+        raise JobError(
+            "\n".join(f"{v.rule}: {v.message}" for v in violations),
+            "; ".join(v.fix for v in violations),
+        )
+    files = export_candidate(
+        candidate, out, engine=engine, job=job, environment=environment, to=to
+    )
+    notes = list(explain(values, context).values())
+    notes += [
+        f"{key}: {theirs!r} in your base configuration gives way to {ours!r}"
+        for key, (theirs, ours) in engine.overridden(candidate).items()
+    ]
+    return files, notes
+
+
+def _read_job(
+    job_file: Path | None, flags: Mapping[str, Any], environment: Environment
+) -> tuple[Job, dict[str, Any]]:
+    theirs = {**(read_job_file(job_file) if job_file is not None else {}), **flags}
+    data = {**_defaults(theirs, environment), **theirs}
+    job = make_job(data, where=str(job_file) if job_file is not None else "command line")
+    return job, _portable({**data, "study": job.study})
+
+
+def _defaults(given: Mapping[str, Any], environment: Environment) -> dict[str, Any]:
+    """This machine's devices; and where no model is named, a small job for them."""
+    is_cpu = environment.accelerator == "cpu"
+    world = {"world": CPU_WORLD if is_cpu else environment.n_devices}
+    return world if "model" in given else {**world, **DEMO[environment.accelerator]}
+
+
+def _portable(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain YAML values, and paths that hold from any folder."""
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in data.items()}
+    for key in (*_FILES, "model", "space"):
+        value = plain.get(key)
+        # A preset or a shipped space comes before a file of the same name.
+        if isinstance(value, str) and ("/" in value or "." in value) and Path(value).exists():
+            plain[key] = str(Path(value).resolve())
+    return plain

@@ -1,0 +1,205 @@
+"""What the record says afterwards: reports, states, exports."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from autotune.candidate import Candidate
+from autotune.engines.base import Engine
+from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.errors import StudyError
+from autotune.hardware import Environment
+from autotune.job import Job, make_job, read_job_file
+from autotune.job import Objective as Wish
+from autotune.record import Study, Trial
+from autotune.render.base import Figures
+from autotune.render.export import export_candidate
+from autotune.report.overview import State
+from autotune.report.rows import make_rows
+from autotune.report.terminal import Report
+from autotune.search.history import History, candidate_of
+from autotune.search.objective import Objective
+
+
+def studies(results: Path) -> list[Study]:
+    """All studies of a folder, the one that was searched last at the end.
+
+    Raises:
+        StudyError: The folder cannot be read.
+    """
+    try:
+        found = [path for path in results.iterdir() if (path / "job.yaml").is_file()]
+        found.sort(key=lambda path: (path / "job.yaml").stat().st_mtime)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StudyError(
+            f"{results}: cannot be read: {error.strerror}", "name another folder with --results"
+        ) from error
+    return [Study(results, path.name) for path in found]
+
+
+def find_study(results: Path, name: str | None) -> Study:
+    """A study by name, or the one that was searched last.
+
+    Raises:
+        StudyError: There is none.
+    """
+    found = studies(results)
+    if not found:
+        raise StudyError(f"{results}: holds no study", "`autotune search` makes one")
+    if name is None:
+        return found[-1]
+    for study in found:
+        if study.name == name:
+            return study
+    raise StudyError(
+        f"{results}: holds no study {name!r}",
+        f"there are {', '.join(study.name for study in found)}",
+    )
+
+
+def state_of(study: Study) -> State:
+    """How a study stands.
+
+    Raises:
+        StudyError: The record cannot be read.
+    """
+    history = History(study.trials())
+    facts = study.read_state()
+    answer = facts.get("answer") or {}
+    return State(
+        study=study.name,
+        folder=str(study.folder),
+        is_running=_is_running(study),
+        n_trials=len(history.trials),
+        counts={outcome.value: count for outcome, count in history.counts.items()},
+        best_samples_per_s=(answer.get("best") or {}).get("samples_per_s"),
+        speedup=(answer.get("speedup") or {}).get("ratio"),
+        stop_reason=answer.get("stop_reason"),
+    )
+
+
+def read_report(study: Study) -> Report:
+    """Everything that the report of a study shows.
+
+    Raises:
+        StudyError: The record cannot be read.
+    """
+    facts = study.read_state()
+    history = History(study.trials())
+    return Report(
+        study=study.name,
+        folder=study.folder,
+        facts=facts,
+        rows=make_rows(history, _objective(facts)),
+        counts=history.counts,
+        answer=facts.get("answer"),
+    )
+
+
+def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list[Path]:
+    """Write the files of a study's best configuration, or of one trial's.
+
+    Args:
+        study: A study with trials.
+        out: Folder to write.
+        to: Name of a dialect.
+        trial: Number of the trial; None for the best.
+
+    Raises:
+        StudyError: There is no such trial, or no best one yet.
+        JobError: The study's job cannot be read any more.
+        RenderError: A template does not render, or the folder cannot be written.
+    """
+    facts = study.read_state()
+    answer = facts.get("answer") or {}
+    trials = {t.spec.number: t for t in study.trials()}
+    number = trial if trial is not None else (answer.get("best") or {}).get("trial")
+    if number is None:
+        raise StudyError(
+            f"study {study.name}: its search has not found a best configuration",
+            "run the same search again to finish it, or name a trial with --trial",
+        )
+    if number not in trials:
+        raise StudyError(
+            f"study {study.name}: there is no trial {number}",
+            f"its trials are 0 to {max(trials)}" if trials else "it has none",
+        )
+    environment = Environment(**facts["environment"])
+    job = make_job(read_job_file(study.job_file), where=str(study.job_file))
+    candidate = candidate_of(trials[number].spec)
+    return export_candidate(
+        candidate,
+        out,
+        engine=_engine_of(candidate, job, environment),
+        job=job,
+        environment=environment,
+        figures=_figures(answer, trials[number]),
+        to=to,
+    )
+
+
+def _is_running(study: Study) -> bool:
+    """Whether the process that wrote the lock still runs.
+
+    Trying the lock could take it from a search that starts at this moment; so the holder is looked
+    up, and a process that is younger than the file is another one of the same number.
+    """
+    lock = study.folder / "lock"
+    try:
+        holder = psutil.Process(int(lock.read_text(encoding="utf-8")))
+        return holder.create_time() <= lock.stat().st_mtime
+    except (OSError, ValueError, psutil.Error):
+        return False
+
+
+def _objective(facts: Mapping[str, Any]) -> Objective:
+    wish = facts.get("objective") or {"name": "samples_per_s", "floor": 1.0}
+    return Objective(wish=Wish(**wish), allowed_bytes=facts.get("allowed_bytes", float("inf")))
+
+
+def _engine_of(candidate: Candidate, job: Job, environment: Environment) -> Engine:
+    """The user's own baseline keeps keys of its file that no knob knows."""
+    engine = DeepSpeedEngine(job, environment)
+    if job.baseline is not None:
+        theirs, baseline = engine.baseline(job.baseline)
+        if baseline == candidate:
+            return theirs
+    return engine
+
+
+def _figures(answer: Mapping[str, Any], trial: Trial) -> Figures | None:
+    """From the final comparison where the trial's candidate took part, else from the trial."""
+    number, result = trial.spec.number, trial.result
+    standings = [answer.get("best"), *answer.get("ties", ()), answer.get("baseline")]
+    standing = next((s for s in standings if s is not None and s["trial"] == number), None)
+    baseline = answer.get("baseline")
+    speedup = answer.get("speedup") if standing is not None and standing is standings[0] else None
+    if standing is not None:
+        return Figures(
+            trial=number,
+            n_runs=standing["n_runs"],
+            samples_per_s=standing["samples_per_s"],
+            samples_per_s_low=standing["samples_per_s_low"],
+            samples_per_s_high=standing["samples_per_s_high"],
+            step_time_s=trial.spec.global_batch / standing["samples_per_s"],
+            peak_memory_bytes=standing["peak_memory_bytes"],
+            baseline_samples_per_s=None if baseline is None else baseline["samples_per_s"],
+            speedup=None if speedup is None else speedup["ratio"],
+            speedup_low=None if speedup is None else speedup["low"],
+            speedup_high=None if speedup is None else speedup["high"],
+        )
+    if result is None or result.samples_per_s is None:
+        return None
+    return Figures(
+        trial=number,
+        n_runs=1,
+        samples_per_s=result.samples_per_s,
+        samples_per_s_low=result.samples_per_s_low or result.samples_per_s,
+        samples_per_s_high=result.samples_per_s_high or result.samples_per_s,
+        step_time_s=result.step_time_s,
+        peak_memory_bytes=result.peak_memory_bytes,
+    )

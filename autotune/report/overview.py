@@ -1,0 +1,71 @@
+"""What is there, in a terminal: the studies of a folder, the findings on a machine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.doctor import Diagnosis, Level
+from autotune.report.words import format_rate
+
+_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """How a study stands."""
+
+    study: str
+    folder: str
+    is_running: bool
+    """Whether a search holds it now."""
+    n_trials: int
+    counts: dict[str, int]
+    """Ended trials by outcome."""
+    best_samples_per_s: float | None
+    """Of the answer; None while there is none."""
+    speedup: float | None
+    """Over the baseline; None while there is none."""
+    stop_reason: str | None
+    """None while the search has not ended."""
+
+
+def print_states(console: Console, states: Sequence[State]) -> None:
+    """Print one row per study."""
+    if not states:
+        console.print("no studies yet: `autotune search` makes one", highlight=False)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("study", overflow="fold")
+    table.add_column("outcomes")
+    table.add_column("best, samples/s", justify="right")
+    table.add_column("speedup", justify="right")
+    table.add_column("state")
+    for state in states:
+        table.add_row(
+            state.study,
+            ", ".join(f"{name} {count}" for name, count in state.counts.items()) or "-",
+            format_rate(state.best_samples_per_s),
+            "-" if state.speedup is None else f"{state.speedup:.2f}x",
+            "running" if state.is_running else state.stop_reason or "cut short: search again",
+        )
+    console.print(table)
+
+
+def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
+    """Print the findings, each with the shortest way to mend it."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(style="cyan", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for finding in diagnosis.findings:
+        text = Text(finding.message)
+        if finding.fix:
+            text.append(f"\nfix: {finding.fix}", style="dim")
+        grid.add_row(
+            Text(finding.level.value, style=_STYLES[finding.level]), finding.subject, text
+        )
+    console.print(grid)
