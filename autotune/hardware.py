@@ -63,6 +63,8 @@ class Environment:
     """Dense bf16/fp16 matrix peak of one device in FLOP/s by its datasheet; None if unknown."""
     deepspeed_version: str
     torch_version: str
+    precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
+    """What DeepSpeed trains in on this accelerator; most CPUs have no fp16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,7 @@ def detect_environment() -> Environment:
         peak_flops=None,
         deepspeed_version=deepspeed,
         torch_version=torch,
+        precisions=("fp32", "bf16", *(("fp16",) if cpu_has_fp16() else ())),
     )
 
 
@@ -194,6 +197,18 @@ def cpu_name() -> str:
             if key.strip() == "model name":
                 return value.strip()
     return "CPU"
+
+
+def cpu_has_fp16() -> bool:
+    """Whether oneDNN computes in fp16 here: AVX512-FP16, AMX-FP16 or AVX-NE-CONVERT.
+
+    It is what DeepSpeed's CPU accelerator asks torch (`is_fp16_supported`).
+    """
+    with contextlib.suppress(OSError):
+        flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        known = {"avx512_fp16", "amx_fp16", "avx_ne_convert"}
+        return flags is not None and not known.isdisjoint(flags[1].split())
+    return False
 
 
 def version_of(package: str) -> str | None:

@@ -1,0 +1,172 @@
+"""The batch: micro_batch x grad_accum x dp is the global batch, exactly."""
+
+from typing import Any
+
+from autotune.rules.base import Case, Finding, Rule, Setup, Witness, raised
+
+_MICRO = "train_micro_batch_size_per_gpu"
+_ACCUM = "gradient_accumulation_steps"
+_TOTAL = "train_batch_size"
+
+
+def sizes(setup: Setup) -> tuple[int, int, int] | None:
+    """micro_batch, grad_accum and train_batch_size as DeepSpeed fills in what is left out.
+
+    It divides, rounding down, by the world (less sequence parallelism), also where tensor
+    parallelism leaves fewer replicas (runtime/config.py: _set_batch_related_parameters).
+
+    Returns:
+        None where there is nothing to fill in from, or a size is not above 0.
+    """
+    if _no_size(setup) or _not_positive(setup):
+        return None
+    config, world = setup.ds_config, max(1, setup.world // setup.sp)
+    micro: Any = config.get(_MICRO)
+    accum: Any = config.get(_ACCUM)
+    total: Any = config.get(_TOTAL)
+    if total is None:
+        accum = accum or 1
+        return micro, accum, micro * accum * world
+    if micro is None:
+        accum = accum or 1
+        return total // world // accum, accum, total
+    return micro, accum or total // micro // world, total
+
+
+def _no_size(setup: Setup) -> Finding | None:
+    config = setup.ds_config
+    if config.get(_MICRO) is not None or config.get(_TOTAL) is not None:
+        return None
+    return f"neither {_MICRO} nor {_TOTAL} is given", f"set {_MICRO}"
+
+
+def _not_positive(setup: Setup) -> Finding | None:
+    for name in (_MICRO, _ACCUM, _TOTAL):
+        value = setup.ds_config.get(name)
+        if value is not None and value < 1:
+            return f"{name}={value} is not above 0", f"set {name} to 1 or more"
+    return None
+
+
+def _product(setup: Setup) -> Finding | None:
+    if setup.ds_config.get(_TOTAL) is None or setup.tp > 1:
+        return None
+    found, dp = sizes(setup), setup.dp
+    if found is None or found[0] * found[1] * dp == found[2]:
+        return None
+    micro, accum, total = found
+    amount = micro * accum * dp
+    return (
+        f"{_TOTAL}={total}, but {_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = {amount}",
+        f"set {_TOTAL} to {amount}" if amount else f"set {_TOTAL} to a multiple of {dp}",
+    )
+
+
+def _total_under_tp(setup: Setup) -> Finding | None:
+    if setup.ds_config.get(_TOTAL) is None or setup.tp == 1:
+        return None
+    found, dp = sizes(setup), setup.dp
+    if found is None:
+        return None
+    micro, accum, total = found
+    return (
+        f"{_TOTAL}={total} with tp={setup.tp}: DeepSpeed checks it against the whole world of "
+        f"{setup.world}, while {_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = "
+        f"{micro * accum * dp} samples train",
+        f"remove {_TOTAL}; state {_MICRO} and {_ACCUM}",
+    )
+
+
+def _global_batch(setup: Setup) -> Finding | None:
+    wanted, found, dp = setup.global_batch, sizes(setup), setup.dp
+    if wanted is None or found is None or found[0] * found[1] * dp == wanted:
+        return None
+    if _product(setup) or _total_under_tp(setup):
+        return None
+    micro, accum, _ = found
+    return (
+        f"{_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = {micro * accum * dp} samples per "
+        f"step, the global batch is {wanted}",
+        _nearest(micro, dp, wanted),
+    )
+
+
+def _nearest(micro: int, dp: int, wanted: int) -> str:
+    if wanted % dp:
+        return f"choose a layout whose dp divides {wanted}, or a global batch that {dp} divides"
+    share = wanted // dp
+    size = next(d for d in range(min(micro, share), 0, -1) if share % d == 0)
+    accum = f"set {_ACCUM} to {share // size}"
+    return accum if size == micro else f"set {_MICRO} to {size} and {accum[4:]}"
+
+
+RULES = (
+    Rule(
+        name="batch.no_size",
+        check=_no_size,
+        source="runtime/config.py: _set_batch_related_parameters",
+        witnesses=(
+            raised("AssertionError: Either train_batch_size", {_MICRO: None}, {_MICRO: 1}),
+        ),
+    ),
+    Rule(
+        name="batch.not_positive",
+        check=_not_positive,
+        source="runtime/config.py: _batch_assertion",
+        witnesses=(
+            raised("AssertionError: Train batch size: 0", {_MICRO: 0}, {_MICRO: 1}),
+            raised("AssertionError: Train batch size: 0", {_ACCUM: 0}, {_ACCUM: 1}),
+            raised("AssertionError: Train batch size: -4", {_MICRO: -1}, {_MICRO: 1}),
+        ),
+    ),
+    Rule(
+        name="batch.product",
+        check=_product,
+        source="runtime/config.py:590-605",
+        witnesses=(
+            raised(r"AssertionError: .* 5 != 1 \* 2 \* 2", {_TOTAL: 5}, {_TOTAL: 4}),
+            raised(
+                r"AssertionError: .* 5 != 1 \* 2 \* 2",
+                {_TOTAL: 5, _ACCUM: None},
+                {_TOTAL: 4},
+            ),
+            raised(
+                r"AssertionError: .* 5 != 2 \* 1 \* 2",
+                {_TOTAL: 5, _ACCUM: None, _MICRO: None},
+                {_TOTAL: 4},
+            ),
+        ),
+    ),
+    Rule(
+        name="batch.total_under_tp",
+        check=_total_under_tp,
+        source="runtime/config.py:456-474: the world is not divided by autotp_size",
+        witnesses=(
+            raised(
+                r"AssertionError: .* 2 != 1 \* 2 \* 2",
+                {_TOTAL: 2, "tensor_parallel": {"autotp_size": 2}},
+                {_TOTAL: None},
+                tp=2,
+            ),
+            Witness(
+                broken=Case(ds_config={_TOTAL: 4, "tensor_parallel": {"autotp_size": 2}}, tp=2),
+                repaired=Case(ds_config={"tensor_parallel": {"autotp_size": 2}}, tp=2),
+                consequence="differs",
+                reads={"train_batch_size": 4, "samples_per_step": 2},
+            ),
+        ),
+    ),
+    Rule(
+        name="batch.global_batch",
+        check=_global_batch,
+        source="the global batch is part of the problem, not a knob",
+        witnesses=(
+            Witness(
+                broken=Case(global_batch=8),
+                repaired=Case(ds_config={_ACCUM: 4}, global_batch=8),
+                consequence="differs",
+                reads={"samples_per_step": 4},
+            ),
+        ),
+    ),
+)

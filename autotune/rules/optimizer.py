@@ -1,0 +1,198 @@
+"""The optimizer section: types and parameters that DeepSpeed builds, and where."""
+
+from difflib import get_close_matches
+from typing import Any
+
+from autotune.rules.base import Finding, Rule, Setup, raised
+from autotune.rules.version import REMOVED_OPTIMIZERS
+
+# DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
+_OWN = frozenset(
+    {"adagrad", "adam", "adamw", "lamb", "lion", "muon", "muadam", "muadamw", "musgd"}
+)
+# Any other name is looked up in torch.optim, to the letter (runtime/engine.py:1985).
+_TORCH = (
+    *("ASGD", "Adadelta", "Adafactor", "Adamax", "LBFGS", "NAdam", "RAdam", "RMSprop"),
+    *("Rprop", "SGD", "SparseAdam"),
+)
+_MAY_TRAIN = {
+    "adagrad": "Adagrad",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "lamb": "Lamb",
+    "lion": "Lion",
+    "muon": "Muon",
+}
+# runtime/zero/utils.py: ZERO_SUPPORTED_OPTIMIZERS; torch's Adagrad is among them.
+_TESTED_WITH_ZERO = frozenset({"adagrad", "adam", "adamw", "lion", "muon"})
+# The union over FusedAdam, DeepSpeedCPUAdam and torch's AdamW, and what DeepSpeed takes out first.
+_ADAM_PARAMS = (
+    *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "foreach"),
+    *("capturable", "differentiable", "fused", "set_grad_none", "torch_adam", "adam_w_mode"),
+    *("fp32_optimizer_states", "max_grad_norm"),
+)
+
+
+def _unknown_type(setup: Setup) -> Finding | None:
+    name = setup.optimizer
+    if not name or name in _OWN or name in REMOVED_OPTIMIZERS:
+        return None
+    given = setup.section("optimizer")["type"]
+    if given in _TORCH:
+        return None
+    near = get_close_matches(name, {t.lower(): t for t in (*_MAY_TRAIN.values(), *_TORCH)}, n=1)
+    spelled = {t.lower(): t for t in (*_MAY_TRAIN.values(), *_TORCH)}
+    best = spelled[near[0]] if near else "AdamW"
+    return (
+        f"optimizer.type={given} is neither one of DeepSpeed's nor, to the letter, one of "
+        "torch.optim's",
+        f"set optimizer.type to {best}",
+    )
+
+
+def _unknown_param(setup: Setup) -> Finding | None:
+    if setup.optimizer not in ("adam", "adamw"):
+        return None
+    for name in setup.optimizer_params:
+        if name not in _ADAM_PARAMS:
+            near = get_close_matches(str(name), _ADAM_PARAMS[:-1], n=1, cutoff=0.5)
+            known = ", ".join(_ADAM_PARAMS[:4])
+            return (
+                f"optimizer.params.{name} is not a parameter of Adam ({known}, ...)",
+                f"rename it to {near[0]}" if near else f"remove optimizer.params.{name}",
+            )
+    return None
+
+
+def _max_grad_norm(setup: Setup) -> Finding | None:
+    if "max_grad_norm" not in setup.optimizer_params:
+        return None
+    value = setup.optimizer_params["max_grad_norm"]
+    return (
+        f"optimizer.params.max_grad_norm={value}: DeepSpeed clips by its own key",
+        f"remove it and set gradient_clipping to {value}",
+    )
+
+
+def _untested(setup: Setup) -> Finding | None:
+    name = setup.optimizer
+    if setup.stage == 0 or not name or name in _TESTED_WITH_ZERO:
+        return None
+    if setup.ds_config.get("zero_allow_untested_optimizer") is True:
+        return None
+    if name in REMOVED_OPTIMIZERS or _unknown_type(setup) or _needs_cuda(setup):
+        return None
+    return (
+        f"optimizer.type={setup.section('optimizer')['type']} at stage {setup.stage} is not one "
+        "that ZeRO was tested with",
+        "set zero_allow_untested_optimizer to true",
+    )
+
+
+def _needs_cuda(setup: Setup) -> Finding | None:
+    if setup.environment.accelerator != "cpu" or setup.optimizer not in ("lamb", "lion"):
+        return None
+    if setup.optimizer == "lion" and setup.optimizer_offload != "none":
+        return None
+    return (
+        f"optimizer.type={setup.section('optimizer')['type']}: DeepSpeed has no kernel for it on "
+        "the CPU accelerator",
+        "set optimizer.type to AdamW",
+    )
+
+
+def _muon(setup: Setup) -> Finding | None:
+    if setup.optimizer != "muon" or setup.stage != 3:
+        return None
+    if setup.zero.get("reduce_scatter") is False:
+        return None
+    return (
+        "optimizer.type=Muon at stage 3 with zero_optimization.reduce_scatter=true (the default)",
+        "set zero_optimization.reduce_scatter to false",
+    )
+
+
+def _optimizer(kind: str, **params: Any) -> dict[str, Any]:
+    return {"optimizer": {"type": kind, "params": {"torch_adam": None, **params}}}
+
+
+RULES = (
+    Rule(
+        name="optimizer.unknown_type",
+        check=_unknown_type,
+        source="runtime/engine.py:2018",
+        witnesses=(
+            raised(
+                "AssertionError: AdamX is not a supported DeepSpeed Optimizer",
+                _optimizer("AdamX"),
+                _optimizer("Adamax"),
+            ),
+            raised(
+                "AssertionError: sgd is not a supported DeepSpeed Optimizer",
+                _optimizer("sgd"),
+                _optimizer("SGD"),
+            ),
+        ),
+    ),
+    Rule(
+        name="optimizer.unknown_param",
+        check=_unknown_param,
+        source="the constructors of ops/adam and torch.optim",
+        witnesses=(
+            raised(
+                "TypeError: .* unexpected keyword argument 'learning_rate'",
+                {"optimizer": {"params": {"learning_rate": 1e-3}}},
+                {"optimizer": {"params": {"learning_rate": None}}},
+            ),
+        ),
+    ),
+    Rule(
+        name="optimizer.max_grad_norm",
+        check=_max_grad_norm,
+        source="runtime/engine.py:2481-2484",
+        witnesses=(
+            raised(
+                "ValueError: 'max_grad_norm' is not supported",
+                {"optimizer": {"params": {"max_grad_norm": 0.5}}},
+                {"optimizer": {"params": {"max_grad_norm": None}}, "gradient_clipping": 0.5},
+            ),
+        ),
+    ),
+    Rule(
+        name="optimizer.untested_with_zero",
+        check=_untested,
+        source="runtime/engine.py:2298-2301",
+        witnesses=(
+            raised(
+                "AssertionError: You are using an untested ZeRO Optimizer",
+                _optimizer("SGD") | {"zero_optimization": {"stage": 1}},
+                {"zero_allow_untested_optimizer": True},
+            ),
+        ),
+    ),
+    Rule(
+        name="optimizer.needs_cuda",
+        check=_needs_cuda,
+        source="op_builder/cpu/no_impl.py:21",
+        witnesses=tuple(
+            raised(
+                "ValueError: This op had not been implemented on CPU backend",
+                _optimizer(kind),
+                _optimizer("AdamW", torch_adam=True),
+            )
+            for kind in ("Lamb", "Lion")
+        ),
+    ),
+    Rule(
+        name="optimizer.muon_scatters",
+        check=_muon,
+        source="runtime/zero/stage3.py:360",
+        witnesses=(
+            raised(
+                "ValueError: Muon and reduce scatter cannot be used together",
+                _optimizer("Muon") | {"zero_optimization": {"stage": 3}},
+                {"zero_optimization": {"reduce_scatter": False}},
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,201 @@
+"""Layout: how the world is cut into tensor, pipeline and data parallel groups.
+
+AutoTP splits heads, MLP and vocabulary unevenly where they do not divide, down to ranks that hold
+no head at all, and trains the same losses as the whole model (seen with DeepSpeed 0.19.8, SGD
+without clipping: tests/rules/test_witnesses.py). So only the world has to divide.
+"""
+
+from typing import Any
+
+from autotune.rules.base import Case, Finding, Rule, Setup, Witness, raised
+
+
+def autotp_size(setup: Setup) -> int:
+    """Tensor parallel degree that the configuration switches on."""
+    return max(1, int(setup.section("tensor_parallel").get("autotp_size", 0)))
+
+
+def _world(setup: Setup) -> Finding | None:
+    size = setup.tp * setup.pp
+    if setup.world % size == 0:
+        return None
+    tp = max(d for d in range(1, min(setup.tp, setup.world) + 1) if setup.world % d == 0)
+    return (
+        f"tp * pp = {setup.tp} * {setup.pp} = {size} does not divide the world: "
+        f"{setup.world} % {size} = {setup.world % size}",
+        f"set tp to {tp}"
+        if setup.pp == 1
+        else f"set tp and pp so that {setup.world} is a multiple",
+    )
+
+
+def _degree(setup: Setup) -> Finding | None:
+    size = autotp_size(setup)
+    if size == setup.tp:
+        return None
+    return (
+        f"the layout has tp={setup.tp}, the configuration splits the model over {size} "
+        f"(tensor_parallel.autotp_size)",
+        f"set tensor_parallel.autotp_size to {setup.tp}"
+        if setup.tp > 1
+        else "remove tensor_parallel",
+    )
+
+
+def _sizes(setup: Setup) -> Finding | None:
+    section = setup.section("tensor_parallel")
+    inner = section.get("tp", section.get("tensor_parallel", {}))
+    size = inner.get("tp_size", 1)
+    if size in (1, autotp_size(setup)):
+        return None
+    if not section.get("autotp_size"):
+        return (
+            f"tensor_parallel.tp.tp_size={size} without tensor_parallel.autotp_size: the model is "
+            "not split",
+            f"set tensor_parallel.autotp_size to {size}",
+        )
+    return (
+        f"tensor_parallel.tp.tp_size={size} against autotp_size={section['autotp_size']}",
+        "remove tensor_parallel.tp.tp_size",
+    )
+
+
+def _model(setup: Setup) -> Finding | None:
+    if setup.tp == 1 or setup.supports_tp:
+        return None
+    return (
+        f"tp={setup.tp}: AutoTP cannot split this model (Hugging Face architectures with a "
+        "tp_plan can be)",
+        "set tp to 1",
+    )
+
+
+def _liger(setup: Setup) -> Finding | None:
+    section = setup.section("tensor_parallel")
+    if section.get("vocab_parallel_ce_backend") != "liger" or autotp_size(setup) == 1:
+        return None
+    tied = setup.model is not None and setup.model.tied_embeddings
+    head = section.get("vocab_parallel_lm_head")
+    if head is True or (head is None and tied):
+        return None
+    return (
+        "tensor_parallel.vocab_parallel_ce_backend=liger with a gathered output head "
+        f"(vocab_parallel_lm_head={head})",
+        "set tensor_parallel.vocab_parallel_ce_backend to torch",
+    )
+
+
+def _sequence(setup: Setup) -> Finding | None:
+    sp = setup.ds_config.get("sequence_parallel_size", 1)
+    dp = setup.ds_config.get("data_parallel_size")
+    if sp == 1 and dp is None:
+        return None
+    if dp is None:
+        return (
+            f"sequence_parallel_size={sp} without data_parallel_size: the batch is divided by "
+            f"{sp}, and no sequence is split",
+            f"set data_parallel_size to {max(1, setup.world // sp)}",
+        )
+    if "sequence_parallel_size" not in setup.ds_config:
+        return None
+    if sp * dp == setup.world:
+        return None
+    return (
+        f"sequence_parallel_size * data_parallel_size = {sp} * {dp} = {sp * dp}, the world is "
+        f"{setup.world}",
+        f"set data_parallel_size to {max(1, setup.world // sp)}",
+    )
+
+
+def _tp(size: int, **keys: Any) -> dict[str, Any]:
+    return {"tensor_parallel": {"autotp_size": size, **keys}}
+
+
+RULES = (
+    Rule(
+        name="parallel.world",
+        check=_world,
+        source="comm/torch.py:583: the mesh must fill the world",
+        witnesses=(raised("AssertionError", _tp(2), {"tensor_parallel": None}, world=3, tp=2),),
+    ),
+    Rule(
+        name="parallel.degree",
+        check=_degree,
+        source="runtime/engine.py: autotp_size",
+        witnesses=(
+            Witness(
+                broken=Case(tp=2),
+                repaired=Case(ds_config=_tp(2), tp=2),
+                consequence="differs",
+                reads={"tp": 1, "dp": 2},
+            ),
+        ),
+    ),
+    Rule(
+        name="parallel.tp_sizes",
+        check=_sizes,
+        source="runtime/engine.py:1020",
+        witnesses=(
+            raised(
+                r"ValueError: tensor_parallel.tp.tp_size \(4\) does not match",
+                _tp(2, tp={"tp_size": 4}),
+                _tp(2, tp={"tp_size": 2}),
+                tp=2,
+            ),
+            Witness(
+                broken=Case(ds_config={"tensor_parallel": {"tp": {"tp_size": 2}}}),
+                repaired=Case(ds_config=_tp(0, tp={"tp_size": 1})),
+                consequence="differs",
+                reads={"tp": 1},
+            ),
+        ),
+    ),
+    Rule(
+        name="parallel.model",
+        check=_model,
+        source="module_inject/auto_tp.py",
+        witnesses=tuple(
+            Witness(
+                broken=Case(ds_config=_tp(2), tp=2, model={"architecture": architecture}),
+                repaired=Case(model={"architecture": architecture}),
+                consequence="raised",
+                raises=pattern,
+            )
+            for architecture, pattern in (
+                ("plain", "AssertionError: Not able to determine model policy"),
+                ("gpt2", "AssertionError: AutoTP not supported for model"),
+            )
+        ),
+    ),
+    Rule(
+        name="parallel.liger_loss",
+        check=_liger,
+        source="runtime/engine.py: _apply_autotp_partitioning",
+        witnesses=(
+            raised(
+                "ValueError: vocab_parallel_ce_backend='liger' requires",
+                _tp(2, vocab_parallel_ce_backend="liger"),
+                _tp(2, vocab_parallel_ce_backend="torch"),
+                tp=2,
+            ),
+        ),
+    ),
+    Rule(
+        name="parallel.sequence",
+        check=_sequence,
+        source="deepspeed/__init__.py:543-546, runtime/config.py:456-474",
+        witnesses=(
+            raised(
+                "RuntimeError: Mesh should not be bigger than default world size",
+                {"sequence_parallel_size": 2, "data_parallel_size": 2},
+                {"data_parallel_size": 1},
+            ),
+            Witness(
+                broken=Case(ds_config={"sequence_parallel_size": 2}),
+                repaired=Case(ds_config={"sequence_parallel_size": 2, "data_parallel_size": 1}),
+                consequence="differs",
+                reads={"train_batch_size": 2.0, "samples_per_step": 4},
+            ),
+        ),
+    ),
+)

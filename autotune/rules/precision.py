@@ -1,0 +1,303 @@
+"""Number formats: of the model, of accumulated and communicated gradients, of master weights."""
+
+from typing import Any
+
+from autotune.rules.base import Case, Finding, Rule, Setup, Witness, ignored, raised
+
+_BF16 = {"bf16": {"enabled": True}}
+_FP16 = {"fp16": {"enabled": True}}
+_CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
+_OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+
+_CANONICAL = {
+    name: short
+    for short, names in {
+        "fp16": ("fp16", "float16", "half", "torch.float16"),
+        "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
+        "fp32": ("fp32", "float32", "float", "torch.float32"),
+    }.items()
+    for name in names
+}
+
+
+def _both(setup: Setup) -> Finding | None:
+    if setup.section("fp16").get("enabled") is True and setup.bf16.get("enabled") is True:
+        return "fp16.enabled and bf16.enabled are both true", f"switch {_loser(setup)} off"
+    return None
+
+
+def _loser(setup: Setup) -> str:
+    return "fp16" if setup.precision == "bf16" else "bf16"
+
+
+def _two_bf16(setup: Setup) -> Finding | None:
+    if setup.ds_config.get("bf16") is not None and "bfloat16" in setup.ds_config:
+        return (
+            "bf16 and bfloat16 are the same section: DeepSpeed reads bf16 and ignores bfloat16",
+            "remove bfloat16",
+        )
+    return None
+
+
+def _other_than_asked(setup: Setup) -> Finding | None:
+    if setup.dtype == setup.precision or _both(setup):
+        return None
+    fix = (
+        "switch fp16 and bf16 off"
+        if setup.precision == "fp32"
+        else f'add "{setup.precision}": {{"enabled": true}}'
+    )
+    return f"the job is {setup.precision}, the configuration trains in {setup.dtype}", fix
+
+
+def _unsupported(setup: Setup) -> Finding | None:
+    if setup.dtype in setup.environment.precisions:
+        return None
+    return (
+        f"{setup.dtype} on {setup.environment.device_name}: DeepSpeed takes only "
+        f"{', '.join(setup.environment.precisions)} there",
+        f"train in {'bf16' if 'bf16' in setup.environment.precisions else 'fp32'}",
+    )
+
+
+def _loss_scale(setup: Setup) -> Finding | None:
+    section = setup.section("fp16")
+    if section.get("enabled") is not True or section.get("loss_scale", 0) != 0:
+        return None
+    for name in ("loss_scale_window", "min_loss_scale"):
+        value = section.get(name, 1)
+        if value <= 0:
+            return (
+                f"fp16.{name}={value} with dynamic loss scaling (loss_scale=0) is not above 0",
+                f"set fp16.{name} to 1 or more",
+            )
+    return None
+
+
+def _param_dtype(setup: Setup) -> Finding | None:
+    wanted = setup.section("data_types").get("param_dtype")
+    if wanted is None or _CANONICAL.get(wanted) == setup.dtype or _both(setup):
+        return None
+    return (
+        f"data_types.param_dtype={wanted}, while the model trains in {setup.dtype}",
+        "remove data_types.param_dtype",
+    )
+
+
+def _accumulation(setup: Setup) -> Finding | None:
+    wanted = setup.section("data_types").get("grad_accum_dtype")
+    if wanted is None or setup.stage != 0 or _CANONICAL.get(wanted) == setup.dtype:
+        return None
+    if _both(setup):
+        return None
+    return (
+        f"data_types.grad_accum_dtype={wanted} with a {setup.dtype} model at stage 0: only ZeRO "
+        "accumulates in another format",
+        "remove data_types.grad_accum_dtype, or set zero_optimization.stage to 1",
+    )
+
+
+def _low_masters(setup: Setup) -> str:
+    """The key that asks for 16-bit master weights; empty where none does."""
+    for section, key in (
+        (setup.section("fp16"), "fp16_master_weights_and_grads"),
+        (setup.bf16, "bf16_master_weights_and_grads"),
+    ):
+        if section.get(key) is True:
+            return f"{key[:4]}.{key}"
+    return ""
+
+
+def _masters_stage(setup: Setup) -> Finding | None:
+    key = _low_masters(setup)
+    if not key or setup.stage > 0:
+        return None
+    return f"{key} at stage 0: only ZeRO has master weights", f"set {key} to false"
+
+
+def _masters_offload(setup: Setup) -> Finding | None:
+    key = _low_masters(setup)
+    if not key or setup.stage == 0:
+        return None
+    if key.startswith("bf16") and setup.bf16.get("bf16_optimizer_states") is True:
+        return None
+    if setup.optimizer_offload != "none" and uses_cpu_adam(setup):
+        return None
+    return (
+        f"{key} needs offload_optimizer and DeepSpeed's CPU Adam: the offload is to "
+        f"{setup.optimizer_offload}, optimizer.type={setup.optimizer or 'the script own'}, "
+        f"torch_adam={str(bool(setup.optimizer_params.get('torch_adam'))).lower()}",
+        "set bf16.bf16_optimizer_states to true"
+        if key.startswith("bf16")
+        else f"set {key} to false",
+    )
+
+
+def uses_cpu_adam(setup: Setup) -> bool:
+    """Whether an offloaded optimizer is DeepSpeedCPUAdam (engine.py: _configure_basic_optimizer).
+
+    Without an optimizer section the script brings its own, which cannot be known here: yes.
+    """
+    if not setup.optimizer:
+        return True
+    is_adam = setup.optimizer in ("adam", "adamw")
+    return is_adam and not setup.optimizer_params.get("torch_adam", False)
+
+
+def _states_alone(setup: Setup) -> Finding | None:
+    if setup.bf16.get("bf16_optimizer_states") is not True:
+        return None
+    if setup.bf16.get("bf16_master_weights_and_grads") is True:
+        return None
+    return (
+        "bf16.bf16_optimizer_states without bf16.bf16_master_weights_and_grads",
+        "set bf16.bf16_master_weights_and_grads to true",
+    )
+
+
+def _zero(stage: int, **keys: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **keys}}
+
+
+def _masters(name: str, *, on: bool = True) -> dict[str, Any]:
+    return {name: {"enabled": True, f"{name}_master_weights_and_grads": on}}
+
+
+RULES = (
+    Rule(
+        name="precision.fp16_and_bf16",
+        check=_both,
+        source="runtime/config.py:511",
+        witnesses=(
+            raised(
+                "AssertionError: bfloat16 and fp16 modes cannot be simultaneously enabled",
+                _FP16 | _BF16,
+                {"fp16": None},
+                precision="bf16",
+            ),
+        ),
+    ),
+    Rule(
+        name="precision.bfloat16_beside_bf16",
+        check=_two_bf16,
+        source="runtime/precision_config.py: get_bfloat16_config",
+        witnesses=(
+            ignored(
+                {"bf16": {"enabled": False}, "bfloat16": {"enabled": True}},
+                {"bfloat16": None},
+                acts_with={"bf16": None},
+            ),
+        ),
+    ),
+    Rule(
+        name="precision.other_than_asked",
+        check=_other_than_asked,
+        source="runtime/engine.py: the sections decide, nothing else",
+        witnesses=(
+            Witness(
+                broken=Case(precision="bf16"),
+                repaired=Case(ds_config=_BF16, precision="bf16"),
+                consequence="differs",
+                reads={"dtype": "float32"},
+            ),
+        ),
+    ),
+    Rule(
+        name="precision.unsupported",
+        check=_unsupported,
+        source="runtime/engine.py: _do_sanity_check",
+        witnesses=(
+            Witness(
+                broken=Case(ds_config=_FP16, precision="fp16", fp16_supported=False),
+                repaired=Case(ds_config=_BF16, precision="bf16", fp16_supported=False),
+                consequence="raised",
+                raises="ValueError: Type fp16 is not supported on your device",
+            ),
+        ),
+    ),
+    Rule(
+        name="precision.loss_scale",
+        check=_loss_scale,
+        source="runtime/precision_config.py: _validate_dynamic_loss_scale_params",
+        witnesses=tuple(
+            raised(
+                f"ValidationError: .*\n.*fp16.{name} must be > 0",
+                {"fp16": {"enabled": True, name: 0}},
+                {"fp16": {"loss_scale": 128}},
+                precision="fp16",
+            )
+            for name in ("loss_scale_window", "min_loss_scale")
+        ),
+    ),
+    Rule(
+        name="precision.param_dtype",
+        check=_param_dtype,
+        source="runtime/engine.py:1812-1829",
+        witnesses=(
+            raised(
+                "AssertionError: data_types.param_dtype='bf16' conflicts",
+                {"data_types": {"param_dtype": "bf16"}},
+                {"data_types": {"param_dtype": "float32"}},
+            ),
+        ),
+    ),
+    Rule(
+        name="precision.accumulation_at_stage_0",
+        check=_accumulation,
+        source="runtime/engine.py:2323",
+        witnesses=(
+            raised(
+                "NotImplementedError: unsupported mix of",
+                _BF16 | {"data_types": {"grad_accum_dtype": "fp32"}},
+                _zero(1),
+                precision="bf16",
+            ),
+        ),
+    ),
+    Rule(
+        name="precision.master_weights_stage",
+        check=_masters_stage,
+        source="runtime/config.py:702-709",
+        witnesses=tuple(
+            raised(
+                "AssertionError: .*_master_weights_and_grads is only supported with ZeRO",
+                _masters(name),
+                _masters(name, on=False),
+                precision=name,
+            )
+            for name in ("fp16", "bf16")
+        ),
+    ),
+    Rule(
+        name="precision.master_weights_offload",
+        check=_masters_offload,
+        source="runtime/base_optimizer.py:507-518, zero/stage_1_and_2.py:331, zero/stage3.py:299",
+        witnesses=(
+            raised(
+                "AssertionError: Master weights feature requires ZeRO-2 Offload",
+                _masters("bf16") | _zero(2),
+                {"bf16": {"bf16_optimizer_states": True}},
+                precision="bf16",
+            ),
+            raised(
+                "AssertionError: Master weights feature requires ZeRO-1 Offload",
+                _masters("fp16") | _zero(1, **_OFFLOAD),
+                _CPU_ADAM,
+                precision="fp16",
+            ),
+        ),
+    ),
+    Rule(
+        name="precision.optimizer_states_alone",
+        check=_states_alone,
+        source="runtime/config.py:714",
+        witnesses=(
+            raised(
+                "AssertionError: bf16_optimizer_states requires",
+                {"bf16": {"enabled": True, "bf16_optimizer_states": True}} | _zero(2),
+                _masters("bf16"),
+                precision="bf16",
+            ),
+        ),
+    ),
+)

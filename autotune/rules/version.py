@@ -1,0 +1,106 @@
+"""Keys and optimizers that the installed release of DeepSpeed no longer has, or not yet."""
+
+from typing import Any
+
+from autotune.rules.base import Case, Finding, Rule, Setup, Witness, raised
+from autotune.rules.keys import SECTIONS, is_at_least, missing_keys, removed_keys
+from autotune.rules.schema import sections
+
+REMOVED_OPTIMIZERS = frozenset({"onebitadam", "zerooneadam", "onebitlamb"})
+_OPTIMIZERS_REMOVED_IN = "0.19.7"
+
+
+def _removed_key(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    gone = removed_keys(version)
+    for path, content, section in sections(setup.ds_config) if gone else ():
+        for name in gone.get(path, frozenset()).intersection(content):
+            key = section.keys[name]
+            dotted = f"{path}.{name}" if path else name
+            return (
+                f"{dotted} is refused by DeepSpeed from {key.removed_in} on, whatever its value; "
+                f"{version} is installed: {key.why_removed}",
+                f"remove {dotted}",
+            )
+    return None
+
+
+def _missing_key(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    missing = missing_keys(version)
+    for path, content, section in sections(setup.ds_config) if missing else ():
+        for name in missing.get(path, frozenset()).intersection(content):
+            key = section.keys[name]
+            dotted = f"{path}.{name}" if path else name
+            what = "raises on it" if section.strict else "ignores it"
+            return (
+                f"{dotted} is not known to DeepSpeed {key.absent_through} and before; {version} "
+                f"is installed and {what}",
+                f"remove {dotted}, or install a DeepSpeed newer than {key.absent_through}",
+            )
+    return None
+
+
+def _removed_optimizer(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    if setup.optimizer not in REMOVED_OPTIMIZERS:
+        return None
+    if not is_at_least(version, _OPTIMIZERS_REMOVED_IN):
+        return None
+    return (
+        f"optimizer.type={setup.section('optimizer')['type']} is gone from DeepSpeed "
+        f"{_OPTIMIZERS_REMOVED_IN} on; {version} is installed",
+        "set optimizer.type to AdamW",
+    )
+
+
+def _optimizer(kind: str) -> dict[str, Any]:
+    return {"optimizer": {"type": kind}}
+
+
+RULES = (
+    Rule(
+        name="version.removed_key",
+        check=_removed_key,
+        source="runtime/config.py:80-141, DeepSpeed issue 8489",
+        witnesses=tuple(
+            raised(
+                f"DeepSpeedConfigError: .*{'has been' if not path else name}",
+                {path: {"stage": 3, name: 1}} if path else {name: {"enabled": False}},
+                {path: {name: None}} if path else {name: None},
+            )
+            for path, section in SECTIONS.items()
+            for name, key in section.keys.items()
+            if key.removed_in
+        ),
+    ),
+    Rule(
+        name="version.missing_key",
+        check=_missing_key,
+        source="the same fields, read off the releases that autotune.rules.keys names",
+        witnesses=(
+            Witness(
+                broken=Case(
+                    ds_config={"zero_optimization": {"stage": 1, "parameter_alignment": True}}
+                ),
+                repaired=Case(ds_config={"zero_optimization": {"stage": 1}}),
+                consequence="raised",
+                raises="Extra inputs are not permitted",
+                deepspeed="0.19.6",
+            ),
+        ),
+    ),
+    Rule(
+        name="version.removed_optimizer",
+        check=_removed_optimizer,
+        source="runtime/engine.py:2018",
+        witnesses=tuple(
+            raised(
+                f"AssertionError: {kind} is not a supported DeepSpeed Optimizer",
+                _optimizer(kind),
+                _optimizer("AdamW"),
+            )
+            for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
+        ),
+    ),
+)

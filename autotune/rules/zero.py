@@ -1,0 +1,389 @@
+"""ZeRO: which keys act at which stage, and what its stages do not do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.rules.base import Finding, Rule, Setup, ignored, raised
+
+_PARTITIONED = (1, 2, 3)
+_BUCKETS = (1, 2)
+_STAGE_3 = (3,)
+
+ACTS_AT: Mapping[str, tuple[int, ...]] = {
+    "contiguous_gradients": _PARTITIONED,
+    "reduce_scatter": _PARTITIONED,
+    "reduce_bucket_size": _PARTITIONED,
+    "overlap_comm": _PARTITIONED,
+    "use_multi_rank_bucket_allreduce": _BUCKETS,
+    "allgather_bucket_size": _BUCKETS,
+    "round_robin_gradients": _BUCKETS,
+    "parameter_alignment": _BUCKETS,
+    "ignore_unused_parameters": _BUCKETS,
+    "sub_group_size": _STAGE_3,
+    "stage3_prefetch_bucket_size": _STAGE_3,
+    "prefetch_bucket_size": _STAGE_3,
+    "stage3_param_persistence_threshold": _STAGE_3,
+    "param_persistence_threshold": _STAGE_3,
+    "stage3_model_persistence_threshold": _STAGE_3,
+    "model_persistence_threshold": _STAGE_3,
+    "stage3_max_live_parameters": _STAGE_3,
+    "max_live_parameters": _STAGE_3,
+    "stage3_max_reuse_distance": _STAGE_3,
+    "max_reuse_distance": _STAGE_3,
+    "stage3_module_granularity_threshold": _STAGE_3,
+    "module_granularity_threshold": _STAGE_3,
+    "stage3_use_all_reduce_for_fetch_params": _STAGE_3,
+    "use_all_reduce_for_fetch_params": _STAGE_3,
+    "stage3_allgather_sequential": _STAGE_3,
+    "allgather_sequential": _STAGE_3,
+    "zero_hpz_partition_size": _STAGE_3,
+    "zero_quantized_weights": _STAGE_3,
+    "zero_quantized_nontrainable_weights": _STAGE_3,
+    "zero_quantized_gradients": _STAGE_3,
+    "memory_efficient_linear": _STAGE_3,
+    "override_module_apply": _STAGE_3,
+    "leaf_module": _STAGE_3,
+    "log_trace_cache_warnings": _STAGE_3,
+    "enable_sanity_checks": _STAGE_3,
+    "allgather_partitions": (),
+}
+"""Key of `zero_optimization` -> the stages that read it. Keys that only concern checkpoints are
+not here: they do no harm anywhere. Nothing reads `allgather_partitions`."""
+
+
+def inert_keys(zero: Mapping[str, Any]) -> list[str]:
+    """Keys of a `zero_optimization` section that nothing reads at its stage.
+
+    A renderer that lays a user's section under another stage drops these, and says so.
+    """
+    stage = zero.get("stage", 0)
+    found = []
+    for name, value in zero.items():
+        stages = ACTS_AT.get(name)
+        if stages is not None and stage not in stages and not (value is None or value is False):
+            found.append(name)
+    return found
+
+
+def _inert(setup: Setup) -> Finding | None:
+    found = inert_keys(setup.zero)
+    if not found:
+        return None
+    name = found[0]
+    stages = ACTS_AT[name]
+    where = f"acts at stage {' and '.join(map(str, stages))}" if stages else "has no effect at all"
+    more = f" (and {', '.join(found[1:])})" if found[1:] else ""
+    value = setup.zero[name]
+    return (
+        f"zero_optimization.{name}={value!r} {where}, this is stage {setup.stage}{more}",
+        f"remove {', '.join(f'zero_optimization.{key}' for key in found)}",
+    )
+
+
+def _no_effect(setup: Setup) -> Finding | None:
+    if setup.ds_config.get("disable_allgather") is not True:
+        return None
+    return "disable_allgather=true: DeepSpeed parses it and never reads it", (
+        "remove disable_allgather"
+    )
+
+
+def _odd_bucket(setup: Setup) -> Finding | None:
+    size = setup.zero.get("allgather_bucket_size")
+    if size is None or setup.stage not in _BUCKETS or size % 2 == 0:
+        return None
+    return (
+        f"zero_optimization.allgather_bucket_size={size:.0f} is odd: {size:.0f} % 2 = 1, and "
+        "NCCL's 4-byte alignment wants pairs of 16-bit elements",
+        f"set it to {size + 1:.0f}",
+    )
+
+
+def _legacy(setup: Setup) -> Finding | None:
+    if setup.zero.get("legacy_stage1") is not True or setup.stage == 0:
+        return None
+    return (
+        "zero_optimization.legacy_stage1=true: gone since DeepSpeed 0.5.9",
+        "remove zero_optimization.legacy_stage1",
+    )
+
+
+def _no_norm(setup: Setup) -> Finding | None:
+    if setup.zero.get("compute_grad_norm") is not False:
+        return None
+    what, fix = "", "set zero_optimization.compute_grad_norm to true"
+    if setup.stage not in _BUCKETS:
+        what = f"at stage {setup.stage}: only stages 1 and 2 can leave the norm out"
+    elif (clip := setup.ds_config.get("gradient_clipping", 1.0)) > 0:
+        what, fix = (
+            f"with gradient_clipping={clip:g}, which needs it",
+            "set gradient_clipping to 0",
+        )
+    elif setup.optimizer_offload != "none":
+        what = f"with the optimizer offloaded to {setup.optimizer_offload}"
+    elif _uses_bf16_optimizer(setup):
+        what = "with bf16 parameters and fp32 accumulation at stage 1"
+    return (f"zero_optimization.compute_grad_norm=false {what}", fix) if what else None
+
+
+def _uses_bf16_optimizer(setup: Setup) -> bool:
+    accumulates = setup.section("data_types").get("grad_accum_dtype")
+    in_fp32 = accumulates in ("fp32", "float32", "float", "torch.float32")
+    return setup.stage == 1 and setup.dtype == "bf16" and in_fp32
+
+
+def _prescale(setup: Setup) -> Finding | None:
+    if setup.stage < 2 or setup.zero.get("reduce_scatter") is False:
+        return None
+    config = setup.ds_config
+    if setup.stage == 2 and config.get("gradient_allreduce_op") == "sum":
+        return None  # stage_1_and_2.py asks only when it averages
+    prescale, divide = config.get("prescale_gradients"), config.get("gradient_predivide_factor", 1)
+    if prescale is not True and divide == 1:
+        return None
+    what = "prescale_gradients=true" if prescale else f"gradient_predivide_factor={divide:g}"
+    return (
+        f"{what} at stage {setup.stage} with zero_optimization.reduce_scatter=true (the default)",
+        f"remove {what.partition('=')[0]}, or set zero_optimization.reduce_scatter to false",
+    )
+
+
+def _sum(setup: Setup) -> Finding | None:
+    operation = setup.ds_config.get("gradient_allreduce_op")
+    if setup.stage != 3 or operation is None or operation.lower() != "sum":
+        return None
+    return "gradient_allreduce_op=sum at stage 3", "set gradient_allreduce_op to mean"
+
+
+def _unmanaged(setup: Setup) -> Finding | None:
+    if setup.ds_config.get("managed_gradient_accumulation") is not False or setup.stage >= 2:
+        return None
+    if setup.zero.get("overlap_comm") is not True:
+        return None
+    return (
+        f"managed_gradient_accumulation=false with overlap_comm=true at stage {setup.stage}: "
+        "needs stage 2 or 3",
+        "set zero_optimization.overlap_comm to false",
+    )
+
+
+def _hpz(setup: Setup) -> Finding | None:
+    size = setup.zero.get("zero_hpz_partition_size", 1)
+    if setup.stage != 3 or size <= 1:
+        return None
+    group = min(int(size), setup.world)
+    if setup.world % group == 0:
+        return None
+    below = max(d for d in range(1, group + 1) if setup.world % d == 0)
+    return (
+        f"zero_optimization.zero_hpz_partition_size={group} does not divide the world: "
+        f"{setup.world} % {group} = {setup.world % group}",
+        f"set it to {below}",
+    )
+
+
+def _quantized(setup: Setup) -> Finding | None:
+    if setup.environment.accelerator != "cpu" or setup.stage != 3:
+        return None
+    for name in ("weights", "nontrainable_weights", "gradients"):
+        if setup.zero.get(f"zero_quantized_{name}") is True:
+            return (
+                f"zero_optimization.zero_quantized_{name}=true: DeepSpeed has no quantizer for "
+                "the CPU accelerator",
+                f"remove zero_optimization.zero_quantized_{name}",
+            )
+    return None
+
+
+def _sequential(setup: Setup) -> Finding | None:
+    zero = setup.zero
+    if setup.stage != 3:
+        return None
+    if zero.get("stage3_allgather_sequential", zero.get("allgather_sequential")) is not True:
+        return None
+    size = zero.get("stage3_prefetch_bucket_size", zero.get("prefetch_bucket_size", 1))
+    if size == 1:
+        return None
+    return (
+        f"zero_optimization.stage3_prefetch_bucket_size={size:.0f} with "
+        "stage3_allgather_sequential=true, which sets it to 1",
+        "set zero_optimization.stage3_prefetch_bucket_size to 1",
+    )
+
+
+def _zero(stage: int | None = None, **keys: Any) -> dict[str, Any]:
+    return {"zero_optimization": keys if stage is None else {"stage": stage, **keys}}
+
+
+def _inert_witness(name: str, value: Any, stage: int, acts_at: int | None) -> Any:
+    return ignored(
+        _zero(stage, **{name: value}),
+        _zero(**{name: None}),
+        acts_with=None if acts_at is None else _zero(acts_at),
+    )
+
+
+RULES = (
+    Rule(
+        name="zero.inert_key",
+        check=_inert,
+        source="runtime/engine.py: _configure_zero_optimizer passes each stage its own keys",
+        witnesses=(
+            _inert_witness("reduce_bucket_size", 1000, 0, 1),
+            _inert_witness("overlap_comm", True, 0, 2),
+            _inert_witness("stage3_prefetch_bucket_size", 1000, 2, 3),
+            _inert_witness("stage3_param_persistence_threshold", 0, 1, 3),
+            _inert_witness("stage3_max_live_parameters", 1000, 2, 3),
+            _inert_witness("sub_group_size", 1000, 2, 3),
+            _inert_witness("zero_hpz_partition_size", 2, 1, 3),
+            _inert_witness("zero_quantized_weights", True, 2, None),
+            _inert_witness("allgather_bucket_size", 1000, 3, 2),
+            _inert_witness("round_robin_gradients", True, 3, 2),
+            _inert_witness("allgather_partitions", True, 2, None),
+        ),
+    ),
+    Rule(
+        name="zero.disable_allgather",
+        check=_no_effect,
+        source="runtime/config.py: parsed; runtime/engine.py: no reader",
+        witnesses=(ignored({"disable_allgather": True} | _zero(2), {"disable_allgather": None}),),
+    ),
+    Rule(
+        name="zero.odd_allgather_bucket",
+        check=_odd_bucket,
+        source="runtime/zero/stage_1_and_2.py:389",
+        witnesses=tuple(
+            raised(
+                "AssertionError: allgather_bucket_size must be a multiple of",
+                _zero(stage, allgather_bucket_size=1001),
+                _zero(allgather_bucket_size=1002),
+            )
+            for stage in _BUCKETS
+        ),
+    ),
+    Rule(
+        name="zero.legacy_stage_1",
+        check=_legacy,
+        source="runtime/engine.py:2650",
+        witnesses=(
+            raised(
+                "Exception: The deprecated version of ZeRO Stage 1 is not supported",
+                _zero(1, legacy_stage1=True),
+                _zero(legacy_stage1=None),
+            ),
+        ),
+    ),
+    Rule(
+        name="zero.no_gradient_norm",
+        check=_no_norm,
+        source="runtime/zero/config.py:389-393, stage_1_and_2.py:212-218, engine.py:2307",
+        witnesses=(
+            raised(
+                "compute_grad_norm=false is supported only with ZeRO Stage 1 or 2",
+                _zero(3, compute_grad_norm=False) | {"gradient_clipping": 0.0},
+                _zero(2),
+            ),
+            raised(
+                "ValueError: .*compute_grad_norm=false requires gradient_clipping=0",
+                _zero(1, compute_grad_norm=False),
+                {"gradient_clipping": 0.0},
+            ),
+            raised(
+                "ValueError: .*compute_grad_norm=false does not support optimizer offload",
+                _zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"})
+                | {"gradient_clipping": 0.0},
+                _zero(compute_grad_norm=True),
+            ),
+            raised(
+                "ValueError: .*compute_grad_norm=false does not support ZeRO Stage 1 with BF16",
+                _zero(1, compute_grad_norm=False)
+                | {
+                    "gradient_clipping": 0.0,
+                    "bf16": {"enabled": True},
+                    "data_types": {"grad_accum_dtype": "fp32"},
+                },
+                _zero(compute_grad_norm=True),
+                precision="bf16",
+            ),
+        ),
+    ),
+    Rule(
+        name="zero.prescaled_scatter",
+        check=_prescale,
+        source="runtime/zero/stage_1_and_2.py:346-351, stage3.py:392-396",
+        witnesses=(
+            raised(
+                "AssertionError: pre-scale gradients is not yet supported with ZeRO-2",
+                _zero(2) | {"prescale_gradients": True},
+                {"prescale_gradients": None},
+            ),
+            raised(
+                "AssertionError: gradient_predivide_factor != 1.0 is not yet supported",
+                _zero(3) | {"gradient_predivide_factor": 2.0},
+                _zero(reduce_scatter=False),
+            ),
+        ),
+    ),
+    Rule(
+        name="zero.sum_at_stage_3",
+        check=_sum,
+        source="runtime/config.py:694",
+        witnesses=(
+            raised(
+                "ValueError: gradient_allreduce_op='sum' is not supported with ZeRO stage 3",
+                _zero(3) | {"gradient_allreduce_op": "sum"},
+                {"gradient_allreduce_op": "mean"},
+            ),
+        ),
+    ),
+    Rule(
+        name="zero.unmanaged_overlap",
+        check=_unmanaged,
+        source="runtime/engine.py:2030-2036",
+        witnesses=(
+            raised(
+                "AssertionError: managed_gradient_accumulation=False supports ZeRO overlap_comm",
+                _zero(1, overlap_comm=True) | {"managed_gradient_accumulation": False},
+                _zero(overlap_comm=False),
+            ),
+        ),
+    ),
+    Rule(
+        name="zero.hpz_divides_world",
+        check=_hpz,
+        source="utils/groups.py:944",
+        witnesses=(
+            raised(
+                "AssertionError: 3 is not divisible by 2",
+                _zero(3, zero_hpz_partition_size=2),
+                _zero(zero_hpz_partition_size=3),
+                world=3,
+            ),
+        ),
+    ),
+    Rule(
+        name="zero.quantized_needs_cuda",
+        check=_quantized,
+        source="op_builder/cpu/no_impl.py:21",
+        witnesses=tuple(
+            raised(
+                "ValueError: This op had not been implemented on CPU backend",
+                _zero(3, **{f"zero_quantized_{name}": True}),
+                _zero(**{f"zero_quantized_{name}": None}),
+            )
+            for name in ("weights", "nontrainable_weights", "gradients")
+        ),
+    ),
+    Rule(
+        name="zero.sequential_gather",
+        check=_sequential,
+        source="runtime/engine.py:2742-2744",
+        witnesses=(
+            ignored(
+                _zero(3, stage3_allgather_sequential=True, stage3_prefetch_bucket_size=1000),
+                _zero(stage3_prefetch_bucket_size=1),
+                acts_with=_zero(stage3_allgather_sequential=False),
+            ),
+        ),
+    ),
+)
