@@ -100,7 +100,7 @@ def plan(
     block = max((t.spec.confirm_round or 0 for t in begun), default=0) // ROUNDS
     for first_round in (block * ROUNDS, (block + 1) * ROUNDS):
         own = _runs_of(history, first_round)
-        members, n_rounds = _affordable(contenders, baseline, left_s(own), typical_s)
+        members, n_rounds = _affordable(contenders, baseline, own, left_s, typical_s)
         comparison = Comparison(members=members, first_round=first_round, n_rounds=n_rounds)
         if not n_rounds:
             return None
@@ -186,7 +186,11 @@ def judge(comparison: Comparison, history: History, objective: Objective) -> Ver
 
 
 def _affordable(
-    contenders: list[Candidate], baseline: Candidate | None, left_s: float, typical_s: float
+    contenders: list[Candidate],
+    baseline: Candidate | None,
+    own: Sequence[Trial],
+    left_s: Callable[[Sequence[Trial]], float],
+    typical_s: float,
 ) -> tuple[tuple[Candidate, ...], int]:
     """As many finalists as the time allows, the last dropped first; then fewer rounds."""
     others = [c for c in contenders if c != baseline]
@@ -195,7 +199,9 @@ def _affordable(
     for n_rounds in range(ROUNDS, MIN_ROUNDS - 1, -1):
         for n_others in range(len(others), fewest - 1, -1):
             members = (*others[:n_others], *fixed)
-            if members and len(members) * n_rounds * typical_s <= left_s:
+            hashes = {member.hash for member in members}
+            theirs = [trial for trial in own if trial.spec.candidate_hash in hashes]
+            if members and len(members) * n_rounds * typical_s <= left_s(theirs):
                 return members, n_rounds
     return (), 0
 

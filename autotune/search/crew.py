@@ -65,8 +65,9 @@ class Crew:
         n_foreign, n_lost = 0, 0
         for trial in self._study.trials():
             if trial.result is None:
-                trial = Trial(folder=trial.folder, spec=trial.spec, result=lost_result(trial))
-                self._study.write_result(trial.folder, lost_result(trial))
+                result = lost_result(trial)
+                self._study.write_result(trial.folder, result)
+                trial = Trial(folder=trial.folder, spec=trial.spec, result=result)
                 n_lost += 1
             if answers_for(trial.spec, self._job, self._environment):
                 self.history.put(trial)

@@ -49,4 +49,5 @@ class Interrupt:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                # None: a handler that was not installed from Python and cannot be put back.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)

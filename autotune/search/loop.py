@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from autotune.candidate import Candidate
 from autotune.contract import Role
@@ -207,9 +208,14 @@ class _Search:
 
     def _next_search(self) -> Run | None:
         history = self.crew.history
-        owed = next((t for t in history.tried if t.is_owed and t.is_searched), None)
-        if owed is not None:
-            return self._run_of(owed.candidate, Role.SEARCH)
+        for tried in history.tried:
+            # Rules may have changed since: an upgraded engine, another override.
+            if (
+                tried.is_owed
+                and tried.is_searched
+                and not self._lattice.violations(tried.candidate)
+            ):
+                return self._run_of(tried.candidate, Role.SEARCH)
         typical_s = history.typical_s or 0.0
         self._stop = why_stop(
             history,
@@ -292,10 +298,21 @@ class _Search:
             interrupted=self._interrupt.draining,
         )
 
+    def _environments(self) -> list[dict[str, Any]]:
+        """Where trials were run: each with the number of the first trial that ran there."""
+        here = dataclasses.asdict(self._environment)
+        known: list[dict[str, Any]] = self._study.read_state().get("environments", [])
+        changed = [key for key in here if known and known[-1].get(key) != here[key]]
+        if changed:
+            self._note(f"{', '.join(changed)} changed since the last trials: --fresh starts anew")
+        if known and not changed:
+            return known
+        return [*known, {"since_trial": self._study.next_number(), **here}]
+
     def _save_facts(self) -> None:
         """Keep what the trials do not hold: the devices, the model's shape, why it ended."""
         facts = {
-            "environment": dataclasses.asdict(self._environment),
+            "environments": self._environments(),
             "model": {
                 "name": self._job.model.name,
                 "shape": dataclasses.asdict(self._job.model.shape),

@@ -83,7 +83,8 @@ def propose(
         n_budget: Trials of the whole search; at most half of them are random.
         seed: The job's seed.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # It would warn of every knob that acts only at some stages and so is sampled on its own.
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     axes = make_axes(space, history)
     # A study that is rebuilt for every proposal would draw the same numbers every time.
     numbers = numpy.random.SeedSequence([seed, len(history.trials)])
@@ -145,8 +146,6 @@ def _make_sampler(name: SamplerName, n_budget: int, seed: int) -> optuna.sampler
         n_startup_trials=min(_MAX_STARTUP_TRIALS, n_budget // 2),
         multivariate=True,
         constant_liar=True,
-        # Knobs that act only at some stages are sampled one by one on purpose.
-        warn_independent_sampling=False,
     )
 
 

@@ -1,0 +1,12 @@
+from pathlib import Path
+
+import pytest
+
+from autotune.record import Study
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    study = Study(tmp_path, "scripted")
+    study.trials_folder.mkdir(parents=True)
+    return study

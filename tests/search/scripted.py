@@ -1,0 +1,301 @@
+"""A fleet that answers from a formula, and a job, an engine and a lattice to go with it."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.candidate import Candidate
+from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult, TrialSpec
+from autotune.errors import FleetError
+from autotune.fleet.base import Progress
+from autotune.hardware import Environment
+from autotune.job import Budget, Job, make_job
+from autotune.knobs import Context, canonical
+from autotune.lattice import Lattice
+from autotune.record import Study
+from autotune.rules.base import Setup, Violation
+from autotune.search.base import SearchResult, Snapshot
+from autotune.search.interrupt import Interrupt
+from autotune.search.loop import run_search
+
+GIB = 2**30
+
+ENVIRONMENT = Environment(
+    accelerator="cpu",
+    n_devices=2,
+    device_name="scripted",
+    device_memory_bytes=64 * GIB,
+    peak_flops=1e12,
+    deepspeed_version="0.19.8",
+    torch_version="2.13.0",
+)
+
+Behaviour = Callable[[TrialSpec], TrialResult]
+
+
+def make(**changes: Any) -> Job:
+    """A job of world 2 and global batch 16: micro-batches 1 to 8."""
+    keys: dict[str, Any] = {
+        "model": "tiny-gpt2",
+        "seq_len": 64,
+        "global_batch": 16,
+        "world": 2,
+        "precision": "fp32",
+        "memory_limit": "24GiB",
+        "trials": 8,
+        "study": "scripted",
+    }
+    return make_job(keys | changes, where="test")
+
+
+def candidate(job: Job, **knobs: KnobValue) -> Candidate:
+    """The canonical candidate; `zero__stage=2` is the knob `zero.stage`."""
+    named = {name.replace("__", "."): value for name, value in knobs.items()}
+    values = canonical(named, Context.of(job, ENVIRONMENT))
+    return Candidate.of(values, world=job.world, global_batch=job.global_batch)
+
+
+def lattice_of(
+    job: Job,
+    *,
+    stages: tuple[int, ...] = (0, 1, 2, 3),
+    micro_batches: tuple[int, ...] = (1, 2, 4, 8),
+    recompute: tuple[str, ...] = ("none", "full"),
+    refused: Callable[[Candidate], bool] = lambda _: False,
+) -> Lattice:
+    """The product of a few knobs, less what `refused` names."""
+    grid = [
+        candidate(job, zero__stage=stage, micro_batch=size, recompute=how)
+        for stage, size, how in itertools.product(stages, micro_batches, recompute)
+    ]
+    violation = Violation(rule="test.refused", message="refused", fix="another")
+    return Lattice(
+        candidates=tuple(c for c in grid if not refused(c)),
+        context=Context.of(job, ENVIRONMENT),
+        grid_size=len(grid),
+        refused={},
+        examples={},
+        violations=lambda c: [violation] if refused(c) else [],
+    )
+
+
+def ok(spec: TrialSpec, samples_per_s: float, *, peak: float = 4 * GIB) -> TrialResult:
+    """A measured result."""
+    return TrialResult(
+        number=spec.number,
+        role=spec.role,
+        candidate_hash=spec.candidate_hash,
+        outcome=Outcome.OK,
+        step_times_s=[spec.global_batch / samples_per_s] * 5,
+        step_time_s=spec.global_batch / samples_per_s,
+        step_time_low_s=spec.global_batch / (samples_per_s * 1.01),
+        step_time_high_s=spec.global_batch / (samples_per_s * 0.99),
+        samples_per_s=samples_per_s,
+        samples_per_s_low=samples_per_s * 0.99,
+        samples_per_s_high=samples_per_s * 1.01,
+        peak_memory_bytes=int(peak),
+        memory_bytes={"peak": int(peak)},
+    )
+
+
+def fault(spec: TrialSpec, outcome: Outcome, evidence: str = "said so") -> TrialResult:
+    """A result without figures."""
+    return TrialResult(
+        number=spec.number,
+        role=spec.role,
+        candidate_hash=spec.candidate_hash,
+        outcome=outcome,
+        evidence=evidence,
+        evidence_source="script",
+    )
+
+
+def peak_of(spec: TrialSpec) -> float:
+    """GiB that grow with the micro-batch and shrink with the stage and recomputation."""
+    states = {0: 16.0, 1: 10.0, 2: 8.0, 3: 6.0}[int(spec.knobs["zero.stage"])]
+    share = 0.4 if spec.recompute == "full" else 1.0
+    return (states + 2.5 * spec.micro_batch * share) * GIB
+
+
+def rate_of(spec: TrialSpec) -> float:
+    """Samples/s: larger micro-batches are faster, higher stages and recomputation slower."""
+    speed = 100 * spec.micro_batch**0.3 * (0.97 ** int(spec.knobs["zero.stage"]))
+    return speed * (0.75 if spec.recompute == "full" else 1.0)
+
+
+def realistic(spec: TrialSpec) -> TrialResult:
+    """Out of memory above the limit, else the formula."""
+    peak, limit = peak_of(spec), spec.memory_limit_bytes or 64 * GIB
+    if peak > limit:
+        return fault(spec, Outcome.OOM, "CUDA out of memory")
+    return ok(spec, rate_of(spec), peak=peak)
+
+
+class ScriptedTrial:
+    """A trial that ends at its `n_polls`-th poll."""
+
+    def __init__(self, fleet: "ScriptedFleet", spec: TrialSpec, folder: Path) -> None:
+        self.spec = spec
+        self.folder = folder
+        self.cancelled = False
+        self._fleet = fleet
+        self._started_at_s = fleet.now_s
+        self._polls_left = fleet.n_polls
+
+    def poll(self) -> TrialResult | None:
+        self._polls_left -= 1
+        if self._polls_left > 0 and not self.cancelled:
+            return None
+        if self in self._fleet.running:
+            self._fleet.running.remove(self)
+        wall_s = self._fleet.wall_s
+        if self.cancelled:
+            return replace(
+                fault(self.spec, Outcome.CANCELLED), started_at_s=self._started_at_s, wall_s=0.0
+            )
+        self._fleet.now_s = max(self._fleet.now_s, self._started_at_s + wall_s)
+        result = self._fleet.behave(self.spec)
+        return replace(result, started_at_s=self._started_at_s, wall_s=wall_s)
+
+    def progress(self) -> Progress:
+        return Progress(phase=Phase.MEASURED, elapsed_s=0.0)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class ScriptedFleet:
+    """Implements `Fleet`; remembers what it was asked."""
+
+    behave: Behaviour
+    n_gangs: int = 1
+    n_polls: int = 1
+    wall_s: float = 10.0
+    now_s: float = 1_000_000.0
+    running: list[ScriptedTrial] = field(default_factory=list)
+    specs: list[TrialSpec] = field(default_factory=list)
+    most_at_once: dict[Role, int] = field(default_factory=dict)
+
+    def capacity(self, world: int) -> int:
+        return self.n_gangs
+
+    def submit(self, spec: TrialSpec, folder: Path) -> ScriptedTrial:
+        if len(self.running) >= self.n_gangs:
+            raise FleetError("no gang is free")
+        assert (folder / "spec.json").exists(), "the record comes first"
+        trial = ScriptedTrial(self, spec, folder)
+        self.running.append(trial)
+        self.specs.append(spec)
+        most = max(self.most_at_once.get(spec.role, 0), len(self.running))
+        self.most_at_once[spec.role] = most
+        return trial
+
+    def close(self) -> None:
+        for trial in self.running:
+            trial.cancel()
+
+    def ran(self, role: Role) -> list[TrialSpec]:
+        return [spec for spec in self.specs if spec.role is role]
+
+
+class ScriptedEngine:
+    """Implements `Engine` without templates."""
+
+    name = "scripted"
+    base_knobs: Mapping[str, KnobValue] = {}
+
+    def __init__(self, job: Job, *, tag: str = "", own: Candidate | None = None) -> None:
+        self._job = job
+        self._tag = tag
+        self._own = own
+
+    def setup(self, candidate: Candidate) -> Setup:
+        return Setup(
+            ds_config={"zero_optimization": {"stage": candidate["zero.stage"]}},
+            world=candidate.world,
+            tp=candidate.tp,
+            pp=candidate.pp,
+            global_batch=candidate.global_batch,
+            seq_len=self._job.seq_len,
+            recompute=str(candidate.get("recompute", "none")),
+            precision=self._job.precision,
+            model=self._job.model.shape,
+            supports_tp=True,
+            supports_recompute=True,
+            environment=ENVIRONMENT,
+        )
+
+    def expected(self, setup: Setup) -> dict[str, Any]:
+        return {"stage": setup.stage}
+
+    def files(self, candidate: Candidate) -> dict[str, str]:
+        return {"ds_config.json": f'{{"tag": "{self._tag}"}}'}
+
+    def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
+        return {}
+
+    def baseline(self, path: Path) -> tuple["ScriptedEngine", Candidate]:
+        assert self._own is not None
+        return ScriptedEngine(self._job, tag=path.name), self._own
+
+
+class Notebook:
+    """Implements `Observer`."""
+
+    def __init__(self) -> None:
+        self.snapshots: list[Snapshot] = []
+        self.notes: list[str] = []
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        self.snapshots.append(snapshot)
+
+    def on_note(self, note: str) -> None:
+        self.notes.append(note)
+
+
+class Patient(Interrupt):
+    """Never sleeps; asks to end before the waits that it was told of."""
+
+    def __init__(self, *at: int) -> None:
+        super().__init__()
+        self._at = at
+        self._n_waits = 0
+
+    def wait(self, seconds: float) -> None:
+        self._n_waits += 1
+        for _ in range(self._at.count(self._n_waits)):
+            self.request()
+
+
+def search(
+    study: Study,
+    job: Job,
+    behave: Behaviour = realistic,
+    *,
+    fleet: ScriptedFleet | None = None,
+    lattice: Lattice | None = None,
+    engine: ScriptedEngine | None = None,
+    observer: Notebook | None = None,
+    interrupt: Interrupt | None = None,
+) -> SearchResult:
+    """Run a search on a scripted fleet."""
+    study.trials_folder.mkdir(parents=True, exist_ok=True)
+    return run_search(
+        job,
+        study=study,
+        fleet=fleet or ScriptedFleet(behave),
+        engine=engine or ScriptedEngine(job),
+        environment=ENVIRONMENT,
+        lattice=lattice or lattice_of(job),
+        observer=observer or Notebook(),
+        interrupt=interrupt or Patient(),
+    )
+
+
+def with_budget(job: Job, **changes: Any) -> Job:
+    """The job with another budget."""
+    budget: Budget = replace(job.budget, **changes)
+    return replace(job, budget=budget)

@@ -1,0 +1,311 @@
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.record import Study, Trial
+from autotune.search import confirm
+from autotune.search.base import Stage
+from autotune.search.history import History
+from autotune.search.launch import Run, make_spec
+from autotune.search.objective import Objective
+from tests.search.scripted import (
+    ENVIRONMENT,
+    GIB,
+    Notebook,
+    Patient,
+    ScriptedEngine,
+    ScriptedFleet,
+    candidate,
+    fault,
+    lattice_of,
+    make,
+    ok,
+    search,
+    with_budget,
+)
+
+JOB = make()
+OBJECTIVE = Objective.of(JOB, ENVIRONMENT)
+
+
+def spec_of(number: int, member: Candidate, round_number: int | None = None) -> TrialSpec:
+    role = Role.SEARCH if round_number is None else Role.CONFIRM
+    return make_spec(
+        Run(candidate=member, role=role, confirm_round=round_number),
+        study="scripted",
+        number=number,
+        job=JOB,
+        engine=ScriptedEngine(JOB),
+        environment=ENVIRONMENT,
+    )
+
+
+def trial(spec: TrialSpec, result: TrialResult) -> Trial:
+    return Trial(folder=Path(), spec=spec, result=result)
+
+
+def members_of(n: int) -> tuple[Candidate, ...]:
+    return tuple(candidate(JOB, zero__stage=0, micro_batch=2**k) for k in range(n))
+
+
+def compared(rates: dict[Candidate, list[float]]) -> tuple[confirm.Comparison, History]:
+    """A finished comparison with these samples/s per round."""
+    history = History()
+    n_rounds = max(len(values) for values in rates.values())
+    for round_number in range(n_rounds):
+        for member, values in rates.items():
+            spec = spec_of(len(history.trials), member, round_number)
+            history.put(trial(spec, ok(spec, values[round_number])))
+    comparison = confirm.Comparison(members=tuple(rates), first_round=0, n_rounds=n_rounds)
+    return comparison, history
+
+
+def test_interval_by_hand():
+    """Two candidates, three runs: 4 degrees of freedom, t = 2.776."""
+    best, start = members_of(2)
+    logs = {best: [0.01, 0.02, 0.03], start: [-0.01, 0.0, 0.01]}
+    rates = {m: [100 * math.exp(x) for x in values] for m, values in logs.items()}
+    verdict = confirm.judge(*compared(rates), OBJECTIVE)
+    assert verdict is not None
+    assert (verdict.degrees, verdict.deviation) == (4, pytest.approx(0.01))
+    gain = verdict.gain(best.hash, start.hash)
+    half_width = 2.7764 * 0.01 * math.sqrt(2 / 3)
+    assert math.log(gain.ratio) == pytest.approx(0.02)
+    assert math.log(gain.low) == pytest.approx(0.02 - half_width, abs=1e-5)
+    assert math.log(gain.high) == pytest.approx(0.02 + half_width, abs=1e-5)
+
+
+@pytest.mark.parametrize(("n_finalists", "drift"), [(1, 0.0), (5, 0.0), (1, 0.03), (5, 0.03)])
+def test_interval_of_the_gain_covers_the_true_one(n_finalists: int, drift: float):
+    """The winner is chosen by the same runs, and a warming machine slows all of them alike."""
+    members = members_of(n_finalists + 1)
+    truth = {m: 100.0 * (1.0 if m is members[0] else 1.1) for m in members}
+    draw = numpy.random.default_rng(n_finalists)
+    covered = 0
+    for _ in range(500):
+        slower = numpy.cumsum(draw.normal(0, drift, confirm.ROUNDS))
+        rates = {
+            m: list(truth[m] * numpy.exp(slower + draw.normal(0, 0.02, confirm.ROUNDS)))
+            for m in members
+        }
+        verdict = confirm.judge(*compared(rates), OBJECTIVE)
+        assert verdict is not None
+        best = OBJECTIVE.best(verdict.figures)
+        assert best is not None
+        gain = verdict.gain(best, members[0].hash)
+        true = 1.0 if best == members[0].hash else 1.1
+        covered += gain.low <= true <= gain.high
+    assert covered >= 0.9 * 500
+
+
+def test_the_baseline_over_itself_is_exactly_one():
+    start, other = members_of(2)
+    verdict = confirm.judge(*compared({start: [100, 102, 99], other: [90, 91, 89]}), OBJECTIVE)
+    assert verdict is not None
+    gain = verdict.gain(start.hash, start.hash)
+    assert gain.ratio == 1.0
+    assert gain.low < 1.0 < gain.high
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [lambda s: fault(s, Outcome.OOM), lambda s: ok(s, 200.0, peak=25 * GIB)],
+    ids=["fails", "breaks the limit"],
+)
+def test_a_finalist_that_fails_once_is_not_handed_out(ending):
+    good, bad = members_of(2)
+    comparison, history = compared({good: [100, 101, 102], bad: [200, 201, 202]})
+    spec = next(t.spec for t in history.trials if t.spec.candidate_hash == bad.hash)
+    history.put(trial(spec, ending(spec)))
+    verdict = confirm.judge(comparison, history, OBJECTIVE)
+    assert verdict is not None
+    assert list(verdict.figures) == [good.hash]
+
+
+def test_no_verdict_before_every_member_had_two_rounds():
+    first, second = members_of(2)
+    comparison, history = compared({first: [100, 101], second: [90, 91]})
+    assert confirm.judge(comparison, history, OBJECTIVE) is not None
+    shorter = History(history.trials[:-1])
+    assert confirm.judge(comparison, shorter, OBJECTIVE) is None
+
+
+def explored(rates: list[float], *, high: float = 1.01) -> History:
+    history = History()
+    for number, (member, rate) in enumerate(zip(members_of(len(rates)), rates, strict=True)):
+        spec = spec_of(number, member)
+        interval = {"samples_per_s_low": rate / high, "samples_per_s_high": rate * high}
+        history.put(trial(spec, replace(ok(spec, rate), **interval)))
+    return history
+
+
+def test_finalists_overlap_the_best_and_come_best_first():
+    chosen = confirm.finalists(explored([90, 99.5, 100, 98.5]), OBJECTIVE)
+    assert [member.micro_batch for member in chosen] == [4, 2, 8]
+
+
+def test_five_finalists_at_most():
+    chosen = confirm.finalists(explored([100, 101, 102, 103, 104, 105, 106], high=2.0), OBJECTIVE)
+    assert [member.micro_batch for member in chosen] == [64, 32, 16, 8, 4]
+
+
+def test_finalists_for_memory_keep_the_fastest_that_sets_the_floor():
+    objective = Objective.of(make(objective="peak_memory", objective_floor=0.9), ENVIRONMENT)
+    history = History()
+    for number, (rate, peak) in enumerate([(100, 20), (91, 10), (89.5, 8), (60, 2)]):
+        spec = spec_of(number, members_of(4)[number])
+        history.put(trial(spec, ok(spec, rate, peak=peak * GIB)))
+    chosen = confirm.finalists(history, objective)
+    # 10 GiB holds the floor, the fastest sets it, 8 GiB might hold it, 2 GiB cannot.
+    assert [member.micro_batch for member in chosen] == [2, 1, 4]
+
+
+def test_nobody_always_runs_first():
+    comparison = confirm.Comparison(members=members_of(3), first_round=0, n_rounds=3)
+    history, order = History(), []
+    while (chosen := confirm.next_run(comparison, history, seed=1)) is not None:
+        spec = spec_of(len(history.trials), *chosen)
+        order.append(chosen)
+        history.put(trial(spec, ok(spec, 100.0)))
+    assert [number for _, number in order] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    for place in range(3):
+        assert len({order[place + 3 * turn][0] for turn in range(3)}) == 3
+
+
+def three_ways(spec: TrialSpec) -> TrialResult:
+    """Micro-batch 8 and 4 are close, the rest is behind; each run differs a little."""
+    rate = {1: 50.0, 2: 80.0, 4: 119.0, 8: 120.0}[spec.micro_batch]
+    return ok(spec, rate * (1 + 0.001 * (spec.number % 3)), peak=spec.micro_batch * GIB)
+
+
+def confirmed(fleet: ScriptedFleet) -> list[tuple[int, int | None]]:
+    return [(spec.micro_batch, spec.confirm_round) for spec in fleet.ran(Role.CONFIRM)]
+
+
+def narrow(job=None):
+    return lattice_of(job or JOB, stages=(0,), recompute=("none",))
+
+
+def test_finalists_and_baseline_are_compared_in_three_interleaved_rounds(study: Study):
+    own = candidate(JOB, zero__stage=0, micro_batch=2)
+    job = make(baseline="mine.json")
+    fleet = ScriptedFleet(three_ways)
+    engine = ScriptedEngine(job, own=own)
+    result = search(study, job, fleet=fleet, lattice=narrow(), engine=engine)
+    rounds = [{size for size, r in confirmed(fleet) if r == number} for number in range(3)]
+    assert rounds == [{2, 4, 8}] * 3
+    assert fleet.most_at_once[Role.CONFIRM] == 1
+    assert result.best is not None
+    assert (result.best.candidate.micro_batch, result.best.n_runs) == (8, 3)
+    assert result.speedup is not None
+    assert result.speedup.low < result.speedup.ratio < result.speedup.high
+    assert result.speedup.ratio == pytest.approx(1.5, rel=0.01)
+
+
+def test_nothing_beats_the_baseline(study: Study):
+    result = search(study, JOB, three_ways, lattice=narrow())
+    assert result.best is not None
+    assert result.best.candidate == result.baseline.candidate
+    assert result.speedup is not None
+    assert result.speedup.ratio == 1.0
+    assert result.speedup.low < 1.0 < result.speedup.high
+
+
+def test_ties_are_those_whose_interval_overlaps_the_bests(study: Study):
+    def noisy(spec: TrialSpec) -> TrialResult:
+        rate = {1: 50.0, 2: 80.0, 4: 119.0, 8: 120.0}[spec.micro_batch]
+        return ok(spec, rate * (1 + 0.01 * (spec.number % 3)))
+
+    result = search(study, JOB, noisy, lattice=narrow())
+    assert [tie.candidate.micro_batch for tie in result.ties] == [4]
+
+
+def test_a_comparison_cut_short_continues_with_the_missing_runs(study: Study):
+    first = ScriptedFleet(three_ways)
+    search(study, JOB, fleet=first, lattice=narrow())
+    whole = confirmed(first)
+    for spec in first.ran(Role.CONFIRM)[3:]:
+        (study.trial_folder(spec.number) / "result.json").unlink()
+        (study.trial_folder(spec.number) / "spec.json").unlink()
+    second = ScriptedFleet(three_ways)
+    search(study, JOB, fleet=second, lattice=narrow())
+    assert second.ran(Role.SEARCH) == second.ran(Role.BASELINE) == []
+    assert confirmed(second) == whole[3:]
+
+
+def test_a_finished_comparison_is_not_run_again(study: Study):
+    result = search(study, JOB, three_ways, lattice=narrow())
+    fleet = ScriptedFleet(three_ways)
+    again = search(study, JOB, fleet=fleet, lattice=narrow())
+    assert fleet.specs == []
+    assert again.speedup == result.speedup
+
+
+def test_a_new_finalist_starts_a_new_comparison(study: Study):
+    """Rounds that are over were not interleaved with it."""
+    small = lattice_of(JOB, stages=(0,), micro_batches=(1, 2), recompute=("none",))
+    own = candidate(JOB, zero__stage=0, micro_batch=2)
+    job = make(baseline="mine.json")
+    search(study, job, three_ways, lattice=small, engine=ScriptedEngine(job, own=own))
+    fleet = ScriptedFleet(three_ways)
+    search(study, job, fleet=fleet, lattice=narrow(), engine=ScriptedEngine(job, own=own))
+    assert {r for _, r in confirmed(fleet)} == {3, 4, 5}
+    assert {size for size, _ in confirmed(fleet)} == {2, 4, 8}
+
+
+def test_platform_faults_are_repeated_within_their_round(study: Study):
+    def flaky(spec: TrialSpec) -> TrialResult:
+        broken = spec.role is Role.CONFIRM and spec.confirm_round == 1 and spec.retry_of is None
+        return fault(spec, Outcome.COMM) if broken else three_ways(spec)
+
+    fleet = ScriptedFleet(flaky)
+    result = search(study, JOB, fleet=fleet, lattice=narrow())
+    assert result.best is not None
+    assert result.best.n_runs == 3
+    assert [r for _, r in confirmed(fleet)] == [0, 0, 1, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("left", "n_runs"),
+    # Two finalists and the baseline, three rounds of 10 s: 90 s.
+    [(95, 9), (65, 6), (45, 4), (15, 0)],
+)
+def test_as_much_comparison_as_the_time_allows(study: Study, left: float, n_runs: int):
+    own = candidate(JOB, zero__stage=0, micro_batch=2)
+    job = make(baseline="mine.json")
+    engine = ScriptedEngine(job, own=own)
+    lattice = lattice_of(job, stages=(0,), micro_batches=(4, 8), recompute=("none",))
+    search(study, job, three_ways, lattice=lattice, engine=engine, interrupt=Patient(3))
+    assert [t.spec.role for t in study.trials()] == [Role.BASELINE, Role.SEARCH, Role.SEARCH]
+    fleet, notes = ScriptedFleet(three_ways, now_s=2_000_000.0), Notebook()
+    paid = with_budget(job, time_s=30.0 + left)
+    result = search(study, paid, fleet=fleet, lattice=lattice, engine=engine, observer=notes)
+    assert len(confirmed(fleet)) == n_runs
+    if n_runs == 0:
+        assert result.speedup is None
+        assert any("no time left" in note for note in notes.notes)
+
+
+def test_time_is_kept_back_for_the_comparison(study: Study):
+    """120 s, 10 s each: 60 s are wanted for the comparison, a third (40 s) is kept."""
+    job = with_budget(make(trials=50), time_s=120.0)
+    fleet = ScriptedFleet(lambda spec: ok(spec, 100.0 * spec.micro_batch))
+    result = search(study, job, fleet=fleet)
+    assert len(fleet.ran(Role.SEARCH)) + len(fleet.ran(Role.BASELINE)) == 8
+    assert len(confirmed(fleet)) > 0
+    assert 10.0 * len(fleet.specs) <= 120.0
+    assert result.speedup is not None
+
+
+def test_the_view_counts_the_runs_that_are_missing(study: Study):
+    notes = Notebook()
+    search(study, JOB, three_ways, lattice=narrow(), observer=notes)
+    left = [s.time_left_s for s in notes.snapshots if s.stage is Stage.CONFIRM]
+    assert left[0] == 60.0
+    assert left[-1] == 0.0
+    assert left == sorted(left, reverse=True)

@@ -1,0 +1,407 @@
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.errors import FleetError, NothingFeasibleError, StudyError
+from autotune.record import Study
+from autotune.search.base import Stage, StopReason
+from autotune.search.crew import MAX_FAULTS_IN_A_ROW
+from tests.search.scripted import (
+    GIB,
+    Behaviour,
+    Notebook,
+    Patient,
+    ScriptedFleet,
+    candidate,
+    fault,
+    lattice_of,
+    make,
+    ok,
+    realistic,
+    search,
+)
+
+EXPLORING = (Role.BASELINE, Role.SEARCH)
+
+
+def explored(study: Study) -> list[str]:
+    """Candidates of the conclusive trials before the final comparison."""
+    return [
+        trial.spec.candidate_hash
+        for trial in study.trials()
+        if trial.spec.role in EXPLORING
+        and trial.result is not None
+        and not trial.result.outcome.is_platform_fault
+    ]
+
+
+def first_time(behaviour: Behaviour, broken: Outcome) -> Behaviour:
+    """The platform ends the first try of every candidate."""
+    seen: set[tuple[str, int | None]] = set()
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        key = (spec.candidate_hash, spec.confirm_round)
+        if key in seen:
+            return behaviour(spec)
+        seen.add(key)
+        return fault(spec, broken)
+
+    return behave
+
+
+def test_baseline_search_comparison_in_this_order(study: Study):
+    fleet, notes = ScriptedFleet(realistic), Notebook()
+    result = search(study, make(), fleet=fleet, observer=notes)
+    assert list(dict.fromkeys(spec.role for spec in fleet.specs)) == list(Role)
+    assert list(dict.fromkeys(s.stage for s in notes.snapshots)) == list(Stage)
+    assert len(fleet.ran(Role.SEARCH)) == 8
+    assert (result.stop_reason, result.interrupted) == (StopReason.TRIALS, False)
+    assert result.best is not None
+    assert result.baseline is not None
+    assert result.best.samples_per_s >= result.baseline.samples_per_s
+    assert result.best.ds_config.exists()
+
+
+def test_no_candidate_is_explored_twice(study: Study):
+    search(study, make(trials=20))
+    assert max(Counter(explored(study)).values()) == 1
+
+
+def test_finds_the_best_of_a_small_lattice_when_it_is_exhausted(study: Study):
+    job = make(trials=99)
+    lattice = lattice_of(job)
+    result = search(study, job, lattice=lattice)
+    assert result.stop_reason is StopReason.EXHAUSTED
+    assert {c.hash for c in lattice.candidates} <= set(explored(study))
+    assert result.best is not None
+    assert result.best.candidate == candidate(job, zero__stage=1, micro_batch=4)
+
+
+def test_the_same_seed_and_results_give_the_same_search(tmp_path: Path):
+    runs = []
+    for name in ("a", "b"):
+        fleet = ScriptedFleet(realistic)
+        search(Study(tmp_path, name), make(seed=5), fleet=fleet)
+        runs.append([(s.number, s.role, s.candidate_hash) for s in fleet.specs])
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_both_samplers_spend_the_budget(study: Study, sampler: str):
+    fleet = ScriptedFleet(realistic)
+    search(study, make(sampler=sampler, trials=6), fleet=fleet)
+    assert len(fleet.ran(Role.SEARCH)) == 6
+
+
+def test_platform_faults_are_repeated_and_teach_nothing(study: Study):
+    fleet = ScriptedFleet(first_time(realistic, Outcome.COMM))
+    result = search(study, make(trials=3), fleet=fleet)
+    assert max(Counter(explored(study)).values()) == 1
+    for spec in fleet.specs:
+        if spec.retry_of is not None:
+            repeated = fleet.specs[spec.retry_of]
+            assert repeated.candidate_hash == spec.candidate_hash
+            assert repeated.role is spec.role
+    assert len({s.candidate_hash for s in fleet.ran(Role.SEARCH)}) == 3
+    assert result.speedup is not None
+
+
+def test_a_candidate_that_the_platform_always_fails_is_left_after_two_retries(study: Study):
+    job = make(trials=4)
+    cursed = candidate(job, zero__stage=3, micro_batch=1)
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        if spec.candidate_hash == cursed.hash:
+            return fault(spec, Outcome.CRASH)
+        return ok(spec, 100.0)
+
+    fleet = ScriptedFleet(behave)
+    lattice = lattice_of(job, stages=(3,), recompute=("none",))
+    result = search(study, job, fleet=fleet, lattice=lattice)
+    tries = [s.retry_of for s in fleet.specs if s.candidate_hash == cursed.hash]
+    assert tries == [None, *sorted(tries[1:])]
+    assert len(tries) == 3
+    assert result.counts[Outcome.CRASH] == 3
+    again = ScriptedFleet(behave)
+    search(study, make(trials=9), fleet=again, lattice=lattice)
+    assert again.ran(Role.SEARCH) == []
+
+
+def test_config_faults_are_never_repeated(study: Study):
+    def behave(spec: TrialSpec) -> TrialResult:
+        faults = {1: Outcome.OOM, 2: Outcome.INVALID, 4: Outcome.TIMEOUT}
+        found = faults.get(spec.micro_batch)
+        return ok(spec, 100.0) if found is None else fault(spec, found)
+
+    search(study, make(trials=99), behave)
+    assert max(Counter(explored(study)).values()) == 1
+
+
+def test_a_broken_platform_ends_the_search(study: Study):
+    fleet = ScriptedFleet(lambda spec: fault(spec, Outcome.LAUNCH, "no such interpreter"))
+    with pytest.raises(FleetError, match="no such interpreter"):
+        search(study, make(), fleet=fleet)
+    assert len(fleet.specs) == MAX_FAULTS_IN_A_ROW
+
+
+def cut(study: Study, number: int, how: str) -> None:
+    """Leave the record as a coordinator that died in the middle of trial `number` would."""
+    for later in study.trials():
+        if later.spec.number > number:
+            (later.folder / "result.json").unlink()
+            (later.folder / "spec.json").unlink()
+    folder = study.trial_folder(number)
+    if how == "no spec":
+        (folder / "result.json").unlink()
+        (folder / "spec.json").unlink()
+    elif how == "in flight":
+        (folder / "result.json").unlink()
+    else:
+        text = (folder / "result.json").read_text()
+        (folder / "result.json").write_text(text[: len(text) // 2])
+
+
+@pytest.mark.parametrize("how", ["no spec", "in flight", "truncated result"])
+@pytest.mark.parametrize("number", range(0, 16, 3))
+def test_resumes_from_a_cut_at_any_write(study: Study, number: int, how: str):
+    job = make(trials=6)
+    whole = search(study, job)
+    before = {t.spec.number: t.result for t in study.trials() if t.spec.number < number}
+    cut(study, number, how)
+    fleet, notes = ScriptedFleet(realistic), Notebook()
+    result = search(study, job, fleet=fleet, observer=notes)
+    after = {t.spec.number: t.result for t in study.trials()}
+    assert {n: after[n] for n in before} == before, "nothing finished is lost"
+    assert max(Counter(explored(study)).values()) == 1, "nothing finished is run twice"
+    searched = {t.spec.candidate_hash for t in study.trials() if t.spec.role is Role.SEARCH}
+    assert len(searched) == 6
+    assert result.baseline is not None
+    assert whole.baseline is not None
+    assert result.baseline.candidate == whole.baseline.candidate
+    assert result.speedup is not None
+    if how != "no spec":
+        assert after[number].outcome is Outcome.LOST
+        assert [s.retry_of for s in fleet.specs].count(number) == 1
+    if how == "truncated result":
+        assert "not readable" in after[number].evidence
+        assert (study.trial_folder(number) / "result.json.damaged").exists()
+
+
+def test_more_trials_continue_the_search(study: Study):
+    search(study, make(trials=3))
+    fleet = ScriptedFleet(realistic)
+    search(study, make(trials=5), fleet=fleet)
+    assert len(fleet.ran(Role.SEARCH)) == 2
+    assert fleet.ran(Role.BASELINE) == []
+
+
+def test_a_changed_space_continues_with_what_is_known(study: Study):
+    job = make(trials=4)
+    search(study, job, lattice=lattice_of(job, micro_batches=(1, 2), recompute=("none",)))
+    fleet = ScriptedFleet(realistic)
+    wider = lattice_of(make(trials=99), micro_batches=(1, 2, 4, 8), recompute=("none",))
+    search(study, make(trials=99), fleet=fleet, lattice=wider)
+    assert max(Counter(explored(study)).values()) == 1
+    assert {c.hash for c in wider.candidates} <= set(explored(study))
+
+
+def test_a_lost_candidate_that_has_become_illegal_is_left(study: Study):
+    job = make(trials=4)
+    search(study, job)
+    last = [t for t in study.trials() if t.spec.role is Role.SEARCH][-1]
+    (last.folder / "result.json").unlink()
+    lattice = lattice_of(job, refused=lambda c: c.hash == last.spec.candidate_hash)
+    fleet = ScriptedFleet(realistic)
+    search(study, job, fleet=fleet, lattice=lattice)
+    assert last.spec.candidate_hash not in {s.candidate_hash for s in fleet.specs}
+
+
+def test_trials_of_another_job_are_left_out(study: Study):
+    search(study, make(trials=3))
+    notes, fleet = Notebook(), ScriptedFleet(realistic)
+    result = search(study, make(trials=3, seq_len=32), fleet=fleet, observer=notes)
+    assert len(fleet.ran(Role.SEARCH)) == 3
+    assert any("another job" in note for note in notes.notes)
+    assert result.best is not None
+    assert result.best.trial >= fleet.specs[0].number
+
+
+def test_a_folder_without_a_spec_is_said_and_left(study: Study):
+    study.trial_folder(0).mkdir(parents=True)
+    notes = Notebook()
+    search(study, make(trials=1), observer=notes)
+    assert any("0000: left out" in note for note in notes.notes)
+    assert next(trial.spec.number for trial in study.trials()) == 1
+
+
+def test_another_environment_is_said(study: Study):
+    search(study, make(trials=1))
+    state = json.loads(study.state_file.read_text())
+    state["environments"][0]["deepspeed_version"] = "0.18.0"
+    study.state_file.write_text(json.dumps(state))
+    notes = Notebook()
+    search(study, make(trials=2), observer=notes)
+    assert any("deepspeed_version changed" in note for note in notes.notes)
+    known = json.loads(study.state_file.read_text())["environments"]
+    assert [e["deepspeed_version"] for e in known] == ["0.18.0", "0.19.8"]
+    assert known[1]["since_trial"] > 0
+
+
+def test_several_trials_at_once_but_never_in_baseline_and_comparison(study: Study):
+    fleet = ScriptedFleet(realistic, n_gangs=3, n_polls=2)
+    search(study, make(trials=12), fleet=fleet)
+    assert fleet.most_at_once == {Role.BASELINE: 1, Role.SEARCH: 3, Role.CONFIRM: 1}
+    assert len(fleet.ran(Role.SEARCH)) == 12
+    assert max(Counter(explored(study)).values()) == 1
+
+
+def test_the_first_interrupt_drains_and_reports_what_there_is(study: Study):
+    fleet = ScriptedFleet(realistic, n_polls=2)
+    result = search(study, make(), fleet=fleet, interrupt=Patient(11))
+    assert (result.interrupted, result.stop_reason) == (True, StopReason.INTERRUPTED)
+    assert fleet.ran(Role.CONFIRM) == []
+    assert all(trial.result is not None for trial in study.trials())
+    assert result.counts[Outcome.CANCELLED] == 0
+    assert result.baseline is not None
+    assert result.best is not None
+    assert result.speedup is None
+
+
+def test_the_second_interrupt_ends_what_runs(study: Study):
+    fleet = ScriptedFleet(realistic, n_polls=10**6)
+    result = search(study, make(), fleet=fleet, interrupt=Patient(3, 4))
+    assert result.interrupted
+    assert result.counts == {Outcome.CANCELLED: 1}
+    assert fleet.running == []
+
+
+def test_a_trial_that_does_not_end_when_cancelled_is_lost_on_resume(study: Study):
+    class Stuck(ScriptedFleet):
+        def submit(self, spec, folder):
+            trial = super().submit(spec, folder)
+            trial.cancel = lambda: None
+            return trial
+
+    fleet = Stuck(realistic, n_polls=10**6)
+    search(study, make(trials=1), fleet=fleet, interrupt=Patient(3, 4))
+    assert [trial.result for trial in study.trials()] == [None]
+    result = search(study, make(trials=1))
+    assert result.counts[Outcome.LOST] == 1
+
+
+def test_a_cancelled_candidate_is_tried_again_without_counting_as_failed(study: Study):
+    for _ in range(4):
+        fleet = ScriptedFleet(realistic, n_polls=10**6)
+        search(study, make(trials=2), fleet=fleet, interrupt=Patient(2, 2))
+    result = search(study, make(trials=2))
+    assert result.counts[Outcome.CANCELLED] == 4
+    assert result.speedup is not None
+
+
+def test_interrupted_before_anything_ran_is_no_error(study: Study):
+    interrupt = Patient()
+    interrupt.request()
+    fleet = ScriptedFleet(realistic)
+    result = search(study, make(), fleet=fleet, interrupt=interrupt)
+    assert fleet.specs == []
+    assert (result.interrupted, result.best, result.speedup) == (True, None, None)
+
+
+@pytest.mark.parametrize("write", ["write_spec", "write_result"])
+def test_a_full_disk_ends_the_search_and_loses_nothing_that_was_written(
+    study: Study, monkeypatch: pytest.MonkeyPatch, write: str
+):
+    real, calls = getattr(Study, write), []
+
+    def full(self, *args):
+        calls.append(args)
+        if len(calls) > 6:
+            raise StudyError("no space left on device", "free some")
+        return real(self, *args)
+
+    fleet = ScriptedFleet(realistic, n_gangs=2, n_polls=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Study, write, full)
+        with pytest.raises(StudyError, match="no space left"):
+            search(study, make(), fleet=fleet)
+    assert all(trial.cancelled for trial in fleet.running)
+    kept = [t for t in study.trials() if t.result is not None]
+    assert len(kept) >= 5
+    again = ScriptedFleet(realistic)
+    search(study, make(), fleet=again)
+    assert not {t.spec.candidate_hash for t in kept} & {
+        s.candidate_hash for s in again.specs if s.role in EXPLORING
+    }
+
+
+def test_a_fleet_that_refuses_ends_the_search(study: Study):
+    class Refusing(ScriptedFleet):
+        def submit(self, spec, folder):
+            if spec.number == 2:
+                raise FleetError("device 1 has gone")
+            return super().submit(spec, folder)
+
+    with pytest.raises(FleetError, match="has gone"):
+        search(study, make(), fleet=Refusing(realistic))
+    assert len([t for t in study.trials() if t.result is not None]) == 2
+    assert search(study, make()).counts[Outcome.LOST] == 1
+
+
+def test_nothing_feasible_says_what_was_seen_and_what_would_help(study: Study):
+    with pytest.raises(NothingFeasibleError) as caught:
+        search(study, make(trials=3, memory_limit="2GiB"))
+    assert "oom x" in caught.value.message
+    assert "CUDA out of memory" in caught.value.message
+    assert "zero_offload" in caught.value.hint
+    assert "more memory" in caught.value.hint
+
+
+def test_nothing_within_the_head_room_says_the_smallest_peak(study: Study):
+    def behave(spec: TrialSpec) -> TrialResult:
+        return ok(spec, 100.0, peak=(9 + spec.micro_batch) * GIB)
+
+    with pytest.raises(NothingFeasibleError) as caught:
+        search(study, make(trials=1, memory_limit="10GiB", head_room=0.2), behave)
+    assert "smallest peak of a trial that ran is 10 GiB, allowed are 8 GiB" in caught.value.hint
+
+
+def test_lowest_memory_at_no_less_than_the_floor(study: Study):
+    job = make(objective="peak_memory", objective_floor=0.9, trials=99)
+    result = search(study, job)
+    ran = [t for t in study.trials() if t.result is not None and t.result.outcome.is_measured]
+    fastest = max(t.result.samples_per_s for t in ran)
+    kept = [t.result.peak_memory_bytes for t in ran if t.result.samples_per_s >= 0.9 * fastest]
+    assert result.best is not None
+    assert result.best.peak_memory_bytes == min(kept)
+    assert result.best.samples_per_s >= 0.9 * fastest
+
+
+def test_stopped_early_is_a_measurement(study: Study):
+    def behave(spec: TrialSpec) -> TrialResult:
+        return replace(realistic(spec), outcome=Outcome.STOPPED_EARLY)
+
+    result = search(study, make(memory_limit="64GiB"), behave)
+    assert result.best is not None
+    assert result.speedup is not None
+
+
+def test_the_view_sees_every_trial_running(study: Study):
+    fleet, notes = ScriptedFleet(realistic, n_gangs=2, n_polls=2), Notebook()
+    search(study, make(), fleet=fleet, observer=notes)
+    shown = {running.number for s in notes.snapshots for running in s.running}
+    assert shown == {spec.number for spec in fleet.specs}
+    assert notes.snapshots[-1].running == ()
+    assert [s.n_done for s in notes.snapshots] == sorted(s.n_done for s in notes.snapshots)
+
+
+def test_the_state_says_why_it_ended_and_keeps_what_others_wrote(study: Study):
+    study.write_state({"command": "search"})
+    search(study, make(trials=1))
+    state = study.read_state()
+    assert state["command"] == "search"
+    assert state["stop_reason"] == StopReason.TRIALS
+    assert state["model"]["name"] == "tiny-gpt2"

@@ -1,0 +1,183 @@
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from autotune.contract import KnobValue, Outcome, Role, TrialResult, TrialSpec
+from autotune.job import Job, SamplerName
+from autotune.record import Trial
+from autotune.search.history import History
+from autotune.search.launch import Run, make_spec
+from autotune.search.objective import Objective
+from autotune.search.sampler import make_axes, propose, told_trials
+from tests.search.scripted import (
+    ENVIRONMENT,
+    GIB,
+    ScriptedEngine,
+    candidate,
+    fault,
+    lattice_of,
+    make,
+    ok,
+    realistic,
+)
+
+SPACE: dict[str, Sequence[KnobValue]] = {
+    "zero.stage": (0, 1, 2, 3),
+    "micro_batch": (1, 2, 4, 8),
+    "recompute": ("none", "full"),
+}
+
+
+def spec_of(job: Job, number: int, role: Role = Role.SEARCH, **knobs: KnobValue) -> TrialSpec:
+    return make_spec(
+        Run(candidate=candidate(job, **knobs), role=role),
+        study="scripted",
+        number=number,
+        job=job,
+        engine=ScriptedEngine(job),
+        environment=ENVIRONMENT,
+    )
+
+
+def trial(spec: TrialSpec, result: TrialResult | None) -> Trial:
+    return Trial(folder=Path(), spec=spec, result=result)
+
+
+@pytest.fixture
+def history() -> History:
+    """One trial of every kind."""
+    job = make()
+    endings = [
+        lambda s: ok(s, 100.0, peak=12 * GIB),
+        lambda s: ok(s, 300.0, peak=36 * GIB),
+        lambda s: fault(s, Outcome.OOM),
+        lambda s: fault(s, Outcome.INVALID),
+        lambda s: fault(s, Outcome.NONFINITE),
+        lambda s: fault(s, Outcome.TIMEOUT),
+        lambda s: fault(s, Outcome.LAUNCH),
+        lambda s: None,
+    ]
+    history = History()
+    for number, ending in enumerate(endings):
+        spec = spec_of(job, number, zero__stage=number % 4, micro_batch=2 ** (number // 4))
+        history.put(trial(spec, ending(spec)))
+    return history
+
+
+def objective(job: Job | None = None) -> Objective:
+    return Objective.of(job or make(), ENVIRONMENT)
+
+
+def told(history: History, job: Job | None = None) -> list[optuna.trial.FrozenTrial]:
+    return told_trials(make_axes(SPACE, history), history, objective(job))
+
+
+def test_config_faults_are_complete_platform_faults_failed_and_running_ones_running(
+    history: History,
+):
+    states = [frozen.state for frozen in told(history)]
+    assert states == [TrialState.COMPLETE] * 6 + [TrialState.FAIL, TrialState.RUNNING]
+
+
+@pytest.mark.parametrize("name", ["samples_per_s", "peak_memory"])
+def test_every_complete_trial_has_the_same_constraints_in_the_same_order(
+    history: History, name: str
+):
+    complete = [t for t in told(history, make(objective=name)) if t.state is TrialState.COMPLETE]
+    names = {tuple(frozen.constraints) for frozen in complete}
+    assert names == {("memory", "validity", "finiteness", "time", "floor")}
+
+
+def test_each_fault_breaks_its_own_constraint(history: History):
+    broken = [[n for n, v in frozen.constraints.items() if v > 0] for frozen in told(history)[:6]]
+    assert broken == [[], ["memory"], ["memory"], ["validity"], ["finiteness"], ["time"]]
+
+
+def test_memory_is_told_as_a_share_of_what_is_allowed(history: History):
+    fits, over = told(history)[:2]
+    assert fits.constraints["memory"] == pytest.approx(-0.5)
+    assert over.constraints["memory"] == pytest.approx(0.5)
+
+
+def test_a_fault_is_worth_nothing(history: History):
+    assert [frozen.value for frozen in told(history)[:3]] == [100.0, 300.0, 0.0]
+
+
+def test_lowest_memory_keeps_a_floor_of_the_best_rate_that_moves(history: History):
+    job = make(objective="peak_memory", objective_floor=0.8)
+    slow = spec_of(job, 8, zero__stage=0, micro_batch=4)
+    history.put(trial(slow, ok(slow, 85.0, peak=8 * GIB)))
+    assert told(history, job)[8].constraints["floor"] <= 0
+    fast = spec_of(job, 9, zero__stage=1, micro_batch=4)
+    history.put(trial(fast, ok(fast, 200.0, peak=20 * GIB)))
+    assert told(history, job)[8].constraints["floor"] == pytest.approx(1 - 85 / 160)
+    assert told(history, job)[8].value == 8 * GIB
+
+
+def test_powers_of_two_are_whole_logarithms_that_grow_with_the_record(history: History):
+    axis = make_axes({"micro_batch": (2, 4), "zero.stage": (0, 1)}, history)["micro_batch"]
+    assert axis.distribution == optuna.distributions.IntDistribution(0, 2)
+    assert [axis.decode(axis.encode(v)) for v in (1, 2, 4)] == [1, 2, 4]
+
+
+def test_other_values_are_categories_that_grow_with_the_record(history: History):
+    axis = make_axes({"zero.stage": (3, 1)}, history)["zero.stage"]
+    assert axis.distribution == optuna.distributions.CategoricalDistribution((3, 1, 0, 2))
+
+
+def test_knobs_that_do_not_act_are_not_told(history: History):
+    space = SPACE | {"reduce_bucket_size": (1000, 2000)}
+    frozen = told_trials(make_axes(space, history), history, objective())
+    assert "reduce_bucket_size" not in frozen[0].params
+    assert "reduce_bucket_size" in frozen[1].params
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_the_same_history_and_seed_give_the_same_proposal(history: History, sampler: SamplerName):
+    def ask(seed: int) -> dict[str, KnobValue]:
+        return propose(SPACE, history, objective(), sampler=sampler, n_budget=2, seed=seed)
+
+    assert ask(3) == ask(3)
+    assert len({str(ask(seed)) for seed in range(8)}) > 1
+
+
+def test_proposals_of_one_seed_differ_as_the_record_grows(history: History):
+    seen = set()
+    for number in range(20, 28):
+        spec = spec_of(make(), number, zero__stage=0, micro_batch=1)
+        history.put(trial(spec, fault(spec, Outcome.LAUNCH)))
+        values = propose(SPACE, history, objective(), sampler="random", n_budget=8, seed=0)
+        seen.add(str(values))
+    assert len(seen) > 3
+
+
+def test_a_space_without_a_choice_still_proposes(history: History):
+    assert propose({}, history, objective(), sampler="tpe", n_budget=4, seed=0) == {}
+
+
+def share_of_oom(sampler: SamplerName, seed: int) -> float:
+    """Of the last 25 of 40 proposals in a space where two thirds run out of memory."""
+    job = make(global_batch=4096, memory_limit="20GiB")
+    sizes = tuple(2**k for k in range(10))
+    lattice = lattice_of(job, micro_batches=sizes)
+    space: Mapping[str, Sequence[KnobValue]] = lattice.values
+    history, ooms = History(), []
+    for number in range(40):
+        values = propose(space, history, objective(job), sampler=sampler, n_budget=40, seed=seed)
+        chosen = {name.replace(".", "__"): value for name, value in values.items()}
+        spec = spec_of(job, number, **chosen)
+        result = realistic(spec)
+        history.put(trial(spec, result))
+        ooms.append(result.outcome is Outcome.OOM)
+    return float(numpy.mean(ooms[15:]))
+
+
+def test_out_of_memory_teaches_the_sampler():
+    learned = numpy.mean([share_of_oom("tpe", seed) for seed in range(3)])
+    blind = numpy.mean([share_of_oom("random", seed) for seed in range(3)])
+    assert blind > 0.5
+    assert learned < blind / 2
