@@ -1,6 +1,7 @@
 """The coordinator: baseline, search, final comparison; one thread, no state but the record."""
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -149,7 +150,7 @@ class _Search:
             self._drive(Stage.CONFIRM, self._next_confirm, at_once=1)
         if self._interrupt.draining:
             self._stop = StopReason.INTERRUPTED
-        self._save_facts()
+        self._study.write_state({**self._study.read_state(), "stop_reason": self._stop})
         self._show(Stage.DONE)
         return self._result()
 
@@ -298,28 +299,30 @@ class _Search:
             interrupted=self._interrupt.draining,
         )
 
-    def _environments(self) -> list[dict[str, Any]]:
-        """Where trials were run: each with the number of the first trial that ran there."""
-        here = dataclasses.asdict(self._environment)
-        known: list[dict[str, Any]] = self._study.read_state().get("environments", [])
+    def _save_facts(self) -> None:
+        """Keep what the trials do not hold: the devices and the model's shape.
+
+        `environments` is where trials were run, each with the number of the first that ran there.
+        """
+        state = self._study.read_state()
+        here: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self._environment)))
+        known: list[dict[str, Any]] = state.get("environments", [])
         changed = [key for key in here if known and known[-1].get(key) != here[key]]
         if changed:
             self._note(f"{', '.join(changed)} changed since the last trials: --fresh starts anew")
-        if known and not changed:
-            return known
-        return [*known, {"since_trial": self._study.next_number(), **here}]
-
-    def _save_facts(self) -> None:
-        """Keep what the trials do not hold: the devices, the model's shape, why it ended."""
+        if changed or not known:
+            known = [*known, {"since_trial": self._study.next_number(), **here}]
         facts = {
-            "environments": self._environments(),
+            "environment": here,
+            "environments": known,
             "model": {
                 "name": self._job.model.name,
                 "shape": dataclasses.asdict(self._job.model.shape),
+                "source": self._job.model.source,
             },
-            "stop_reason": self._stop,
+            "stop_reason": None,
         }
-        self._study.write_state({**self._study.read_state(), **facts})
+        self._study.write_state({**state, **facts})
 
     def _note(self, note: str) -> None:
         self._last_note = note

@@ -1,0 +1,365 @@
+"""The results table: one tidy row per trial, rebuilt from the record whenever it is asked for.
+
+The schema is frozen by a test and described in docs/table.md, which `python -m autotune.table`
+prints. Nothing reads the written files back: they are for people and their tools.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from autotune.contract import Phase, TrialResult, TrialSpec
+from autotune.errors import StudyError
+from autotune.knobs import KNOBS
+from autotune.model import ModelShape, train_flops_per_token
+from autotune.record import Study, Trial
+
+TABLE_VERSION = 1
+"""Rises when a column changes its name, type or meaning, or goes; new columns keep it."""
+
+METERS = ("private_data", "host_rss", "allocated", "reserved", "context_and_comm")
+"""Memory meters of `TrialResult.memory_bytes`, besides `peak`."""
+PACKAGES = ("python", "torch", "deepspeed", "transformers")
+
+DType = Literal["string", "Int64", "float64", "boolean", "datetime64[us, UTC]"]
+
+_DTYPE_OF_KNOB: dict[str, DType] = {"int": "Int64", "bool": "boolean", "choice": "string"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of the table."""
+
+    name: str
+    dtype: DType
+    """pandas dtype; any column may be empty in a row."""
+    unit: str
+    """Empty where there is none."""
+    meaning: str
+
+
+def _column(name: str, dtype: DType, meaning: str, *, unit: str = "") -> Column:
+    return Column(name=name, dtype=dtype, unit=unit, meaning=meaning)
+
+
+_IDENTITY = (
+    _column("table_version", "Int64", "version of this schema"),
+    _column("study", "string", "name of the study's folder"),
+    _column("trial", "Int64", "number of the trial, from 0; names its folder"),
+    _column("role", "string", "why it was run: baseline, search, confirm (final comparison)"),
+    _column("confirm_round", "Int64", "round of the final comparison; empty for other roles"),
+    _column("retry_of", "Int64", "number of the trial that it repeats after a platform fault"),
+    _column("candidate_hash", "string", "identity of the candidate: equal hashes, equal runs"),
+    _column("problem", "string", "why spec or result cannot be read; empty for a sound trial"),
+)
+
+_KNOBS = tuple(
+    _column(
+        f"knob.{knob.name}",
+        _DTYPE_OF_KNOB[knob.kind],
+        f"{knob.help}; empty where it does not act",
+    )
+    for knob in KNOBS.values()
+)
+
+_DERIVED = (
+    _column("model", "string", "name of the model"),
+    _column("n_params", "Int64", "trainable parameters", unit="parameters"),
+    _column("precision", "string", "training precision: bf16, fp16, fp32"),
+    _column("world", "Int64", "accelerators of the trial", unit="accelerators"),
+    _column("dp", "Int64", "data parallel degree: world / (tp * pp)"),
+    _column("tp", "Int64", "tensor parallel degree"),
+    _column("pp", "Int64", "pipeline parallel degree"),
+    _column("micro_batch", "Int64", "per rank and forward pass", unit="samples"),
+    _column("grad_accum", "Int64", "forward passes per optimizer step"),
+    _column(
+        "global_batch",
+        "Int64",
+        "per optimizer step: micro_batch * grad_accum * dp",
+        unit="samples",
+    ),
+    _column("seq_len", "Int64", "per sample", unit="tokens"),
+)
+
+_OUTCOME = (
+    _column("outcome", "string", "how it ended (see `Outcome`); empty while it is in flight"),
+    _column("evidence", "string", "the line that the outcome was read from"),
+    _column("evidence_source", "string", "where that line stands"),
+    _column("differences", "string", "where the live engine differs from what was asked"),
+)
+
+_SPEED = (
+    _column("samples_per_s", "float64", "global_batch / step_time_s", unit="samples/s"),
+    _column("samples_per_s_low", "float64", "lower end of its 95% interval", unit="samples/s"),
+    _column("samples_per_s_high", "float64", "upper end of its 95% interval", unit="samples/s"),
+    _column("tokens_per_s", "float64", "of all accelerators together", unit="tokens/s"),
+    _column(
+        "tflops_per_device",
+        "float64",
+        "model FLOPs (PaLM, appendix B: 6 N + 12 L A T per "
+        "token, no recomputation) per second and accelerator",
+        unit="TFLOP/s",
+    ),
+    _column(
+        "mfu",
+        "float64",
+        "tflops_per_device over the device's dense bf16/fp16 peak; empty in "
+        "fp32 and where the peak is unknown",
+        unit="share, 0 to 1",
+    ),
+    _column("step_time_s", "float64", "median optimizer step of the slowest rank", unit="s"),
+    _column("step_time_low_s", "float64", "lower end of its 95% interval", unit="s"),
+    _column("step_time_high_s", "float64", "upper end of its 95% interval", unit="s"),
+    _column("n_steps", "Int64", "optimizer steps that were measured", unit="steps"),
+    _column(
+        "steps_skipped",
+        "Int64",
+        "measured steps that the engine did not apply (fp16 overflow); not in the figures",
+        unit="steps",
+    ),
+    _column("loss_first", "float64", "mean loss of the first step, on rank 0's data"),
+    _column("loss_last", "float64", "mean loss of the last step, on rank 0's data"),
+)
+
+_MEMORY = (
+    _column("peak_memory_bytes", "Int64", "highest of any rank, by the device's meter", unit="B"),
+    _column("memory_limit_bytes", "Int64", "per device; empty: the device's own", unit="B"),
+    *(
+        _column(
+            f"memory.{meter}_bytes",
+            "Int64",
+            f"highest of any rank, by the meter {meter}",
+            unit="B",
+        )
+        for meter in METERS
+    ),
+    _column(
+        "host_construction_bytes",
+        "Int64",
+        "peak resident host memory that building model and engine added on a rank",
+        unit="B",
+    ),
+)
+
+_PROVENANCE = (
+    *(
+        _column(f"phase.{phase}_s", "float64", "seconds in this phase", unit="s")
+        for phase in Phase
+    ),
+    *(
+        _column(f"version.{name}", "string", f"version of {name} in the trial")
+        for name in PACKAGES
+    ),
+    _column("accelerator", "string", "cpu or cuda"),
+    _column("device_name", "string", "what the accelerators call themselves"),
+    _column("devices", "string", "slots of the gang, separated by spaces"),
+    _column("environment", "string", "allow-listed environment variables, as JSON"),
+    _column("seed", "Int64", "of weights and data"),
+    _column("started_at", "datetime64[us, UTC]", "when it was submitted"),
+    _column("wall_s", "float64", "from submission until its last process had ended", unit="s"),
+)
+
+SCHEMA: tuple[Column, ...] = (
+    *_IDENTITY,
+    *_KNOBS,
+    *_DERIVED,
+    *_OUTCOME,
+    *_SPEED,
+    *_MEMORY,
+    *_PROVENANCE,
+)
+"""Every column, in order; the table always has all of them."""
+
+
+_SPEC_FIELDS = (
+    "role",
+    "confirm_round",
+    "retry_of",
+    "candidate_hash",
+    "precision",
+    "world",
+    "dp",
+    "tp",
+    "pp",
+    "micro_batch",
+    "grad_accum",
+    "global_batch",
+    "seq_len",
+    "memory_limit_bytes",
+    "accelerator",
+    "seed",
+)
+_RESULT_FIELDS = (
+    "samples_per_s",
+    "samples_per_s_low",
+    "samples_per_s_high",
+    "step_time_s",
+    "step_time_low_s",
+    "step_time_high_s",
+    "steps_skipped",
+    "loss_first",
+    "loss_last",
+    "peak_memory_bytes",
+    "host_construction_bytes",
+)
+
+
+def load_table(study_folder: Path) -> pd.DataFrame:
+    """The table of a study, from its record.
+
+    Unreadable trials are rows that hold their number and their problem.
+
+    Args:
+        study_folder: `results/<study>`.
+
+    Returns:
+        A row per trial, by number, with the columns of `SCHEMA`.
+
+    Raises:
+        StudyError: The record cannot be read.
+    """
+    study = Study(study_folder.parent, study_folder.name)
+    facts = study.read_state()
+    rows = {trial.spec.number: _row(trial, study.name, facts) for trial in study.trials()}
+    for unreadable in study.unreadable():
+        number = int(unreadable.folder.name)
+        rows[number] = {"study": study.name, "trial": number, "problem": unreadable.problem}
+    ordered = [rows[number] for number in sorted(rows)]
+    return pd.DataFrame(
+        {
+            column.name: pd.Series(
+                [_cell(row, column.name) for row in ordered], dtype=column.dtype
+            )
+            for column in SCHEMA
+        }
+    )
+
+
+def write_table(study: Study) -> pd.DataFrame:
+    """Write `table.parquet` and `table.csv` anew, each whole or not at all.
+
+    Raises:
+        StudyError: The record cannot be read, or the files cannot be written.
+    """
+    frame = load_table(study.folder)
+    try:
+        _replace(study.table_file, lambda path: frame.to_parquet(path, index=False))
+        _replace(
+            study.table_file.with_suffix(".csv"), lambda path: frame.to_csv(path, index=False)
+        )
+    except OSError as error:
+        raise StudyError(
+            f"{study.table_file}: cannot be written: {error.strerror or error}",
+            "free some space or mend the permissions; the record is complete without it",
+        ) from error
+    return frame
+
+
+def describe() -> str:
+    """docs/table.md: every column with its type, unit and meaning."""
+    lines = [
+        "# The results table",
+        "",
+        "One row per trial, in `results/<study>/table.parquet` and `table.csv`, rebuilt from the",
+        "trial folders when a search ends. Figures are measured; a trial that measured nothing",
+        "leaves them empty. In Python, `autotune.table.load_table(folder)` reads the trial folders",
+        f"themselves. This is version {TABLE_VERSION} of the schema; it rises when a column changes",
+        "or goes, not when one is added.",
+        "",
+        "| column | type | unit | meaning |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| `{c.name}` | {c.dtype} | {c.unit} | {c.meaning} |" for c in SCHEMA]
+    return "\n".join(lines) + "\n"
+
+
+def _row(trial: Trial, study: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    spec, result = trial.spec, trial.result
+    row: dict[str, Any] = {name: getattr(spec, name) for name in _SPEC_FIELDS}
+    row["role"] = str(spec.role)
+    row |= {f"knob.{name}": value for name, value in spec.knobs.items()}
+    row |= {"study": study, "trial": spec.number, "problem": trial.problem or None}
+    model = facts.get("model", {})
+    # A study by name may hold trials of another model: what is known is not theirs.
+    shape = ModelShape(**model["shape"]) if model.get("source") == spec.model else None
+    if shape is not None:
+        row |= {"model": model["name"], "n_params": shape.n_params}
+    if result is not None:
+        row |= _result_cells(result)
+        row |= _arithmetic_cells(spec, result, shape, facts)
+    return row
+
+
+def _result_cells(result: TrialResult) -> dict[str, Any]:
+    cells: dict[str, Any] = {name: getattr(result, name) for name in _RESULT_FIELDS}
+    cells |= {f"phase.{name}_s": seconds for name, seconds in result.phases_s.items()}
+    cells |= {f"memory.{meter}_bytes": size for meter, size in result.memory_bytes.items()}
+    cells |= {f"version.{name}": version for name, version in result.versions.items()}
+    cells |= {
+        "outcome": str(result.outcome),
+        "evidence": result.evidence or None,
+        "evidence_source": result.evidence_source or None,
+        "differences": "; ".join(result.differences) or None,
+        "n_steps": len(result.step_times_s),
+        "devices": " ".join(result.devices) or None,
+        "environment": json.dumps(result.environment, sort_keys=True),
+    }
+    if result.started_at_s:  # of a lost trial nobody knows
+        cells["started_at"] = pd.Timestamp(round(result.started_at_s * 1e6), unit="us", tz="UTC")
+        cells["wall_s"] = result.wall_s
+    return cells
+
+
+def _arithmetic_cells(
+    spec: TrialSpec, result: TrialResult, shape: ModelShape | None, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What follows from the figures, the model's shape and the devices of the time."""
+    here = [e for e in facts.get("environments", []) if e["since_trial"] <= spec.number]
+    environment = here[-1] if here else {}
+    cells: dict[str, Any] = {"device_name": environment.get("device_name")}
+    if result.samples_per_s is None:
+        return cells
+    cells["tokens_per_s"] = result.samples_per_s * spec.seq_len
+    if shape is None:
+        return cells
+    flops_per_token = train_flops_per_token(shape, spec.seq_len)
+    flops_per_s = flops_per_token * cells["tokens_per_s"] / spec.world
+    cells["tflops_per_device"] = flops_per_s / 1e12
+    peak_flops = environment.get("peak_flops")
+    if peak_flops is not None and spec.precision != "fp32":
+        cells["mfu"] = flops_per_s / peak_flops
+    return cells
+
+
+def _cell(row: Mapping[str, Any], name: str) -> Any:
+    return TABLE_VERSION if name == "table_version" else row.get(name)
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Write aside, then move: a reader sees the old file or the new one."""
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        write(Path(aside))
+        # mkstemp makes it private; a table is as readable as its neighbours.
+        Path(aside).chmod(0o666 & ~_umask())
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+if __name__ == "__main__":
+    print(describe(), end="")
