@@ -1,0 +1,201 @@
+"""Held to reality: what is in a lattice passes the installed DeepSpeed's own classes.
+
+Nothing is started: the classes are asked in this process, for every candidate of every shipped
+space, over worlds of 1 to 8.
+"""
+
+import copy
+import functools
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from autotune import rules
+from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.hardware import Environment
+from autotune.job import make_job
+from autotune.knobs import KNOBS
+from autotune.lattice import build_lattice
+from autotune.model import presets
+from autotune.space import load_space, shipped_spaces
+
+GOLDEN = Path(__file__).parent / "golden" / "lattice_sizes.json"
+WORLDS = range(1, 9)
+MODELS = [name for name in presets() if name.startswith("tiny-")]
+SPACES = shipped_spaces()
+
+# Divisible by every dp of these worlds times every micro-batch of the spaces.
+GLOBAL_BATCH = 840 * 64
+
+
+@pytest.fixture(scope="module")
+def parse():
+    """DeepSpeed's own reading of a ds_config in a world of the size given."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        config = pytest.importorskip("deepspeed.runtime.config")
+        logger = pytest.importorskip("deepspeed.utils").logger
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+
+        def parse(ds_config, world):
+            patch.setattr(config.dist, "get_rank", lambda: 0)
+            patch.setattr(config.dist, "get_world_size", lambda: world)
+            return config.DeepSpeedConfig(copy.deepcopy(ds_config))
+
+        yield parse
+        logger.setLevel(level)
+
+
+def made(model, space, world):
+    environment = Environment(
+        accelerator="cpu",
+        n_devices=world,
+        device_name="cpu",
+        device_memory_bytes=2**36,
+        peak_flops=None,
+        deepspeed_version="0.19.8",
+        torch_version="2.13.0",
+    )
+    job = make_job(
+        {
+            "model": model,
+            "seq_len": 64,
+            "global_batch": GLOBAL_BATCH,
+            "world": world,
+            "precision": "bf16",
+            "space": space,
+        },
+        where="test",
+    )
+    return job, environment, DeepSpeedEngine(job, environment)
+
+
+@functools.cache
+def lattice(model, space, world):
+    job, environment, engine = made(model, space, world)
+    return build_lattice(load_space(space), job, environment, engine, rules.judge)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_candidate_renders_parses_and_passes_deepspeeds_classes(model, space, world, parse):
+    engine = made(model, space, world)[2]
+    for candidate in lattice(model, space, world).candidates:
+        text = engine.files(candidate)["ds_config.json"]
+        parsed = parse(json.loads(text), world)
+        zero = parsed.zero_config
+        values = candidate.values
+        read = {
+            "zero.stage": int(zero.stage),
+            "tp": max(1, parsed.tensor_parallel_config.autotp_size),
+            "micro_batch": parsed.train_micro_batch_size_per_gpu,
+            "recompute": values["recompute"],  # no key of a ds_config: the script's own
+            "offload.optimizer": _device(zero.offload_optimizer),
+            "offload.param": _device(zero.offload_param),
+            "reduce_bucket_size": zero.reduce_bucket_size,
+            "overlap_comm": zero.overlap_comm,
+            "stage3.param_persistence_threshold": zero.param_persistence_threshold,
+            "stage3.max_live_parameters": zero.max_live_parameters,
+            "stage3.prefetch_bucket_size": zero.prefetch_bucket_size,
+            "communication_dtype": _dtype(parsed.communication_data_type),
+        }
+        assert {name: read[name] for name in values} == values
+        assert parsed.gradient_accumulation_steps == candidate.grad_accum
+        assert candidate.micro_batch * candidate.grad_accum * candidate.dp == GLOBAL_BATCH
+
+
+def test_no_lattice_shrinks(capsys):
+    sizes = {
+        model: {
+            space: [len(lattice(model, space, world).candidates) for world in WORLDS]
+            for space in SPACES
+        }
+        for model in MODELS
+    }
+    with capsys.disabled():
+        print("\nlegal candidates (bf16, CPU) in worlds of 1 to 8")
+        for model, by_space in sizes.items():
+            for space, by_world in by_space.items():
+                print(f"  {model:14}{space:14}" + "".join(f"{size:7}" for size in by_world))
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    changed = [
+        f"{model}, {space}, world {world}: {before} -> {size}; "
+        f"refused {lattice(model, space, world).refused}"
+        for model, by_space in sizes.items()
+        for space, by_world in by_space.items()
+        for world, size, before in zip(
+            WORLDS, by_world, golden.get(model, {}).get(space, [0] * 8), strict=True
+        )
+        if size != before
+    ]
+    assert not changed, f"if it is meant, {GOLDEN} becomes {json.dumps(sizes)}"
+    assert sizes == golden
+
+
+def test_every_value_of_a_knob_that_acts_survives_the_rules():
+    survived = {}
+    for space in SPACES:
+        for name, values in lattice("tiny-llama", space, 8).values.items():
+            survived.setdefault(name, set()).update(values)
+    assert survived["zero.stage"] == {0, 1, 2, 3}
+    assert survived["micro_batch"] == {1, 2, 4, 8, 16, 32, 64}
+    assert survived["recompute"] == {"none", "full", "every_2"}
+    assert survived["overlap_comm"] == {False, True}
+    assert survived["offload.optimizer"] == survived["offload.param"] == {"none", "cpu"}
+    assert survived["communication_dtype"] == {"model", "fp32"}
+    assert {1, 2} <= survived["tp"]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_defaults_are_deepspeeds_own(stage, parse):
+    one_sample = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": stage}}
+    zero = parse(one_sample, 1).zero_config
+    for name, theirs in {
+        "reduce_bucket_size": zero.reduce_bucket_size,
+        "allgather_bucket_size": zero.allgather_bucket_size,
+        "overlap_comm": zero.overlap_comm,
+        "stage3.param_persistence_threshold": zero.param_persistence_threshold,
+        "stage3.max_live_parameters": zero.max_live_parameters,
+        "stage3.prefetch_bucket_size": zero.prefetch_bucket_size,
+        "offload.optimizer": _device(zero.offload_optimizer),
+        "offload.param": _device(zero.offload_param),
+    }.items():
+        if stage in KNOBS[name].stages:
+            assert KNOBS[name].default_for({"zero.stage": stage}) == theirs, name
+
+
+def test_the_allgather_bucket_is_not_read(parse, monkeypatch):
+    torch = pytest.importorskip("torch")
+    utils = pytest.importorskip("deepspeed.runtime.utils")
+    backend = pytest.importorskip("deepspeed.comm.torch").TorchBackend
+    calls = []
+
+    class Recorder:
+        """In place of deepspeed.comm: two ranks, and what this one is asked to gather."""
+
+        has_all_gather_into_tensor = staticmethod(
+            lambda: backend.get_all_gather_function() is not None
+        )
+        get_rank = staticmethod(lambda group: 0)
+        get_world_size = staticmethod(lambda group: 2)
+        all_gather_into_tensor = staticmethod(lambda whole, part, group: calls.append(len(part)))
+        all_gather = staticmethod(lambda parts, part, group: calls.append(len(part)))
+
+    monkeypatch.setattr(utils, "dist", Recorder)
+    flat = torch.zeros(64)
+    for bucket in (2, 10**9):
+        utils.all_gather_dp_groups([flat], [[flat[:32], flat[32:]]], [None], 2, bucket)
+    assert calls == [32, 32]
+
+
+def _device(section):
+    return "none" if section is None else str(getattr(section.device, "value", section.device))
+
+
+def _dtype(dtype):
+    names = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
+    return "model" if dtype is None else names[str(dtype)]
