@@ -19,6 +19,7 @@ from deepspeed.utils import logger
 
 from autotune.contract import TrialSpec
 from autotune.trial.cpu_info import reuse_cpu_info
+from autotune.trial.imports import preload
 from autotune.trial.readback import differences, read_back
 from autotune.trial.workload import apply_recompute, batches, build_model
 
@@ -27,6 +28,7 @@ STEPS = 2
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
+    preload(ds_config, spec.model)
     torch.manual_seed(spec.seed)
     model = build_model(spec, ds_config)
     apply_recompute(model, spec.recompute)
