@@ -383,8 +383,8 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
 def test_flops_follow_korthikanti_for_gpt() -> None:
     shape = load_model("gpt2-xl").shape
     layers, hidden, vocab, seq_len = 48, 1600, 50257, 1024
-    per_token = 72 * layers * hidden**2 * (
-        1 + seq_len / (6 * hidden) + vocab / (12 * hidden * layers)
+    per_token = (
+        72 * layers * hidden**2 * (1 + seq_len / (6 * hidden) + vocab / (12 * hidden * layers))
     )
     assert train_flops_per_token(shape, seq_len) == pytest.approx(per_token, rel=0.001)
 

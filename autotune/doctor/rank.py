@@ -41,6 +41,7 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
 
     if accelerator == "cuda":
         device = torch.device("cuda", local_rank)
+        torch.cuda.init()  # says in words what is wrong with the driver or the build
         torch.cuda.set_device(device)
         has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
         n, dtype = 8192, torch.bfloat16 if has_bf16 else torch.float16

@@ -1,0 +1,67 @@
+"""Looking at the machine that the test runs on."""
+
+import platform
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.doctor import machine
+from autotune.doctor.machine import inspect_machine
+
+
+@pytest.fixture
+def extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(machine, "_BUSY_SAMPLE_S", 0.01)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_what_is_there_is_found(extensions: Path) -> None:
+    found = inspect_machine()
+    assert found.python == platform.python_version()
+    assert found.packages["torch"]
+    assert found.accelerator == "cpu"
+    assert [device.index for device in found.devices] == sorted(psutil.Process().cpu_affinity())
+    assert all(device.busy is None or 0 <= device.busy <= 1 for device in found.devices)
+    assert found.extensions_folder == str(extensions)
+    assert "torch" not in machine.__dict__
+
+
+def test_built_extensions_and_stale_locks_are_told_apart(extensions: Path) -> None:
+    for name in ("cpu_adam", "fused_adam"):
+        (extensions / name).mkdir()
+    (extensions / "cpu_adam" / "cpu_adam.so").touch()
+    (extensions / "fused_adam" / "lock").touch()
+    found = inspect_machine()
+    assert found.extensions_built == ("cpu_adam",)
+    assert "fused_adam" in found.extensions_missing
+    assert "cpu_adam" not in found.extensions_missing
+    assert found.stale_locks == (str(extensions / "fused_adam" / "lock"),)
+
+
+@pytest.mark.usefixtures("extensions")
+def test_an_accelerator_that_is_not_there_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "xpu")
+    found = inspect_machine()
+    assert found.accelerator is None
+    assert "DS_ACCELERATOR=xpu" in found.accelerator_problem
+    assert found.accelerator_fix
+
+
+@pytest.mark.parametrize(("code", "links"), [(0, True), (1, False)])
+@pytest.mark.usefixtures("extensions")
+def test_libaio_counts_if_a_program_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, links: bool
+) -> None:
+    compiler = tmp_path / "bin" / "gcc"
+    compiler.parent.mkdir()
+    compiler.write_text(f"#!{sys.executable}\nimport sys\nsys.exit({code})\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(compiler.parent))
+    found = inspect_machine()
+    assert found.tools["gcc"] == str(compiler)
+    assert found.tools["pdsh"] is None
+    assert found.has_libaio is links
