@@ -175,9 +175,9 @@ def search(
     session = open_session(job, flags, results=results)
     plan = plan_search(session, fresh=fresh)
     if dry_run:
-        _print_json(plan.as_dict()) if as_json else print_plan(_DATA, plan)
+        _print_json(plan.as_dict()) if as_json else print_plan(_DATA, plan, reasons=True)
         return
-    print_plan(_PROGRESS, plan)
+    print_plan(_PROGRESS, plan, reasons=False)
     _confirm(yes)
     with view_for(_PROGRESS) as view:
         answer = run(session, view, fresh=fresh)
@@ -240,10 +240,10 @@ def report(
 
     found = find_study(results, study)
     if as_csv:
-        sys.stdout.write(load_table(found).to_csv(index=False))
+        sys.stdout.write(load_table(found.folder).to_csv(index=False))
     elif as_json:
         answer = read_report(found).answer
-        rows = json.loads(load_table(found).to_json(orient="records"))
+        rows = json.loads(load_table(found.folder).to_json(orient="records"))
         _print_json({"study": found.name, "answer": answer, "trials": rows})
     else:
         print_report(_DATA, read_report(found))

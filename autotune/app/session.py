@@ -21,7 +21,14 @@ from autotune.search.history import History
 from autotune.space import load_space
 
 DEMO: dict[str, dict[str, Any]] = {
-    "cpu": {"model": "tiny-llama", "seq_len": 128, "global_batch": 32, "trials": 10},
+    "cpu": {
+        "model": "tiny-llama",
+        "seq_len": 64,
+        "global_batch": 16,
+        "precision": "fp32",
+        "trials": 10,
+        "budget": "6m",
+    },
     "cuda": {"model": "gpt2", "seq_len": 1024, "global_batch": 64, "trials": 20},
 }
 """The job where nobody names a model: small enough for a few minutes, with room for choices."""
@@ -61,6 +68,9 @@ def open_session(job_file: Path | None, flags: Mapping[str, Any], *, results: Pa
     environment = detect_environment()
     job, data = _read_job(job_file, flags, environment)
     engine = DeepSpeedEngine(job, environment)
+    if job.baseline is not None:
+        # Read once before anything runs: a file that cannot be used is a matter of the command.
+        engine.baseline(job.baseline)
     return Session(
         job=job,
         job_data=data,

@@ -128,7 +128,7 @@ def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list
             f"study {study.name}: there is no trial {number}",
             f"its trials are 0 to {max(trials)}" if trials else "it has none",
         )
-    environment = Environment(**facts["environment"])
+    environment = _environment(facts, number)
     job = make_job(read_job_file(study.job_file), where=str(study.job_file))
     candidate = candidate_of(trials[number].spec)
     return export_candidate(
@@ -154,6 +154,18 @@ def _is_running(study: Study) -> bool:
         return holder.create_time() <= lock.stat().st_mtime
     except (OSError, ValueError, psutil.Error):
         return False
+
+
+def _environment(facts: Mapping[str, Any], number: int) -> Environment:
+    """Where a trial ran: a study may go on after an upgrade."""
+    known = [here for here in facts.get("environments", []) if here["since_trial"] <= number]
+    if not known:
+        raise StudyError(
+            f"trial {number}: the study does not say where it ran",
+            "study.json is missing or damaged: run the same search again, it writes a new one",
+        )
+    values = {key: value for key, value in known[-1].items() if key != "since_trial"}
+    return Environment(**{**values, "precisions": tuple(values["precisions"])})
 
 
 def _objective(facts: Mapping[str, Any]) -> Objective:

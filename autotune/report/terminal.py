@@ -51,9 +51,15 @@ def print_report(console: Console, report: Report) -> None:
         console.print(_fact(name, text))
 
 
-def print_plan(console: Console, plan: Plan) -> None:
-    """Print what a search would run, and its price."""
-    for name, text in _plan_facts(plan):
+def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
+    """Print what a search would run, and its price.
+
+    Args:
+        console: Where to.
+        plan: What would run.
+        reasons: Whether to say why the rules refuse what they refuse.
+    """
+    for name, text in _plan_facts(plan, reasons=reasons):
         console.print(_fact(name, text))
 
 
@@ -203,7 +209,7 @@ def _trial_of(report: Report, name: str) -> int | None:
     return None if standing is None else int(standing["trial"])
 
 
-def _plan_facts(plan: Plan) -> list[tuple[str, str]]:
+def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
     limit = f", at most {format_bytes(plan.memory_limit_bytes)} each"
     facts = [
         ("study", plan.folder + (f" ({plan.n_recorded} trials)" if plan.n_recorded else "")),
@@ -218,10 +224,11 @@ def _plan_facts(plan: Plan) -> list[tuple[str, str]]:
             f"{plan.space}: {plan.lattice_size} of {plan.grid_size} candidates are legal",
         ),
     ]
-    facts += [
-        ("", f"{count} refused by {rule}: {plan.reasons.get(rule, '')}")
-        for rule, count in plan.refused.items()
-    ]
+    if reasons:
+        facts += [
+            ("", f"{count} refused by {rule}, such as: {plan.reasons[rule]}")
+            for rule, count in plan.refused.items()
+        ]
     source = "as measured" if plan.is_measured else "assumed until the first has run"
     facts += [
         ("baseline", plan.baseline),
