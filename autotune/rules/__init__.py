@@ -15,8 +15,9 @@ from autotune.rules.base import Rule, Setup, Violation
 
 __all__ = ["ALL_RULES", "Rule", "Setup", "Violation", "judge"]
 
-_READABLE = (
-    *schema.RULES,
+_KEY_RULES = (*schema.KEY_RULES, *version.KEY_RULES)
+
+_VALUE_RULES = (
     *version.RULES,
     *batch.RULES,
     *precision.RULES,
@@ -27,7 +28,7 @@ _READABLE = (
     *model.RULES,
 )
 
-ALL_RULES: tuple[Rule, ...] = (*schema.BLOCKING, *_READABLE)
+ALL_RULES: tuple[Rule, ...] = (*schema.BLOCKING, *_KEY_RULES, *_VALUE_RULES)
 """Every rule, in the order in which they are asked."""
 
 
@@ -40,7 +41,18 @@ def judge(setup: Setup) -> list[Violation]:
     Returns:
         Empty for a legal setup; it never raises, whatever the configuration holds.
     """
-    found = [violation for rule in schema.BLOCKING if (violation := rule.judge(setup))]
-    if found:
-        return found
-    return [violation for rule in _READABLE if (violation := rule.judge(setup))]
+    found: list[Violation] = []
+    if not schema.is_plain(setup):
+        found = _apply(schema.BLOCKING, setup)
+        if found:
+            return found
+        found = _apply(_KEY_RULES, setup)
+    return found + _apply(_VALUE_RULES, setup)
+
+
+def _apply(rules: tuple[Rule, ...], setup: Setup) -> list[Violation]:
+    return [
+        Violation(rule=rule.name, message=finding[0], fix=finding[1])
+        for rule in rules
+        if (finding := rule.check(setup)) is not None
+    ]

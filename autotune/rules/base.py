@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from autotune.hardware import Environment
 from autotune.model import ModelShape
@@ -12,8 +11,35 @@ Consequence = Literal["raised", "ignored", "differs"]
 """What the engine does with a clash: it raises, it runs as if the value were not there, or it runs
 something other than was asked."""
 
+BATCH_KEYS = (
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "train_batch_size",
+)
+
+_NO_SECTION: Mapping[str, Any] = {}
+
 Finding = tuple[str, str]
 """(message, fix): which values clash, with the arithmetic; the cheapest legal change."""
+
+
+_T = TypeVar("_T")
+
+
+class _once(Generic[_T]):
+    """`functools.cached_property` without the lock that Python 3.11 takes at every first read.
+
+    A lattice reads ten of these on each of tens of thousands of setups.
+    """
+
+    def __init__(self, compute: Callable[[Any], _T]) -> None:
+        self._compute = compute
+        self._name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, owner: Any, _: type) -> _T:
+        value = owner.__dict__[self._name] = self._compute(owner)
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,70 +69,89 @@ class Setup:
 
     def section(self, name: str) -> Mapping[str, Any]:
         """A section of the configuration by its top-level name; empty where there is none."""
-        section = self.ds_config.get(name)
-        return section if isinstance(section, Mapping) else {}
+        return as_section(self.ds_config.get(name))
 
-    @cached_property
+    @_once
     def zero(self) -> Mapping[str, Any]:
         """The `zero_optimization` section; empty where there is none."""
         return self.section("zero_optimization")
 
-    @cached_property
+    @_once
     def stage(self) -> int:
         """ZeRO stage."""
         stage = self.zero.get("stage", 0)
         return int(stage) if stage in (0, 1, 2, 3) else 0
 
-    @cached_property
+    @_once
     def optimizer_offload(self) -> str:
         """Device that optimizer states are offloaded to: `none`, `cpu` or `nvme`."""
         return self._offload("offload_optimizer", "cpu_offload")
 
-    @cached_property
+    @_once
     def param_offload(self) -> str:
         """Device that parameters are offloaded to: `none`, `cpu` or `nvme`."""
         return self._offload("offload_param", "cpu_offload_param")
 
-    @cached_property
+    @_once
     def optimizer(self) -> str:
         """Optimizer type in lower case; empty where the configuration names none."""
         kind = self.section("optimizer").get("type")
         return kind.lower() if isinstance(kind, str) else ""
 
-    @cached_property
+    @_once
     def optimizer_params(self) -> Mapping[str, Any]:
         """`optimizer.params`; empty where there are none."""
-        params = self.section("optimizer").get("params")
-        return params if isinstance(params, Mapping) else {}
+        return as_section(self.section("optimizer").get("params"))
 
-    @cached_property
+    @_once
     def dtype(self) -> str:
         """Precision that the configuration switches on: `fp16`, `bf16` or `fp32`."""
         if self.section("fp16").get("enabled") is True:
             return "fp16"
         return "bf16" if self.bf16.get("enabled") is True else "fp32"
 
-    @cached_property
+    @_once
     def bf16(self) -> Mapping[str, Any]:
         """The `bf16` section, under its old name if that is the only one."""
         return self.section("bf16" if self.ds_config.get("bf16") is not None else "bfloat16")
 
-    @cached_property
+    @_once
     def sp(self) -> int:
         """Sequence parallel degree; DeepSpeed wants both sizes of the mesh for one."""
         sp, dp = (self.ds_config.get(f"{kind}_parallel_size") for kind in ("sequence", "data"))
         return sp if type(sp) is int and type(dp) is int and sp > 0 else 1
 
-    @cached_property
+    @_once
     def dp(self) -> int:
         """Data parallel degree: world / (tp * pp * sp), rounded down."""
         return max(1, self.world // (self.tp * self.pp * self.sp))
 
+    @_once
+    def batch(self) -> tuple[int, int, int] | None:
+        """micro_batch, grad_accum and train_batch_size as DeepSpeed fills in what is left out.
+
+        It divides, rounding down, by the world (less sequence parallelism), also where tensor
+        parallelism leaves fewer replicas (runtime/config.py: _set_batch_related_parameters). None
+        where there is nothing to fill in from, or a size is not a whole number above 0.
+        """
+        micro, accum, total = given = [self.ds_config.get(name) for name in BATCH_KEYS]
+        if any(size is not None and (type(size) is not int or size < 1) for size in given):
+            return None
+        world = max(1, self.world // self.sp)
+        if micro is not None:
+            if total is None:
+                accum = accum or 1
+                return micro, accum, micro * accum * world
+            return micro, accum or total // micro // world, total
+        if total is None:
+            return None
+        accum = accum or 1
+        return total // world // accum, accum, total
+
     def _offload(self, name: str, deprecated: str) -> str:
-        section = self.zero.get(name)
-        if isinstance(section, Mapping):
-            device = section.get("device")
-            return device if device in ("cpu", "nvme") else "none"
+        device = as_section(self.zero.get(name)).get("device")
+        if device in ("cpu", "nvme"):
+            return str(device)
         return "cpu" if self.zero.get(deprecated) is True else "none"
 
 
@@ -176,11 +221,6 @@ class Rule:
     source: str
     """Where the engine says so: a file, an issue, a measurement."""
 
-    def judge(self, setup: Setup) -> Violation | None:
-        """Apply the rule."""
-        found = self.check(setup)
-        return None if found is None else Violation(rule=self.name, message=found[0], fix=found[1])
-
 
 def raised(
     pattern: str, ds_config: Mapping[str, Any], fix: Mapping[str, Any], **case: Any
@@ -221,6 +261,19 @@ def ignored(
         consequence="ignored",
         acts_with=acts_with,
     )
+
+
+def as_section(value: Any) -> Mapping[str, Any]:
+    """A value that may be a section; empty where it is none.
+
+    Most values are dicts or missing, and asking those two first saves most of the time: the
+    abstract class is slow to ask.
+    """
+    if type(value) is dict:
+        return value
+    if value is None:
+        return _NO_SECTION
+    return value if isinstance(value, Mapping) else _NO_SECTION
 
 
 def overlay(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

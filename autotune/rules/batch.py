@@ -1,36 +1,8 @@
 """The batch: micro_batch x grad_accum x dp is the global batch, exactly."""
 
-from typing import Any
+from autotune.rules.base import BATCH_KEYS, Case, Finding, Rule, Setup, Witness, raised
 
-from autotune.rules.base import Case, Finding, Rule, Setup, Witness, raised
-
-_MICRO = "train_micro_batch_size_per_gpu"
-_ACCUM = "gradient_accumulation_steps"
-_TOTAL = "train_batch_size"
-
-
-def sizes(setup: Setup) -> tuple[int, int, int] | None:
-    """micro_batch, grad_accum and train_batch_size as DeepSpeed fills in what is left out.
-
-    It divides, rounding down, by the world (less sequence parallelism), also where tensor
-    parallelism leaves fewer replicas (runtime/config.py: _set_batch_related_parameters).
-
-    Returns:
-        None where there is nothing to fill in from, or a size is not above 0.
-    """
-    if _no_size(setup) or _not_positive(setup):
-        return None
-    config, world = setup.ds_config, max(1, setup.world // setup.sp)
-    micro: Any = config.get(_MICRO)
-    accum: Any = config.get(_ACCUM)
-    total: Any = config.get(_TOTAL)
-    if total is None:
-        accum = accum or 1
-        return micro, accum, micro * accum * world
-    if micro is None:
-        accum = accum or 1
-        return total // world // accum, accum, total
-    return micro, accum or total // micro // world, total
+_MICRO, _ACCUM, _TOTAL = BATCH_KEYS
 
 
 def _no_size(setup: Setup) -> Finding | None:
@@ -41,6 +13,8 @@ def _no_size(setup: Setup) -> Finding | None:
 
 
 def _not_positive(setup: Setup) -> Finding | None:
+    if setup.batch is not None:
+        return None
     for name in (_MICRO, _ACCUM, _TOTAL):
         value = setup.ds_config.get(name)
         if value is not None and value < 1:
@@ -51,7 +25,7 @@ def _not_positive(setup: Setup) -> Finding | None:
 def _product(setup: Setup) -> Finding | None:
     if setup.ds_config.get(_TOTAL) is None or setup.tp > 1:
         return None
-    found, dp = sizes(setup), setup.dp
+    found, dp = setup.batch, setup.dp
     if found is None or found[0] * found[1] * dp == found[2]:
         return None
     micro, accum, total = found
@@ -65,7 +39,7 @@ def _product(setup: Setup) -> Finding | None:
 def _total_under_tp(setup: Setup) -> Finding | None:
     if setup.ds_config.get(_TOTAL) is None or setup.tp == 1:
         return None
-    found, dp = sizes(setup), setup.dp
+    found, dp = setup.batch, setup.dp
     if found is None:
         return None
     micro, accum, total = found
@@ -78,7 +52,7 @@ def _total_under_tp(setup: Setup) -> Finding | None:
 
 
 def _global_batch(setup: Setup) -> Finding | None:
-    wanted, found, dp = setup.global_batch, sizes(setup), setup.dp
+    wanted, found, dp = setup.global_batch, setup.batch, setup.dp
     if wanted is None or found is None or found[0] * found[1] * dp == wanted:
         return None
     if _product(setup) or _total_under_tp(setup):

@@ -63,14 +63,22 @@ def number(low: float = -math.inf, high: float = math.inf) -> Key:
     return Key(wants=" ".join(["a number", *bounds]), accepts=accepts)
 
 
-def choice(*values: Any, any_case: bool = False) -> Key:
-    """One of a few values."""
+def choice(*values: str) -> Key:
+    """One of a few words."""
+    known = frozenset(values)
+    return Key(
+        wants="one of " + ", ".join(values),
+        accepts=lambda value: isinstance(value, str) and value in known,
+    )
 
-    def accepts(value: Any) -> bool:
-        folded = value.lower() if any_case and isinstance(value, str) else value
-        return any(type(folded) is type(v) and folded == v for v in values)
 
-    return Key(wants="one of " + ", ".join(map(str, values)), accepts=accepts)
+def choice_of_any_case(*values: str) -> Key:
+    """One of a few words, in any case."""
+    known = frozenset(values)
+    return Key(
+        wants="one of " + ", ".join(values),
+        accepts=lambda value: isinstance(value, str) and value.lower() in known,
+    )
 
 
 def optional(key: Key) -> Key:
@@ -93,14 +101,17 @@ def removed(release: str, why: str) -> Key:
 ANY = Key(wants="anything", accepts=lambda _: True)
 INT = Key(wants="a whole number", accepts=lambda v: type(v) is int)
 BOOL = Key(wants="true or false", accepts=lambda v: type(v) is bool)
-TEXT = Key(wants="text", accepts=lambda v: isinstance(v, str))
-MAPPING = Key(wants="a section", accepts=lambda v: isinstance(v, Mapping))
+TEXT = Key(wants="text", accepts=lambda v: isinstance(v, str) and v != "auto")
+MAPPING = Key(wants="a section", accepts=lambda v: type(v) is dict or isinstance(v, Mapping))
 DTYPE = choice(
     *("fp16", "float16", "half", "torch.float16", "bf16", "bfloat16", "torch.bfloat16"),
     *("fp32", "float32", "float", "torch.float32"),
 )
-COMMUNICATION_DTYPE = optional(choice("fp32", "fp16", "bf16", any_case=True))
+COMMUNICATION_DTYPE = optional(choice_of_any_case("fp32", "fp16", "bf16"))
 ELEMENTS = integer(0)
+STAGE = Key(
+    wants="one of 0, 1, 2, 3", accepts=lambda v: type(v) in (int, float) and v in (0, 1, 2, 3)
+)
 
 _OFFLOAD = {
     "device": choice("none", "cpu", "nvme"),
@@ -116,7 +127,7 @@ _BF16 = {
     "bf16_optimizer_states": since("0.17.6", BOOL),
 }
 _ZERO = {
-    "stage": choice(0, 1, 2, 3),
+    "stage": STAGE,
     "contiguous_gradients": BOOL,
     "reduce_scatter": BOOL,
     "reduce_bucket_size": integer(1),
@@ -199,7 +210,7 @@ SECTIONS: Mapping[str, Section] = {
             "seq_parallel_communication_data_type": COMMUNICATION_DTYPE,
             "prescale_gradients": BOOL,
             "gradient_predivide_factor": number(),
-            "gradient_allreduce_op": since("0.19.0", choice("mean", "sum", any_case=True)),
+            "gradient_allreduce_op": since("0.19.0", choice_of_any_case("mean", "sum")),
             "disable_allgather": BOOL,
             "disable_python_gc": since("0.19.7", BOOL),
             "zero_allow_untested_optimizer": BOOL,
@@ -347,6 +358,24 @@ def release_of(version: str) -> tuple[int, ...]:
         return Version(version).release
     except InvalidVersion:
         return (math.inf,)  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=64)
+def plain_keys(version: str) -> Mapping[str, Mapping[str, Check]]:
+    """Section -> key -> check, of the keys that a release reads under this name alone.
+
+    Left out are keys that it lacks or refuses, deprecated ones, and second spellings.
+    """
+    known = removed_keys(version), missing_keys(version)
+    odd = {*DEPRECATED, *SPELLINGS}
+    return {
+        path: {
+            name: key.accepts
+            for name, key in section.keys.items()
+            if not any(name in names.get(path, ()) for names in known) and name not in odd
+        }
+        for path, section in SECTIONS.items()
+    }
 
 
 @lru_cache(maxsize=64)

@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.rules.base import Case, Finding, Rule, Setup, Witness, ignored, raised
+from autotune.rules.base import Case, Finding, Rule, Setup, Witness, as_section, ignored, raised
 from autotune.rules.precision import uses_cpu_adam
 
 _CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
 
 
 def _section(setup: Setup, name: str) -> Mapping[str, Any]:
-    section = setup.zero.get(name)
-    return section if isinstance(section, Mapping) else {}
+    return as_section(setup.zero.get(name))
 
 
 def _param_stage(setup: Setup) -> Finding | None:
@@ -35,7 +34,7 @@ def _optimizer_stage(setup: Setup) -> Finding | None:
 
 
 def _nvme_path(setup: Setup) -> Finding | None:
-    if setup.stage != 3:
+    if setup.stage != 3 or "nvme" not in (setup.optimizer_offload, setup.param_offload):
         return None
     for name in ("offload_optimizer", "offload_param"):
         section = _section(setup, name)

@@ -44,6 +44,8 @@ def _degree(setup: Setup) -> Finding | None:
 
 def _sizes(setup: Setup) -> Finding | None:
     section = setup.section("tensor_parallel")
+    if not section:
+        return None
     inner = section.get("tp", section.get("tensor_parallel", {}))
     size = inner.get("tp_size", 1)
     if size in (1, autotp_size(setup)):
@@ -116,7 +118,14 @@ RULES = (
         name="parallel.world",
         check=_world,
         source="comm/torch.py:583: the mesh must fill the world",
-        witnesses=(raised("AssertionError", _tp(2), {"tensor_parallel": None}, world=3, tp=2),),
+        witnesses=(
+            Witness(
+                broken=Case(ds_config=_tp(2), world=3, tp=2),
+                repaired=Case(world=3),
+                consequence="raised",
+                raises="AssertionError",
+            ),
+        ),
     ),
     Rule(
         name="parallel.degree",

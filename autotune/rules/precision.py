@@ -99,25 +99,21 @@ def _accumulation(setup: Setup) -> Finding | None:
 
 def _low_masters(setup: Setup) -> str:
     """The key that asks for 16-bit master weights; empty where none does."""
-    for section, key in (
-        (setup.section("fp16"), "fp16_master_weights_and_grads"),
-        (setup.bf16, "bf16_master_weights_and_grads"),
-    ):
-        if section.get(key) is True:
-            return f"{key[:4]}.{key}"
+    if setup.bf16.get("bf16_master_weights_and_grads") is True:
+        return "bf16.bf16_master_weights_and_grads"
+    if setup.section("fp16").get("fp16_master_weights_and_grads") is True:
+        return "fp16.fp16_master_weights_and_grads"
     return ""
 
 
 def _masters_stage(setup: Setup) -> Finding | None:
-    key = _low_masters(setup)
-    if not key or setup.stage > 0:
+    if setup.stage > 0 or not (key := _low_masters(setup)):
         return None
     return f"{key} at stage 0: only ZeRO has master weights", f"set {key} to false"
 
 
 def _masters_offload(setup: Setup) -> Finding | None:
-    key = _low_masters(setup)
-    if not key or setup.stage == 0:
+    if setup.stage == 0 or not (key := _low_masters(setup)):
         return None
     if key.startswith("bf16") and setup.bf16.get("bf16_optimizer_states") is True:
         return None

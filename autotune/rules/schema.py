@@ -9,14 +9,41 @@ from difflib import get_close_matches
 from typing import Any
 
 from autotune.rules.base import Finding, Rule, Setup, ignored, raised
-from autotune.rules.keys import DEPRECATED, SECTIONS, SPELLINGS, Section
+from autotune.rules.keys import DEPRECATED, SECTIONS, SPELLINGS, Section, plain_keys
 
 _ALL_KEYS: Mapping[str, tuple[str, ...]] = {
     path: tuple(name for name, key in section.keys.items() if not key.removed_in)
     for path, section in SECTIONS.items()
 }
-_OWN_AUTO = frozenset({"data_types.keep_in_fp32_modules"})
-"""Keys for which DeepSpeed itself gives "auto" a meaning."""
+
+
+_SCALARS = frozenset({bool, int, float, str, type(None), list})
+
+
+def is_plain(setup: Setup) -> bool:
+    """Whether no rule about keys and their values has anything to say; the fast way to know.
+
+    Almost every setup that is judged is one that a template rendered, so this is the hot path.
+    """
+    tables = plain_keys(setup.environment.deepspeed_version)
+    return _is_plain(setup.ds_config, "", tables)
+
+
+def _is_plain(content: Mapping[str, Any], path: str, tables: Mapping[str, Any]) -> bool:
+    checks = tables[path]
+    for name, value in content.items():
+        check = checks.get(name)
+        if check is None or not check(value):
+            return False
+        kind = type(value)
+        if kind is dict or (kind not in _SCALARS and isinstance(value, Mapping)):
+            inner = f"{path}.{name}" if path else name
+            if inner in tables:
+                if not _is_plain(value, inner, tables):
+                    return False
+            elif inner == "optimizer.params" and "auto" in map(str, value.values()):
+                return False
+    return True
 
 
 def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Section]]:
@@ -61,18 +88,24 @@ def _is_auto(value: Any) -> bool:
     return isinstance(value, str) and value == "auto"
 
 
+def _means_auto(section: Section, name: str) -> bool:
+    """Whether DeepSpeed gives the word a meaning at a key, or does not know the key anyway."""
+    key = section.keys.get(name)
+    return key is None or key.accepts("auto")
+
+
 def _auto_unresolved(setup: Setup) -> Finding | None:
     found = [
         _dotted(path, name)
         for path, content, section in sections(setup.ds_config)
         if not section.strict
         for name, value in content.items()
-        if _is_auto(value) and _dotted(path, name) not in _OWN_AUTO
+        if _is_auto(value) and not _means_auto(section, name)
     ]
     found += [
         f"optimizer.params.{name}"
         for name, value in setup.optimizer_params.items()
-        if _is_auto(value)
+        if str(value) == "auto"
     ]
     if not found:
         return None
@@ -89,7 +122,7 @@ def _auto_dropped(setup: Setup) -> Finding | None:
         for path, content, section in sections(setup.ds_config)
         if section.strict
         for name, value in content.items()
-        if _is_auto(value)
+        if _is_auto(value) and not _means_auto(section, name)
     ]
     if not found:
         return None
@@ -233,10 +266,6 @@ BLOCKING = (
             ),
         ),
     ),
-)
-"""Rules after which the others would read nonsense: where one of these refuses, only these do."""
-
-RULES = (
     Rule(
         name="schema.auto_unresolved",
         check=_auto_unresolved,
@@ -262,6 +291,10 @@ RULES = (
             ignored(_zero(2, reduce_bucket_size="auto"), _zero(2, reduce_bucket_size=None)),
         ),
     ),
+)
+"""Rules after which the others would read nonsense: where one of these refuses, only these do."""
+
+KEY_RULES = (
     Rule(
         name="schema.unknown_key",
         check=_unknown_strict,

@@ -58,7 +58,7 @@ def _optimizer(kind: str) -> dict[str, Any]:
     return {"optimizer": {"type": kind}}
 
 
-RULES = (
+KEY_RULES = (
     Rule(
         name="version.removed_key",
         check=_removed_key,
@@ -90,6 +90,10 @@ RULES = (
             ),
         ),
     ),
+)
+"""About keys: `autotune.rules.schema.is_plain` answers for them."""
+
+RULES = (
     Rule(
         name="version.removed_optimizer",
         check=_removed_optimizer,

@@ -51,6 +51,13 @@ ACTS_AT: Mapping[str, tuple[int, ...]] = {
 not here: they do no harm anywhere. Nothing reads `allgather_partitions`."""
 
 
+_QUANTIZED = (
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+)
+
+
 def inert_keys(zero: Mapping[str, Any]) -> list[str]:
     """Keys of a `zero_optimization` section that nothing reads at its stage.
 
@@ -185,12 +192,12 @@ def _hpz(setup: Setup) -> Finding | None:
 def _quantized(setup: Setup) -> Finding | None:
     if setup.environment.accelerator != "cpu" or setup.stage != 3:
         return None
-    for name in ("weights", "nontrainable_weights", "gradients"):
-        if setup.zero.get(f"zero_quantized_{name}") is True:
+    for name in _QUANTIZED:
+        if setup.zero.get(name) is True:
             return (
-                f"zero_optimization.zero_quantized_{name}=true: DeepSpeed has no quantizer for "
-                "the CPU accelerator",
-                f"remove zero_optimization.zero_quantized_{name}",
+                f"zero_optimization.{name}=true: DeepSpeed has no quantizer for the CPU "
+                "accelerator",
+                f"remove zero_optimization.{name}",
             )
     return None
 
@@ -368,10 +375,10 @@ RULES = (
         witnesses=tuple(
             raised(
                 "ValueError: This op had not been implemented on CPU backend",
-                _zero(3, **{f"zero_quantized_{name}": True}),
-                _zero(**{f"zero_quantized_{name}": None}),
+                _zero(3, **{name: True}),
+                _zero(**{name: None}),
             )
-            for name in ("weights", "nontrainable_weights", "gradients")
+            for name in _QUANTIZED
         ),
     ),
     Rule(

@@ -1,0 +1,101 @@
+"""Setups for tests of the rules: a plain one that is legal and trains, and differences from it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.hardware import Environment
+from autotune.model import ModelShape
+from autotune.rules.base import Case, Setup, overlay
+
+NEWEST = "0.19.8"
+
+PLAIN_CONFIG: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+    "zero_optimization": {"stage": 0},
+}
+
+PLAIN_MODEL: dict[str, Any] = {
+    "architecture": "llama",
+    "n_layers": 2,
+    "hidden": 32,
+    "ffn_hidden": 64,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "vocab": 64,
+    "max_seq_len": None,
+    "tied_embeddings": False,
+}
+
+SUPPORTS_TP = {"llama"}
+SUPPORTS_RECOMPUTE = {"llama", "gpt2"}
+
+
+def config_of(case: Case) -> dict[str, Any]:
+    """The whole ds_config of a case."""
+    return _drop_none(overlay(PLAIN_CONFIG, case.ds_config))
+
+
+def model_of(case: Case) -> dict[str, Any]:
+    """Every size of a case's model, and its architecture."""
+    return PLAIN_MODEL | dict(case.model)
+
+
+def setup_of(case: Case, *, version: str = NEWEST) -> Setup:
+    """The setup of a case, on two CPU ranks or as many as it says."""
+    model = model_of(case)
+    architecture = model.pop("architecture")
+    return Setup(
+        ds_config=config_of(case),
+        world=case.world,
+        tp=case.tp,
+        pp=1,
+        global_batch=case.global_batch,
+        seq_len=case.seq_len,
+        recompute=case.recompute,
+        precision=case.precision,
+        model=ModelShape(
+            **model,
+            gated_mlp=True,
+            n_experts=0,
+            experts_per_token=0,
+            n_params=22_688,
+            n_params_active=22_688,
+            largest_param=2048,
+        ),
+        supports_tp=architecture in SUPPORTS_TP,
+        supports_recompute=architecture in SUPPORTS_RECOMPUTE,
+        environment=environment(version=version, fp16=case.fp16_supported),
+    )
+
+
+def environment(
+    *, version: str = NEWEST, accelerator: str = "cpu", fp16: bool = True
+) -> Environment:
+    """A machine with two devices."""
+    return Environment(
+        accelerator=accelerator,
+        n_devices=2,
+        device_name="test device",
+        device_memory_bytes=8 * 2**30,
+        peak_flops=None,
+        deepspeed_version=version,
+        torch_version="2.13.0",
+        precisions=("fp32", "bf16", "fp16") if fp16 else ("fp32", "bf16"),
+    )
+
+
+def setup(
+    ds_config: Mapping[str, Any] | None = None, *, version: str = NEWEST, **case: Any
+) -> Setup:
+    """The plain setup with a patch over its configuration; other fields as in `Case`."""
+    return setup_of(Case(ds_config=ds_config or {}, **case), version=version)
+
+
+def _drop_none(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _drop_none(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if value is not None
+    }

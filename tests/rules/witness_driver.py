@@ -1,0 +1,258 @@
+"""Runs many small configurations one after another in one process group, and says what happened.
+
+Started by torchrun with the path of a JSON list of runs and the path of the JSON lines to write.
+Every run builds a tiny model, calls `deepspeed.initialize`, trains two optimizer steps and is torn
+down again, so that one start of Python pays for all of them.
+"""
+
+import contextlib
+import copy
+import datetime
+import gc
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed
+from deepspeed.accelerator import get_accelerator
+from deepspeed.comm import comm as ds_comm
+from deepspeed.module_inject import auto_tp, layers
+from deepspeed.utils import groups
+from transformers import (
+    CTRLConfig,
+    CTRLLMHeadModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from autotune.trial.readback import recomputed_layers
+from autotune.trial.workload import apply_recompute
+
+STEPS = 2
+RANK_TIMEOUT_S = 10.0
+STATEFUL = (groups, auto_tp, layers)
+"""Modules of DeepSpeed that keep what one engine set up in module globals."""
+
+
+class PlainModel(torch.nn.Module):
+    """A model that DeepSpeed knows nothing about: no Hugging Face config, no known names."""
+
+    def __init__(self, hidden: int, vocab: int) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(vocab, hidden)
+        self.mix = torch.nn.Linear(hidden, hidden)
+        self.out = torch.nn.Linear(hidden, vocab)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = self.out(torch.relu(self.mix(self.table(input_ids))))
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+def main(runs_file: str, results_file: str) -> None:
+    """Run everything in `runs_file`."""
+    ds_comm.init_distributed(verbose=False)
+    rank = torch.distributed.get_rank()
+    world = torch.distributed.get_world_size()
+    store = torch.distributed.distributed_c10d._get_default_store()
+    for number, run in enumerate(json.loads(Path(runs_file).read_text())):
+        started = time.monotonic()
+        with clean_globals():
+            mine = run_one(run)
+        mine["seconds"] = round(time.monotonic() - started, 2)
+        store.set(f"{number}/{rank}", json.dumps(mine, default=str))
+        # A rank that raised while the other waits in a collective never gets here together with
+        # it: the store's timeout ends this process, and the caller starts a fresh one.
+        keys = [f"{number}/{other}" for other in range(world)]
+        store.wait(keys, datetime.timedelta(seconds=RANK_TIMEOUT_S))
+        if rank == 0:
+            reports = [json.loads(store.get(key)) for key in keys]
+            with Path(results_file).open("a") as file:
+                file.write(json.dumps({"id": run["id"], "ranks": reports}) + "\n")
+
+
+@contextlib.contextmanager
+def clean_globals() -> Iterator[None]:
+    """Give DeepSpeed's module globals back the values that they had before."""
+    before: list[tuple[ModuleType, dict[str, Any]]] = [
+        (module, {k: copy.copy(v) for k, v in vars(module).items() if is_state(k, v)})
+        for module in STATEFUL
+    ]
+    try:
+        yield
+    finally:
+        for module, values in before:
+            vars(module).update(values)
+        gc.collect()
+
+
+def is_state(name: str, value: Any) -> bool:
+    """Whether a module global holds state: not a function, class, module or constant."""
+    return not name.startswith("__") and (
+        value is None or isinstance(value, (bool, int, float, str, list, dict))
+    )
+
+
+def run_one(run: dict[str, Any]) -> dict[str, Any]:
+    """Train one configuration; an exception is part of the answer."""
+    torch.manual_seed(0)
+    accelerator = get_accelerator()
+    engine = None
+    if run["precision"] == "fp16":
+        # Many CPUs have no fp16, and DeepSpeed refuses it there; torch computes it all the same,
+        # and what DeepSpeed's other checks say about fp16 can be asked on any machine.
+        accelerator.is_fp16_supported = lambda: run["fp16_supported"]
+    try:
+        config = run["config"]
+        model = build_model(run["model"])
+        apply_recompute(model, run["recompute"])
+        engine, *_ = deepspeed.initialize(
+            model=model, config=copy.deepcopy(config), model_parameters=model.parameters()
+        )
+        ds_comm.configure(enabled=True, prof_all=True, verbose=False)
+        ds_comm.comms_logger.comms_dict.clear()
+        losses = train(engine, run)
+        return {
+            "error": None,
+            "losses": losses,
+            "read_back": read_back(engine),
+            "scalars": scalars(engine.optimizer),
+            "collectives": collectives(),
+        }
+    except Exception as error:
+        return {
+            "error": f"{type(error).__name__}: {error}",
+            "traceback": traceback.format_exc()[-3000:],
+        }
+    finally:
+        vars(accelerator).pop("is_fp16_supported", None)
+        ds_comm.comms_logger.enabled = False
+        if engine is not None:
+            with contextlib.suppress(Exception):
+                engine.destroy()
+
+
+def build_model(shape: dict[str, Any]) -> torch.nn.Module:
+    """A tiny model of the shape that the case names."""
+    if shape["architecture"] == "plain":
+        return PlainModel(shape["hidden"], shape["vocab"])
+    if shape["architecture"] == "ctrl":
+        return CTRLLMHeadModel(
+            CTRLConfig(
+                n_embd=shape["hidden"],
+                dff=shape["ffn_hidden"],
+                n_layer=shape["n_layers"],
+                n_head=shape["n_heads"],
+                vocab_size=shape["vocab"],
+                use_cache=False,
+            )
+        )
+    if shape["architecture"] == "gpt2":
+        return GPT2LMHeadModel(
+            GPT2Config(
+                n_embd=shape["hidden"],
+                n_inner=shape["ffn_hidden"],
+                n_layer=shape["n_layers"],
+                n_head=shape["n_heads"],
+                vocab_size=shape["vocab"],
+                n_positions=shape["max_seq_len"] or 64,
+                use_cache=False,
+            )
+        )
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=shape["hidden"],
+            intermediate_size=shape["ffn_hidden"],
+            num_hidden_layers=shape["n_layers"],
+            num_attention_heads=shape["n_heads"],
+            num_key_value_heads=shape["n_kv_heads"],
+            vocab_size=shape["vocab"],
+            max_position_embeddings=shape["max_seq_len"] or 64,
+            tie_word_embeddings=shape["tied_embeddings"],
+            use_cache=False,
+        )
+    )
+
+
+def train(engine: Any, run: dict[str, Any]) -> list[float]:
+    """Train on data that is the same on all ranks, as tensor parallelism needs it."""
+    device = get_accelerator().current_device_name()
+    generator = torch.Generator().manual_seed(1)
+    losses = []
+    for _ in range(STEPS):
+        total = 0.0
+        for _ in range(engine.gradient_accumulation_steps()):
+            ids = torch.randint(
+                0,
+                run["model"]["vocab"],
+                (engine.train_micro_batch_size_per_gpu(), run["seq_len"]),
+                generator=generator,
+            ).to(device)
+            answer = engine(input_ids=ids, labels=ids)
+            loss = answer if isinstance(answer, torch.Tensor) else answer.loss
+            engine.backward(loss)
+            engine.step()
+            total += float(loss.detach())
+        losses.append(round(total, 6))
+    return losses
+
+
+def read_back(engine: Any) -> dict[str, Any]:
+    """What the live engine says that it runs."""
+    inner = engine.optimizer
+    wrapped = getattr(engine, "basic_optimizer", None)
+    return {
+        "stage": engine.zero_optimization_stage(),
+        "micro_batch": engine.train_micro_batch_size_per_gpu(),
+        "grad_accum": engine.gradient_accumulation_steps(),
+        "train_batch_size": engine.train_batch_size(),
+        "dp": engine.dp_world_size,
+        "tp": max(1, engine.autotp_size()),
+        "samples_per_step": engine.train_micro_batch_size_per_gpu()
+        * engine.gradient_accumulation_steps()
+        * engine.dp_world_size,
+        "dtype": str(next(engine.module.parameters()).dtype).removeprefix("torch."),
+        "communication_dtype": str(engine.communication_data_type).removeprefix("torch."),
+        "clipping": engine.gradient_clipping(),
+        "optimizer": type(wrapped).__name__,
+        "wrapper": type(inner).__name__,
+        "optimizer_offload": bool(
+            getattr(inner, "cpu_offload", False) or getattr(inner, "offload_optimizer", False)
+        ),
+        "optimizer_swap": bool(getattr(inner, "swap_optimizer", False)),
+        "param_offload": bool(getattr(inner, "offload_param", False)),
+        "recomputed_layers": recomputed_layers(engine.module),
+    }
+
+
+def scalars(optimizer: Any) -> dict[str, Any]:
+    """Every plain value that the live optimizer and its parameter coordinator hold."""
+    found = {}
+    offload = getattr(optimizer, "parameter_offload", None)
+    coordinator = offload.get_param_coordinator() if offload is not None else None
+    for label, thing in (("", optimizer), ("offload.", offload), ("coordinator.", coordinator)):
+        for name, value in getattr(thing, "__dict__", {}).items():
+            if isinstance(value, (bool, int, float, str)) or value is None:
+                found[label + name.split("__")[-1]] = value
+    return found
+
+
+def collectives() -> dict[str, int]:
+    """How often each collective ran on each message size."""
+    return {
+        f"{name}/{size}": values[0]
+        for name, sizes in ds_comm.comms_logger.comms_dict.items()
+        for size, values in sizes.items()
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
