@@ -59,7 +59,7 @@ def test_removed_keys(key, refused_from, release):
         assert all(part in violation.message for part in (key, refused_from, release))
 
 
-@pytest.mark.parametrize("release", ("0.16.9", *RELEASES))
+@pytest.mark.parametrize("release", ["0.16.9", *RELEASES])
 @pytest.mark.parametrize(("key", "value", "absent"), [(k, *v) for k, v in NEW.items()])
 def test_keys_that_a_release_does_not_have_yet(key, value, absent, release):
     violations = judge(setup(config_with(key, value), version=release))
