@@ -185,7 +185,9 @@ class _Search:
                 theirs = self._users_own(self._job.baseline)
                 self._baseline = theirs if self._runs(theirs) else None
         except _UntriedError as untried:
-            return self._run_of(untried.candidate, Role.BASELINE)
+            if self._left_s(()) >= (self.crew.history.typical_s or 0.0):
+                return self._run_of(untried.candidate, Role.BASELINE)
+            self._note("the time budget ends before a baseline is found")
         if self._baseline is None:
             self._note("no baseline runs within the limits: there will be no speedup to report")
         return None

@@ -173,6 +173,15 @@ def test_a_failing_platform_is_not_taken_for_a_baseline_that_does_not_run(study:
     assert result.baseline.trial == 2
 
 
+def test_the_ladder_keeps_to_the_time_budget(study: Study):
+    """A trial takes 10 s: three rungs of 30 s, although a fourth would be the baseline."""
+    job, notes = make(trials=1, budget=35), Notebook()
+    with pytest.raises(NothingFeasibleError):
+        search(study, job, fleet=(fleet := fitting((1, 1, "none"))), observer=notes)
+    assert len(climbed(fleet)) == 3
+    assert any("time budget ends" in note for note in notes.notes)
+
+
 def test_nothing_at_all_runs(study: Study):
     with pytest.raises(NothingFeasibleError):
         search(study, make(trials=3), fleet=fitting())

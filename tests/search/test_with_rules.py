@@ -1,0 +1,79 @@
+"""The search with the real engine, space and rules; only the fleet is scripted."""
+
+import json
+
+import pytest
+
+from autotune.contract import Role
+from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.lattice import build_lattice
+from autotune.record import Study
+from autotune.rules import judge
+from autotune.search.loop import run_search
+from autotune.space import load_space
+from tests.search.scripted import (
+    ENVIRONMENT,
+    Notebook,
+    Patient,
+    ScriptedFleet,
+    make,
+    realistic,
+)
+
+
+@pytest.mark.parametrize("space", ["smoke", "zero"])
+def test_what_is_run_is_legal_and_rendered(study: Study, space: str):
+    job = make(space=space, trials=12)
+    engine = DeepSpeedEngine(job, ENVIRONMENT)
+    lattice = build_lattice(load_space(space), job, ENVIRONMENT, engine, judge)
+    fleet = ScriptedFleet(realistic)
+    result = run_search(
+        job,
+        study=study,
+        fleet=fleet,
+        engine=engine,
+        environment=ENVIRONMENT,
+        lattice=lattice,
+        observer=Notebook(),
+        interrupt=Patient(),
+    )
+    legal = {candidate.hash for candidate in lattice.candidates}
+    assert {spec.candidate_hash for spec in fleet.ran(Role.SEARCH)} <= legal
+    for spec in fleet.specs:
+        path = study.trial_folder(spec.number) / "config" / "ds_config.json"
+        written = json.loads(path.read_text())
+        assert written["train_micro_batch_size_per_gpu"] == spec.micro_batch
+        assert written["gradient_accumulation_steps"] == spec.grad_accum
+        assert spec.micro_batch * spec.grad_accum * spec.dp == job.global_batch
+        assert spec.expected["stage"] == spec.knobs["zero.stage"]
+    # A rung of the ladder that lies in the space is the same candidate there.
+    assert fleet.ran(Role.BASELINE)[0].candidate_hash in legal
+    assert result.speedup is not None
+    assert result.speedup.ratio > 1
+
+
+def test_a_users_own_baseline_keeps_the_keys_that_no_knob_knows(study: Study):
+    own = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 4,
+        "zero_optimization": {"stage": 1, "round_robin_gradients": True},
+    }
+    path = study.folder / "mine.json"
+    path.write_text(json.dumps(own))
+    job = make(space="smoke", trials=2, baseline=str(path))
+    engine = DeepSpeedEngine(job, ENVIRONMENT)
+    fleet = ScriptedFleet(realistic)
+    result = run_search(
+        job,
+        study=study,
+        fleet=fleet,
+        engine=engine,
+        environment=ENVIRONMENT,
+        lattice=build_lattice(load_space("smoke"), job, ENVIRONMENT, engine, judge),
+        observer=Notebook(),
+        interrupt=Patient(),
+    )
+    assert len(fleet.ran(Role.BASELINE)) == 1
+    assert result.baseline is not None
+    written = json.loads(result.baseline.ds_config.read_text())
+    assert written["zero_optimization"]["round_robin_gradients"] is True
