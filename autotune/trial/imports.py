@@ -28,6 +28,10 @@ def preload(ds_config: dict[str, Any], model: dict[str, Any]) -> None:
     optimizer = str(ds_config.get("optimizer", {}).get("type", ""))
     if "muon" not in optimizer.lower():
         _import_uncompiled(_MUON)
+    if ds_config.get("zero_optimization", {}).get("stage") == 3:
+        # zero.Init replaces Tensor.__new__, over which torch._dynamo stumbles when a model brings
+        # it in only then (seen with Mixtral).
+        _import_if_there("torch._dynamo")
     for module in _ENGINE:
         _import_if_there(module)
     if "config" in model:
