@@ -2,9 +2,9 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
+SEARCH ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-RECORD := results/recorded
 
 # One thread per rank: two CPU ranks on two cores would otherwise fight for them.
 export OMP_NUM_THREADS ?= 1
@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo test check format install extensions gpu-accept clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
-	$(BIN)/python -m autotune search --yes
+	$(BIN)/python -m autotune search --yes $(SEARCH)
 
 test: extensions  ## every test that can run on this machine
 	$(BIN)/python -m pytest
@@ -41,10 +41,11 @@ extensions: install  ## DeepSpeed's compiled extensions, built once
 # A model of more than 1B parameters at sequence 2048 on one GPU, over zero, offload, recompute and
 # micro_batch: once with the whole card, once with a memory cap that makes the choice hard.
 gpu-accept: extensions
-	$(BIN)/python -m autotune search --yes --results $(RECORD) --study gpu-1b \
-	    --model llama-1b --seq-len 2048 --global-batch 32 --world 1 --space zero_offload --trials 24
-	$(BIN)/python -m autotune search --yes --results $(RECORD) --study gpu-1b-capped \
-	    --model llama-1b --seq-len 2048 --global-batch 32 --world 1 --space zero_offload --trials 24 \
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "gpu-accept needs a CUDA device and a torch built for it")'
+	$(BIN)/python -m autotune search --yes --results results/recorded --study gpu-1b \
+	    --model llama-3.2-1b --seq-len 2048 --global-batch 32 --world 1 --space zero_offload --trials 24
+	$(BIN)/python -m autotune search --yes --results results/recorded --study gpu-1b-capped \
+	    --model llama-3.2-1b --seq-len 2048 --global-batch 32 --world 1 --space zero_offload --trials 24 \
 	    --memory-limit 24GiB
 
 clean:

@@ -179,7 +179,7 @@ def search(
         return
     print_plan(_PROGRESS, plan, reasons=False)
     _confirm(yes)
-    with view_for(_PROGRESS) as view:
+    with view_for(_PROGRESS, session.lattice.context) as view:
         answer = run(session, view, fresh=fresh)
     if as_json:
         _print_json(answer, indent=None)

@@ -70,6 +70,7 @@ def _begin(session: Session) -> None:
     facts = {
         "objective": dataclasses.asdict(objective.wish),
         "allowed_bytes": objective.allowed_bytes,
+        "context": dataclasses.asdict(session.lattice.context),
         "answer": None,
     }
     study.write_state({**study.read_state(), **facts})

@@ -13,6 +13,8 @@ from autotune.errors import StudyError
 from autotune.hardware import Environment
 from autotune.job import Job, make_job, read_job_file
 from autotune.job import Objective as Wish
+from autotune.knobs import Context
+from autotune.model import ModelShape
 from autotune.record import Study, Trial
 from autotune.render.base import Figures
 from autotune.render.export import export_candidate
@@ -96,6 +98,7 @@ def read_report(study: Study) -> Report:
         facts=facts,
         rows=make_rows(history, _objective(facts)),
         counts=history.counts,
+        context=_context(study, facts),
         answer=facts.get("answer"),
     )
 
@@ -166,6 +169,17 @@ def _environment(facts: Mapping[str, Any], number: int) -> Environment:
         )
     values = {key: value for key, value in known[-1].items() if key != "since_trial"}
     return Environment(**{**values, "precisions": tuple(values["precisions"])})
+
+
+def _context(study: Study, facts: Mapping[str, Any]) -> Context:
+    try:
+        context = facts["context"]
+        return Context(**{**context, "model": ModelShape(**context["model"])})
+    except (KeyError, TypeError) as error:
+        raise StudyError(
+            f"{study.state_file}: missing, damaged or of another version: {error!r}",
+            "run the same search again: it writes a new one and keeps the trials",
+        ) from error
 
 
 def _objective(facts: Mapping[str, Any]) -> Objective:

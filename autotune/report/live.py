@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.contract import Outcome
+from autotune.knobs import Context
 from autotune.report.words import (
     describe_candidate,
     describe_counts,
@@ -33,21 +34,23 @@ class View(Observer, AbstractContextManager["View"]):
     """An observer that owns a part of the terminal while it is entered."""
 
 
-def view_for(console: Console) -> View:
+def view_for(console: Console, context: Context) -> View:
     """The live view on a terminal, lines elsewhere.
 
     Args:
         console: Where to draw; stderr, so that stdout stays data.
+        context: The job's, to tell settings from defaults.
     """
     if console.is_terminal and not console.is_dumb_terminal:
-        return LiveView(console)
-    return LineView(console)
+        return LiveView(console, context)
+    return LineView(console, context)
 
 
 class LiveView(View):
     """Redraws itself in place; notes scroll past above it."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, context: Context) -> None:
+        self._context = context
         self._live = Live(console=console, transient=True, auto_refresh=False)
 
     def __enter__(self) -> Self:
@@ -64,7 +67,7 @@ class LiveView(View):
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Draw the state of the search."""
-        self._live.update(draw(snapshot), refresh=True)
+        self._live.update(draw(snapshot, self._context), refresh=True)
 
     def on_note(self, note: str) -> None:
         """Print a note above the view."""
@@ -74,8 +77,9 @@ class LiveView(View):
 class LineView(View):
     """One plain line per event: a log that a file or a pipe can take."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, context: Context) -> None:
         self._console = console
+        self._context = context
         self._started_at_s = time.monotonic()
         self._stage: Stage | None = None
         self._running: dict[int, Running] = {}
@@ -103,7 +107,9 @@ class LineView(View):
             self._say(f"trial {numbers} ended: {describe_counts(new)}")
         for number, trial in running.items():
             if number not in self._running:
-                self._say(f"trial {number} started: {describe_candidate(trial.candidate)}")
+                self._say(
+                    f"trial {number} started: {describe_candidate(trial.candidate, self._context)}"
+                )
         if snapshot.best is not None and snapshot.best.trial != self._best_trial:
             self._best_trial = snapshot.best.trial
             self._say(f"best so far: {describe_standing(snapshot.best)}")
@@ -120,7 +126,7 @@ class LineView(View):
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def draw(snapshot: Snapshot) -> Group:
+def draw(snapshot: Snapshot, context: Context) -> Group:
     """The live view of one moment."""
     left = (
         f", about {format_seconds(snapshot.time_left_s)} left"
@@ -134,10 +140,10 @@ def draw(snapshot: Snapshot) -> Group:
     facts.add_column(overflow="fold")
     facts.add_row("trials", _progress(snapshot))
     facts.add_row("baseline", _standing(snapshot.baseline))
-    facts.add_row("best", _best(snapshot))
+    facts.add_row("best", _best(snapshot, context))
     facts.add_row("outcomes", describe_counts(snapshot.counts))
     for trial in snapshot.running:
-        facts.add_row(f"trial {trial.number}", _running(trial))
+        facts.add_row(f"trial {trial.number}", _running(trial, context))
     if snapshot.note:
         facts.add_row("note", Text(snapshot.note, style="dim"))
     return Group(head, facts)
@@ -157,22 +163,24 @@ def _standing(standing: Standing | None) -> str:
     return describe_standing(standing) if standing else "none yet"
 
 
-def _best(snapshot: Snapshot) -> Text:
+def _best(snapshot: Snapshot, context: Context) -> Text:
     if snapshot.best is None:
         return Text("none yet")
     text = Text(describe_standing(snapshot.best), style="green")
     if snapshot.baseline is not None:
         ratio = snapshot.best.samples_per_s / snapshot.baseline.samples_per_s
         text.append(f"\n{ratio:.2f}x the baseline so far: ")
-        text.append(describe_difference(snapshot.best.candidate, snapshot.baseline.candidate))
+        text.append(
+            describe_difference(snapshot.best.candidate, snapshot.baseline.candidate, context)
+        )
     else:
-        text.append(f"\n{describe_candidate(snapshot.best.candidate)}")
+        text.append(f"\n{describe_candidate(snapshot.best.candidate, context)}")
     return text
 
 
-def _running(trial: Running) -> Text:
+def _running(trial: Running, context: Context) -> Text:
     """One line, however long the candidate: the view must not jump from trial to trial."""
     text = Text(f"{trial.phase.value} {format_seconds(trial.elapsed_s)}  ", no_wrap=True)
-    text.append(describe_candidate(trial.candidate), style="dim")
+    text.append(describe_candidate(trial.candidate, context), style="dim")
     text.overflow = "ellipsis"
     return text

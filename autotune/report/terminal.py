@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.candidate import Candidate, format_value
-from autotune.contract import KnobValue, Outcome
-from autotune.knobs import KNOBS
+from autotune.candidate import format_value
+from autotune.contract import Outcome
+from autotune.knobs import KNOBS, Context
 from autotune.report.plan import Plan
 from autotune.report.rows import Row
 from autotune.report.words import (
@@ -21,6 +21,7 @@ from autotune.report.words import (
     describe_settings,
     format_interval,
     format_rate,
+    settings_of,
 )
 from autotune.units import format_bytes, format_seconds
 
@@ -35,6 +36,7 @@ class Report:
     """`study.json`: environment, model, why the search stopped."""
     rows: Sequence[Row]
     counts: Mapping[Outcome, int]
+    context: Context
     answer: Mapping[str, Any] | None
     """As `summarize` gives it; None while the search has not ended."""
 
@@ -44,6 +46,7 @@ def print_report(console: Console, report: Report) -> None:
     console.print(Text(_title(report)), soft_wrap=False)
     if report.rows:
         console.print(_table(report, console.width))
+        console.print()
     for row in report.rows:
         if row.evidence:
             console.print(_failure(row))
@@ -65,39 +68,36 @@ def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
 
 def _title(report: Report) -> str:
     environment = report.facts.get("environment", {})
-    model = report.facts.get("model", {}).get("name", "")
-    parts = [report.study]
-    if model:
-        parts.append(model)
+    model = report.facts.get("model", {}).get("name", "?")
+    lines = [report.study]
     if environment:
-        parts.append(
-            f"{environment['device_name']}, DeepSpeed {environment['deepspeed_version']}, "
-            f"torch {environment['torch_version']}"
+        lines.append(
+            f"{model} on {environment['device_name']}, DeepSpeed "
+            f"{environment['deepspeed_version']}, torch {environment['torch_version']}"
         )
-    return "\n".join(parts)
+    return "\n".join(lines)
 
 
 def _table(report: Report, width: int) -> Table:
     """A column per knob that varies; where that is too wide, one column of settings."""
-    varying = _varying([row.candidate for row in report.rows])
-    by_knob = _make_table(report, [_short(name) for name in varying])
-    for row in report.rows:
-        by_knob.add_row(*_cells(row, report), *(_knob(row.candidate, name) for name in varying))
-    if Console(width=10_000).measure(by_knob).maximum <= width:
-        return by_knob
-    folded = _make_table(report, ["settings that vary"])
-    for row in report.rows:
-        folded.add_row(*_cells(row, report), _settings(row.candidate, varying))
-    return folded
+    settings = [settings_of(row.candidate, report.context) for row in report.rows]
+    varying = [name for name in KNOBS if len({chosen.get(name) for chosen in settings}) > 1]
+    by_knob = _make_table([_header(name) for name in varying])
+    folded = _make_table(["settings that vary"])
+    for row, chosen in zip(report.rows, settings, strict=True):
+        cells = _cells(row, report)
+        by_knob.add_row(*cells, *(format_value(row.candidate.get(name)) for name in varying))
+        vary = {name: value for name, value in chosen.items() if name in varying}
+        folded.add_row(*cells, describe_settings(vary))
+    is_narrow = Console(width=10_000).measure(by_knob).maximum <= width
+    return by_knob if is_narrow else folded
 
 
-def _make_table(report: Report, last: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    table.add_column("trial", justify="right", no_wrap=True)
+def _make_table(last: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("trial", justify="right", no_wrap=True, vertical="bottom")
     table.add_column("samples/s", justify="right", no_wrap=True)
     table.add_column("95% interval", no_wrap=True)
-    if any(row.n_runs > 1 for row in report.rows):
-        table.add_column("runs", justify="right", no_wrap=True)
     table.add_column("memory", justify="right", no_wrap=True)
     table.add_column("outcome", no_wrap=True)
     for name in last:
@@ -107,45 +107,32 @@ def _make_table(report: Report, last: Sequence[str]) -> Table:
 
 def _cells(row: Row, report: Report) -> list[str | Text]:
     figure = row.figure
-    marks = {_trial_of(report, "best"): "best", _trial_of(report, "baseline"): "baseline"}
-    cells: list[str | Text] = [
+    return [
         str(row.trial),
         format_rate(figure.samples_per_s if figure else None),
         format_interval(figure.low, figure.high) if figure else "-",
+        format_bytes(figure.peak_memory_bytes if figure else None),
+        _outcome(row, report),
     ]
-    if any(other.n_runs > 1 for other in report.rows):
-        cells.append(str(row.n_runs))
-    cells.append(format_bytes(figure.peak_memory_bytes if figure else None))
-    outcome = "running" if row.outcome is None else row.outcome.value
-    if row.outcome is not None and row.outcome.is_measured and not row.fits:
-        outcome = "over limit"
-    mark = marks.get(row.trial)
-    cells.append(
-        Text(mark, style="bold green" if mark == "best" else "bold")
-        if mark and outcome == "ok"
-        else Text(outcome, style="" if outcome == "ok" else "yellow")
-    )
-    return cells
 
 
-def _varying(candidates: Sequence[Candidate]) -> list[str]:
-    """Knobs that are not the same for all, in the order of `KNOBS`."""
-    return [name for name in KNOBS if len({candidate.get(name) for candidate in candidates}) > 1]
+def _outcome(row: Row, report: Report) -> Text:
+    if row.outcome is None:
+        return Text("running", style="cyan")
+    if not row.outcome.is_measured:
+        return Text(row.outcome.value, style="yellow")
+    if not row.fits:
+        return Text("over limit", style="yellow")
+    if row.trial == _trial_of(report, "best"):
+        return Text("best", style="bold green")
+    if row.trial == _trial_of(report, "baseline"):
+        return Text("baseline", style="bold")
+    return Text(row.outcome.value)
 
 
-def _settings(candidate: Candidate, names: Sequence[str]) -> str:
-    values = candidate.values
-    return describe_settings({name: values[name] for name in names if name in values})
-
-
-def _knob(candidate: Candidate, name: str) -> str:
-    value: KnobValue | None = candidate.get(name)
-    return format_value(value)
-
-
-def _short(name: str) -> str:
-    """A header that may break at the dots and underscores of a knob's name."""
-    return name.replace(".", ". ").replace("_", "_ ").replace(". ", ".\n").replace("_ ", "_\n")
+def _header(name: str) -> str:
+    """A knob's name, broken at its dots and underscores."""
+    return name.replace(".", ".\n").replace("_", "_\n")
 
 
 def _failure(row: Row) -> Text:
@@ -201,7 +188,7 @@ def _change(report: Report, best: int, baseline: int) -> str:
     candidates = {row.trial: row.candidate for row in report.rows}
     if best not in candidates or baseline not in candidates:
         return "-"
-    return describe_difference(candidates[best], candidates[baseline])
+    return describe_difference(candidates[best], candidates[baseline], report.context)
 
 
 def _trial_of(report: Report, name: str) -> int | None:

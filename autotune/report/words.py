@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from autotune.candidate import Candidate, format_value
 from autotune.contract import KnobValue, Outcome
-from autotune.knobs import KNOBS
+from autotune.knobs import KNOBS, Context, canonical
 from autotune.search.base import Speedup, Standing
 from autotune.units import format_bytes
 
@@ -58,28 +58,37 @@ def describe_settings(knobs: Mapping[str, KnobValue]) -> str:
     return " ".join(f"{name}={format_value(knobs[name])}" for name in KNOBS if name in knobs)
 
 
-def describe_candidate(candidate: Candidate) -> str:
-    """The stage, the micro-batch and every knob that is not at the engine's default."""
+def settings_of(candidate: Candidate, context: Context) -> dict[str, KnobValue]:
+    """What a user has to set: stage, micro-batch, and what is not the engine's default here.
+
+    A default that is larger than the model stands in a candidate as the model's size: it is no
+    setting all the same.
+    """
     values = candidate.values
-    return describe_settings(
-        {
-            name: value
-            for name, value in values.items()
-            if name in _ALWAYS or value != KNOBS[name].default_for(values)
-        }
-    )
+    return {
+        name: value
+        for name, value in values.items()
+        if name in _ALWAYS or value != _unset(name, values, context)
+    }
 
 
-def describe_difference(candidate: Candidate, baseline: Candidate) -> str:
-    """What a user would change in the baseline; a knob that does not act is at its default."""
-    ours, theirs = candidate.values, baseline.values
+def describe_candidate(candidate: Candidate, context: Context) -> str:
+    """What a user has to set, in words."""
+    return describe_settings(settings_of(candidate, context))
+
+
+def describe_difference(candidate: Candidate, baseline: Candidate, context: Context) -> str:
+    """What a user would change in the baseline; knobs that do not act in the candidate are not."""
+    ours, theirs = settings_of(candidate, context), settings_of(baseline, context)
     changes = {
         name: value
-        for name in (*ours, *(name for name in theirs if name not in ours))
-        if (value := _value(name, ours)) != _value(name, theirs)
+        for name, value in candidate.values.items()
+        if ours.get(name) != theirs.get(name)
     }
     return describe_settings(changes) or "the baseline itself"
 
 
-def _value(name: str, knobs: Mapping[str, KnobValue]) -> KnobValue:
-    return knobs[name] if name in knobs else KNOBS[name].default_for(knobs)
+def _unset(name: str, values: Mapping[str, KnobValue], context: Context) -> KnobValue | None:
+    """What the knob would be if nobody chose it, the others being as they are."""
+    others = {other: value for other, value in values.items() if other != name}
+    return canonical(others, context).get(name)

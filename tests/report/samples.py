@@ -4,7 +4,14 @@ from pathlib import Path
 
 from autotune.candidate import Candidate
 from autotune.contract import KnobValue, Outcome, Phase, Role
+from autotune.job import make_job
+from autotune.knobs import Context
 from autotune.search.base import Running, Snapshot, Stage, Standing
+
+JOB = make_job({"model": "tiny-gpt2", "seq_len": 64, "global_batch": 16, "world": 2}, where="test")
+CONTEXT = Context(
+    model=JOB.model.shape, world=2, global_batch=16, precision="bf16", accelerator="cpu"
+)
 
 
 def candidate(**knobs: KnobValue) -> Candidate:
@@ -33,7 +40,7 @@ def snapshot() -> Snapshot:
         recompute="every_2",
         offload__optimizer="cpu",
         offload__param="cpu",
-        reduce_bucket_size=50_000_000,
+        reduce_bucket_size=1000,
     )
     return Snapshot(
         stage=Stage.SEARCH,

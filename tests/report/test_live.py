@@ -8,6 +8,7 @@ from autotune.contract import Outcome
 from autotune.report.live import LineView, LiveView, draw, view_for
 from autotune.search.base import Snapshot, Stage
 from tests.report import samples
+from tests.report.samples import CONTEXT
 
 
 @pytest.fixture
@@ -32,14 +33,14 @@ def text_of(a_console: Console) -> str:
 
 
 def test_animation_only_on_a_terminal() -> None:
-    assert isinstance(view_for(console(terminal=True)), LiveView)
-    assert isinstance(view_for(console()), LineView)
+    assert isinstance(view_for(console(terminal=True), CONTEXT), LiveView)
+    assert isinstance(view_for(console(), CONTEXT), LineView)
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_the_view_shows_what_matters_and_fits(snapshot: Snapshot, width: int) -> None:
     screen = console(width)
-    screen.print(draw(snapshot))
+    screen.print(draw(snapshot, CONTEXT))
     lines = text_of(screen).splitlines()
     assert max(len(line.rstrip()) for line in lines) <= width
     text = "\n".join(lines)
@@ -56,7 +57,7 @@ def test_a_long_candidate_does_not_change_the_height(snapshot: Snapshot) -> None
         snapshot.running[0], candidate=snapshot.best.candidate
     ),)):  # fmt: skip
         screen = console(60)
-        screen.print(draw(dataclasses.replace(snapshot, running=running)))
+        screen.print(draw(dataclasses.replace(snapshot, running=running), CONTEXT))
         heights.append(len(text_of(screen).splitlines()))
     assert heights[0] == heights[1]
 
@@ -67,7 +68,8 @@ def test_the_view_is_shown_before_anything_is_known(snapshot: Snapshot) -> None:
         draw(
             dataclasses.replace(
                 snapshot, counts={}, running=(), baseline=None, best=None, time_left_s=None
-            )
+            ),
+            CONTEXT,
         )
     )
     assert "none yet" in text_of(screen)
@@ -75,13 +77,13 @@ def test_the_view_is_shown_before_anything_is_known(snapshot: Snapshot) -> None:
 
 def test_the_best_is_not_compared_with_a_baseline_that_does_not_run(snapshot: Snapshot) -> None:
     screen = console()
-    screen.print(draw(dataclasses.replace(snapshot, baseline=None)))
+    screen.print(draw(dataclasses.replace(snapshot, baseline=None), CONTEXT))
     assert "the baseline so far" not in text_of(screen)
 
 
 def test_one_line_per_event_off_a_terminal(snapshot: Snapshot) -> None:
     screen = console()
-    with LineView(screen) as view:
+    with LineView(screen, CONTEXT) as view:
         view.on_snapshot(snapshot)
         view.on_snapshot(snapshot)
         counts = {Outcome.OK: 6, Outcome.OOM: 2}
@@ -99,7 +101,7 @@ def test_one_line_per_event_off_a_terminal(snapshot: Snapshot) -> None:
     assert said == [
         "search: searching",
         "trial 9 started: zero.stage=3 micro_batch=4 recompute=every_2 offload.optimizer=cpu "
-        "offload.param=cpu reduce_bucket_size=5e7",
+        "offload.param=cpu reduce_bucket_size=1000",
         "best so far: 60.0 samples/s (58.8 to 61.2), peak 800 MiB, trial 5",
         "trial 9 ended: oom 1",
         "why",
@@ -110,6 +112,6 @@ def test_one_line_per_event_off_a_terminal(snapshot: Snapshot) -> None:
 
 def test_a_note_is_text_and_never_markup() -> None:
     screen = console(terminal=True)
-    with LiveView(screen) as view:
+    with LiveView(screen, CONTEXT) as view:
         view.on_note("key [bold]x[/bold] at trials[3]")
     assert "[bold]x[/bold] at trials[3]" in text_of(screen)

@@ -1,4 +1,6 @@
+from autotune.candidate import Candidate
 from autotune.contract import Outcome
+from autotune.knobs import KNOBS, canonical
 from autotune.report.words import (
     describe_candidate,
     describe_counts,
@@ -9,7 +11,7 @@ from autotune.report.words import (
     format_rate,
 )
 from autotune.search.base import Speedup
-from tests.report.samples import candidate, standing
+from tests.report.samples import CONTEXT, candidate, standing
 
 
 def test_rates_have_three_digits_and_no_exponent() -> None:
@@ -41,17 +43,19 @@ def test_counts_name_only_what_happened() -> None:
     assert describe_counts({}) == "none yet"
 
 
-def test_a_candidate_is_named_by_what_is_not_default() -> None:
-    chosen = candidate(
-        zero__stage=1, micro_batch=4, recompute="none", reduce_bucket_size=5 * 10**8
-    )
-    assert describe_candidate(chosen) == "zero.stage=1 micro_batch=4"
+def test_a_candidate_is_named_by_what_a_user_has_to_set() -> None:
+    at_defaults = canonical({"zero.stage": 1, "micro_batch": 4}, CONTEXT)
+    chosen = Candidate.of(at_defaults, world=2, global_batch=16)
+    # The default bucket is larger than the model, so the candidate holds another number.
+    assert at_defaults["reduce_bucket_size"] != KNOBS["reduce_bucket_size"].default
+    assert describe_candidate(chosen, CONTEXT) == "zero.stage=1 micro_batch=4"
+    smaller = Candidate.of({**at_defaults, "reduce_bucket_size": 1000}, world=2, global_batch=16)
+    expected = "zero.stage=1 micro_batch=4 reduce_bucket_size=1000"
+    assert describe_candidate(smaller, CONTEXT) == expected
 
 
-def test_a_knob_that_does_not_act_counts_as_its_default() -> None:
-    baseline = candidate(zero__stage=0, micro_batch=8)
-    assert (
-        describe_difference(candidate(zero__stage=1, micro_batch=8, overlap_comm=False), baseline)
-        == "zero.stage=1"
-    )
-    assert describe_difference(baseline, baseline) == "the baseline itself"
+def test_a_change_names_what_a_user_would_change() -> None:
+    baseline = candidate(zero__stage=0, micro_batch=8, recompute="full")
+    ours = candidate(zero__stage=1, micro_batch=8, recompute="none", overlap_comm=False)
+    assert describe_difference(ours, baseline, CONTEXT) == "zero.stage=1 recompute=none"
+    assert describe_difference(baseline, baseline, CONTEXT) == "the baseline itself"

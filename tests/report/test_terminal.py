@@ -1,0 +1,191 @@
+"""The report of scripted searches: what it says, and that it fits."""
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from autotune.app.studies import read_report
+from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.knobs import Context
+from autotune.record import Study
+from autotune.report.plan import make_plan
+from autotune.report.rows import Row, make_rows
+from autotune.report.summary import summarize
+from autotune.report.terminal import Report, print_plan, print_report
+from autotune.search.history import History
+from autotune.search.objective import Objective
+from tests.search.scripted import (
+    ENVIRONMENT,
+    GIB,
+    Behaviour,
+    fault,
+    lattice_of,
+    make,
+    ok,
+    realistic,
+    search,
+)
+
+
+def finished(folder: Path, behave: Behaviour = realistic, **job_changes: object) -> Study:
+    """A study whose search has ended, with the facts that the application adds."""
+    study = Study(folder, "scripted")
+    study.trials_folder.mkdir(parents=True)
+    job = make(**job_changes)
+    objective = Objective.of(job, ENVIRONMENT)
+    facts = {
+        "objective": dataclasses.asdict(objective.wish),
+        "allowed_bytes": objective.allowed_bytes,
+        "context": dataclasses.asdict(Context.of(job, ENVIRONMENT)),
+    }
+    study.write_state(facts)
+    result = search(study, job, behave)
+    study.write_state({**study.read_state(), "answer": summarize(result, study)})
+    return study
+
+
+def shown(report: Report, width: int = 80) -> str:
+    console = Console(
+        file=io.StringIO(), width=width, color_system=None, _environ={"TERM": "xterm"}
+    )
+    print_report(console, report)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_report_fits_and_says_all(tmp_path: Path, width: int) -> None:
+    study = finished(tmp_path)
+    text = shown(read_report(study), width)
+    lines = text.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= width
+    for word in ("samples/s", "95% interval", "memory", "baseline", "best", "speedup", "stopped"):
+        assert word in text
+    assert str(study.table_file.name) in text.replace("\n", "")
+    # Out-of-memory trials are rows too, with the line that says so.
+    assert "CUDA out of memory" in text
+
+
+def test_the_fastest_is_first_and_failures_are_last(tmp_path: Path) -> None:
+    rows = read_report(finished(tmp_path)).rows
+    rates = [row.figure.samples_per_s for row in rows if row.figure is not None]
+    assert rates == sorted(rates, reverse=True)
+    is_failure = [row.figure is None for row in rows]
+    assert is_failure == sorted(is_failure)
+    assert any(is_failure)
+    assert len({row.candidate for row in rows}) == len(rows)
+
+
+def test_the_best_row_shows_the_figure_of_the_final_comparison(tmp_path: Path) -> None:
+    def lucky(spec: TrialSpec) -> TrialResult:
+        # The search proper flatters everybody; the comparison tells.
+        flattery = 1.0 if spec.role is Role.CONFIRM else 1.3
+        result = realistic(spec)
+        if result.samples_per_s is None:
+            return result
+        return ok(spec, result.samples_per_s * flattery, peak=result.peak_memory_bytes or 0)
+
+    report = read_report(finished(tmp_path, lucky))
+    answer = report.answer
+    assert answer is not None
+    best = next(row for row in report.rows if row.trial == answer["best"]["trial"])
+    assert best.n_runs == answer["best"]["n_runs"] > 1
+    assert best.figure is not None
+    assert best.figure.samples_per_s == pytest.approx(answer["best"]["samples_per_s"])
+    assert best.figure.low == pytest.approx(answer["best"]["samples_per_s_low"])
+
+
+def test_knobs_that_never_vary_have_no_column(tmp_path: Path) -> None:
+    text = shown(read_report(finished(tmp_path)), 160)
+    header = "\n".join(text.splitlines()[:8])
+    assert "stage" in header
+    assert "bucket" not in header
+
+
+def test_a_candidate_above_the_limit_is_not_called_ok(tmp_path: Path) -> None:
+    def greedy(spec: TrialSpec) -> TrialResult:
+        return ok(spec, 50.0 * spec.micro_batch, peak=spec.micro_batch * 6 * GIB)
+
+    text = shown(read_report(finished(tmp_path, greedy, memory_limit="24GiB")))
+    assert "over limit" in text
+
+
+def test_a_search_that_was_killed_says_how_to_go_on(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    study.write_state({**study.read_state(), "answer": None})
+    text = shown(read_report(study))
+    assert "resumes" in text
+    assert "speedup" not in text
+
+
+def test_no_gain_is_called_no_gain(tmp_path: Path) -> None:
+    text = shown(read_report(finished(tmp_path, lambda spec: ok(spec, 100.0))))
+    assert "no proven gain" in text or "nothing beat the baseline" in text
+
+
+def test_a_failure_in_the_comparison_comes_before_the_measurement(tmp_path: Path) -> None:
+    def flaky(spec: TrialSpec) -> TrialResult:
+        if spec.role is Role.CONFIRM and spec.micro_batch == 4:
+            return fault(spec, Outcome.OOM, "late")
+        return ok(spec, 50.0 * spec.micro_batch if spec.micro_batch < 8 else 1.0)
+
+    rows = read_report(finished(tmp_path, flaky)).rows
+    assert [row.outcome for row in rows if row.evidence == "late [script]"]
+
+
+def test_the_answer_is_json_and_names_what_it_promises(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    answer = json.loads(json.dumps(study.read_state()["answer"]))
+    assert set(answer) == {
+        "study", "counts", "baseline", "best", "ties", "speedup", "stop_reason", "interrupted",
+        "paths",
+    }  # fmt: skip
+    for standing in (answer["baseline"], answer["best"]):
+        assert set(standing) == {
+            "trial", "candidate", "samples_per_s", "samples_per_s_low", "samples_per_s_high",
+            "n_runs", "peak_memory_bytes", "ds_config",
+        }  # fmt: skip
+    assert answer["speedup"]["low"] <= answer["speedup"]["ratio"] <= answer["speedup"]["high"]
+    assert sum(answer["counts"].values()) == len(study.trials())
+
+
+def test_rows_of_an_empty_record() -> None:
+    assert make_rows(History(), Objective.of(make(), ENVIRONMENT)) == []
+
+
+def test_a_running_trial_is_a_row(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    trials = [dataclasses.replace(trial, result=None) for trial in study.trials()[:1]]
+    rows: list[Row] = make_rows(History(trials), Objective.of(make(), ENVIRONMENT))
+    assert [row.outcome for row in rows] == [None]
+
+
+def test_the_price_falls_as_the_record_grows(tmp_path: Path) -> None:
+    job = make()
+    study = finished(tmp_path)
+    before = make_plan(job, ENVIRONMENT, lattice_of(job), study, History())
+    after = make_plan(job, ENVIRONMENT, lattice_of(job), study, History(study.trials()))
+    assert before.trials > 0
+    assert not before.is_measured
+    assert after.trials == 0
+    assert after.total_s == 0
+
+
+def test_the_budget_caps_the_price(tmp_path: Path) -> None:
+    job = make(budget="30s")
+    plan = make_plan(job, ENVIRONMENT, lattice_of(job), Study(tmp_path, "s"), History())
+    assert plan.total_s == 30
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    print_plan(console, plan, reasons=True)
+    assert isinstance(console.file, io.StringIO)
+    assert "30.0 s for all of it" in console.file.getvalue()
+
+
+def test_an_exhausted_lattice_is_not_charged_for(tmp_path: Path) -> None:
+    job = make(trials=1000)
+    plan = make_plan(job, ENVIRONMENT, lattice_of(job), Study(tmp_path, "s"), History())
+    assert plan.search_trials == plan.lattice_size

@@ -1,0 +1,149 @@
+"""The wheel works from any folder: templates, search spaces and presets travel in it."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from autotune.extensions import extensions_folder
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def test_every_room_is_in_the_list_of_packages() -> None:
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = set(settings["tool"]["setuptools"]["packages"])
+    rooms = {
+        ".".join(path.parent.relative_to(REPOSITORY).parts)
+        for path in (REPOSITORY / "autotune").rglob("*.py")
+    }
+    data = {"autotune.presets", "autotune._data.templates", "autotune._data.search_spaces"}
+    assert listed == rooms | data
+
+
+def test_tested_versions_are_within_the_declared_ranges() -> None:
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {
+        canonicalize_name(name): version
+        for name, _, version in (line.partition("==") for line in lines if "==" in line)
+    }
+    project = settings["project"]
+    for text in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
+        requirement = Requirement(text)
+        pin = pins[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(pin), f"{text} leaves out the tested {pin}"
+    assert pins["torch"] == "2.13.0"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sources as they are, with the backend that is installed here."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    # A copy: the backend leaves build/ and egg-info beside what it builds.
+    for name in ("autotune", "templates", "search_spaces"):
+        _copy(REPOSITORY / name, source / name)
+    for name in ("pyproject.toml", "README.md"):
+        (source / name).write_bytes((REPOSITORY / name).read_bytes())
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source],
+        check=True,
+        capture_output=True,
+    )
+    return next(folder.glob("*.whl"))
+
+
+@pytest.mark.package
+def test_the_wheel_holds_every_file_of_the_data_folders(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    expected = {
+        f"autotune/_data/{path.relative_to(REPOSITORY)}"
+        for folder in ("templates", "search_spaces")
+        for path in (REPOSITORY / folder).rglob("*")
+        if path.is_file()
+    }
+    expected |= {
+        str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "autotune/presets").iterdir()
+    }
+    assert expected
+    assert expected <= names
+    assert "autotune/py.typed" in names
+    assert not [name for name in names if name.startswith("tests")]
+
+
+@pytest.mark.package
+@pytest.mark.real
+def test_the_wheel_searches_from_another_folder(wheel: Path, tmp_path: Path) -> None:
+    """In an environment of its own, which sees this one's packages but not this checkout.
+
+    Installing torch and DeepSpeed a second time would prove nothing about the wheel and cost
+    minutes: a path file lends them. Ours comes first in the new environment, and an editable
+    install here is a hook that the path file does not run.
+    """
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=False)
+    python = home / "bin" / "python"
+    site = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--no-deps", "--target", site, wheel],
+        check=True,
+        capture_output=True,
+    )
+    (Path(site) / "lent.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+
+    # The compiled extensions are lent too; the checkout is not.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment["TORCH_EXTENSIONS_DIR"] = str(extensions_folder())
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    where = subprocess.run(
+        [python, "-c", "import autotune; print(autotune.__file__)"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=elsewhere,
+        env=environment,
+    ).stdout.strip()
+    assert where.startswith(str(home))
+
+    done = subprocess.run(
+        [
+            *(python, "-m", "autotune", "search", "--yes", "--json"),
+            *("--model", "tiny-llama", "--seq-len", "32", "--global-batch", "4", "--world", "2"),
+            *("--precision", "fp32", "--space", "smoke", "--trials", "2", "--budget", "90s"),
+        ],
+        cwd=elsewhere,
+        env={**environment, "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["counts"]["ok"] >= 2
+    assert (elsewhere / answer["best"]["ds_config"]).is_file()
+    assert (elsewhere / answer["paths"]["export"] / "ds_config.json").is_file()
+
+
+def _copy(source: Path, target: Path) -> None:
+    for path in source.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
+            (target / path.relative_to(source)).write_bytes(path.read_bytes())
