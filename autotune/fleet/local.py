@@ -28,7 +28,7 @@ from autotune.fleet.drain import used_bytes, wait_until_drained
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.ports import PortLease, lease_port
 from autotune.fleet.processes import ask_for_stacks, kill_all
-from autotune.hardware import Environment
+from autotune.hardware import Environment, usable_cores, visible_gpus
 from autotune.trial.launcher import COORDINATOR_ENV, EXIT_FILE
 from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
@@ -240,10 +240,8 @@ class LocalTrial:
 
 def _slots(environment: Environment, world: int) -> tuple[Slot, ...]:
     if environment.accelerator == "cuda":
-        visible = [d for d in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
-        names = visible or [str(index) for index in range(environment.n_devices)]
-        return tuple(Slot(index=i, device=name) for i, name in enumerate(names))
-    cores = sorted(os.sched_getaffinity(0))
+        return tuple(Slot(index=gpu.index, device=gpu.uuid) for gpu in visible_gpus())
+    cores = sorted(usable_cores())
     if len(cores) < world:
         # More ranks than cores train all the same, only slowly: unpinned, the kernel shares.
         return tuple(Slot(index=i, device=",".join(map(str, cores))) for i in range(world))
