@@ -34,7 +34,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("export", type=Path, help="folder written by `autotune export`")
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps that are timed")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object as the last line on stdout"
+    )
     parser.add_argument(
         "--compare",
         type=Path,

@@ -1,3 +1,4 @@
+import ast
 import json
 import os
 import subprocess
@@ -12,7 +13,8 @@ from autotune.render.base import Figures
 from autotune.render.export import export_candidate, find_dialect
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "render"
+REPOSITORY = Path(__file__).resolve().parents[2]
+GOLDEN = REPOSITORY / "tests" / "golden" / "render"
 FIGURES = Figures(
     trial=7,
     n_runs=3,
@@ -83,6 +85,16 @@ def test_the_readme_says_what_tensor_parallelism_changes(tmp_path):
     text = (export(tmp_path, tp=2, micro_batch=2) / "README.md").read_text()
     assert "2 * 4 * 1 = 8 samples" in text
     assert "count 2 times too many" in text
+
+
+@pytest.mark.parametrize(
+    "script", ["benchmarks/plain_training.py", "templates/launch/train.py.j2"]
+)
+def test_plain_training_imports_nothing_of_ours(script):
+    tree = ast.parse((REPOSITORY / script).read_text())
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert imports
+    assert not [n for n in imports if "autotune" in ast.unparse(n)]
 
 
 def test_an_unknown_dialect_is_answered_with_the_menu():
