@@ -1,0 +1,147 @@
+"""Does a trial's figure match plain training? Trials and plain runs of the same configurations.
+
+    python benchmarks/plain_agreement.py [--rounds N] [--json]
+
+For each case the trial (measured by autotune) and the plain run (`plain_training.py` on the
+exported folder, which imports nothing of autotune) take turns, so that a busy machine meets both
+alike; the medians over the rounds are compared. Exits with 1 if one differs by more than 5%.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.app.session import Session, open_session
+from autotune.candidate import Candidate
+from autotune.contract import Role
+from autotune.extensions import build
+from autotune.extensions import environment as extensions_environment
+from autotune.fleet.local import LocalFleet
+from autotune.knobs import Context, canonical
+from autotune.render.export import export_candidate
+from autotune.rules import judge
+from autotune.search.launch import Run, make_spec
+
+TOLERANCE = 0.05
+PLAIN = Path(__file__).with_name("plain_training.py")
+JOB = {"model": "tiny-llama", "seq_len": 64, "global_batch": 16, "world": 2, "precision": "bf16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A configuration to measure both ways."""
+
+    name: str
+    knobs: dict[str, Any]
+    job: dict[str, Any]
+
+
+CASES = (
+    Case(name="grad_accum 8", knobs={"zero.stage": 1, "micro_batch": 1}, job={}),
+    Case(name="tp 2", knobs={"zero.stage": 1, "micro_batch": 4, "tp": 2}, job={}),
+    Case(name="fp16", knobs={"zero.stage": 2, "micro_batch": 4}, job={"precision": "fp16"}),
+    Case(name="stage 3", knobs={"zero.stage": 3, "micro_batch": 8}, job={}),
+    Case(
+        name="offload",
+        knobs={"zero.stage": 2, "micro_batch": 4, "offload.optimizer": "cpu"},
+        job={},
+    ),
+    Case(
+        name="recompute, fp32",
+        knobs={"zero.stage": 0, "micro_batch": 8, "recompute": "full"},
+        job={"precision": "fp32"},
+    ),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="last line: one JSON object")
+    options = parser.parse_args()
+    rows = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for case in CASES:
+            rows[case.name] = compare(case, Path(scratch) / case.name, options.rounds)
+            print(f"{case.name:18}{worded(rows[case.name])}", flush=True)
+    if options.json:
+        print(json.dumps(rows))
+    ratios = [row["ratio"] for row in rows.values() if "ratio" in row]
+    return int(any(abs(ratio - 1) > TOLERANCE for ratio in ratios))
+
+
+def compare(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
+    session = open_session(None, {**JOB, **case.job, "study": "agreement"}, results=folder)
+    build(session.environment.accelerator, print)
+    context = Context.of(session.job, session.environment)
+    candidate = Candidate.of(
+        canonical(case.knobs, context),
+        world=session.job.world,
+        global_batch=session.job.global_batch,
+    )
+    if violations := judge(session.engine.setup(candidate)):
+        return {"refused": violations[0].message}
+    exported = folder / "export"
+    export_candidate(
+        candidate,
+        exported,
+        engine=session.engine,
+        job=session.job,
+        environment=session.environment,
+    )
+    fleet = LocalFleet(session.environment, world=session.job.world)
+    measured, plain = [], []
+    for turn in range(rounds):
+        measured.append(trial_samples_per_s(session, fleet, candidate, turn))
+        plain.append(plain_samples_per_s(session, exported))
+    ratio = statistics.median(measured) / statistics.median(plain)
+    return {"trial_samples_per_s": measured, "plain_samples_per_s": plain, "ratio": ratio}
+
+
+def trial_samples_per_s(
+    session: Session, fleet: LocalFleet, candidate: Candidate, turn: int
+) -> float:
+    run = Run(candidate=candidate, role=Role.CONFIRM, confirm_round=turn)
+    spec = make_spec(
+        run,
+        study=session.study.name,
+        number=session.study.next_number(),
+        job=session.job,
+        engine=session.engine,
+        environment=session.environment,
+    )
+    folder = session.study.write_spec(spec, session.engine.files(candidate))
+    result = fleet.submit(spec, folder).wait()
+    if result.samples_per_s is None:
+        sys.exit(f"the trial of {candidate} ended {result.outcome}: {result.evidence}")
+    return result.samples_per_s
+
+
+def plain_samples_per_s(session: Session, exported: Path) -> float:
+    done = subprocess.run(
+        [sys.executable, str(PLAIN), str(exported), "--json"],
+        env={**os.environ, **extensions_environment(session.environment.accelerator)},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        sys.exit(done.stderr)
+    return float(json.loads(done.stdout.splitlines()[-1])["samples_per_s"])
+
+
+def worded(row: dict[str, Any]) -> str:
+    if "refused" in row:
+        return f"not here: {row['refused']}"
+    trial, plain = (statistics.median(row[f"{who}_samples_per_s"]) for who in ("trial", "plain"))
+    return f"trial {trial:8.3f}  plain {plain:8.3f} samples/s  ratio {row['ratio']:.3f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
