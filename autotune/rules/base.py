@@ -198,7 +198,8 @@ class Witness:
     """The same, after the rule's fix."""
     consequence: Consequence
     raises: str = ""
-    """`raised`: a regular expression that is found in `type: message` of the exception."""
+    """`raised`: a regular expression that is found in `type: message` of a rank's exception. One
+    rank that raises ends them all."""
     reads: Mapping[str, Any] = field(default_factory=dict)
     """`differs`: what the live engine reads back, against what was asked."""
     acts_with: Mapping[str, Any] | None = None

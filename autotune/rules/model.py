@@ -74,7 +74,7 @@ RULES = (
                 broken=Case(model={"architecture": "ctrl"}, recompute="full"),
                 repaired=Case(model={"architecture": "ctrl"}),
                 consequence="raised",
-                raises="ValueError: .* does not support gradient checkpointing",
+                raises="ValueError: .* does not support activation checkpointing",
             ),
         ),
     ),

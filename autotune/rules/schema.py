@@ -1,7 +1,7 @@
 """Is it a ds_config at all: types, ranges, spelling, keys that DeepSpeed would not read.
 
-Numbers written as text and booleans written as numbers are refused although pydantic would read
-them: whatever else reads the file may not.
+Numbers written as text, booleans written as numbers and `zero_optimization: true` are refused
+although DeepSpeed converts them: whatever else reads the file may not.
 """
 
 from collections.abc import Iterator, Mapping
@@ -195,8 +195,8 @@ BLOCKING = (
         check=_section_value,
         source="runtime/zero/config.py, offload_config.py, precision_config.py: pydantic fields",
         witnesses=(
-            raised("ValidationError: .*stage", _zero("two"), _zero(2)),
-            raised("ValidationError: .*stage", _zero(4), _zero(3)),
+            raised("stage\n.*Input should be 0, 1, 2", _zero("two"), _zero(2)),
+            raised("stage\n.*Input should be 0, 1, 2", _zero(4), _zero(3)),
             raised(
                 "reduce_bucket_size\n.*greater than 0",
                 _zero(2, reduce_bucket_size=0),
@@ -259,11 +259,7 @@ BLOCKING = (
                 {"gradient_allreduce_op": "max"},
                 {"gradient_allreduce_op": "mean"},
             ),
-            raised(
-                "AttributeError: 'bool' object has no attribute 'get'",
-                {"zero_optimization": True},
-                _zero(1),
-            ),
+            raised("TypeError: .* must be a mapping", {"zero_optimization": "stage 2"}, _zero(2)),
         ),
     ),
     Rule(
@@ -320,7 +316,6 @@ KEY_RULES = (
             ignored(
                 {"gradient_cliping": 0.01},
                 {"gradient_cliping": None},
-                acts_with={"gradient_clipping": 0.01, "gradient_cliping": None},
             ),
         ),
     ),

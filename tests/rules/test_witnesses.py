@@ -94,7 +94,7 @@ def test_the_engine_does_what_the_witness_says(witness, answers):
         assert rank["error"] is None, rank["traceback"]
     if witness.consequence == "raised":
         errors = [rank["error"] for rank in broken]
-        assert all(error and re.search(witness.raises, error) for error in errors), errors
+        assert any(error and re.search(witness.raises, error) for error in errors), errors
     elif witness.consequence == "differs":
         assert {k: v for k, v in broken[0]["read_back"].items() if k in witness.reads} == dict(
             witness.reads

@@ -10,6 +10,7 @@ import copy
 import datetime
 import gc
 import json
+import logging
 import sys
 import time
 import traceback
@@ -24,7 +25,7 @@ import torch.distributed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.comm import comm as ds_comm
 from deepspeed.module_inject import auto_tp, layers
-from deepspeed.utils import groups
+from deepspeed.utils import groups, logger
 from transformers import (
     CTRLConfig,
     CTRLLMHeadModel,
@@ -59,7 +60,10 @@ class PlainModel(torch.nn.Module):
 
 def main(runs_file: str, results_file: str) -> None:
     """Run everything in `runs_file`."""
+    logger.setLevel(logging.ERROR)
     ds_comm.init_distributed(verbose=False)
+    # Collecting after every run would otherwise walk through all that was imported.
+    gc.freeze()
     rank = torch.distributed.get_rank()
     world = torch.distributed.get_world_size()
     store = torch.distributed.distributed_c10d._get_default_store()
