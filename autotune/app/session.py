@@ -26,7 +26,7 @@ DEMO: dict[str, dict[str, Any]] = {
         "seq_len": 64,
         "global_batch": 16,
         "precision": "fp32",
-        "trials": 10,
+        "trials": 8,
         "budget": "6m",
     },
     "cuda": {"model": "gpt2", "seq_len": 1024, "global_batch": 64, "trials": 20},

@@ -38,10 +38,10 @@ def print_states(console: Console, states: Sequence[State]) -> None:
     if not states:
         console.print("no studies yet: `autotune search` makes one", highlight=False)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     table.add_column("study", overflow="fold")
     table.add_column("outcomes")
-    table.add_column("best, samples/s", justify="right")
+    table.add_column("samples/s", justify="right")
     table.add_column("speedup", justify="right")
     table.add_column("state")
     for state in states:

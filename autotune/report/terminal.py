@@ -95,7 +95,7 @@ def _table(report: Report, width: int) -> Table:
 
 def _make_table(last: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("trial", justify="right", no_wrap=True, vertical="bottom")
+    table.add_column("trial", justify="right", no_wrap=True)
     table.add_column("samples/s", justify="right", no_wrap=True)
     table.add_column("95% interval", no_wrap=True)
     table.add_column("memory", justify="right", no_wrap=True)
@@ -154,6 +154,10 @@ def _verdict(report: Report) -> list[tuple[str, str]]:
         if baseline is not None:
             facts.append(("change", _change(report, best["trial"], baseline["trial"])))
         facts.append(("speedup", _speedup(answer)))
+    compared = [str(row.trial) for row in report.rows if row.n_runs > 1]
+    if compared and len(compared) < len(report.rows):
+        text = f"trials {', '.join(compared)} ran again, interleaved; other rows show one trial"
+        facts.append(("compared", text))
     if answer["ties"]:
         ties = ", ".join(f"trial {tie['trial']}" for tie in answer["ties"])
         facts.append(("ties", f"{ties}: the interval overlaps the best's"))
