@@ -206,8 +206,6 @@ class Witness:
     """`ignored`: laid over both cases, it makes them differ: the value does act there."""
     deepspeed: str = ""
     """The release that it is about, where that is not the newest."""
-    needs: str = ""
-    """Why the installed DeepSpeed on a CPU cannot be asked; empty: it can."""
 
 
 @dataclass(frozen=True, kw_only=True)
