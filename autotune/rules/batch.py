@@ -32,7 +32,7 @@ def _product(setup: Setup) -> Finding | None:
     amount = micro * accum * dp
     return (
         f"{_TOTAL}={total}, but {_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = {amount}",
-        f"set {_TOTAL} to {amount}" if amount else f"set {_TOTAL} to a multiple of {dp}",
+        _restore(setup, found),
     )
 
 
@@ -63,6 +63,16 @@ def _global_batch(setup: Setup) -> Finding | None:
         f"step, the global batch is {wanted}",
         _nearest(micro, dp, wanted),
     )
+
+
+def _restore(setup: Setup, sizes: tuple[int, int, int]) -> str:
+    """The change that keeps the global batch where it is known: it is not ours to alter."""
+    micro, accum, total = sizes
+    amount, wanted = micro * accum * setup.dp, setup.global_batch
+    if wanted is None or amount == wanted:
+        return f"set {_TOTAL} to {amount or setup.dp}"
+    fix = _nearest(max(1, micro), setup.dp, wanted)
+    return fix if total == wanted or wanted % setup.dp else f"{fix} and {_TOTAL} to {wanted}"
 
 
 def _nearest(micro: int, dp: int, wanted: int) -> str:

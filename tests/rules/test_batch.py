@@ -73,6 +73,18 @@ def test_a_wrong_product_is_refused_with_its_arithmetic(world, micro, accum, tot
     assert violation.fix == f"set {TOTAL} to {real}"
 
 
+@given(world=st.integers(1, 8), micro=COUNTS, accum=COUNTS, total=COUNTS, factor=COUNTS)
+def test_the_fix_for_a_wrong_product_keeps_the_global_batch(world, micro, accum, total, factor):
+    wanted = factor * world
+    config = {MICRO: micro, ACCUM: accum, TOTAL: total}
+    violations = judged(config, world, 1, wanted)
+    if violations and violations[0].rule == "batch.product":
+        for part in violations[0].fix.removeprefix("set ").split(" and "):
+            name, value = part.split(" to ")
+            config[name] = int(value)
+        assert judged(config, world, 1, wanted) == []
+
+
 @given(world=st.integers(1, 8), micro=COUNTS, total=st.integers(1, 4096))
 def test_a_total_that_does_not_divide_is_refused(world, micro, total):
     rules = [v.rule for v in judged({MICRO: micro, ACCUM: None, TOTAL: total}, world, 1, None)]
