@@ -16,10 +16,11 @@ def end_with_parent(parent: int | None = None) -> None:
 
     Args:
         parent: Process id that the parent should have; if it is another one, the parent ended
-            before this call and the process ends at once.
+            before this call and the process ends at once. None: any but init, which takes orphans
+            in; a parent that may itself be process 1 (a container's command) has to be named.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         return  # not Linux: the sweep for orphans is what is left
-    if os.getppid() == 1 or (parent is not None and os.getppid() != parent):
+    if os.getppid() == 1 if parent is None else os.getppid() != parent:
         os._exit(1)

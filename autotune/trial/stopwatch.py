@@ -122,6 +122,8 @@ class Stopwatch:
             self._on_first_step()
         if self._applied <= self._measure.warmup_steps:
             report.warmup_step_times_s.append(step_time_s)
+            if self._applied == 1:
+                self._reporter.write()  # cut off from here on, it was slow; before, it hung
             if self._applied == self._measure.warmup_steps:
                 self._reporter.enter(Phase.MEASURED)
             return

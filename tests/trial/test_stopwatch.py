@@ -1,0 +1,25 @@
+"""What a trial that is cut off leaves behind; timing itself is tested on real engines."""
+
+import json
+
+from autotune.contract import Measure
+from autotune.trial.reporter import Reporter
+from autotune.trial.stopwatch import Stopwatch
+
+MEASURE = Measure(warmup_steps=2, min_steps=6, max_steps=6, target_half_width=0.1, budget_s=1.0)
+
+
+def test_the_first_step_is_on_disk_before_the_second_begins(tmp_path):
+    (tmp_path / "ranks").mkdir()
+    read_back = []
+    stopwatch = Stopwatch(
+        Reporter(tmp_path, 0, 0.0),
+        MEASURE,
+        is_loss_scaled=False,
+        on_first_step=lambda: read_back.append(True),
+    )
+    stopwatch._count(0.1)
+
+    assert read_back == [True]
+    report = json.loads((tmp_path / "ranks" / "00.json").read_text())
+    assert report["warmup_step_times_s"] == [0.1]
