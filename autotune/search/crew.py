@@ -121,6 +121,7 @@ class Crew:
             self._study.write_result(handle.folder, result)
             self._handles.remove(handle)
             self.history.put(Trial(folder=handle.folder, spec=handle.spec, result=result))
+        for _, result in ended:  # only now: it may end the search, and all results are written
             self._count_faults(result.outcome)
         return bool(ended)
 

@@ -187,7 +187,8 @@ class _Search:
         except _UntriedError as untried:
             if self._left_s(()) >= (self.crew.history.typical_s or 0.0):
                 return self._run_of(untried.candidate, Role.BASELINE)
-            self._note("the time budget ends before a baseline is found")
+            self._note("the time budget ends before a baseline is found: no speedup to report")
+            return None
         if self._baseline is None:
             self._note("no baseline runs within the limits: there will be no speedup to report")
         return None

@@ -148,6 +148,15 @@ def test_a_broken_platform_ends_the_search(study: Study):
     assert len(fleet.specs) == MAX_FAULTS_IN_A_ROW
 
 
+def test_trials_that_end_together_with_the_last_straw_are_recorded(study: Study):
+    def behaviour(spec: TrialSpec) -> TrialResult:
+        return fault(spec, Outcome.LAUNCH) if spec.role is Role.SEARCH else ok(spec, 50.0)
+
+    with pytest.raises(FleetError):
+        search(study, make(trials=20), fleet=ScriptedFleet(behaviour, n_gangs=4))
+    assert all(trial.result is not None for trial in study.trials())
+
+
 def cut(study: Study, number: int, how: str) -> None:
     """Leave the record as a coordinator that died in the middle of trial `number` would."""
     for later in study.trials():
