@@ -163,7 +163,8 @@ class LocalTrial:
 
     def cancel(self) -> None:
         """See `Handle.cancel`."""
-        if self._result is None:
+        # One that has ended by itself keeps its result, polled or not.
+        if self._result is None and self._process.poll() is None:
             self._cancelled = True
             kill_all(self.folder)
             self._process.wait()
