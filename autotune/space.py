@@ -64,7 +64,7 @@ def grid(space: Space, context: Context) -> Iterator[Candidate]:
         JobError: The space has more than `MAX_COMBINATIONS` combinations of values.
     """
     seen: set[Candidate] = set()
-    for count, chosen in enumerate(_combinations(space), start=1):
+    for count, chosen in enumerate(_combinations(space, context), start=1):
         if count > MAX_COMBINATIONS:
             sizes = " x ".join(f"{name} {len(d.values)}" for name, d in space.domains.items())
             raise JobError(
@@ -79,7 +79,7 @@ def grid(space: Space, context: Context) -> Iterator[Candidate]:
             yield candidate
 
 
-def _combinations(space: Space) -> Iterator[dict[str, KnobValue]]:
+def _combinations(space: Space, context: Context) -> Iterator[dict[str, KnobValue]]:
     """Choices of values, one knob after the other; a knob that cannot act is left out."""
     knobs = list(space.domains.items())
 
@@ -88,7 +88,7 @@ def _combinations(space: Space) -> Iterator[dict[str, KnobValue]]:
             yield chosen
             return
         name, domain = knobs[index]
-        if not _applies(name, domain, chosen):
+        if not _applies(name, domain, {**context.base, **chosen}):
             yield from extended(chosen, index + 1)
             return
         for value in domain.values:
@@ -98,6 +98,7 @@ def _combinations(space: Space) -> Iterator[dict[str, KnobValue]]:
 
 
 def _applies(name: str, domain: Domain, chosen: Mapping[str, KnobValue]) -> bool:
+    """Whether to try a knob's values, given those chosen and the base configuration's."""
     stage = int(chosen.get("zero.stage", KNOBS["zero.stage"].default))
     if stage not in KNOBS[name].stages:
         return False

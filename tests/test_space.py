@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -297,3 +298,14 @@ def test_the_guide_lists_every_knob_as_it_is(knob):
     assert default.startswith(format_value(knob.default)) or float(default) == knob.default
     assert all(format_value(choice) in values for choice in knob.choices)
     assert knob.kind != "int" or knob.choices or values.endswith(f"from {knob.minimum}")
+
+
+def test_what_the_base_configuration_sets_decides_whether_a_knob_is_tried(written):
+    path = written(
+        "stage3.prefetch_bucket_size: [0, 1000]\n"
+        "  reduce_bucket_size: {values: [1000, 2000], when: {micro_batch: 2}}"
+    )
+    base = {"zero.stage": 3, "micro_batch": 2}
+    found = list(grid(load_space(path), dataclasses.replace(CONTEXT, base=base)))
+    tried = {(c["stage3.prefetch_bucket_size"], c["reduce_bucket_size"]) for c in found}
+    assert tried == {(0, 1000), (0, 2000), (1000, 1000), (1000, 2000)}
