@@ -57,8 +57,10 @@ class CpuMeter(Meter):
         self._base_bytes = _private_data_bytes()
         self._limit_bytes = limit_bytes
         if limit_bytes is not None:
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)  # nobody may raise his own
             cap = self._base_bytes + limit_bytes
-            resource.setrlimit(resource.RLIMIT_DATA, (cap, resource.RLIM_INFINITY))
+            cap = cap if hard == resource.RLIM_INFINITY else min(cap, hard)
+            resource.setrlimit(resource.RLIMIT_DATA, (cap, hard))
 
     def cap(self) -> None:
         """Nothing is left to do: the kernel holds the limit since `start`."""
