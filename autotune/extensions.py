@@ -8,11 +8,13 @@ ends with its holder: whoever has it knows that any lock file found is stale.
 import fcntl
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,17 +29,19 @@ _LOCK_FILE = "autotune.lock"
 
 
 def extensions_folder() -> Path:
-    """The folder of this environment's extensions: `TORCH_EXTENSIONS_DIR`, else one of ours.
+    """This environment's extensions, below `TORCH_EXTENSIONS_DIR` or the user's cache.
 
-    Ours is keyed by everything that a build depends on: build.ninja holds paths of the
-    environment, and the compiler is asked for this processor's instruction set.
+    It is keyed by everything that a build depends on: build.ninja holds paths of the environment,
+    and the compiler is asked for this processor's instruction set. Two environments that shared
+    one folder would rebuild it in the middle of each other's trials.
     """
     named = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if named:
-        return Path(named)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = Path(named) if named else cache / "autotune" / "extensions"
     key = [
-        sys.prefix,
+        _location("torch"),
+        _location("deepspeed"),
+        sysconfig.get_path("include"),
         platform.python_version(),
         importlib.metadata.version("torch"),
         importlib.metadata.version("deepspeed"),
@@ -46,7 +50,7 @@ def extensions_folder() -> Path:
         os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
     ]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
-    return cache / "autotune" / "extensions" / digest
+    return root / digest
 
 
 def needed(accelerator: str) -> tuple[str, ...]:
@@ -160,6 +164,12 @@ def _held(*, blocking: bool) -> Iterator[int]:
         yield lock
     finally:
         os.close(lock)
+
+
+def _location(package: str) -> str | None:
+    """Where a package is installed; finding it does not import it."""
+    spec = importlib.util.find_spec(package)
+    return None if spec is None else spec.origin
 
 
 def _cpu_flags() -> str:

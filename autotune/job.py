@@ -78,7 +78,9 @@ class JobFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: str = Field(description="preset, Hugging Face folder or config.json, or package.module:factory")
+    model: str = Field(
+        description="preset, Hugging Face folder or config.json, or package.module:factory"
+    )
     seq_len: int = Field(gt=0, description="tokens per sample")
     global_batch: int = Field(gt=0, description="samples per optimizer step, over all ranks")
     world: int = Field(gt=0, description="accelerators that the real run will have")
@@ -86,18 +88,22 @@ class JobFile(BaseModel):
     optimizer: dict[str, Any] = Field(default_factory=lambda: dict(DEFAULT_OPTIMIZER))
     objective: ObjectiveName = "samples_per_s"
     objective_floor: float = Field(
-        default=0.9, gt=0, le=1,
+        default=0.9,
+        gt=0,
+        le=1,
         description="with peak_memory: share of the best samples/s to keep",
     )
     space: str = "zero"
     sampler: SamplerName = "tpe"
     trials: int = Field(default=20, gt=0)
     budget: Annotated[
-        float | None, BeforeValidator(lambda v: None if v is None else parse_seconds(v, where="budget"))
+        float | None,
+        BeforeValidator(lambda v: None if v is None else parse_seconds(v, where="budget")),
     ] = None
     patience: int | None = Field(default=None, gt=0)
     memory_limit: Annotated[
-        int | None, BeforeValidator(lambda v: None if v is None else parse_bytes(v, where="memory_limit"))
+        int | None,
+        BeforeValidator(lambda v: None if v is None else parse_bytes(v, where="memory_limit")),
     ] = None
     head_room: float = Field(default=0.0, ge=0, lt=1)
     trial_timeout: Annotated[
@@ -155,7 +161,9 @@ def make_job(data: dict[str, Any], *, where: str) -> Job:
     try:
         file = JobFile.model_validate(data)
     except ValidationError as error:
-        raise JobError(_explain(error, where), f"known keys: {', '.join(JobFile.model_fields)}") from error
+        raise JobError(
+            _explain(error, where), f"known keys: {', '.join(JobFile.model_fields)}"
+        ) from error
     return Job(
         model=load_model(file.model),
         seq_len=file.seq_len,
@@ -183,7 +191,16 @@ def default_study_name(file: JobFile) -> str:
 
     Budgets, the sampler and the space are left out: changing them continues the study.
     """
-    continued = {"trials", "budget", "patience", "sampler", "space", "seed", "study", "trial_timeout"}
+    continued = {
+        "trials",
+        "budget",
+        "patience",
+        "sampler",
+        "space",
+        "seed",
+        "study",
+        "trial_timeout",
+    }
     identity = file.model_dump(mode="json", exclude=continued)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
     stem = Path(file.model).name.split(":")[-1].removesuffix(".json") or "model"

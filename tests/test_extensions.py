@@ -9,10 +9,11 @@ from autotune.errors import FleetError
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    folder = extensions.extensions_folder()
     for name in extensions.needed("cpu"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"{name}.so").touch()
-    return tmp_path
+        (folder / name).mkdir(parents=True)
+        (folder / name / f"{name}.so").touch()
+    return folder
 
 
 def test_a_lock_without_a_holder_is_stale_and_removed(folder):
@@ -52,6 +53,8 @@ def test_the_folder_depends_on_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     here = extensions.extensions_folder()
-    monkeypatch.setattr(extensions.sys, "prefix", "/another/environment")
+    monkeypatch.setattr(extensions, "_location", lambda package: f"/another/{package}")
     assert extensions.extensions_folder() != here
     assert here.parent == tmp_path / "autotune" / "extensions"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "named"))
+    assert extensions.extensions_folder().parent == tmp_path / "named"

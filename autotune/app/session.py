@@ -129,7 +129,8 @@ def render(
     )
     notes = list(explain(values, context).values())
     notes += [
-        f"{key}: {theirs!r} in your base configuration gives way to {ours!r}"
+        f"{key}: {theirs!r} in your base configuration "
+        + ("is left out" if ours is None else f"gives way to {ours!r}")
         for key, (theirs, ours) in engine.overridden(candidate).items()
     ]
     return files, notes

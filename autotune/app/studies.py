@@ -79,7 +79,7 @@ def state_of(study: Study) -> State:
         n_trials=len(history.trials),
         counts={outcome.value: count for outcome, count in history.counts.items()},
         best_samples_per_s=(answer.get("best") or {}).get("samples_per_s"),
-        speedup=(answer.get("speedup") or {}).get("ratio"),
+        speedup=answer.get("speedup"),
         stop_reason=answer.get("stop_reason"),
     )
 
@@ -203,7 +203,7 @@ def _figures(answer: Mapping[str, Any], trial: Trial) -> Figures | None:
     standings = [answer.get("best"), *answer.get("ties", ()), answer.get("baseline")]
     standing = next((s for s in standings if s is not None and s["trial"] == number), None)
     baseline = answer.get("baseline")
-    speedup = answer.get("speedup") if standing is not None and standing is standings[0] else None
+    is_best = standing is not None and standing is standings[0]
     if standing is not None:
         return Figures(
             trial=number,
@@ -214,9 +214,9 @@ def _figures(answer: Mapping[str, Any], trial: Trial) -> Figures | None:
             step_time_s=trial.spec.global_batch / standing["samples_per_s"],
             peak_memory_bytes=standing["peak_memory_bytes"],
             baseline_samples_per_s=None if baseline is None else baseline["samples_per_s"],
-            speedup=None if speedup is None else speedup["ratio"],
-            speedup_low=None if speedup is None else speedup["low"],
-            speedup_high=None if speedup is None else speedup["high"],
+            speedup=answer.get("speedup") if is_best else None,
+            speedup_low=answer.get("speedup_low") if is_best else None,
+            speedup_high=answer.get("speedup_high") if is_best else None,
         )
     if result is None or result.samples_per_s is None:
         return None

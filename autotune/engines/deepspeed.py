@@ -28,6 +28,7 @@ from autotune.model import ModelShape
 from autotune.render.merge import clashes, look_up, merge, without
 from autotune.render.templates import Templates, canonical_json
 from autotune.rules.base import Setup
+from autotune.rules.zero import inert_keys
 
 TEMPLATE = "deepspeed/ds_config.json.j2"
 
@@ -263,7 +264,14 @@ class DeepSpeedEngine:
         overridden.update(clashes(under, tuned))
         for key, (theirs, ours) in self._base.notes.items():
             overridden[key] = (theirs, look_up(tuned, key) if ours is None else ours)
-        return _Rendered(ds_config=merge(under, tuned), overridden=overridden)
+        merged = merge(under, tuned)
+        # A user's file is written for one stage; at another, some of its keys say nothing.
+        for name in inert_keys(merged["zero_optimization"]):
+            key = f"zero_optimization.{name}"
+            if look_up(tuned, key) is None:
+                overridden[key] = (look_up(under, key), None)
+                merged = without(merged, key)
+        return _Rendered(ds_config=merged, overridden=overridden)
 
 
 def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:

@@ -11,7 +11,8 @@ def summarize(result: SearchResult, study: Study) -> dict[str, Any]:
 
     Returns:
         `study`, `counts` by outcome, `baseline` and `best` (null where there is none), `ties`,
-        `speedup` with its 95% interval (null if no baseline was compared), `stop_reason`,
+        `speedup` with its 95% interval `speedup_low` to `speedup_high` (null if no baseline was
+        compared), `stop_reason`,
         `interrupted`, `paths`.
     """
     return {
@@ -20,13 +21,9 @@ def summarize(result: SearchResult, study: Study) -> dict[str, Any]:
         "baseline": _standing(result.baseline),
         "best": _standing(result.best),
         "ties": [_standing(tie) for tie in result.ties],
-        "speedup": None
-        if result.speedup is None
-        else {
-            "ratio": result.speedup.ratio,
-            "low": result.speedup.low,
-            "high": result.speedup.high,
-        },
+        "speedup": None if result.speedup is None else result.speedup.ratio,
+        "speedup_low": None if result.speedup is None else result.speedup.low,
+        "speedup_high": None if result.speedup is None else result.speedup.high,
         "stop_reason": result.stop_reason.value,
         "interrupted": result.interrupted,
         "paths": {

@@ -182,10 +182,11 @@ def _speedup(answer: Mapping[str, Any]) -> str:
     speedup = answer["speedup"]
     if speedup is None:
         return "unknown: the best was not run again beside a baseline"
-    text = f"{speedup['ratio']:.2f}x ({speedup['low']:.2f} to {speedup['high']:.2f})"
+    low, high = answer["speedup_low"], answer["speedup_high"]
+    text = f"{speedup:.2f}x ({low:.2f} to {high:.2f})"
     if answer["best"]["trial"] == answer["baseline"]["trial"]:
         return f"{text}: nothing beat the baseline"
-    return f"{text}: no proven gain" if speedup["low"] <= 1 else text
+    return f"{text}: no proven gain" if low <= 1 else text
 
 
 def _change(report: Report, best: int, baseline: int) -> str:

@@ -179,7 +179,6 @@ def test_a_base_lies_under_the_knobs_and_what_gives_way_is_said(tmp_path):
     assert config["zero_optimization"] == {
         "stage": 2,
         "reduce_bucket_size": 2000,
-        "sub_group_size": 12345,
     }
     assert "fp16" not in config
     assert config["gradient_clipping"] == 0.5
@@ -188,6 +187,7 @@ def test_a_base_lies_under_the_knobs_and_what_gives_way_is_said(tmp_path):
         "zero_optimization.stage": (3, 2),
         "zero_optimization.reduce_bucket_size": (1000, 2000),
         "zero_optimization.offload_optimizer": ({"device": "cpu", "pin_memory": False}, None),
+        "zero_optimization.sub_group_size": (12345, None),
         "fp16": ({"enabled": True, "initial_scale_power": 8}, None),
         "train_batch_size": (64, 8),
     }
