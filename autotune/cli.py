@@ -42,6 +42,11 @@ def main() -> None:
     """Run the command line; exit codes are those of `autotune.errors.ExitCode`."""
     try:
         cli(prog_name="autotune")
+    except SystemExit as end:
+        # Typer makes this of Ctrl-C as well, wherever it comes.
+        if end.code == ExitCode.INTERRUPTED:
+            _PROGRESS.print("interrupted: nothing that ended is lost", highlight=False)
+        raise
     except AutotuneError as error:
         _explain(error)
         sys.exit(error.exit_code)
@@ -50,6 +55,7 @@ def main() -> None:
         if _debug:
             traceback.print_exc()
         _PROGRESS.print(Text(f"error: {error}", style="red"))
+        _print_notes(error)
         sys.exit(ExitCode.INVALID_INPUT)
 
 
@@ -305,7 +311,13 @@ def _confirm(yes: bool) -> None:
     """Ask on a terminal; a script has decided already."""
     if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
-    if not typer.confirm("Run it?", default=True, err=True):
+    try:
+        agreed = typer.confirm("Run it?", default=True, err=True)
+    except typer.Abort as error:
+        # Ctrl-C, or the terminal is gone.
+        _PROGRESS.print()
+        raise typer.Exit(ExitCode.INTERRUPTED) from error
+    if not agreed:
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
@@ -316,6 +328,13 @@ def _explain(error: AutotuneError) -> None:
     _PROGRESS.print(Text(f"error: {error.message}", style="red"))
     if error.hint:
         _PROGRESS.print(Text(f"  fix: {error.hint}"))
+    _print_notes(error)
+
+
+def _print_notes(error: BaseException) -> None:
+    """What went wrong on top of it."""
+    for note in getattr(error, "__notes__", ()):
+        _PROGRESS.print(Text(f"  also: {note}"))
 
 
 def _print_files(files: Sequence[Path], *, as_json: bool) -> None:
