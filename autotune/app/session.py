@@ -24,14 +24,15 @@ DEMO: dict[str, dict[str, Any]] = {
     "cpu": {
         "model": "tiny-llama",
         "seq_len": 64,
-        "global_batch": 16,
         "precision": "fp32",
         "trials": 8,
         "budget": "6m",
     },
-    "cuda": {"model": "gpt2", "seq_len": 1024, "global_batch": 64, "trials": 20},
+    "cuda": {"model": "gpt2", "seq_len": 1024, "trials": 20, "budget": "6m"},
 }
 """The job where nobody names a model: small enough for a few minutes, with room for choices."""
+DEMO_BATCH_PER_RANK = 8
+"""The small job's global batch is so many times the world: every world has legal candidates."""
 CPU_WORLD = 2
 """Ranks on CPU where nobody says: enough to communicate, few enough for any machine."""
 
@@ -148,8 +149,12 @@ def _read_job(
 def _defaults(given: Mapping[str, Any], environment: Environment) -> dict[str, Any]:
     """This machine's devices; and where no model is named, a small job for them."""
     is_cpu = environment.accelerator == "cpu"
-    world = {"world": CPU_WORLD if is_cpu else environment.n_devices}
-    return world if "model" in given else {**world, **DEMO[environment.accelerator]}
+    world = given.get("world", CPU_WORLD if is_cpu else environment.n_devices)
+    if "model" in given:
+        return {"world": world}
+    # A world that is no number is refused later, by name.
+    batch = DEMO_BATCH_PER_RANK * max(1, world if isinstance(world, int) else 1)
+    return {"world": world, "global_batch": batch, **DEMO[environment.accelerator]}
 
 
 def _portable(data: Mapping[str, Any]) -> dict[str, Any]:
