@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from autotune.candidate import Candidate, format_value
 from autotune.contract import KnobValue, Outcome
 from autotune.knobs import KNOBS, Context, canonical
-from autotune.search.base import Speedup, Standing
+from autotune.search.base import Standing
 from autotune.units import format_bytes
 
 _ALWAYS = ("zero.stage", "micro_batch")
@@ -37,14 +37,6 @@ def describe_standing(standing: Standing) -> str:
         f"{format_rate(standing.samples_per_s)} samples/s ({interval}){memory}, "
         f"trial {standing.trial}"
     )
-
-
-def describe_speedup(speedup: Speedup | None) -> str:
-    """`1.24x (1.18 to 1.30)`, and in words where the interval holds no gain."""
-    if speedup is None:
-        return "unknown: no baseline was compared with it"
-    text = f"{speedup.ratio:.2f}x ({speedup.low:.2f} to {speedup.high:.2f})"
-    return f"{text}, which is no proven gain" if speedup.low <= 1 else text
 
 
 def describe_counts(counts: Mapping[Outcome, int]) -> str:

@@ -5,12 +5,10 @@ from autotune.report.words import (
     describe_candidate,
     describe_counts,
     describe_difference,
-    describe_speedup,
     describe_standing,
     format_interval,
     format_rate,
 )
-from autotune.search.base import Speedup
 from tests.report.samples import CONTEXT, candidate, standing
 
 
@@ -30,12 +28,6 @@ def test_a_missing_figure_is_a_dash() -> None:
 def test_a_standing_names_its_interval_memory_and_trial() -> None:
     text = describe_standing(standing(5, 50.0, zero__stage=1, micro_batch=4))
     assert text == "50.0 samples/s (49.0 to 51.0), peak 800 MiB, trial 5"
-
-
-def test_an_interval_that_reaches_one_is_called_no_gain() -> None:
-    assert describe_speedup(Speedup(ratio=1.25, low=1.2, high=1.3)) == "1.25x (1.20 to 1.30)"
-    assert "no proven gain" in describe_speedup(Speedup(ratio=1.02, low=0.98, high=1.06))
-    assert "no baseline" in describe_speedup(None)
 
 
 def test_counts_name_only_what_happened() -> None:
