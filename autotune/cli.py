@@ -186,12 +186,14 @@ def search(
     print_plan(_PROGRESS, plan, reasons=False)
     _confirm(yes)
     with view_for(_PROGRESS, session.lattice.context) as view:
-        answer = run(session, view, fresh=fresh)
+        ending = run(session, view, fresh=fresh)
     if as_json:
-        _print_json(answer, indent=None)
-    else:
+        _print_json(ending.answer, indent=None)
+    if ending.error is not None:
+        raise ending.error
+    if not as_json:
         print_report(_DATA, read_report(session.study))
-    raise typer.Exit(exit_code(answer))
+    raise typer.Exit(exit_code(ending.answer))
 
 
 @cli.command()

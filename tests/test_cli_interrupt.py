@@ -8,6 +8,8 @@ import typer
 from autotune import cli
 from autotune.errors import ExitCode
 
+LINE = "interrupted: nothing that ended is lost"
+
 
 def interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
@@ -38,7 +40,7 @@ def test_ctrl_c_is_one_line(
     assert run(monkeypatch, *arguments) == ExitCode.INTERRUPTED
     out, err = capfd.readouterr()
     assert not out
-    assert err.splitlines() == ["interrupted: nothing that ended is lost"]
+    assert err.splitlines() == [LINE]
 
 
 def test_ctrl_c_at_the_question(
@@ -52,4 +54,11 @@ def test_ctrl_c_at_the_question(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr("autotune.app.studies.studies", lambda _: cli._confirm(False))
     assert run(monkeypatch, "status") == ExitCode.INTERRUPTED
-    assert capfd.readouterr().err.split() == "interrupted: nothing that ended is lost".split()
+    assert capfd.readouterr().err.split() == [
+        "interrupted:",
+        "nothing",
+        "that",
+        "ended",
+        "is",
+        "lost",
+    ]

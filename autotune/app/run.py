@@ -1,7 +1,9 @@
 """Run the search of a session, and leave its table, its answer and the best one's files."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -9,25 +11,39 @@ import yaml
 from autotune import extensions
 from autotune.app.session import Session
 from autotune.app.studies import write_export
-from autotune.errors import ExitCode, StudyError
+from autotune.errors import (
+    AutotuneError,
+    ExitCode,
+    FleetError,
+    NothingFeasibleError,
+    StudyError,
+)
 from autotune.fleet.local import LocalFleet
-from autotune.report.summary import summarize
+from autotune.record import Study
+from autotune.report.summary import summarize, summarize_failure
 from autotune.search.base import Observer, SearchResult
+from autotune.search.history import History
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
 from autotune.table import write_table
 
 
-def search(session: Session, observer: Observer, *, fresh: bool) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a search that got as far as its study ended."""
+
+    answer: dict[str, Any]
+    """As `summarize` words it; `study.json` keeps it."""
+    error: AutotuneError | None
+    """Why there is no best candidate: nothing is feasible, or the devices failed."""
+
+
+def search(session: Session, observer: Observer, *, fresh: bool) -> Ending:
     """Run the search, or go on with it.
 
-    Returns:
-        The answer, as `summarize` words it.
-
     Raises:
-        NothingFeasibleError: No trial ran within the limits; the table is written all the same.
-        FleetError: The devices are not there, or end one trial after the other.
+        FleetError: The devices are not there; nothing was opened.
         StudyError: The record cannot be read or written, or another search holds it.
     """
     study = session.study
@@ -43,7 +59,9 @@ def search(session: Session, observer: Observer, *, fresh: bool) -> dict[str, An
         study.write_state({**study.read_state(), "answer": answer})
         if result.best is not None:
             write_export(study, study.best_folder, to=session.engine.name, trial=None)
-        return answer
+        return Ending(answer=answer, error=None)
+    except (NothingFeasibleError, FleetError) as error:
+        return Ending(answer=_keep_failure(study, error), error=error)
     finally:
         study.unlock()
 
@@ -78,18 +96,38 @@ def _begin(session: Session) -> None:
 
 def _run(session: Session, fleet: LocalFleet, observer: Observer) -> SearchResult:
     interrupt = Interrupt()
-    with interrupt.on_signals():
+    with interrupt.on_signals(), _table_at_the_end(session.study), closing(fleet):
+        return run_search(
+            session.job,
+            study=session.study,
+            fleet=fleet,
+            engine=session.engine,
+            environment=session.environment,
+            lattice=session.lattice,
+            observer=observer,
+            interrupt=interrupt,
+        )
+
+
+def _keep_failure(study: Study, error: AutotuneError) -> dict[str, Any]:
+    """The answer of a search without a best candidate; a full disk does not hide the reason."""
+    answer = summarize_failure(error, History(study.trials()), study)
+    try:
+        study.write_state({**study.read_state(), "answer": answer})
+    except StudyError as failure:
+        error.add_note(failure.message)
+    return answer
+
+
+@contextmanager
+def _table_at_the_end(study: Study) -> Iterator[None]:
+    """Write the table however the search ends; an error of the search comes before the table's."""
+    try:
+        yield
+    except BaseException as error:
         try:
-            return run_search(
-                session.job,
-                study=session.study,
-                fleet=fleet,
-                engine=session.engine,
-                environment=session.environment,
-                lattice=session.lattice,
-                observer=observer,
-                interrupt=interrupt,
-            )
-        finally:
-            fleet.close()
-            write_table(session.study)
+            write_table(study)
+        except Exception as failure:
+            error.add_note(getattr(failure, "message", str(failure)))
+        raise
+    write_table(study)

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from autotune.errors import AutotuneError, NothingFeasibleError
 from autotune.record import Study
 from autotune.search.base import SearchResult, Standing
+from autotune.search.history import History
 
 
 def summarize(result: SearchResult, study: Study) -> dict[str, Any]:
@@ -12,8 +14,8 @@ def summarize(result: SearchResult, study: Study) -> dict[str, Any]:
     Returns:
         `study`, `counts` by outcome, `baseline` and `best` (null where there is none), `ties`,
         `speedup` with its 95% interval `speedup_low` to `speedup_high` (null if no baseline was
-        compared), `stop_reason`,
-        `interrupted`, `paths`.
+        compared), `stop_reason`, `problem` (null; see `summarize_failure`), `interrupted`,
+        `paths`.
     """
     return {
         "study": result.study,
@@ -25,11 +27,36 @@ def summarize(result: SearchResult, study: Study) -> dict[str, Any]:
         "speedup_low": None if result.speedup is None else result.speedup.low,
         "speedup_high": None if result.speedup is None else result.speedup.high,
         "stop_reason": result.stop_reason.value,
+        "problem": None,
         "interrupted": result.interrupted,
         "paths": {
             "table": str(study.table_file),
             "export": str(study.best_folder) if result.best is not None else None,
         },
+    }
+
+
+def summarize_failure(error: AutotuneError, history: History, study: Study) -> dict[str, Any]:
+    """The answer of a search that ended without a best candidate.
+
+    Returns:
+        The keys of `summarize`; nothing was compared, so `baseline`, `best` and `speedup` are
+        null, and `problem` says why and how to mend it: `message` and `fix`.
+    """
+    nothing = isinstance(error, NothingFeasibleError)
+    return {
+        "study": study.name,
+        "counts": {outcome.value: count for outcome, count in history.counts.items()},
+        "baseline": None,
+        "best": None,
+        "ties": [],
+        "speedup": None,
+        "speedup_low": None,
+        "speedup_high": None,
+        "stop_reason": "nothing is feasible" if nothing else "the devices failed: search again",
+        "problem": {"message": error.message, "fix": error.hint},
+        "interrupted": False,
+        "paths": {"table": str(study.table_file), "export": None},
     }
 
 

@@ -162,6 +162,8 @@ def _verdict(report: Report) -> list[tuple[str, str]]:
         ties = ", ".join(f"trial {tie['trial']}" for tie in answer["ties"])
         facts.append(("ties", f"{ties}: the interval overlaps the best's"))
     facts.append(("stopped", answer["stop_reason"]))
+    if problem := answer.get("problem"):
+        facts += [("why", problem["message"]), ("fix", problem["fix"])]
     facts.append(("table", answer["paths"]["table"]))
     if answer["paths"]["export"]:
         facts.append(("files", answer["paths"]["export"]))
