@@ -6,16 +6,14 @@ SEARCH ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-# One thread per rank: two CPU ranks on two cores would otherwise fight for them.
-export OMP_NUM_THREADS ?= 1
-
 .PHONY: demo test check format install extensions gpu-accept clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
 
+# One thread per rank: two CPU ranks on two cores would otherwise fight for them.
 test: extensions  ## every test that can run on this machine
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 check: install  ## lint, types and the direction of imports
 	$(BIN)/ruff check .

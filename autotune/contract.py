@@ -138,6 +138,8 @@ class TrialSpec:
     """Per device, under the device's meter; None: the device's own capacity."""
     timeout_s: float = 600.0
     seed: int = 0
+    overridden: dict[str, list[Any]] = field(default_factory=dict)
+    """Keys of the user's own configuration that do not run as written: key -> [theirs, ours]."""
     confirm_round: int | None = None
     """Round of the final comparison, from 0; None for other roles."""
     retry_of: int | None = None

@@ -28,7 +28,7 @@ _NEEDED = {
 _LOCK_FILE = "autotune.lock"
 
 
-def extensions_folder() -> Path:
+def extensions_folder(accelerator: str) -> Path:
     """This environment's extensions, below `TORCH_EXTENSIONS_DIR` or the user's cache.
 
     It is keyed by everything that a build depends on: build.ninja holds paths of the environment,
@@ -46,7 +46,7 @@ def extensions_folder() -> Path:
         importlib.metadata.version("torch"),
         importlib.metadata.version("deepspeed"),
         _cpu_flags(),
-        os.environ.get("DS_ACCELERATOR", ""),
+        accelerator,
         os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
     ]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
@@ -58,24 +58,23 @@ def needed(accelerator: str) -> tuple[str, ...]:
     return _NEEDED[accelerator]
 
 
-def built() -> list[str]:
-    """Extensions that are complete in the folder."""
-    folder = extensions_folder()
-    names = {name for names in _NEEDED.values() for name in names}
-    return sorted(name for name in names if (folder / name / f"{name}.so").exists())
+def built(accelerator: str) -> list[str]:
+    """Those of the needed extensions that are complete in the folder."""
+    folder = extensions_folder(accelerator)
+    return [name for name in needed(accelerator) if (folder / name / f"{name}.so").exists()]
 
 
-def stale_locks() -> list[Path]:
+def stale_locks(accelerator: str) -> list[Path]:
     """Lock files that nobody holds: every later start would wait on them for ever.
 
     While another process builds, its lock files are in use and none is called stale.
     """
-    locks = _lock_files()
-    if not locks:
+    folder = extensions_folder(accelerator)
+    if not _lock_files(folder):
         return []
     try:
-        with _held(blocking=False):
-            return _lock_files()
+        with _held(folder, blocking=False):
+            return _lock_files(folder)
     except BlockingIOError:
         return []
 
@@ -93,16 +92,15 @@ def build(accelerator: str, on_line: Callable[[str], None]) -> None:
     Raises:
         FleetError: A build failed; the message names its log.
     """
-    missing = [name for name in needed(accelerator) if name not in built()]
-    if not missing and not _lock_files():
+    folder = extensions_folder(accelerator)
+    if not _missing(accelerator) and not _lock_files(folder):
         return
-    folder = extensions_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    with _held(blocking=True) as lock:
-        for path in _lock_files():
+    with _held(folder, blocking=True) as lock:
+        for path in _lock_files(folder):
             path.unlink(missing_ok=True)
             on_line(f"removed the stale lock {path}")
-        missing = [name for name in needed(accelerator) if name not in built()]
+        missing = _missing(accelerator)
         if not missing:
             return
         on_line(f"building DeepSpeed extensions once: {', '.join(missing)} (1 to 2 minutes)")
@@ -112,7 +110,10 @@ def build(accelerator: str, on_line: Callable[[str], None]) -> None:
 
 def environment(accelerator: str) -> dict[str, str]:
     """Environment variables that make a process load the extensions built here."""
-    return {"TORCH_EXTENSIONS_DIR": str(extensions_folder()), "DS_ACCELERATOR": accelerator}
+    return {
+        "TORCH_EXTENSIONS_DIR": str(extensions_folder(accelerator)),
+        "DS_ACCELERATOR": accelerator,
+    }
 
 
 def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> subprocess.Popen[bytes]:
@@ -146,19 +147,24 @@ def _wait_for(
             raise FleetError(
                 f"DeepSpeed's extension {name} could not be built: "
                 f"{lines[-1] if lines else f'exit code {code}'} (log: {log})",
-                "install g++ and ninja, then run `python -m autotune doctor`",
+                "install g++ and ninja (for a GPU: and the CUDA toolkit's nvcc), then run "
+                "`python -m autotune doctor`",
             )
     if interrupted:
         raise KeyboardInterrupt
 
 
-def _lock_files() -> list[Path]:
-    return sorted(extensions_folder().glob("*/lock"))
+def _missing(accelerator: str) -> list[str]:
+    return [name for name in needed(accelerator) if name not in built(accelerator)]
+
+
+def _lock_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/lock"))
 
 
 @contextmanager
-def _held(*, blocking: bool) -> Iterator[int]:
-    lock = os.open(extensions_folder() / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+def _held(folder: Path, *, blocking: bool) -> Iterator[int]:
+    lock = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
         yield lock

@@ -37,7 +37,7 @@ class Lattice:
     """Rule -> candidates that it refuses, most first; a candidate may break several rules."""
     examples: Mapping[str, tuple[Candidate, Violation]]
     """Rule -> one candidate that it refuses, and what it says."""
-    violations: Callable[[Candidate], Sequence[Violation]]
+    violations: Callable[[Candidate, Engine], Sequence[Violation]]
     """Judges any candidate, of the lattice or not."""
 
     @cached_property
@@ -148,8 +148,8 @@ def build_lattice(
     """
     context = Context.of(job, environment, base=engine.base_knobs)
 
-    def violations(candidate: Candidate) -> Sequence[Violation]:
-        return judge(engine.setup(candidate))
+    def violations(candidate: Candidate, renderer: Engine) -> Sequence[Violation]:
+        return judge(renderer.setup(candidate))
 
     legal: list[Candidate] = []
     counts: Counter[str] = Counter()
@@ -158,7 +158,7 @@ def build_lattice(
     grid_size = 0
     for candidate in grid(space, context):
         grid_size += 1
-        found = violations(candidate)
+        found = violations(candidate, engine)
         if not found:
             legal.append(candidate)
             continue

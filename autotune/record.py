@@ -3,6 +3,7 @@
 `Study` is every path that a study touches and the only code that reads or writes the trials.
 """
 
+import contextlib
 import fcntl
 import os
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from autotune.contract import (
+    CONFIG_DIR,
     RESULT_FILE,
     SCHEMA_VERSION,
     SPEC_FILE,
@@ -177,13 +179,21 @@ class Study:
         """
         folder = self.trial_folder(spec.number)
         try:
-            (folder / "config").mkdir(parents=True)
+            (folder / CONFIG_DIR).mkdir(parents=True)
             for name, text in files.items():
-                (folder / "config" / name).write_text(text, encoding="utf-8")
+                (folder / CONFIG_DIR / name).write_text(text, encoding="utf-8")
             write_json(folder / SPEC_FILE, to_dict(spec))
         except OSError as error:
             raise _cannot_write(folder, error) from error
         return folder
+
+    def read_files(self, trial: Trial) -> dict[str, str]:
+        """A trial's configuration files, as given to `write_spec`; unreadable ones are left out."""
+        files = {}
+        for path in sorted((trial.folder / CONFIG_DIR).glob("*")):
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                files[path.name] = path.read_text(encoding="utf-8")
+        return files
 
     def write_result(self, folder: Path, result: TrialResult) -> None:
         """Write a trial's result, whole or not at all; a damaged one is kept beside it.

@@ -55,13 +55,13 @@ def torchrun(world: int) -> list[str]:
 def environment(settings: dict[str, Any]) -> dict[str, str]:
     """As the export's launch.sh sets it."""
     if settings["accelerator"] != "cpu":
-        return dict(os.environ)
-    share = max(1, len(os.sched_getaffinity(0)) // settings["world"])
+        threads = max(1, len(os.sched_getaffinity(0)) // settings["world"])
+        return {"OMP_NUM_THREADS": str(threads), **os.environ}
     return {
         **os.environ,
         "DS_ACCELERATOR": "cpu",
         "LOCAL_SIZE": str(settings["world"]),
-        "OMP_NUM_THREADS": str(share),
+        "OMP_NUM_THREADS": "1",
     }
 
 

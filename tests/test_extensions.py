@@ -9,7 +9,7 @@ from autotune.errors import FleetError
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    folder = extensions.extensions_folder()
+    folder = extensions.extensions_folder("cpu")
     for name in extensions.needed("cpu"):
         (folder / name).mkdir(parents=True)
         (folder / name / f"{name}.so").touch()
@@ -20,7 +20,7 @@ def test_a_lock_without_a_holder_is_stale_and_removed(folder):
     lock = folder / "fused_adam" / "lock"
     lock.touch()
     said = []
-    assert extensions.stale_locks() == [lock]
+    assert extensions.stale_locks("cpu") == [lock]
     extensions.build("cpu", said.append)
     assert not lock.exists()
     assert said == [f"removed the stale lock {lock}"]
@@ -31,7 +31,7 @@ def test_a_lock_in_use_is_left_alone(folder):
     lock.touch()
     with (folder / "autotune.lock").open("w") as ours:
         fcntl.flock(ours, fcntl.LOCK_EX)
-        assert extensions.stale_locks() == []
+        assert extensions.stale_locks("cpu") == []
     assert lock.exists()
 
 
@@ -39,7 +39,7 @@ def test_what_is_built_is_not_built_again(folder):
     said = []
     extensions.build("cpu", said.append)
     assert said == []
-    assert extensions.built() == sorted(extensions.needed("cpu"))
+    assert extensions.built("cpu") == list(extensions.needed("cpu"))
 
 
 def test_a_failed_build_names_its_log(folder, monkeypatch):
@@ -52,9 +52,13 @@ def test_a_failed_build_names_its_log(folder, monkeypatch):
 def test_the_folder_depends_on_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    here = extensions.extensions_folder()
+    here = extensions.extensions_folder("cpu")
     monkeypatch.setattr(extensions, "_location", lambda package: f"/another/{package}")
-    assert extensions.extensions_folder() != here
+    assert extensions.extensions_folder("cpu") != here
     assert here.parent == tmp_path / "autotune" / "extensions"
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "named"))
-    assert extensions.extensions_folder().parent == tmp_path / "named"
+    assert extensions.extensions_folder("cpu").parent == tmp_path / "named"
+
+
+def test_cpu_and_cuda_builds_of_one_name_do_not_meet():
+    assert extensions.extensions_folder("cpu") != extensions.extensions_folder("cuda")

@@ -114,12 +114,12 @@ def test_every_refusal_has_an_example():
 
 
 def test_any_candidate_can_be_judged_later():
-    lattice = build()
+    lattice, engine = build(), PlainEngine(job(), {})
     odd = Candidate.of(
         canonical({"micro_batch": 5, "zero.stage": 3}, lattice.context), world=2, global_batch=12
     )
-    assert [v.rule for v in lattice.violations(odd)] == ["batch.exact", "zero.not_three"]
-    assert not lattice.violations(lattice.candidates[0])
+    assert [v.rule for v in lattice.violations(odd, engine)] == ["batch.exact", "zero.not_three"]
+    assert not lattice.violations(lattice.candidates[0], engine)
 
 
 def test_nothing_legal_says_which_rules_and_what_would_do(space_file):

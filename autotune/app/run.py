@@ -19,6 +19,7 @@ from autotune.errors import (
     StudyError,
 )
 from autotune.fleet.local import LocalFleet
+from autotune.fleet.processes import kill_all
 from autotune.record import Study
 from autotune.report.summary import summarize, summarize_failure
 from autotune.search.base import Observer, SearchResult
@@ -52,6 +53,8 @@ def search(session: Session, observer: Observer, *, fresh: bool) -> Ending:
         observer.on_note(f"the old study is kept as {aside}")
     study.lock()
     try:
+        # What a killed search may have left: its trials hold devices that the next ones need.
+        kill_all(study.trials_folder)
         _begin(session)
         extensions.build(session.environment.accelerator, observer.on_note)
         result = _run(session, fleet, observer)

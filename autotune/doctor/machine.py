@@ -44,7 +44,8 @@ def inspect_machine() -> Machine:
         problem, fix = error.message, error.hint
     packages = {name: version_of(name) for name in PACKAGES}
     has_folder = packages["torch"] is not None and packages["deepspeed"] is not None
-    built = extensions.built() if has_folder else []
+    built_for = accelerator or "cpu"
+    built = extensions.built(built_for) if has_folder else []
     needed = extensions.needed(accelerator) if accelerator else ()
     return Machine(
         python=platform.python_version(),
@@ -62,10 +63,10 @@ def inspect_machine() -> Machine:
         memory_bytes=usable_memory_bytes(),
         memlock_bytes=_memlock_bytes(),
         shm_bytes=_shm_bytes(),
-        extensions_folder=str(extensions.extensions_folder()) if has_folder else "",
+        extensions_folder=str(extensions.extensions_folder(built_for)) if has_folder else "",
         extensions_built=tuple(built),
         extensions_missing=tuple(name for name in needed if name not in built),
-        stale_locks=tuple(map(str, extensions.stale_locks())) if has_folder else (),
+        stale_locks=tuple(map(str, extensions.stale_locks(built_for))) if has_folder else (),
     )
 
 

@@ -12,7 +12,7 @@ class Slot:
     index: int
     """Position among the machine's visible devices."""
     device: str
-    """What `CUDA_VISIBLE_DEVICES` calls it; for `cpu`, the processor cores: `0,1`."""
+    """What `CUDA_VISIBLE_DEVICES` calls it; for `cpu`, the number of its core."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ class LocalFleet:
 
         Args:
             environment: What `detect_environment` found.
-            world: Ranks of the job; on CPU they share the cores evenly.
+            world: Ranks of the job; a CPU rank has a core as its device.
 
         Raises:
             FleetError: The machine has fewer GPUs than the job has ranks.
@@ -206,10 +206,12 @@ class LocalTrial:
         }
         if self.spec.accelerator == "cuda":
             made["CUDA_VISIBLE_DEVICES"] = ",".join(slot.device for slot in slots)
-            made.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(slots))))
+            # As the export's launch.sh sets it: an offloaded optimizer runs on the host's cores.
+            threads = max(1, len(usable_cores()) // self.spec.world)
+            made.setdefault("OMP_NUM_THREADS", str(threads))
         else:
             made[CORES_ENV] = ";".join(slot.device for slot in slots)
-            made["OMP_NUM_THREADS"] = str(min(len(slot.device.split(",")) for slot in slots))
+            made["OMP_NUM_THREADS"] = "1"
             made["LOCAL_SIZE"] = str(self.spec.world)
             made["GLOO_SOCKET_IFNAME"] = "lo"
         return made
@@ -242,16 +244,10 @@ class LocalTrial:
 def _slots(environment: Environment, world: int) -> tuple[Slot, ...]:
     if environment.accelerator == "cuda":
         return tuple(Slot(index=gpu.index, device=gpu.uuid) for gpu in visible_gpus())
-    cores = sorted(usable_cores())
-    if len(cores) < world:
-        # More ranks than cores train all the same, only slowly: unpinned, the kernel shares.
-        return tuple(Slot(index=i, device=",".join(map(str, cores))) for i in range(world))
-    n_ranks = len(cores) // world * world
-    share = len(cores) // n_ranks
-    return tuple(
-        Slot(index=i, device=",".join(map(str, cores[i * share : (i + 1) * share])))
-        for i in range(n_ranks)
-    )
+    # A CPU device is one core. More ranks than cores train all the same, only slowly.
+    cores = usable_cores()
+    n_slots = max(world, len(cores))
+    return tuple(Slot(index=i, device=str(cores[i % len(cores)])) for i in range(n_slots))
 
 
 def _exit_codes(folder: Path) -> dict[int, int]:

@@ -1,11 +1,12 @@
 """The trials in flight: started through the record, watched, and written back to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from autotune.candidate import Candidate
 from autotune.contract import Outcome
 from autotune.engines.base import Engine
-from autotune.errors import FleetError
+from autotune.errors import FleetError, RenderError
 from autotune.fleet.base import Fleet, Handle
 from autotune.hardware import Environment
 from autotune.job import Job
@@ -48,6 +49,7 @@ class Crew:
         self._interrupt = interrupt
         self._note = note
         self._engine_of: dict[str, Engine] = {}
+        self._overridden_said: set[str] = set()
         self._handles: list[Handle] = []
         self._n_faults_in_a_row = 0
 
@@ -69,14 +71,17 @@ class Crew:
                 self._study.write_result(trial.folder, result)
                 trial = Trial(folder=trial.folder, spec=trial.spec, result=result)
                 n_lost += 1
-            if answers_for(trial.spec, self._job, self._environment):
+            if self._is_ours(trial):
                 self.history.put(trial)
             else:
                 n_foreign += 1
         if self.history.trials:
             self._note(f"resumed: {len(self.history.trials)} trials in the record, {n_lost} lost")
         if n_foreign:
-            self._note(f"{n_foreign} trials of the record ran another job and are left out")
+            self._note(
+                f"{n_foreign} trials of the record ran another job or configuration than this one "
+                "and are left out"
+            )
         for folder in self._study.unreadable():
             self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
 
@@ -87,6 +92,10 @@ class Crew:
         """
         self._engine_of[candidate.hash] = engine
 
+    def engine_of(self, candidate: Candidate) -> Engine:
+        """The engine that renders a candidate."""
+        return self._engine_of.get(candidate.hash, self._engine)
+
     def start(self, run: Run) -> None:
         """Write a trial into the record and start it.
 
@@ -94,7 +103,7 @@ class Crew:
             StudyError: The record cannot be written.
             FleetError: No gang is free.
         """
-        engine = self._engine_of.get(run.candidate.hash, self._engine)
+        engine = self.engine_of(run.candidate)
         spec = make_spec(
             run,
             study=self._study.name,
@@ -103,6 +112,7 @@ class Crew:
             engine=engine,
             environment=self._environment,
         )
+        self._say_overridden(spec.overridden)
         folder = self._study.write_spec(spec, engine.files(run.candidate))
         self._handles.append(self._fleet.submit(spec, folder))
         self.history.put(Trial(folder=folder, spec=spec, result=None))
@@ -161,6 +171,29 @@ class Crew:
                 )
             )
         return tuple(shown)
+
+    def _is_ours(self, trial: Trial) -> bool:
+        """Whether the trial ran what the same candidate would run now, to the letter.
+
+        The optimizer, the user's base configuration and the templates are in no knob: were only
+        the candidate compared, an edited file would be served the figures of the old one.
+        """
+        if not answers_for(trial.spec, self._job, self._environment):
+            return False
+        candidate = candidate_of(trial.spec)
+        try:
+            expected = self.engine_of(candidate).files(candidate)
+            return self._study.read_files(trial) == expected
+        except RenderError:
+            return False
+
+    def _say_overridden(self, overridden: Mapping[str, Sequence[Any]]) -> None:
+        """Say once what of the user's own configuration does not run as written."""
+        for key, (theirs, ours) in overridden.items():
+            if key not in self._overridden_said:
+                self._overridden_said.add(key)
+                instead = "left out" if ours is None else f"now {ours!r}"
+                self._note(f"your configuration's {key}={theirs!r} is {instead}")
 
     def _count_faults(self, outcome: Outcome) -> None:
         self._n_faults_in_a_row = self._n_faults_in_a_row + 1 if outcome.is_platform_fault else 0

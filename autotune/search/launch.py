@@ -70,12 +70,25 @@ def make_spec(
         recompute=setup.recompute,
         expected=engine.expected(setup),
         measure=CONFIRM_MEASURE if run.role is Role.CONFIRM else MEASURE,
-        memory_limit_bytes=job.memory_limit_bytes,
+        memory_limit_bytes=enforced_limit_bytes(job, environment),
         timeout_s=job.trial_timeout_s,
         seed=job.seed,
+        overridden={key: list(pair) for key, pair in engine.overridden(run.candidate).items()},
         confirm_round=run.confirm_round,
         retry_of=run.retry_of,
     )
+
+
+def enforced_limit_bytes(job: Job, environment: Environment) -> int | None:
+    """What a trial may take per device: the limit less the head room; None: all there is.
+
+    A trial that ends well within it fits by that alone. An allocator fills what it is given, so
+    its peak under a wider limit would not tell whether the candidate needs the room.
+    """
+    if job.memory_limit_bytes is None and not job.head_room:
+        return None
+    limit_bytes = job.memory_limit_bytes or environment.device_memory_bytes
+    return int(limit_bytes * (1 - job.head_room))
 
 
 def answers_for(spec: TrialSpec, job: Job, environment: Environment) -> bool:
@@ -98,7 +111,7 @@ def answers_for(spec: TrialSpec, job: Job, environment: Environment) -> bool:
         job.global_batch,
         job.seq_len,
         job.precision,
-        job.memory_limit_bytes,
+        enforced_limit_bytes(job, environment),
         environment.accelerator,
         json.dumps(job.model.source, sort_keys=True),
     )

@@ -15,6 +15,7 @@ from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.lattice import Lattice
 from autotune.record import Study, Trial
+from autotune.rules.base import Violation
 from autotune.search import confirm
 from autotune.search.answer import Answer
 from autotune.search.base import (
@@ -138,9 +139,10 @@ class _Search:
 
     def run(self) -> SearchResult:
         """Go through the stages."""
+        theirs = None if self._job.baseline is None else self._users_own(self._job.baseline)
         self.crew.recover()
         self._save_facts()
-        self._drive(Stage.BASELINE, self._next_baseline, at_once=1)
+        self._drive(Stage.BASELINE, lambda: self._next_baseline(theirs), at_once=1)
         self._drive(Stage.SEARCH, self._next_search, at_once=self._capacity)
         if not self._interrupt.draining:
             self._note(f"search ends: {self._stop}")
@@ -177,12 +179,11 @@ class _Search:
             if self.crew.collect():
                 self._show(stage)
 
-    def _next_baseline(self) -> Run | None:
+    def _next_baseline(self, theirs: Candidate | None) -> Run | None:
         try:
-            if self._job.baseline is None:
+            if theirs is None:
                 self._baseline = find_baseline(self._job, self._lattice.context, self._runs)
             else:
-                theirs = self._users_own(self._job.baseline)
                 self._baseline = theirs if self._runs(theirs) else None
         except _UntriedError as untried:
             if self._left_s(()) >= (self.crew.history.typical_s or 0.0):
@@ -204,21 +205,20 @@ class _Search:
         tried = self.crew.history.explored.find(candidate)
         if tried is not None and tried.is_settled:
             return self._objective.figure(tried) is not None
-        if violations := self._lattice.violations(candidate):
+        if violations := self._violations(candidate):
             if self._job.baseline is not None:
                 self._note(f"{self._job.baseline}: {violations[0].message}; {violations[0].fix}")
             return False
         raise _UntriedError(candidate)
 
+    def _violations(self, candidate: Candidate) -> Sequence[Violation]:
+        return self._lattice.violations(candidate, self.crew.engine_of(candidate))
+
     def _next_search(self) -> Run | None:
         history = self.crew.history
         for tried in history.tried:
             # Rules may have changed since: an upgraded engine, another override.
-            if (
-                tried.is_owed
-                and tried.is_searched
-                and not self._lattice.violations(tried.candidate)
-            ):
+            if tried.is_owed and tried.is_searched and not self._violations(tried.candidate):
                 return self._run_of(tried.candidate, Role.SEARCH)
         typical_s = history.typical_s or 0.0
         self._stop = why_stop(

@@ -9,6 +9,10 @@ from autotune.job import Job
 from autotune.job import Objective as Wish
 from autotune.search.history import Tried, results
 
+_METER_SLACK = 0.02
+"""A trial is held to the limit while it runs; a GPU's context and communicators may still grow a
+little after the allocator was capped, and a CPU rank's limit is counted in whole mappings."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
@@ -37,8 +41,9 @@ class Objective:
         return cls(wish=job.objective, allowed_bytes=limit_bytes * (1 - job.head_room))
 
     def fits(self, peak_memory_bytes: int | None) -> bool:
-        """Whether a peak leaves the head room free."""
-        return peak_memory_bytes is None or peak_memory_bytes <= self.allowed_bytes
+        """Whether a peak keeps within what is allowed."""
+        allowed_bytes = self.allowed_bytes * (1 + _METER_SLACK)
+        return peak_memory_bytes is None or peak_memory_bytes <= allowed_bytes
 
     def figure(self, tried: Tried) -> Figure | None:
         """The candidate's figure from its own trial; None unless it ran and is feasible.

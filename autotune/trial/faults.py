@@ -16,6 +16,7 @@ _OOM_TEXTS = (
     "std::bad_alloc",
     "failed to allocate",
     "cublas_status_alloc_failed",
+    "cublas_status_not_initialized",  # cuBLAS could not allocate its workspace
     # A thread's stack is private data as well: under RLIMIT_DATA it fails like any allocation.
     "can't start new thread",
     "resource temporarily unavailable",
@@ -28,7 +29,7 @@ _COMM_TEXTS = (
     "timed out waiting",
     "nccl error",
     "socket timeout",
-    "gloo",
+    "gloo/transport",
 )
 
 _CONFIG_PHASES = (Phase.MODEL, Phase.ENGINE_INIT, Phase.WARM_UP)

@@ -32,7 +32,10 @@ class Meter(ABC):
 
     @abstractmethod
     def cap(self) -> None:
-        """Apply what can only be applied once communication is set up."""
+        """Apply what depends on what else the process holds by now; called again as that grows."""
+
+    def lift(self) -> None:
+        """Take the limit away, so that what failed at it can still be written down."""
 
     @abstractmethod
     def read(self) -> dict[str, int]:
@@ -64,6 +67,11 @@ class CpuMeter(Meter):
 
     def cap(self) -> None:
         """Nothing is left to do: the kernel holds the limit since `start`."""
+
+    def lift(self) -> None:
+        """See `Meter.lift`."""
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
     def read(self) -> dict[str, int]:
         """See `Meter.read`; adds the highest resident set of the process."""

@@ -79,10 +79,11 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
     meter.cap()
     rss_before_bytes = peak_rss_bytes()
 
-    def on_first_step(engine: Any) -> None:
-        _read_back(engine, spec, reporter)
+    def on_initialized() -> None:
+        reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
+        meter.cap()
 
-    _put_candidate_in(ds_config, spec, reporter, on_first_step, rss_before_bytes)
+    _put_candidate_in(ds_config, spec, reporter, on_initialized)
     reporter.enter(Phase.MODEL)
     try:
         workload.train(spec, ds_config)
@@ -90,6 +91,7 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
         reporter.report.memory_bytes = meter.read()
         reporter.enter(Phase.TEARDOWN)
     except BaseException as error:
+        meter.lift()
         reporter.report.memory_bytes = meter.read()
         says_so = outcome_of(error, reporter.report.phase) is Outcome.OOM
         if says_so or not meter.explains(error):
@@ -104,13 +106,11 @@ def _put_candidate_in(
     ds_config: dict[str, Any],
     spec: TrialSpec,
     reporter: Any,
-    on_first_step: Callable[[Any], None],
-    rss_before_bytes: int,
+    on_initialized: Callable[[], None],
 ) -> None:
     """Make `deepspeed.initialize` use the candidate's configuration and watch its engine."""
     import deepspeed
 
-    from autotune.trial.memory import peak_rss_bytes
     from autotune.trial.stopwatch import Stopwatch
 
     initialize = deepspeed.initialize
@@ -120,14 +120,14 @@ def _put_candidate_in(
         reporter.enter(Phase.ENGINE_INIT)
         kwargs["config"] = ds_config
         made = initialize(*args, **kwargs)
-        engine = made[0]
-        reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
-        Stopwatch(
+        on_initialized()
+        stopwatch = Stopwatch(
             reporter,
             spec.measure,
             is_loss_scaled=spec.precision == "fp16",
-            on_first_step=lambda: on_first_step(engine),
-        ).attach(engine)
+            on_first_step=lambda: _read_back(made[0], spec, reporter),
+        )
+        stopwatch.attach(made[0])
         return made
 
     deepspeed.initialize = watched_initialize

@@ -9,6 +9,7 @@ import pytest
 
 from autotune.doctor import machine
 from autotune.doctor.machine import inspect_machine
+from autotune.extensions import extensions_folder
 
 
 @pytest.fixture
@@ -16,7 +17,9 @@ def extensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(machine, "_BUSY_SAMPLE_S", 0.01)
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    return tmp_path
+    folder = extensions_folder("cpu")
+    folder.mkdir()
+    return folder
 
 
 def test_what_is_there_is_found(extensions: Path) -> None:

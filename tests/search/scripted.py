@@ -77,7 +77,7 @@ def lattice_of(
         grid_size=len(grid),
         refused={},
         examples={},
-        violations=lambda c: [violation] if refused(c) else [],
+        violations=lambda c, _: [violation] if refused(c) else [],
     )
 
 

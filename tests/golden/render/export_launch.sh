@@ -5,9 +5,8 @@
 #   TORCHRUN_ARGS=...  for several machines: --nnodes, --node-rank, --master-addr, ...
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-# CPU ranks over gloo, each with its share of the cores, as measured; train.py binds them to it.
-share=$(($(env -u OMP_NUM_THREADS nproc) / 2))
-export DS_ACCELERATOR=cpu LOCAL_SIZE=2 OMP_NUM_THREADS=$((share > 0 ? share : 1))
+# CPU ranks over gloo, each on one core, as measured; train.py binds them to it.
+export DS_ACCELERATOR=cpu LOCAL_SIZE=2 OMP_NUM_THREADS=1
 read -ra torchrun_args <<<"${TORCHRUN_ARGS:-"--standalone --nproc-per-node 2"}"
 exec "${PYTHON:-python3}" -m torch.distributed.run "${torchrun_args[@]}" \
   "${TRAIN_SCRIPT:-$here/train.py}" "$@"
