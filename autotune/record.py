@@ -188,7 +188,7 @@ class Study:
         return folder
 
     def read_files(self, trial: Trial) -> dict[str, str]:
-        """A trial's configuration files, as given to `write_spec`; unreadable ones are left out."""
+        """A trial's configuration files, as `write_spec` got them; none that is unreadable."""
         files = {}
         for path in sorted((trial.folder / CONFIG_DIR).glob("*")):
             with contextlib.suppress(OSError, UnicodeDecodeError):

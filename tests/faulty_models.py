@@ -67,11 +67,19 @@ class _Hoards(_Tiny):
         return loss
 
 
-tiny, hangs, is_killed, turns_nan, raises, hoards = (
+class _HoardsOnDevice(_Tiny):
+    def _act(self, loss):
+        self.hoard = getattr(self, "hoard", [])
+        self.hoard.append(torch.ones(64 * 2**20, device=loss.device))
+        return loss
+
+
+tiny, hangs, is_killed, turns_nan, raises, hoards, hoards_on_device = (
     _Tiny,
     _Hangs,
     _IsKilled,
     _TurnsNan,
     _Raises,
     _Hoards,
+    _HoardsOnDevice,
 )

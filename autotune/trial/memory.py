@@ -34,8 +34,9 @@ class Meter(ABC):
     def cap(self) -> None:
         """Apply what depends on what else the process holds by now; called again as that grows."""
 
+    @abstractmethod
     def lift(self) -> None:
-        """Take the limit away, so that what failed at it can still be written down."""
+        """Take the limit off the host, so that what failed at it can still be written down."""
 
     @abstractmethod
     def read(self) -> dict[str, int]:
@@ -123,6 +124,9 @@ class CudaMeter(Meter):
                 f"context and NCCL take alone ({self._rest_bytes()} bytes)"
             )
         torch.cuda.set_per_process_memory_fraction(min(1.0, share))
+
+    def lift(self) -> None:
+        """Nothing to do: the limit is on the device."""
 
     def read(self) -> dict[str, int]:
         """See `Meter.read`."""

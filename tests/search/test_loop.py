@@ -15,6 +15,7 @@ from tests.search.scripted import (
     Behaviour,
     Notebook,
     Patient,
+    ScriptedEngine,
     ScriptedFleet,
     candidate,
     fault,
@@ -414,3 +415,14 @@ def test_the_state_says_why_it_ended_and_keeps_what_others_wrote(study: Study):
     assert state["command"] == "search"
     assert state["stop_reason"] == StopReason.TRIALS
     assert state["model"]["name"] == "tiny-gpt2"
+
+
+def test_an_edited_configuration_is_not_served_the_old_figures(study: Study):
+    job = make(trials=3)
+    search(study, job, engine=ScriptedEngine(job, tag="before"))
+    before = len(study.trials())
+    notes = Notebook()
+    result = search(study, job, engine=ScriptedEngine(job, tag="after"), observer=notes)
+    assert any(f"{before} trials of the record ran another" in note for note in notes.notes)
+    assert result.best is not None
+    assert result.best.trial >= before
