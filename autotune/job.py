@@ -1,7 +1,9 @@
 """The job: what to tune. Pydantic reads it at the border, a frozen value travels inside."""
 
+import difflib
 import hashlib
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +18,9 @@ from autotune.units import parse_bytes, parse_seconds
 Precision = Literal["bf16", "fp16", "fp32"]
 SamplerName = Literal["tpe", "random"]
 ObjectiveName = Literal["samples_per_s", "peak_memory"]
+
+_LARGEST = 2**31 - 1
+"""Of counts and sizes: DeepSpeed, torch and the table's 64 bits hold their products."""
 
 DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}
 
@@ -81,9 +86,11 @@ class JobFile(BaseModel):
     model: str = Field(
         description="preset, Hugging Face folder or config.json, or package.module:factory"
     )
-    seq_len: int = Field(gt=0, description="tokens per sample")
-    global_batch: int = Field(gt=0, description="samples per optimizer step, over all ranks")
-    world: int = Field(gt=0, description="accelerators that the real run will have")
+    seq_len: int = Field(ge=1, le=_LARGEST, description="tokens per sample")
+    global_batch: int = Field(
+        ge=1, le=_LARGEST, description="samples per optimizer step, over all ranks"
+    )
+    world: int = Field(ge=1, le=_LARGEST, description="accelerators that the real run will have")
     precision: Precision = "bf16"
     optimizer: dict[str, Any] = Field(default_factory=lambda: dict(DEFAULT_OPTIMIZER))
     objective: ObjectiveName = "samples_per_s"
@@ -95,12 +102,12 @@ class JobFile(BaseModel):
     )
     space: str = "zero"
     sampler: SamplerName = "tpe"
-    trials: int = Field(default=20, gt=0)
+    trials: int = Field(default=20, ge=1, le=_LARGEST)
     budget: Annotated[
         float | None,
         BeforeValidator(lambda v: None if v is None else parse_seconds(v, where="budget")),
     ] = None
-    patience: int | None = Field(default=None, gt=0)
+    patience: int | None = Field(default=None, ge=1, le=_LARGEST)
     memory_limit: Annotated[
         int | None,
         BeforeValidator(lambda v: None if v is None else parse_bytes(v, where="memory_limit")),
@@ -109,7 +116,7 @@ class JobFile(BaseModel):
     trial_timeout: Annotated[
         float, BeforeValidator(lambda v: parse_seconds(v, where="trial_timeout"))
     ] = 600.0
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=_LARGEST)
     baseline: Path | None = None
     base_config: Path | None = None
     templates: Path | None = None
@@ -148,12 +155,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return data
 
 
-def make_job(data: dict[str, Any], *, where: str) -> Job:
+def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -> Job:
     """Check a job and fill its defaults.
 
     Args:
         data: Keys as in `JobFile`.
         where: The file or `command line`, for the errors.
+        flags: Keys that were given on the command line, wherever the others come from.
 
     Raises:
         JobError: A key is unknown, missing, or has a value that is not allowed.
@@ -161,9 +169,19 @@ def make_job(data: dict[str, Any], *, where: str) -> Job:
     try:
         file = JobFile.model_validate(data)
     except ValidationError as error:
+        items: list[Mapping[str, Any]] = [*error.errors()]
         raise JobError(
-            _explain(error, where), f"known keys: {', '.join(JobFile.model_fields)}"
+            "\n".join(
+                _complaint(item, "command line" if _key(item) in flags else where)
+                for item in items
+            ),
+            "; ".join(dict.fromkeys(_fix(item) for item in items)),
         ) from error
+    except JobError as error:
+        # Of a size or a duration; it names the key.
+        key = error.message.partition(":")[0]
+        source = "command line" if key in flags else where
+        raise JobError(f"{source}: {error.message}", error.hint) from error
     return Job(
         model=load_model(file.model),
         seq_len=file.seq_len,
@@ -207,10 +225,39 @@ def default_study_name(file: JobFile) -> str:
     return f"{stem}-s{file.seq_len}-b{file.global_batch}-w{file.world}-{digest}"
 
 
-def _explain(error: ValidationError, where: str) -> str:
-    lines = []
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"]) or "job"
-        given = "" if item["type"] == "missing" else f" (given: {item['input']!r})"
-        lines.append(f"{where}: {key}: {item['msg']}{given}")
-    return "\n".join(lines)
+def _key(item: Mapping[str, Any]) -> str:
+    return str(item["loc"][0]) if item["loc"] else "job"
+
+
+def _complaint(item: Mapping[str, Any], where: str) -> str:
+    """Where, which key, which value, and what is allowed there."""
+    key = ".".join(str(part) for part in item["loc"]) or "job"
+    if item["type"] == "missing":
+        return f"{where}: {key}: is missing"
+    if item["type"] == "extra_forbidden":
+        return f"{where}: {key}: there is no such key"
+    allowed = item["msg"].replace("Input should", "should")
+    return f"{where}: {key}: {item['input']!r} is not allowed: {allowed}"
+
+
+def _fix(item: Mapping[str, Any]) -> str:
+    """The shortest way to mend it; the list of keys only where one is unknown."""
+    key = _key(item)
+    field = JobFile.model_fields.get(key)
+    if field is None:
+        near = difflib.get_close_matches(key, JobFile.model_fields, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        return f"{hint}known keys: {', '.join(JobFile.model_fields)}"
+    about = f" ({field.description})" if field.description else ""
+    if item["type"] == "missing":
+        return f"give --{key.replace('_', '-')}{about}, or `{key}:` in the job file"
+    bounds = {type(bound).__name__: bound for bound in field.metadata}
+    low = f"from {bounds['Ge'].ge}" if "Ge" in bounds else ""
+    low = f"above {bounds['Gt'].gt}" if "Gt" in bounds else low
+    high = f" to {bounds['Le'].le}" if "Le" in bounds else ""
+    high = f" to below {bounds['Lt'].lt}" if "Lt" in bounds else high
+    if low:
+        return f"give {key}{about} a number {low}{high}"
+    if "expected" in item.get("ctx", {}):
+        return f"give {key}{about} one of {item['ctx']['expected']}"
+    return f"mend {key}{about}" + ("" if field.is_required() else ", or leave it out")

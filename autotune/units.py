@@ -41,10 +41,9 @@ def parse_bytes(text: str | int, *, where: str) -> int:
     match = _NUMBER_AND_UNIT.fullmatch(str(text))
     if match is None or match[2].upper() not in _BYTES_PER_UNIT:
         raise JobError(f"{where}: {text!r} is not a size", "write it as 24GiB, 800MiB or 16GB")
-    size_bytes = int(float(match[1]) * _BYTES_PER_UNIT[match[2].upper()])
-    if size_bytes <= 0:
-        raise JobError(f"{where}: {text!r} is not above zero", "leave it out for no limit")
-    return size_bytes
+    size_bytes = float(match[1]) * _BYTES_PER_UNIT[match[2].upper()]
+    _check_range(size_bytes if size_bytes >= 1 else 0, text, where=where)
+    return int(size_bytes)
 
 
 def parse_seconds(text: str | float, *, where: str) -> float:
@@ -57,8 +56,7 @@ def parse_seconds(text: str | float, *, where: str) -> float:
     if match is None or match[2].lower() not in _SECONDS_PER_UNIT:
         raise JobError(f"{where}: {text!r} is not a duration", "write it as 90s, 20m or 1.5h")
     duration_s = float(match[1]) * _SECONDS_PER_UNIT[match[2].lower()]
-    if duration_s <= 0:
-        raise JobError(f"{where}: {text!r} is not above zero", "leave it out for no limit")
+    _check_range(duration_s, text, where=where)
     return duration_s
 
 
@@ -86,3 +84,10 @@ def format_seconds(duration_s: float | None) -> str:
     if whole_s < 3600:
         return f"{whole_s // 60} min {whole_s % 60:02d} s"
     return f"{whole_s // 3600} h {whole_s % 3600 // 60:02d} min"
+
+
+def _check_range(value: float, text: str | float, *, where: str) -> None:
+    if value <= 0:
+        raise JobError(f"{where}: {text!r} is not above zero", "leave it out for no limit")
+    if value >= 2**63:
+        raise JobError(f"{where}: {text!r} is too large", "leave it out for no limit")

@@ -119,6 +119,29 @@ def test_what_a_user_gets_wrong_is_named_without_a_traceback(
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "allowed"),
+    [
+        ("--global-batch", "999999999999999999999", "1 to 2147483647"),
+        ("--world", "0", "1 to 2147483647"),
+        ("--seed", "-1", "0 to 2147483647"),
+        ("--head-room", "1.5", "to below 1"),
+        ("--memory-limit", "9" * 400, "too large"),
+        ("--results", "/proc/x", "such as --results"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_what_is_allowed(
+    flag: str, value: str, allowed: str, tmp_path: Path
+) -> None:
+    done = autotune("search", *SMALL, flag, value, "--dry-run", folder=tmp_path, COLUMNS="2000")
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert value in done.stderr
+    assert allowed in done.stderr
+    assert "known keys" not in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+    assert not list(tmp_path.iterdir())
+
+
 def test_malformed_yaml_names_the_place(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("model: [unclosed\nseq_len: 3\n", encoding="utf-8")
     done = autotune("search", "--job", "job.yaml", folder=tmp_path)

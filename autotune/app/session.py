@@ -1,5 +1,6 @@
 """A job with everything that it needs on this machine; nothing runs here."""
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from autotune.candidate import Candidate
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed import DeepSpeedEngine
-from autotune.errors import JobError
+from autotune.errors import JobError, StudyError
 from autotune.hardware import Environment, detect_environment
 from autotune.job import Job, make_job, read_job_file
 from autotune.knobs import Context, canonical, explain, parse_settings
@@ -63,11 +64,14 @@ def open_session(job_file: Path | None, flags: Mapping[str, Any], *, results: Pa
     Raises:
         JobError: The job, the space or a file that it names is not valid.
         RenderError: A template or the base configuration does not render.
+        StudyError: The results cannot be written there.
         FleetError: torch or DeepSpeed is missing.
         NothingFeasibleError: The rules refuse every candidate.
     """
     environment = detect_environment()
     job, data = _read_job(job_file, flags, environment)
+    study = Study(results, job.study)
+    _check_writable(study.folder)
     engine = DeepSpeedEngine(job, environment)
     if job.baseline is not None:
         # Read once before anything runs: a file that cannot be used is a matter of the command.
@@ -78,7 +82,7 @@ def open_session(job_file: Path | None, flags: Mapping[str, Any], *, results: Pa
         environment=environment,
         engine=engine,
         lattice=build_lattice(load_space(job.space), job, environment, engine, judge),
-        study=Study(results, job.study),
+        study=study,
     )
 
 
@@ -137,12 +141,26 @@ def render(
     return files, notes
 
 
+def _check_writable(folder: Path) -> None:
+    """Try what the search will do first, and leave nothing behind."""
+    try:
+        above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with tempfile.TemporaryDirectory(dir=above, prefix=".probe-"):
+            pass
+    except OSError as error:
+        raise StudyError(
+            f"{folder}: cannot be written: {error.strerror}",
+            "name a folder that you may write, such as --results ~/autotune",
+        ) from error
+
+
 def _read_job(
     job_file: Path | None, flags: Mapping[str, Any], environment: Environment
 ) -> tuple[Job, dict[str, Any]]:
     theirs = {**(read_job_file(job_file) if job_file is not None else {}), **flags}
     data = {**_defaults(theirs, environment), **theirs}
-    job = make_job(data, where=str(job_file) if job_file is not None else "command line")
+    where = str(job_file) if job_file is not None else "command line"
+    job = make_job(data, where=where, flags=flags)
     return job, _portable({**data, "study": job.study})
 
 

@@ -1,0 +1,48 @@
+"""What is wrong with a job is said with its key, its value and its place."""
+
+from typing import Any
+
+import pytest
+
+from autotune.errors import JobError
+from autotune.job import make_job
+
+SOUND: dict[str, Any] = {"model": "tiny-gpt2", "seq_len": 64, "global_batch": 8, "world": 2}
+
+
+def complaint(flags: tuple[str, ...] = (), **changes: Any) -> JobError:
+    with pytest.raises(JobError) as caught:
+        make_job({**SOUND, **changes}, where="job.yaml", flags=flags)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("budget", "soon"), ("memory_limit", "lots"), ("trial_timeout", 0), ("memory_limit", 0.5)],
+)
+def test_a_size_or_duration_names_its_file(key: str, value: Any) -> None:
+    assert complaint(**{key: value}).message.startswith(f"job.yaml: {key}: {value!r} is not")
+    assert complaint((key,), **{key: value}).message.startswith(f"command line: {key}: ")
+
+
+def test_each_value_is_named_with_its_own_place() -> None:
+    error = complaint(("world",), world=0, seed=-1)
+    places = [line.partition(":")[0] for line in error.message.splitlines()]
+    assert places == ["command line", "job.yaml"]
+    assert "known keys" not in error.hint
+
+
+def test_the_keys_are_listed_where_one_is_unknown() -> None:
+    error = complaint(global_bach=3)
+    assert "global_bach" in error.message
+    assert "did you mean global_batch? known keys: model, seq_len" in error.hint
+
+
+def test_a_missing_key_names_its_flag() -> None:
+    with pytest.raises(JobError, match="world: is missing") as caught:
+        make_job({key: SOUND[key] for key in ("model", "seq_len", "global_batch")}, where="x")
+    assert "--world (accelerators that the real run will have)" in caught.value.hint
+
+
+def test_a_wrong_type_is_named() -> None:
+    assert complaint(optimizer=3).message.startswith("job.yaml: optimizer: 3 is not allowed")
