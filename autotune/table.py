@@ -16,6 +16,7 @@ import pandas as pd
 
 from autotune.contract import Phase, TrialResult, TrialSpec
 from autotune.errors import StudyError
+from autotune.facts import environment_at, model_of
 from autotune.knobs import KNOBS
 from autotune.model import ModelShape, train_flops_per_token
 from autotune.record import Study, Trial
@@ -285,11 +286,12 @@ def _row(trial: Trial, study: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     row["role"] = str(spec.role)
     row |= {f"knob.{name}": value for name, value in spec.knobs.items()}
     row |= {"study": study, "trial": spec.number, "problem": trial.problem or None}
-    model = facts.get("model", {})
+    model = model_of(facts)
+    shape = None
     # A study by name may hold trials of another model: what is known is not theirs.
-    shape = ModelShape(**model["shape"]) if model.get("source") == spec.model else None
-    if shape is not None:
-        row |= {"model": model["name"], "n_params": shape.n_params}
+    if model is not None and model.source == spec.model:
+        shape = model.shape
+        row |= {"model": model.name, "n_params": shape.n_params}
     if result is not None:
         row |= _result_cells(result)
         row |= _arithmetic_cells(spec, result, shape, facts)
@@ -320,9 +322,10 @@ def _arithmetic_cells(
     spec: TrialSpec, result: TrialResult, shape: ModelShape | None, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What follows from the figures, the model's shape and the devices of the time."""
-    here = [e for e in facts.get("environments", []) if e["since_trial"] <= spec.number]
-    environment = here[-1] if here else {}
-    cells: dict[str, Any] = {"device_name": environment.get("device_name")}
+    environment = environment_at(facts, spec.number)
+    cells: dict[str, Any] = {}
+    if environment is not None:
+        cells["device_name"] = environment.device_name
     if result.samples_per_s is None:
         return cells
     cells["tokens_per_s"] = result.samples_per_s * spec.seq_len
@@ -331,8 +334,8 @@ def _arithmetic_cells(
     flops_per_token = train_flops_per_token(shape, spec.seq_len)
     flops_per_s = flops_per_token * cells["tokens_per_s"] / spec.world
     cells["tflops_per_device"] = flops_per_s / 1e12
-    peak_flops = environment.get("peak_flops")
-    if peak_flops is not None and spec.precision != "fp32":
+    peak_flops = None if environment is None else environment.peak_flops
+    if peak_flops and spec.precision != "fp32":
         cells["mfu"] = flops_per_s / peak_flops
     return cells
 

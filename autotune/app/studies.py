@@ -10,11 +10,16 @@ from autotune.candidate import Candidate
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.errors import StudyError
+from autotune.facts import (
+    allowed_bytes_of,
+    answer_of,
+    context_of,
+    environment_at,
+    objective_of,
+)
 from autotune.hardware import Environment
 from autotune.job import Job, make_job, read_job_file
-from autotune.job import Objective as Wish
 from autotune.knobs import Context
-from autotune.model import ModelShape
 from autotune.record import Study, Trial
 from autotune.render.base import Figures
 from autotune.render.export import export_candidate
@@ -71,7 +76,7 @@ def state_of(study: Study) -> State:
     """
     history = History(study.trials())
     facts = study.read_state()
-    answer = facts.get("answer") or {}
+    answer = answer_of(facts) or {}
     return State(
         study=study.name,
         folder=str(study.folder),
@@ -99,7 +104,7 @@ def read_report(study: Study) -> Report:
         rows=make_rows(history, _objective(facts)),
         counts=history.counts,
         context=_context(study, facts),
-        answer=facts.get("answer"),
+        answer=answer_of(facts),
     )
 
 
@@ -118,7 +123,7 @@ def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list
         RenderError: A template does not render, or the folder cannot be written.
     """
     facts = study.read_state()
-    answer = facts.get("answer") or {}
+    answer = answer_of(facts) or {}
     trials = {t.spec.number: t for t in study.trials()}
     number = trial if trial is not None else (answer.get("best") or {}).get("trial")
     if number is None:
@@ -161,30 +166,28 @@ def _is_running(study: Study) -> bool:
 
 def _environment(facts: Mapping[str, Any], number: int) -> Environment:
     """Where a trial ran: a study may go on after an upgrade."""
-    known = [here for here in facts.get("environments", []) if here["since_trial"] <= number]
-    if not known:
+    environment = environment_at(facts, number)
+    if environment is None:
         raise StudyError(
             f"trial {number}: the study does not say where it ran",
             "study.json is missing or damaged: run the same search again, it writes a new one",
         )
-    values = {key: value for key, value in known[-1].items() if key != "since_trial"}
-    return Environment(**{**values, "precisions": tuple(values["precisions"])})
+    return environment
 
 
 def _context(study: Study, facts: Mapping[str, Any]) -> Context:
-    try:
-        context = facts["context"]
-        return Context(**{**context, "model": ModelShape(**context["model"])})
-    except (KeyError, TypeError) as error:
+    context = context_of(facts)
+    if context is None:
         raise StudyError(
-            f"{study.state_file}: missing, damaged or of another version: {error!r}",
+            f"{study.state_file}: missing, damaged or of another version: it does not say what "
+            "was searched (context)",
             "run the same search again: it writes a new one and keeps the trials",
-        ) from error
+        )
+    return context
 
 
 def _objective(facts: Mapping[str, Any]) -> Objective:
-    wish = facts.get("objective") or {"name": "samples_per_s", "floor": 1.0}
-    return Objective(wish=Wish(**wish), allowed_bytes=facts.get("allowed_bytes", float("inf")))
+    return Objective(wish=objective_of(facts), allowed_bytes=allowed_bytes_of(facts))
 
 
 def _engine_of(candidate: Candidate, job: Job, environment: Environment) -> Engine:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from autotune.candidate import format_value
 from autotune.contract import Outcome
+from autotune.facts import environment_of, model_of
 from autotune.knobs import KNOBS, Context
 from autotune.report.plan import Plan
 from autotune.report.rows import Row
@@ -67,13 +68,12 @@ def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
 
 
 def _title(report: Report) -> str:
-    environment = report.facts.get("environment", {})
-    model = report.facts.get("model", {}).get("name", "?")
+    environment, model = environment_of(report.facts), model_of(report.facts)
     lines = [report.study]
-    if environment:
+    if environment is not None:
         lines.append(
-            f"{model} on {environment['device_name']}, DeepSpeed "
-            f"{environment['deepspeed_version']}, torch {environment['torch_version']}"
+            f"{'?' if model is None else model.name} on {environment.device_name}, DeepSpeed "
+            f"{environment.deepspeed_version}, torch {environment.torch_version}"
         )
     return "\n".join(lines)
 
@@ -156,7 +156,8 @@ def _verdict(report: Report) -> list[tuple[str, str]]:
         facts.append(("speedup", _speedup(answer)))
     compared = [str(row.trial) for row in report.rows if row.n_runs > 1]
     if compared and len(compared) < len(report.rows):
-        text = f"trials {', '.join(compared)} ran again, interleaved; other rows show one trial"
+        trials = f"trial{'s' if len(compared) > 1 else ''} {', '.join(compared)}"
+        text = f"{trials} ran again, interleaved; the other rows show one trial"
         facts.append(("compared", text))
     if answer["ties"]:
         ties = ", ".join(f"trial {tie['trial']}" for tie in answer["ties"])

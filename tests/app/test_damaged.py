@@ -1,0 +1,83 @@
+"""A damaged study.json: table, status, report and export answer, or say what is damaged."""
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.app.studies import _environment, read_report, state_of
+from autotune.errors import AutotuneError
+from autotune.facts import answer_of, context_of, environment_at, environment_of, model_of
+from autotune.record import Study
+from autotune.table import load_table
+from tests.report.test_terminal import finished, shown
+
+WRONG: tuple[Any, ...] = (None, 7, "text", [], [3], {}, {"name": 3}, True, [[{}]])
+
+
+def places(data: Any) -> Iterator[tuple[str | int, ...]]:
+    """Every path into a JSON value, two levels below a key of the top."""
+    if isinstance(data, (dict, list)):
+        items = data.items() if isinstance(data, dict) else enumerate(data)
+        for key, value in items:
+            yield (key,)
+            yield from ((key, *rest) for rest in places(value) if len(rest) < 4)
+
+
+def damaged(facts: Any, place: tuple[str | int, ...], value: Any) -> Any:
+    copy = json.loads(json.dumps(facts))
+    inner = copy
+    for key in place[:-1]:
+        inner = inner[key]
+    if value is ...:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
+    return copy
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return finished(tmp_path_factory.mktemp("damaged"))
+
+
+def test_sound_facts_are_read(study: Study) -> None:
+    facts = study.read_state()
+    for read in (model_of, environment_of, context_of, answer_of):
+        assert read(facts) is not None
+    assert environment_at(facts, 0) == environment_of(facts)
+    assert "unfinished" not in shown(read_report(study))
+
+
+def test_no_damage_ends_in_a_traceback(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = study.read_state()
+    tops = [(key,) for key in sound]
+    deep = [place for place in places(sound) if len(place) > 1][::7]
+    cases = [
+        *itertools.product(tops, (None, 7, [3], {}, ...)),
+        *zip(deep, itertools.cycle((*WRONG, ...))),
+    ]
+    trials = study.trials()
+    monkeypatch.setattr(Study, "trials", lambda _: trials)
+    for place, value in cases:
+        facts = damaged(sound, place, value)
+        monkeypatch.setattr(Study, "read_state", lambda _, facts=facts: facts)
+        assert len(load_table(study.folder)) == len(trials), (place, value)
+        assert state_of(study).n_trials == len(trials)
+        with contextlib.suppress(AutotuneError):
+            _environment(facts, 0)
+        with contextlib.suppress(AutotuneError):
+            shown(read_report(study))
+
+
+def test_a_file_that_is_damaged_all_over_is_named(study: Study, tmp_path: Path) -> None:
+    other = Study(tmp_path, "other")
+    other.folder.mkdir()
+    other.state_file.write_text('{"answer": [], "context": 3}', encoding="utf-8")
+    with pytest.raises(AutotuneError, match=r"study\.json: missing, damaged"):
+        read_report(other)
+    assert state_of(other).stop_reason is None
