@@ -309,7 +309,8 @@ class _Search:
         """
         state = self._study.read_state()
         here: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self._environment)))
-        known: list[dict[str, Any]] = state.get("environments", [])
+        listed = state.get("environments")
+        known = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
         changed = [key for key in here if known and known[-1].get(key) != here[key]]
         if changed:
             self._note(f"{', '.join(changed)} changed since the last trials: --fresh starts anew")
