@@ -15,7 +15,7 @@ MEASURE = Measure(
     min_steps=MIN_SAMPLES,
     max_steps=30,
     target_half_width=0.03,
-    budget_s=20.0,
+    budget_s=8.0,
 )
 """Two steps cover the allocator's growth and lazy kernels; `MIN_SAMPLES` are the fewest from which
 the median's interval means anything; candidates closer than 3% are the final comparison's to tell
@@ -26,7 +26,7 @@ CONFIRM_MEASURE = Measure(
     min_steps=10,
     max_steps=30,
     target_half_width=0.02,
-    budget_s=30.0,
+    budget_s=16.0,
 )
 """The claim rests on these runs."""
 
