@@ -25,7 +25,7 @@ DEMO: dict[str, dict[str, Any]] = {
     "cpu": {
         "model": "tiny-llama",
         "seq_len": 64,
-        "precision": "fp32",
+        "precision": "bf16",
         "trials": 8,
         "budget": "6m",
     },
