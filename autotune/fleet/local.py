@@ -26,7 +26,7 @@ from autotune.fleet.base import Progress
 from autotune.fleet.collect import Ending, collect, oom_kills, read_reports
 from autotune.fleet.drain import used_bytes, wait_until_drained
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
-from autotune.fleet.ports import PortLease, lease_port
+from autotune.fleet.ports import PortLease, lease_port, sweep_segments
 from autotune.fleet.processes import ask_for_stacks, kill_all
 from autotune.hardware import Environment, usable_cores, visible_gpus
 from autotune.trial.launcher import COORDINATOR_ENV, EXIT_FILE
@@ -60,6 +60,7 @@ class LocalFleet:
                 f"run on a machine with {world} GPUs, or set --world to at most "
                 f"{environment.n_devices}",
             )
+        sweep_segments()
         self._world = world
         self._running: list[LocalTrial] = []
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import FleetError
+from autotune.fleet.shared_memory import ports_of_segments, remove_segments
 
-_FIRST, _LAST = 20_000, 29_999
+_PORTS = range(20_000, 30_000)
 """Below Linux' range for outgoing connections (32768 and up): no client takes one by chance."""
 
 
@@ -26,7 +27,8 @@ class PortLease:
     _lock: int
 
     def release(self) -> None:
-        """Give the port back."""
+        """Give the port back, and the shared memory that the trial on it left."""
+        remove_segments(self.port)
         os.close(self._lock)
 
 
@@ -36,21 +38,38 @@ def lease_port() -> PortLease:
     Raises:
         FleetError: None of 200 random ports is free.
     """
+    for port in random.sample(_PORTS, 200):
+        lease = _try_lease(port)
+        if lease is not None:
+            remove_segments(port)
+            return lease
+    raise FleetError(
+        f"no free port found from {_PORTS[0]} to {_PORTS[-1]}",
+        "end what listens on so many ports",
+    )
+
+
+def sweep_segments() -> None:
+    """Remove what trials left whose search was killed: segments of ports that nobody leases."""
+    for port in ports_of_segments(_PORTS.__contains__):
+        lease = _try_lease(port)
+        if lease is not None:
+            lease.release()
+
+
+def _try_lease(port: int) -> PortLease | None:
     folder = Path(tempfile.gettempdir()) / f"autotune-ports-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    for port in random.sample(range(_FIRST, _LAST + 1), 200):
-        lock = os.open(folder / str(port), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            continue
-        if _is_free(port):
-            return PortLease(port=port, _lock=lock)
+    lock = os.open(folder / str(port), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         os.close(lock)
-    raise FleetError(
-        f"no free port found between {_FIRST} and {_LAST}", "end what listens on so many ports"
-    )
+        return None
+    if _is_free(port):
+        return PortLease(port=port, _lock=lock)
+    os.close(lock)
+    return None
 
 
 def _is_free(port: int) -> bool:

@@ -35,6 +35,10 @@ def fleet():
     fleet.close()
 
 
+def segments() -> set[str]:
+    return {p.name for p in Path("/dev/shm").glob("deepspeed_allreduce_buffer_*")}
+
+
 def run(fleet, study, trial_spec, config=None) -> TrialResult:
     folder = study.write_spec(trial_spec, files(config or ds_config()))
     return fleet.submit(trial_spec, folder).wait()
@@ -44,9 +48,11 @@ def test_a_good_trial_measures_and_reads_back(fleet, study, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_do_not_tell")
     monkeypatch.setenv("NCCL_API_KEY", "do-not-tell-either")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    before = segments()
     result = run(fleet, study, spec(expected={"stage": 1, "micro_batch": 2, "dp": 2}))
 
     assert result.outcome is Outcome.OK, result.evidence
+    assert segments() <= before, "the trial left shared memory"
     assert 6 <= len(result.step_times_s) <= 8
     assert result.samples_per_s == pytest.approx(4 / result.step_time_s)
     assert result.samples_per_s_low <= result.samples_per_s <= result.samples_per_s_high

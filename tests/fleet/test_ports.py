@@ -1,6 +1,8 @@
+import os
 import socket
 
-from autotune.fleet.ports import lease_port
+from autotune.fleet import shared_memory
+from autotune.fleet.ports import lease_port, sweep_segments
 
 
 def test_leases_at_the_same_time_differ_and_can_be_bound():
@@ -21,3 +23,17 @@ def test_a_port_in_use_is_passed_over(monkeypatch):
         lease = lease_port()
         assert lease.port == free.port
         lease.release()
+
+
+def test_shared_memory_of_ended_trials_goes_and_that_of_running_ones_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_memory, "_FOLDER", tmp_path)
+    running, ended = lease_port(), lease_port()
+    ended.release()
+    left = {}
+    for port in (running.port, ended.port, 4242):
+        left[port] = tmp_path / f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_{port}_0"
+        left[port].touch()
+    sweep_segments()
+    assert {port for port, path in left.items() if path.exists()} == {running.port, 4242}
+    running.release()
+    assert not left[running.port].exists()
