@@ -62,7 +62,7 @@ class Search:
 
     def run(self, *more: str) -> tuple[int, str, str]:
         process = self.start(*more)
-        stdout, stderr = process.communicate(timeout=300)
+        stdout, stderr = process.communicate(timeout=900)
         return process.returncode, stdout, stderr
 
     def finished(self) -> dict[int, str]:
