@@ -109,10 +109,17 @@ def build(accelerator: str, on_line: Callable[[str], None]) -> None:
 
 
 def environment(accelerator: str) -> dict[str, str]:
-    """Environment variables that make a process load the extensions built here."""
+    """Environment variables that make a process load the extensions built here.
+
+    This interpreter's folder of commands leads `PATH`, as in an activated environment: the ninja
+    of one version does not read the log of another and compiles all again, in the middle of a
+    trial.
+    """
+    commands = sysconfig.get_path("scripts")
     return {
         "TORCH_EXTENSIONS_DIR": str(extensions_folder(accelerator)),
         "DS_ACCELERATOR": accelerator,
+        "PATH": os.pathsep.join([commands, os.environ.get("PATH", os.defpath)]),
     }
 
 

@@ -64,7 +64,7 @@ def grid(space: Space, context: Context) -> Iterator[Candidate]:
         JobError: The space has more than `MAX_COMBINATIONS` combinations of values.
     """
     seen: set[Candidate] = set()
-    for count, chosen in enumerate(_combinations(space, context), start=1):
+    for count, chosen in enumerate(combinations(space, context), start=1):
         if count > MAX_COMBINATIONS:
             sizes = " x ".join(f"{name} {len(d.values)}" for name, d in space.domains.items())
             raise JobError(
@@ -79,7 +79,7 @@ def grid(space: Space, context: Context) -> Iterator[Candidate]:
             yield candidate
 
 
-def _combinations(space: Space, context: Context) -> Iterator[dict[str, KnobValue]]:
+def combinations(space: Space, context: Context) -> Iterator[dict[str, KnobValue]]:
     """Choices of values, one knob after the other; a knob that cannot act is left out."""
     knobs = list(space.domains.items())
 

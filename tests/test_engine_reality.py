@@ -22,7 +22,7 @@ from autotune.extensions import build
 from autotune.extensions import environment as extensions_environment
 from autotune.knobs import Context, canonical
 from autotune.model import load_model
-from autotune.space import Space, _combinations, load_space, shipped_spaces
+from autotune.space import Space, combinations, load_space, shipped_spaces
 from tests.jobs import CPU, tiny_job
 
 pytestmark = pytest.mark.real
@@ -63,16 +63,16 @@ def stratified() -> list[dict[str, Any]]:
     for name in shipped_spaces():
         space = load_space(name)
         missing = listed(space)
-        combinations = [c for c in _combinations(space) if int(c.get("tp", 1)) <= WORLD]
-        draw.shuffle(combinations)
-        del combinations[2000:]
-        for combination in combinations:
+        choices = [c for c in combinations(space, context) if int(c.get("tp", 1)) <= WORLD]
+        draw.shuffle(choices)
+        del choices[2000:]
+        for combination in choices:
             acting = {k: combination.get(k, v) for k, v in canonical(combination, context).items()}
             if missing & set(acting.items()):
                 missing -= set(acting.items())
                 chosen.append(acting)
         assert not missing, f"{name}: no choice of two ranks has {missing}"
-        spare += [{k: c.get(k, v) for k, v in canonical(c, context).items()} for c in combinations]
+        spare += [{k: c.get(k, v) for k, v in canonical(c, context).items()} for c in choices]
     draw.shuffle(spare)
     chosen += spare[: max(0, AT_LEAST - len(chosen))]
     assert len(chosen) >= AT_LEAST
