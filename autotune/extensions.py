@@ -103,7 +103,7 @@ def build(accelerator: str, on_line: Callable[[str], None]) -> None:
         missing = _missing(accelerator)
         if not missing:
             return
-        on_line(f"building DeepSpeed extensions once: {', '.join(missing)} (1 to 2 minutes)")
+        on_line(f"building DeepSpeed extensions once: {', '.join(missing)} (some minutes)")
         builders = {name: _start_build(name, accelerator, folder, lock) for name in missing}
         _wait_for(builders, folder, on_line)
 

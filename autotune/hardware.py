@@ -48,6 +48,10 @@ _PEAK_TFLOPS: tuple[tuple[str, float], ...] = (
 )
 
 
+_HOST_SHARE = 0.9
+"""Share of the host's memory that CPU ranks may take together; the rest is the system's."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Environment:
     """What a trial would meet: the accelerator and the versions of what runs on it."""
@@ -58,7 +62,7 @@ class Environment:
     """Accelerators of one node; for `cpu`, its cores."""
     device_name: str
     device_memory_bytes: int
-    """Of one device; for `cpu`, the host's memory."""
+    """Of one device; for `cpu`, a core's share of the host's memory."""
     peak_flops: float | None
     """Dense bf16/fp16 matrix peak of one device in FLOP/s by its datasheet; None if unknown."""
     deepspeed_version: str
@@ -110,11 +114,12 @@ def detect_environment() -> Environment:
             deepspeed_version=deepspeed,
             torch_version=torch,
         )
+    n_cores = len(usable_cores())
     return Environment(
         accelerator="cpu",
-        n_devices=len(usable_cores()),
+        n_devices=n_cores,
         device_name=cpu_name(),
-        device_memory_bytes=usable_memory_bytes(),
+        device_memory_bytes=int(usable_memory_bytes() * _HOST_SHARE / n_cores),
         peak_flops=None,
         deepspeed_version=deepspeed,
         torch_version=torch,
@@ -167,12 +172,21 @@ def visible_gpus() -> list[Gpu]:
 
     NVML counts by PCI bus; `CUDA_VISIBLE_DEVICES` counts so too where all GPUs are alike or
     `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+
+    Raises:
+        FleetError: The driver is there and does not answer for a GPU.
     """
     with _nvml() as there:
         if not there:
             return []
-        handles = _visible_handles(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        return [_gpu(index, handle) for index, handle in enumerate(handles)]
+        try:
+            handles = _visible_handles(os.environ.get("CUDA_VISIBLE_DEVICES"))
+            return [_gpu(index, handle) for index, handle in enumerate(handles)]
+        except pynvml.NVMLError as error:
+            raise FleetError(
+                f"the NVIDIA driver does not answer for a GPU: {error}",
+                "see nvidia-smi; hide a broken one with CUDA_VISIBLE_DEVICES",
+            ) from error
 
 
 def usable_cores() -> list[int]:

@@ -3,14 +3,13 @@
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from autotune.extensions import extensions_folder
+from autotune.extensions import environment as extensions_environment
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -50,16 +49,10 @@ def test_every_command_runs(tmp_path: Path) -> None:
     (tmp_path / ".venv" / "bin" / "activate").write_text(ACTIVATE)
     (tmp_path / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / ".venv" / "bin" / "python").chmod(0o755)
-    # A copy: DeepSpeed on its own may rebuild what it finds, in the middle of other tests' trials.
-    shutil.copytree(extensions_folder("cpu"), tmp_path / "extensions")
     for command in commands():
         # What is launched without autotune would compile for minutes, and a compiler that a time
         # limit ends leaves a lock that every later start waits on: it gets what is built already.
-        lent = (
-            {"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
-            if "launch.sh" in command
-            else {}
-        )
+        lent = extensions_environment("cpu") if "launch.sh" in command else {}
         done = subprocess.run(
             ["bash", "-c", f". .venv/bin/activate; {DEMO if command == 'make demo' else command}"],
             cwd=tmp_path,

@@ -58,6 +58,8 @@ class Ending:
     timed_out_after_s: float | None = None
     oom_killed: bool = False
     """Whether the kernel killed a process of this machine's group for memory meanwhile."""
+    undrained_bytes: int = 0
+    """Device memory that somebody held when the trial was over, and nobody before it."""
 
 
 def collect(
@@ -92,7 +94,7 @@ def collect(
         step_times_s=_first(reports, "step_times_s"),
         steps_skipped=max((r.steps_skipped for r in reports), default=0),
         peak_memory_bytes=_highest_by_meter(reports).get("peak"),
-        memory_bytes=_highest_by_meter(reports),
+        memory_bytes=_memory(reports, ending),
         host_construction_bytes=max(
             (r.host_construction_bytes for r in reports if r.host_construction_bytes is not None),
             default=None,
@@ -106,6 +108,11 @@ def collect(
         devices=devices,
     )
     return _with_figures(result, spec) if outcome.is_measured else result
+
+
+def _memory(reports: list[RankReport], ending: Ending) -> dict[str, int]:
+    highest = _highest_by_meter(reports)
+    return {**highest, "undrained": ending.undrained_bytes} if ending.undrained_bytes else highest
 
 
 def read_reports(folder: Path, world: int) -> list[RankReport]:

@@ -21,7 +21,7 @@ def used_bytes(gang: Gang) -> dict[int, int]:
     return {gpu.index: gpu.memory_used_bytes for gpu in visible_gpus() if gpu.index in indices}
 
 
-def wait_until_drained(gang: Gang, before: Mapping[int, int]) -> bool:
+def wait_until_drained(gang: Gang, before: Mapping[int, int]) -> int:
     """Wait until every GPU of the gang is back at what it held before the trial.
 
     Args:
@@ -29,13 +29,15 @@ def wait_until_drained(gang: Gang, before: Mapping[int, int]) -> bool:
         before: `used_bytes` from before it started.
 
     Returns:
-        Whether it came to that; False after 15 s, when somebody else took the memory.
+        0 when it came to that. After 15 s, when somebody else took the memory: the bytes that the
+        worst GPU lacks, which the next trial will lack as well.
     """
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         now = used_bytes(gang)
-        if all(now.get(i, 0) <= used + _TOLERANCE_BYTES for i, used in before.items()):
-            return True
+        lacking_bytes = max((now.get(i, 0) - used for i, used in before.items()), default=0)
+        if lacking_bytes <= _TOLERANCE_BYTES:
+            return 0
         if time.monotonic() > deadline:
-            return False
+            return lacking_bytes
         time.sleep(_PERIOD_S)

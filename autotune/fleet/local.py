@@ -34,8 +34,6 @@ from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
 _STACKS_WAIT_S = 1.0
 """What ranks get to write their stacks before a hung trial is killed."""
-_HOST_SHARE = 0.9
-"""Share of the host's memory that the CPU ranks of all gangs may take together."""
 
 
 class LocalFleet:
@@ -90,11 +88,11 @@ class LocalFleet:
         self._allocator.release(trial.gang)
 
     def _capacity_bytes(self) -> int | None:
-        """A CPU rank's device memory: its share of the host's; a GPU knows its own."""
+        """A CPU rank's device memory, less where ranks share a core; a GPU knows its own."""
         if self._environment.accelerator != "cpu":
             return None
-        ranks = self._world * self.capacity(self._world)
-        return int(self._environment.device_memory_bytes * _HOST_SHARE / ranks)
+        n_cores = self._environment.n_devices
+        return self._environment.device_memory_bytes * n_cores // max(n_cores, self._world)
 
 
 class LocalTrial:
@@ -125,6 +123,7 @@ class LocalTrial:
         is_gpu = spec.accelerator == "cuda"
         self._device_used_before = used_bytes(gang) if is_gpu else {}
         self._started_at_s = time.time()
+        self._started = time.monotonic()
         self._port: PortLease = lease_port()
         self._environment = self._make_environment(capacity_bytes)
         try:
@@ -140,7 +139,7 @@ class LocalTrial:
         """See `Handle.poll`."""
         if self._result is not None:
             return self._result
-        elapsed_s = time.time() - self._started_at_s
+        elapsed_s = self._elapsed_s()
         if self._process.poll() is None:
             if elapsed_s <= self.spec.timeout_s:
                 return None
@@ -160,7 +159,7 @@ class LocalTrial:
         reports = read_reports(self.folder, self.spec.world)
         order = list(Phase)
         phase = min((r.phase for r in reports), key=order.index, default=Phase.SPAWN)
-        return Progress(phase=phase, elapsed_s=time.time() - self._started_at_s)
+        return Progress(phase=phase, elapsed_s=self._elapsed_s())
 
     def cancel(self) -> None:
         """See `Handle.cancel`."""
@@ -169,6 +168,10 @@ class LocalTrial:
             self._cancelled = True
             kill_all(self.folder)
             self._process.wait()
+
+    def _elapsed_s(self) -> float:
+        """Seconds since the trial was submitted; the wall clock may jump meanwhile."""
+        return time.monotonic() - self._started
 
     def _start(self) -> subprocess.Popen[bytes]:
         (self.folder / RANKS_DIR).mkdir(exist_ok=True)
@@ -226,17 +229,18 @@ class LocalTrial:
     def _collect(self) -> TrialResult:
         kill_all(self.folder)
         launcher_code = self._process.wait()
-        wait_until_drained(self.gang, self._device_used_before)
+        undrained_bytes = wait_until_drained(self.gang, self._device_used_before)
         self._port.release()
         self._on_end(self)
         ending = Ending(
             started_at_s=self._started_at_s,
-            wall_s=time.time() - self._started_at_s,
+            wall_s=self._elapsed_s(),
             exit_codes=_exit_codes(self.folder),
             launcher_code=launcher_code,
             was_cancelled=self._cancelled,
             timed_out_after_s=self._timed_out_after_s,
             oom_killed=oom_kills() > self._oom_kills_before,
+            undrained_bytes=undrained_bytes,
         )
         devices = [f"localhost:{slot.index}" for slot in self.gang.slots]
         return collect(self.spec, self.folder, ending, devices, self._environment)

@@ -36,10 +36,16 @@ def lease_port() -> PortLease:
     """Find a port that nobody listens on and nobody leased.
 
     Raises:
-        FleetError: None of 200 random ports is free.
+        FleetError: None of 200 random ports is free, or the folder of leases cannot be written.
     """
     for port in random.sample(_PORTS, 200):
-        lease = _try_lease(port)
+        try:
+            lease = _try_lease(port)
+        except OSError as error:
+            raise FleetError(
+                f"a port cannot be leased: {error}",
+                "free some space, or name a folder that you may write in TMPDIR",
+            ) from error
         if lease is not None:
             remove_segments(port)
             return lease

@@ -1,6 +1,7 @@
 """What a search is about to do and what it will cost, before anything runs."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.lattice import Lattice
 from autotune.record import Study
-from autotune.search.confirm import MAX_FINALISTS, ROUNDS
+from autotune.search.confirm import MAX_FINALISTS, ROUNDS, run_s
 from autotune.search.history import History
 from autotune.search.stop import n_done
 
@@ -51,6 +52,10 @@ class Plan:
     """At most."""
     trial_s: float
     """Seconds that one trial takes."""
+    confirm_s: float
+    """Seconds that one run of the final comparison takes."""
+    at_once: int
+    """Trials of the search that run at the same time."""
     is_measured: bool
     """Whether `trial_s` is the median of trials in the record; else it is assumed."""
     budget_s: float | None
@@ -62,14 +67,22 @@ class Plan:
 
     @property
     def total_s(self) -> float:
-        """Wall-clock seconds, one trial at a time."""
-        total_s = self.trials * self.trial_s
+        """Wall-clock seconds: the search's trials side by side, all others one at a time."""
+        total_s = self._one_at_a_time_s
+        total_s += math.ceil(self.search_trials / self.at_once) * self.trial_s
         return total_s if self.budget_s is None else min(total_s, self.budget_s)
 
     @property
     def accelerator_hours(self) -> float:
-        """Accelerators times hours."""
-        return self.world * self.total_s / 3600
+        """Accelerators times hours, at most."""
+        work_s = self._one_at_a_time_s + self.search_trials * self.trial_s
+        if self.budget_s is not None:
+            work_s = min(work_s, self.budget_s * self.at_once)
+        return self.world * work_s / 3600
+
+    @property
+    def _one_at_a_time_s(self) -> float:
+        return self.baseline_trials * self.trial_s + self.confirm_trials * self.confirm_s
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -128,6 +141,8 @@ def make_plan(
         search_trials=search_trials,
         confirm_trials=0 if is_confirmed and not search_trials else (finalists + 1) * ROUNDS,
         trial_s=ASSUMED_TRIAL_S if measured_s is None else measured_s,
+        confirm_s=run_s(history) or ASSUMED_TRIAL_S,
+        at_once=max(1, environment.n_devices // job.world),
         is_measured=measured_s is not None,
         budget_s=job.budget.time_s,
     )

@@ -230,8 +230,9 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
         (
             "price",
             f"{plan.baseline_trials} + {plan.search_trials} + {plan.confirm_trials} trials at "
-            f"most (baseline, search, final comparison) x {format_seconds(plan.trial_s)} "
-            f"({source}) x {plan.world} accelerators: {format_seconds(plan.total_s)}, "
+            f"most (baseline, search, final comparison) x {format_seconds(plan.trial_s)}, "
+            f"in the comparison {format_seconds(plan.confirm_s)} ({source}), "
+            f"x {plan.world} accelerators: {format_seconds(plan.total_s)}, "
             f"{plan.accelerator_hours:.2g} accelerator-hours",
         ),
     ]

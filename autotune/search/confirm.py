@@ -14,6 +14,7 @@ from autotune.contract import Role, TrialResult
 from autotune.record import Trial
 from autotune.search.base import Speedup
 from autotune.search.history import History, is_settled, results
+from autotune.search.launch import CONFIRM_MEASURE, MEASURE
 from autotune.search.objective import Figure, Objective
 from autotune.search.student import t_quantile
 
@@ -95,18 +96,26 @@ def plan(
     if not contenders:
         return None
     begun = [t for t in history.trials if t.spec.role is Role.CONFIRM]
-    # Of the comparison's own runs the plan must not depend: it would change on resume.
-    typical_s = history.explored.typical_s or 0.0
     block = max((t.spec.confirm_round or 0 for t in begun), default=0) // ROUNDS
     for first_round in (block * ROUNDS, (block + 1) * ROUNDS):
         own = _runs_of(history, first_round)
-        members, n_rounds = _affordable(contenders, baseline, own, left_s, typical_s)
+        members, n_rounds = _affordable(contenders, baseline, own, left_s, run_s(history))
         comparison = Comparison(members=members, first_round=first_round, n_rounds=n_rounds)
         if not n_rounds:
             return None
         if _is_open_to(comparison, own):
             return comparison
     raise AssertionError("a comparison without runs is open to everyone")
+
+
+def run_s(history: History) -> float:
+    """Seconds that one run of the comparison takes, at most as a rule; 0 with nothing to go by.
+
+    It starts like a search's trial and measures for longer. The comparison's own runs do not
+    count: what is planned by them would change on resume.
+    """
+    typical_s = history.explored.typical_s
+    return 0.0 if typical_s is None else typical_s + CONFIRM_MEASURE.budget_s - MEASURE.budget_s
 
 
 def next_run(
@@ -190,7 +199,7 @@ def _affordable(
     baseline: Candidate | None,
     own: Sequence[Trial],
     left_s: Callable[[Sequence[Trial]], float],
-    typical_s: float,
+    run_s: float,
 ) -> tuple[tuple[Candidate, ...], int]:
     """As many finalists as the time allows, the last dropped first; then fewer rounds."""
     others = [c for c in contenders if c != baseline]
@@ -201,7 +210,7 @@ def _affordable(
             members = (*others[:n_others], *fixed)
             hashes = {member.hash for member in members}
             theirs = [trial for trial in own if trial.spec.candidate_hash in hashes]
-            if members and len(members) * n_rounds * typical_s <= left_s(theirs):
+            if members and len(members) * n_rounds * run_s <= left_s(theirs):
                 return members, n_rounds
     return (), 0
 

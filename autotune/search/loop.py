@@ -160,11 +160,13 @@ class _Search:
         """Start what `next_run` asks for, `at_once` trials at a time, until it asks no more."""
         self._show(stage)
         shown_at = time.monotonic()
+        has_more = True
         while True:
             changed = False
-            while not self._interrupt.draining and self.crew.n_running < at_once:
+            while has_more and not self._interrupt.draining and self.crew.n_running < at_once:
                 run = next_run()
                 if run is None:
+                    has_more = False
                     break
                 self.crew.start(run)
                 changed = True
@@ -177,6 +179,7 @@ class _Search:
                 shown_at = time.monotonic()
             self._interrupt.wait(POLL_S)
             if self.crew.collect():
+                has_more = True  # what has ended may be owed another run
                 self._show(stage)
 
     def _next_baseline(self, theirs: Candidate | None) -> Run | None:
@@ -220,13 +223,12 @@ class _Search:
             # Rules may have changed since: an upgraded engine, another override.
             if tried.is_owed and tried.is_searched and not self._violations(tried.candidate):
                 return self._run_of(tried.candidate, Role.SEARCH)
-        typical_s = history.typical_s or 0.0
         self._stop = why_stop(
             history,
             self._objective,
             self._job.budget,
             used_s=self._used_s(history.trials),
-            kept_s=2 * confirm.ROUNDS * typical_s,
+            kept_s=2 * confirm.ROUNDS * confirm.run_s(history),
         )
         if self._stop is not None:
             return None
@@ -364,7 +366,8 @@ class _Search:
         n_confirm = 2 * confirm.ROUNDS
         if self._comparison is not None:
             n_confirm = confirm.n_missing(self._comparison, self.crew.history)
-        left_s = (n_search / self._capacity + n_confirm) * typical_s
+        left_s = n_search / self._capacity * typical_s
+        left_s += n_confirm * confirm.run_s(self.crew.history)
         if self._job.budget.time_s is not None:
             left_s = min(left_s, max(0.0, self._job.budget.time_s - used_s))
         return left_s

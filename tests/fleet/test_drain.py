@@ -23,7 +23,7 @@ def test_only_the_gangs_own_devices_are_waited_for(monkeypatch):
     readings = iter([gpus(0, 500), gpus(9000, 9000), gpus(9000, 510)])
     monkeypatch.setattr(drain, "visible_gpus", lambda: next(readings))
     monkeypatch.setattr(drain.time, "sleep", lambda _: None)
-    assert drain.wait_until_drained(GANG, drain.used_bytes(GANG))
+    assert drain.wait_until_drained(GANG, drain.used_bytes(GANG)) == 0
     assert next(readings, None) is None, "it looked again until the memory was free"
 
 
@@ -32,4 +32,4 @@ def test_it_gives_up_on_memory_that_somebody_else_took(monkeypatch):
     monkeypatch.setattr(drain, "visible_gpus", lambda: gpus(0, 9000))
     monkeypatch.setattr(drain.time, "sleep", lambda _: None)
     monkeypatch.setattr(drain.time, "monotonic", lambda: next(clock))
-    assert not drain.wait_until_drained(GANG, {1: 0})
+    assert drain.wait_until_drained(GANG, {1: 0}) == 9000 * 2**20

@@ -9,6 +9,7 @@ import pytest
 
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.errors import RenderError
+from autotune.extensions import environment as extensions_environment
 from autotune.render.base import Figures
 from autotune.render.export import export_candidate, find_dialect
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
@@ -124,7 +125,7 @@ def test_the_folder_trains_as_it_is(tmp_path, knobs):
     done = subprocess.run(
         ["bash", out / "launch.sh", "--steps", "2"],
         cwd=tmp_path,
-        env={**clean, "PYTHON": sys.executable},
+        env={**clean, **extensions_environment("cpu"), "PYTHON": sys.executable},
         capture_output=True,
         text=True,
         timeout=300,
