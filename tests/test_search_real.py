@@ -93,7 +93,7 @@ def search(tmp_path):
 
 
 def test_a_search_answers_with_a_confirmed_best_and_its_files(search):
-    code, stdout, stderr = search.run("--trials", "2", "--seed", "3")
+    code, stdout, stderr = search.run("--trials", "1", "--seed", "3")
     assert code == 0, stderr
     answer = json.loads(stdout.splitlines()[-1])
 
@@ -116,7 +116,7 @@ def test_a_search_answers_with_a_confirmed_best_and_its_files(search):
         assert Path(search.study.root.parent, path).exists()
 
     n_trials = len(trials)
-    code, stdout, _ = search.run("--trials", "2", "--seed", "3")
+    code, stdout, _ = search.run("--trials", "1", "--seed", "3")
     assert code == 0
     assert len(search.study.trials()) == n_trials, "the same command again runs nothing twice"
     assert json.loads(stdout.splitlines()[-1])["best"] == answer["best"]
