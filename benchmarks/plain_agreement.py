@@ -1,6 +1,6 @@
 """Does a trial's figure match plain training? Trials and plain runs of the same configurations.
 
-    python benchmarks/plain_agreement.py [--rounds N] [--json]
+    python benchmarks/plain_agreement.py [--rounds N] [--case NAME] [--json]
 
 For each case the trial (measured by autotune) and the plain run (`plain_training.py` on the
 exported folder, which imports nothing of autotune) take turns, so that a busy machine meets both
@@ -21,6 +21,7 @@ from typing import Any
 from autotune.app.session import Session, open_session
 from autotune.candidate import Candidate
 from autotune.contract import Role
+from autotune.errors import NothingFeasibleError
 from autotune.extensions import build
 from autotune.extensions import environment as extensions_environment
 from autotune.fleet.local import LocalFleet
@@ -65,10 +66,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
+    parser.add_argument("--case", action="append", help="only this one; may be repeated")
     options = parser.parse_args()
     rows = {}
     with tempfile.TemporaryDirectory() as scratch:
         for case in CASES:
+            if options.case and case.name not in options.case:
+                continue
             rows[case.name] = compare(case, Path(scratch) / case.name, options.rounds)
             print(f"{case.name:18}{worded(rows[case.name])}", flush=True)
     if options.json:
@@ -78,7 +82,10 @@ def main() -> int:
 
 
 def compare(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
-    session = open_session(None, {**JOB, **case.job, "study": "agreement"}, results=folder)
+    try:
+        session = open_session(None, {**JOB, **case.job, "study": "agreement"}, results=folder)
+    except NothingFeasibleError as error:
+        return {"refused": error.hint}
     build(session.environment.accelerator, print)
     context = Context.of(session.job, session.environment)
     candidate = Candidate.of(
@@ -140,7 +147,12 @@ def worded(row: dict[str, Any]) -> str:
     if "refused" in row:
         return f"not here: {row['refused']}"
     trial, plain = (statistics.median(row[f"{who}_samples_per_s"]) for who in ("trial", "plain"))
-    return f"trial {trial:8.3f}  plain {plain:8.3f} samples/s  ratio {row['ratio']:.3f}"
+    spread = " ".join(
+        f"{t:.2f}/{p:.2f}"
+        for t, p in zip(row["trial_samples_per_s"], row["plain_samples_per_s"], strict=True)
+    )
+    ratio = row["ratio"]
+    return f"trial {trial:8.3f}  plain {plain:8.3f} samples/s  ratio {ratio:.3f}  ({spread})"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autotune.extensions import build
+from autotune.extensions import environment as extensions_environment
 from autotune.rules.base import Case
 from tests.rules.cases import config_of, model_of
 
@@ -58,8 +60,10 @@ def _run_group(
         *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"),
         *(str(DRIVER), str(runs), str(results)),
     ]
-    environment = os.environ | {
-        "DS_ACCELERATOR": "cpu",
+    build("cpu", lambda _: None)
+    environment = {
+        **os.environ,
+        **extensions_environment("cpu"),
         "OMP_NUM_THREADS": "1",
         # Muon's kernels run as they are: compiling them would take longer than all the rest.
         "TORCHDYNAMO_DISABLE": "1",
