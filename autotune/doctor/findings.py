@@ -124,7 +124,7 @@ def _extensions(machine: Machine) -> Iterator[Finding]:
         yield _warn(
             "extensions",
             f"not built yet: {missing}",
-            "nothing to do: a search builds them once, in 1 to 2 minutes",
+            "nothing to do: a search builds them once, in some minutes",
         )
     elif machine.extensions_built:
         yield _ok("extensions", f"built: {', '.join(machine.extensions_built)}")
