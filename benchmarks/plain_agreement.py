@@ -4,11 +4,14 @@
 
 For each case the trial (measured by autotune) and the plain run (`plain_training.py` on the
 exported folder, which imports nothing of autotune) take turns, so that a busy machine meets both
-alike; the medians over the rounds are compared. Exits with 1 if one differs by more than 5%.
+alike. The ratio is the geometric mean over the rounds, with its 95% interval. Exits with 1 if an
+interval lies outside 5%, and with 3 if one is too wide to tell: take more rounds or a quieter
+machine.
 """
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -29,8 +32,11 @@ from autotune.knobs import Context, canonical
 from autotune.render.export import export_candidate
 from autotune.rules import judge
 from autotune.search.launch import Run, make_spec
+from autotune.search.student import t_quantile
 
 TOLERANCE = 0.05
+_LARGEST_LOG = 700.0
+"""Of which `exp` is finite: one round has no interval."""
 PLAIN = Path(__file__).with_name("plain_training.py")
 JOB = {"model": "tiny-llama", "seq_len": 64, "global_batch": 16, "world": 2, "precision": "bf16"}
 
@@ -77,8 +83,10 @@ def main() -> int:
             print(f"{case.name:18}{worded(rows[case.name])}", flush=True)
     if options.json:
         print(json.dumps(rows))
-    ratios = [row["ratio"] for row in rows.values() if "ratio" in row]
-    return int(any(abs(ratio - 1) > TOLERANCE for ratio in ratios))
+    verdicts = {row["verdict"] for row in rows.values() if "verdict" in row}
+    if "differs" in verdicts:
+        return 1
+    return 3 if "too noisy to tell" in verdicts else 0
 
 
 def compare(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
@@ -108,8 +116,32 @@ def compare(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
     for turn in range(rounds):
         measured.append(trial_samples_per_s(session, fleet, candidate, turn))
         plain.append(plain_samples_per_s(session, exported))
-    ratio = statistics.median(measured) / statistics.median(plain)
-    return {"trial_samples_per_s": measured, "plain_samples_per_s": plain, "ratio": ratio}
+    return {
+        "trial_samples_per_s": measured,
+        "plain_samples_per_s": plain,
+        **compared([math.log(m / p) for m, p in zip(measured, plain, strict=True)]),
+    }
+
+
+def compared(logs: list[float]) -> dict[str, Any]:
+    """Ratio, interval and verdict from each round's log ratio."""
+    mean, half_width = statistics.fmean(logs), math.inf
+    if len(logs) > 1:
+        error = statistics.stdev(logs) / math.sqrt(len(logs))
+        half_width = t_quantile(0.975, len(logs) - 1) * error
+    low, high = mean - half_width, mean + half_width
+    limit = math.log(1 + TOLERANCE)
+    verdict = "too noisy to tell"
+    if -limit <= low and high <= limit:
+        verdict = "agrees"
+    elif low > limit or high < -limit:
+        verdict = "differs"
+    return {
+        "ratio": math.exp(mean),
+        "low": math.exp(low),
+        "high": math.exp(min(high, _LARGEST_LOG)),
+        "verdict": verdict,
+    }
 
 
 def trial_samples_per_s(
@@ -146,13 +178,12 @@ def plain_samples_per_s(session: Session, exported: Path) -> float:
 def worded(row: dict[str, Any]) -> str:
     if "refused" in row:
         return f"not here: {row['refused']}"
-    trial, plain = (statistics.median(row[f"{who}_samples_per_s"]) for who in ("trial", "plain"))
     spread = " ".join(
         f"{t:.2f}/{p:.2f}"
         for t, p in zip(row["trial_samples_per_s"], row["plain_samples_per_s"], strict=True)
     )
-    ratio = row["ratio"]
-    return f"trial {trial:8.3f}  plain {plain:8.3f} samples/s  ratio {ratio:.3f}  ({spread})"
+    interval = f"{row['low']:.3f} to {row['high']:.3g}"
+    return f"{row['verdict']}: {row['ratio']:.3f} of plain ({interval})  trial/plain {spread}"
 
 
 if __name__ == "__main__":
