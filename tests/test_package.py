@@ -126,7 +126,7 @@ def test_the_wheel_searches_from_another_folder(wheel: Path, tmp_path: Path) -> 
         [
             *(python, "-m", "autotune", "search", "--yes", "--json"),
             *("--model", "tiny-llama", "--seq-len", "32", "--global-batch", "4", "--world", "2"),
-            *("--precision", "fp32", "--space", "smoke", "--trials", "1"),
+            *("--precision", "fp32", "--space", "smoke", "--trials", "1", "--budget", "45s"),
         ],
         cwd=elsewhere,
         env={**environment, "DS_ACCELERATOR": "cpu"},
@@ -136,7 +136,7 @@ def test_the_wheel_searches_from_another_folder(wheel: Path, tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
-    assert answer["counts"]["ok"] >= 2
+    assert answer["counts"]["ok"] >= 1
     assert (elsewhere / answer["best"]["ds_config"]).is_file()
     assert (elsewhere / answer["paths"]["export"] / "ds_config.json").is_file()
 
