@@ -80,7 +80,7 @@ def test_a_dry_run_as_json_adds_up(tmp_path: Path) -> None:
 def test_without_flags_it_plans_a_job_for_this_machine(tmp_path: Path) -> None:
     done = autotune("search", "--dry-run", "--json", folder=tmp_path)
     plan = json.loads(done.stdout)
-    assert (plan["model"], plan["world"], plan["accelerator"]) == ("tiny-llama", 2, "cpu")
+    assert (plan["model"], plan["world"], plan["accelerator"]) == ("tiny-llama-32k", 2, "cpu")
 
 
 def test_flags_come_before_the_job_file(tmp_path: Path) -> None:

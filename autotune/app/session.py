@@ -23,16 +23,18 @@ from autotune.space import load_space
 
 DEMO: dict[str, dict[str, Any]] = {
     "cpu": {
-        "model": "tiny-llama",
+        # Few layers under the vocabulary of a real Llama: the loss is what costs, as in many a
+        # small model, and how much of it is done at once decides.
+        "model": "tiny-llama-32k",
         "seq_len": 64,
-        "precision": "bf16",
+        "precision": "fp32",
         "trials": 8,
         "budget": "6m",
     },
     "cuda": {"model": "gpt2", "seq_len": 1024, "trials": 20, "budget": "6m"},
 }
 """The job where nobody names a model: small enough for a few minutes, with room for choices."""
-DEMO_BATCH_PER_RANK = 8
+DEMO_BATCH_PER_RANK = 16
 """The small job's global batch is so many times the world: every world has legal candidates."""
 CPU_WORLD = 2
 """Ranks on CPU where nobody says: enough to communicate, few enough for any machine."""
