@@ -1,15 +1,19 @@
 """What a rule is: it judges what would really run, and carries the cases that prove it."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from autotune.hardware import Environment
 from autotune.model import ModelShape
 
-Consequence = Literal["raised", "ignored", "differs"]
-"""What the engine does with a clash: it raises, it runs as if the value were not there, or it runs
-something other than was asked."""
+Consequence = Literal["raised", "ignored", "differs", "converted"]
+"""What the engine does with a clash: it raises, it runs as if the value were not there, it runs
+something other than was asked, or it takes a value of another type for the one that is meant."""
+
+Patch = Mapping[str, Any]
+"""Changes to a configuration, nested like it; None takes a key away."""
 
 BATCH_KEYS = (
     "train_micro_batch_size_per_gpu",
@@ -19,8 +23,25 @@ BATCH_KEYS = (
 
 _NO_SECTION: Mapping[str, Any] = {}
 
-Finding = tuple[str, str]
-"""(message, fix): which values clash, with the arithmetic; the cheapest legal change."""
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a rule has against a setup, and the cheapest way out."""
+
+    message: str
+    """Which values clash, with the arithmetic."""
+    changes: Patch = field(default_factory=dict)
+    """Laid over the configuration it makes the rule silent. Empty where somebody has to choose, or
+    where what must change is not in the configuration (the layout, the job)."""
+    advice: str = ""
+    """Without `changes`, what to choose; beside them, another way, from `or` on."""
+    consequence: Consequence | None = None
+    """Where the rule's witnesses differ in theirs: this one's."""
+
+    @property
+    def fix(self) -> str:
+        """The cheapest legal change, in words."""
+        return ", ".join(filter(None, (in_words(self.changes), self.advice)))
 
 
 _T = TypeVar("_T")
@@ -60,7 +81,8 @@ class Setup:
     seq_len: int | None
     """Tokens per sample; None where unknown."""
     recompute: str
-    precision: str
+    precision: str | None
+    """What the job trains in; None where it is what the configuration says."""
     model: ModelShape | None
     """None where unknown."""
     supports_tp: bool
@@ -164,6 +186,9 @@ class Violation:
     """Which values clash, with the arithmetic."""
     fix: str
     """The cheapest change that makes it legal."""
+    changes: Patch = field(default_factory=dict)
+    """The same for machines, as in `Finding`."""
+    consequence: Consequence = "raised"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,10 +240,23 @@ class Rule:
     name: str
     """`subject.what`, such as `offload.param_needs_stage_3`."""
     check: Callable[[Setup], Finding | None]
-    """Returns (message, fix) for a violation, None for a legal setup."""
+    """Returns a finding for a violation, None for a legal setup."""
     witnesses: tuple[Witness, ...]
     source: str
     """Where the engine says so: a file, an issue, a measurement."""
+
+    def violation(self, setup: Setup) -> Violation | None:
+        """What the rule has against a setup, under its name."""
+        finding = self.check(setup)
+        if finding is None:
+            return None
+        return Violation(
+            rule=self.name,
+            message=finding.message,
+            fix=finding.fix,
+            changes=finding.changes,
+            consequence=finding.consequence or self.witnesses[0].consequence,
+        )
 
 
 def raised(
@@ -262,6 +300,34 @@ def ignored(
     )
 
 
+def patch(path: str, keys: Patch) -> dict[str, Any]:
+    """Changes of keys of one section, by its dotted path; the empty path is the whole file."""
+    changes: dict[str, Any] = dict(keys)
+    for part in reversed(path.split(".")) if path else ():
+        changes = {part: changes}
+    return changes
+
+
+def in_words(changes: Patch, path: str = "") -> str:
+    """Changes as an instruction: `set a.b to 1 and remove c`."""
+    return " and ".join(_in_words(changes, path))
+
+
+def _in_words(changes: Patch, path: str) -> Iterator[str]:
+    for name, value in changes.items():
+        dotted = f"{path}{name}"
+        if isinstance(value, Mapping):
+            yield from _in_words(value, f"{dotted}.")
+        else:
+            told = f"set {dotted} to {value if isinstance(value, str) else json.dumps(value)}"
+            yield f"remove {dotted}" if value is None else told
+
+
+def converted(ds_config: Mapping[str, Any], fix: Mapping[str, Any], **case: Any) -> Witness:
+    """A witness whose values DeepSpeed takes for those of its legal neighbour; as `raised`."""
+    return replace(ignored(ds_config, fix, **case), consequence="converted")
+
+
 def as_section(value: Any) -> Mapping[str, Any]:
     """A value that may be a section; empty where it is none.
 
@@ -285,3 +351,16 @@ def overlay(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         else:
             merged[key] = value
     return merged
+
+
+def changed(config: Mapping[str, Any], changes: Patch) -> dict[str, Any]:
+    """A configuration after changes; its own nulls stay."""
+    after = dict(config)
+    for name, value in changes.items():
+        if isinstance(value, Mapping):
+            after[name] = changed(as_section(after.get(name)), value)
+        elif value is None:
+            after.pop(name, None)
+        else:
+            after[name] = value
+    return after

@@ -322,6 +322,7 @@ SECTIONS: Mapping[str, Section] = {
     "optimizer": Section(
         strict=False, keys={"type": TEXT, "params": MAPPING, "legacy_fusion": BOOL}
     ),
+    "scheduler": Section(strict=False, keys={"type": optional(TEXT), "params": optional(MAPPING)}),
     "data_types": Section(
         strict=False,
         keys={
@@ -349,6 +350,20 @@ SECTIONS: Mapping[str, Section] = {
 }
 """Dotted path of a section -> its keys; the empty path is the whole file. Sections that are not
 here (monitors, checkpointing, compilation, ...) are not looked into."""
+
+
+ADAM_PARAMS = (
+    *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "foreach"),
+    *("capturable", "differentiable", "fused", "set_grad_none", "torch_adam", "adam_w_mode"),
+    *("fp32_optimizer_states", "max_grad_norm"),
+)
+"""Of FusedAdam, DeepSpeedCPUAdam and torch's AdamW, and what DeepSpeed takes out first."""
+
+LAMB_PARAMS = (
+    *("lr", "bias_correction", "betas", "eps", "eps_inside_sqrt", "weight_decay"),
+    *("max_grad_norm", "max_coeff", "min_coeff", "amsgrad"),
+)
+"""Of FusedLamb (ops/lamb/fused_lamb.py)."""
 
 
 @lru_cache(maxsize=64)
