@@ -24,6 +24,10 @@ BATCH_KEYS = (
 _NO_SECTION: Mapping[str, Any] = {}
 
 
+class UnknownFactError(Exception):
+    """A rule asked for what is not known of a setup; it has nothing to say then."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """What a rule has against a setup, and the cheapest way out."""
@@ -247,7 +251,10 @@ class Rule:
 
     def violation(self, setup: Setup) -> Violation | None:
         """What the rule has against a setup, under its name."""
-        finding = self.check(setup)
+        try:
+            finding = self.check(setup)
+        except UnknownFactError:
+            return None
         if finding is None:
             return None
         return Violation(

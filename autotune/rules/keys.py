@@ -13,6 +13,8 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+NEWEST_READ = "0.19.8"
+
 Check = Callable[[Any], bool]
 
 _MOQ = "Mixture-of-Quantization is gone"

@@ -122,6 +122,18 @@ def meaning(key: Key, value: Any) -> Any:
     return next((one for one in found if key.accepts(one)), None)
 
 
+def unreadable(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Where values are of the wrong type or out of range, and nobody can say what is meant."""
+    return [
+        (*(path.split(".") if path else ()), str(name))
+        for path, content, section in sections(config)
+        for name, value in content.items()
+        if (key := section.keys.get(name)) is not None
+        and not key.accepts(value)
+        and (_is_auto(value) or meaning(key, value) is None)
+    ]
+
+
 def _section_value(setup: Setup) -> Finding | None:
     return _wrong_values(setup, top_level=False)
 
