@@ -57,7 +57,7 @@ HIDDEN_SIZES: Mapping[str, Callable[[int], int]] = {
 
 _PREPARED = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
-    *("gradient_clipping", "fp16.enabled", "bf16.enabled"),
+    *("gradient_clipping", "fp16.enabled", "bf16.enabled", "steps_per_print"),
     *("optimizer.params.lr", "optimizer.params.weight_decay"),
     *(
         f"scheduler.params.{name}"

@@ -60,14 +60,24 @@ def write_fix(report: Report) -> None:
     if report.fixed_text is None:
         return
     try:
-        with tempfile.NamedTemporaryFile(
-            "wb", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as aside:
-            aside.write(report.fixed_text.encode("utf-8"))
-        os.chmod(aside.name, path.stat().st_mode)
-        os.replace(aside.name, path)
+        _replace(path, report.fixed_text.encode("utf-8"))
     except OSError as error:
         raise RenderError(f"{path}: cannot be written: {error}", "check the folder") from error
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Whoever reads meanwhile sees the old file or the new one, with the same permissions."""
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(aside, path.stat().st_mode)
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
 
 
 def _environment(accelerator: str, deepspeed_version: str | None) -> Environment:

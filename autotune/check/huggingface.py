@@ -44,7 +44,7 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
     found = [*_not_filled(config, source), *_no_zero(config), *_overwritten(config)]
     if source.consumer is Consumer.TRAINER:
         found += _mismatches(config, source)
-    return [*found, *_precision(config, source), *_beside_file(source)]
+    return [*found, *_precision(config, source), *_yaml_file(source)]
 
 
 def _known(source: Source) -> dict[str, Any]:
@@ -77,7 +77,8 @@ def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation
 
 
 def _no_zero(config: Mapping[str, Any]) -> Iterator[Violation]:
-    if "zero_optimization" not in config:
+    tuned = look_up(config, "autotuning.enabled") is True  # the tuner writes one into each trial's
+    if "zero_optimization" not in config and not tuned:
         yield Violation(
             rule="huggingface.no_zero_section",
             message="no zero_optimization: accelerate refuses a file without the section",
@@ -87,10 +88,11 @@ def _no_zero(config: Mapping[str, Any]) -> Iterator[Violation]:
 
 
 def _overwritten(config: Mapping[str, Any]) -> Iterator[Violation]:
-    if config.get("steps_per_print") not in (None, AUTO):
+    steps = config.get("steps_per_print")
+    if steps not in (None, AUTO):
         yield Violation(
             rule="huggingface.overwritten",
-            message=f"steps_per_print={config['steps_per_print']!r}: accelerate puts infinity",
+            message=f"steps_per_print={steps!r}: accelerate overwrites it with infinity",
             fix="remove steps_per_print",
             changes={"steps_per_print": None},
             consequence="ignored",
@@ -136,7 +138,7 @@ def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]
         )
 
 
-def _beside_file(source: Source) -> Iterator[Violation]:
+def _yaml_file(source: Source) -> Iterator[Violation]:
     if source.beside_file:
         named = ", ".join(source.beside_file)
         yield Violation(
@@ -144,4 +146,12 @@ def _beside_file(source: Source) -> Iterator[Violation]:
             message=f"the accelerate file has deepspeed_config_file and {named}: accelerate "
             "refuses these beside a file",
             fix=f"remove {named} from the accelerate file; {source.path.name} decides",
+        )
+    if source.not_for:
+        yield Violation(
+            rule="huggingface.not_deepspeed",
+            message=f"distributed_type={source.not_for} in the accelerate file: accelerate does "
+            "not start DeepSpeed, and reads nothing of this",
+            fix="set distributed_type to DEEPSPEED in the accelerate file",
+            consequence="ignored",
         )

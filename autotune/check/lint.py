@@ -84,6 +84,7 @@ class Report:
             "unknown": list(self.unknown),
             "findings": [found.to_dict() for found in self.found],
             "would_run": self.exit_code(fixed=False) is ExitCode.FOUND,
+            "would_run_after_fix": self.exit_code(fixed=True) is ExitCode.FOUND,
             "diff": self.diff,
         }
 
@@ -195,7 +196,9 @@ def _world(
     if any(type(size) is not int or size < 1 for size in sizes):
         return None, "not known: rules that need it say nothing"
     micro, accum, total = sizes
-    return max(1, total // (micro * accum)), "from the three batch sizes"  # type: ignore[operator]
+    groups = max(1, total // (micro * accum))  # type: ignore[operator]
+    sp = config.get("sequence_parallel_size", 1)
+    return groups * (sp if type(sp) is int and sp > 0 else 1), "from the three batch sizes"
 
 
 def _nested(source: Source, changes: Patch) -> Patch:

@@ -20,6 +20,10 @@ ACCELERATE_OWNED = (
 """Fields of an accelerate YAML that it refuses beside a `deepspeed_config_file`
 (accelerate/utils/dataclasses.py: _deepspeed_config_checks)."""
 
+_TELLING = frozenset(
+    name for name in FILLED[Consumer.TRAINER] if not name.startswith("zero_optimization.")
+)
+
 _SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
 """Other names of a TrainingArguments field: axolotl's."""
 
@@ -46,6 +50,8 @@ class Source:
     """Accelerate's, where it is given."""
     beside_file: tuple[str, ...] = ()
     """Fields of the accelerate YAML that it refuses beside a `deepspeed_config_file`."""
+    not_for: str = ""
+    """What accelerate runs instead of DeepSpeed, where its YAML says so."""
 
     @property
     def can_edit(self) -> bool:
@@ -74,6 +80,11 @@ class _Accelerate:
             return ()
         fields = {*self.section, *({"mixed_precision"} & self.data.keys())}
         return tuple(name for name in ACCELERATE_OWNED if name in fields)
+
+    @property
+    def not_for(self) -> str:
+        kind = str(self.data.get("distributed_type", "DEEPSPEED"))
+        return "" if kind == "DEEPSPEED" else kind
 
 
 def read_source(
@@ -130,7 +141,10 @@ def read_source(
         elif isinstance(inner, Mapping):
             config, at = inner, ("deepspeed",)
         else:
-            raise JobError(f"{path}: deepspeed is {inner!r}", "name a file, or write the section")
+            raise JobError(
+                f"{path}: deepspeed is {inner!r}, so it has no DeepSpeed configuration",
+                "name a ds_config.json there",
+            )
     found, why = _consumer(consumer, because, line, yaml_file, config)
     if line is not None:
         arguments |= line.arguments
@@ -146,6 +160,9 @@ def read_source(
         per_node=None if line is None else line.per_node,
         mixed_precision=_precision(line, yaml_file),
         beside_file=() if yaml_file is None else yaml_file.beside_file,
+        not_for=""
+        if yaml_file is None or "--use_deepspeed" in (launch or "")
+        else yaml_file.not_for,
     )
 
 
@@ -162,8 +179,11 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
 
 
 def _follow(name: str, base: Path) -> tuple[Path, str, dict[str, Any]]:
-    """The ds_config that another file names: from where one stands, else beside that file."""
-    near = [Path(name), base.parent / name]
+    """The ds_config that another file names.
+
+    From where one stands, else from beside that file, else from a folder above it.
+    """
+    near = [Path(name), *(folder / name for folder in base.parents)]
     path = next((one for one in near if one.is_file()), None)
     if path is None:
         raise RenderError(
@@ -222,8 +242,10 @@ def _consumer(
     if line is not None:
         return Consumer.DEEPSPEED, "the launch line"
     said = [".".join(path) for path in autos(config)]
-    if any(name in FILLED[Consumer.TRAINER] for name in said):
-        return Consumer.TRAINER, f'"auto" at {said[0]}'
+    # Those of zero_optimization tell nothing: DeepSpeed alone runs with them, too.
+    told = [name for name in said if name in _TELLING]
+    if told:
+        return Consumer.TRAINER, f'"auto" at {told[0]}'
     return Consumer.DEEPSPEED, 'nothing is "auto" that somebody else fills in'
 
 

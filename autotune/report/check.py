@@ -21,7 +21,8 @@ def print_check(console: Console, report: Report, *, fixed: bool) -> None:
     if report.unknown:
         said = f'known at run time only ("auto"): {", ".join(report.unknown)}'
         console.print(Text(said, style="dim"), soft_wrap=True)
-    for found in report.found:
+    order = list(_SAID)
+    for found in sorted(report.found, key=lambda one: order.index(one.violation.consequence)):
         _print_found(console, found)
     if report.diff:
         console.print(Text("fixed, with this diff:" if fixed else "the fix (--fix writes it):"))
@@ -29,6 +30,8 @@ def print_check(console: Console, report: Report, *, fixed: bool) -> None:
             console.print(Syntax(report.diff, "diff", background_color="default"))
         else:
             console.out(report.diff, end="", highlight=False)
+    elif not report.source.can_edit and any(one.violation.changes for one in report.found):
+        console.print(Text("no diff: a fix is written into JSON, this is YAML"))
     console.print(Text(_conclusion(report, fixed=fixed)), soft_wrap=True)
 
 
@@ -58,6 +61,7 @@ def _conclusion(report: Report, *, fixed: bool) -> str:
     counts = {kind: 0 for kind in _SAID}
     for found in report.found:
         counts[found.violation.consequence] += 1
-    told = [f"{count} {_SAID[kind][0]}" for kind, count in counts.items() if count]
+    told = [f"{count} {kind}" for kind, count in counts.items() if count]
     runs = "would run" if report.exit_code(fixed=fixed) == 0 else "would not run"
-    return f"{'; '.join(told) or 'nothing found'}: it {runs}{' now' if fixed else ''}"
+    now = " now" if fixed and report.diff else ""
+    return f"{', '.join(told) or 'nothing found'}: it {runs}{now}"

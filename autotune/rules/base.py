@@ -143,9 +143,25 @@ class Setup:
 
     @_once
     def sp(self) -> int:
-        """Sequence parallel degree; DeepSpeed wants both sizes of the mesh for one."""
-        sp, dp = (self.ds_config.get(f"{kind}_parallel_size") for kind in ("sequence", "data"))
-        return sp if type(sp) is int and type(dp) is int and sp > 0 else 1
+        """Sequence parallel degree; without AutoSP, DeepSpeed wants both sizes of the mesh."""
+        size = self._sequence_parallel_size
+        if size == 1 or self.has_auto_sp or type(self.ds_config.get("data_parallel_size")) is int:
+            return size
+        return 1
+
+    @_once
+    def has_auto_sp(self) -> bool:
+        """Whether DeepCompile splits the sequence, over groups that it makes (compile/init_sp)."""
+        passes = self.section("compile").get("passes")
+        return isinstance(passes, list) and "autosp" in passes
+
+    @_once
+    def batch_ranks(self) -> int:
+        """Ranks that DeepSpeed divides the batch by, of a layout without tp and pp.
+
+        A sequence_parallel_size counts there also where it splits nothing (runtime/config.py).
+        """
+        return max(1, self.world // self._sequence_parallel_size)
 
     @_once
     def dp(self) -> int:
@@ -163,7 +179,7 @@ class Setup:
         micro, accum, total = given = [self.ds_config.get(name) for name in BATCH_KEYS]
         if any(size is not None and (type(size) is not int or size < 1) for size in given):
             return None
-        world = max(1, self.world // self.sp)
+        world = self.batch_ranks
         if micro is not None:
             if total is None:
                 accum = accum or 1
@@ -173,6 +189,11 @@ class Setup:
             return None
         accum = accum or 1
         return total // world // accum, accum, total
+
+    @_once
+    def _sequence_parallel_size(self) -> int:
+        size = self.ds_config.get("sequence_parallel_size")
+        return size if type(size) is int and size > 0 else 1
 
     def _offload(self, name: str, deprecated: str) -> str:
         device = as_section(self.zero.get(name)).get("device")

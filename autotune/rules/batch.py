@@ -34,12 +34,12 @@ def _not_positive(setup: Setup) -> Finding | None:
 def _product(setup: Setup) -> Finding | None:
     if setup.ds_config.get(_TOTAL) is None or setup.tp > 1:
         return None
-    found, dp = setup.batch, setup.dp
+    found, dp = setup.batch, max(1, setup.batch_ranks // setup.pp)
     if found is None or found[0] * found[1] * dp == found[2]:
         return None
     micro, accum, total = found
     amount = micro * accum * dp
-    changes, advice = _restore(setup, found)
+    changes, advice = _restore(found, dp, setup.global_batch)
     return Finding(
         message=f"{_TOTAL}={total}, but {_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = "
         f"{amount}",
@@ -82,15 +82,15 @@ def _global_batch(setup: Setup) -> Finding | None:
     )
 
 
-def _restore(setup: Setup, sizes: tuple[int, int, int]) -> tuple[Patch, str]:
+def _restore(sizes: tuple[int, int, int], dp: int, wanted: int | None) -> tuple[Patch, str]:
     """The change that keeps the global batch where it is known: it is not ours to alter."""
     micro, accum, total = sizes
-    amount, wanted = micro * accum * setup.dp, setup.global_batch
+    amount = micro * accum * dp
     if wanted is None or amount == wanted:
-        keeps = micro and total % (micro * setup.dp) == 0
-        keep = f"or set {_ACCUM} to {total // (micro * setup.dp)}" if keeps else ""
-        return {_TOTAL: amount or setup.dp}, keep
-    changes, advice = _nearest(max(1, micro), setup.dp, wanted)
+        keeps = micro and total % (micro * dp) == 0
+        keep = f"or set {_ACCUM} to {total // (micro * dp)}" if keeps else ""
+        return {_TOTAL: amount or dp}, keep
+    changes, advice = _nearest(max(1, micro), dp, wanted)
     return ({**changes, _TOTAL: wanted} if changes and total != wanted else changes), advice
 
 

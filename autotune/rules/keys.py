@@ -177,6 +177,25 @@ _ZERO = {
     "zeropp_loco_param": removed("0.19.8", "LoCo is gone: leave it out for plain ZeRO++"),
 }
 
+_COMPILE_SWITCHES = (
+    *("deepcompile", "free_activation", "offload_activation", "offload_opt_states"),
+    *("double_buffer", "symmetric_memory", "debug_log", "offload_parameters"),
+    *("sync_before_reduce", "sync_after_reduce", "sync_before_allgather", "sync_after_allgather"),
+)
+_PASSES = Key(
+    wants="a list of z1, z3, autosp and autotp",
+    accepts=lambda v: type(v) is list and all(p in ("z1", "z3", "autosp", "autotp") for p in v),
+)
+_COMPILE = {
+    **dict.fromkeys(_COMPILE_SWITCHES, BOOL),
+    "keep_int_input_tensors": since("0.16.9", BOOL),
+    "keep_all_input_tensors": since("0.16.9", BOOL),
+    "free_activation_threshold": since("0.17.6", ELEMENTS),
+    "passes": since("0.17.6", optional(_PASSES)),
+    "offload_activation_pin_memory": since("0.19.0", BOOL),
+    "autoep_non_moe": since("0.19.7", BOOL),
+}
+
 SPELLINGS: Mapping[str, str] = {
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",
     "param_persistence_threshold": "stage3_param_persistence_threshold",
@@ -224,6 +243,7 @@ SECTIONS: Mapping[str, Section] = {
             "data_types": MAPPING,
             "torch_autocast": since("0.16.9", MAPPING),
             "tensor_parallel": since("0.16.0", MAPPING),
+            "compile": since("0.16.0", MAPPING),
             "sequence_parallel_size": integer(1, loose=False),
             "data_parallel_size": integer(1, loose=False),
             "steps_per_print": optional(integer(1, loose=False)),
@@ -237,7 +257,7 @@ SECTIONS: Mapping[str, Section] = {
             **dict.fromkeys(
                 (
                     *("activation_checkpointing", "aio", "autotuning", "checkpoint", "comet"),
-                    *("comms_logger", "compile", "csv_monitor", "data_efficiency"),
+                    *("comms_logger", "csv_monitor", "data_efficiency"),
                     *("datastates_ckpt", "expert_parallel", "flops_profiler", "hybrid_engine"),
                     *("pipeline", "tensorboard", "timers", "wandb", "weight_quantization"),
                 ),
@@ -321,6 +341,7 @@ SECTIONS: Mapping[str, Section] = {
         strict=True,
         keys={"tp_size": integer(1), "tp_grain_size": integer(1), "mpu": ANY, "tp_group": ANY},
     ),
+    "compile": Section(strict=True, keys=_COMPILE),
     "optimizer": Section(
         strict=False, keys={"type": TEXT, "params": MAPPING, "legacy_fusion": BOOL}
     ),

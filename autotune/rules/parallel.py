@@ -93,7 +93,7 @@ def _liger(setup: Setup) -> Finding | None:
 def _sequence(setup: Setup) -> Finding | None:
     sp = setup.ds_config.get("sequence_parallel_size", 1)
     dp = setup.ds_config.get("data_parallel_size")
-    if sp == 1 and dp is None:
+    if (sp == 1 and dp is None) or setup.has_auto_sp:
         return None
     changes = {"data_parallel_size": max(1, setup.world // sp)}
     advice = (

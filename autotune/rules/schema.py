@@ -32,6 +32,9 @@ _PARAMS = ("optimizer.params", "scheduler.params")
 
 _SCALARS = frozenset({bool, int, float, str, type(None), list})
 
+_LIKENESS = 0.75
+"""Of a key to the one that was meant; `comms_config` and `comms_logger` are less alike."""
+
 
 def is_plain(setup: Setup) -> bool:
     """Whether no rule about keys and their values has anything to say; the fast way to know.
@@ -202,7 +205,9 @@ def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Finding | None:
         for name in content:
             if name in section.keys:
                 continue
-            near = get_close_matches(str(name), _ALL_KEYS[path], n=1)
+            if not strict and _is_remark(name):
+                continue
+            near = get_close_matches(str(name), _ALL_KEYS[path], n=1, cutoff=_LIKENESS)
             guess = f"did you mean {near[0]}?" if near else "nothing that is known is like it"
             told.append(f"{dotted(path, name)} is not a key of DeepSpeed's: {guess}")
             change = {name: None}
@@ -210,6 +215,11 @@ def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Finding | None:
                 change[near[0]] = content[name]
             changes = overlay(changes, patch(path, change))
     return Finding(message="; ".join(told), changes=changes) if told else None
+
+
+def _is_remark(name: object) -> bool:
+    """Whether a key is there for readers: JSON has no comments."""
+    return str(name).startswith(("_", "//", "#")) or name == "comment"
 
 
 def _unknown_strict(setup: Setup) -> Finding | None:

@@ -75,7 +75,7 @@ def _removed_optimizer(setup: Setup) -> Finding | None:
         return None
     message = (
         f"optimizer.type={setup.section('optimizer')['type']} is gone from DeepSpeed "
-        f"{_OPTIMIZERS_REMOVED_IN} on; {version} is installed"
+        f"{_OPTIMIZERS_REMOVED_IN} on; this is {version}"
     )
     heir, known = REMOVED_OPTIMIZERS[setup.optimizer]
     if heir == "Lamb" and setup.environment.accelerator == "cpu":
