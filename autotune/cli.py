@@ -281,7 +281,7 @@ def check(
         typer.Argument(help="ds_config.json, accelerate YAML, or a file with a deepspeed key."),
     ],
     world: Annotated[
-        int | None, typer.Option(help="Accelerators; comes before what the rest says.")
+        int | None, typer.Option(help="Accelerators of the run; else as files and line say.")
     ] = None,
     accelerate: Annotated[
         Path | None, typer.Option(help="The accelerate YAML that goes with it.")
@@ -291,7 +291,7 @@ def check(
     ] = None,
     consumer: Annotated[
         str | None,
-        typer.Option(help="Who reads it: deepspeed, trainer or accelerate; told by the rest."),
+        typer.Option(help="deepspeed, trainer or accelerate reads it; else as files say."),
     ] = None,
     accelerator: Annotated[str, typer.Option(help="Where it will run: cuda or cpu.")] = "cuda",
     deepspeed_version: Annotated[

@@ -35,12 +35,12 @@ def test_exit_codes_and_the_fix(tmp_path):
     assert done.returncode == ExitCode.INVALID_INPUT
     assert "would raise  schema.unknown_key" in done.stdout
     assert '+    "overlap_comm": true' in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 raised: it would not run"
+    assert done.stdout.splitlines()[-1] == "1 would raise: it would not run"
     assert path.read_text(encoding="utf-8") == before
 
     done = autotune("check", path.name, "--fix", folder=tmp_path)
     assert done.returncode == ExitCode.FOUND
-    assert done.stdout.splitlines()[-1] == "1 raised: it would run now"
+    assert done.stdout.splitlines()[-1] == "1 would raise: it would run now"
     assert path.read_text(encoding="utf-8") == before.replace("overlap_com", "overlap_comm")
 
     done = autotune("check", path.name, "--fix", folder=tmp_path)
