@@ -166,6 +166,7 @@ def _renames(changes: Patch, last: dict[str, _Member], text: str) -> dict[str, s
     for (old, gone), (new, value) in pairwise(pairs):
         if gone is None and value is not None and old in last and new not in last:
             there = last[old].value
-            if json.loads(text[there.start : there.end]) == value:
+            # As text: to Python, 1 is True.
+            if json.dumps(json.loads(text[there.start : there.end])) == json.dumps(value):
                 found[old] = new
     return found

@@ -12,8 +12,11 @@ from autotune.errors import ExitCode, RenderError
 from tests.check.files import AUTO, write
 from tests.test_cli import autotune
 
-WARNED = AUTO | {"steps_per_print": 10, "own": {"b": 1, "a": [1, 2]}}
-REFUSED = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"overlap_com": True}}
+WARNED = AUTO | {"steps_per_print": 10, "_own": {"b": 1, "a": [1, 2]}}
+REFUSED = {
+    "train_micro_batch_size_per_gpu": 1,
+    "zero_optimization": {"stage": 2, "overlap_com": True},
+}
 
 
 def report_of(path: Path):

@@ -87,8 +87,8 @@ def test_what_is_said_comes_before_what_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["", "configs", "a/b"])
-def test_arguments_of_hugging_face_name_the_file(tmp_path, folder, monkeypatch):
-    """Beside the file, above it or from where one stands: axolotl and LLaMA-Factory."""
+def test_arguments_of_hugging_face_name_the_file(tmp_path, folder):
+    """It lies beside the file or above it: axolotl and LLaMA-Factory."""
     inner = write(tmp_path, AUTO | {"gradient_clipping": 0.5})
     (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     arguments = {
