@@ -275,6 +275,55 @@ def export(
 
 
 @cli.command()
+def check(
+    file: Annotated[
+        Path,
+        typer.Argument(help="ds_config.json, accelerate YAML, or a file with a deepspeed key."),
+    ],
+    world: Annotated[
+        int | None, typer.Option(help="Accelerators of the run; else as files and line say.")
+    ] = None,
+    accelerate: Annotated[
+        Path | None, typer.Option(help="The accelerate YAML that goes with it.")
+    ] = None,
+    launch: Annotated[
+        str | None, typer.Option(help="The line that starts the training, quoted.")
+    ] = None,
+    consumer: Annotated[
+        str | None,
+        typer.Option(help="deepspeed, trainer or accelerate reads it; else as files say."),
+    ] = None,
+    accelerator: Annotated[str, typer.Option(help="Where it will run: cuda or cpu.")] = "cuda",
+    deepspeed_version: Annotated[
+        str | None, typer.Option(help="Such as 0.18.9; the installed one by default.")
+    ] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Write the fix into the file.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what is wrong with any ds_config.json, and the fix.
+
+    Ends with 2 if it would not run. A value that is ignored is a warning.
+    """
+    from autotune.app.check import check_file, write_fix
+    from autotune.report.check import print_check
+
+    found = check_file(
+        file,
+        world=world,
+        launch=launch,
+        accelerate=accelerate,
+        consumer=consumer,
+        accelerator=accelerator,
+        deepspeed_version=deepspeed_version,
+    )
+    if fix:
+        write_fix(found)
+    _print_json(found.to_dict()) if as_json else print_check(_DATA, found, fixed=fix)
+    raise typer.Exit(found.exit_code(fixed=fix))
+
+
+@cli.command()
 def doctor(
     build: Annotated[
         bool, typer.Option("--build", help="Build the extensions that trials load, and end.")

@@ -41,6 +41,35 @@ Note = tuple[Any, Any]
 """What became of a key: (the user's value, what runs instead or None if the key is left out)."""
 
 
+def read_text(path: Path) -> str:
+    """The text of a user's file, its line ends as they are.
+
+    Raises:
+        RenderError: It cannot be read.
+    """
+    try:
+        return path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RenderError(f"{path}: cannot be read: {error}", "name a ds_config.json") from error
+
+
+def parse_json(text: str, path: Path) -> dict[str, Any]:
+    """The object that a text holds.
+
+    Raises:
+        RenderError: It is not JSON, or not an object.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RenderError(f"{path}: not valid JSON: {error}", "mend the file there") from error
+    if not isinstance(data, dict):
+        raise RenderError(
+            f"{path}: holds a {type(data).__name__}, not an object", "write one { ... }"
+        )
+    return data
+
+
 def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
     """Read a ds_config.json for raw DeepSpeed.
 
@@ -51,16 +80,7 @@ def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
     Raises:
         RenderError: The file cannot be read or does not hold a JSON object.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise RenderError(f"{path}: cannot be read: {error}", "name a ds_config.json") from error
-    except (ValueError, RecursionError) as error:
-        raise RenderError(f"{path}: not valid JSON: {error}", "mend the file there") from error
-    if not isinstance(data, dict):
-        raise RenderError(
-            f"{path}: holds a {type(data).__name__}, not an object", "write one { ... }"
-        )
+    data = parse_json(read_text(path), path)
     for section in ("zero_optimization", "optimizer", "tensor_parallel", "bf16", "fp16"):
         if not isinstance(data.get(section, {}), dict):
             raise RenderError(

@@ -51,8 +51,4 @@ def judge(setup: Setup) -> list[Violation]:
 
 
 def _apply(rules: tuple[Rule, ...], setup: Setup) -> list[Violation]:
-    return [
-        Violation(rule=rule.name, message=finding[0], fix=finding[1])
-        for rule in rules
-        if (finding := rule.check(setup)) is not None
-    ]
+    return [found for rule in rules if (found := rule.violation(setup)) is not None]

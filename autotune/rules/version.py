@@ -1,44 +1,70 @@
 """Keys and optimizers that the installed release of DeepSpeed no longer has, or not yet."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from autotune.rules.base import Case, Finding, Rule, Setup, Witness, raised
-from autotune.rules.keys import SECTIONS, is_at_least, missing_keys, removed_keys
-from autotune.rules.schema import sections
+from autotune.rules.base import Case, Finding, Rule, Setup, Witness, overlay, patch, raised
+from autotune.rules.keys import (
+    ADAM_PARAMS,
+    LAMB_PARAMS,
+    SECTIONS,
+    is_at_least,
+    missing_keys,
+    removed_keys,
+)
+from autotune.rules.schema import dotted, sections
 
-REMOVED_OPTIMIZERS = frozenset({"onebitadam", "zerooneadam", "onebitlamb"})
+REMOVED_OPTIMIZERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "onebitadam": ("AdamW", ADAM_PARAMS),
+    "zerooneadam": ("AdamW", ADAM_PARAMS),
+    "onebitlamb": ("Lamb", LAMB_PARAMS),
+}
+"""Optimizer -> the one that it is without its compression (both 1-bit Adams decay weights as AdamW
+does: ops of 0.19.6, runtime/fp16/onebit), and the parameters of that."""
 _OPTIMIZERS_REMOVED_IN = "0.19.7"
 
 
 def _removed_key(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     gone = removed_keys(version)
+    told = []
+    changes: dict[str, Any] = {}
     for path, content, section in sections(setup.ds_config) if gone else ():
         for name in gone.get(path, frozenset()).intersection(content):
             key = section.keys[name]
-            dotted = f"{path}.{name}" if path else name
-            return (
-                f"{dotted} is refused by DeepSpeed from {key.removed_in} on, whatever its value; "
-                f"{version} is installed: {key.why_removed}",
-                f"remove {dotted}",
-            )
-    return None
+            told.append(f"{dotted(path, name)} is gone since {key.removed_in}: {key.why_removed}")
+            changes = overlay(changes, patch(path, {name: None}))
+    if not told:
+        return None
+    return Finding(
+        message=f"refused by DeepSpeed {version}, whatever the value: {'; '.join(sorted(told))}",
+        changes=changes,
+    )
 
 
 def _missing_key(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     missing = missing_keys(version)
+    told, raises = [], False
+    changes: dict[str, Any] = {}
     for path, content, section in sections(setup.ds_config) if missing else ():
         for name in missing.get(path, frozenset()).intersection(content):
             key = section.keys[name]
-            dotted = f"{path}.{name}" if path else name
             what = "raises on it" if section.strict else "ignores it"
-            return (
-                f"{dotted} is not known to DeepSpeed {key.absent_through} and before; {version} "
-                f"is installed and {what}",
-                f"remove {dotted}, or install a DeepSpeed newer than {key.absent_through}",
+            told.append(
+                f"{dotted(path, name)} is not known to DeepSpeed {key.absent_through} and before, "
+                f"{version} {what}"
             )
-    return None
+            changes = overlay(changes, patch(path, {name: None}))
+            raises = raises or section.strict
+    if not told:
+        return None
+    return Finding(
+        message="; ".join(sorted(told)),
+        changes=changes,
+        advice="or install a newer DeepSpeed",
+        consequence="raised" if raises else "ignored",
+    )
 
 
 def _removed_optimizer(setup: Setup) -> Finding | None:
@@ -47,11 +73,16 @@ def _removed_optimizer(setup: Setup) -> Finding | None:
         return None
     if not is_at_least(version, _OPTIMIZERS_REMOVED_IN):
         return None
-    return (
+    message = (
         f"optimizer.type={setup.section('optimizer')['type']} is gone from DeepSpeed "
-        f"{_OPTIMIZERS_REMOVED_IN} on; {version} is installed",
-        "set optimizer.type to AdamW",
+        f"{_OPTIMIZERS_REMOVED_IN} on; this is {version}"
     )
+    heir, known = REMOVED_OPTIMIZERS[setup.optimizer]
+    if heir == "Lamb" and setup.environment.accelerator == "cpu":
+        return Finding(message=message, advice="choose another optimizer.type, such as AdamW")
+    params = dict.fromkeys(name for name in setup.optimizer_params if name not in known)
+    changes = {"type": heir, "params": params} if params else {"type": heir}
+    return Finding(message=message, changes={"optimizer": changes})
 
 
 def _optimizer(kind: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ def installed():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import deepspeed
+        from deepspeed.compile.config import CompileConfig
         from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
         from deepspeed.runtime.tensor_parallel.config import TPConfig, TPTrainingConfig
         from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
@@ -31,6 +32,7 @@ def installed():
         "bfloat16": DeepSpeedBF16Config,
         "tensor_parallel": TPTrainingConfig,
         "tensor_parallel.tp": TPConfig,
+        "compile": CompileConfig,
     }
 
 

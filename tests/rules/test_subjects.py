@@ -91,7 +91,7 @@ REFUSED = {
     "zero.hpz_divides_world": (
         zero(3, zero_hpz_partition_size=4),
         {"world": 6},
-        ["6 % 4 = 2", "set it to 3"],
+        ["6 % 4 = 2", "zero_hpz_partition_size to 3"],
     ),
     "model.seq_len": ({}, {"model": {"max_seq_len": 8}}, ["seq_len=16", "8 positions"]),
     "model.recompute_every": ({}, {"recompute": "every_3"}, ["K=3", "2 layers", "every_2"]),
