@@ -127,6 +127,9 @@ def search(
     templates: Annotated[
         Path | None, typer.Option(help="Folder of templates that replace shipped ones.")
     ] = None,
+    nvme_path: Annotated[
+        Path | None, typer.Option(help="Folder on a local disk, for offload to nvme.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampler and the trials.")] = None,
     study: Annotated[
         str | None, typer.Option(help="Name of the study; follows from the job by default.")
@@ -175,6 +178,7 @@ def search(
         baseline=baseline,
         base_config=base_config,
         templates=templates,
+        nvme_path=nvme_path,
         seed=seed,
         study=study,
     )

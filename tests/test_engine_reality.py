@@ -16,20 +16,21 @@ from typing import Any
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.contract import Measure, Role, TrialSpec, to_dict
+from autotune.contract import Role, to_dict
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.extensions import build
 from autotune.extensions import environment as extensions_environment
 from autotune.knobs import Context, canonical
 from autotune.model import load_model
+from autotune.search.launch import Run, make_spec
 from autotune.space import Space, combinations, load_space, shipped_spaces
 from tests.jobs import CPU, tiny_job
 
 pytestmark = pytest.mark.real
 
 WORLD = 2
+NEEDS_BF16 = {("master_dtype", "model"), ("optimizer_states_dtype", "model")}
 AT_LEAST = 40
-MEASURE = Measure(warmup_steps=0, min_steps=1, max_steps=1, target_half_width=1.0, budget_s=1.0)
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -84,32 +85,26 @@ def make_case(tmp_path: Path, index: int, knobs: dict[str, Any]) -> dict[str, An
     dp = WORLD // int(knobs["tp"])
     global_batch = int(knobs["micro_batch"]) * dp * (1 + index % 2)
     precision = ("fp32", "bf16")[index // 2 % 2]
-    job = tiny_job(tmp_path, global_batch=global_batch, precision=precision, seq_len=8)
-    engine = DeepSpeedEngine(job, CPU)
+    if NEEDS_BF16 & knobs.items():
+        precision = "bf16"
+    job = tiny_job(
+        tmp_path,
+        global_batch=global_batch,
+        precision=precision,
+        seq_len=8,
+        nvme_path=str(tmp_path / "nvme"),
+    )
     candidate = Candidate.of(knobs, world=WORLD, global_batch=global_batch)
-    setup = engine.setup(candidate)
-    spec = TrialSpec(
+    spec = make_spec(
+        Run(candidate=candidate, role=Role.SEARCH),
         study="reality",
         number=index,
-        role=Role.SEARCH,
-        candidate_hash=candidate.hash,
-        knobs=candidate.values,
-        world=WORLD,
-        tp=candidate.tp,
-        pp=candidate.pp,
-        dp=candidate.dp,
-        micro_batch=candidate.micro_batch,
-        grad_accum=candidate.grad_accum,
-        global_batch=global_batch,
-        seq_len=job.seq_len,
-        precision=precision,
-        accelerator="cpu",
-        model=job.model.source,
-        recompute=setup.recompute,
-        expected=engine.expected(setup),
-        measure=MEASURE,
+        job=job,
+        engine=DeepSpeedEngine(job, CPU),
+        environment=CPU,
     )
-    return {"spec": to_dict(spec), "ds_config": dict(setup.ds_config)}
+    ds_config = DeepSpeedEngine(job, CPU).setup(candidate).ds_config
+    return {"spec": to_dict(spec), "ds_config": dict(ds_config)}
 
 
 ASKED_INSTEAD = {
@@ -156,7 +151,7 @@ def wrong_cases(tmp_path: Path) -> list[dict[str, Any]]:
 
 def run(tmp_path: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Train the cases one after the other in one set of ranks."""
-    build("cpu", lambda _: None)
+    build("cpu", lambda _: None, nvme=True)
     asked, answered = tmp_path / "cases.json", tmp_path / "results.json"
     asked.write_text(json.dumps(cases))
     done = subprocess.run(

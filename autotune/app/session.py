@@ -37,7 +37,7 @@ DEMO_BATCH_PER_RANK = 8
 CPU_WORLD = 2
 """Ranks on CPU where nobody says: enough to communicate, few enough for any machine."""
 
-_FILES = ("baseline", "base_config", "templates")
+_FILES = ("baseline", "base_config", "templates", "nvme_path")
 
 
 @dataclass(frozen=True, kw_only=True)
