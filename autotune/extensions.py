@@ -25,7 +25,7 @@ _NEEDED = {
     "cpu": ("deepspeed_shm_comm", "fused_adam", "cpu_adam"),
     "cuda": ("fused_adam", "cpu_adam"),
 }
-_NVME = "async_io"
+_NVME = ("async_io", "pin_memory")
 _LOCK_FILE = "autotune.lock"
 
 
@@ -62,7 +62,7 @@ def needed(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
         nvme: Whether any of them swaps to a disk. The extension for that needs libaio's headers,
             which many machines lack: it is asked for only then.
     """
-    return (*_NEEDED[accelerator], *((_NVME,) if nvme else ()))
+    return (*_NEEDED[accelerator], *(_NVME if nvme else ()))
 
 
 def built(accelerator: str, *, nvme: bool = False) -> list[str]:
@@ -164,7 +164,7 @@ def _wait_for(
                 f"DeepSpeed's extension {name} could not be built: "
                 f"{lines[-1] if lines else f'exit code {code}'} (log: {log})",
                 "install libaio's headers (Debian: libaio-dev), g++ and ninja"
-                if name == _NVME
+                if name in _NVME
                 else "install g++ and ninja (for a GPU: and the CUDA toolkit's nvcc), then run "
                 "`python -m autotune doctor`",
             )

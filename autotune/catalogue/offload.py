@@ -36,8 +36,16 @@ def _swaps_parameters(values: Knobs, _: Context) -> bool:
     return values.get("offload.param") == "nvme"
 
 
+def _fold_kept(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
+    return min(int(value), elements_in_partition(values, context))
+
+
 def _is_on_host(values: Knobs, context: Context) -> bool:
     return values.get("offload.optimizer") == "cpu" and has_adam(context)
+
+
+def _has_zenflow(values: Knobs, _: Context) -> bool:
+    return values.get("zenflow", "none") != "none"
 
 
 ENTRIES = (
@@ -114,6 +122,20 @@ DETAILS = (
         source="runtime/swap_tensor/partitioned_param_swapper.py",
     ),
     Knob(
+        # stage3.py: _create_param_groups_fp16_flat_cpu_memory
+        name="offload.param_max_in_cpu",
+        group="offload",
+        kind="int",
+        default=1_000_000_000,
+        scope="at stage 3 with parameters on nvme",
+        stages=(3,),
+        acts=_swaps_parameters,
+        fold=_fold_kept,
+        help="elements of a rank's parameters that stay on the host all the same; 0 swaps all",
+        tried_on=f"{TWO_CPU_RANKS}; on a disk of the same machine",
+        source="runtime/zero/stage3.py: _create_param_groups_fp16_flat_cpu_memory",
+    ),
+    Knob(
         name="offload.super",
         group="offload",
         kind="bool",
@@ -126,5 +148,50 @@ DETAILS = (
         "hosts with a fast link (GH200, GB200)",
         tried_on=NEEDS_CUDA,
         source="runtime/superoffload/superoffload_stage3.py",
+    ),
+    Knob(
+        name="zenflow",
+        group="offload",
+        kind="choice",
+        default="none",
+        choices=("none", "sequential", "overlap"),
+        scope="at stages 1 and 2, and on a GPU at stage 3, with Adam on the host",
+        stages=(1, 2, 3),
+        acts=_is_on_host,
+        help="ZenFlow: the columns with the largest gradients are updated on the device, the rest "
+        "on the host; overlap: the host's update runs beside the next step",
+        changes_training="selected columns are updated apart, and with overlap the rest comes a "
+        "step late",
+        tried_on=f"sequential: {TWO_CPU_RANKS}, stages 1 and 2; stage 3: {NEEDS_CUDA}",
+        source="runtime/zenflow/engine.py",
+    ),
+    Knob(
+        name="zenflow.topk_ratio",
+        group="offload",
+        kind="float",
+        default=0.1,
+        minimum=0.001,
+        maximum=0.999,
+        scope="with zenflow",
+        stages=(1, 2, 3),
+        acts=_has_zenflow,
+        help="share of the columns that are selected",
+        changes_training="more columns are updated at once",
+        tried_on=TWO_CPU_RANKS,
+        source="runtime/zenflow/zenflow_config.py",
+    ),
+    Knob(
+        name="zenflow.select_interval",
+        group="offload",
+        kind="int",
+        default=1,
+        minimum=1,
+        scope="with zenflow",
+        stages=(1, 2, 3),
+        acts=_has_zenflow,
+        help="optimizer steps after which columns are selected anew",
+        changes_training="columns are selected by older gradients",
+        tried_on=TWO_CPU_RANKS,
+        source="runtime/zenflow/engine.py: configure_zenflow",
     ),
 )

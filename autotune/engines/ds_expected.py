@@ -28,6 +28,11 @@ _BELOW_STAGE_3 = {
     "allgather_bucket_size": "allgather_bucket_size",
     "round_robin_gradients": "round_robin_gradients",
 }
+_ZENFLOW = {
+    "zenflow": "zenflow",
+    "zenflow_topk_ratio": "zenflow.topk_ratio",
+    "zenflow_select_interval": "zenflow.select_interval",
+}
 _STAGE_3 = {
     "offload_param": "offload.param",
     "prefetch_bucket_size": "stage3.prefetch_bucket_size",
@@ -70,6 +75,8 @@ def expected(setup: Setup, job: Job) -> dict[str, Any]:
         return found
     names = _STAGE_3 | _ZERO if stage == 3 else (_BELOW_STAGE_3 | _ZERO if stage else {})
     found |= {name: config_value(config, knob) for name, knob in names.items()}
+    if setup.zero.get("zenflow"):
+        found |= {name: config_value(config, knob) for name, knob in _ZENFLOW.items()}
     return found | _derived(setup) if stage else found
 
 
@@ -97,7 +104,7 @@ def optimizer_class(setup: Setup) -> str:
         return "AdamW" if decoupled else "Adam"
     if setup.optimizer_offload == "none":
         return "FusedAdam"
-    return "DeepSpeedCPUAdam"
+    return "ZenFlowCPUAdam" if setup.zero.get("zenflow") else "DeepSpeedCPUAdam"
 
 
 def _of_the_script(setup: Setup) -> dict[str, Any]:
@@ -132,6 +139,8 @@ def _derived(setup: Setup) -> dict[str, Any]:
         if setup.param_offload == "nvme":
             count = config_value(config, "offload.param_buffer_count")
             found["offload_param_buffer_count"] = count
+            kept = config_value(config, "offload.param_max_in_cpu")
+            found["offload_param_max_in_cpu"] = kept
     return found
 
 

@@ -38,7 +38,11 @@ PATHS: dict[str, str] = {
     "offload.ratio": f"{_OFFLOAD}.ratio",
     "offload.pipeline": f"{_OFFLOAD}.pipeline_read",
     "offload.param_buffer_count": f"{_PARAM}.buffer_count",
+    "offload.param_max_in_cpu": f"{_PARAM}.max_in_cpu",
     "offload.super": f"{_OFFLOAD}.super_offload",
+    "zenflow": "zero_optimization.zenflow",
+    "zenflow.topk_ratio": "zero_optimization.zenflow.topk_ratio",
+    "zenflow.select_interval": "zero_optimization.zenflow.select_interval",
     "compile": "compile.deepcompile",
     "optimizer.implementation": "optimizer.params.torch_adam",
 }
@@ -133,6 +137,22 @@ def _pipeline(config: Mapping[str, Any]) -> Any:
     }[(reads is True, writes is True)]
 
 
+def _zenflow(config: Mapping[str, Any]) -> Any:
+    section = look_up(config, PATHS["zenflow"])
+    if not isinstance(section, Mapping):
+        return None
+    return "overlap" if section.get("overlap_step") is True else "sequential"
+
+
+def _selection(config: Mapping[str, Any]) -> Any:
+    """In optimizer steps, where the file counts micro-batches; what it leaves open is nothing."""
+    select = look_up(config, PATHS["zenflow.select_interval"])
+    update = look_up(config, f"{PATHS['zenflow']}.update_interval")
+    if type(select) is not int or type(update) is not int or select < update or update < 1:
+        return None
+    return select // update
+
+
 def _deepcompile(config: Mapping[str, Any]) -> Any:
     # Without it a script may call engine.compile() or not: the file does not say.
     return "deepcompile" if look_up(config, PATHS["compile"]) is True else None
@@ -149,6 +169,8 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "master_dtype": _masters,
     "optimizer_states_dtype": _states,
     "offload.pipeline": _pipeline,
+    "zenflow": _zenflow,
+    "zenflow.select_interval": _selection,
     "compile": _deepcompile,
     "optimizer.implementation": _implementation,
 }

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from autotune.candidate import format_value
+from autotune.catalogue.process import binds_cores, environment_of
 from autotune.contract import DS_CONFIG_FILE
 from autotune.render.base import Export, Figures
 from autotune.render.templates import Templates, canonical_json
@@ -57,12 +58,16 @@ def _settings(export: Export) -> dict[str, Any]:
         "global_batch": candidate.global_batch,
         "precision": job.precision,
         "recompute": export.setup.recompute,
+        "attention": export.setup.attention,
+        "loss_chunk_tokens": export.setup.loss_chunk_tokens,
+        "compile": export.setup.compile,
         "world": candidate.world,
         "dp": candidate.dp,
         "tp": candidate.tp,
         "pp": candidate.pp,
         "accelerator": export.environment.accelerator,
         "seed": job.seed,
+        "binds_cores": binds_cores(candidate.values) or export.environment.accelerator == "cpu",
     }
 
 
@@ -72,6 +77,7 @@ def _values(export: Export) -> dict[str, Any]:
     return {
         **_settings(export),
         "stage": export.setup.stage,
+        "variables": sorted(environment_of(candidate.values).items()),
         "micro_batch": candidate.micro_batch,
         "grad_accum": candidate.grad_accum,
         "has_config": "config" in export.job.model.source,

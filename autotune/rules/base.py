@@ -198,6 +198,8 @@ class Case:
     """Sizes (as in `ModelShape`) and `architecture` that differ."""
     fp16_supported: bool = True
     """Whether the accelerator does fp16 as far as DeepSpeed knows; many CPUs do not."""
+    accelerator: str = "cpu"
+    """`cuda`: the case can only be tried there."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ _BUILDERS = {
     "fused_adam": "FusedAdamBuilder",
     "cpu_adam": "CPUAdamBuilder",
     "async_io": "AsyncIOBuilder",
+    "pin_memory": "PinMemoryBuilder",
 }
 
 

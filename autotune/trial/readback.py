@@ -50,6 +50,12 @@ def read_back(engine: Any) -> dict[str, Any]:
     }
     if (config := getattr(engine.module, "config", None)) is not None:
         found["attention"] = getattr(config, "_attn_implementation", None)
+    if getattr(engine, "zenflow", False):
+        found |= {
+            "zenflow": "overlap" if engine.overlap_step else "sequential",
+            "zenflow_topk_ratio": optimizer.topk_ratio,
+            "zenflow_select_interval": engine.select_interval // engine.update_interval,
+        }
     if isinstance(optimizer, BF16_Optimizer):
         found["grad_accum_dtype"] = _dtype_name(optimizer.grad_acc_dtype)
     if isinstance(optimizer, DeepSpeedZeroOptimizer):
@@ -196,6 +202,7 @@ def _read_swapping(engine: Any, optimizer: Any) -> dict[str, Any]:
         found["offload_pipeline"] = _PIPELINES[bool(reads), bool(writes)]
     swappers = (getattr(p, "nvme_swapper", None) for p in engine.module.parameters())
     if (param_swapper := next((s for s in swappers if s is not None), None)) is not None:
+        found["offload_param_max_in_cpu"] = optimizer.max_params_in_cpu
         found["offload_param_buffer_count"] = param_swapper.param_buffer_count
         found["offload_param_buffer_size"] = param_swapper.elements_per_buffer
     return found

@@ -1,0 +1,84 @@
+"""Swapping to a disk: how many buffers it takes, and how large they have to be."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from autotune.rules.base import Finding, Rule, Setup, as_section, raised
+
+_TENSORS = 4
+"""Weights, two moments and gradients of a sub-group, as Adam has them."""
+_FOLDER = str(Path(tempfile.gettempdir()) / "autotune-swap")
+# Two sub-groups of a mebibyte per rank: below that nothing is swapped.
+_MODEL = {"vocab": 16_384}
+_GROUPS = {"stage": 3, "sub_group_size": 262_144}
+
+
+def _pipeline_buffers(setup: Setup) -> Finding | None:
+    section = as_section(setup.zero.get("offload_optimizer"))
+    if setup.stage != 3 or section.get("device") != "nvme":
+        return None
+    ways = [way for way in ("read", "write") if section.get(f"pipeline_{way}") is True]
+    needed = _TENSORS * (1 + len(ways))
+    count = section.get("buffer_count", _TENSORS)
+    if not ways or count >= needed:
+        return None
+    on = " and ".join(f"pipeline_{way}" for way in ways)
+    return (
+        f"zero_optimization.offload_optimizer.buffer_count={count:.0f} with {on}: "
+        f"{_TENSORS} * (1 + {len(ways)}) = {needed} are in use at once",
+        f"set zero_optimization.offload_optimizer.buffer_count to {needed}",
+    )
+
+
+def _buffer_size(setup: Setup) -> Finding | None:
+    section = as_section(setup.zero.get("offload_param"))
+    if setup.stage != 3 or section.get("device") != "nvme" or setup.model is None:
+        return None
+    size = section.get("buffer_size", 100_000_000)
+    largest = -(-setup.model.largest_param // setup.dp)
+    if size >= largest:
+        return None
+    return (
+        f"zero_optimization.offload_param.buffer_size={size:.0f} is less than the largest "
+        f"parameter's partition: {setup.model.largest_param} / {setup.dp} = {largest} elements",
+        f"set zero_optimization.offload_param.buffer_size to {largest}",
+    )
+
+
+def _swapped(name: str, **keys: Any) -> dict[str, Any]:
+    section = {"device": "nvme", "nvme_path": _FOLDER, **keys}
+    return {
+        "optimizer": {"params": {"torch_adam": None}},
+        "zero_optimization": _GROUPS | {name: section},
+    }
+
+
+RULES = (
+    Rule(
+        name="nvme.pipeline_buffers",
+        check=_pipeline_buffers,
+        source="runtime/swap_tensor/pipelined_optimizer_swapper.py: _swap_in_optimizer_state",
+        witnesses=(
+            raised(
+                r"^AssertionError: (PipelinedOptimizerSwapper ran out of swap buffers.*)?$",
+                _swapped("offload_optimizer", pipeline_read=True),
+                {"zero_optimization": {"offload_optimizer": {"buffer_count": 8}}},
+                model=_MODEL,
+            ),
+        ),
+    ),
+    Rule(
+        name="nvme.buffer_size",
+        check=_buffer_size,
+        source="runtime/swap_tensor/partitioned_param_swapper.py: get_buffer",
+        witnesses=(
+            raised(
+                "AssertionError: More elements",
+                _swapped("offload_param", buffer_size=100_000, max_in_cpu=0),
+                {"zero_optimization": {"offload_param": {"buffer_size": 262_144}}},
+                model=_MODEL | {"largest_param": 524_288},
+            ),
+        ),
+    ),
+)
