@@ -20,7 +20,7 @@ from autotune.contract import Role, to_dict
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.extensions import build
 from autotune.extensions import environment as extensions_environment
-from autotune.knobs import Context, canonical
+from autotune.knobs import KNOBS, Context, canonical
 from autotune.model import load_model
 from autotune.search.launch import Run, make_spec
 from autotune.space import Space, combinations, load_space, shipped_spaces
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.real
 
 WORLD = 2
 NEEDS_BF16 = {("master_dtype", "model"), ("optimizer_states_dtype", "model")}
+"""What fp32 does not have; stage 1 with fp32 sums is an optimizer of its own in bf16."""
 AT_LEAST = 40
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -40,9 +41,17 @@ def big_context() -> Context:
         model=load_model("llama-2-7b").shape,
         world=WORLD,
         global_batch=128,
-        precision="fp32",
+        precision="bf16",
         accelerator="cuda",
+        seq_len=8192,
     )
+
+
+def runs_here(name: str, value: Any) -> bool:
+    """Whether two CPU ranks can run a value; compiling has a test of its own, for its price."""
+    if name == "tp":
+        return int(value) <= WORLD
+    return value not in KNOBS[name].needs_cuda and (name, value) != ("compile", "torch")
 
 
 def listed(space: Space) -> set[tuple[str, Any]]:
@@ -51,7 +60,7 @@ def listed(space: Space) -> set[tuple[str, Any]]:
         (name, value)
         for name, domain in space.domains.items()
         for value in domain.values
-        if not (name == "tp" and int(value) > WORLD)
+        if runs_here(name, value)
     }
 
 
@@ -64,20 +73,39 @@ def stratified() -> list[dict[str, Any]]:
     for name in shipped_spaces():
         space = load_space(name)
         missing = listed(space)
-        choices = [c for c in combinations(space, context) if int(c.get("tp", 1)) <= WORLD]
+        choices = [
+            c for c in combinations(space, context) if all(runs_here(*pair) for pair in c.items())
+        ]
         draw.shuffle(choices)
-        del choices[2000:]
         for combination in choices:
-            acting = {k: combination.get(k, v) for k, v in canonical(combination, context).items()}
+            # Where a value does not act, and where it is refused, it is not tried.
+            if not missing & set(combination.items()) or not is_legal(combination, context):
+                continue
+            acting = acting_as_listed(combination, context)
             if missing & set(acting.items()):
                 missing -= set(acting.items())
                 chosen.append(acting)
         assert not missing, f"{name}: no choice of two ranks has {missing}"
-        spare += [{k: c.get(k, v) for k, v in canonical(c, context).items()} for c in choices]
+        legal = (c for c in choices[:50] if is_legal(c, context))
+        spare += [acting_as_listed(c, context) for c in legal]
     draw.shuffle(spare)
     chosen += spare[: max(0, AT_LEAST - len(chosen))]
     assert len(chosen) >= AT_LEAST
     return chosen
+
+
+def acting_as_listed(combination: dict[str, Any], context: Context) -> dict[str, Any]:
+    """The knobs that act, at the values as the space lists them, unfolded."""
+    settled = canonical(combination, context)
+    return {name: combination.get(name, value) for name, value in settled.items()}
+
+
+def is_legal(combination: dict[str, Any], context: Context) -> bool:
+    """16-bit master weights have conditions that the spaces leave to the rules."""
+    if combination.get("master_dtype", "fp32") == "fp32":
+        return True
+    masters_16_bit = combination.get("optimizer_states_dtype") == "model"
+    return masters_16_bit or combination.get("offload.optimizer") == "cpu"
 
 
 def make_case(tmp_path: Path, index: int, knobs: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +113,7 @@ def make_case(tmp_path: Path, index: int, knobs: dict[str, Any]) -> dict[str, An
     dp = WORLD // int(knobs["tp"])
     global_batch = int(knobs["micro_batch"]) * dp * (1 + index % 2)
     precision = ("fp32", "bf16")[index // 2 % 2]
-    if NEEDS_BF16 & knobs.items():
+    if NEEDS_BF16 & knobs.items() or knobs.get("grad_accum_dtype") == "fp32":
         precision = "bf16"
     job = tiny_job(
         tmp_path,
@@ -125,6 +153,22 @@ ASKED_INSTEAD = {
     "communication_dtype": "fp16",
     "n_params": 1,
     "recomputed_layers": 1,
+    "contiguous_gradients": False,
+    "reduce_scatter": False,
+    "max_reuse_distance": 7,
+    "sub_group_size": 7,
+    "hpz_partition_size": 2,
+    "quantized_weights": True,
+    "quantized_gradients": True,
+    "super_offload": True,
+    "offload_ratio": 0.25,
+    "grad_accum_dtype": "fp16",
+    "master_dtype": "bf16",
+    "optimizer_states_dtype": "bf16",
+    "optimizer": "AdamW",
+    "attention": "eager",
+    "loss_chunk_tokens": 7,
+    "compiled": True,
 }
 """What the first of `wrong_cases` claims to be."""
 
@@ -238,3 +282,12 @@ def test_a_difference_is_seen(results):
     assert silently["differences"] == [
         "offload_param: asked cpu, the engine has no such thing at its stage"
     ]
+
+
+def test_a_compiled_engine_says_so(tmp_path):
+    knobs = {"zero.stage": 1, "tp": 1, "micro_batch": 1, "compile": "torch"}
+    plain, compiled = (make_case(tmp_path, 0, knobs | {"compile": c}) for c in ("none", "torch"))
+    whole, fast = run(tmp_path, [plain, compiled])
+    assert fast["read_back"]["compiled"]
+    assert fast["differences"] == []
+    assert fast["losses"] == pytest.approx(whole["losses"], abs=1e-4)
