@@ -267,7 +267,8 @@ def test_candidates_that_differ_in_speed_alone_train_the_same(trained):
     for case, result in trained:
         spec = case["spec"]
         # zero.Init draws the weights in another order, and bf16 rounds by the order of sums.
-        if spec["precision"] == "fp32" and spec["knobs"]["zero.stage"] < 3:
+        alike = spec["knobs"].get("zenflow", "none") == "none"  # it starts from other weights
+        if spec["precision"] == "fp32" and spec["knobs"]["zero.stage"] < 3 and alike:
             key = (spec["tp"], spec["micro_batch"])
             first_losses[key].add(round(result["losses"][0], 4))
     assert first_losses
