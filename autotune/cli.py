@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperCommand
 
 from autotune.errors import AutotuneError, ExitCode
 
@@ -79,7 +80,18 @@ JobPath = Annotated[
 ]
 
 
-@cli.command()
+class _Search(TyperCommand):
+    """`search`, whose help ends with what its knobs were never tried on."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Only here: no other command should wait for the registry of the knobs."""
+        from autotune.tried import summary
+
+        self.epilog = summary()
+        super().format_epilog(ctx, formatter)
+
+
+@cli.command(cls=_Search)
 def search(
     job: JobPath = None,
     model: Annotated[

@@ -43,8 +43,21 @@ class Context:
     """Knobs that the user's base configuration sets: they come before the engine's defaults."""
 
     @classmethod
-    def of(cls, job: Job, environment: Environment, base: Knobs | None = None) -> Self:
-        """The context of a job on the devices of an environment."""
+    def of(
+        cls,
+        job: Job,
+        environment: Environment,
+        base: Knobs | None = None,
+        optimizer: str | None = None,
+    ) -> Self:
+        """The context of a job on the devices of an environment.
+
+        Args:
+            job: The job.
+            environment: The devices.
+            base: Knobs that the base configuration sets.
+            optimizer: Type of the optimizer, where the base configuration has a say in it.
+        """
         return cls(
             model=job.model.shape,
             world=job.world,
@@ -53,7 +66,7 @@ class Context:
             accelerator=environment.accelerator,
             seq_len=job.seq_len,
             n_devices=environment.n_devices,
-            optimizer=str(job.optimizer.get("type", "")).lower(),
+            optimizer=optimizer or str(job.optimizer.get("type", "")).lower(),
             is_hugging_face="config" in job.model.source,
             base={**_implementation_of(job), **(base or {})},
         )
@@ -96,8 +109,6 @@ class Knob:
     default: KnobValue
     """What runs when nobody chooses: the engine's own default, or the neutral value."""
     help: str
-    tried_on: str
-    """The real runs behind it, for people: `two CPU ranks`, or what it waits for."""
     scope: str = "always"
     """Where it acts, for people."""
     needs_cuda: tuple[KnobValue, ...] = ()

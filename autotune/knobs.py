@@ -3,25 +3,22 @@
 A knob that changes nothing in some situation is not a knob there (`acts`), and values that mean
 the same run fold into one (`fold`). Adding a knob is one entry in a file of `autotune.catalogue`
 and one line in the engine's template. The evidence in the entries is DeepSpeed 0.19.8.
-
-`python -m autotune.knobs` prints their documentation.
 """
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
-from autotune.candidate import format_value
 from autotune.catalogue import compute, layout, offload, precision, process, zero
 from autotune.contract import KnobValue
 from autotune.errors import JobError
-from autotune.knob import MAX_VALUE, Context, Knob, Knobs
+from autotune.knob import Context, Knob, Knobs
 
 __all__ = [
     "KNOBS",
     "Context",
     "Knob",
     "canonical",
-    "documentation",
+    "choices_of",
     "explain",
     "knob_named",
     "parse_settings",
@@ -95,6 +92,21 @@ def canonical(values: Knobs, context: Context) -> dict[str, KnobValue]:
     return settled
 
 
+def choices_of(values: Knobs, context: Context) -> dict[str, KnobValue]:
+    """The knobs that somebody has to set: those that are not what they would be untouched.
+
+    A default that is larger than the model stands in a candidate as the model's size: it is no
+    choice all the same.
+    """
+    return {name: v for name, v in values.items() if v != _untouched(name, values, context)}
+
+
+def _untouched(name: str, values: Knobs, context: Context) -> KnobValue | None:
+    """What the knob would be if nobody chose it, the others being as they are."""
+    others = {other: value for other, value in values.items() if other != name}
+    return canonical(others, context).get(name)
+
+
 def explain(values: Knobs, context: Context) -> dict[str, str]:
     """Why a user's setting does not reach the run as it was written; empty where all do.
 
@@ -124,64 +136,3 @@ _ENTRIES = (
 
 KNOBS: Mapping[str, Knob] = {knob.name: knob for knob in _ENTRIES}
 """By name, in an order in which a knob comes after those that it looks at."""
-
-
-def documentation() -> str:
-    """Every knob, as `docs/knobs.md` has it."""
-    lines = [_INTRODUCTION]
-    for group, title in _GROUPS.items():
-        lines.append(f"## {title}\n")
-        lines += [_entry(knob) for knob in KNOBS.values() if knob.group == group]
-    return "\n".join(lines)
-
-
-def _entry(knob: Knob) -> str:
-    default = format_value(knob.default)
-    for stage, value in knob.default_at_stage.items():
-        default += f"; {format_value(value)} at stage {stage}"
-    facts = {
-        "values": _values(knob),
-        "default": default,
-        "acts": knob.scope,
-        "changes training": knob.changes_training,
-        "needs CUDA": ", ".join(map(format_value, knob.needs_cuda)),
-        "tried on": knob.tried_on,
-        "decided in": f"`{knob.source}`",
-    }
-    told = "\n".join(f"- {name}: {text}" for name, text in facts.items() if text)
-    return f"### `{knob.name}`\n\n{knob.help[0].upper()}{knob.help[1:]}.\n\n{told}\n"
-
-
-def _values(knob: Knob) -> str:
-    if knob.kind == "bool":
-        return "false, true"
-    if knob.choices:
-        named = ", ".join(map(format_value, knob.choices))
-        return f"{named}, every_K" if knob.pattern else named
-    numbers = "whole numbers" if knob.kind == "int" else "numbers"
-    if knob.maximum == MAX_VALUE:
-        return f"{numbers} from {knob.minimum:g}"
-    return f"{numbers} from {knob.minimum:g} to {knob.maximum:g}"
-
-
-_GROUPS = {
-    "layout": "Layout",
-    "zero": "ZeRO",
-    "offload": "Offload",
-    "zeropp": "ZeRO++",
-    "precision": "Number formats",
-    "compute": "Computation",
-    "process": "Processes",
-}
-
-_INTRODUCTION = """# Knobs
-
-Every knob there is: what it does, where it acts, and on what it was really tried. The list is
-made by `python -m autotune.knobs > docs/knobs.md`. A knob is left out of a candidate where it
-changes nothing, and values that mean the same run become one.
-
-"Tried on" is the honest limit: a knob that was never run on hardware of its kind says so.
-"""
-
-if __name__ == "__main__":
-    print(documentation(), end="")

@@ -156,7 +156,7 @@ def build_lattice(
         RenderError: A template or the base configuration does not render.
         NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
     """
-    context = Context.of(job, environment, base=engine.base_knobs)
+    context = Context.of(job, environment, base=engine.base_knobs, optimizer=engine.optimizer)
 
     def violations(candidate: Candidate, renderer: Engine) -> Sequence[Violation]:
         return judge(renderer.setup(candidate))

@@ -4,6 +4,7 @@ The values are taken as the spaces list them, unfolded, and trained on a tiny mo
 means does not depend on the model, only whether it makes a difference does.
 """
 
+import dataclasses
 import json
 import os
 import random
@@ -24,6 +25,7 @@ from autotune.knobs import KNOBS, Context, canonical
 from autotune.model import load_model
 from autotune.search.launch import Run, make_spec
 from autotune.space import Space, combinations, load_space, shipped_spaces
+from autotune.tried import recorded
 from tests.jobs import CPU, tiny_job
 
 pytestmark = pytest.mark.real
@@ -31,6 +33,12 @@ pytestmark = pytest.mark.real
 WORLD = 2
 NEEDS_BF16 = {("master_dtype", "model"), ("optimizer_states_dtype", "model")}
 """What fp32 does not have; stage 1 with fp32 sums is an optimizer of its own in bf16."""
+BEYOND_THE_SPACES: list[dict[str, Any]] = [
+    {"offload.optimizer": "nvme", "offload.pipeline": "read"},
+    {"offload.optimizer": "nvme", "offload.pipeline": "write"},
+    {"offload.param": "nvme", "offload.param_buffer_count": 6, "offload.param_max_in_cpu": 0},
+]
+"""At stage 3: what no shipped space lists."""
 AT_LEAST = 40
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -221,13 +229,33 @@ def run(tmp_path: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return results
 
 
+def stratified_cases(folder: Path) -> list[dict[str, Any]]:
+    """Every stratified candidate, for the driver."""
+    plain = {"zero.stage": 3, "tp": 1, "micro_batch": 1}
+    choices = [plain | knobs for knobs in BEYOND_THE_SPACES] + stratified()
+    choices.sort(key=lambda knobs: int(knobs["tp"]))
+    return [make_case(folder, index, knobs) for index, knobs in enumerate(choices)]
+
+
+def compiled_cases(folder: Path) -> list[dict[str, Any]]:
+    """One candidate as it is, and compiled."""
+    knobs = {"zero.stage": 1, "tp": 1, "micro_batch": 1}
+    return [make_case(folder, 0, knobs | {"compile": c}) for c in ("none", "torch")]
+
+
+def acting(case: dict[str, Any]) -> dict[str, Any]:
+    """The knobs of a case that did something on these ranks: what its run is evidence of."""
+    knobs, precision = case["spec"]["knobs"], case["spec"]["precision"]
+    here = dataclasses.replace(big_context(), accelerator="cpu", precision=precision)
+    settled = canonical(knobs, here)
+    return {name: value for name, value in knobs.items() if settled.get(name) == value}
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[list, list]:
     """(case, result) of every stratified candidate, and of those in `wrong_cases`."""
     folder = tmp_path_factory.mktemp("reality")
-    choices = sorted(stratified(), key=lambda knobs: knobs["tp"])
-    cases = [make_case(folder, index, knobs) for index, knobs in enumerate(choices)]
-    wrong = wrong_cases(folder)
+    cases, wrong = stratified_cases(folder), wrong_cases(folder)
     # One set of ranks for all; AutoTP leaves state behind, so it comes last.
     together = list(zip(wrong + cases, run(folder, wrong + cases), strict=True))
     return together[len(wrong) :], together[: len(wrong)]
@@ -285,10 +313,16 @@ def test_a_difference_is_seen(results):
     ]
 
 
+def test_the_committed_record_says_what_trains(trained):
+    """Both ways, but for what the test below compiles: nothing is claimed, nothing forgotten."""
+    record = next(r for r in recorded() if (r.accelerator, r.ranks) == ("cpu", WORLD))
+    claimed = {(name, v) for name, values in record.trained.items() for v in values}
+    tried = {pair for case, _ in trained for pair in acting(case).items()}
+    assert claimed - {("compile", "torch")} == tried, "python -m tests.record_knobs"
+
+
 def test_a_compiled_engine_says_so(tmp_path):
-    knobs = {"zero.stage": 1, "tp": 1, "micro_batch": 1, "compile": "torch"}
-    plain, compiled = (make_case(tmp_path, 0, knobs | {"compile": c}) for c in ("none", "torch"))
-    whole, fast = run(tmp_path, [plain, compiled])
+    whole, fast = run(tmp_path, compiled_cases(tmp_path))
     assert fast["read_back"]["compiled"]
     assert fast["differences"] == []
     assert fast["losses"] == pytest.approx(whole["losses"], abs=1e-4)

@@ -30,6 +30,7 @@ class PlainEngine:
     def __init__(self, job, base_knobs):
         self.job = job
         self.base_knobs = base_knobs
+        self.optimizer = "adamw"
 
     def setup(self, candidate):
         return Setup(

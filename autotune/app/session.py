@@ -119,7 +119,7 @@ def render(
     environment = detect_environment()
     job, _ = _read_job(job_file, flags, environment)
     engine = DeepSpeedEngine(job, environment)
-    context = Context.of(job, environment, base=engine.base_knobs)
+    context = Context.of(job, environment, base=engine.base_knobs, optimizer=engine.optimizer)
     values = parse_settings(settings)
     candidate = Candidate.of(
         canonical(values, context), world=job.world, global_batch=job.global_batch

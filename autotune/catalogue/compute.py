@@ -1,6 +1,6 @@
 """Knobs of the computation itself: attention, loss, compilation, the optimizer's kernel."""
 
-from autotune.catalogue.situation import ADAM, NEEDS_CUDA, TWO_CPU_RANKS, has_adam
+from autotune.catalogue.situation import ADAM, has_adam
 from autotune.contract import KnobValue
 from autotune.knob import Context, Knob, Knobs
 
@@ -36,8 +36,6 @@ ENTRIES = (
         needs_cuda=("flash_attention_2",),
         help="attention implementation; default: what transformers takes by itself, which is sdpa "
         "where the model has it",
-        tried_on="eager and sdpa: two CPU ranks, trained and read back; flash_attention_2: "
-        "nothing yet, it needs a CUDA device",
         source="transformers: _attn_implementation",
     ),
     Knob(
@@ -50,7 +48,6 @@ ENTRIES = (
         fold=_fold_chunk,
         help="compute logits and cross entropy over so many tokens at a time and again in "
         "backward, so that the logits of all tokens never exist at once; 0: all at once",
-        tried_on=TWO_CPU_RANKS,
         source="autotune/trial/loss.py",
     ),
     Knob(
@@ -62,7 +59,6 @@ ENTRIES = (
         fold=_fold_compile,
         needs_cuda=("deepcompile",),
         help="compile the model with torch.compile, or with DeepSpeed's passes over its graph",
-        tried_on=f"torch: two CPU ranks, trained and read back; deepcompile: {NEEDS_CUDA}",
         source="runtime/engine.py: compile, get_deepcompile_backend",
     ),
     Knob(
@@ -75,7 +71,6 @@ ENTRIES = (
         acts=_has_a_choice,
         help="whose Adam: DeepSpeed's (FusedAdam; DeepSpeedCPUAdam where offloaded), torch's, or "
         "torch's fused one",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/engine.py: get_optimizer_configuration",
     ),
 )

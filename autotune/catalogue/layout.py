@@ -1,6 +1,5 @@
 """Knobs of the layout: what is sharded, split and recomputed, and how many samples at once."""
 
-from autotune.catalogue.situation import TWO_CPU_RANKS
 from autotune.contract import KnobValue
 from autotune.knob import Context, Knob, Knobs
 
@@ -22,7 +21,6 @@ ENTRIES = (
         choices=(0, 1, 2, 3),
         help="ZeRO stage: what is sharded over the data-parallel ranks (0 nothing, 1 optimizer "
         "states, 2 and gradients, 3 and parameters)",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/zero/config.py",
     ),
     Knob(
@@ -32,7 +30,6 @@ ENTRIES = (
         default=1,
         minimum=1,
         help="tensor parallel degree (DeepSpeed AutoTP)",
-        tried_on="two CPU ranks, tp 1 and 2: trained and read back from the engine",
         source="module_inject/auto_tp.py",
     ),
     Knob(
@@ -43,7 +40,6 @@ ENTRIES = (
         minimum=1,
         help="samples per rank and forward pass; gradient accumulation follows from the global "
         "batch",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/config.py: _set_batch_related_parameters",
     ),
     Knob(
@@ -55,7 +51,6 @@ ENTRIES = (
         pattern=r"every_([2-9]|[1-9]\d{1,3})",
         fold=_fold_recompute,
         help="activation recomputation: none, full, or every_K (layers 0, K, 2K, ...)",
-        tried_on=TWO_CPU_RANKS,
         source="transformers: gradient_checkpointing_enable",
     ),
 )

@@ -1,12 +1,6 @@
 """Knobs of offload: optimizer states and parameters on the host or on a disk."""
 
-from autotune.catalogue.situation import (
-    NEEDS_CUDA,
-    READ_BACK_ONLY,
-    TWO_CPU_RANKS,
-    elements_in_partition,
-    has_adam,
-)
+from autotune.catalogue.situation import elements_in_partition, has_adam
 from autotune.contract import KnobValue
 from autotune.knob import Context, Knob, Knobs
 
@@ -61,7 +55,6 @@ ENTRIES = (
         stages=(1, 2, 3),
         fold=_fold_optimizer,
         help="where optimizer states live and are updated; nvme: on the job's `nvme_path`",
-        tried_on=f"{TWO_CPU_RANKS}; nvme on a disk of the same machine",
         source="runtime/zero/offload_config.py",
     ),
     Knob(
@@ -74,7 +67,6 @@ ENTRIES = (
         scope="at stage 3",
         stages=(3,),
         help="where sharded parameters live between uses; nvme: on the job's `nvme_path`",
-        tried_on=f"{TWO_CPU_RANKS}; nvme on a disk of the same machine",
         source="runtime/engine.py: _configure_zero_optimizer",
     ),
 )
@@ -91,7 +83,6 @@ DETAILS = (
         stages=(3,),
         acts=_splits_states,
         help="share of the optimizer states that is offloaded; the rest stays on the device",
-        tried_on=READ_BACK_ONLY,
         source="runtime/zero/stage3.py: _create_fp32_partitions, _optimizer_step",
     ),
     Knob(
@@ -105,7 +96,6 @@ DETAILS = (
         acts=_swaps_states,
         help="overlap reading the next sub-group's states, or writing the last one's, with the "
         "update; each takes four more buffers of a sub-group on the host",
-        tried_on=f"{TWO_CPU_RANKS}; on a disk of the same machine",
         source="runtime/swap_tensor/pipelined_optimizer_swapper.py",
     ),
     Knob(
@@ -118,7 +108,6 @@ DETAILS = (
         stages=(3,),
         acts=_swaps_parameters,
         help="buffers of the largest parameter's size that hold partitions on their way",
-        tried_on=f"{TWO_CPU_RANKS}; on a disk of the same machine",
         source="runtime/swap_tensor/partitioned_param_swapper.py",
     ),
     Knob(
@@ -132,7 +121,6 @@ DETAILS = (
         acts=_swaps_parameters,
         fold=_fold_kept,
         help="elements of a rank's parameters that stay on the host all the same; 0 swaps all",
-        tried_on=f"{TWO_CPU_RANKS}; on a disk of the same machine",
         source="runtime/zero/stage3.py: _create_param_groups_fp16_flat_cpu_memory",
     ),
     Knob(
@@ -146,7 +134,6 @@ DETAILS = (
         needs_cuda=(True,),
         help="SuperOffload: the host's update runs in a process of its own beside backward; for "
         "hosts with a fast link (GH200, GB200)",
-        tried_on=NEEDS_CUDA,
         source="runtime/superoffload/superoffload_stage3.py",
     ),
     Knob(
@@ -162,7 +149,6 @@ DETAILS = (
         "on the host; overlap: the host's update runs beside the next step",
         changes_training="selected columns are updated apart, and with overlap the rest comes a "
         "step late",
-        tried_on=f"sequential: {TWO_CPU_RANKS}, stages 1 and 2; stage 3: {NEEDS_CUDA}",
         source="runtime/zenflow/engine.py",
     ),
     Knob(
@@ -177,7 +163,6 @@ DETAILS = (
         acts=_has_zenflow,
         help="share of the columns that are selected",
         changes_training="more columns are updated at once",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/zenflow/zenflow_config.py",
     ),
     Knob(
@@ -191,7 +176,6 @@ DETAILS = (
         acts=_has_zenflow,
         help="optimizer steps after which columns are selected anew",
         changes_training="columns are selected by older gradients",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/zenflow/engine.py: configure_zenflow",
     ),
 )

@@ -1,6 +1,6 @@
 """Knobs of number formats: of accumulated gradients, master weights and optimizer states."""
 
-from autotune.catalogue.situation import TWO_CPU_RANKS, shards_gradients
+from autotune.catalogue.situation import shards_gradients
 from autotune.contract import KnobValue
 from autotune.knob import Context, Knob, Knobs
 
@@ -35,7 +35,6 @@ ENTRIES = (
         help="data type in which gradients are added up; model: the training precision. fp32 with "
         "bf16 at stage 1 is another optimizer of DeepSpeed's, without buckets",
         changes_training="fp32 sums are more exact, and cost two bytes more per gradient",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/engine.py: get_data_types, _do_optimizer_sanity_check",
     ),
     Knob(
@@ -49,7 +48,6 @@ ENTRIES = (
         acts=_has_low_precision,
         help="data type of the master weights and their gradients; model: the training precision",
         changes_training="small updates are lost: master weights have 16 bits",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/base_optimizer.py: _configure_master_weights",
     ),
     Knob(
@@ -63,7 +61,6 @@ ENTRIES = (
         acts=_has_low_masters,
         help="data type of the optimizer's moments; model: bf16",
         changes_training="the moments have 16 bits",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/config.py: bf16_optimizer_states",
     ),
 )

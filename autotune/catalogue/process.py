@@ -1,6 +1,5 @@
 """Knobs of the processes that train: the allocator and the cores."""
 
-from autotune.catalogue.situation import NEEDS_CUDA
 from autotune.knob import Context, Knob, Knobs
 
 
@@ -32,7 +31,6 @@ ENTRIES = (
         acts=_is_cuda,
         needs_cuda=("expandable_segments",),
         help="torch's CUDA allocator: fixed segments, or ones that grow, which fragment less",
-        tried_on=NEEDS_CUDA,
         source="torch: PYTORCH_CUDA_ALLOC_CONF",
     ),
     Knob(
@@ -46,7 +44,6 @@ ENTRIES = (
         acts=_is_cuda,
         needs_cuda=("ranks",),
         help="none: a rank's threads run on any core; ranks: each rank has its own share of them",
-        tried_on=NEEDS_CUDA,
         source="os.sched_setaffinity",
     ),
 )

@@ -3,11 +3,6 @@
 from autotune.contract import KnobValue
 from autotune.knob import Context, Knobs
 
-TWO_CPU_RANKS = "two CPU ranks: trained and read back from the engine"
-NEEDS_CUDA = "nothing yet: it needs a CUDA device"
-NEEDS_NODES = "nothing yet: it needs CUDA devices on two nodes"
-READ_BACK_ONLY = "two CPU ranks: accepted and read back, where it changes nothing; no GPU yet"
-
 ADAM = ("adam", "adamw")
 
 

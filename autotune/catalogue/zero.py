@@ -1,9 +1,6 @@
 """Knobs of ZeRO: how gradients are reduced, and how stage 3 gathers parameters."""
 
 from autotune.catalogue.situation import (
-    NEEDS_CUDA,
-    NEEDS_NODES,
-    TWO_CPU_RANKS,
     communicates,
     data_parallel,
     elements_in_partition,
@@ -105,7 +102,6 @@ ENTRIES = (
         acts=_may_scatter_bucket,
         help="copy gradients into one bucket before they are reduced: one bucket more memory (two "
         "with overlap_comm below stage 3), no fragments",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/zero/stage_1_and_2.py: reduce_independent_p_g_buckets_and_remove_grads",
     ),
     Knob(
@@ -117,7 +113,6 @@ ENTRIES = (
         stages=(1, 2, 3),
         acts=_scatters,
         help="send each rank its own part of the gradients instead of all of them",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/zero/stage_1_and_2.py: average_tensor; stage3.py: "
         "__reduce_and_partition_ipg_grads",
     ),
@@ -131,7 +126,6 @@ ENTRIES = (
         acts=_deals_out,
         help="deal parameters out to the ranks in turn, so that all copy gradients to the host at "
         "the same time",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/zero/stage_1_and_2.py: _round_robin_reorder",
     ),
     Knob(
@@ -148,7 +142,6 @@ ENTRIES = (
         acts=shards_gradients,
         fold=fold_elements,
         help="gradient elements reduced at once",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/zero/stage_1_and_2.py: setup_buckets",
     ),
     Knob(
@@ -164,7 +157,6 @@ ENTRIES = (
         acts=never,
         fold=fold_elements,
         help="parameter elements gathered at once after the optimizer step",
-        tried_on="two CPU ranks: read back, where it changes nothing",
         source="runtime/utils.py: all_gather_dp_groups",
     ),
     Knob(
@@ -178,7 +170,6 @@ ENTRIES = (
         stages=(1, 2, 3),
         acts=_overlaps,
         help="reduce gradients while backward still runs; doubles the bucket at stages 1 and 2",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/zero/config.py: overlap_comm_valid",
     ),
     Knob(
@@ -192,7 +183,6 @@ ENTRIES = (
         acts=fetches_parameters,
         fold=_fold_persistence,
         help="parameters of at most this many elements stay gathered",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/zero/parameter_offload.py: mark_persistent_parameters",
     ),
     Knob(
@@ -206,7 +196,6 @@ ENTRIES = (
         acts=_caps_prefetch,
         fold=fold_elements,
         help="fetch ahead only while fewer parameter elements than this are gathered",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/zero/partitioned_param_coordinator.py: fetch_sub_module",
     ),
     Knob(
@@ -219,7 +208,6 @@ ENTRIES = (
         acts=releases_parameters,
         fold=_fold_prefetch,
         help="parameter elements fetched ahead of use; 0 fetches none ahead",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/zero/partitioned_param_coordinator.py: fetch_sub_module",
     ),
     Knob(
@@ -232,7 +220,6 @@ ENTRIES = (
         acts=releases_parameters,
         fold=_fold_reuse,
         help="a parameter that is used again within this many elements stays gathered",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/zero/partitioned_param_coordinator.py: __params_to_release",
     ),
     Knob(
@@ -246,7 +233,6 @@ ENTRIES = (
         fold=_fold_sub_group,
         help="parameter elements of a rank that the optimizer updates at once: smaller takes less "
         "working memory, and more steps",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/zero/stage3.py: _create_fp16_sub_groups",
     ),
     Knob(
@@ -262,7 +248,6 @@ ENTRIES = (
         fold=_fold_communication,
         help="data type of gradient reduction; model: the training precision",
         changes_training="below the training precision, sums of gradients are rounded to it",
-        tried_on=TWO_CPU_RANKS,
         source="runtime/engine.py: communication_data_type",
     ),
 )
@@ -280,7 +265,6 @@ ZEROPP = (
         fold=_fold_hpz,
         help="ranks that hold a second copy of the parameters between them (a node's devices), so "
         "that backward gathers within it; 1 keeps none",
-        tried_on=TWO_CPU_RANKS,
         source="utils/groups.py: _create_zero_param_parallel_group",
     ),
     Knob(
@@ -294,7 +278,6 @@ ZEROPP = (
         needs_cuda=(True,),
         help="gather parameters as int8 (qwZ)",
         changes_training="parameters are rounded to int8 on their way",
-        tried_on=NEEDS_CUDA,
         source="runtime/zero/partition_parameters.py: CUDAQuantizer",
     ),
     Knob(
@@ -308,7 +291,6 @@ ZEROPP = (
         needs_cuda=(True,),
         help="reduce gradients between nodes as int4 and int8 (qgZ)",
         changes_training="gradients are rounded to int4 and int8 on their way",
-        tried_on=NEEDS_NODES,
         source="runtime/zero/stage3.py: __avg_scatter_grads",
     ),
 )

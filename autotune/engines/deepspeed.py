@@ -77,6 +77,11 @@ class DeepSpeedEngine:
         """Knobs that the base configuration sets, for `Context.base`."""
         return self._base.knobs
 
+    @property
+    def optimizer(self) -> str:
+        """Type of the optimizer that trains, in lower case: the job's, or else the base's."""
+        return str(self._optimizer_section.get("type", "")).lower()
+
     def setup(self, candidate: Candidate) -> Setup:
         """Render the candidate: what would really run.
 
@@ -172,7 +177,8 @@ class DeepSpeedEngine:
         tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
         micro_batch = _micro_batch(config, self._job, tp, path)
         chosen = {**knobs_of(config, path), "micro_batch": micro_batch}
-        knobs = canonical(chosen, Context.of(self._job, self._environment))
+        context = Context.of(self._job, self._environment, optimizer=self.optimizer)
+        knobs = canonical(chosen, context)
         for name, theirs in chosen.items():
             if (ours := knobs.get(name)) != theirs and name not in SECTIONS:
                 notes[PATHS[name]] = (theirs, ours)  # it changes nothing, or folds
@@ -196,7 +202,7 @@ class DeepSpeedEngine:
             "gradient_clipping": base.config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
         }
         self._optimizer, self._implementation = dict(ours), None
-        if str(ours.get("type", "")).lower() in ADAM:
+        if self.optimizer in ADAM:
             # The knob chooses among the implementations.
             self._implementation = optimizer_implementation(ours.get("params"))
             self._optimizer = without(without(ours, "params.torch_adam"), "params.fused")

@@ -7,8 +7,10 @@ from typing import Any
 from autotune.candidate import format_value
 from autotune.catalogue.process import binds_cores, environment_of
 from autotune.contract import DS_CONFIG_FILE
+from autotune.knobs import Context, choices_of
 from autotune.render.base import Export, Figures
 from autotune.render.templates import Templates, canonical_json
+from autotune.tried import warning
 from autotune.units import format_bytes, format_seconds
 
 FIGURES_FILE = "figures.json"
@@ -74,6 +76,7 @@ def _settings(export: Export) -> dict[str, Any]:
 def _values(export: Export) -> dict[str, Any]:
     """What the launch templates may use."""
     candidate, environment = export.candidate, export.environment
+    context = Context.of(export.job, environment, optimizer=export.setup.optimizer)
     return {
         **_settings(export),
         "stage": export.setup.stage,
@@ -88,6 +91,7 @@ def _values(export: Export) -> dict[str, Any]:
             ("DeepSpeed", environment.deepspeed_version),
             ("torch", environment.torch_version),
         ],
+        "untried": warning(choices_of(candidate.values, context), environment.accelerator),
         "overridden": [
             (key, _said(theirs), _said(ours))
             for key, (theirs, ours) in sorted(export.overridden.items())
