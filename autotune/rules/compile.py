@@ -1,7 +1,9 @@
 """Compilation: what DeepSpeed's passes over the compiled graph need."""
 
 from autotune.rules.base import Case, Finding, Rule, Setup, Witness
+from autotune.rules.keys import is_at_least
 
+_DEEPCOMPILE_SINCE = "0.16.6"
 _ON = {"compile": {"deepcompile": True}, "zero_optimization": {"stage": 1}}
 
 
@@ -17,7 +19,36 @@ def _needs_cuda(setup: Setup) -> Finding | None:
     )
 
 
+def _needs_release(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    if setup.section("compile").get("deepcompile") is not True:
+        return None
+    if is_at_least(version, _DEEPCOMPILE_SINCE):
+        return None
+    return (
+        f"compile.deepcompile=true: DeepSpeed has it from {_DEEPCOMPILE_SINCE} on, {version} is "
+        "installed and raises on it",
+        "remove compile.deepcompile",
+    )
+
+
 RULES = (
+    Rule(
+        name="compile.deepcompile_needs_release",
+        check=_needs_release,
+        source="DeepSpeed pull request 7154",
+        witnesses=(
+            Witness(
+                broken=Case(ds_config=_ON, compile="deepcompile", accelerator="cuda"),
+                repaired=Case(
+                    ds_config=_ON | {"compile": None}, compile="torch", accelerator="cuda"
+                ),
+                consequence="raised",
+                raises="Extra inputs are not permitted",
+                deepspeed="0.16.0",
+            ),
+        ),
+    ),
     Rule(
         name="compile.deepcompile_needs_cuda",
         check=_needs_cuda,

@@ -190,7 +190,7 @@ def _states_dtype(optimizer: Any) -> str:
     moments = [state["exp_avg"] for state in states if "exp_avg" in state]
     if moments:
         return _dtype_name(moments[0].dtype)
-    return "bf16" if optimizer.bf16_optimizer_states else "fp32"
+    return "bf16" if getattr(optimizer, "bf16_optimizer_states", False) else "fp32"
 
 
 def _read_swapping(engine: Any, optimizer: Any) -> dict[str, Any]:
