@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from autotune.candidate import format_value
+from autotune.catalogue.situation import never
 from autotune.contract import KnobValue
 from autotune.knob import MAX_VALUE
 from autotune.knobs import KNOBS, Knob
@@ -21,6 +22,8 @@ def documentation() -> str:
 
 def tried_on(knob: Knob, runs: Sequence[Run]) -> str:
     """The honest limit of a knob, in a line: `2 CPU ranks (none, cpu); **never on a GPU**`."""
+    if knob.acts is never:
+        return "nothing: there is nothing to see"
     values: dict[str, list[KnobValue]] = {}
     for run in runs:
         known = values.setdefault(run.hardware, [])
@@ -28,9 +31,9 @@ def tried_on(knob: Knob, runs: Sequence[Run]) -> str:
     told = [f"{hardware} ({_listed(found)})" for hardware, found in values.items() if found]
     if not told:
         return "**nothing yet**"
-    never = [value for value in never_run(knob, runs) if value != knob.default]
-    if never:
-        told.append(f"**never: {_listed(never)}**")
+    missing = [value for value in never_run(knob, runs) if value != knob.default]
+    if missing:
+        told.append(f"**never: {_listed(missing)}**")
     if not _is_on_gpu(knob, runs):
         told.append("**never on a GPU**")
     return "; ".join(told)
@@ -101,8 +104,8 @@ ranks as you set them, and each trial's `result.json` records those that were se
 
 No knobs either: 1-bit Adam, 0/1 Adam, 1-bit LAMB, `compression_training`, MiCS and LoCo, which
 DeepSpeed took out (0.19.7 and 0.19.8); the rules say so of a file that has them. Where an older
-DeepSpeed is installed a base configuration may hold them, and they run as written. The 1-bit
-optimizers compress after thousands of steps (`freeze_step`) only: a short trial cannot price them.
+DeepSpeed is installed a base configuration may hold them, the 1-bit optimizers at stage 0 alone.
+Those compress after thousands of steps (`freeze_step`) only: a short trial cannot price them.
 
 "Tried on" is the honest limit: which values trained real steps and were read back from the live
 engine. What was never run on a GPU, or nowhere, says so here, in `search --help`, in the plan, in

@@ -81,7 +81,7 @@ def stratified() -> list[dict[str, Any]]:
     spare: list[dict[str, Any]] = []
     for name in shipped_spaces():
         space = load_space(name)
-        missing = listed(space)
+        missing = listed(space) - {pair for knobs in chosen for pair in knobs.items()}
         choices = [
             c for c in combinations(space, context) if all(runs_here(*pair) for pair in c.items())
         ]
