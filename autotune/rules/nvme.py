@@ -1,4 +1,4 @@
-"""Swapping to a disk: how many buffers it takes, and how large they have to be."""
+"""Swapping to a disk: how many buffers it takes."""
 
 import tempfile
 from pathlib import Path
@@ -31,21 +31,6 @@ def _pipeline_buffers(setup: Setup) -> Finding | None:
     )
 
 
-def _buffer_size(setup: Setup) -> Finding | None:
-    section = as_section(setup.zero.get("offload_param"))
-    if setup.stage != 3 or section.get("device") != "nvme" or setup.model is None:
-        return None
-    size = section.get("buffer_size", 100_000_000)
-    largest = -(-setup.model.largest_param // setup.dp)
-    if size >= largest:
-        return None
-    return (
-        f"zero_optimization.offload_param.buffer_size={size:.0f} is less than the largest "
-        f"parameter's partition: {setup.model.largest_param} / {setup.dp} = {largest} elements",
-        f"set zero_optimization.offload_param.buffer_size to {largest}",
-    )
-
-
 def _swapped(name: str, **keys: Any) -> dict[str, Any]:
     section = {"device": "nvme", "nvme_path": _FOLDER, **keys}
     return {
@@ -65,19 +50,6 @@ RULES = (
                 _swapped("offload_optimizer", pipeline_read=True),
                 {"zero_optimization": {"offload_optimizer": {"buffer_count": 8}}},
                 model=_MODEL,
-            ),
-        ),
-    ),
-    Rule(
-        name="nvme.buffer_size",
-        check=_buffer_size,
-        source="runtime/swap_tensor/partitioned_param_swapper.py: get_buffer",
-        witnesses=(
-            raised(
-                "AssertionError: More elements",
-                _swapped("offload_param", buffer_size=100_000, max_in_cpu=0),
-                {"zero_optimization": {"offload_param": {"buffer_size": 262_144}}},
-                model=_MODEL | {"largest_param": 524_288},
             ),
         ),
     ),

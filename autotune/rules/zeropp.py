@@ -64,9 +64,12 @@ RULES = (
         check=_hpz_with_tp,
         source="utils/groups.py: _create_zero_param_parallel_group counts ranks of the world",
         witnesses=(
+            # Two of four ranks train without a word on weights that are no model's: the loss of
+            # the first step is another already.
             raised(
-                ".",
-                _zero(zero_hpz_partition_size=2) | {"tensor_parallel": {"autotp_size": 2}},
+                "RuntimeError: .*invalid tensor size",
+                _zero(zero_hpz_partition_size=4, stage3_param_persistence_threshold=0)
+                | {"tensor_parallel": {"autotp_size": 2}},
                 {"zero_optimization": {"zero_hpz_partition_size": None}},
                 world=4,
                 tp=2,
