@@ -150,7 +150,8 @@ def test_every_value_of_a_knob_that_acts_survives_the_rules():
     assert survived["recompute"] == {"none", "full", "every_2"}
     assert survived["overlap_comm"] == {False, True}
     assert survived["offload.optimizer"] == survived["offload.param"] == {"none", "cpu", "nvme"}
-    assert survived["communication_dtype"] == {"model", "fp32", "bf16"}
+    # The job trains in bf16: asked for by name it is the same run as `model`.
+    assert survived["communication_dtype"] == {"model", "fp32"}
     assert {1, 2} <= survived["tp"]
 
 
