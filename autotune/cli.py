@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperCommand
 
 from autotune.errors import AutotuneError, ExitCode
 
@@ -79,7 +80,18 @@ JobPath = Annotated[
 ]
 
 
-@cli.command()
+class _Search(TyperCommand):
+    """`search`, whose help ends with what its knobs were never tried on."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Only here: no other command should wait for the registry of the knobs."""
+        from autotune.tried import summary
+
+        self.epilog = summary()
+        super().format_epilog(ctx, formatter)
+
+
+@cli.command(cls=_Search)
 def search(
     job: JobPath = None,
     model: Annotated[
@@ -126,6 +138,9 @@ def search(
     ] = None,
     templates: Annotated[
         Path | None, typer.Option(help="Folder of templates that replace shipped ones.")
+    ] = None,
+    nvme_path: Annotated[
+        Path | None, typer.Option(help="Folder on a local disk, for offload to nvme.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampler and the trials.")] = None,
     study: Annotated[
@@ -175,6 +190,7 @@ def search(
         baseline=baseline,
         base_config=base_config,
         templates=templates,
+        nvme_path=nvme_path,
         seed=seed,
         study=study,
     )

@@ -144,6 +144,16 @@ class TrialSpec:
     """Round of the final comparison, from 0; None for other roles."""
     retry_of: int | None = None
     """Number of the trial that a platform fault ended and that this one repeats."""
+    attention: str = "default"
+    """Attention implementation of a Hugging Face model; `default`: transformers' own choice."""
+    loss_chunk_tokens: int = 0
+    """Compute logits and loss over so many tokens at a time; 0: over all at once."""
+    compile: str = "none"
+    """`none`, `torch` or `deepcompile`: whether `engine.compile()` is called."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables that the candidate sets for its ranks."""
+    binds_cores: bool = False
+    """Whether each GPU rank is bound to its own share of the cores; a CPU rank always is."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod

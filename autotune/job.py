@@ -76,6 +76,9 @@ class Job:
     """A folder whose templates come before the shipped ones."""
     study: str
     """Name of the study's folder."""
+    nvme_path: Path | None = None
+    """A folder on a local disk that states and parameters may be swapped to; None: there is none,
+    and nothing is offloaded to nvme."""
 
 
 class JobFile(BaseModel):
@@ -120,6 +123,9 @@ class JobFile(BaseModel):
     baseline: Path | None = None
     base_config: Path | None = None
     templates: Path | None = None
+    nvme_path: Path | None = Field(
+        default=None, description="folder on a local disk, for offload to nvme"
+    )
     study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
@@ -130,7 +136,7 @@ def read_job_file(path: Path) -> dict[str, Any]:
         JobError: The file cannot be read or is not a mapping.
     """
     data = read_yaml(path)
-    for key in ("baseline", "base_config", "templates"):
+    for key in ("baseline", "base_config", "templates", "nvme_path"):
         if isinstance(data.get(key), str):
             data[key] = str((path.parent / data[key]).resolve())
     return data
@@ -200,6 +206,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         baseline=file.baseline,
         base_config=file.base_config,
         templates=file.templates,
+        nvme_path=file.nvme_path,
         study=file.study or default_study_name(file),
     )
 
@@ -219,6 +226,8 @@ def default_study_name(file: JobFile) -> str:
         "study",
         "trial_timeout",
     }
+    if file.nvme_path is None:  # another disk is another problem; none is as it always was
+        continued.add("nvme_path")
     identity = file.model_dump(mode="json", exclude=continued)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
     stem = Path(file.model).name.split(":")[-1].removesuffix(".json") or "model"

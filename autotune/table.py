@@ -30,7 +30,12 @@ PACKAGES = ("python", "torch", "deepspeed", "transformers")
 
 DType = Literal["string", "Int64", "float64", "boolean", "datetime64[us, UTC]"]
 
-_DTYPE_OF_KNOB: dict[str, DType] = {"int": "Int64", "bool": "boolean", "choice": "string"}
+_DTYPE_OF_KNOB: dict[str, DType] = {
+    "int": "Int64",
+    "float": "float64",
+    "bool": "boolean",
+    "choice": "string",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ LAYERS: list[set[str]] = [
     {"contract", "errors", "units"},
     {"trial", "data", "cgroup", "extensions"},
     {"model_shape", "model_families", "model_probe", "presets", "hardware"},
-    {"model", "job", "knob", "knobs", "candidate", "record", "facts", "table"},
+    {"model", "job", "knob", "catalogue", "knobs", "candidate", "record", "facts", "table"}
+    | {"tried", "knobs_page"},
     {"space_file", "space", "rules", "consumers"},
     {"engines", "render"},
     {"check"},

@@ -4,6 +4,7 @@ The values are taken as the spaces list them, unfolded, and trained on a tiny mo
 means does not depend on the model, only whether it makes a difference does.
 """
 
+import dataclasses
 import json
 import os
 import random
@@ -16,20 +17,30 @@ from typing import Any
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.contract import Measure, Role, TrialSpec, to_dict
+from autotune.contract import Role, to_dict
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.extensions import build
 from autotune.extensions import environment as extensions_environment
-from autotune.knobs import Context, canonical
+from autotune.knobs import KNOBS, Context, canonical
 from autotune.model import load_model
+from autotune.search.launch import Run, make_spec
 from autotune.space import Space, combinations, load_space, shipped_spaces
+from autotune.tried import recorded
 from tests.jobs import CPU, tiny_job
 
 pytestmark = pytest.mark.real
 
 WORLD = 2
+NEEDS_BF16 = {("master_dtype", "model"), ("optimizer_states_dtype", "model")}
+"""What fp32 does not have; stage 1 with fp32 sums is an optimizer of its own in bf16."""
+BEYOND_THE_SPACES: list[dict[str, Any]] = [
+    {"offload.optimizer": "nvme", "offload.pipeline": "read"},
+    {"offload.optimizer": "nvme", "offload.pipeline": "write"},
+    {"offload.param": "nvme", "offload.param_buffer_count": 6, "offload.param_max_in_cpu": 0},
+    {"zero.stage": 1, "communication_dtype": "fp16"},
+]
+"""What no shipped space lists; at stage 3 where they do not say."""
 AT_LEAST = 40
-MEASURE = Measure(warmup_steps=0, min_steps=1, max_steps=1, target_half_width=1.0, budget_s=1.0)
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -39,9 +50,17 @@ def big_context() -> Context:
         model=load_model("llama-2-7b").shape,
         world=WORLD,
         global_batch=128,
-        precision="fp32",
+        precision="bf16",
         accelerator="cuda",
+        seq_len=8192,
     )
+
+
+def runs_here(name: str, value: Any) -> bool:
+    """Whether two CPU ranks can run a value; compiling has a test of its own, for its price."""
+    if name == "tp":
+        return int(value) <= WORLD
+    return value not in KNOBS[name].needs_cuda and (name, value) != ("compile", "torch")
 
 
 def listed(space: Space) -> set[tuple[str, Any]]:
@@ -50,7 +69,7 @@ def listed(space: Space) -> set[tuple[str, Any]]:
         (name, value)
         for name, domain in space.domains.items()
         for value in domain.values
-        if not (name == "tp" and int(value) > WORLD)
+        if runs_here(name, value)
     }
 
 
@@ -62,21 +81,40 @@ def stratified() -> list[dict[str, Any]]:
     spare: list[dict[str, Any]] = []
     for name in shipped_spaces():
         space = load_space(name)
-        missing = listed(space)
-        choices = [c for c in combinations(space, context) if int(c.get("tp", 1)) <= WORLD]
+        missing = listed(space) - {pair for knobs in chosen for pair in knobs.items()}
+        choices = [
+            c for c in combinations(space, context) if all(runs_here(*pair) for pair in c.items())
+        ]
         draw.shuffle(choices)
-        del choices[2000:]
         for combination in choices:
-            acting = {k: combination.get(k, v) for k, v in canonical(combination, context).items()}
+            # Where a value does not act, and where it is refused, it is not tried.
+            if not missing & set(combination.items()) or not is_legal(combination, context):
+                continue
+            acting = acting_as_listed(combination, context)
             if missing & set(acting.items()):
                 missing -= set(acting.items())
                 chosen.append(acting)
         assert not missing, f"{name}: no choice of two ranks has {missing}"
-        spare += [{k: c.get(k, v) for k, v in canonical(c, context).items()} for c in choices]
+        legal = (c for c in choices[:50] if is_legal(c, context))
+        spare += [acting_as_listed(c, context) for c in legal]
     draw.shuffle(spare)
     chosen += spare[: max(0, AT_LEAST - len(chosen))]
     assert len(chosen) >= AT_LEAST
     return chosen
+
+
+def acting_as_listed(combination: dict[str, Any], context: Context) -> dict[str, Any]:
+    """The knobs that act, at the values as the space lists them, unfolded."""
+    settled = canonical(combination, context)
+    return {name: combination.get(name, value) for name, value in settled.items()}
+
+
+def is_legal(combination: dict[str, Any], context: Context) -> bool:
+    """16-bit master weights have conditions that the spaces leave to the rules."""
+    if combination.get("master_dtype", "fp32") == "fp32":
+        return True
+    masters_16_bit = combination.get("optimizer_states_dtype") == "model"
+    return masters_16_bit or combination.get("offload.optimizer") == "cpu"
 
 
 def make_case(tmp_path: Path, index: int, knobs: dict[str, Any]) -> dict[str, Any]:
@@ -84,32 +122,26 @@ def make_case(tmp_path: Path, index: int, knobs: dict[str, Any]) -> dict[str, An
     dp = WORLD // int(knobs["tp"])
     global_batch = int(knobs["micro_batch"]) * dp * (1 + index % 2)
     precision = ("fp32", "bf16")[index // 2 % 2]
-    job = tiny_job(tmp_path, global_batch=global_batch, precision=precision, seq_len=8)
-    engine = DeepSpeedEngine(job, CPU)
+    if NEEDS_BF16 & knobs.items() or knobs.get("grad_accum_dtype") == "fp32":
+        precision = "bf16"
+    job = tiny_job(
+        tmp_path,
+        global_batch=global_batch,
+        precision=precision,
+        seq_len=8,
+        nvme_path=str(tmp_path / "nvme"),
+    )
     candidate = Candidate.of(knobs, world=WORLD, global_batch=global_batch)
-    setup = engine.setup(candidate)
-    spec = TrialSpec(
+    spec = make_spec(
+        Run(candidate=candidate, role=Role.SEARCH),
         study="reality",
         number=index,
-        role=Role.SEARCH,
-        candidate_hash=candidate.hash,
-        knobs=candidate.values,
-        world=WORLD,
-        tp=candidate.tp,
-        pp=candidate.pp,
-        dp=candidate.dp,
-        micro_batch=candidate.micro_batch,
-        grad_accum=candidate.grad_accum,
-        global_batch=global_batch,
-        seq_len=job.seq_len,
-        precision=precision,
-        accelerator="cpu",
-        model=job.model.source,
-        recompute=setup.recompute,
-        expected=engine.expected(setup),
-        measure=MEASURE,
+        job=job,
+        engine=DeepSpeedEngine(job, CPU),
+        environment=CPU,
     )
-    return {"spec": to_dict(spec), "ds_config": dict(setup.ds_config)}
+    ds_config = DeepSpeedEngine(job, CPU).setup(candidate).ds_config
+    return {"spec": to_dict(spec), "ds_config": dict(ds_config)}
 
 
 ASKED_INSTEAD = {
@@ -130,6 +162,22 @@ ASKED_INSTEAD = {
     "communication_dtype": "fp16",
     "n_params": 1,
     "recomputed_layers": 1,
+    "contiguous_gradients": False,
+    "reduce_scatter": False,
+    "max_reuse_distance": 7,
+    "sub_group_size": 7,
+    "hpz_partition_size": 2,
+    "quantized_weights": True,
+    "quantized_gradients": True,
+    "super_offload": True,
+    "offload_ratio": 0.25,
+    "grad_accum_dtype": "fp16",
+    "master_dtype": "bf16",
+    "optimizer_states_dtype": "bf16",
+    "optimizer": "AdamW",
+    "attention": "eager",
+    "loss_chunk_tokens": 7,
+    "compiled": True,
 }
 """What the first of `wrong_cases` claims to be."""
 
@@ -156,7 +204,7 @@ def wrong_cases(tmp_path: Path) -> list[dict[str, Any]]:
 
 def run(tmp_path: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Train the cases one after the other in one set of ranks."""
-    build("cpu", lambda _: None)
+    build("cpu", lambda _: None, nvme=True)
     asked, answered = tmp_path / "cases.json", tmp_path / "results.json"
     asked.write_text(json.dumps(cases))
     done = subprocess.run(
@@ -182,13 +230,33 @@ def run(tmp_path: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return results
 
 
+def stratified_cases(folder: Path) -> list[dict[str, Any]]:
+    """Every stratified candidate, for the driver."""
+    plain = {"zero.stage": 3, "tp": 1, "micro_batch": 1}
+    choices = [plain | knobs for knobs in BEYOND_THE_SPACES] + stratified()
+    choices.sort(key=lambda knobs: int(knobs["tp"]))
+    return [make_case(folder, index, knobs) for index, knobs in enumerate(choices)]
+
+
+def compiled_cases(folder: Path) -> list[dict[str, Any]]:
+    """One candidate as it is, and compiled."""
+    knobs = {"zero.stage": 1, "tp": 1, "micro_batch": 1}
+    return [make_case(folder, 0, knobs | {"compile": c}) for c in ("none", "torch")]
+
+
+def acting(case: dict[str, Any]) -> dict[str, Any]:
+    """The knobs of a case that did something on these ranks: what its run is evidence of."""
+    knobs, precision = case["spec"]["knobs"], case["spec"]["precision"]
+    here = dataclasses.replace(big_context(), accelerator="cpu", precision=precision)
+    settled = canonical(knobs, here)
+    return {name: value for name, value in knobs.items() if settled.get(name) == value}
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[list, list]:
     """(case, result) of every stratified candidate, and of those in `wrong_cases`."""
     folder = tmp_path_factory.mktemp("reality")
-    choices = sorted(stratified(), key=lambda knobs: knobs["tp"])
-    cases = [make_case(folder, index, knobs) for index, knobs in enumerate(choices)]
-    wrong = wrong_cases(folder)
+    cases, wrong = stratified_cases(folder), wrong_cases(folder)
     # One set of ranks for all; AutoTP leaves state behind, so it comes last.
     together = list(zip(wrong + cases, run(folder, wrong + cases), strict=True))
     return together[len(wrong) :], together[: len(wrong)]
@@ -228,7 +296,8 @@ def test_candidates_that_differ_in_speed_alone_train_the_same(trained):
     for case, result in trained:
         spec = case["spec"]
         # zero.Init draws the weights in another order, and bf16 rounds by the order of sums.
-        if spec["precision"] == "fp32" and spec["knobs"]["zero.stage"] < 3:
+        alike = spec["knobs"].get("zenflow", "none") == "none"  # it starts from other weights
+        if spec["precision"] == "fp32" and spec["knobs"]["zero.stage"] < 3 and alike:
             key = (spec["tp"], spec["micro_batch"])
             first_losses[key].add(round(result["losses"][0], 4))
     assert first_losses
@@ -243,3 +312,18 @@ def test_a_difference_is_seen(results):
     assert silently["differences"] == [
         "offload_param: asked cpu, the engine has no such thing at its stage"
     ]
+
+
+def test_the_committed_record_says_what_trains(trained):
+    """Both ways, but for what the test below compiles: nothing is claimed, nothing forgotten."""
+    record = next(r for r in recorded() if (r.accelerator, r.ranks) == ("cpu", WORLD))
+    claimed = {(name, v) for name, values in record.trained.items() for v in values}
+    tried = {pair for case, _ in trained for pair in acting(case).items()}
+    assert claimed - {("compile", "torch")} == tried, "python -m tests.record_knobs"
+
+
+def test_a_compiled_engine_says_so(tmp_path):
+    whole, fast = run(tmp_path, compiled_cases(tmp_path))
+    assert fast["read_back"]["compiled"]
+    assert fast["differences"] == []
+    assert fast["losses"] == pytest.approx(whole["losses"], abs=1e-4)

@@ -56,7 +56,9 @@ def search(session: Session, observer: Observer, *, fresh: bool) -> Ending:
         # What a killed search may have left: its trials hold devices that the next ones need.
         kill_all(study.trials_folder)
         _begin(session)
-        extensions.build(session.environment.accelerator, observer.on_note)
+        extensions.build(
+            session.environment.accelerator, observer.on_note, nvme=session.lattice.swaps
+        )
         result = _run(session, fleet, observer)
         answer = summarize(result, study)
         study.write_state({**study.read_state(), "answer": answer})

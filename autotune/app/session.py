@@ -39,7 +39,7 @@ DEMO_BATCH_PER_RANK = 16
 CPU_WORLD = 2
 """Ranks on CPU where nobody says: enough to communicate, few enough for any machine."""
 
-_FILES = ("baseline", "base_config", "templates")
+_FILES = ("baseline", "base_config", "templates", "nvme_path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ def render(
     environment = detect_environment()
     job, _ = _read_job(job_file, flags, environment)
     engine = DeepSpeedEngine(job, environment)
-    context = Context.of(job, environment, base=engine.base_knobs)
+    context = Context.of(job, environment, base=engine.base_knobs, optimizer=engine.optimizer)
     values = parse_settings(settings)
     candidate = Candidate.of(
         canonical(values, context), world=job.world, global_batch=job.global_batch

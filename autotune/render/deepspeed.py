@@ -5,9 +5,12 @@ import json
 from typing import Any
 
 from autotune.candidate import format_value
+from autotune.catalogue.process import binds_cores, environment_of
 from autotune.contract import DS_CONFIG_FILE
+from autotune.knobs import Context, choices_of
 from autotune.render.base import Export, Figures
 from autotune.render.templates import Templates, canonical_json
+from autotune.tried import warning
 from autotune.units import format_bytes, format_seconds
 
 FIGURES_FILE = "figures.json"
@@ -57,21 +60,27 @@ def _settings(export: Export) -> dict[str, Any]:
         "global_batch": candidate.global_batch,
         "precision": job.precision,
         "recompute": export.setup.recompute,
+        "attention": export.setup.attention,
+        "loss_chunk_tokens": export.setup.loss_chunk_tokens,
+        "compile": export.setup.compile,
         "world": candidate.world,
         "dp": candidate.dp,
         "tp": candidate.tp,
         "pp": candidate.pp,
         "accelerator": export.environment.accelerator,
         "seed": job.seed,
+        "binds_cores": binds_cores(candidate.values) or export.environment.accelerator == "cpu",
     }
 
 
 def _values(export: Export) -> dict[str, Any]:
     """What the launch templates may use."""
     candidate, environment = export.candidate, export.environment
+    context = Context.of(export.job, environment, optimizer=export.setup.optimizer)
     return {
         **_settings(export),
         "stage": export.setup.stage,
+        "variables": sorted(environment_of(candidate.values).items()),
         "micro_batch": candidate.micro_batch,
         "grad_accum": candidate.grad_accum,
         "has_config": "config" in export.job.model.source,
@@ -82,6 +91,7 @@ def _values(export: Export) -> dict[str, Any]:
             ("DeepSpeed", environment.deepspeed_version),
             ("torch", environment.torch_version),
         ],
+        "untried": warning(choices_of(candidate.values, context), environment.accelerator),
         "overridden": [
             (key, _said(theirs), _said(ours))
             for key, (theirs, ours) in sorted(export.overridden.items())

@@ -13,7 +13,7 @@ from rich.text import Text
 from autotune.candidate import format_value
 from autotune.contract import Outcome
 from autotune.facts import environment_of, model_of
-from autotune.knobs import KNOBS, Context
+from autotune.knobs import KNOBS, Context, choices_of
 from autotune.report.plan import Plan
 from autotune.report.rows import Row
 from autotune.report.words import (
@@ -24,6 +24,7 @@ from autotune.report.words import (
     format_rate,
     settings_of,
 )
+from autotune.tried import warning
 from autotune.units import format_bytes, format_seconds
 
 
@@ -154,6 +155,8 @@ def _verdict(report: Report) -> list[tuple[str, str]]:
         if baseline is not None:
             facts.append(("change", _change(report, best["trial"], baseline["trial"])))
         facts.append(("speedup", _speedup(answer)))
+        if untried := _untried(report, best["trial"]):
+            facts.append(("untried", untried))
     compared = [str(row.trial) for row in report.rows if row.n_runs > 1]
     if compared and len(compared) < len(report.rows):
         trials = f"trial{'s' if len(compared) > 1 else ''} {', '.join(compared)}"
@@ -199,6 +202,13 @@ def _change(report: Report, best: int, baseline: int) -> str:
     return describe_difference(candidates[best], candidates[baseline], report.context)
 
 
+def _untried(report: Report, best: int) -> str:
+    """What stands behind the best besides this search."""
+    candidates = [row.candidate for row in report.rows if row.trial == best]
+    settings = choices_of(candidates[0].values, report.context) if candidates else {}
+    return warning(settings, report.context.accelerator)
+
+
 def _trial_of(report: Report, name: str) -> int | None:
     standing = None if report.answer is None else report.answer[name]
     return None if standing is None else int(standing["trial"])
@@ -224,6 +234,8 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
             ("", f"{count} refused by {rule}, such as: {plan.reasons[rule]}")
             for rule, count in plan.refused.items()
         ]
+    if plan.untried:
+        facts.append(("untried", plan.untried))
     source = "as measured" if plan.is_measured else "assumed until the first has run"
     facts += [
         ("baseline", plan.baseline),

@@ -92,6 +92,14 @@ class Setup:
     supports_tp: bool
     supports_recompute: bool
     environment: Environment
+    attention: str = "default"
+    """What the training script builds the model with; `default`: transformers' own choice."""
+    loss_chunk_tokens: int = 0
+    """Tokens of a chunk of the training script's loss; 0: it is not chunked."""
+    compile: str = "none"
+    """Whether the training script calls `engine.compile()`: `none`, `torch` or `deepcompile`."""
+    supports_loss_chunks: bool = True
+    """Whether the model's loss is known to be plain cross entropy over its output head."""
 
     def section(self, name: str) -> Mapping[str, Any]:
         """A section of the configuration by its top-level name; empty where there is none."""
@@ -229,6 +237,9 @@ class Case:
     world: int = 2
     tp: int = 1
     recompute: str = "none"
+    attention: str = "default"
+    loss_chunk_tokens: int = 0
+    compile: str = "none"
     precision: str = "fp32"
     global_batch: int | None = None
     """None: what the configuration amounts to."""
@@ -237,6 +248,8 @@ class Case:
     """Sizes (as in `ModelShape`) and `architecture` that differ."""
     fp16_supported: bool = True
     """Whether the accelerator does fp16 as far as DeepSpeed knows; many CPUs do not."""
+    accelerator: str = "cpu"
+    """`cuda`: the case can only be tried there."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,9 @@
 from difflib import get_close_matches
 from typing import Any
 
-from autotune.rules.base import Finding, Rule, Setup, raised
+from autotune.rules.base import Case, Finding, Rule, Setup, Witness, raised
 from autotune.rules.keys import ADAM_PARAMS
-from autotune.rules.version import REMOVED_OPTIMIZERS
+from autotune.rules.version import REMOVED_OPTIMIZERS, is_removed
 
 # DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
 _OWN = frozenset(
@@ -116,6 +116,19 @@ def _muon(setup: Setup) -> Finding | None:
     )
 
 
+def _one_bit(setup: Setup) -> Finding | None:
+    if setup.optimizer not in REMOVED_OPTIMIZERS or setup.stage == 0:
+        return None
+    if is_removed(setup.environment.deepspeed_version):
+        return None
+    return Finding(
+        message=f"optimizer.type={setup.section('optimizer')['type']} with "
+        f"zero_optimization.stage="
+        f"{setup.stage}: it compresses gradients that ZeRO would have sharded",
+        changes={"zero_optimization": {"stage": 0}},
+    )
+
+
 def _optimizer(kind: str, **params: Any) -> dict[str, Any]:
     return {"optimizer": {"type": kind, "params": {"torch_adam": None, **params}}}
 
@@ -197,6 +210,22 @@ RULES = (
                 _optimizer("Muon") | {"zero_optimization": {"stage": 3}},
                 {"zero_optimization": {"reduce_scatter": False}},
             ),
+        ),
+    ),
+    Rule(
+        name="optimizer.one_bit_with_zero",
+        check=_one_bit,
+        source="runtime/engine.py before 0.19.7: _configure_basic_optimizer",
+        # Repaired by its type: at stage 0 the optimizer itself needs CUDA.
+        witnesses=tuple(
+            Witness(
+                broken=Case(ds_config=_optimizer(kind) | {"zero_optimization": {"stage": 1}}),
+                repaired=Case(ds_config=_optimizer("AdamW") | {"zero_optimization": {"stage": 1}}),
+                consequence="raised",
+                raises="AssertionError: .* is not compatible with ZeRO",
+                deepspeed="0.19.6",
+            )
+            for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
         ),
     ),
 )

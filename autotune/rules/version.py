@@ -67,11 +67,16 @@ def _missing_key(setup: Setup) -> Finding | None:
     )
 
 
+def is_removed(deepspeed_version: str) -> bool:
+    """Whether a release of DeepSpeed has none of `REMOVED_OPTIMIZERS` any more."""
+    return is_at_least(deepspeed_version, _OPTIMIZERS_REMOVED_IN)
+
+
 def _removed_optimizer(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     if setup.optimizer not in REMOVED_OPTIMIZERS:
         return None
-    if not is_at_least(version, _OPTIMIZERS_REMOVED_IN):
+    if not is_removed(version):
         return None
     message = (
         f"optimizer.type={setup.section('optimizer')['type']} is gone from DeepSpeed "

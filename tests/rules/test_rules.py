@@ -19,7 +19,9 @@ WITNESSES = [
 ]
 
 NEEDS_SOMEBODY = {
+    "attention.flash",  # the script, or the environment
     "batch.no_size",  # no size follows from nothing
+    "loss.chunks_of_another_loss",  # the script
     "model.recompute_every",  # the layout and the job are not in the configuration
     "model.recompute_unsupported",
     "model.seq_len",

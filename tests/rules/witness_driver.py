@@ -35,6 +35,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from autotune.trial.loss import chunk_loss
 from autotune.trial.readback import recomputed_layers
 from autotune.trial.workload import apply_recompute
 
@@ -118,9 +119,14 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
         config = run["config"]
         model = build_model(run["model"])
         apply_recompute(model, run["recompute"])
+        if run["attention"] != "default":
+            model.set_attn_implementation(run["attention"])
+        chunk_loss(model, run["loss_chunk_tokens"])
         engine, *_ = deepspeed.initialize(
             model=model, config=copy.deepcopy(config), model_parameters=model.parameters()
         )
+        if run["compile"] != "none":
+            engine.compile()
         ds_comm.configure(enabled=True, prof_all=True, verbose=False)
         ds_comm.comms_logger.comms_dict.clear()
         losses = train(engine, run)
