@@ -97,13 +97,21 @@ def search(
     space: Annotated[
         str | None, typer.Option(help="Knobs to search: a shipped space or a YAML file.")
     ] = None,
-    objective: Annotated[str | None, typer.Option(help="samples_per_s or peak_memory.")] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="samples_per_s, peak_memory, or pareto (both).")
+    ] = None,
     objective_floor: Annotated[
         float | None, typer.Option(help="With peak_memory: share of the best samples/s to keep.")
     ] = None,
-    sampler: Annotated[str | None, typer.Option(help="tpe or random.")] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="tpe, gp, random, or grid (every candidate).")
+    ] = None,
     trials: Annotated[
-        int | None, typer.Option(help="Trials of the search; baseline and finalists come on top.")
+        int | None,
+        typer.Option(
+            help="Trials of the search, 20 by default, with grid all; baseline and finalists "
+            "come on top."
+        ),
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Time for everything, such as 20m.")] = None,
     patience: Annotated[
@@ -119,7 +127,7 @@ def search(
         str | None, typer.Option(help="Most time that one trial may take, such as 10m.")
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(help="Your ds_config.json, to be compared with.")
+        Path | None, typer.Option(help="Your ds_config.json, to start from and to compare with.")
     ] = None,
     base_config: Annotated[
         Path | None, typer.Option(help="A ds_config.json to merge under the tuned knobs.")
