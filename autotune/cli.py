@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from autotune.errors import AutotuneError, ExitCode
+from autotune.errors import AutotuneError, ExitCode, JobError
 
 cli = typer.Typer(
     name="autotune",
@@ -224,7 +224,7 @@ def render(
 
     files, notes = write(job, {}, settings or [], out, to=to)
     for note in notes:
-        _PROGRESS.print(note, markup=False, highlight=False)
+        _say(note)
     _print_files(files, as_json=as_json)
 
 
@@ -283,6 +283,40 @@ def export(
 
 
 @cli.command()
+def soak(
+    study: StudyName = None,
+    export: Annotated[
+        Path | None, typer.Option("--from", help="Folder of an export, instead of a study.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Of training, both halves together.")] = 10.0,
+    results: Results = _RESULTS,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train the best configuration for minutes, with a checkpoint resumed half-way.
+
+    Memory is watched for growth. What it found goes to soak.json and into exports; exit code 5
+    if it failed.
+    """
+    from autotune.app.soak import soak_export, soak_study
+    from autotune.app.studies import find_study
+    from autotune.report.overview import print_soak
+    from autotune.soak_record import to_dict
+
+    if export is not None and study is not None:
+        raise JobError("--study and --from are both given", "name one of them")
+    if export is not None:
+        found = soak_export(export, minutes=minutes, note=_say)
+    else:
+        found = soak_study(find_study(results, study), minutes=minutes, note=_say)
+    if found is None:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    _print_json(to_dict(found)) if as_json else print_soak(_DATA, found)
+    if not found.passed:
+        raise typer.Exit(ExitCode.SOAK_FAILED)
+
+
+@cli.command()
 def doctor(
     build: Annotated[
         bool, typer.Option("--build", help="Build the extensions that trials load, and end.")
@@ -298,10 +332,7 @@ def doctor(
         from autotune import extensions
         from autotune.hardware import detect_environment
 
-        extensions.build(
-            detect_environment().accelerator,
-            lambda line: _PROGRESS.print(line, markup=False, highlight=False),
-        )
+        extensions.build(detect_environment().accelerator, _say)
         return
     from autotune.doctor import Level, diagnose
     from autotune.report.overview import print_diagnosis
@@ -310,6 +341,10 @@ def doctor(
     _print_json(diagnosis.to_dict()) if as_json else print_diagnosis(_DATA, diagnosis)
     if diagnosis.level is Level.FAIL:
         raise typer.Exit(ExitCode.FLEET_UNAVAILABLE)
+
+
+def _say(line: str) -> None:
+    _PROGRESS.print(line, markup=False, highlight=False)
 
 
 def _given(**flags: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ LAYERS: list[set[str]] = [
     {"contract", "errors", "units"},
     {"trial", "data", "cgroup", "extensions"},
     {"model_shape", "model_families", "model_probe", "presets", "hardware"},
-    {"model", "job", "knob", "knobs", "candidate", "record", "facts", "table"},
+    {"model", "job", "knob", "knobs", "candidate", "record", "facts", "table", "soak_record"},
     {"space_file", "space", "rules"},
     {"engines", "render"},
     {"lattice"},

@@ -10,7 +10,7 @@ from autotune.job import Objective as Wish
 from autotune.search.front import Figure, front_of, knee, nearest_on_front, peak_of
 from autotune.search.history import Tried, results
 
-_METER_SLACK = 0.02
+METER_SLACK = 0.02
 """A trial is held to the limit while it runs; a GPU's context and communicators may still grow a
 little after the allocator was capped, and a CPU rank's limit is counted in whole mappings."""
 
@@ -31,7 +31,7 @@ class Objective:
 
     def fits(self, peak_memory_bytes: int | None) -> bool:
         """Whether a peak keeps within what is allowed."""
-        allowed_bytes = self.allowed_bytes * (1 + _METER_SLACK)
+        allowed_bytes = self.allowed_bytes * (1 + METER_SLACK)
         return peak_memory_bytes is None or peak_memory_bytes <= allowed_bytes
 
     def figure(self, tried: Tried) -> Figure | None:
