@@ -293,10 +293,10 @@ def soak(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train the best configuration for minutes, with a checkpoint resumed half-way.
+    """Train the best configuration for minutes.
 
-    Memory is watched for growth. What it found goes to soak.json and into exports; exit code 5
-    if it failed.
+    Half-way a checkpoint is saved, and fresh processes resume it; memory is watched for growth.
+    What it found goes to soak.json and into exports. Exit code 5 if it failed.
     """
     from autotune.app.soak import soak_export, soak_study
     from autotune.app.studies import find_study

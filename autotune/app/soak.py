@@ -33,9 +33,10 @@ from autotune.search.soak import (
     soak_trials,
 )
 from autotune.soak_record import SOAK_FOLDER, SoakResult, digest_of, write_soak
-from autotune.units import parse_seconds
 
 Note = Callable[[str], None]
+
+MAX_MINUTES = 30 * 24 * 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,10 @@ def soak_export(folder: Path, *, minutes: float, note: Note) -> SoakResult | Non
 
 
 def _check(minutes: float) -> None:
-    parse_seconds(minutes * 60, where="minutes")
+    if not 0 < minutes <= MAX_MINUTES:
+        raise JobError(
+            f"minutes: {minutes} is no length of a soak", f"give more than 0, up to {MAX_MINUTES}"
+        )
 
 
 def _soak(
