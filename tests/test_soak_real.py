@@ -1,4 +1,4 @@
-"""Soaks of real trainings: checkpoints of every kind go on where they were, and faults are found."""
+"""Soaks of real trainings: checkpoints go on where they were, and faults are found."""
 
 import json
 import os
