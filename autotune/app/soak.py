@@ -212,7 +212,7 @@ def _spec_of_export(
     model: dict[str, Any],
     digest: str,
 ) -> TrialSpec:
-    layout = {key: int(settings[key]) for key in ("world", "dp", "tp", "pp")}
+    dp, tp, pp = (int(settings[key]) for key in ("dp", "tp", "pp"))
     micro_batch = int(config["train_micro_batch_size_per_gpu"])
     grad_accum = int(config["gradient_accumulation_steps"])
     return TrialSpec(
@@ -221,6 +221,10 @@ def _spec_of_export(
         role=Role.SOAK,
         candidate_hash=digest[:12],
         knobs={},
+        world=int(settings["world"]),
+        tp=tp,
+        pp=pp,
+        dp=dp,
         micro_batch=micro_batch,
         grad_accum=grad_accum,
         global_batch=int(settings["global_batch"]),
@@ -234,11 +238,12 @@ def _spec_of_export(
             "micro_batch": micro_batch,
             "grad_accum": grad_accum,
             "dtype": settings["precision"],
-            **{key: layout[key] for key in ("dp", "tp", "pp")},
+            "dp": dp,
+            "tp": tp,
+            "pp": pp,
         },
         measure=MEASURE,
         seed=int(settings["seed"]),
-        **layout,
     )
 
 

@@ -8,6 +8,7 @@ from the record alone.
 from collections.abc import Collection
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.candidate import Candidate
 from autotune.lattice import Lattice
@@ -41,7 +42,7 @@ def next_of_grid(
     return lattice.candidates[int(ties[np.argmin(place[ties])])]
 
 
-def _usage(lattice: Lattice, is_tried: np.ndarray) -> np.ndarray:
+def _usage(lattice: Lattice, is_tried: NDArray[np.bool_]) -> NDArray[np.float64]:
     """How often a candidate's values were tried, over their fair share; the mean of its knobs.
 
     A value's fair share is that of the trials in which its knob acts, divided by the number of
