@@ -189,12 +189,14 @@ def _of_export(folder: Path, environment: Environment) -> Subject:
     name = DS_CONFIG_FILE.rpartition("/")[2]
     try:
         config, settings = read_json(folder / name), read_json(folder / "settings.json")
-        model = {key: settings[key] for key in ("factory", "path", "vocab") if key in settings}
+        model: dict[str, Any] = {
+            key: settings[key] for key in ("factory", "path", "vocab") if key in settings
+        }
         if "factory" not in model:
             model["config"] = read_json(folder / "model" / "config.json")
         text = canonical_json(config)
         spec = _spec_of_export(folder, config, settings, model, digest_of({name: text}))
-    except (ContractError, KeyError, TypeError) as error:
+    except (ContractError, KeyError, TypeError, ValueError) as error:
         raise JobError(
             f"{folder}: not an export of autotune: {error}",
             "name a folder that `autotune export --to deepspeed` wrote, or a study",

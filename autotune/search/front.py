@@ -6,6 +6,7 @@ two, the knee. It is where a further byte stops paying; the faster wins a tie, s
 of two points it is the fast one.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -85,7 +86,7 @@ class _Scale:
 
     def distance(self, key: str, other: str) -> float:
         (rate, peak), (other_rate, other_peak) = self._at(key), self._at(other)
-        return ((rate - other_rate) ** 2 + (peak - other_peak) ** 2) ** 0.5
+        return math.hypot(rate - other_rate, peak - other_peak)
 
     def _at(self, key: str) -> tuple[float, float]:
         figure = self._figures[key]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from autotune.contract import Outcome, TrialResult
 from autotune.hardware import Environment
@@ -47,7 +48,7 @@ class Objective:
         return figure_of(result)
 
     @property
-    def directions(self) -> tuple[str, ...]:
+    def directions(self) -> tuple[Literal["maximize", "minimize"], ...]:
         """Of `values`, in Optuna's words."""
         if self.wish.name == "pareto":
             return ("maximize", "minimize")
