@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand
 
-from autotune.errors import AutotuneError, ExitCode
+from autotune.errors import AutotuneError, ExitCode, JobError
 
 cli = typer.Typer(
     name="autotune",
@@ -109,13 +109,21 @@ def search(
     space: Annotated[
         str | None, typer.Option(help="Knobs to search: a shipped space or a YAML file.")
     ] = None,
-    objective: Annotated[str | None, typer.Option(help="samples_per_s or peak_memory.")] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="samples_per_s, peak_memory, or pareto (both).")
+    ] = None,
     objective_floor: Annotated[
         float | None, typer.Option(help="With peak_memory: share of the best samples/s to keep.")
     ] = None,
-    sampler: Annotated[str | None, typer.Option(help="tpe or random.")] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="tpe, gp, random, or grid (every candidate).")
+    ] = None,
     trials: Annotated[
-        int | None, typer.Option(help="Trials of the search; baseline and finalists come on top.")
+        int | None,
+        typer.Option(
+            help="Trials of the search, 20 by default, with grid all; baseline and finalists "
+            "come on top."
+        ),
     ] = None,
     budget: Annotated[str | None, typer.Option(help="Time for everything, such as 20m.")] = None,
     patience: Annotated[
@@ -131,7 +139,7 @@ def search(
         str | None, typer.Option(help="Most time that one trial may take, such as 10m.")
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(help="Your ds_config.json, to be compared with.")
+        Path | None, typer.Option(help="Your ds_config.json, to start from and to compare with.")
     ] = None,
     base_config: Annotated[
         Path | None, typer.Option(help="A ds_config.json to merge under the tuned knobs.")
@@ -232,7 +240,7 @@ def render(
 
     files, notes = write(job, {}, settings or [], out, to=to)
     for note in notes:
-        _PROGRESS.print(note, markup=False, highlight=False)
+        _say(note)
     _print_files(files, as_json=as_json)
 
 
@@ -340,6 +348,40 @@ def check(
 
 
 @cli.command()
+def soak(
+    study: StudyName = None,
+    export: Annotated[
+        Path | None, typer.Option("--from", help="Folder of an export, instead of a study.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Of training, both halves together.")] = 10.0,
+    results: Results = _RESULTS,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train the best configuration for minutes.
+
+    Half-way a checkpoint is saved, and fresh processes resume it; memory is watched for growth.
+    What it found goes to soak.json and into exports. Exit code 5 if it failed.
+    """
+    from autotune.app.soak import soak_export, soak_study
+    from autotune.app.studies import find_study
+    from autotune.report.overview import print_soak
+    from autotune.soak_record import to_dict
+
+    if export is not None and study is not None:
+        raise JobError("--study and --from are both given", "name one of them")
+    if export is not None:
+        found = soak_export(export, minutes=minutes, note=_say)
+    else:
+        found = soak_study(find_study(results, study), minutes=minutes, note=_say)
+    if found is None:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    _print_json(to_dict(found)) if as_json else print_soak(_DATA, found)
+    if not found.passed:
+        raise typer.Exit(ExitCode.SOAK_FAILED)
+
+
+@cli.command()
 def doctor(
     build: Annotated[
         bool, typer.Option("--build", help="Build the extensions that trials load, and end.")
@@ -355,10 +397,7 @@ def doctor(
         from autotune import extensions
         from autotune.hardware import detect_environment
 
-        extensions.build(
-            detect_environment().accelerator,
-            lambda line: _PROGRESS.print(line, markup=False, highlight=False),
-        )
+        extensions.build(detect_environment().accelerator, _say)
         return
     from autotune.doctor import Level, diagnose
     from autotune.report.overview import print_diagnosis
@@ -367,6 +406,10 @@ def doctor(
     _print_json(diagnosis.to_dict()) if as_json else print_diagnosis(_DATA, diagnosis)
     if diagnosis.level is Level.FAIL:
         raise typer.Exit(ExitCode.FLEET_UNAVAILABLE)
+
+
+def _say(line: str) -> None:
+    _PROGRESS.print(line, markup=False, highlight=False)
 
 
 def _given(**flags: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -69,6 +69,8 @@ class _Answer:
     problem: _Problem | None = None
     interrupted: bool
     paths: _Paths
+    front: list[_Standing] = field(default_factory=list)
+    rule: str = ""
 
 
 def model_of(facts: Mapping[str, Any]) -> ModelFacts | None:

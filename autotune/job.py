@@ -16,11 +16,13 @@ from autotune.model import Model, load_model
 from autotune.units import parse_bytes, parse_seconds
 
 Precision = Literal["bf16", "fp16", "fp32"]
-SamplerName = Literal["tpe", "random"]
-ObjectiveName = Literal["samples_per_s", "peak_memory"]
+SamplerName = Literal["tpe", "gp", "random", "grid"]
+ObjectiveName = Literal["samples_per_s", "peak_memory", "pareto"]
 
 _LARGEST = 2**31 - 1
 """Of counts and sizes: DeepSpeed, torch and the table's 64 bits hold their products."""
+
+DEFAULT_TRIALS = 20
 
 DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}
 
@@ -105,7 +107,12 @@ class JobFile(BaseModel):
     )
     space: str = "zero"
     sampler: SamplerName = "tpe"
-    trials: int = Field(default=20, ge=1, le=_LARGEST)
+    trials: int | None = Field(
+        default=None,
+        ge=1,
+        le=_LARGEST,
+        description="of the search proper; left out: 20, with the sampler grid every candidate",
+    )
     budget: Annotated[
         float | None,
         BeforeValidator(lambda v: None if v is None else parse_seconds(v, where="budget")),
@@ -198,7 +205,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         objective=Objective(name=file.objective, floor=file.objective_floor),
         space=file.space,
         sampler=file.sampler,
-        budget=Budget(trials=file.trials, time_s=file.budget, patience=file.patience),
+        budget=Budget(trials=_trials(file), time_s=file.budget, patience=file.patience),
         memory_limit_bytes=file.memory_limit,
         head_room=file.head_room,
         trial_timeout_s=file.trial_timeout,
@@ -232,6 +239,13 @@ def default_study_name(file: JobFile) -> str:
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
     stem = Path(file.model).name.split(":")[-1].removesuffix(".json") or "model"
     return f"{stem}-s{file.seq_len}-b{file.global_batch}-w{file.world}-{digest}"
+
+
+def _trials(file: JobFile) -> int:
+    """A walk over the whole grid ends where the grid does."""
+    if file.trials is not None:
+        return file.trials
+    return _LARGEST if file.sampler == "grid" else DEFAULT_TRIALS
 
 
 def _key(item: Mapping[str, Any]) -> str:

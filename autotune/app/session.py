@@ -19,6 +19,7 @@ from autotune.render.export import export_candidate
 from autotune.report.plan import Plan, make_plan
 from autotune.rules import judge
 from autotune.search.history import History
+from autotune.search.sampler import check_installed
 from autotune.space import load_space
 
 DEMO: dict[str, dict[str, Any]] = {
@@ -72,6 +73,7 @@ def open_session(job_file: Path | None, flags: Mapping[str, Any], *, results: Pa
     """
     environment = detect_environment()
     job, data = _read_job(job_file, flags, environment)
+    check_installed(job.sampler)
     study = Study(results, job.study)
     _check_writable(study.folder)
     engine = DeepSpeedEngine(job, environment)

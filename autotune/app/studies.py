@@ -1,6 +1,7 @@
 """What the record says afterwards: reports, states, exports."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from autotune.report.rows import make_rows
 from autotune.report.terminal import Report
 from autotune.search.history import History, candidate_of
 from autotune.search.objective import Objective
+from autotune.soak_record import SoakResult, digest_of, read_soak
 
 
 def studies(results: Path) -> list[Study]:
@@ -108,19 +110,30 @@ def read_report(study: Study) -> Report:
     )
 
 
-def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list[Path]:
-    """Write the files of a study's best configuration, or of one trial's.
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A trial's configuration with everything that it needs to be run or handed out."""
+
+    trial: Trial
+    candidate: Candidate
+    job: Job
+    environment: Environment
+    """Where the trial ran."""
+    engine: Engine
+    answer: Mapping[str, Any]
+    """Of the search; empty while there is none."""
+
+
+def find_chosen(study: Study, *, trial: int | None) -> Chosen:
+    """A study's best configuration, or one trial's.
 
     Args:
         study: A study with trials.
-        out: Folder to write.
-        to: Name of a dialect.
         trial: Number of the trial; None for the best.
 
     Raises:
         StudyError: There is no such trial, or no best one yet.
         JobError: The study's job cannot be read any more.
-        RenderError: A template does not render, or the folder cannot be written.
     """
     facts = study.read_state()
     answer = answer_of(facts) or {}
@@ -139,15 +152,50 @@ def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list
     environment = _environment(facts, number)
     job = make_job(read_job_file(study.job_file), where=str(study.job_file))
     candidate = candidate_of(trials[number].spec)
-    return export_candidate(
-        candidate,
-        out,
-        engine=_engine_of(candidate, job, environment),
+    return Chosen(
+        trial=trials[number],
+        candidate=candidate,
         job=job,
         environment=environment,
-        figures=_figures(answer, trials[number]),
+        engine=_engine_of(candidate, job, environment),
+        answer=answer,
+    )
+
+
+def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list[Path]:
+    """Write the files of a study's best configuration, or of one trial's.
+
+    Args:
+        study: A study with trials.
+        out: Folder to write.
+        to: Name of a dialect.
+        trial: Number of the trial; None for the best.
+
+    Raises:
+        StudyError: There is no such trial, or no best one yet.
+        JobError: The study's job cannot be read any more.
+        RenderError: A template does not render, or the folder cannot be written.
+    """
+    chosen = find_chosen(study, trial=trial)
+    return export_candidate(
+        chosen.candidate,
+        out,
+        engine=chosen.engine,
+        job=chosen.job,
+        environment=chosen.environment,
+        figures=_figures(chosen.answer, chosen.trial),
+        soak=_soak_of(study, chosen),
         to=to,
     )
+
+
+def _soak_of(study: Study, chosen: Chosen) -> SoakResult | None:
+    """The study's soak, if it was of this configuration to the letter."""
+    soak = read_soak(study.folder)
+    if soak is None or soak.candidate_hash != chosen.candidate.hash:
+        return None
+    is_same = soak.ds_config_digest == digest_of(chosen.engine.files(chosen.candidate))
+    return soak if is_same else None
 
 
 def _is_running(study: Study) -> bool:

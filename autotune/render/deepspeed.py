@@ -10,6 +10,7 @@ from autotune.contract import DS_CONFIG_FILE
 from autotune.knobs import Context, choices_of
 from autotune.render.base import Export, Figures
 from autotune.render.templates import Templates, canonical_json
+from autotune.soak_record import SoakResult
 from autotune.tried import warning
 from autotune.units import format_bytes, format_seconds
 
@@ -44,6 +45,7 @@ class DeepSpeedDialect:
                 {
                     "figures": dataclasses.asdict(export.figures),
                     "environment": dataclasses.asdict(export.environment),
+                    "soak": None if export.soak is None else dataclasses.asdict(export.soak),
                 }
             )
         return files
@@ -86,6 +88,8 @@ def _values(export: Export) -> dict[str, Any]:
         "has_config": "config" in export.job.model.source,
         "knobs": [(name, format_value(value)) for name, value in candidate.knobs],
         "figures": [] if export.figures is None else _figure_rows(export.figures),
+        "soak": "" if export.soak is None else describe_soak(export.soak),
+        "problems": [] if export.soak is None else export.soak.problems,
         "environment": [
             ("device", f"{environment.device_name} ({environment.accelerator})"),
             ("DeepSpeed", environment.deepspeed_version),
@@ -114,6 +118,15 @@ def _figure_rows(figures: Figures) -> list[tuple[str, str]]:
         interval = f"{figures.speedup_low:.3f} to {figures.speedup_high:.3f}"
         rows.append(("speedup over the baseline", f"{figures.speedup:.3f}x (95%: {interval})"))
     return rows
+
+
+def describe_soak(soak: SoakResult) -> str:
+    """How long, how far, and how it ended: `passed: 10.0 minutes, 431 steps at sequence 2048`."""
+    words = "passed" if soak.passed else "failed"
+    text = f"{words}: {soak.minutes:.1f} minutes, {soak.steps} steps at sequence {soak.seq_len}"
+    if soak.checkpoint is not None and soak.checkpoint.load_s is not None:
+        text += ", with a checkpoint saved and resumed on the way"
+    return f"{text}; peak memory {format_bytes(soak.peak_memory_bytes)} per device"
 
 
 def _said(value: Any) -> str:

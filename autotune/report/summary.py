@@ -5,6 +5,7 @@ from typing import Any
 from autotune.errors import AutotuneError, NothingFeasibleError
 from autotune.record import Study
 from autotune.search.base import SearchResult, Standing
+from autotune.search.front import RULE
 from autotune.search.history import History
 
 
@@ -15,8 +16,12 @@ def summarize(result: SearchResult, study: Study) -> dict[str, Any]:
         `study`, `counts` by outcome, `baseline` and `best` (null where there is none), `ties`,
         `speedup` with its 95% interval `speedup_low` to `speedup_high` (null if no baseline was
         compared), `stop_reason`, `problem` (null; see `summarize_failure`), `interrupted`,
-        `paths`.
+        `paths`; with the Pareto objective also `front`, fastest first, and `rule`, which says
+        how `best` was chosen of it.
     """
+    front = {}
+    if result.front is not None:
+        front = {"front": [_standing(point) for point in result.front], "rule": RULE}
     return {
         "study": result.study,
         "counts": {outcome.value: count for outcome, count in result.counts.items()},
@@ -33,6 +38,7 @@ def summarize(result: SearchResult, study: Study) -> dict[str, Any]:
             "table": str(study.table_file),
             "export": str(study.best_folder) if result.best is not None else None,
         },
+        **front,
     }
 
 

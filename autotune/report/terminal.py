@@ -165,6 +165,8 @@ def _verdict(report: Report) -> list[tuple[str, str]]:
     if answer["ties"]:
         ties = ", ".join(f"trial {tie['trial']}" for tie in answer["ties"])
         facts.append(("ties", f"{ties}: the interval overlaps the best's"))
+    if front := answer.get("front"):
+        facts += [("front", _front(front)), ("rule", f"best is {answer['rule']}")]
     facts.append(("stopped", answer["stop_reason"]))
     if problem := answer.get("problem"):
         facts += [("why", problem["message"]), ("fix", problem["fix"])]
@@ -181,6 +183,15 @@ def _standing(standing: Mapping[str, Any]) -> str:
         f"trial {standing['trial']}: {format_rate(standing['samples_per_s'])} samples/s "
         f"({interval}, {n_runs} {'run' if n_runs == 1 else 'runs'}), "
         f"peak {format_bytes(standing['peak_memory_bytes'])}"
+    )
+
+
+def _front(front: Sequence[Mapping[str, Any]]) -> str:
+    """The Pareto front, fastest first."""
+    return "; ".join(
+        f"trial {point['trial']}: {format_rate(point['samples_per_s'])} samples/s in "
+        f"{format_bytes(point['peak_memory_bytes'])}"
+        for point in front
     )
 
 

@@ -98,9 +98,17 @@ def batches(spec: TrialSpec) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(spec.seed * 100_003 + rank // spec.tp)
     device = get_accelerator().current_device_name()
     shape = (spec.micro_batch, spec.seq_len)
+    for _ in range(micro_batches_trained(spec)):
+        torch.randint(0, int(spec.model["vocab"]), shape, generator=generator)
     while True:
         tokens = torch.randint(0, int(spec.model["vocab"]), shape, generator=generator)
         yield tokens.to(device, non_blocking=True)
+
+
+def micro_batches_trained(spec: TrialSpec) -> int:
+    """Micro-batches per rank that a resumed training has seen already."""
+    done = None if spec.checkpoint is None else spec.checkpoint.resumes_at
+    return (done or 0) * spec.grad_accum
 
 
 @contextlib.contextmanager

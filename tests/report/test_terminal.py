@@ -99,6 +99,18 @@ def test_the_best_row_shows_the_figure_of_the_final_comparison(tmp_path: Path) -
     assert best.figure.low == pytest.approx(answer["best"]["samples_per_s_low"])
 
 
+def test_the_pareto_front_is_listed_with_the_rule(tmp_path: Path) -> None:
+    report = read_report(finished(tmp_path, objective="pareto"))
+    assert report.answer is not None
+    points = report.answer["front"]
+    text = " ".join(shown(report, 160).split())
+    assert len(points) > 1
+    for point in points:
+        assert f"trial {point['trial']}: " in text
+    assert "best is the knee of the front" in text
+    assert " front " not in " ".join(shown(read_report(finished(tmp_path / "b"))).split())
+
+
 def test_knobs_that_never_vary_have_no_column(tmp_path: Path) -> None:
     text = shown(read_report(finished(tmp_path)), 160)
     header = "\n".join(text.splitlines()[:8])
