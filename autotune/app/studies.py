@@ -25,7 +25,7 @@ from autotune.render.base import Figures
 from autotune.render.export import export_candidate
 from autotune.report.overview import State
 from autotune.report.rows import make_rows
-from autotune.report.terminal import Report
+from autotune.report.study import Report
 from autotune.search.history import History, candidate_of
 from autotune.search.objective import Objective
 
@@ -97,12 +97,14 @@ def read_report(study: Study) -> Report:
     """
     facts = study.read_state()
     history = History(study.trials())
+    objective = _objective(facts)
     return Report(
         study=study.name,
         folder=study.folder,
         facts=facts,
-        rows=make_rows(history, _objective(facts)),
-        counts=history.counts,
+        history=history,
+        objective=objective,
+        rows=make_rows(history, objective),
         context=_context(study, facts),
         answer=answer_of(facts),
     )

@@ -14,8 +14,9 @@ from autotune.knobs import Context
 from autotune.record import Study
 from autotune.report.plan import make_plan
 from autotune.report.rows import Row, make_rows
+from autotune.report.study import Report
 from autotune.report.summary import summarize
-from autotune.report.terminal import Report, print_plan, print_report
+from autotune.report.terminal import print_plan, print_report
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from tests.search.scripted import (
