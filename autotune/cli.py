@@ -68,6 +68,7 @@ Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")]
 Results = Annotated[Path, typer.Option(help="Folder of all studies.")]
 _RESULTS = Path("results")
 StudyName = Annotated[
@@ -238,16 +239,29 @@ def report(
     study: StudyName = None,
     results: Results = _RESULTS,
     as_json: Json = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
+    as_csv: Csv = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a Markdown table, for a README.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one HTML file that needs no network.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Show a study's table, its best and the gain."""
     from autotune.app.studies import find_study, read_report
+    from autotune.report.markdown import render_markdown
     from autotune.report.terminal import print_report
     from autotune.table import load_table
 
     found = find_study(results, study)
-    if as_csv:
+    if html is not None:
+        from autotune.app.pages import write_page
+
+        _print_files([write_page(found, html)], as_json=as_json)
+    elif as_markdown:
+        sys.stdout.write(render_markdown(read_report(found)))
+    elif as_csv:
         sys.stdout.write(load_table(found.folder).to_csv(index=False))
     elif as_json:
         answer = read_report(found).answer
@@ -258,16 +272,53 @@ def report(
 
 
 @cli.command()
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Studies, by name or by folder.")
+    ],
+    results: Results = _RESULTS,
+    as_json: Json = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print the candidates that they share as CSV.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one HTML file that needs no network.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Compare studies: outcomes, bests, gains, and the candidates that they share.
+
+    Ratios are over the first one.
+    """
+    from autotune.app.comparison import compare_studies, write_comparison
+    from autotune.report.compare_terminal import print_comparison
+
+    comparison = compare_studies(runs, results)
+    for warning in comparison.warnings:
+        _PROGRESS.print(f"warning: {warning}", markup=False, highlight=False)
+    if html is not None:
+        _print_files([write_comparison(comparison, html)], as_json=as_json)
+    elif as_csv:
+        sys.stdout.write(comparison.candidates.to_csv(index=False))
+    elif as_json:
+        _print_json(comparison.as_dict())
+    else:
+        print_comparison(_DATA, comparison)
+
+
+@cli.command()
 def export(
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
-    to: Dialect = "deepspeed",
+    out: Annotated[Path, typer.Option(help="Folder to write; for optuna, the file.")],
+    to: Annotated[
+        str, typer.Option(help="Whose files: a dialect, or optuna: a study for its dashboard.")
+    ] = "deepspeed",
     study: StudyName = None,
     trial: Annotated[int | None, typer.Option(help="A trial; the best one by default.")] = None,
     results: Results = _RESULTS,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write the files of the best configuration."""
+    """Write the files of the best configuration, or the study for Optuna's dashboard."""
     from autotune.app.studies import find_study, write_export
 
     files = write_export(find_study(results, study), out, to=to, trial=trial)

@@ -68,6 +68,24 @@ def find_study(results: Path, name: str | None) -> Study:
     )
 
 
+def locate(run: str, results: Path) -> Study:
+    """A study by its folder, or by its name in the folder of all studies.
+
+    Raises:
+        StudyError: There is none.
+    """
+    folder = Path(run)
+    if (folder / "trials").is_dir():
+        folder = folder.resolve()
+        return Study(folder.parent, folder.name)
+    if len(folder.parts) > 1:
+        raise StudyError(
+            f"{run}: is no study: it holds no folder `trials`",
+            "name a study's folder, such as results/NAME, or a study by its name",
+        )
+    return find_study(results, run)
+
+
 def state_of(study: Study) -> State:
     """How a study stands.
 
@@ -111,12 +129,12 @@ def read_report(study: Study) -> Report:
 
 
 def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list[Path]:
-    """Write the files of a study's best configuration, or of one trial's.
+    """Write the files of a study's best configuration, or of one trial's; or the study itself.
 
     Args:
         study: A study with trials.
-        out: Folder to write.
-        to: Name of a dialect.
+        out: Folder to write; for `optuna`, the file.
+        to: Name of a dialect, or `optuna` for a storage that its dashboard opens.
         trial: Number of the trial; None for the best.
 
     Raises:
@@ -124,6 +142,8 @@ def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list
         JobError: The study's job cannot be read any more.
         RenderError: A template does not render, or the folder cannot be written.
     """
+    if to == "optuna":
+        return [_write_storage(study, out, trial)]
     facts = study.read_state()
     answer = answer_of(facts) or {}
     trials = {t.spec.number: t for t in study.trials()}
@@ -150,6 +170,18 @@ def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list
         figures=_figures(answer, trials[number]),
         to=to,
     )
+
+
+def _write_storage(study: Study, out: Path, trial: int | None) -> Path:
+    from autotune.report.optuna_study import write_storage  # optuna
+
+    if trial is not None:
+        raise StudyError(
+            f"--to optuna --trial {trial}: a storage holds the whole study", "leave --trial out"
+        )
+    if out.is_dir():
+        raise StudyError(f"{out}: is a folder", "name the file to write, such as study.journal")
+    return write_storage(read_report(study), out)
 
 
 def _is_running(study: Study) -> bool:

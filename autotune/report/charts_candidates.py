@@ -1,0 +1,142 @@
+"""The charts of candidates: what is fast and small, and which settings lead there."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from autotune.candidate import format_value
+from autotune.contract import KnobValue
+from autotune.knobs import KNOBS
+from autotune.report.charts import BLUE, GREEN, GREY, ORANGE, RED, Chart, Standings, make_chart
+from autotune.report.rows import Row
+from autotune.report.study import Report
+from autotune.report.words import describe_candidate
+
+_MIB = 2**20
+_WIDTH_PER_AXIS = 96
+"""Pixels that an axis of the parallel coordinates needs for its labels."""
+
+
+def speed_and_memory(report: Report, standings: Standings) -> Chart | None:
+    """Samples/s against peak memory, with the candidates that nothing beats in both."""
+    rows = [row for row in report.rows if row.figure and row.figure.peak_memory_bytes is not None]
+    if not rows:
+        return None
+    kinds = {row.trial: _kind(row, standings) for row in rows}
+    figure = go.Figure()
+    front = pareto_front(rows)
+    figure.add_scatter(
+        x=[_mib(row) for row in front],
+        y=[_rate(row) for row in front],
+        mode="lines",
+        line={"shape": "vh", "color": GREY, "dash": "dot"},
+        name="Pareto front",
+        hoverinfo="skip",
+    )
+    for name, colour, symbol in (
+        ("candidate", BLUE, "circle"),
+        ("over limit", RED, "x"),
+        ("baseline", ORANGE, "diamond"),
+        ("best", GREEN, "star"),
+    ):
+        own = [row for row in rows if kinds[row.trial] == name]
+        figure.add_scatter(
+            x=[_mib(row) for row in own],
+            y=[_rate(row) for row in own],
+            mode="markers",
+            marker={"color": colour, "symbol": symbol, "size": 14 if name == "best" else 9},
+            name=name,
+            text=[_said_of(row, report) for row in own],
+            hovertemplate="%{text}<br>%{y:.4g} samples/s, %{x:.4g} MiB<extra></extra>",
+        )
+    if math.isfinite(report.objective.allowed_bytes):
+        limit = report.objective.allowed_bytes / _MIB
+        # Far beyond the candidates it would only squeeze them together.
+        if limit <= 2 * max(map(_mib, rows)):
+            figure.add_vline(x=limit, line={"color": RED, "dash": "dash"})
+    figure.update_layout(
+        height=400,
+        xaxis={"title": "peak memory per device (MiB)"},
+        yaxis={"title": "samples/s"},
+    )
+    names = ", ".join(str(row.trial) for row in front)
+    alt = f"{len(rows)} candidates; nothing is both faster and smaller than trials {names}"
+    return make_chart("memory", alt, figure)
+
+
+def pareto_front(rows: Sequence[Row]) -> list[Row]:
+    """Those within the limit that no other matches in memory and beats in speed; least first."""
+    front: list[Row] = []
+    for row in sorted((r for r in rows if r.fits), key=lambda r: (_mib(r), -_rate(r))):
+        if not front or _rate(row) > _rate(front[-1]):
+            front.append(row)
+    return front
+
+
+def parallel_coordinates(report: Report) -> Chart | None:
+    """The candidates with a figure, each a line through the knobs that vary."""
+    rows = [row for row in report.rows if row.figure]
+    axes = {name: values for name in KNOBS if len(values := _values_of(rows, name)) > 1}
+    if not axes or len(rows) < 2:
+        return None
+    rates = [_rate(row) for row in rows]
+    dimensions: list[dict[str, Any]] = [
+        {
+            "label": name.rpartition(".")[2] if len(name) > 18 else name,
+            "values": [values.index(row.candidate.get(name)) for row in rows],
+            "tickvals": list(range(len(values))),
+            "ticktext": [format_value(value) for value in values],
+            "range": [0, len(values) - 1],
+        }
+        for name, values in axes.items()
+    ]
+    dimensions.append({"label": "samples/s", "values": rates})
+    figure = go.Figure(
+        go.Parcoords(
+            dimensions=dimensions,
+            line={"color": rates, "colorscale": "Viridis", "showscale": False},
+            labelangle=-20,
+            labelside="bottom",
+        )
+    )
+    figure.update_layout(height=420, margin={"l": 50, "r": 50, "t": 20, "b": 80})
+    alt = f"{len(rows)} candidates over {', '.join(axes)}; the lighter the line, the faster"
+    return make_chart("knobs", alt, figure, min_width=_WIDTH_PER_AXIS * (len(axes) + 1))
+
+
+def _values_of(rows: Sequence[Row], name: str) -> list[KnobValue | None]:
+    """The values of a knob over the rows: in order, those of a choice as it lists them."""
+    seen = list(dict.fromkeys(row.candidate.get(name) for row in rows))
+    choices = KNOBS[name].choices
+
+    def place(value: KnobValue | None) -> tuple[int, float, str]:
+        if value is None:
+            return (0, 0.0, "")
+        if isinstance(value, str):
+            listed = choices.index(value) if value in choices else len(choices)
+            return (1, float(listed), value)
+        return (1, float(value), "")
+
+    return sorted(seen, key=place)
+
+
+def _kind(row: Row, standings: Standings) -> str:
+    for name in ("best", "baseline"):
+        standing = standings[name]
+        if standing is not None and standing["trial"] == row.trial:
+            return name
+    return "candidate" if row.fits else "over limit"
+
+
+def _said_of(row: Row, report: Report) -> str:
+    return f"trial {row.trial}: {describe_candidate(row.candidate, report.context)}"
+
+
+def _rate(row: Row) -> float:
+    return 0.0 if row.figure is None else row.figure.samples_per_s
+
+
+def _mib(row: Row) -> float:
+    return (row.figure.peak_memory_bytes or 0) / _MIB if row.figure else 0.0
