@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -126,6 +127,12 @@ def answer_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:
 def _read(kind: type[T], data: object) -> T | None:
     """As JSON, so that a list is a tuple and nothing else is taken for what it is not."""
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(data), strict=True)
+        return _adapter(kind).validate_json(json.dumps(data), strict=True)
     except (ValidationError, ValueError, RecursionError):
         return None
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    """Building one costs milliseconds, and a table asks for one per trial."""
+    return TypeAdapter(kind)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from autotune.contract import Phase, TrialResult, TrialSpec
 from autotune.errors import StudyError
-from autotune.facts import environment_at, model_of
+from autotune.facts import ModelFacts, environment_at, model_of
 from autotune.files import write_whole
 from autotune.knobs import KNOBS
 from autotune.model import ModelShape, train_flops_per_token
@@ -227,7 +227,8 @@ def load_table(study_folder: Path) -> pd.DataFrame:
     """
     study = Study(study_folder.parent, study_folder.name)
     facts = study.read_state()
-    rows = {trial.spec.number: _row(trial, study.name, facts) for trial in study.trials()}
+    model = model_of(facts)
+    rows = {trial.spec.number: _row(trial, study.name, facts, model) for trial in study.trials()}
     for unreadable in study.unreadable():
         number = int(unreadable.folder.name)
         rows[number] = {"study": study.name, "trial": number, "problem": unreadable.problem}
@@ -287,13 +288,14 @@ def describe() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(trial: Trial, study: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _row(
+    trial: Trial, study: str, facts: Mapping[str, Any], model: ModelFacts | None
+) -> dict[str, Any]:
     spec, result = trial.spec, trial.result
     row: dict[str, Any] = {name: getattr(spec, name) for name in _SPEC_FIELDS}
     row["role"] = str(spec.role)
     row |= {f"knob.{name}": value for name, value in spec.knobs.items()}
     row |= {"study": study, "trial": spec.number, "problem": trial.problem or None}
-    model = model_of(facts)
     shape = None
     # A study by name may hold trials of another model: what is known is not theirs.
     if model is not None and model.source == spec.model:

@@ -1,5 +1,6 @@
 """HTML reports: written on demand, and by every search while it runs."""
 
+import time
 from pathlib import Path
 
 from autotune.app.studies import read_report
@@ -17,26 +18,33 @@ PAGE_FILE = "report.html"
 """In the study's folder."""
 
 
+_SHARE_OF_TIME = 0.05
+"""Of a search, at most, for drawing its page."""
+
+
 class PageWriter(Observer):
     """Keeps the page of a running search up to date; hands everything on to another observer.
 
     The page is written when a trial has ended. A search that runs one trial at a time shows that
-    before it starts the next, so that no measurement shares the processor with it.
+    before it starts the next, so that no measurement shares the processor with it. A long record
+    takes longer to draw: it is drawn less often.
     """
 
     def __init__(self, study: Study, observer: Observer) -> None:
         self._study = study
         self._observer = observer
         self._written: tuple[Stage, dict[Outcome, int]] | None = None
+        self._not_before_s = 0.0
         self._is_broken = False
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Hand it on, and write the page where it shows something new."""
         self._observer.on_snapshot(snapshot)
         state = (snapshot.stage, dict(snapshot.counts))
-        if state != self._written and not self._is_broken:
-            self._written = state
-            self._write(snapshot)
+        if state == self._written or time.monotonic() < self._not_before_s:
+            return
+        self._written = state
+        self._write(snapshot)
 
     def on_note(self, note: str) -> None:
         """Hand it on."""
@@ -44,16 +52,20 @@ class PageWriter(Observer):
 
     def close(self) -> None:
         """Write the page of the search that has ended."""
-        if not self._is_broken:
-            self._write(None)
+        self._write(None)
 
     def _write(self, snapshot: Snapshot | None) -> None:
+        if self._is_broken:
+            return
+        began_s = time.monotonic()
         try:
             write_page(self._study, self._study.folder / PAGE_FILE, snapshot=snapshot)
         # Hours of trials must not end because a page cannot be drawn or written.
         except Exception as error:
             self._is_broken = True
             self._observer.on_note(f"{PAGE_FILE} is not kept up: {_line_of(error)}")
+        now_s = time.monotonic()
+        self._not_before_s = now_s + (now_s - began_s) / _SHARE_OF_TIME
 
 
 def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> Path:

@@ -65,7 +65,7 @@ def best_and_baseline(report: Report, standings: Standings) -> Chart | None:
     runs = [
         (label, run.samples_per_s)
         for label, s in zip(labels, named.values(), strict=True)
-        for run in _runs_of(report, s["trial"])
+        for run in _runs_of(report, s)
     ]
     figure.add_scatter(
         y=[label for label, _ in runs],
@@ -207,6 +207,7 @@ def phases(report: Report) -> Chart | None:
     figure.update_layout(
         height=380,
         barmode="stack",
+        legend={"traceorder": "normal"},
         xaxis={"title": "trial"},
         yaxis={"title": "seconds"},
     )
@@ -262,10 +263,11 @@ def make_chart(name: str, alt: str, figure: go.Figure, *, min_width: int = 0) ->
     return Chart(name=name, alt=alt, figure=data, min_width=min_width)
 
 
-def _runs_of(report: Report, trial: int) -> Sequence[TrialResult]:
-    row = report.row_of(trial)
+def _runs_of(report: Report, standing: Mapping[str, Any]) -> Sequence[TrialResult]:
+    """The runs that a figure is made of; none where it is one trial's own."""
+    row = report.row_of(standing["trial"])
     tried = None if row is None else report.history.find(row.candidate)
-    return [] if tried is None else telling_runs(tried.trials)
+    return telling_runs(tried.trials) if tried is not None and standing["n_runs"] > 1 else []
 
 
 def _best_so_far(report: Report) -> list[tuple[int, float]]:

@@ -12,10 +12,10 @@ from autotune.knobs import KNOBS
 from autotune.report.charts import BLUE, GREEN, GREY, ORANGE, RED, Chart, Standings, make_chart
 from autotune.report.rows import Row
 from autotune.report.study import Report
-from autotune.report.words import describe_candidate
+from autotune.report.words import describe_candidate, settings_of
 
 _MIB = 2**20
-_WIDTH_PER_AXIS = 96
+_WIDTH_PER_AXIS = 130
 """Pixels that an axis of the parallel coordinates needs for its labels."""
 
 
@@ -78,13 +78,15 @@ def pareto_front(rows: Sequence[Row]) -> list[Row]:
 def parallel_coordinates(report: Report) -> Chart | None:
     """The candidates with a figure, each a line through the knobs that vary."""
     rows = [row for row in report.rows if row.figure]
-    axes = {name: values for name in KNOBS if len(values := _values_of(rows, name)) > 1}
-    if not axes or len(rows) < 2:
+    settings = [settings_of(row.candidate, report.context) for row in rows]
+    varying = [name for name in KNOBS if len({chosen.get(name) for chosen in settings}) > 1]
+    axes = {name: _values_of(rows, name) for name in varying}
+    if not axes:
         return None
     rates = [_rate(row) for row in rows]
     dimensions: list[dict[str, Any]] = [
         {
-            "label": name.rpartition(".")[2] if len(name) > 18 else name,
+            "label": name.rpartition(".")[2],
             "values": [values.index(row.candidate.get(name)) for row in rows],
             "tickvals": list(range(len(values))),
             "ticktext": [format_value(value) for value in values],
@@ -97,11 +99,9 @@ def parallel_coordinates(report: Report) -> Chart | None:
         go.Parcoords(
             dimensions=dimensions,
             line={"color": rates, "colorscale": "Viridis", "showscale": False},
-            labelangle=-20,
-            labelside="bottom",
         )
     )
-    figure.update_layout(height=420, margin={"l": 50, "r": 50, "t": 20, "b": 80})
+    figure.update_layout(height=420, margin={"l": 60, "r": 60, "t": 50, "b": 20})
     alt = f"{len(rows)} candidates over {', '.join(axes)}; the lighter the line, the faster"
     return make_chart("knobs", alt, figure, min_width=_WIDTH_PER_AXIS * (len(axes) + 1))
 

@@ -48,6 +48,7 @@ def importance_of(report: Report) -> dict[str, float] | None:
     trials = [t for t in _trials(report) if t.state is TrialState.COMPLETE]
     if len(trials) < MIN_CANDIDATES:
         return None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction=_direction(report))
     worst = [t.value or 0.0 for t in trials]
     for trial in trials:

@@ -14,13 +14,13 @@
     const own = JSON.parse(JSON.stringify(layout));
     const result = Object.assign({
       margin: { l: 60, r: 16, t: 16, b: 48 },
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
       paper_bgcolor: clear, plot_bgcolor: clear,
       font: { color: colour("--ink"), family: "system-ui, sans-serif", size: 13 },
       hoverlabel: { bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { color: colour("--ink") } },
       /* On a touch screen a finger on a chart scrolls the page. */
       dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     }, own);
+    result.legend = Object.assign({ orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, own.legend);
     for (const axis of ["xaxis", "yaxis"]) {
       result[axis] = Object.assign({
         gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--line"),
