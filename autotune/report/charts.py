@@ -17,9 +17,21 @@ from autotune.report.words import format_rate
 
 BLUE, ORANGE, GREEN, RED, GREY = "#4a8fe7", "#e58a2e", "#2aa876", "#d9534f", "#8b93a1"
 """Each is told from both a white and a nearly black ground, and from the others by most eyes."""
+INK = "#010203"
+"""Stands for the colour of the page's text in either theme: the page's script puts it in."""
+_LEAST_SHARE = 0.005
+"""Of importance, to be drawn."""
 _PHASE_COLOURS = (
-    "#8b93a1", "#b07aa1", "#76b7b2", "#9c755f", "#e58a2e", "#edc948", "#2aa876", "#c4c9d1",
-)  # fmt: skip
+    "#8b93a1",
+    "#b07aa1",
+    "#76b7b2",
+    "#9c755f",
+    "#e58a2e",
+    "#edc948",
+    "#2aa876",
+    "#c4c9d1",
+)  # fmt: skip_LEAST_SHARE = 0.005
+
 Standings = Mapping[str, Mapping[str, Any] | None]
 """`best` and `baseline`, as `summarize` gives them."""
 
@@ -57,7 +69,7 @@ def best_and_baseline(report: Report, standings: Standings) -> Chart | None:
             "symmetric": False,
             "array": [s["samples_per_s_high"] - s["samples_per_s"] for s in named.values()],
             "arrayminus": [s["samples_per_s"] - s["samples_per_s_low"] for s in named.values()],
-            "color": GREY,
+            "color": INK,
         },
         hovertemplate="%{x:.4g} samples/s<extra></extra>",
         showlegend=False,
@@ -71,7 +83,7 @@ def best_and_baseline(report: Report, standings: Standings) -> Chart | None:
         y=[label for label, _ in runs],
         x=[rate for _, rate in runs],
         mode="markers",
-        marker={"symbol": "line-ns-open", "size": 14, "color": GREY, "line": {"width": 2}},
+        marker={"symbol": "line-ns-open", "size": 16, "color": INK, "line": {"width": 1}},
         name="one run",
         hovertemplate="one run: %{x:.4g} samples/s<extra></extra>",
     )
@@ -122,6 +134,7 @@ def history(report: Report) -> Chart | None:
         mode="markers",
         marker={"symbol": "x", "color": RED, "size": 8},
         name="no figure",
+        cliponaxis=False,
         text=[result.outcome.value for _, result in failed],
         hovertemplate="trial %{x}: %{text}<extra></extra>",
     )
@@ -144,22 +157,25 @@ def history(report: Report) -> Chart | None:
 
 
 def importance(shares: Mapping[str, float]) -> Chart:
-    """Bars, the largest on top."""
+    """Bars, the largest on top; knobs that round to nothing are named in the caption."""
+    shown = {name: share for name, share in shares.items() if share >= _LEAST_SHARE}
     figure = go.Figure(
         go.Bar(
-            x=list(shares.values()),
-            y=list(shares),
+            x=list(shown.values()),
+            y=list(shown),
             orientation="h",
             marker_color=BLUE,
             hovertemplate="%{y}: %{x:.0%}<extra></extra>",
         )
     )
     figure.update_layout(
-        height=90 + 30 * len(shares),
+        height=90 + 30 * len(shown),
         xaxis={"tickformat": ".0%", "rangemode": "tozero"},
         yaxis={"autorange": "reversed"},
     )
-    alt = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    alt = ", ".join(f"{name} {share:.0%}" for name, share in shown.items())
+    if rest := [name for name in shares if name not in shown]:
+        alt += f"; below {_LEAST_SHARE:.1%}: {', '.join(rest)}"
     return make_chart("importance", alt, figure)
 
 

@@ -14,7 +14,9 @@ from autotune.report.rows import Row
 from autotune.report.study import Report
 from autotune.report.words import describe_candidate, settings_of
 
-_MIB = 2**20
+_GIB = 2**30
+_SCALE = [[0.0, GREY], [0.5, BLUE], [1.0, ORANGE]]
+"""From slow to fast; plotly's own scales end in colours that one of the two themes swallows."""
 _WIDTH_PER_AXIS = 130
 """Pixels that an axis of the parallel coordinates needs for its labels."""
 
@@ -28,7 +30,7 @@ def speed_and_memory(report: Report, standings: Standings) -> Chart | None:
     figure = go.Figure()
     front = pareto_front(rows)
     figure.add_scatter(
-        x=[_mib(row) for row in front],
+        x=[_gib(row) for row in front],
         y=[_rate(row) for row in front],
         mode="lines",
         line={"shape": "vh", "color": GREY, "dash": "dot"},
@@ -43,22 +45,22 @@ def speed_and_memory(report: Report, standings: Standings) -> Chart | None:
     ):
         own = [row for row in rows if kinds[row.trial] == name]
         figure.add_scatter(
-            x=[_mib(row) for row in own],
+            x=[_gib(row) for row in own],
             y=[_rate(row) for row in own],
             mode="markers",
             marker={"color": colour, "symbol": symbol, "size": 14 if name == "best" else 9},
             name=name,
             text=[_said_of(row, report) for row in own],
-            hovertemplate="%{text}<br>%{y:.4g} samples/s, %{x:.4g} MiB<extra></extra>",
+            hovertemplate="%{text}<br>%{y:.4g} samples/s, %{x:.3g} GiB<extra></extra>",
         )
     if math.isfinite(report.objective.allowed_bytes):
-        limit = report.objective.allowed_bytes / _MIB
+        limit = report.objective.allowed_bytes / _GIB
         # Far beyond the candidates it would only squeeze them together.
-        if limit <= 2 * max(map(_mib, rows)):
+        if limit <= 2 * max(map(_gib, rows)):
             figure.add_vline(x=limit, line={"color": RED, "dash": "dash"})
     figure.update_layout(
         height=400,
-        xaxis={"title": "peak memory per device (MiB)"},
+        xaxis={"title": "peak memory per device (GiB)"},
         yaxis={"title": "samples/s"},
     )
     names = ", ".join(str(row.trial) for row in front)
@@ -69,7 +71,7 @@ def speed_and_memory(report: Report, standings: Standings) -> Chart | None:
 def pareto_front(rows: Sequence[Row]) -> list[Row]:
     """Those within the limit that no other matches in memory and beats in speed; least first."""
     front: list[Row] = []
-    for row in sorted((r for r in rows if r.fits), key=lambda r: (_mib(r), -_rate(r))):
+    for row in sorted((r for r in rows if r.fits), key=lambda r: (_gib(r), -_rate(r))):
         if not front or _rate(row) > _rate(front[-1]):
             front.append(row)
     return front
@@ -98,11 +100,11 @@ def parallel_coordinates(report: Report) -> Chart | None:
     figure = go.Figure(
         go.Parcoords(
             dimensions=dimensions,
-            line={"color": rates, "colorscale": "Viridis", "showscale": False},
+            line={"color": rates, "colorscale": _SCALE, "showscale": False},
         )
     )
     figure.update_layout(height=420, margin={"l": 60, "r": 60, "t": 50, "b": 20})
-    alt = f"{len(rows)} candidates over {', '.join(axes)}; the lighter the line, the faster"
+    alt = f"{len(rows)} candidates over {', '.join(axes)}; the more orange a line, the faster"
     return make_chart("knobs", alt, figure, min_width=_WIDTH_PER_AXIS * (len(axes) + 1))
 
 
@@ -138,5 +140,5 @@ def _rate(row: Row) -> float:
     return 0.0 if row.figure is None else row.figure.samples_per_s
 
 
-def _mib(row: Row) -> float:
-    return (row.figure.peak_memory_bytes or 0) / _MIB if row.figure else 0.0
+def _gib(row: Row) -> float:
+    return (row.figure.peak_memory_bytes or 0) / _GIB if row.figure else 0.0

@@ -5,7 +5,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from autotune.render.templates import Templates
-from autotune.report.charts import BLUE, GREY, Chart, make_chart
+from autotune.report.charts import BLUE, GREY, INK, Chart, make_chart
 from autotune.report.compare import Comparison
 from autotune.report.compare_terminal import (
     ABOUT_RATIOS,
@@ -63,7 +63,7 @@ def _bests(comparison: Comparison) -> Chart | None:
                 "symmetric": False,
                 "array": (frame["samples_per_s_high"].astype(float) - rates).tolist(),
                 "arrayminus": (rates - frame["samples_per_s_low"].astype(float)).tolist(),
-                "color": GREY,
+                "color": INK,
             },
             hovertemplate="%{y}: %{x:.4g} samples/s<extra></extra>",
         )

@@ -89,7 +89,6 @@ def write_storage(report: Report, path: Path) -> Path:
             )
             for key, value in _study_attributes(report).items():
                 study.set_user_attr(key, value)
-            study.set_metric_names([report.objective.wish.name])
             study.add_trials(_trials(report))
             os.replace(file, path)
     except OSError as error:
@@ -193,7 +192,10 @@ def _attributes(report: Report, tried: Tried, row: Row) -> dict[str, Any]:
 def _study_attributes(report: Report) -> dict[str, Any]:
     answer = report.answer or {}
     keys = ("speedup", "speedup_low", "speedup_high", "stop_reason")
-    return {"folder": str(report.folder), **{key: answer[key] for key in keys if key in answer}}
+    return {
+        "objective": report.objective.wish.name,
+        **{key: answer[key] for key in keys if key in answer},
+    }
 
 
 def _direction(report: Report) -> StudyDirection:

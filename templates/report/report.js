@@ -30,8 +30,13 @@
     return result;
   }
 
+  /* Marks that must stand out from bars and ground alike have the colour of the text. */
+  function inked(data) {
+    return JSON.parse(JSON.stringify(data).replaceAll('"#010203"', JSON.stringify(colour("--ink"))));
+  }
+
   function draw(chart) {
-    return Plotly.react("chart-" + chart.name, chart.figure.data, themed(chart.figure.layout), {
+    return Plotly.react("chart-" + chart.name, inked(chart.figure.data), themed(chart.figure.layout), {
       responsive: true, displayModeBar: false,
     });
   }
