@@ -268,7 +268,7 @@ def report(
         rows = json.loads(load_table(found.folder).to_json(orient="records"))
         _print_json({"study": found.name, "answer": answer, "trials": rows})
     else:
-        print_report(_DATA, read_report(found))
+        print_report(_DATA, read_report(found), details=True)
 
 
 @cli.command()

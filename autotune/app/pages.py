@@ -14,10 +14,6 @@ from autotune.report.page import render_page
 from autotune.search.base import Observer, Snapshot, Stage
 from autotune.table import load_table
 
-PAGE_FILE = "report.html"
-"""In the study's folder."""
-
-
 _SHARE_OF_TIME = 0.05
 """Of a search, at most, for drawing its page."""
 
@@ -36,6 +32,7 @@ class PageWriter(Observer):
         self._written: tuple[Stage, dict[Outcome, int]] | None = None
         self._not_before_s = 0.0
         self._is_broken = False
+        self._is_told = False
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Hand it on, and write the page where it shows something new."""
@@ -58,12 +55,17 @@ class PageWriter(Observer):
         if self._is_broken:
             return
         began_s = time.monotonic()
+        page = self._study.page_file
         try:
-            write_page(self._study, self._study.folder / PAGE_FILE, snapshot=snapshot)
+            write_page(self._study, page, snapshot=snapshot)
         # Hours of trials must not end because a page cannot be drawn or written.
         except Exception as error:
             self._is_broken = True
-            self._observer.on_note(f"{PAGE_FILE} is not kept up: {_line_of(error)}")
+            self._observer.on_note(f"{page.name} is not kept up: {_line_of(error)}")
+            return
+        if snapshot is not None and not self._is_told:
+            self._is_told = True
+            self._observer.on_note(f"{page} shows this search, and loads itself again")
         now_s = time.monotonic()
         self._not_before_s = now_s + (now_s - began_s) / _SHARE_OF_TIME
 

@@ -11,6 +11,12 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from autotune.contract import Outcome, Phase, Role, TrialResult
+from autotune.report.details import (
+    LEAST_SHARE,
+    describe_importance,
+    describe_phases,
+    with_phases,
+)
 from autotune.report.ratios import telling_runs
 from autotune.report.study import Report
 from autotune.report.words import format_rate
@@ -19,18 +25,17 @@ BLUE, ORANGE, GREEN, RED, GREY = "#4a8fe7", "#e58a2e", "#2aa876", "#d9534f", "#8
 """Each is told from both a white and a nearly black ground, and from the others by most eyes."""
 INK = "#010203"
 """Stands for the colour of the page's text in either theme: the page's script puts it in."""
-_LEAST_SHARE = 0.005
-"""Of importance, to be drawn."""
 _PHASE_COLOURS = (
-    "#8b93a1",
+    GREY,
     "#b07aa1",
     "#76b7b2",
     "#9c755f",
-    "#e58a2e",
+    ORANGE,
     "#edc948",
-    "#2aa876",
+    GREEN,
     "#c4c9d1",
-)  # fmt: skip_LEAST_SHARE = 0.005
+)
+"""In the order of `Phase`."""
 
 Standings = Mapping[str, Mapping[str, Any] | None]
 """`best` and `baseline`, as `summarize` gives them."""
@@ -158,7 +163,7 @@ def history(report: Report) -> Chart | None:
 
 def importance(shares: Mapping[str, float]) -> Chart:
     """Bars, the largest on top; knobs that round to nothing are named in the caption."""
-    shown = {name: share for name, share in shares.items() if share >= _LEAST_SHARE}
+    shown = {name: share for name, share in shares.items() if share >= LEAST_SHARE}
     figure = go.Figure(
         go.Bar(
             x=list(shown.values()),
@@ -173,10 +178,7 @@ def importance(shares: Mapping[str, float]) -> Chart:
         xaxis={"tickformat": ".0%", "rangemode": "tozero"},
         yaxis={"autorange": "reversed"},
     )
-    alt = ", ".join(f"{name} {share:.0%}" for name, share in shown.items())
-    if rest := [name for name in shares if name not in shown]:
-        alt += f"; below {_LEAST_SHARE:.1%}: {', '.join(rest)}"
-    return make_chart("importance", alt, figure)
+    return make_chart("importance", describe_importance(shares), figure)
 
 
 def outcomes(report: Report) -> Chart | None:
@@ -207,15 +209,14 @@ def outcomes(report: Report) -> Chart | None:
 
 def phases(report: Report) -> Chart | None:
     """Where the seconds of each trial went."""
-    ended = [t for t in report.history.trials if t.result and t.result.phases_s]
+    ended = with_phases(report)
     if not ended:
         return None
-    numbers = [t.spec.number for t in ended]
     figure = go.Figure()
     for phase, colour in zip(Phase, _PHASE_COLOURS, strict=True):
         figure.add_bar(
-            x=numbers,
-            y=[t.result.phases_s.get(phase.value, 0.0) if t.result else 0.0 for t in ended],
+            x=[result.number for result in ended],
+            y=[result.phases_s.get(phase.value, 0.0) for result in ended],
             name=phase.value,
             marker_color=colour,
             hovertemplate=f"trial %{{x}}: {phase.value} %{{y:.1f}} s<extra></extra>",
@@ -227,13 +228,7 @@ def phases(report: Report) -> Chart | None:
         xaxis={"title": "trial"},
         yaxis={"title": "seconds"},
     )
-    totals = {
-        phase.value: sum(t.result.phases_s.get(phase.value, 0.0) for t in ended if t.result)
-        for phase in Phase
-    }
-    whole = sum(totals.values()) or 1.0
-    alt = ", ".join(f"{name} {total / whole:.0%}" for name, total in totals.items())
-    return make_chart("phases", f"share of the time of {len(ended)} trials: {alt}", figure)
+    return make_chart("phases", describe_phases(ended), figure)
 
 
 def predictions(frame: pd.DataFrame) -> list[Chart]:

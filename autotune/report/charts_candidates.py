@@ -1,6 +1,5 @@
 """The charts of candidates: what is fast and small, and which settings lead there."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +9,11 @@ from autotune.candidate import format_value
 from autotune.contract import KnobValue
 from autotune.knobs import KNOBS
 from autotune.report.charts import BLUE, GREEN, GREY, ORANGE, RED, Chart, Standings, make_chart
+from autotune.report.details import describe_front, pareto_front
 from autotune.report.rows import Row
 from autotune.report.study import Report
 from autotune.report.words import describe_candidate, settings_of
+from autotune.units import format_bytes
 
 _GIB = 2**30
 _SCALE = [[0.0, GREY], [0.5, BLUE], [1.0, ORANGE]]
@@ -53,28 +54,21 @@ def speed_and_memory(report: Report, standings: Standings) -> Chart | None:
             text=[_said_of(row, report) for row in own],
             hovertemplate="%{text}<br>%{y:.4g} samples/s, %{x:.3g} GiB<extra></extra>",
         )
-    if math.isfinite(report.objective.allowed_bytes):
-        limit = report.objective.allowed_bytes / _GIB
-        # Far beyond the candidates it would only squeeze them together.
-        if limit <= 2 * max(map(_gib, rows)):
-            figure.add_vline(x=limit, line={"color": RED, "dash": "dash"})
+    limit = report.objective.allowed_bytes / _GIB
+    # Far beyond the candidates it would only squeeze them together.
+    if is_limit_drawn := limit <= 2 * max(map(_gib, rows)):
+        figure.add_vline(x=limit, line={"color": RED, "dash": "dash"})
     figure.update_layout(
         height=400,
         xaxis={"title": "peak memory per device (GiB)"},
         yaxis={"title": "samples/s"},
     )
-    names = ", ".join(str(row.trial) for row in front)
-    alt = f"{len(rows)} candidates; nothing is both faster and smaller than trials {names}"
+    alt = f"{len(rows)} candidates"
+    if front:
+        alt += f"; {describe_front(front)}"
+    if is_limit_drawn:
+        alt += f". Dashed: the limit of {format_bytes(report.objective.allowed_bytes)}"
     return make_chart("memory", alt, figure)
-
-
-def pareto_front(rows: Sequence[Row]) -> list[Row]:
-    """Those within the limit that no other matches in memory and beats in speed; least first."""
-    front: list[Row] = []
-    for row in sorted((r for r in rows if r.fits), key=lambda r: (_gib(r), -_rate(r))):
-        if not front or _rate(row) > _rate(front[-1]):
-            front.append(row)
-    return front
 
 
 def parallel_coordinates(report: Report) -> Chart | None:

@@ -4,15 +4,11 @@ import re
 
 from autotune.report.study import Report
 from autotune.report.verdict import describe_outcome, describe_place, describe_verdict
-from autotune.report.words import (
-    describe_candidate,
-    format_interval,
-    format_rate,
-)
+from autotune.report.words import describe_candidate, format_interval, format_rate
 from autotune.units import format_bytes
 
 _COLUMNS = ("trial", "samples/s", "95% interval", "memory", "outcome", "settings")
-_LOCAL = ("table", "files")
+_LOCAL = ("table", "files", "page")
 """Facts that mean something on this machine alone."""
 
 

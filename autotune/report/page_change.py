@@ -1,17 +1,15 @@
 """What the best changes against the baseline, as the page tells it: by knob and by key."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from autotune.candidate import format_value
-from autotune.contract import DS_CONFIG_FILE, ContractError, KnobValue, read_json
+from autotune.contract import DS_CONFIG_FILE, ContractError, read_json
 from autotune.engines.ds_file import PATHS
 from autotune.report.charts import Standings
-from autotune.report.effects import Change, Pair, changes_of
-from autotune.report.ratios import describe_ratio
+from autotune.report.details import describe_cost, describe_gain, describe_setting
+from autotune.report.effects import Change, changes_of
 from autotune.report.study import Report
-from autotune.units import format_bytes
 
 
 def change(report: Report, standings: Standings) -> dict[str, Any] | None:
@@ -38,32 +36,14 @@ def ds_config(report: Report, trial: int) -> dict[str, Any] | None:
 
 
 def _knob(change: Change) -> dict[str, str]:
-    first = change.pairs[0] if change.pairs else None
     return {
         "name": change.knob,
-        "before": _said(change.before),
-        "after": _said(change.after),
+        "before": describe_setting(change.before),
+        "after": describe_setting(change.after),
         "help": change.help,
-        "brought": "not measured alone" if first is None else _brought(change.pairs),
-        "cost": "not measured alone" if first is None else _cost(first),
+        "brought": describe_gain(change.pairs),
+        "cost": describe_cost(change.pairs),
     }
-
-
-def _brought(pairs: Sequence[Pair]) -> str:
-    first = pairs[0]
-    text = f"{describe_ratio(first.ratio)}: trial {first.after} against {first.before}"
-    if not first.ratio.is_told_apart:
-        text += "; not told apart from 1"
-    if len(pairs) > 1:
-        ratios = [pair.ratio.ratio for pair in pairs]
-        text += f". {len(pairs)} such pairs: {min(ratios):.2f}x to {max(ratios):.2f}x"
-    return text
-
-
-def _cost(pair: Pair) -> str:
-    if pair.memory_bytes is None:
-        return "-"
-    return f"{'-' if pair.memory_bytes < 0 else '+'}{format_bytes(abs(pair.memory_bytes))}"
 
 
 def _keys(report: Report, best: int, baseline: int) -> list[dict[str, str]]:
@@ -85,9 +65,10 @@ def _keys(report: Report, best: int, baseline: int) -> list[dict[str, str]]:
 
 
 def _knob_of(key: str) -> str:
-    for knob, path in PATHS.items():
-        if key == path or key.startswith(f"{path}."):
-            return knob
+    governing = [knob for knob, path in PATHS.items() if key == path or key.startswith(f"{path}.")]
+    if governing:
+        # A key of a section may be a knob's own.
+        return max(governing, key=lambda knob: len(PATHS[knob]))
     # It follows from micro_batch and the layout: the global batch is never touched.
     return "micro_batch, tp" if key == "gradient_accumulation_steps" else ""
 
@@ -104,7 +85,3 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 def _json(flat: Mapping[str, Any], key: str) -> str:
     return json.dumps(flat[key], sort_keys=True) if key in flat else "not set"
-
-
-def _said(value: KnobValue | None) -> str:
-    return "does not act" if value is None else format_value(value)

@@ -48,15 +48,16 @@ def _trial(trial: Trial, report: Report, marks: Mapping[int, str]) -> dict[str, 
     low, high = (
         (None, None) if result is None else (result.samples_per_s_low, result.samples_per_s_high)
     )
+    peak_bytes = None if result is None else result.peak_memory_bytes
     round_number = "" if spec.confirm_round is None else f", round {spec.confirm_round}"
     return {
         "number": str(spec.number),
         "mark": marks.get(spec.number, ""),
         "role": f"{spec.role.value}{round_number}",
         "outcome": "running" if result is None else result.outcome.value,
-        "rate": format_rate(rate),
-        "interval": format_interval(low, high),
-        "memory": format_bytes(None if result is None else result.peak_memory_bytes),
+        "rate": "" if rate is None else format_rate(rate),
+        "interval": "" if low is None else format_interval(low, high),
+        "memory": "" if peak_bytes is None else format_bytes(peak_bytes),
         "settings": describe_candidate(candidate_of(spec), report.context),
         "evidence": _said_by(trial),
     }

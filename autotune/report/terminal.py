@@ -9,24 +9,26 @@ from rich.text import Text
 
 from autotune.candidate import format_value
 from autotune.knobs import KNOBS
+from autotune.report.details import describe_details
 from autotune.report.plan import Plan
 from autotune.report.rows import Row
 from autotune.report.study import Report
 from autotune.report.verdict import describe_outcome, describe_place, describe_verdict
-from autotune.report.words import (
-    describe_settings,
-    format_interval,
-    format_rate,
-    settings_of,
-)
+from autotune.report.words import describe_settings, format_interval, format_rate, settings_of
 from autotune.units import format_bytes, format_seconds
 
 _STYLES = {"running": "cyan", "best": "bold green", "baseline": "bold"}
 """Of the words for an outcome; what failed or broke the limit is yellow."""
 
 
-def print_report(console: Console, report: Report) -> None:
-    """Print the table, the verdict, the reason for the end and where the files are."""
+def print_report(console: Console, report: Report, *, details: bool = False) -> None:
+    """Print the table, the verdict, the reason for the end and where the files are.
+
+    Args:
+        console: Where to.
+        report: The study.
+        details: Whether to print the figures behind the verdict, as under the page's charts.
+    """
     lines = [report.study, describe_place(report)]
     console.print(Text("\n".join(filter(None, lines))), soft_wrap=False)
     if report.rows:
@@ -35,7 +37,12 @@ def print_report(console: Console, report: Report) -> None:
     for row in report.rows:
         if row.evidence:
             console.print(_failure(row))
-    for name, text in describe_verdict(report):
+    facts = describe_verdict(report)
+    if details:
+        from autotune.report.optuna_study import importance_of  # optuna
+
+        facts = [*describe_details(report, importance_of(report)), *facts]
+    for name, text in facts:
         console.print(_fact(name, text))
 
 

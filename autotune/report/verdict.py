@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.facts import environment_of, model_of
+from autotune.record import Study
 from autotune.report.rows import Row
 from autotune.report.study import Report
 from autotune.report.words import (
@@ -69,6 +70,8 @@ def describe_verdict(report: Report) -> list[tuple[str, str]]:
     facts.append(("table", answer["paths"]["table"]))
     if answer["paths"]["export"]:
         facts.append(("files", answer["paths"]["export"]))
+    if (page := Study(report.folder.parent, report.folder.name).page_file).is_file():
+        facts.append(("page", str(page)))
     return facts
 
 

@@ -2,10 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -45,9 +42,14 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def wait_for(self, theme: str) -> None:
+        """Until the charts are drawn for a theme."""
+        self.wait_until(f"document.documentElement.dataset.drawn === '{theme}'")
+
+    def wait_until(self, condition: str) -> None:
+        """Until an expression of the page is true."""
         deadline = time.monotonic() + 120
-        while self.run("return document.documentElement.dataset.drawn") != theme:
-            assert time.monotonic() < deadline, self.problems()
+        while not self.run(f"return {condition}"):
+            assert time.monotonic() < deadline, (condition, self.problems())
             time.sleep(0.05)
 
     def run(self, script: str, *arguments: object) -> object:
@@ -61,13 +63,3 @@ class Browser:
         """Addresses that were asked for since the page was opened."""
         entries = [entry["message"] for entry in self.driver.get_log("performance")]
         return [entry for entry in entries if "Network.requestWillBeSent" in entry]
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    pytest.importorskip("selenium")
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("needs chromium and chromedriver")
-    opened = Browser()
-    yield opened
-    opened.driver.quit()
