@@ -286,7 +286,7 @@ def compare(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Compare studies: outcomes, bests, gains, and the candidates that they share.
+    """Compare studies: outcomes, bests, gains, shared candidates.
 
     Ratios are over the first one.
     """
@@ -318,7 +318,7 @@ def export(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write the files of the best configuration, or the study for Optuna's dashboard."""
+    """Write the best configuration's files, or the study for Optuna."""
     from autotune.app.studies import find_study, write_export
 
     files = write_export(find_study(results, study), out, to=to, trial=trial)
