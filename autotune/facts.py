@@ -127,12 +127,13 @@ def answer_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:
 def _read(kind: type[T], data: object) -> T | None:
     """As JSON, so that a list is a tuple and nothing else is taken for what it is not."""
     try:
-        return _adapter(kind).validate_json(json.dumps(data), strict=True)
+        read: T = _adapter(kind).validate_json(json.dumps(data), strict=True)
     except (ValidationError, ValueError, RecursionError):
         return None
+    return read
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     """Building one costs milliseconds, and a table asks for one per trial."""
     return TypeAdapter(kind)

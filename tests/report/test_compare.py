@@ -82,7 +82,7 @@ def test_differences_are_warned_of(comparison: Comparison) -> None:
 
 
 def test_another_job_shares_no_candidate(wide: Study, tmp_path: Path) -> None:
-    longer = finished(tmp_path, varied, seq_len=128)
+    longer = finished(tmp_path, seq_len=128)
     comparison = compare_studies([str(wide.folder), str(longer.folder)], tmp_path)
     assert comparison.candidates.empty
     assert "seq_len differs (A 64, B 128): samples/s are not of the same work" in (

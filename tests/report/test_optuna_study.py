@@ -132,12 +132,12 @@ def test_the_dashboard_reads_trials_and_constraints(dashboard: str, wide: Study)
     assert len(detail["trials"]) == len(read_report(wide).rows)
     feasible = []
     for trial in detail["trials"]:
-        attributes = {a["key"]: json.loads(a["value"]) for a in trial["user_attrs"]}
+        attributes = {a["key"]: a["value"] for a in trial["user_attrs"]}
         if trial["state"] == "Fail":
             continue
         assert len(trial["constraints"]) == 5
         if all(value <= 0 for value in trial["constraints"]):
-            feasible.append((trial["values"][0], attributes["trial"]))
+            feasible.append((trial["values"][0], int(attributes["trial"])))
     answer = read_report(wide).answer
     assert answer is not None
     assert max(feasible)[1] == answer["best"]["trial"]
