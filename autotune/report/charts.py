@@ -157,7 +157,9 @@ def history(report: Report) -> Chart | None:
         xaxis={"title": "trial"},
         yaxis={"title": "samples/s", "rangemode": "tozero"},
     )
-    alt = f"{len(trials)} trials by number; {len(failed)} have no figure"
+    alt = f"{len(trials)} trials by number"
+    if failed:
+        alt += f"; {len(failed)} have no figure"
     return make_chart("history", alt, figure)
 
 

@@ -15,7 +15,7 @@ from autotune.report.study import Report
 from autotune.report.words import describe_candidate, settings_of
 from autotune.units import format_bytes
 
-_GIB = 2**30
+_MIB, _GIB = 2**20, 2**30
 _SCALE = [[0.0, GREY], [0.5, BLUE], [1.0, ORANGE]]
 """From slow to fast; plotly's own scales end in colours that one of the two themes swallows."""
 _WIDTH_PER_AXIS = 130
@@ -30,8 +30,10 @@ def speed_and_memory(report: Report, standings: Standings) -> Chart | None:
     kinds = {row.trial: _kind(row, standings) for row in rows}
     figure = go.Figure()
     front = pareto_front(rows)
+    largest_bytes = max(map(_peak, rows))
+    unit, unit_bytes = ("GiB", _GIB) if largest_bytes >= 2 * _GIB else ("MiB", _MIB)
     figure.add_scatter(
-        x=[_gib(row) for row in front],
+        x=[_peak(row) / unit_bytes for row in front],
         y=[_rate(row) for row in front],
         mode="lines",
         line={"shape": "vh", "color": GREY, "dash": "dot"},
@@ -46,28 +48,28 @@ def speed_and_memory(report: Report, standings: Standings) -> Chart | None:
     ):
         own = [row for row in rows if kinds[row.trial] == name]
         figure.add_scatter(
-            x=[_gib(row) for row in own],
+            x=[_peak(row) / unit_bytes for row in own],
             y=[_rate(row) for row in own],
             mode="markers",
             marker={"color": colour, "symbol": symbol, "size": 14 if name == "best" else 9},
             name=name,
             text=[_said_of(row, report) for row in own],
-            hovertemplate="%{text}<br>%{y:.4g} samples/s, %{x:.3g} GiB<extra></extra>",
+            hovertemplate=f"%{{text}}<br>%{{y:.4g}} samples/s, %{{x:.4g}} {unit}<extra></extra>",
         )
-    limit = report.objective.allowed_bytes / _GIB
+    limit_bytes = report.objective.allowed_bytes
     # Far beyond the candidates it would only squeeze them together.
-    if is_limit_drawn := limit <= 2 * max(map(_gib, rows)):
-        figure.add_vline(x=limit, line={"color": RED, "dash": "dash"})
+    if is_limit_drawn := limit_bytes <= 2 * largest_bytes:
+        figure.add_vline(x=limit_bytes / unit_bytes, line={"color": RED, "dash": "dash"})
     figure.update_layout(
         height=400,
-        xaxis={"title": "peak memory per device (GiB)"},
+        xaxis={"title": f"peak memory per device ({unit})"},
         yaxis={"title": "samples/s"},
     )
     alt = f"{len(rows)} candidates"
     if front:
         alt += f"; {describe_front(front)}"
     if is_limit_drawn:
-        alt += f". Dashed: the limit of {format_bytes(report.objective.allowed_bytes)}"
+        alt += f". Dashed: the limit of {format_bytes(limit_bytes)}"
     return make_chart("memory", alt, figure)
 
 
@@ -134,5 +136,5 @@ def _rate(row: Row) -> float:
     return 0.0 if row.figure is None else row.figure.samples_per_s
 
 
-def _gib(row: Row) -> float:
-    return (row.figure.peak_memory_bytes or 0) / _GIB if row.figure else 0.0
+def _peak(row: Row) -> int:
+    return 0 if row.figure is None else row.figure.peak_memory_bytes or 0

@@ -140,15 +140,15 @@ def _headline(report: Report) -> dict[str, str] | None:
     if answer["speedup"] is None:
         words = "The best was not run again beside a baseline: no gain is claimed."
         return {"figure": rate, "words": words, "tone": ""}
-    figure = f"{answer['speedup']:.2f}x the baseline"
-    interval = f"95% interval {answer['speedup_low']:.2f} to {answer['speedup_high']:.2f}"
     if answer["best"]["trial"] == answer["baseline"]["trial"]:
-        words = f"{rate}. Nothing beat the baseline ({interval})."
-        return {"figure": figure, "words": words, "tone": ""}
+        return {"figure": "Nothing beat the baseline", "words": f"{rate}.", "tone": ""}
+    gain = f"{answer['speedup']:.2f}x the baseline"
+    interval = f"95% interval {answer['speedup_low']:.2f} to {answer['speedup_high']:.2f}"
+    # The large print must not claim what the interval does not.
     if answer["speedup_low"] <= 1:
-        words = f"{rate}, {interval}: no proven gain."
-        return {"figure": figure, "words": words, "tone": ""}
-    return {"figure": figure, "words": f"{rate}, {interval}.", "tone": "good"}
+        words = f"{rate}, {gain}, {interval}."
+        return {"figure": "No proven gain", "words": words, "tone": ""}
+    return {"figure": gain, "words": f"{rate}, {interval}.", "tone": "good"}
 
 
 def _importance_said(report: Report, is_drawn: bool) -> str:

@@ -47,6 +47,17 @@
     });
   }
 
+  /* A reload by script stays where the reader was, which a meta refresh does not; it waits for one
+     who has unfolded something or is typing. */
+  function again() {
+    const busy = document.querySelector("details[open]") || document.activeElement.matches("input");
+    if (busy) setTimeout(again, 1000);
+    else location.reload();
+  }
+
+  const refresh = Number(document.body.dataset.refreshS || 0);
+  if (refresh) setTimeout(again, 1000 * refresh);
+
   drawAll();
   dark.addEventListener("change", drawAll);
 

@@ -20,7 +20,7 @@ from autotune.table import load_table
 from tests.report import samples
 from tests.report.test_terminal import finished
 from tests.report.wide import EVIL
-from tests.search.scripted import Notebook
+from tests.search.scripted import Notebook, ok
 
 SHIPPED = Path(__file__).parents[2] / "templates" / "report"
 
@@ -40,7 +40,7 @@ def test_it_is_one_file_that_names_what_the_terminal_names(wide: Study) -> None:
     assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=", page.replace(EVIL, ""))
     for _, text in describe_verdict(read_report(wide)):
         assert text in page
-    assert 'http-equiv="refresh"' not in page
+    assert "<body data-refresh-s" not in page
 
 
 def test_nothing_is_left_unescaped(wide: Study) -> None:
@@ -71,6 +71,19 @@ def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
     assert len(drawn["knobs"]["data"][0]["dimensions"]) == 4
 
 
+def test_the_large_print_claims_no_more_than_the_interval(wide: Study, tmp_path: Path) -> None:
+    def headline(study: Study) -> str:
+        found = re.search(r'<p class="headline [a-z]*">(.*?)</p>', rendered(study))
+        assert found is not None
+        return found[1]
+
+    assert headline(wide).endswith("x the baseline")
+    assert headline(finished(tmp_path / "same", lambda spec: ok(spec, 100.0))) in (
+        "No proven gain",
+        "Nothing beat the baseline",
+    )
+
+
 def test_importance_waits_for_enough_candidates(wide: Study, tmp_path: Path) -> None:
     assert "importance" in charts_in(rendered(wide))
     few = rendered(finished(tmp_path))
@@ -90,11 +103,11 @@ def test_predictions_are_drawn_where_the_table_has_them(wide: Study) -> None:
 def test_a_running_search_loads_its_page_again(wide: Study) -> None:
     running = samples.snapshot()
     page = rendered(wide, snapshot=running)
-    assert '<meta http-equiv="refresh" content="10">' in page
+    assert '<body data-refresh-s="10">' in page
     assert "running: search, 7 of 20 trials" in page
     assert "60.0 samples/s" in page
     done = dataclasses.replace(running, stage=Stage.DONE)
-    assert 'http-equiv="refresh"' not in rendered(wide, snapshot=done)
+    assert "<body data-refresh-s" not in rendered(wide, snapshot=done)
 
 
 def test_damaged_trials_and_a_study_without_any_still_make_a_page(tmp_path: Path) -> None:
@@ -116,13 +129,13 @@ def test_the_writer_keeps_the_page_up_and_hands_everything_on(tmp_path: Path) ->
     snapshot = samples.snapshot()
     page = study.page_file
     writer.on_snapshot(snapshot)
-    assert 'http-equiv="refresh"' in page.read_text(encoding="utf-8")
+    assert "<body data-refresh-s" in page.read_text(encoding="utf-8")
     writer.on_snapshot(snapshot)
     writer.on_note("a note")
     told = f"{page} shows this search, and loads itself again"
     assert (len(notebook.snapshots), notebook.notes) == (2, [told, "a note"])
     writer.close()
-    assert 'http-equiv="refresh"' not in page.read_text(encoding="utf-8")
+    assert "<body data-refresh-s" not in page.read_text(encoding="utf-8")
     assert not list(study.folder.glob(f".{page.name}*"))
 
 
