@@ -49,11 +49,13 @@ def importance_of(report: Report) -> dict[str, float] | None:
     if len(trials) < MIN_CANDIDATES:
         return None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(direction=_direction(report))
-    worst = [t.value or 0.0 for t in trials]
-    for trial in trials:
-        if any(value > 0 for value in trial.constraints.values()):
-            trial.value = min(worst) if study.direction is StudyDirection.MAXIMIZE else max(worst)
+    direction = _directions(report)[0]
+    study = optuna.create_study(direction=direction)
+    told = [trial.values[0] for trial in trials]
+    worst = min(told) if direction is StudyDirection.MAXIMIZE else max(told)
+    for trial, value in zip(trials, told, strict=True):
+        is_broken = any(value > 0 for value in trial.constraints.values())
+        trial.values = [worst if is_broken else value]
     study.add_trials(trials)
     with warnings.catch_warnings():
         # It warns where most candidates are equally bad; then the shares are equal too.
@@ -85,7 +87,7 @@ def write_storage(report: Report, path: Path) -> Path:
             study = optuna.create_study(
                 study_name=report.study,
                 storage=JournalStorage(JournalFileBackend(str(file))),
-                direction=_direction(report),
+                directions=_directions(report),
             )
             for key, value in _study_attributes(report).items():
                 study.set_user_attr(key, value)
@@ -134,16 +136,20 @@ def _trial(
         return create_trial(state=TrialState.FAIL, **known)
     constraints = report.objective.constraints(tried, best_samples_per_s)
     constraints["memory"] = _memory_constraint(constraints["memory"], report.objective, tried)
-    value = report.objective.value(tried, worst_peak_bytes)
-    if row.figure is not None and report.objective.wish.name == "samples_per_s":
-        value = row.figure.samples_per_s
     return create_trial(
         state=TrialState.COMPLETE,
-        value=value,
+        values=_values(report, tried, row, worst_peak_bytes),
         constraints=constraints,
         system_attrs={"constraints": list(constraints.values())},
         **known,
     )
+
+
+def _values(report: Report, tried: Tried, row: Row, worst_peak_bytes: float) -> list[float]:
+    """One per direction: the report's own figure where samples/s are wished for."""
+    if row.figure is not None and report.objective.wish.name == "samples_per_s":
+        return [row.figure.samples_per_s]
+    return [report.objective.value(tried, worst_peak_bytes)]
 
 
 def _memory_constraint(told: float, objective: Objective, tried: Tried) -> float:
@@ -198,6 +204,6 @@ def _study_attributes(report: Report) -> dict[str, Any]:
     }
 
 
-def _direction(report: Report) -> StudyDirection:
+def _directions(report: Report) -> list[StudyDirection]:
     is_speed = report.objective.wish.name == "samples_per_s"
-    return StudyDirection.MAXIMIZE if is_speed else StudyDirection.MINIMIZE
+    return [StudyDirection.MAXIMIZE if is_speed else StudyDirection.MINIMIZE]
