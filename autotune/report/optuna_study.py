@@ -42,8 +42,8 @@ def importance_of(report: Report) -> dict[str, float] | None:
     that failed or broke a limit counts as the worst.
 
     Returns:
-        Knob -> share, the largest first, adding up to 1; None with fewer than `MIN_CANDIDATES`
-        settled candidates, or where no knob varies.
+        Knob that varies -> share, the largest first, adding up to 1; None with fewer than
+        `MIN_CANDIDATES` settled candidates, or where no knob varies.
     """
     trials = [t for t in _trials(report) if t.state is TrialState.COMPLETE]
     if len(trials) < MIN_CANDIDATES:
@@ -63,7 +63,11 @@ def importance_of(report: Report) -> dict[str, float] | None:
         shares = optuna.importance.get_param_importances(
             study, evaluator=PedAnovaImportanceEvaluator(target_quantile=TOP_SHARE)
         )
-    return dict(shares) if any(shares.values()) else None
+    varies = {name for name, d in _distributions(report.history.tried).items() if not d.single()}
+    found = {name: share for name, share in shares.items() if name in varies}
+    if not any(found.values()):
+        return None
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
 def write_storage(report: Report, path: Path) -> Path:
