@@ -47,7 +47,7 @@ class Browser:
 
     def wait_until(self, condition: str) -> None:
         """Until an expression of the page is true."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 60
         while not self.run(f"return {condition}"):
             assert time.monotonic() < deadline, (condition, self.problems())
             time.sleep(0.05)
