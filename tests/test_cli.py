@@ -12,7 +12,18 @@ import pytest
 from autotune.errors import ExitCode
 
 GOLDEN = Path(__file__).parent / "golden" / "help"
-COMMANDS = ("", "search", "render", "status", "report", "export", "check", "soak", "doctor")
+COMMANDS = (
+    "",
+    "search",
+    "render",
+    "status",
+    "report",
+    "compare",
+    "export",
+    "check",
+    "soak",
+    "doctor",
+)
 SMALL = ("--model", "tiny-llama", "--seq-len", "64", "--global-batch", "8", "--world", "2")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from autotune import extensions
+from autotune.app.pages import PageWriter
 from autotune.app.session import Session
 from autotune.app.studies import write_export
 from autotune.errors import (
@@ -52,6 +53,7 @@ def search(session: Session, observer: Observer, *, fresh: bool) -> Ending:
     if fresh and (aside := study.set_aside()) is not None:
         observer.on_note(f"the old study is kept as {aside}")
     study.lock()
+    observer = page = PageWriter(study, observer)
     try:
         # What a killed search may have left: its trials hold devices that the next ones need.
         kill_all(study.trials_folder)
@@ -68,6 +70,7 @@ def search(session: Session, observer: Observer, *, fresh: bool) -> Ending:
     except (NothingFeasibleError, FleetError) as error:
         return Ending(answer=_keep_failure(study, error), error=error)
     finally:
+        page.close()
         study.unlock()
 
 

@@ -21,13 +21,13 @@ def summarize(result: SearchResult, study: Study) -> dict[str, Any]:
     """
     front = {}
     if result.front is not None:
-        front = {"front": [_standing(point) for point in result.front], "rule": RULE}
+        front = {"front": [summarize_standing(point) for point in result.front], "rule": RULE}
     return {
         "study": result.study,
         "counts": {outcome.value: count for outcome, count in result.counts.items()},
-        "baseline": _standing(result.baseline),
-        "best": _standing(result.best),
-        "ties": [_standing(tie) for tie in result.ties],
+        "baseline": result.baseline and summarize_standing(result.baseline),
+        "best": result.best and summarize_standing(result.best),
+        "ties": [summarize_standing(tie) for tie in result.ties],
         "speedup": None if result.speedup is None else result.speedup.ratio,
         "speedup_low": None if result.speedup is None else result.speedup.low,
         "speedup_high": None if result.speedup is None else result.speedup.high,
@@ -66,9 +66,8 @@ def summarize_failure(error: AutotuneError, history: History, study: Study) -> d
     }
 
 
-def _standing(standing: Standing | None) -> dict[str, Any] | None:
-    if standing is None:
-        return None
+def summarize_standing(standing: Standing) -> dict[str, Any]:
+    """A candidate with its figure, as the answer names it."""
     return {
         "trial": standing.trial,
         "candidate": dict(standing.candidate.values),
