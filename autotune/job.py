@@ -12,7 +12,9 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from autotune.errors import JobError
-from autotune.model import Model, load_model
+from autotune.finetune import FinetuneFile, Lora
+from autotune.lengths import FIXED, Lengths, check_fits, parse_lengths, resolve
+from autotune.model import Model, load_model, with_adapters
 from autotune.units import parse_bytes, parse_seconds
 
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -76,6 +78,9 @@ class Job:
     """A folder whose templates come before the shipped ones."""
     study: str
     """Name of the study's folder."""
+    finetune: Lora | None = None
+    """None: every weight is trained."""
+    lengths: Lengths = FIXED
 
 
 class JobFile(BaseModel):
@@ -120,6 +125,10 @@ class JobFile(BaseModel):
     baseline: Path | None = None
     base_config: Path | None = None
     templates: Path | None = None
+    finetune: FinetuneFile | None = Field(
+        default=None, description="method: lora, with rank, alpha, target_modules, dropout"
+    )
+    lengths: Annotated[Lengths, BeforeValidator(parse_lengths)] = FIXED
     study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
@@ -133,6 +142,8 @@ def read_job_file(path: Path) -> dict[str, Any]:
     for key in ("baseline", "base_config", "templates"):
         if isinstance(data.get(key), str):
             data[key] = str((path.parent / data[key]).resolve())
+    if "lengths" in data:
+        data["lengths"] = resolve(data["lengths"], path.parent)
     return data
 
 
@@ -168,6 +179,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
     """
     try:
         file = JobFile.model_validate(data)
+        check_fits(file.lengths, file.seq_len)
     except ValidationError as error:
         items: list[Mapping[str, Any]] = [*error.errors()]
         raise JobError(
@@ -178,12 +190,14 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
             "; ".join(dict.fromkeys(_fix(item) for item in items)),
         ) from error
     except JobError as error:
-        # Of a size or a duration; it names the key.
-        key = error.message.partition(":")[0]
+        # Of a size, a duration or lengths; it names the key.
+        key = error.message.partition(":")[0].partition(".")[0]
         source = "command line" if key in flags else where
         raise JobError(f"{source}: {error.message}", error.hint) from error
+    lora = None if file.finetune is None else file.finetune.lora()
+    model = load_model(file.model)
     return Job(
-        model=load_model(file.model),
+        model=model if lora is None else with_adapters(model, lora),
         seq_len=file.seq_len,
         global_batch=file.global_batch,
         world=file.world,
@@ -201,6 +215,8 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         base_config=file.base_config,
         templates=file.templates,
         study=file.study or default_study_name(file),
+        finetune=lora,
+        lengths=file.lengths,
     )
 
 
@@ -219,6 +235,9 @@ def default_study_name(file: JobFile) -> str:
         "study",
         "trial_timeout",
     }
+    # Younger keys count where they are used: the others' studies keep their names.
+    continued |= {"finetune"} if file.finetune is None else set()
+    continued |= {"lengths"} if file.lengths == FIXED else set()
     identity = file.model_dump(mode="json", exclude=continued)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
     stem = Path(file.model).name.split(":")[-1].removesuffix(".json") or "model"

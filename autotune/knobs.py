@@ -126,11 +126,20 @@ def _fold_elements(value: KnobValue, values: Knobs, context: Context) -> KnobVal
     return min(int(value), _elements_per_rank(values, context))
 
 
+def _gathered_elements(values: Knobs, context: Context) -> int:
+    """Parameter elements that stage 3 gathers on a rank: frozen ones like all others."""
+    return _elements_per_rank(values, context) + context.model.n_params_frozen
+
+
+def _fold_gathered(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
+    return min(int(value), _gathered_elements(values, context))
+
+
 def _fold_prefetch(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
     # The amount is min(max_live - live, prefetch), so more than max_live is max_live.
     # partitioned_param_coordinator.py: fetch_sub_module
     live = values.get("stage3.max_live_parameters", value)
-    return min(int(value), int(live), _elements_per_rank(values, context))
+    return min(int(value), int(live), _gathered_elements(values, context))
 
 
 def _fold_persistence(value: KnobValue, _: Knobs, context: Context) -> KnobValue:
@@ -297,7 +306,7 @@ _ENTRIES = (
         scope="at stage 3 where parameters are fetched ahead",
         stages=(3,),
         acts=_caps_prefetch,
-        fold=_fold_elements,
+        fold=_fold_gathered,
         help="fetch ahead only while fewer parameter elements than this are gathered",
     ),
     Knob(

@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS: list[set[str]] = [
     {"contract", "errors", "units"},
     {"trial", "data", "cgroup", "extensions"},
-    {"model_shape", "model_families", "model_probe", "presets", "hardware"},
+    {"finetune", "lengths", "model_shape", "model_families", "model_probe", "presets", "hardware"},
     {"model", "job", "knob", "knobs", "candidate", "record", "facts", "table"},
     {"space_file", "space", "rules"},
     {"engines", "render"},

@@ -151,6 +151,7 @@ class DeepSpeedEngine:
             expected["recomputed_layers"] = _recomputed_layers(setup.recompute, setup.model)
         if setup.model is not None and setup.tp == 1 and setup.pp == 1:
             expected["n_params"] = setup.model.n_params
+            expected["n_params_frozen"] = setup.model.n_params_frozen
         for name, stages in _READ_BACK_STAGES.items():
             if stage in stages:
                 knob = _KNOB_OF_READ_BACK.get(name, name)

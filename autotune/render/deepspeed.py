@@ -8,6 +8,7 @@ from autotune.candidate import format_value
 from autotune.contract import DS_CONFIG_FILE
 from autotune.render.base import Export, Figures
 from autotune.render.templates import Templates, canonical_json
+from autotune.trial.lengths import is_drawn
 from autotune.units import format_bytes, format_seconds
 
 FIGURES_FILE = "figures.json"
@@ -54,6 +55,7 @@ def _settings(export: Export) -> dict[str, Any]:
         **source,
         "model": job.model.name,
         "seq_len": job.seq_len,
+        "lengths": job.lengths.as_spec(),
         "global_batch": candidate.global_batch,
         "precision": job.precision,
         "recompute": export.setup.recompute,
@@ -72,6 +74,8 @@ def _values(export: Export) -> dict[str, Any]:
     return {
         **_settings(export),
         "stage": export.setup.stage,
+        "lora": export.job.model.source.get("lora"),
+        "is_drawn": is_drawn(export.job.lengths.as_spec()),
         "micro_batch": candidate.micro_batch,
         "grad_accum": candidate.grad_accum,
         "has_config": "config" in export.job.model.source,

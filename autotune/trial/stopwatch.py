@@ -18,6 +18,7 @@ from autotune.contract import Measure, Phase
 from autotune.trial.faults import NonFiniteLossError
 from autotune.trial.reporter import Reporter
 from autotune.trial.statistics import relative_half_width
+from autotune.trial.tokens import TokenCounter
 
 _MAX_SKIPPED = 50
 """Unapplied steps after which fp16 training is called non-finite: a dynamic loss scale that starts
@@ -38,6 +39,7 @@ class Stopwatch:
         *,
         is_loss_scaled: bool,
         on_first_step: Callable[[], None],
+        tokens: TokenCounter | None = None,
     ) -> None:
         """Prepare to watch an engine.
 
@@ -46,11 +48,13 @@ class Stopwatch:
             measure: How long to measure.
             is_loss_scaled: Whether training is fp16, where steps are skipped until the scale fits.
             on_first_step: Called after the first step that was applied.
+            tokens: Counts them where samples differ in length.
         """
         self._reporter = reporter
         self._measure = measure
         self._is_loss_scaled = is_loss_scaled
         self._on_first_step = on_first_step
+        self._tokens = tokens
         self._step_began_s = 0.0
         self._micro_losses: list[torch.Tensor] = []
         self._applied = 0
@@ -128,6 +132,8 @@ class Stopwatch:
                 self._reporter.enter(Phase.MEASURED)
             return
         report.step_times_s.append(step_time_s)
+        if self._tokens is not None:
+            self._tokens.add_to(report)
         if self._is_enough(report.step_times_s):
             raise TrialDone
 
@@ -143,4 +149,6 @@ class Stopwatch:
         return narrow or spent_s >= self._measure.budget_s
 
     def _restart(self) -> None:
+        if self._tokens is not None:
+            self._tokens.restart()
         self._step_began_s = time.perf_counter()

@@ -35,6 +35,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from autotune.trial.adapters import add_adapters
 from autotune.trial.readback import recomputed_layers
 from autotune.trial.workload import apply_recompute
 
@@ -117,9 +118,15 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
     try:
         config = run["config"]
         model = build_model(run["model"])
+        if rank := run["model"].get("lora_rank"):
+            targets = "all-linear"
+            lora = {"rank": rank, "alpha": rank, "dropout": 0.0, "target_modules": targets}
+            add_adapters(model, lora)
         apply_recompute(model, run["recompute"])
         engine, *_ = deepspeed.initialize(
-            model=model, config=copy.deepcopy(config), model_parameters=model.parameters()
+            model=model,
+            config=copy.deepcopy(config),
+            model_parameters=[p for p in model.parameters() if p.requires_grad],
         )
         ds_comm.configure(enabled=True, prof_all=True, verbose=False)
         ds_comm.comms_logger.comms_dict.clear()
