@@ -79,9 +79,7 @@ _DERIVED = (
         "parameters that are not trained: with LoRA all but the adapters",
         unit="parameters",
     ),
-    _column(
-        "finetune", "string", "what is trained where not every weight is, as JSON"
-    ),
+    _column("finetune", "string", "what is trained where not every weight is, as JSON"),
     _column("precision", "string", "training precision: bf16, fp16, fp32"),
     _column("world", "Int64", "accelerators of the trial", unit="accelerators"),
     _column("dp", "Int64", "data parallel degree: world / (tp * pp)"),
