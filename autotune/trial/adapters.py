@@ -12,8 +12,9 @@ def add_adapters(model: torch.nn.Module, lora: Mapping[str, Any]) -> None:
     They are put into the model, which stays what it was to everybody else (AutoTP, recomputation,
     a chunked loss), where peft's `get_peft_model` would wrap it; the arithmetic is the same. Each
     takes the precision and the device of the weight beside it. Call it outside of `zero.Init`:
-    inside, their initial values would be drawn on shards (peft raises); `deepspeed.initialize`
-    shards them with the rest.
+    inside, peft would set the empty placeholders of sharded weights, so that B starts at random
+    instead of zero (seen with DeepSpeed 0.19.8: another first loss). `deepspeed.initialize` shards
+    them with the rest.
 
     Args:
         model: Changed in place.
