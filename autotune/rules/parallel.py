@@ -76,8 +76,8 @@ def _adapters(setup: Setup) -> Finding | None:
     if setup.tp == 1 or setup.model is None or not setup.model.n_params_frozen:
         return None
     return (
-        f"tp={setup.tp} with LoRA: AutoTP takes an adapted layer for a linear one and puts a split "
-        "layer in its place, without the adapters, so nothing is left to train",
+        f"tp={setup.tp} with LoRA: AutoTP takes an adapted layer for a linear one and puts a "
+        "split layer in its place, without the adapters, so nothing is left to train",
         "set tp to 1",
     )
 
@@ -189,8 +189,8 @@ RULES = (
     Rule(
         name="parallel.adapters",
         check=_adapters,
-        source="module_inject/auto_tp.py: _replace_module; peft's layers show the frozen weight as "
-        "their own",
+        source="module_inject/auto_tp.py: _replace_module; peft's layers show the frozen weight "
+        "as their own",
         witnesses=(
             Witness(
                 broken=Case(ds_config=_tp(2), tp=2, model={"lora_rank": 4}),
