@@ -255,7 +255,7 @@ def _complaint(item: Mapping[str, Any], where: str) -> str:
         return f"{where}: {key}: is missing"
     if item["type"] == "extra_forbidden":
         return f"{where}: {key}: there is no such key"
-    allowed = item["msg"].replace("Input should", "should")
+    allowed = item["msg"].replace("Input should", "should").removeprefix("Value error, ")
     return f"{where}: {key}: {item['input']!r} is not allowed: {allowed}"
 
 
@@ -268,6 +268,8 @@ def _fix(item: Mapping[str, Any]) -> str:
         hint = f"did you mean {near[0]}? " if near else ""
         return f"{hint}known keys: {', '.join(JobFile.model_fields)}"
     about = f" ({field.description})" if field.description else ""
+    if len(item["loc"]) > 1:
+        return f"mend {key}{about}"
     if item["type"] == "missing":
         return f"give --{key.replace('_', '-')}{about}, or `{key}:` in the job file"
     bounds = {type(bound).__name__: bound for bound in field.metadata}

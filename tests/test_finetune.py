@@ -77,7 +77,11 @@ def test_modules_that_the_model_lacks_are_named_with_those_that_it_has() -> None
 
 
 def test_without_peft_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    real = importlib.util.find_spec
+    without = {"peft": None}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: without.get(name, name) and real(name, *a)
+    )
     assert "pip install 'autotune[lora]'" in complaint(LORA).hint
 
 
@@ -103,4 +107,4 @@ def test_flops_are_those_that_torch_counts() -> None:
     not_needed = 2 * shape.hidden * (shape.attention_width + 2 * kv_width)
     wanted = train_flops_per_token(shape, seq_len) - not_needed
     assert counted == pytest.approx(wanted, rel=0.02)
-    assert wanted < 0.75 * train_flops_per_token(load_model("tiny-llama").shape, seq_len)
+    assert wanted < 0.8 * train_flops_per_token(load_model("tiny-llama").shape, seq_len)

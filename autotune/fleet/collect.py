@@ -224,7 +224,7 @@ def _with_figures(result: TrialResult, spec: TrialSpec, reports: list[RankReport
 
 def _per_step(spec: TrialSpec, reports: list[RankReport], field: str) -> float | None:
     """A count of tokens per measured step; the ranks of a tensor-parallel group share theirs."""
-    total = sum(getattr(report, field) for report in reports) / spec.tp
+    total: float = sum(getattr(report, field) for report in reports) / spec.tp
     return total / len(reports[0].step_times_s) if total else None
 
 
