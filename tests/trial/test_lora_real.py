@@ -108,8 +108,9 @@ def test_a_trial_of_both_counts_its_tokens(tmp_path: Path) -> None:
     spec = dataclasses.replace(spec, measure=QUICK)
     fleet = LocalFleet(CPU, world=2)
     try:
-        config = dict(engine.setup(candidate).ds_config)
-        result = fleet.submit(spec, study.write_spec(spec, files(config))).wait()
+        folder = study.write_spec(spec, files(dict(engine.setup(candidate).ds_config)))
+        result = fleet.submit(spec, folder).wait()
+        study.write_result(folder, result)
     finally:
         fleet.close()
         study.unlock()
