@@ -142,7 +142,8 @@ class TrialSpec:
     model: dict[str, Any]
     """`{"config": {...}, "vocab": n}` (Hugging Face) or
     `{"factory": "package.module:name", "path": [...], "vocab": n}`, `path` being folders to put on
-    `sys.path`; `vocab` bounds the random tokens."""
+    `sys.path`; `vocab` bounds the random tokens. With `"lora": {"rank": n, "alpha": x,
+    "target_modules": ..., "dropout": x}` its weights are frozen and adapters are trained."""
     recompute: str
     """`none`, `full`, or `every_K`: recompute every K-th layer."""
     expected: dict[str, Any]
@@ -170,6 +171,10 @@ class TrialSpec:
     """Whether each GPU rank is bound to its own share of the cores; a CPU rank always is."""
     checkpoint: Checkpoint | None = None
     """Of a soak; its ranks also watch their memory all the time."""
+    lengths: dict[str, Any] = field(default_factory=dict)
+    """Empty: every sample has `seq_len` tokens. `{"kind": "packed"}`: so has every row, filled
+    from several documents. `{"kind": "histogram", "histogram": [[tokens, weight], ...],
+    "pad_to_multiple": n}`: see `autotune.trial.lengths`."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
@@ -210,6 +215,11 @@ class RankReport:
     """Per applied optimizer step, of the slowest rank."""
     steps_skipped: int = 0
     """Measured optimizer steps that the engine did not apply (fp16 overflow)."""
+    tokens: int = 0
+    """Tokens of this rank in the measured steps, padding left out; counted where samples differ in
+    length."""
+    padded_tokens: int = 0
+    """The same with padding."""
     losses: list[float] = field(default_factory=list)
     """Mean loss of each optimizer step since the first, warm-up included, on this rank's data."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
@@ -273,6 +283,10 @@ class TrialResult:
     """micro_batch * grad_accum * dp / step_time_s."""
     samples_per_s_low: float | None = None
     samples_per_s_high: float | None = None
+    tokens_per_step: float | None = None
+    """Of all ranks, padding left out; counted where samples differ in length."""
+    padded_tokens_per_step: float | None = None
+    """The same with padding."""
     steps_skipped: int = 0
     peak_memory_bytes: int | None = None
     """Highest of any rank, by the device's meter (the one that the limit is checked against)."""

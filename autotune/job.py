@@ -12,7 +12,9 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from autotune.errors import JobError
-from autotune.model import Model, load_model
+from autotune.finetune import FinetuneFile, Lora
+from autotune.lengths import FIXED, Lengths, check_fits, parse_lengths, resolve
+from autotune.model import Model, load_model, with_adapters
 from autotune.units import parse_bytes, parse_seconds
 
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -81,6 +83,9 @@ class Job:
     nvme_path: Path | None = None
     """A folder on a local disk that states and parameters may be swapped to; None: there is none,
     and nothing is offloaded to nvme."""
+    finetune: Lora | None = None
+    """None: every weight is trained."""
+    lengths: Lengths = FIXED
 
 
 class JobFile(BaseModel):
@@ -133,6 +138,10 @@ class JobFile(BaseModel):
     nvme_path: Path | None = Field(
         default=None, description="folder on a local disk, for offload to nvme"
     )
+    finetune: FinetuneFile | None = Field(
+        default=None, description="method: lora, with rank, alpha, target_modules, dropout"
+    )
+    lengths: Annotated[Lengths, BeforeValidator(parse_lengths)] = FIXED
     study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
@@ -146,6 +155,8 @@ def read_job_file(path: Path) -> dict[str, Any]:
     for key in ("baseline", "base_config", "templates", "nvme_path"):
         if isinstance(data.get(key), str):
             data[key] = str((path.parent / data[key]).resolve())
+    if "lengths" in data:
+        data["lengths"] = resolve(data["lengths"], path.parent)
     return data
 
 
@@ -181,6 +192,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
     """
     try:
         file = JobFile.model_validate(data)
+        check_fits(file.lengths, file.seq_len)
     except ValidationError as error:
         items: list[Mapping[str, Any]] = [*error.errors()]
         raise JobError(
@@ -191,12 +203,14 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
             "; ".join(dict.fromkeys(_fix(item) for item in items)),
         ) from error
     except JobError as error:
-        # Of a size or a duration; it names the key.
-        key = error.message.partition(":")[0]
+        # Of a size, a duration or lengths; it names the key.
+        key = error.message.partition(":")[0].partition(".")[0]
         source = "command line" if key in flags else where
         raise JobError(f"{source}: {error.message}", error.hint) from error
+    lora = None if file.finetune is None else file.finetune.lora()
+    model = load_model(file.model)
     return Job(
-        model=load_model(file.model),
+        model=model if lora is None else with_adapters(model, lora),
         seq_len=file.seq_len,
         global_batch=file.global_batch,
         world=file.world,
@@ -215,6 +229,8 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         templates=file.templates,
         nvme_path=file.nvme_path,
         study=file.study or default_study_name(file),
+        finetune=lora,
+        lengths=file.lengths,
     )
 
 
@@ -235,6 +251,9 @@ def default_study_name(file: JobFile) -> str:
     }
     if file.nvme_path is None:  # another disk is another problem; none is as it always was
         continued.add("nvme_path")
+    # Younger keys count where they are used: the others' studies keep their names.
+    continued |= {"finetune"} if file.finetune is None else set()
+    continued |= {"lengths"} if file.lengths == FIXED else set()
     identity = file.model_dump(mode="json", exclude=continued)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
     stem = Path(file.model).name.split(":")[-1].removesuffix(".json") or "model"
@@ -259,7 +278,7 @@ def _complaint(item: Mapping[str, Any], where: str) -> str:
         return f"{where}: {key}: is missing"
     if item["type"] == "extra_forbidden":
         return f"{where}: {key}: there is no such key"
-    allowed = item["msg"].replace("Input should", "should")
+    allowed = item["msg"].replace("Input should", "should").removeprefix("Value error, ")
     return f"{where}: {key}: {item['input']!r} is not allowed: {allowed}"
 
 
@@ -272,6 +291,8 @@ def _fix(item: Mapping[str, Any]) -> str:
         hint = f"did you mean {near[0]}? " if near else ""
         return f"{hint}known keys: {', '.join(JobFile.model_fields)}"
     about = f" ({field.description})" if field.description else ""
+    if len(item["loc"]) > 1:
+        return f"mend {key}{about}"
     if item["type"] == "missing":
         return f"give --{key.replace('_', '-')}{about}, or `{key}:` in the job file"
     bounds = {type(bound).__name__: bound for bound in field.metadata}

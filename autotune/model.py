@@ -4,7 +4,9 @@ Weights are never read: speed and memory follow from the shape. Nothing here imp
 only the built model can tell is asked of a process of its own (`autotune.model_probe`).
 """
 
+import dataclasses
 import difflib
+import importlib.util
 import json
 import os
 import re
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import JobError
+from autotune.finetune import Lora
 from autotune.model_families import (
     FAMILIES,
     SPLIT_BY_AUTOTP,
@@ -25,7 +28,14 @@ from autotune.model_families import (
 )
 from autotune.model_shape import ModelShape, train_flops_per_token
 
-__all__ = ["Model", "ModelShape", "load_model", "presets", "train_flops_per_token"]
+__all__ = [
+    "Model",
+    "ModelShape",
+    "load_model",
+    "presets",
+    "train_flops_per_token",
+    "with_adapters",
+]
 
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _PROBE_TIMEOUT_S = 300.0
@@ -39,7 +49,7 @@ class Model:
     shape: ModelShape
     source: dict[str, Any]
     """`TrialSpec.model`: `{"config": {...}}` or `{"factory": "package.module:name",
-    "path": [...]}`, each with `vocab`, the number of token ids."""
+    "path": [...]}`, each with `vocab`, the number of token ids, and maybe `lora`."""
     supports_tp: bool
     """Whether DeepSpeed's AutoTP splits it (most Hugging Face architectures, no others)."""
     supports_recompute: bool
@@ -75,6 +85,22 @@ def load_model(text: str) -> Model:
         f"model: {text!r} is no preset, no file or folder, and not package.module:factory",
         (f"did you mean {', '.join(near)}? " if near else "") + f"presets: {', '.join(presets())}",
     )
+
+
+def with_adapters(model: Model, lora: Lora) -> Model:
+    """The same model with frozen weights and LoRA adapters, counted by building it.
+
+    Raises:
+        JobError: peft is not installed, or the model has none of the target modules.
+    """
+    if importlib.util.find_spec("peft") is None:
+        raise JobError(
+            "finetune: lora needs the package peft, which is not installed",
+            "pip install 'autotune[lora]'",
+        )
+    source = {**model.source, "lora": lora.as_source()}
+    found = _probe(source, where=model.name)
+    return dataclasses.replace(model, shape=ModelShape(**found["shape"]), source=source)
 
 
 def presets() -> list[str]:

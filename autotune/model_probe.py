@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from autotune.trial.adapters import add_adapters
+
 _EXPERT = re.compile(r"(^|\.)experts\.")
 _GATE = re.compile(r"(^|\.)(gate_proj|gate_up_proj|w3)(\.weight)?$")
 _POSITION = re.compile(r"(^|[._])(wpe|pos|position|positions|position_embeddings?)$")
@@ -47,7 +49,7 @@ def main() -> None:
     try:
         module = build(source)
         answer = {
-            "shape": shape_of(module),
+            "shape": adapted_shape(module, source) if "lora" in source else shape_of(module),
             "supports_tp": _supports_tp(module),
             "supports_recompute": _supports_recompute(module),
         }
@@ -77,8 +79,9 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
         NotUsableError: It has no trainable parameters, its vocabulary cannot be seen, or a token
             takes more experts than there are.
     """
-    sizes = {name: p.numel() for name, p in module.named_parameters() if p.requires_grad}
-    if not sizes:
+    sizes = {name: p.numel() for name, p in module.named_parameters()}
+    n_trained = _n_trained(module)
+    if not n_trained:
         raise NotUsableError("it has no trainable parameters", "return a module to train")
     known = _reader(getattr(module, "config", None))
     words, positions = _embeddings(module)
@@ -112,12 +115,49 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
         "gated_mlp": any(_GATE.search(name) for name in sizes),
         "n_experts": n_experts,
         "experts_per_token": per_token,
-        "n_params": sum(sizes.values()),
+        "n_params": n_trained,
+        "n_params_frozen": sum(sizes.values()) - n_trained,
         "n_params_active": sum(sizes.values()) - idle,
         "largest_param": max(sizes.values()),
         "n_params_lookup": sum(_lookups(module)),
         "head_dim": known("head_dim") or None,
     }
+
+
+def adapted_shape(module: nn.Module, source: dict[str, Any]) -> dict[str, Any]:
+    """The shape of a module with the source's adapters, which are put into it.
+
+    Raises:
+        NotUsableError: peft cannot put them there, or there is nothing that they go to.
+    """
+    before = shape_of(module)
+    idle = before["n_params"] + before["n_params_frozen"] - before["n_params_active"]
+    try:
+        add_adapters(module, source["lora"])
+    except Exception as error:
+        linear = {n.rpartition(".")[2] for n, m in module.named_modules() if _is_linear(m)}
+        raise NotUsableError(
+            f"finetune: peft cannot put adapters there: {_one_line(error)}",
+            f"name target_modules of this model: {', '.join(sorted(linear)) or 'it has none'}",
+        ) from error
+    sizes = [p.numel() for p in module.parameters()]
+    n_trained = _n_trained(module)
+    return {
+        **before,
+        "n_params": n_trained,
+        "n_params_frozen": sum(sizes) - n_trained,
+        # Adapters of experts that a token does not visit are few enough to count as visited.
+        "n_params_active": sum(sizes) - idle,
+        "largest_param": max(sizes),
+    }
+
+
+def _n_trained(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def _from_config(config: dict[str, Any]) -> nn.Module:
@@ -239,7 +279,7 @@ def _lookups(module: nn.Module) -> Iterator[int]:
         if not isinstance(part, nn.Embedding) or id(part.weight) in counted:
             continue
         counted.add(id(part.weight))
-        if part.weight.requires_grad and not _is_shared(module, part):
+        if not _is_shared(module, part):
             yield part.weight.numel()
 
 

@@ -27,22 +27,30 @@ class ModelShape:
     n_params: int
     """Trainable parameters, tied ones counted once."""
     n_params_active: int
-    """Parameters that one token touches; equals `n_params` for a dense model."""
+    """Parameters that one token touches, trainable or frozen; all of them in a dense model."""
     largest_param: int
-    """Elements of the largest parameter tensor."""
+    """Elements of the largest parameter tensor, trainable or frozen."""
     n_params_lookup: int = 0
-    """Those of `n_params` that are only looked up, so cost no arithmetic: token embeddings that
-    are not tied to the output, and learned position embeddings."""
+    """Those that are only looked up, so cost no arithmetic: token embeddings that are not tied to
+    the output, and learned position embeddings."""
     head_dim: int | None = None
     """Width of one attention head; None: hidden / n_heads."""
+    n_params_frozen: int = 0
+    """Parameters that are not trained: with LoRA all but the adapters, which are `n_params`. They
+    have no gradient and no optimizer state, and stage 3 gathers them like the others."""
 
     @property
     def attention_width(self) -> int:
         """Width of all heads together; `hidden` but for models that choose `head_dim` freely."""
         return self.hidden if self.head_dim is None else self.n_heads * self.head_dim
 
+    @property
+    def n_params_total(self) -> int:
+        """Parameters, trainable and frozen."""
+        return self.n_params + self.n_params_frozen
 
-def train_flops_per_token(shape: ModelShape, seq_len: int) -> float:
+
+def train_flops_per_token(shape: ModelShape, seq_len: float) -> float:
     """Floating-point operations that training needs per token, forward and backward.
 
     6 * N + 12 * L * A * T, where N is the active parameters without those that are only looked
@@ -54,9 +62,19 @@ def train_flops_per_token(shape: ModelShape, seq_len: int) -> float:
     Activation Recomputation (arXiv:2205.05198), count the same model FLOPs per batch for GPT:
     72 B L s h^2 (1 + s/6h + V/12hL); here biases and norms are in N as well.
 
+    Of the 6 N, 2 are the forward pass, 2 the gradient of what came in, and 2 that of the weights.
+    A frozen weight has no gradient of its own, so with LoRA it is 4 N + 2 N', where N' are the
+    trained parameters: a little above two thirds. The attention term has no weights and stays.
+    Source: Schulman et al., LoRA Without Regret (Thinking Machines Lab, 2025), which counts the
+    same per weight matrix; here too the gradient of what comes into the first adapted layer is
+    counted, which nothing needs: one layer's share, in favour of no candidate.
+
     Args:
         shape: The model.
-        seq_len: Tokens per sample.
+        seq_len: Tokens per sample. Where samples differ, the sum of the squared lengths over the
+            sum of the lengths: attention is what grows with the square.
     """
     n_multiplied = shape.n_params_active - shape.n_params_lookup
-    return float(6 * n_multiplied + 12 * shape.n_layers * shape.attention_width * seq_len)
+    n_trained = shape.n_params if shape.n_params_frozen else n_multiplied
+    attention = 12 * shape.n_layers * shape.attention_width * seq_len
+    return float(4 * n_multiplied + 2 * min(n_trained, n_multiplied) + attention)

@@ -19,13 +19,14 @@ from autotune.files import write_whole
 from autotune.knobs import KNOBS
 from autotune.model import ModelShape, train_flops_per_token
 from autotune.record import Study, Trial
+from autotune.trial.lengths import batch_lengths, is_drawn
 
 TABLE_VERSION = 1
 """Rises when a column changes its name, type or meaning, or goes; new columns keep it."""
 
 METERS = ("private_data", "host_rss", "allocated", "reserved", "context_and_comm")
 """Memory meters of `TrialResult.memory_bytes`, besides `peak`."""
-PACKAGES = ("python", "torch", "deepspeed", "transformers")
+PACKAGES = ("python", "torch", "deepspeed", "transformers", "peft")
 
 DType = Literal["string", "Int64", "float64", "boolean", "datetime64[us, UTC]"]
 
@@ -76,6 +77,13 @@ _KNOBS = tuple(
 _DERIVED = (
     _column("model", "string", "name of the model"),
     _column("n_params", "Int64", "trainable parameters", unit="parameters"),
+    _column(
+        "n_params_frozen",
+        "Int64",
+        "parameters that are not trained: with LoRA all but the adapters",
+        unit="parameters",
+    ),
+    _column("finetune", "string", "what is trained where not every weight is, as JSON"),
     _column("precision", "string", "training precision: bf16, fp16, fp32"),
     _column("world", "Int64", "accelerators of the trial", unit="accelerators"),
     _column("dp", "Int64", "data parallel degree: world / (tp * pp)"),
@@ -89,7 +97,8 @@ _DERIVED = (
         "per optimizer step: micro_batch * grad_accum * dp",
         unit="samples",
     ),
-    _column("seq_len", "Int64", "per sample", unit="tokens"),
+    _column("seq_len", "Int64", "per sample; the most where they differ", unit="tokens"),
+    _column("lengths", "string", "of the samples: fixed, packed, histogram"),
 )
 
 _OUTCOME = (
@@ -103,12 +112,19 @@ _SPEED = (
     _column("samples_per_s", "float64", "global_batch / step_time_s", unit="samples/s"),
     _column("samples_per_s_low", "float64", "lower end of its 95% interval", unit="samples/s"),
     _column("samples_per_s_high", "float64", "upper end of its 95% interval", unit="samples/s"),
-    _column("tokens_per_s", "float64", "of all accelerators together", unit="tokens/s"),
+    _column(
+        "tokens_per_s",
+        "float64",
+        "of all accelerators together, padding left out",
+        unit="tokens/s",
+    ),
+    _column("padded_tokens_per_s", "float64", "the same with padding", unit="tokens/s"),
     _column(
         "tflops_per_device",
         "float64",
         "model FLOPs (PaLM, appendix B: 6 N + 12 L A T per "
-        "token, no recomputation) per second and accelerator",
+        "token, no recomputation and no padding; 4 for 6 of a frozen weight) per second and "
+        "accelerator",
         unit="TFLOP/s",
     ),
     _column(
@@ -306,6 +322,10 @@ def _row(
     if model is not None and model.source == spec.model:
         shape = model.shape
         row |= {"model": model.name, "n_params": shape.n_params}
+        row["n_params_frozen"] = shape.n_params_frozen
+    if "lora" in spec.model:
+        row["finetune"] = json.dumps({"lora": spec.model["lora"]}, sort_keys=True)
+    row["lengths"] = spec.lengths.get("kind", "fixed")
     if result is not None:
         row |= _result_cells(result)
         row |= _arithmetic_cells(spec, result, shape, facts)
@@ -342,16 +362,38 @@ def _arithmetic_cells(
         cells["device_name"] = environment.device_name
     if result.samples_per_s is None:
         return cells
-    cells["tokens_per_s"] = result.samples_per_s * spec.seq_len
-    if shape is None:
+    cells |= _token_cells(spec, result, result.samples_per_s)
+    if shape is None or "tokens_per_s" not in cells:
         return cells
-    flops_per_token = train_flops_per_token(shape, spec.seq_len)
+    flops_per_token = train_flops_per_token(shape, _attended(spec))
     flops_per_s = flops_per_token * cells["tokens_per_s"] / spec.world
     cells["tflops_per_device"] = flops_per_s / 1e12
     peak_flops = None if environment is None else environment.peak_flops
     if peak_flops and spec.precision != "fp32":
         cells["mfu"] = flops_per_s / peak_flops
     return cells
+
+
+def _token_cells(spec: TrialSpec, result: TrialResult, samples_per_s: float) -> dict[str, float]:
+    """Tokens per second: counted by the ranks where samples differ in length."""
+    if not is_drawn(spec.lengths):
+        tokens_per_s = samples_per_s * spec.seq_len
+        return {"tokens_per_s": tokens_per_s, "padded_tokens_per_s": tokens_per_s}
+    if result.tokens_per_step is None or result.padded_tokens_per_step is None:
+        return {}
+    steps_per_s = samples_per_s / spec.global_batch
+    return {
+        "tokens_per_s": result.tokens_per_step * steps_per_s,
+        "padded_tokens_per_s": result.padded_tokens_per_step * steps_per_s,
+    }
+
+
+def _attended(spec: TrialSpec) -> float:
+    """Tokens that an average token of a batch attends among, itself included."""
+    if not is_drawn(spec.lengths):
+        return spec.seq_len
+    drawn = batch_lengths(spec.lengths, spec.global_batch)
+    return sum(length * length for length in drawn) / sum(drawn)
 
 
 def _cell(row: Mapping[str, Any], name: str) -> Any:

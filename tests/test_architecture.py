@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS: list[set[str]] = [
     {"contract", "errors", "units", "files"},
     {"trial", "data", "cgroup", "extensions"},
-    {"model_shape", "model_families", "model_probe", "presets", "hardware"},
+    {"finetune", "lengths", "model_shape", "model_families", "model_probe", "presets", "hardware"},
     {"model", "job", "knob", "catalogue", "knobs", "candidate", "record", "facts", "table"}
     | {"tried", "knobs_page", "soak_record"},
     {"space_file", "space", "rules", "consumers"},

@@ -161,6 +161,7 @@ ASKED_INSTEAD = {
     "gradient_clipping": 0.5,
     "communication_dtype": "fp16",
     "n_params": 1,
+    "n_params_frozen": 1,
     "recomputed_layers": 1,
     "contiguous_gradients": False,
     "reduce_scatter": False,

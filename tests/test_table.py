@@ -109,6 +109,35 @@ def test_a_measured_row(study: Study):
     assert row["started_at"] == datetime.fromtimestamp(trial.result.started_at_s, UTC)
 
 
+def test_drawn_lengths_count_the_tokens_that_the_ranks_saw(tmp_path: Path):
+    study = Study(tmp_path, "scripted")
+    lengths = {"histogram": {16: 1, 64: 1}}
+    job = make(trials=1, precision="bf16", lengths=lengths)
+
+    def counted(spec: TrialSpec) -> TrialResult:
+        counts = {"tokens_per_step": 640.0, "padded_tokens_per_step": 800.0}
+        return dataclasses.replace(realistic(spec), **counts)
+
+    search(study, job, counted)
+    frame = load_table(study.folder)
+    row = frame[frame["outcome"] == "ok"].iloc[0]
+    assert (row["lengths"], row["n_params_frozen"]) == ("histogram", 0)
+    assert row["tokens_per_s"] == pytest.approx(row["samples_per_s"] * 640 / 16)
+    assert row["padded_tokens_per_s"] == pytest.approx(row["samples_per_s"] * 800 / 16)
+    attended = (16 * 16 + 64 * 64) / (16 + 64)
+    flops = train_flops_per_token(job.model.shape, attended) * row["tokens_per_s"] / 2
+    assert row["tflops_per_device"] == pytest.approx(flops / 1e12)
+
+
+def test_trials_of_other_lengths_do_not_answer_for_a_job(tmp_path: Path):
+    study = Study(tmp_path, "scripted")
+    search(study, make(trials=1))
+    search(study, make(trials=1, lengths="packed"))
+    frame = load_table(study.folder)
+    by_lengths = frame.groupby("lengths")["candidate_hash"].apply(set)
+    assert by_lengths["fixed"] == by_lengths["packed"]
+
+
 def test_a_failed_row_keeps_its_evidence_and_no_figures(study: Study):
     frame = load_table(study.folder)
     row = frame[frame["outcome"] == "oom"].iloc[0]

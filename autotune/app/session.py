@@ -10,6 +10,7 @@ from autotune.candidate import Candidate
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.errors import JobError, StudyError
+from autotune.finetune import with_rank
 from autotune.hardware import Environment, detect_environment
 from autotune.job import Job, make_job, read_job_file
 from autotune.knobs import Context, canonical, explain, parse_settings
@@ -161,11 +162,15 @@ def _check_writable(folder: Path) -> None:
 def _read_job(
     job_file: Path | None, flags: Mapping[str, Any], environment: Environment
 ) -> tuple[Job, dict[str, Any]]:
-    theirs = {**(read_job_file(job_file) if job_file is not None else {}), **flags}
+    given = dict(flags)
+    theirs = read_job_file(job_file) if job_file is not None else {}
+    if "lora_rank" in given:
+        given["finetune"] = with_rank(theirs.get("finetune"), given.pop("lora_rank"))
+    theirs = {**theirs, **given}
     data = {**_defaults(theirs, environment), **theirs}
     where = str(job_file) if job_file is not None else "command line"
-    job = make_job(data, where=where, flags=flags)
-    return job, _portable({**data, "study": job.study})
+    job = make_job(data, where=where, flags=given)
+    return job, _portable({**data, "study": job.study, "lengths": job.lengths.as_yaml()})
 
 
 def _defaults(given: Mapping[str, Any], environment: Environment) -> dict[str, Any]:

@@ -42,6 +42,11 @@ def elements_per_rank(values: Knobs, context: Context) -> int:
     return whole + -(-(model.n_params - whole) // tp)
 
 
+def gathered_elements(values: Knobs, context: Context) -> int:
+    """Parameter elements that stage 3 gathers on a rank: frozen ones like all others."""
+    return elements_per_rank(values, context) + context.model.n_params_frozen
+
+
 def fold_elements(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
     """More elements than a rank has mean all that it has."""
     return min(int(value), elements_per_rank(values, context))

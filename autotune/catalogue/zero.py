@@ -4,9 +4,9 @@ from autotune.catalogue.situation import (
     communicates,
     data_parallel,
     elements_in_partition,
-    elements_per_rank,
     fetches_parameters,
     fold_elements,
+    gathered_elements,
     is_contiguous,
     never,
     offloads_optimizer,
@@ -18,11 +18,15 @@ from autotune.contract import KnobValue
 from autotune.knob import Context, Knob, Knobs
 
 
+def _fold_gathered(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
+    return min(int(value), gathered_elements(values, context))
+
+
 def _fold_prefetch(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
     # The amount is min(max_live - live, prefetch), so more than max_live is max_live.
     # partitioned_param_coordinator.py: fetch_sub_module
     live = values.get("stage3.max_live_parameters", value)
-    return min(int(value), int(live), elements_per_rank(values, context))
+    return min(int(value), int(live), gathered_elements(values, context))
 
 
 def _fold_persistence(value: KnobValue, _: Knobs, context: Context) -> KnobValue:
@@ -35,7 +39,8 @@ def _fold_reuse(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
     model = context.model
     visits = 2 if values.get("recompute", "none") == "none" else 3
     tied = model.vocab * model.hidden if model.tied_embeddings else 0
-    return min(int(value), visits * (model.n_params + tied))
+    n_params = model.n_params_total
+    return min(int(value), visits * (n_params + tied))
 
 
 def _fold_sub_group(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
@@ -194,7 +199,7 @@ ENTRIES = (
         scope="at stage 3 where parameters are fetched ahead",
         stages=(3,),
         acts=_caps_prefetch,
-        fold=fold_elements,
+        fold=_fold_gathered,
         help="fetch ahead only while fewer parameter elements than this are gathered",
         source="runtime/zero/partitioned_param_coordinator.py: fetch_sub_module",
     ),

@@ -50,6 +50,12 @@ def search(
         int | None, typer.Option(help="Accelerators of the real run; all there are by default.")
     ] = None,
     precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
+    lora_rank: Annotated[
+        int | None, typer.Option(help="Train LoRA adapters of this rank; all else is frozen.")
+    ] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="fixed, packed, or a CSV file of length,count.")
+    ] = None,
     space: Annotated[
         str | None, typer.Option(help="Knobs to search: a shipped space or a YAML file.")
     ] = None,
@@ -129,6 +135,8 @@ def search(
         global_batch=global_batch,
         world=world,
         precision=precision,
+        lora_rank=lora_rank,
+        lengths=lengths,
         space=space,
         objective=objective,
         objective_floor=objective_floor,

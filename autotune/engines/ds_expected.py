@@ -67,6 +67,7 @@ def expected(setup: Setup, job: Job) -> dict[str, Any]:
         found |= _of_the_script(setup)
     if setup.model is not None and setup.tp == 1 and setup.pp == 1:
         found["n_params"] = setup.model.n_params
+        found["n_params_frozen"] = setup.model.n_params_frozen
     if setup.optimizer in ("adam", "adamw"):
         found["optimizer"] = optimizer_class(setup)
     if stage > 0:

@@ -107,7 +107,7 @@ def collect(
         environment=allowed_environment(environment),
         devices=devices,
     )
-    return _with_figures(result, spec) if outcome.is_measured else result
+    return _with_figures(result, spec, reports) if outcome.is_measured else result
 
 
 def _memory(reports: list[RankReport], ending: Ending) -> dict[str, int]:
@@ -206,11 +206,13 @@ def _last_error_line(log: Path) -> tuple[str, str]:
     return "", ""
 
 
-def _with_figures(result: TrialResult, spec: TrialSpec) -> TrialResult:
+def _with_figures(result: TrialResult, spec: TrialSpec, reports: list[RankReport]) -> TrialResult:
     step_time_s, low_s, high_s = median_interval(result.step_times_s)
     samples = spec.micro_batch * spec.grad_accum * spec.dp
     return dataclasses.replace(
         result,
+        tokens_per_step=_per_step(spec, reports, "tokens"),
+        padded_tokens_per_step=_per_step(spec, reports, "padded_tokens"),
         step_time_s=step_time_s,
         step_time_low_s=low_s,
         step_time_high_s=high_s,
@@ -218,6 +220,12 @@ def _with_figures(result: TrialResult, spec: TrialSpec) -> TrialResult:
         samples_per_s_low=samples / high_s,
         samples_per_s_high=samples / low_s,
     )
+
+
+def _per_step(spec: TrialSpec, reports: list[RankReport], field: str) -> float | None:
+    """A count of tokens per measured step; the ranks of a tensor-parallel group share theirs."""
+    total: float = sum(getattr(report, field) for report in reports) / spec.tp
+    return total / len(reports[0].step_times_s) if total else None
 
 
 def _phases(reports: list[RankReport], ending: Ending) -> dict[str, float]:

@@ -11,6 +11,7 @@ from autotune.knobs import Context, choices_of
 from autotune.render.base import Export, Figures
 from autotune.render.templates import Templates, canonical_json
 from autotune.soak_record import SoakResult
+from autotune.trial.lengths import is_drawn
 from autotune.tried import warning
 from autotune.units import format_bytes, format_seconds
 
@@ -59,6 +60,7 @@ def _settings(export: Export) -> dict[str, Any]:
         **source,
         "model": job.model.name,
         "seq_len": job.seq_len,
+        "lengths": job.lengths.as_spec(),
         "global_batch": candidate.global_batch,
         "precision": job.precision,
         "recompute": export.setup.recompute,
@@ -83,6 +85,8 @@ def _values(export: Export) -> dict[str, Any]:
         **_settings(export),
         "stage": export.setup.stage,
         "variables": sorted(environment_of(candidate.values).items()),
+        "lora": export.job.model.source.get("lora"),
+        "is_drawn": is_drawn(export.job.lengths.as_spec()),
         "micro_batch": candidate.micro_batch,
         "grad_accum": candidate.grad_accum,
         "has_config": "config" in export.job.model.source,

@@ -30,7 +30,10 @@ class Plan:
     folder: str
     model: str
     n_params: int
+    n_params_frozen: int
     seq_len: int
+    lengths: str
+    """How the samples differ in length; empty where they do not."""
     global_batch: int
     world: int
     precision: str
@@ -120,7 +123,9 @@ def make_plan(
         folder=str(study.folder),
         model=job.model.name,
         n_params=job.model.shape.n_params,
+        n_params_frozen=job.model.shape.n_params_frozen,
         seq_len=job.seq_len,
+        lengths=job.lengths.describe(job.global_batch),
         global_batch=job.global_batch,
         world=job.world,
         precision=job.precision,

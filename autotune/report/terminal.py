@@ -116,8 +116,9 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
     limit = f", at most {format_bytes(plan.memory_limit_bytes)} each"
     facts = [
         ("study", plan.folder + (f" ({plan.n_recorded} trials)" if plan.n_recorded else "")),
-        ("model", f"{plan.model}, {plan.n_params:,} parameters, {plan.precision}"),
+        ("model", f"{plan.model}, {_parameters(plan)}, {plan.precision}"),
         ("job", f"sequence {plan.seq_len}, global batch {plan.global_batch}, world {plan.world}"),
+        *([("lengths", plan.lengths)] if plan.lengths else []),
         (
             "device",
             f"{plan.accelerator}: {plan.device_name}{limit if plan.memory_limit_bytes else ''}",
@@ -149,6 +150,12 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
     if plan.budget_s is not None:
         facts.append(("budget", f"{format_seconds(plan.budget_s)} for all of it"))
     return facts
+
+
+def _parameters(plan: Plan) -> str:
+    if not plan.n_params_frozen:
+        return f"{plan.n_params:,} parameters"
+    return f"{plan.n_params:,} trained and {plan.n_params_frozen:,} frozen parameters"
 
 
 def _fact(name: str, text: str) -> Table:

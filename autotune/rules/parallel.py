@@ -75,6 +75,16 @@ def _model(setup: Setup) -> Finding | None:
     )
 
 
+def _adapters(setup: Setup) -> Finding | None:
+    if setup.tp == 1 or setup.model is None or not setup.model.n_params_frozen:
+        return None
+    return Finding(
+        message=f"tp={setup.tp} with LoRA: AutoTP takes an adapted layer for a linear one and puts a "
+        "split layer in its place, without the adapters, so nothing is left to train",
+        advice="set tp to 1",
+    )
+
+
 def _liger(setup: Setup) -> Finding | None:
     section = setup.section("tensor_parallel")
     if section.get("vocab_parallel_ce_backend") != "liger" or autotp_size(setup) == 1:
@@ -185,6 +195,20 @@ RULES = (
                 ("plain", "AssertionError: Not able to determine model policy"),
                 ("gpt2", "AssertionError: AutoTP not supported for model"),
             )
+        ),
+    ),
+    Rule(
+        name="parallel.adapters",
+        check=_adapters,
+        source="module_inject/auto_tp.py: _replace_module; peft's layers show the frozen weight "
+        "as their own",
+        witnesses=(
+            Witness(
+                broken=Case(ds_config=_tp(2), tp=2, model={"lora_rank": 4}),
+                repaired=Case(model={"lora_rank": 4}),
+                consequence="raised",
+                raises="AssertionError: loss must be a scalar tensor",
+            ),
         ),
     ),
     Rule(

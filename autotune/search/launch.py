@@ -82,6 +82,7 @@ def make_spec(
         overridden={key: list(pair) for key, pair in engine.overridden(run.candidate).items()},
         confirm_round=run.confirm_round,
         retry_of=run.retry_of,
+        lengths=job.lengths.as_spec(),
     )
 
 
@@ -111,6 +112,7 @@ def answers_for(spec: TrialSpec, job: Job, environment: Environment) -> bool:
         spec.memory_limit_bytes,
         spec.accelerator,
         json.dumps(spec.model, sort_keys=True),
+        json.dumps(spec.lengths, sort_keys=True),
     )
     return theirs == (
         job.world,
@@ -120,4 +122,5 @@ def answers_for(spec: TrialSpec, job: Job, environment: Environment) -> bool:
         enforced_limit_bytes(job, environment),
         environment.accelerator,
         json.dumps(job.model.source, sort_keys=True),
+        json.dumps(job.lengths.as_spec(), sort_keys=True),
     )

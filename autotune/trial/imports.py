@@ -34,6 +34,8 @@ def preload(ds_config: dict[str, Any], model: dict[str, Any]) -> None:
         _import_if_there("torch._dynamo")
     for module in _ENGINE:
         _import_if_there(module)
+    if "lora" in model:
+        _import_if_there("peft")
     if "config" in model:
         for module in _HUGGING_FACE:
             _import_if_there(module)

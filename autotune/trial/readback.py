@@ -41,7 +41,8 @@ def read_back(engine: Any) -> dict[str, Any]:
         "communication_dtype": _dtype_name(
             getattr(optimizer, "communication_data_type", engine.communication_data_type)
         ),
-        "n_params": _n_params(engine.module),
+        "n_params": _n_params(engine.module, trained=True),
+        "n_params_frozen": _n_params(engine.module, trained=False),
         "recomputed_layers": recomputed_layers(engine.module),
         "compiled": bool(engine.is_compiled),
         "loss_chunk_tokens": getattr(engine.module.forward, "chunk_tokens", 0),
@@ -118,9 +119,9 @@ def _numel(parameter: torch.nn.Parameter) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-def _n_params(module: torch.nn.Module) -> int:
-    """Trainable elements, a shared tensor counted once; of one rank where layers are split."""
-    return sum(_numel(p) for p in module.parameters() if p.requires_grad)
+def _n_params(module: torch.nn.Module, *, trained: bool) -> int:
+    """Elements that are trained or frozen, a shared tensor counted once; of one rank if split."""
+    return sum(_numel(p) for p in module.parameters() if p.requires_grad is trained)
 
 
 def _clipping(engine: Any) -> float:

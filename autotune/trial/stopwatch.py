@@ -18,6 +18,7 @@ from autotune.contract import Measure, Phase
 from autotune.trial.faults import NonFiniteLossError
 from autotune.trial.reporter import Reporter
 from autotune.trial.statistics import relative_half_width
+from autotune.trial.tokens import TokenCounter
 
 _MAX_SKIPPED = 50
 """Unapplied steps after which fp16 training is called non-finite: a dynamic loss scale that starts
@@ -45,6 +46,7 @@ class Stopwatch:
         on_first_step: Callable[[], None],
         after_step: Callable[[], None] = lambda: None,
         finale: Callable[[], bool] = no_finale,
+        tokens: TokenCounter | None = None,
     ) -> None:
         """Prepare to watch an engine.
 
@@ -56,6 +58,7 @@ class Stopwatch:
             after_step: Called after every step that is measured.
             finale: Called after the last measured step and every one after it; says whether the
                 trial is done. Those steps are not measured.
+            tokens: Counts them where samples differ in length.
         """
         self._reporter = reporter
         self._measure = measure
@@ -65,6 +68,7 @@ class Stopwatch:
         self._finale = finale
         self._measured_s = 0.0
         self._has_enough = False
+        self._tokens = tokens
         self._step_began_s = 0.0
         self._micro_losses: list[torch.Tensor] = []
         self._applied = 0
@@ -144,6 +148,8 @@ class Stopwatch:
         if not self._has_enough:
             report.step_times_s.append(step_time_s)
             self._measured_s += step_time_s
+            if self._tokens is not None:
+                self._tokens.add_to(report)
             self._after_step()
             self._has_enough = self._is_enough(report.step_times_s)
         if self._has_enough and self._finale():
@@ -161,4 +167,6 @@ class Stopwatch:
         return aims_at > 0 and relative_half_width(step_times_s) <= aims_at
 
     def _restart(self) -> None:
+        if self._tokens is not None:
+            self._tokens.restart()
         self._step_began_s = time.perf_counter()

@@ -5,6 +5,7 @@ It trains as a user's script would and knows nothing of measuring; the wrapper e
 
 import contextlib
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,9 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from autotune.contract import TrialSpec
+from autotune.trial.adapters import add_adapters
+from autotune.trial.lengths import is_drawn
+from autotune.trial.samples import Inputs, drawn
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -21,8 +25,8 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 def train(spec: TrialSpec, ds_config: dict[str, Any]) -> None:
     """Train for ever: build the model, initialize the engine, step."""
     engine = make_engine(spec, ds_config)
-    for tokens in batches(spec):
-        output = engine(input_ids=tokens, labels=tokens)
+    for batch in inputs(spec, engine):
+        output = engine(**batch)
         engine.backward(output if isinstance(output, torch.Tensor) else output.loss)
         engine.step()
 
@@ -31,6 +35,8 @@ def make_engine(spec: TrialSpec, ds_config: dict[str, Any]) -> Any:
     """The model as the candidate wants it, under DeepSpeed."""
     torch.manual_seed(spec.seed)
     model = build_model(spec, ds_config)
+    if "lora" in spec.model:
+        add_adapters(model, spec.model["lora"])
     apply_recompute(model, spec.recompute)
     if spec.loss_chunk_tokens:
         from autotune.trial.loss import chunk_loss  # heavy: it needs transformers
@@ -92,23 +98,54 @@ def is_recomputable(module: torch.nn.Module) -> bool:
     return isinstance(module, GradientCheckpointingLayer)
 
 
+def accepts_mask(model: torch.nn.Module) -> bool:
+    """Whether the model's `forward` has an `attention_mask`; a factory's need not."""
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return takes_any or "attention_mask" in parameters
+
+
+def inputs(spec: TrialSpec, engine: Any) -> Iterator[Inputs]:
+    """Micro-batches of the job's lengths, on the rank's device, for ever."""
+    if not is_drawn(spec.lengths):
+        # A packed row is full: documents follow one another, and every token attends to all
+        # before it, over their boundaries. Nothing but the meaning of the tokens differs.
+        yield from ({"input_ids": tokens, "labels": tokens} for tokens in batches(spec))
+        return
+
+    def is_warming_up() -> bool:
+        applied: int = engine.global_steps - engine.skipped_steps
+        return applied < spec.measure.warmup_steps
+
+    rank = torch.distributed.get_rank() // spec.tp
+    device = get_accelerator().current_device_name()
+    takes_mask = accepts_mask(engine.module)
+    for batch in drawn(
+        spec,
+        rank=rank,
+        first_step=steps_trained(spec),
+        is_warming_up=is_warming_up,
+        takes_mask=takes_mask,
+    ):
+        yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
 def batches(spec: TrialSpec) -> Iterator[torch.Tensor]:
     """Random tokens, (micro_batch, seq_len), for ever; the same in a tensor-parallel group."""
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     generator = torch.Generator().manual_seed(spec.seed * 100_003 + rank // spec.tp)
     device = get_accelerator().current_device_name()
     shape = (spec.micro_batch, spec.seq_len)
-    for _ in range(micro_batches_trained(spec)):
+    for _ in range(steps_trained(spec) * spec.grad_accum):
         torch.randint(0, int(spec.model["vocab"]), shape, generator=generator)
     while True:
         tokens = torch.randint(0, int(spec.model["vocab"]), shape, generator=generator)
         yield tokens.to(device, non_blocking=True)
 
 
-def micro_batches_trained(spec: TrialSpec) -> int:
-    """Micro-batches per rank that a resumed training has seen already."""
-    done = None if spec.checkpoint is None else spec.checkpoint.resumes_at
-    return (done or 0) * spec.grad_accum
+def steps_trained(spec: TrialSpec) -> int:
+    """Optimizer steps whose data a resumed training has seen already."""
+    return (None if spec.checkpoint is None else spec.checkpoint.resumes_at) or 0
 
 
 @contextlib.contextmanager

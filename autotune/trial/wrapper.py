@@ -112,7 +112,9 @@ def _put_candidate_in(
     """Make `deepspeed.initialize` use the candidate's configuration and watch its engine."""
     import deepspeed
 
+    from autotune.trial.lengths import is_drawn
     from autotune.trial.stopwatch import Stopwatch
+    from autotune.trial.tokens import TokenCounter
 
     initialize = deepspeed.initialize
 
@@ -128,6 +130,7 @@ def _put_candidate_in(
             is_loss_scaled=spec.precision == "fp16",
             on_first_step=lambda: _read_back(made[0], spec, reporter),
             **_soak(made[0], spec, reporter, meter),
+            tokens=TokenCounter(made[0]) if is_drawn(spec.lengths) else None,
         )
         stopwatch.attach(made[0])
         return made
@@ -167,7 +170,7 @@ def _versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
     versions = {"python": platform.python_version()}
-    for package in ("torch", "deepspeed", "transformers"):
+    for package in ("torch", "deepspeed", "transformers", "peft"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

@@ -97,6 +97,7 @@ def test_expected_has_what_the_stage_has(tmp_path):
         "optimizer": "FusedAdam",
         "recomputed_layers": 2,
         "n_params": job.model.shape.n_params,
+        "n_params_frozen": 0,
     }
     sharded = expected(zero__stage=3, offload__param="cpu", reduce_bucket_size=3000)
     assert sharded["offload_param"] == "cpu"

@@ -1,9 +1,11 @@
 import ast
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from autotune.errors import RenderError
 from autotune.extensions import environment as extensions_environment
 from autotune.render.base import Figures
 from autotune.render.export import export_candidate, find_dialect
+from autotune.trial.lengths import step_lengths
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,6 +32,12 @@ FIGURES = Figures(
     speedup_low=1.2,
     speedup_high=1.26,
 )
+
+
+ADAPTED = {
+    "finetune": {"method": "lora", "rank": 4},
+    "lengths": {"histogram": {4: 0.5, 9: 0.4, 16: 0.1}, "pad_to_multiple": 4},
+}
 
 
 def export(tmp_path: Path, figures=FIGURES, job=None, **knobs) -> Path:
@@ -82,6 +91,29 @@ def test_the_readme_says_what_was_not_measured_and_what_was_overridden(tmp_path)
     assert not (tmp_path / "out" / "figures.json").exists()
 
 
+def test_adapters_and_lengths_are_handed_out(tmp_path):
+    out = export(tmp_path, job=tiny_job(tmp_path, **ADAPTED), zero__stage=3, micro_batch=2)
+    settings = json.loads((out / "settings.json").read_text())
+    assert settings["lora"]["rank"] == 4
+    assert settings["lengths"]["histogram"] == [[4, 0.5], [9, 0.4], [16, 0.1]]
+    text = (out / "README.md").read_text()
+    assert "LoRA adapters of rank 4" in text
+    assert "padded to its longest" in text
+
+
+def test_the_script_draws_the_lengths_that_the_trial_drew(tmp_path):
+    """Its own copy of the draw, since it imports nothing of ours."""
+    tree = ast.parse((REPOSITORY / "templates/launch/train.py.j2").read_text())
+    found = next(n for n in tree.body if getattr(n, "name", "") == "step_lengths")
+    script: dict[str, Any] = {"random": random, "Any": Any}
+    exec(compile(ast.Module([found], []), "train.py", "exec"), script)
+    lengths = tiny_job(tmp_path, **{**ADAPTED, "finetune": None}).lengths.as_spec()
+    for samples, step in ((1, 0), (8, 1), (30, 2)):
+        settings = {"lengths": lengths, "global_batch": samples, "seed": 7}
+        drawn = script["step_lengths"](settings, step)
+        assert drawn == step_lengths(lengths, samples, seed=7, step=step)
+
+
 def test_the_readme_says_what_tensor_parallelism_changes(tmp_path):
     text = (export(tmp_path, tp=2, micro_batch=2) / "README.md").read_text()
     assert "2 * 4 * 1 = 8 samples" in text
@@ -112,15 +144,16 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    "knobs",
+    ("knobs", "changes"),
     [
-        {"zero__stage": 3, "micro_batch": 2, "recompute": "every_2"},
-        {"zero__stage": 1, "tp": 2, "micro_batch": 2},
+        ({"zero__stage": 3, "micro_batch": 2, "recompute": "every_2"}, {}),
+        ({"zero__stage": 1, "tp": 2, "micro_batch": 2}, {}),
+        ({"zero__stage": 3, "micro_batch": 2}, ADAPTED),
     ],
-    ids=["stage3", "tp2"],
+    ids=["stage3", "tp2", "adapters"],
 )
-def test_the_folder_trains_as_it_is(tmp_path, knobs):
-    out = export(tmp_path, **knobs)
+def test_the_folder_trains_as_it_is(tmp_path, knobs, changes):
+    out = export(tmp_path, job=tiny_job(tmp_path, **changes), **knobs)
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         ["bash", out / "launch.sh", "--steps", "2"],

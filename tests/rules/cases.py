@@ -46,6 +46,7 @@ def setup_of(case: Case, *, version: str = NEWEST) -> Setup:
     """The setup of a case, on two CPU ranks or as many as it says."""
     model = model_of(case)
     architecture = model.pop("architecture")
+    has_adapters = bool(model.pop("lora_rank", 0))
     return Setup(
         ds_config=config_of(case),
         world=case.world,
@@ -59,8 +60,9 @@ def setup_of(case: Case, *, version: str = NEWEST) -> Setup:
             gated_mlp=True,
             n_experts=0,
             experts_per_token=0,
-            n_params=22_688,
-            n_params_active=22_688,
+            n_params=3_000 if has_adapters else 22_688,
+            n_params_frozen=22_688 if has_adapters else 0,
+            n_params_active=25_688 if has_adapters else 22_688,
             **({"largest_param": 2048} | model),
         ),
         supports_tp=architecture in SUPPORTS_TP,

@@ -28,6 +28,7 @@ NEEDS_SOMEBODY = {
     "offload.nvme_without_path",  # which disk
     "optimizer.needs_cuda",  # another optimizer trains something else
     "optimizer.unknown_type",
+    "parallel.adapters",
     "parallel.model",
     "parallel.world",
     "precision.unsupported",

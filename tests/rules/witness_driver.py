@@ -35,6 +35,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from autotune.trial.adapters import add_adapters
 from autotune.trial.loss import chunk_loss
 from autotune.trial.readback import recomputed_layers
 from autotune.trial.workload import apply_recompute
@@ -118,12 +119,18 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
     try:
         config = run["config"]
         model = build_model(run["model"])
+        if rank := run["model"].get("lora_rank"):
+            targets = "all-linear"
+            lora = {"rank": rank, "alpha": rank, "dropout": 0.0, "target_modules": targets}
+            add_adapters(model, lora)
         apply_recompute(model, run["recompute"])
         if run["attention"] != "default":
             model.set_attn_implementation(run["attention"])
         chunk_loss(model, run["loss_chunk_tokens"])
         engine, *_ = deepspeed.initialize(
-            model=model, config=copy.deepcopy(config), model_parameters=model.parameters()
+            model=model,
+            config=copy.deepcopy(config),
+            model_parameters=[p for p in model.parameters() if p.requires_grad],
         )
         if run["compile"] != "none":
             engine.compile()

@@ -1,0 +1,75 @@
+"""Micro-batches of samples of different lengths, padded as Hugging Face's collators pad."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from autotune.contract import TrialSpec
+from autotune.trial.lengths import first_sample, longest, rounded_up, step_lengths
+
+IGNORED = -100
+"""Label that the loss does not count."""
+_PADDING = 0
+"""Token id of padding: nothing attends to it and no label is one."""
+
+Inputs = dict[str, torch.Tensor]
+
+
+def drawn(
+    spec: TrialSpec,
+    *,
+    rank: int,
+    is_warming_up: Callable[[], bool],
+    takes_mask: bool,
+    first_step: int = 0,
+) -> Iterator[Inputs]:
+    """Random tokens in samples of the job's lengths, for ever.
+
+    While it warms up every sample is as long as the longest one, so that the highest memory is
+    seen before anything is measured, and with the optimizer's states in place.
+
+    Args:
+        spec: The trial; its lengths are a histogram.
+        rank: Data-parallel rank.
+        is_warming_up: Asked before each optimizer step.
+        takes_mask: Whether the model has an `attention_mask`; the labels are masked either way.
+        first_step: Optimizer steps whose samples a resumed training has seen already.
+    """
+    step = first_step
+    while True:
+        lengths = step_lengths(spec.lengths, spec.global_batch, seed=spec.seed, step=step)
+        if is_warming_up():
+            lengths = [longest(spec.lengths)] * spec.global_batch
+        for micro_step in range(spec.grad_accum):
+            first = first_sample(
+                micro_step=micro_step, rank=rank, dp=spec.dp, micro_batch=spec.micro_batch
+            )
+            numbers = range(first, first + spec.micro_batch)
+            samples = [_tokens(spec, step, number, lengths[number]) for number in numbers]
+            inputs = collate(samples, int(spec.lengths["pad_to_multiple"]))
+            yield inputs if takes_mask else {k: inputs[k] for k in ("input_ids", "labels")}
+        step += 1
+
+
+def collate(samples: Sequence[torch.Tensor], pad_to_multiple: int) -> Inputs:
+    """Pad on the right to the longest sample, rounded up; padding has no label and no attention.
+
+    Returns:
+        `input_ids`, `labels` and `attention_mask`, each (samples, padded length).
+    """
+    width = rounded_up(max(len(sample) for sample in samples), pad_to_multiple)
+    shape = (len(samples), width)
+    tokens = torch.full(shape, _PADDING, dtype=torch.long)
+    labels = torch.full(shape, IGNORED, dtype=torch.long)
+    mask = torch.zeros(shape, dtype=torch.long)
+    for row, sample in enumerate(samples):
+        tokens[row, : len(sample)] = labels[row, : len(sample)] = sample
+        mask[row, : len(sample)] = 1
+    return {"input_ids": tokens, "labels": labels, "attention_mask": mask}
+
+
+def _tokens(spec: TrialSpec, step: int, number: int, length: int) -> torch.Tensor:
+    """One sample; it depends on the job, the step and its number, and on no candidate."""
+    seed = (spec.seed * 100_003 + step) * spec.global_batch + number
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    return torch.randint(0, int(spec.model["vocab"]), (length,), generator=generator)

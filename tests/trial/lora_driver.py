@@ -1,0 +1,75 @@
+"""Trains adapters at one stage after the other in one set of ranks: `lora_driver.py CASES OUT`.
+
+Says of each case which parameters were changed, and what the live engine reads back.
+"""
+
+import gc
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.utils import logger
+
+from autotune.contract import TrialSpec
+from autotune.trial.adapters import add_adapters
+from autotune.trial.readback import differences, read_back
+from autotune.trial.workload import batches, build_model
+
+STEPS = 3
+
+
+def values_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, parameter in module.named_parameters():
+        shard = [parameter] if hasattr(parameter, "ds_id") else []
+        with deepspeed.zero.GatheredParameters(shard):
+            found[name] = parameter.detach().float().clone()
+    return found
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
+    torch.manual_seed(spec.seed)
+    model = build_model(spec, ds_config)
+    add_adapters(model, spec.model["lora"])
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=ds_config)
+    try:
+        before = values_of(engine.module)
+        tokens = batches(spec)
+        batch, losses = next(tokens), []
+        for _ in range(STEPS):
+            loss = engine(input_ids=batch, labels=batch).loss
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        after = values_of(engine.module)
+        found = read_back(engine)
+        return {
+            "names": list(after),
+            "changed": [name for name in after if not torch.equal(before[name], after[name])],
+            "losses": losses,
+            "read_back": found,
+            "differences": differences(spec.expected, found),
+        }
+    finally:
+        engine.destroy()
+
+
+def main() -> None:
+    logger.setLevel(logging.ERROR)
+    deepspeed.init_distributed()
+    results = []
+    for case in json.loads(Path(sys.argv[1]).read_text()):
+        results.append(run(case))
+        gc.collect()
+    if torch.distributed.get_rank() == 0:
+        Path(sys.argv[2]).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

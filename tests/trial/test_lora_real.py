@@ -1,0 +1,128 @@
+"""LoRA and drawn lengths on real ranks: only adapters are trained, tokens are counted right."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.contract import Outcome, to_dict
+from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.extensions import build
+from autotune.extensions import environment as extensions_environment
+from autotune.fleet.local import LocalFleet
+from autotune.record import Study
+from autotune.search.launch import Role, Run, make_spec
+from autotune.table import load_table
+from autotune.trial.lengths import batch_lengths
+from tests.jobs import CPU, canonical_candidate, tiny_job
+from tests.trials import QUICK, files
+
+pytestmark = pytest.mark.real
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STAGES = (0, 1, 2, 3)
+LORA = {"method": "lora", "rank": 4}
+FAST = {"type": "AdamW", "params": {"lr": 1e-2}}
+SMALL = {"reduce_bucket_size": 10_000, "stage3__prefetch_bucket_size": 10_000}
+"""Buckets of the default size reserve gigabytes."""
+
+
+def make_case(tmp_path: Path, stage: int) -> dict[str, Any]:
+    job = tiny_job(tmp_path, global_batch=4, finetune=LORA, optimizer=FAST)
+    engine = DeepSpeedEngine(job, CPU)
+    knobs = SMALL if stage == 3 else {"reduce_bucket_size": 10_000} if stage else {}
+    candidate = canonical_candidate(job, zero__stage=stage, micro_batch=2, **knobs)
+    spec = make_spec(
+        Run(candidate=candidate, role=Role.SEARCH),
+        study="lora",
+        number=stage,
+        job=job,
+        engine=engine,
+        environment=CPU,
+    )
+    return {"spec": to_dict(spec), "ds_config": dict(engine.setup(candidate).ds_config)}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each stage did, in one set of ranks."""
+    folder = tmp_path_factory.mktemp("lora")
+    build("cpu", lambda _: None)
+    asked, answered = folder / "cases.json", folder / "results.json"
+    asked.write_text(json.dumps([make_case(folder, stage) for stage in STAGES]))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2"),
+            *(str(Path(__file__).with_name("lora_driver.py")), str(asked), str(answered)),
+        ],
+        env={
+            **os.environ,
+            **extensions_environment("cpu"),
+            "DS_ACCELERATOR": "cpu",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(REPOSITORY),
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: list[dict[str, Any]] = json.loads(answered.read_text())
+    return found
+
+
+def test_only_adapters_are_trained_and_all_of_them(results: list[dict[str, Any]]) -> None:
+    for stage, result in zip(STAGES, results, strict=True):
+        adapters = [name for name in result["names"] if "lora_" in name]
+        assert len(adapters) == 3 * 7 * 2, stage  # layers, linear layers of each, A and B
+        assert result["changed"] == adapters, stage
+        assert result["losses"][-1] < result["losses"][0], stage
+
+
+def test_the_engine_has_what_was_counted(results: list[dict[str, Any]]) -> None:
+    for stage, result in zip(STAGES, results, strict=True):
+        assert result["differences"] == [], stage
+        assert result["read_back"]["stage"] == stage
+        assert result["read_back"]["n_params_frozen"] > 10 * result["read_back"]["n_params"]
+
+
+def test_a_trial_of_both_counts_its_tokens(tmp_path: Path) -> None:
+    job = tiny_job(
+        tmp_path,
+        global_batch=8,
+        finetune=LORA,
+        lengths={"histogram": {4: 0.5, 9: 0.375, 16: 0.125, 13: 0.001}, "pad_to_multiple": 4},
+    )
+    engine = DeepSpeedEngine(job, CPU)
+    candidate = canonical_candidate(job, zero__stage=3, micro_batch=4, **SMALL)
+    study = Study(tmp_path / "results", "lengths")
+    study.lock()
+    run = Run(candidate=candidate, role=Role.SEARCH)
+    spec = make_spec(run, study="lengths", number=0, job=job, engine=engine, environment=CPU)
+    spec = dataclasses.replace(spec, measure=QUICK)
+    fleet = LocalFleet(CPU, world=2)
+    try:
+        folder = study.write_spec(spec, files(dict(engine.setup(candidate).ds_config)))
+        result = fleet.submit(spec, folder).wait()
+        study.write_result(folder, result)
+    finally:
+        fleet.close()
+        study.unlock()
+
+    assert result.outcome is Outcome.OK, (result.evidence, result.evidence_source)
+    drawn = batch_lengths(spec.lengths, 8)
+    assert sorted(drawn) == [4, 4, 4, 4, 9, 9, 9, 16]
+    assert result.tokens_per_step == sum(drawn) == 59
+    # Two micro-batches of four: one is 16 wide, the other at least 4 and at most 12.
+    assert 4 * (16 + 4) <= result.padded_tokens_per_step <= 4 * (16 + 12)
+    assert result.read_back["n_params"] == job.model.shape.n_params
+    row = load_table(study.folder).iloc[0]
+    assert row["lengths"] == "histogram"
+    assert json.loads(row["finetune"])["lora"]["rank"] == 4
+    assert row["tokens_per_s"] == pytest.approx(row["samples_per_s"] * 59 / 8)
