@@ -79,8 +79,8 @@ def _adapters(setup: Setup) -> Finding | None:
     if setup.tp == 1 or setup.model is None or not setup.model.n_params_frozen:
         return None
     return Finding(
-        message=f"tp={setup.tp} with LoRA: AutoTP takes an adapted layer for a linear one and puts "
-        "a split layer in its place, without the adapters, so nothing is left to train",
+        message=f"tp={setup.tp} with LoRA: AutoTP takes an adapted layer for a linear one and "
+        "puts a split layer in its place, without the adapters, so nothing is left to train",
         advice="set tp to 1",
     )
 
