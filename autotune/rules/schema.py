@@ -98,7 +98,7 @@ def _auto_unresolved(setup: Setup) -> Finding | None:
     found = [
         _dotted(path, name)
         for path, content, section in sections(setup.ds_config)
-        if not section.strict
+        if not section.is_strict(setup.environment.deepspeed_version)
         for name, value in content.items()
         if _is_auto(value) and not _means_auto(section, name)
     ]
@@ -120,7 +120,7 @@ def _auto_dropped(setup: Setup) -> Finding | None:
     found = [
         _dotted(path, name)
         for path, content, section in sections(setup.ds_config)
-        if section.strict
+        if section.is_strict(setup.environment.deepspeed_version)
         for name, value in content.items()
         if _is_auto(value) and not _means_auto(section, name)
     ]
@@ -135,8 +135,9 @@ def _auto_dropped(setup: Setup) -> Finding | None:
 def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Finding | None:
     wrong = []
     fix = ""
+    version = setup.environment.deepspeed_version
     for path, content, section in sections(setup.ds_config):
-        if section.strict != strict or top_level == bool(path):
+        if section.is_strict(version) != strict or top_level == bool(path):
             continue
         for name in content:
             if name in section.keys:

@@ -1,13 +1,15 @@
-"""Keys and optimizers that the installed release of DeepSpeed no longer has, or not yet."""
+"""What the installed release of DeepSpeed no longer has, or not yet."""
 
 from typing import Any
 
 from autotune.rules.base import Case, Finding, Rule, Setup, Witness, raised
 from autotune.rules.keys import SECTIONS, is_at_least, missing_keys, removed_keys
+from autotune.rules.parallel import autotp_size
 from autotune.rules.schema import sections
 
 REMOVED_OPTIMIZERS = frozenset({"onebitadam", "zerooneadam", "onebitlamb"})
 _OPTIMIZERS_REMOVED_IN = "0.19.7"
+AUTOTP_BY_CONFIG_SINCE = "0.18.6"
 
 
 def _removed_key(setup: Setup) -> Finding | None:
@@ -32,7 +34,7 @@ def _missing_key(setup: Setup) -> Finding | None:
         for name in missing.get(path, frozenset()).intersection(content):
             key = section.keys[name]
             dotted = f"{path}.{name}" if path else name
-            what = "raises on it" if section.strict else "ignores it"
+            what = "raises on it" if section.is_strict(version) else "ignores it"
             return (
                 f"{dotted} is not known to DeepSpeed {key.absent_through} and before; {version} "
                 f"is installed and {what}",
@@ -51,6 +53,20 @@ def _removed_optimizer(setup: Setup) -> Finding | None:
         f"optimizer.type={setup.section('optimizer')['type']} is gone from DeepSpeed "
         f"{_OPTIMIZERS_REMOVED_IN} on; {version} is installed",
         "set optimizer.type to AdamW",
+    )
+
+
+def _autotp_by_script(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    size = max(setup.tp, autotp_size(setup))
+    if size == 1 or is_at_least(version, AUTOTP_BY_CONFIG_SINCE):
+        return None
+    return (
+        f"tensor_parallel.autotp_size={size}: DeepSpeed {version} does not split a model by its "
+        f"configuration ({AUTOTP_BY_CONFIG_SINCE} and later do; before, only a script that calls "
+        f"deepspeed.tp_model_init): {size} ranks would each train the whole model on the same "
+        "data",
+        f"remove tensor_parallel, or install deepspeed>={AUTOTP_BY_CONFIG_SINCE}",
     )
 
 
@@ -105,6 +121,20 @@ RULES = (
                 _optimizer("AdamW"),
             )
             for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
+        ),
+    ),
+    Rule(
+        name="version.autotp_by_script",
+        check=_autotp_by_script,
+        source="__init__.py of 0.16.9 and 0.17.6: only tp_model_init splits; DeepSpeed PR 7806",
+        witnesses=(
+            Witness(
+                broken=Case(ds_config={"tensor_parallel": {"autotp_size": 2}}, tp=2),
+                repaired=Case(),
+                consequence="differs",
+                reads={"tp": 2, "split_layers": 0},
+                deepspeed="0.16.9",
+            ),
         ),
     ),
 )

@@ -1,0 +1,83 @@
+"""What was tried with older releases of DeepSpeed is recorded, and is what the rules say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.rules.keys import READ, TRIED, release_of
+from tests.rules.cases import NEWEST
+from tests.versions.environments import REPOSITORY, environment, names, pins
+from tests.versions.run import RECORDS, TESTS, summary
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.test_lattice_reality" name="parse[a]">
+<properties><property name="candidates" value="12"/></properties></testcase>
+<testcase classname="tests.test_lattice_reality" name="parse[b]">
+<properties><property name="candidates" value="30"/></properties></testcase>
+<testcase classname="tests.rules.test_keys" name="strict"><failure message="assert 1 == 2&#10;at"/>
+</testcase>
+<testcase classname="tests.rules.test_keys" name="broken"><error message="no module"/></testcase>
+<testcase classname="tests.rules.test_keys" name="list"><skipped message="0.19.7"/></testcase>
+</testsuite></testsuites>"""
+
+
+def record_of(name):
+    return json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_two_older_lines_of_releases_are_tried():
+    assert len(names()) >= 2
+    assert names() == sorted(names(), key=release_of)
+    assert tuple(pins(name)["deepspeed"].partition("==")[2] for name in names()) == TRIED[:-1]
+    assert TRIED[-1] == READ[-1] == NEWEST
+    assert set(TRIED) <= set(READ)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_line_differs_from_the_pins_of_the_house_where_it_says_so(name):
+    house = pins(name) | {"deepspeed": f"deepspeed=={NEWEST}"}
+    assert house.keys() == pins(name).keys()
+    assert all("==" in line for line in pins(name).values())
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_record_is_of_these_pins_and_nothing_failed(name):
+    record = record_of(name)
+    for package in ("deepspeed", "torch", "transformers", "numpy", "pydantic"):
+        assert record["versions"][package].partition("+")[0] == pins(name)[package].split("==")[1]
+    assert record["failed"] == []
+    assert record["candidates_parsed"] > 1000
+    assert record["candidates_trained"] >= 40
+    ran = {test.removeprefix("tests/").removesuffix(".py").replace("/", ".") for test in TESTS}
+    assert set(record["tests"]) == ran
+    assert all(counts["passed"] for counts in record["tests"].values())
+
+
+@pytest.mark.parametrize("release", TRIED)
+def test_the_page_names_every_release_that_was_tried(release):
+    assert release in (REPOSITORY / "docs" / "versions.md").read_text(encoding="utf-8")
+
+
+def test_other_pins_make_another_environment(tmp_path, monkeypatch):
+    before = environment("0.18", tmp_path).folder
+    assert before.parent == tmp_path
+    assert before == environment("0.18", tmp_path).folder
+    monkeypatch.setattr("tests.versions.environments.pins", lambda name: {"numpy": "numpy==9"})
+    assert environment("0.18", tmp_path).folder != before
+
+
+def test_a_report_becomes_counts_and_failures(tmp_path: Path):
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    found = summary(report)
+    assert found["candidates_parsed"] == 42
+    assert found["candidates_trained"] == 0
+    assert found["tests"] == {
+        "rules.test_keys": {"failed": 2, "skipped": 1},
+        "test_lattice_reality": {"passed": 2},
+    }
+    assert found["failed"] == [
+        {"test": "rules.test_keys::strict", "message": "assert 1 == 2"},
+        {"test": "rules.test_keys::broken", "message": "no module"},
+    ]
