@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from autotune.doctor.diagnosis import Finding, Level, Machine, Speed
+from autotune.rules.keys import TRIED, release_of
 from autotune.units import format_bytes
 
 MINIMUM_VERSIONS = {
@@ -73,8 +74,22 @@ def _versions(machine: Machine) -> Iterator[Finding]:
                 f"{version} is too old: {minimum} or newer is needed",
                 f"use Python {minimum} or newer" if name == "python" else fix,
             )
+        elif name == "deepspeed":
+            yield _deepspeed(version)
         else:
             yield _ok(name, version)
+
+
+def _deepspeed(version: str) -> Finding:
+    tried = ", ".join(TRIED)
+    if release_of(version) > release_of(TRIED[-1]):
+        return _warn(
+            "deepspeed",
+            f"{version} is newer than the releases that the rules know ({tried} were tried): keys "
+            "that it added or changed show in trials alone",
+            f"if trials end as invalid: pip install deepspeed=={TRIED[-1]}",
+        )
+    return _ok("deepspeed", f"{version} (tried: {tried})")
 
 
 def _accelerator(machine: Machine) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from autotune.rules.schema import sections
 REMOVED_OPTIMIZERS = frozenset({"onebitadam", "zerooneadam", "onebitlamb"})
 _OPTIMIZERS_REMOVED_IN = "0.19.7"
 AUTOTP_BY_CONFIG_SINCE = "0.18.6"
+PLAIN_BF16_SINCE = "0.17.6"
 
 
 def _removed_key(setup: Setup) -> Finding | None:
@@ -68,6 +69,20 @@ def _autotp_by_script(setup: Setup) -> Finding | None:
         "data",
         f"remove tensor_parallel, or install deepspeed>={AUTOTP_BY_CONFIG_SINCE}",
     )
+
+
+def _bf16_without_zero(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    if setup.dtype != "bf16" or setup.stage or is_at_least(version, PLAIN_BF16_SINCE):
+        return None
+    return (
+        f"bf16 at stage 0: DeepSpeed {version} shards the optimizer states all the same (its "
+        f"BF16_Optimizer; {PLAIN_BF16_SINCE} and later do not)",
+        f"set zero_optimization.stage to 1, or install deepspeed>={PLAIN_BF16_SINCE}",
+    )
+
+
+_BF16 = {"bf16": {"enabled": True}}
 
 
 def _optimizer(kind: str) -> dict[str, Any]:
@@ -133,6 +148,22 @@ RULES = (
                 repaired=Case(),
                 consequence="differs",
                 reads={"tp": 2, "split_layers": 0},
+                deepspeed="0.16.9",
+            ),
+        ),
+    ),
+    Rule(
+        name="version.bf16_without_zero",
+        check=_bf16_without_zero,
+        source="runtime/engine.py:1041, 1370 of 0.16.9; DeepSpeed PR 7515",
+        witnesses=(
+            Witness(
+                broken=Case(ds_config=_BF16, precision="bf16"),
+                repaired=Case(
+                    ds_config=_BF16 | {"zero_optimization": {"stage": 1}}, precision="bf16"
+                ),
+                consequence="differs",
+                reads={"wrapper": "BF16_Optimizer"},
                 deepspeed="0.16.9",
             ),
         ),

@@ -110,10 +110,13 @@ def summary(report: Path) -> dict[str, Any]:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     parser = argparse.ArgumentParser(description="Reality tests with older releases of DeepSpeed")
-    parser.add_argument("names", nargs="*", choices=[*names(), []], help="default: all")
+    parser.add_argument("names", nargs="*", help="such as 0.16; all if none is named")
     parser.add_argument("--environments", type=Path, default=cache / "autotune" / "versions")
     parser.add_argument("--records", type=Path, default=RECORDS)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.names) - set(names())):
+        parser.error(f"no constraints for {', '.join(unknown)}; there are {', '.join(names())}")
+    return options
 
 
 def _versions(made: VersionEnvironment) -> dict[str, str]:
