@@ -103,9 +103,7 @@ def stratified(folder: Path) -> tuple[list[dict[str, Any]], set[tuple[str, Any]]
     return chosen, lacking - {pair for knobs in chosen for pair in knobs.items()}
 
 
-def make_candidate(
-    tmp_path: Path, index: int, knobs: dict[str, Any]
-) -> tuple[Job, Candidate]:
+def make_candidate(tmp_path: Path, index: int, knobs: dict[str, Any]) -> tuple[Job, Candidate]:
     """One or two accumulation steps, fp32 and bf16 in turn."""
     dp = WORLD // int(knobs["tp"])
     global_batch = int(knobs["micro_batch"]) * dp * (1 + index % 2)

@@ -116,7 +116,7 @@ def test_every_candidate_renders_parses_and_passes_deepspeeds_classes(
         assert candidate.micro_batch * candidate.grad_accum * candidate.dp == GLOBAL_BATCH
 
 
-@pytest.mark.skipif(not is_at_least(INSTALLED, NEWEST), reason="the sizes are the newest release's")
+@pytest.mark.skipif(not is_at_least(INSTALLED, NEWEST), reason="sizes are the newest's")
 def test_no_lattice_shrinks(capsys):
     sizes = {
         model: {

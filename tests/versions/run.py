@@ -61,7 +61,16 @@ def run(made: VersionEnvironment) -> dict[str, Any]:
     report.unlink(missing_ok=True)
     started = time.monotonic()
     subprocess.run(
-        [made.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *TESTS],
+        [
+            made.python,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--junitxml={report}",
+            *TESTS,
+        ],
         env=_variables(),
         cwd=REPOSITORY,
         check=False,  # the report says what failed
@@ -84,7 +93,7 @@ def summary(report: Path) -> dict[str, Any]:
     failed: list[dict[str, str]] = []
     for case in ElementTree.parse(report).iter("testcase"):
         problem = next(
-            (found for kind in ("failure", "error") if (found := case.find(kind)) is not None), None
+            (at for kind in ("failure", "error") if (at := case.find(kind)) is not None), None
         )
         skipped = case.find("skipped") is not None
         outcome = "failed" if problem is not None else "skipped" if skipped else "passed"
@@ -120,7 +129,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _versions(made: VersionEnvironment) -> dict[str, str]:
-    done = subprocess.run([made.python, "-c", _VERSIONS], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [made.python, "-c", _VERSIONS], check=True, capture_output=True, text=True
+    )
     found: dict[str, str] = json.loads(done.stdout)
     return found
 
