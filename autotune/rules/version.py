@@ -1,5 +1,6 @@
 """What the installed release of DeepSpeed no longer has, or not yet."""
 
+from dataclasses import replace
 from typing import Any
 
 from autotune.rules.base import Case, Finding, Rule, Setup, Witness, raised
@@ -11,6 +12,7 @@ REMOVED_OPTIMIZERS = frozenset({"onebitadam", "zerooneadam", "onebitlamb"})
 _OPTIMIZERS_REMOVED_IN = "0.19.7"
 AUTOTP_BY_CONFIG_SINCE = "0.18.6"
 PLAIN_BF16_SINCE = "0.17.6"
+_FP16_MASTERS_SINCE = "0.18.3"
 
 
 def _removed_key(setup: Setup) -> Finding | None:
@@ -82,7 +84,26 @@ def _bf16_without_zero(setup: Setup) -> Finding | None:
     )
 
 
+def _fp16_masters(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    asked = setup.section("fp16").get("fp16_master_weights_and_grads") is True
+    if not asked or setup.dtype != "fp16" or setup.stage not in (1, 3):
+        return None
+    if is_at_least(version, _FP16_MASTERS_SINCE):
+        return None
+    return (
+        f"fp16.fp16_master_weights_and_grads at stage {setup.stage}: DeepSpeed {version} has it "
+        f"at stage 2 alone ({_FP16_MASTERS_SINCE} and later at 1 and 3 too)",
+        "set fp16.fp16_master_weights_and_grads to false",
+    )
+
+
 _BF16 = {"bf16": {"enabled": True}}
+_FP16 = {
+    "fp16": {"enabled": True, "fp16_master_weights_and_grads": True},
+    "optimizer": {"params": {"torch_adam": None}},
+    "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
+}
 
 
 def _optimizer(kind: str) -> dict[str, Any]:
@@ -164,6 +185,22 @@ RULES = (
                 ),
                 consequence="differs",
                 reads={"wrapper": "BF16_Optimizer"},
+                deepspeed="0.16.9",
+            ),
+        ),
+    ),
+    Rule(
+        name="version.fp16_masters",
+        check=_fp16_masters,
+        source="runtime/config.py of 0.16.9: _do_error_check; DeepSpeed PR 7700",
+        witnesses=(
+            replace(
+                raised(
+                    "AssertionError: Fp16_master_weights_and_grads is only supported with ZeRO",
+                    _FP16,
+                    {"fp16": {"fp16_master_weights_and_grads": None}},
+                    precision="fp16",
+                ),
                 deepspeed="0.16.9",
             ),
         ),
