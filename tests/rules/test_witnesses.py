@@ -10,7 +10,8 @@ import pytest
 
 from autotune.rules import ALL_RULES
 from autotune.rules.base import Case, Witness, overlay
-from autotune.rules.keys import release_of
+from autotune.rules.keys import is_at_least, release_of
+from autotune.rules.version import AUTOTP_BY_CONFIG_SINCE
 from tests.rules.cases import NEWEST
 from tests.rules.witness_runs import key_of, run_cases
 
@@ -113,6 +114,9 @@ def test_an_ignored_value_acts_where_the_witness_says_so(witness, answers):
     assert what_ran(broken) != what_ran(repaired)
 
 
+@pytest.mark.skipif(
+    not is_at_least(INSTALLED, AUTOTP_BY_CONFIG_SINCE), reason="does not split by configuration"
+)
 @pytest.mark.parametrize("shape", UNEVEN)
 def test_uneven_tensor_parallelism_trains_the_same(shape, answers):
     """Why no rule asks for divisible heads, widths or vocabularies."""
