@@ -157,7 +157,10 @@ def test_every_value_of_a_knob_that_acts_survives_the_rules():
     assert survived["overlap_comm"] == {False, True}
     assert survived["offload.optimizer"] == survived["offload.param"] == {"none", "cpu"}
     assert survived["communication_dtype"] == {"model", "fp32"}
-    assert is_at_least(INSTALLED, AUTOTP_BY_CONFIG_SINCE) == ({1, 2} <= survived["tp"])
+    if is_at_least(INSTALLED, AUTOTP_BY_CONFIG_SINCE):
+        assert {1, 2} <= survived["tp"]
+    else:
+        assert "tp" not in survived
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
