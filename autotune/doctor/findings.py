@@ -12,7 +12,7 @@ from autotune.units import format_bytes
 MINIMUM_VERSIONS = {
     "python": "3.11",
     "torch": "2.5",
-    "deepspeed": "0.16",
+    "deepspeed": "0.16.4",
     "transformers": "5.0",
     "optuna": "5.0",
 }

@@ -70,7 +70,7 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
     [
         ({"python": "3.10.2"}, "fail", "python", "too old: 3.11", "Python 3.11"),
         ({"packages": {"torch": "2.4.1"}}, "fail", "torch", "2.4.1 is too old", "torch>=2.5"),
-        ({"packages": {}}, "fail", "deepspeed", "not installed", "deepspeed>=0.16"),
+        ({"packages": {}}, "fail", "deepspeed", "not installed", "deepspeed>=0.16.4"),
         (
             {"accelerator": None, "accelerator_problem": "no xpu", "devices": ()},
             *("fail", "accelerator", "no xpu", ""),
