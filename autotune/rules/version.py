@@ -11,6 +11,7 @@ from autotune.rules.schema import sections
 REMOVED_OPTIMIZERS = frozenset({"onebitadam", "zerooneadam", "onebitlamb"})
 _OPTIMIZERS_REMOVED_IN = "0.19.7"
 AUTOTP_BY_CONFIG_SINCE = "0.18.6"
+AUTOTP_AT_STAGE_3_SINCE = "0.19.4"
 PLAIN_BF16_SINCE = "0.17.6"
 _FP16_MASTERS_SINCE = "0.18.3"
 
@@ -70,6 +71,20 @@ def _autotp_by_script(setup: Setup) -> Finding | None:
         f"deepspeed.tp_model_init): {size} ranks would each train the whole model on the same "
         "data",
         f"remove tensor_parallel, or install deepspeed>={AUTOTP_BY_CONFIG_SINCE}",
+    )
+
+
+def _autotp_at_stage_3(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    size = autotp_size(setup)
+    if size == 1 or setup.stage != 3 or is_at_least(version, AUTOTP_AT_STAGE_3_SINCE):
+        return None
+    if not is_at_least(version, AUTOTP_BY_CONFIG_SINCE):
+        return None
+    return (
+        f"tensor_parallel.autotp_size={size} at stage 3: DeepSpeed {version} takes tensor "
+        f"parallelism at stages 0 to 2 ({AUTOTP_AT_STAGE_3_SINCE} and later at 3 too)",
+        f"set zero_optimization.stage to 2, or install deepspeed>={AUTOTP_AT_STAGE_3_SINCE}",
     )
 
 
@@ -170,6 +185,25 @@ RULES = (
                 consequence="differs",
                 reads={"tp": 2, "split_layers": 0},
                 deepspeed="0.16.9",
+            ),
+        ),
+    ),
+    Rule(
+        name="version.autotp_at_stage_3",
+        check=_autotp_at_stage_3,
+        source="runtime/engine.py:514 of 0.18.9: _configure_tensor_parallel_states",
+        witnesses=(
+            replace(
+                raised(
+                    "AssertionError: .*compatibility between 'autotp' and 'zero_stage = 3'",
+                    {
+                        "tensor_parallel": {"autotp_size": 2},
+                        "zero_optimization": {"stage": 3},
+                    },
+                    {"zero_optimization": {"stage": 2}},
+                    tp=2,
+                ),
+                deepspeed="0.18.9",
             ),
         ),
     ),
