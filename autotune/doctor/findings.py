@@ -85,7 +85,7 @@ def _deepspeed(version: str) -> Finding:
     if release_of(version) > release_of(TRIED[-1]):
         return _warn(
             "deepspeed",
-            f"{version} is newer than the releases that the rules know ({tried} were tried): keys "
+            f"{version} is newer than the releases that the rules know (tried: {tried}): keys "
             "that it added or changed show in trials alone",
             f"if trials end as invalid: pip install deepspeed=={TRIED[-1]}",
         )

@@ -18,7 +18,7 @@ Check = Callable[[Any], bool]
 READ = ("0.16.0", "0.16.9", "0.17.6", "0.18.9", "0.19.0", "0.19.6", "0.19.7", "0.19.8")
 """Releases whose source the rules were read off, oldest first."""
 
-TRIED = ("0.16.9", "0.18.9", "0.19.8")
+TRIED = ("0.19.8",)
 """Those of them that candidates were parsed by and trained with (docs/versions.md)."""
 
 _PRECISION_CLASSES = "0.17.1"  # runtime/precision_config.py, new in it; 0.16.9 reads dicts

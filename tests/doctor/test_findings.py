@@ -112,7 +112,7 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
         ({"has_libaio": False}, "warn", "NVMe offload", "libaio", "libaio-dev"),
         (
             {"packages": {**HEALTHY.packages, "deepspeed": "0.20.1"}},
-            *("warn", "deepspeed", "0.16.9, 0.18.9, 0.19.8 were tried", "deepspeed==0.19.8"),
+            *("warn", "deepspeed", "0.19.8): keys that it added", "deepspeed==0.19.8"),
         ),
         (
             {"packages": {**HEALTHY.packages, "deepspeed": "0.19.7"}},
