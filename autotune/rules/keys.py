@@ -15,7 +15,9 @@ from packaging.version import InvalidVersion, Version
 
 Check = Callable[[Any], bool]
 
-READ = ("0.16.0", "0.16.9", "0.17.6", "0.18.9", "0.19.0", "0.19.6", "0.19.7", "0.19.8")
+READ = (
+    *("0.16.0", "0.16.9", "0.17.6", "0.18.6", "0.18.9", "0.19.0", "0.19.6", "0.19.7", "0.19.8"),
+)
 """Releases whose source the rules were read off, oldest first."""
 
 TRIED = ("0.19.8",)
@@ -181,7 +183,7 @@ _ZERO = {
     "override_module_apply": BOOL,
     "log_trace_cache_warnings": since("0.16.0", BOOL),
     "enable_sanity_checks": since("0.16.9", BOOL),
-    "save_muon_momentum_buffer_in_memory": since("0.17.6", BOOL),
+    "save_muon_momentum_buffer_in_memory": since("0.18.6", BOOL),
     "leaf_module": since("0.17.6", optional(MAPPING)),
     "mics_shard_size": removed("0.19.7", _MICS),
     "mics_hierarchical_params_gather": removed("0.19.7", _MICS),
@@ -244,7 +246,7 @@ SECTIONS: Mapping[str, Section] = {
             "dataloader_drop_last": BOOL,
             "use_data_before_expert_parallelism": BOOL,
             "vocabulary_size": optional(INT),
-            "log_level": ANY,
+            "log_level": since("0.19.0", ANY),
             **dict.fromkeys(
                 (
                     *("activation_checkpointing", "aio", "autotuning", "checkpoint", "comet"),

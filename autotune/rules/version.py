@@ -14,6 +14,7 @@ AUTOTP_BY_CONFIG_SINCE = "0.18.6"
 AUTOTP_AT_STAGE_3_SINCE = "0.19.4"
 PLAIN_BF16_SINCE = "0.17.6"
 _FP16_MASTERS_SINCE = "0.18.3"
+_FLAT_BUFFER_BROKEN_IN, _FLAT_BUFFER_MENDED_IN = "0.18.7", "0.19.0"
 
 
 def _removed_key(setup: Setup) -> Finding | None:
@@ -110,6 +111,22 @@ def _fp16_masters(setup: Setup) -> Finding | None:
         f"fp16.fp16_master_weights_and_grads at stage {setup.stage}: DeepSpeed {version} has it "
         f"at stage 2 alone ({_FP16_MASTERS_SINCE} and later at 1 and 3 too)",
         "set fp16.fp16_master_weights_and_grads to false",
+    )
+
+
+def _flat_buffer_on_cpu(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    if setup.environment.accelerator != "cpu" or setup.stage not in (1, 2) or setup.dp == 1:
+        return None
+    if not is_at_least(version, _FLAT_BUFFER_BROKEN_IN):
+        return None
+    if is_at_least(version, _FLAT_BUFFER_MENDED_IN):
+        return None
+    return (
+        f"stage {setup.stage} over {setup.dp} CPU ranks: DeepSpeed {_FLAT_BUFFER_BROKEN_IN} and "
+        f"later fail in the first step there, until {_FLAT_BUFFER_MENDED_IN} ({version} is "
+        "installed)",
+        f"set zero_optimization.stage to 0 or 3, or install deepspeed>={_FLAT_BUFFER_MENDED_IN}",
     )
 
 
@@ -220,6 +237,21 @@ RULES = (
                 consequence="differs",
                 reads={"wrapper": "BF16_Optimizer"},
                 deepspeed="0.16.9",
+            ),
+        ),
+    ),
+    Rule(
+        name="version.flat_buffer_on_cpu",
+        check=_flat_buffer_on_cpu,
+        source="runtime/zero/stage_1_and_2.py:413 of 0.18.9; DeepSpeed PR 7828, mended by 7948",
+        witnesses=(
+            replace(
+                raised(
+                    "RuntimeError: Output 0 of Split.* is a view and is being modified inplace",
+                    {"zero_optimization": {"stage": 1}},
+                    {"zero_optimization": {"stage": 0}},
+                ),
+                deepspeed="0.18.9",
             ),
         ),
     ),
