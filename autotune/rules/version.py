@@ -12,6 +12,7 @@ REMOVED_OPTIMIZERS = frozenset({"onebitadam", "zerooneadam", "onebitlamb"})
 _OPTIMIZERS_REMOVED_IN = "0.19.7"
 AUTOTP_BY_CONFIG_SINCE = "0.18.6"
 AUTOTP_AT_STAGE_3_SINCE = "0.19.4"
+_AUTOTP_UNEVEN_SINCE = "0.19.7"
 PLAIN_BF16_SINCE = "0.17.6"
 _FP16_MASTERS_SINCE = "0.18.3"
 _FLAT_BUFFER_BROKEN_IN, _FLAT_BUFFER_MENDED_IN = "0.18.7", "0.19.0"
@@ -69,8 +70,8 @@ def _autotp_by_script(setup: Setup) -> Finding | None:
     return (
         f"tensor_parallel.autotp_size={size}: DeepSpeed {version} does not split a model by its "
         f"configuration ({AUTOTP_BY_CONFIG_SINCE} and later do; before, only a script that calls "
-        f"deepspeed.tp_model_init): {size} ranks would each train the whole model on the same "
-        "data",
+        f"deepspeed.tp_model_init): {size} GPUs would each train the whole model on the same "
+        "data, CPU ranks fail in the first step",
         f"remove tensor_parallel, or install deepspeed>={AUTOTP_BY_CONFIG_SINCE}",
     )
 
@@ -86,6 +87,23 @@ def _autotp_at_stage_3(setup: Setup) -> Finding | None:
         f"tensor_parallel.autotp_size={size} at stage 3: DeepSpeed {version} takes tensor "
         f"parallelism at stages 0 to 2 ({AUTOTP_AT_STAGE_3_SINCE} and later at 3 too)",
         f"set zero_optimization.stage to 2, or install deepspeed>={AUTOTP_AT_STAGE_3_SINCE}",
+    )
+
+
+def _autotp_uneven_heads(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    size, model = autotp_size(setup), setup.model
+    if size == 1 or model is None or is_at_least(version, _AUTOTP_UNEVEN_SINCE):
+        return None
+    if not is_at_least(version, AUTOTP_BY_CONFIG_SINCE):
+        return None
+    if model.n_heads % size == 0 and model.n_kv_heads % size == 0:
+        return None
+    return (
+        f"tensor_parallel.autotp_size={size} does not divide {model.n_heads} heads and "
+        f"{model.n_kv_heads} key-value heads: DeepSpeed {version} splits no head "
+        f"({_AUTOTP_UNEVEN_SINCE} and later give ranks unequal numbers of them)",
+        f"remove tensor_parallel, or install deepspeed>={_AUTOTP_UNEVEN_SINCE}",
     )
 
 
@@ -197,10 +215,12 @@ RULES = (
         source="__init__.py of 0.16.9 and 0.17.6: only tp_model_init splits; DeepSpeed PR 7806",
         witnesses=(
             Witness(
+                # A GPU goes on and trains the whole model (read, not run); CPU ranks get no
+                # further than the comparison of their inputs.
                 broken=Case(ds_config={"tensor_parallel": {"autotp_size": 2}}, tp=2),
                 repaired=Case(),
-                consequence="differs",
-                reads={"tp": 2, "split_layers": 0},
+                consequence="raised",
+                raises="RuntimeError: Invalid device string: '0'",
                 deepspeed="0.16.9",
             ),
         ),
@@ -220,6 +240,24 @@ RULES = (
                     {"zero_optimization": {"stage": 2}},
                     tp=2,
                 ),
+                deepspeed="0.18.9",
+            ),
+        ),
+    ),
+    Rule(
+        name="version.autotp_uneven_heads",
+        check=_autotp_uneven_heads,
+        source="module_inject/layers.py of 0.18.9, 0.19.6; DeepSpeed PR 8185",
+        witnesses=(
+            Witness(
+                broken=Case(
+                    ds_config={"tensor_parallel": {"autotp_size": 2}},
+                    tp=2,
+                    model={"n_kv_heads": 1},
+                ),
+                repaired=Case(model={"n_kv_heads": 1}),
+                consequence="raised",
+                raises="RuntimeError: shape .* is invalid for input of size",
                 deepspeed="0.18.9",
             ),
         ),

@@ -57,9 +57,11 @@ def test_strict_sections_hold_the_keys_of_the_installed_classes(installed):
 
 
 def test_second_spellings_are_the_installed_aliases(installed):
-    fields = installed[1]["zero_optimization"].model_fields
+    version, classes = installed
+    fields = classes["zero_optimization"].model_fields
     aliases = {name: field.alias for name, field in fields.items() if field.alias}
-    assert dict(SPELLINGS) == aliases
+    absent = missing_keys(version).get("zero_optimization", frozenset())
+    assert {ours: alias for ours, alias in SPELLINGS.items() if alias not in absent} == aliases
 
 
 def test_values_that_the_table_accepts_pass_the_installed_classes(installed):

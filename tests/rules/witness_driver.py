@@ -223,9 +223,6 @@ def read_back(engine: Any) -> dict[str, Any]:
         "train_batch_size": engine.train_batch_size(),
         "dp": engine.dp_world_size,
         "tp": max(1, engine.autotp_size()),
-        "split_layers": sum(
-            isinstance(module, layers.TensorParallel_Layer) for module in engine.module.modules()
-        ),
         "samples_per_step": engine.train_micro_batch_size_per_gpu()
         * engine.gradient_accumulation_steps()
         * engine.dp_world_size,
