@@ -7,7 +7,7 @@ VERSIONS ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check format install extensions versions gpu-accept clean
+.PHONY: demo test check format install extensions versions gpu-accept record clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
@@ -50,6 +50,11 @@ gpu-accept: extensions
 	$(BIN)/python -m autotune search --yes --results results/recorded --study gpu-1b-capped \
 	    --model llama-3.2-1b --seq-len 2048 --global-batch 32 --world 1 --space zero_offload --trials 24 \
 	    --memory-limit 24GiB
+
+# On what the knobs were tried: two CPU ranks here; of a GPU study, `python -m autotune.tried STUDY`.
+record: extensions
+	$(BIN)/python -m tests.record_knobs > results/recorded/knobs-cpu-2.json
+	$(BIN)/python -m autotune.knobs_page > docs/knobs.md
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

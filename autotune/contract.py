@@ -70,6 +70,8 @@ class Role(StrEnum):
     BASELINE = "baseline"
     SEARCH = "search"
     CONFIRM = "confirm"
+    SOAK = "soak"
+    """Trains for minutes instead of seconds, with a checkpoint on the way; no part of a search."""
 
 
 class Phase(StrEnum):
@@ -99,6 +101,18 @@ class Measure:
     """Stop once the interval's half width is within this share of the median step time."""
     budget_s: float
     """Stop measuring after this many seconds, once `min_steps` are done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a trial does with a checkpoint."""
+
+    folder: str
+    """Where the engine writes it or reads it; one folder for all ranks."""
+    resumes_at: int | None = None
+    """Optimizer steps that were trained before; None: the trial saves one when it has measured."""
+    steps_after: int = 0
+    """Optimizer steps that are trained after saving, to compare a resumed trial with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +158,18 @@ class TrialSpec:
     """Round of the final comparison, from 0; None for other roles."""
     retry_of: int | None = None
     """Number of the trial that a platform fault ended and that this one repeats."""
+    attention: str = "default"
+    """Attention implementation of a Hugging Face model; `default`: transformers' own choice."""
+    loss_chunk_tokens: int = 0
+    """Compute logits and loss over so many tokens at a time; 0: over all at once."""
+    compile: str = "none"
+    """`none`, `torch` or `deepcompile`: whether `engine.compile()` is called."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables that the candidate sets for its ranks."""
+    binds_cores: bool = False
+    """Whether each GPU rank is bound to its own share of the cores; a CPU rank always is."""
+    checkpoint: Checkpoint | None = None
+    """Of a soak; its ranks also watch their memory all the time."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
@@ -157,6 +183,8 @@ class TrialSpec:
         try:
             fields["measure"] = Measure(**fields["measure"])
             fields["role"] = Role(fields["role"])
+            if fields.get("checkpoint") is not None:
+                fields["checkpoint"] = Checkpoint(**fields["checkpoint"])
         except (TypeError, ValueError) as error:
             raise ContractError(f"TrialSpec: {error}") from error
         return cls(**fields)
@@ -191,6 +219,11 @@ class RankReport:
     read_back: dict[str, Any] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
+    memory_samples: list[dict[str, float]] = field(default_factory=list)
+    """Of a soak: bytes by meter as they stood after a step, and `elapsed_s` since training began;
+    warm-up steps are left out."""
+    checkpoint: dict[str, float] = field(default_factory=dict)
+    """Of a soak: `steps` trained when it was saved or loaded, `seconds` that this took."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod

@@ -1,21 +1,24 @@
-"""Where the shipped data lies: templates and search spaces, in a checkout and in a wheel alike."""
+"""Where the shipped data lies: templates, spaces, records; in a checkout and in a wheel alike."""
 
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
+_IN_CHECKOUT = {"recorded": "results/recorded"}
+"""Where a checkout keeps what does not lie at its top."""
 
 
 def data_folder(name: str) -> Path:
     """Folder of shipped data.
 
     Args:
-        name: `search_spaces` or `templates`.
+        name: `search_spaces`, `templates` or `recorded`.
 
     Raises:
         FileNotFoundError: The installation lacks it.
     """
     # A wheel carries the data inside the package; a checkout keeps it beside the package.
-    for folder in (_PACKAGE / "_data" / name, _PACKAGE.parent / name):
+    beside = _PACKAGE.parent / _IN_CHECKOUT.get(name, name)
+    for folder in (_PACKAGE / "_data" / name, beside):
         if folder.is_dir():
             return folder
     raise FileNotFoundError(f"{name}: neither inside {_PACKAGE} nor beside it")

@@ -10,6 +10,7 @@ class ExitCode(IntEnum):
     INVALID_INPUT = 2
     NOTHING_FEASIBLE = 3
     FLEET_UNAVAILABLE = 4
+    SOAK_FAILED = 5
     INTERRUPTED = 130
 
 

@@ -25,6 +25,7 @@ _NEEDED = {
     "cpu": ("deepspeed_shm_comm", "fused_adam", "cpu_adam"),
     "cuda": ("fused_adam", "cpu_adam"),
 }
+_NVME = ("async_io", "pin_memory")
 _LOCK_FILE = "autotune.lock"
 
 
@@ -53,15 +54,22 @@ def extensions_folder(accelerator: str) -> Path:
     return root / digest
 
 
-def needed(accelerator: str) -> tuple[str, ...]:
-    """Extensions that trials on this accelerator load."""
-    return _NEEDED[accelerator]
+def needed(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
+    """Extensions that trials on this accelerator load.
+
+    Args:
+        accelerator: `cpu` or `cuda`.
+        nvme: Whether any of them swaps to a disk. The extension for that needs libaio's headers,
+            which many machines lack: it is asked for only then.
+    """
+    return (*_NEEDED[accelerator], *(_NVME if nvme else ()))
 
 
-def built(accelerator: str) -> list[str]:
+def built(accelerator: str, *, nvme: bool = False) -> list[str]:
     """Those of the needed extensions that are complete in the folder."""
     folder = extensions_folder(accelerator)
-    return [name for name in needed(accelerator) if (folder / name / f"{name}.so").exists()]
+    names = needed(accelerator, nvme=nvme)
+    return [name for name in names if (folder / name / f"{name}.so").exists()]
 
 
 def stale_locks(accelerator: str) -> list[Path]:
@@ -79,7 +87,7 @@ def stale_locks(accelerator: str) -> list[Path]:
         return []
 
 
-def build(accelerator: str, on_line: Callable[[str], None]) -> None:
+def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = False) -> None:
     """Build what is missing, and remove stale locks; returns at once if all is built.
 
     The compilers run in sessions of their own and hold the lock themselves, so that an interrupt
@@ -88,19 +96,20 @@ def build(accelerator: str, on_line: Callable[[str], None]) -> None:
     Args:
         accelerator: `cpu` or `cuda`.
         on_line: Told what is being built, a line at a time.
+        nvme: As in `needed`.
 
     Raises:
         FleetError: A build failed; the message names its log.
     """
     folder = extensions_folder(accelerator)
-    if not _missing(accelerator) and not _lock_files(folder):
+    if not _missing(accelerator, nvme) and not _lock_files(folder):
         return
     folder.mkdir(parents=True, exist_ok=True)
     with _held(folder, blocking=True) as lock:
         for path in _lock_files(folder):
             path.unlink(missing_ok=True)
             on_line(f"removed the stale lock {path}")
-        missing = _missing(accelerator)
+        missing = _missing(accelerator, nvme)
         if not missing:
             return
         on_line(f"building DeepSpeed extensions once: {', '.join(missing)} (some minutes)")
@@ -154,15 +163,18 @@ def _wait_for(
             raise FleetError(
                 f"DeepSpeed's extension {name} could not be built: "
                 f"{lines[-1] if lines else f'exit code {code}'} (log: {log})",
-                "install g++ and ninja (for a GPU: and the CUDA toolkit's nvcc), then run "
+                "install libaio's headers (Debian: libaio-dev), g++ and ninja"
+                if name in _NVME
+                else "install g++ and ninja (for a GPU: and the CUDA toolkit's nvcc), then run "
                 "`python -m autotune doctor`",
             )
     if interrupted:
         raise KeyboardInterrupt
 
 
-def _missing(accelerator: str) -> list[str]:
-    return [name for name in needed(accelerator) if name not in built(accelerator)]
+def _missing(accelerator: str, nvme: bool) -> list[str]:
+    there = built(accelerator, nvme=nvme)
+    return [name for name in needed(accelerator, nvme=nvme) if name not in there]
 
 
 def _lock_files(folder: Path) -> list[Path]:

@@ -1,8 +1,9 @@
 """What `study.json` says, read with care: a fact that is damaged is one that is not there."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -69,6 +70,8 @@ class _Answer:
     problem: _Problem | None = None
     interrupted: bool
     paths: _Paths
+    front: list[_Standing] = field(default_factory=list)
+    rule: str = ""
 
 
 def model_of(facts: Mapping[str, Any]) -> ModelFacts | None:
@@ -123,9 +126,16 @@ def answer_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:
     return answer if is_gain or speedups == [None] * 3 else None
 
 
-def _read(kind: type[T], data: object) -> T | None:
+def _read(kind: Callable[..., T], data: object) -> T | None:
     """As JSON, so that a list is a tuple and nothing else is taken for what it is not."""
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(data), strict=True)
+        read: T = _adapter(kind).validate_json(json.dumps(data), strict=True)
     except (ValidationError, ValueError, RecursionError):
         return None
+    return read
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Building one costs milliseconds, and a table asks for one per trial."""
+    return TypeAdapter(kind)

@@ -69,6 +69,8 @@ class Environment:
     torch_version: str
     precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
     """What DeepSpeed trains in on this accelerator; most CPUs have no fp16."""
+    has_flash_attention: bool = False
+    """Whether the package flash_attn is installed, and there is a CUDA device to run it on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,7 @@ def detect_environment() -> Environment:
             peak_flops=peak_flops(devices[0].name) if len(names) == 1 else None,
             deepspeed_version=deepspeed,
             torch_version=torch,
+            has_flash_attention=importlib.util.find_spec("flash_attn") is not None,
         )
     n_cores = len(usable_cores())
     return Environment(

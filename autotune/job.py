@@ -16,11 +16,13 @@ from autotune.model import Model, load_model
 from autotune.units import parse_bytes, parse_seconds
 
 Precision = Literal["bf16", "fp16", "fp32"]
-SamplerName = Literal["tpe", "random"]
-ObjectiveName = Literal["samples_per_s", "peak_memory"]
+SamplerName = Literal["tpe", "gp", "random", "grid"]
+ObjectiveName = Literal["samples_per_s", "peak_memory", "pareto"]
 
 _LARGEST = 2**31 - 1
 """Of counts and sizes: DeepSpeed, torch and the table's 64 bits hold their products."""
+
+DEFAULT_TRIALS = 20
 
 DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}
 
@@ -76,6 +78,9 @@ class Job:
     """A folder whose templates come before the shipped ones."""
     study: str
     """Name of the study's folder."""
+    nvme_path: Path | None = None
+    """A folder on a local disk that states and parameters may be swapped to; None: there is none,
+    and nothing is offloaded to nvme."""
 
 
 class JobFile(BaseModel):
@@ -102,7 +107,12 @@ class JobFile(BaseModel):
     )
     space: str = "zero"
     sampler: SamplerName = "tpe"
-    trials: int = Field(default=20, ge=1, le=_LARGEST)
+    trials: int | None = Field(
+        default=None,
+        ge=1,
+        le=_LARGEST,
+        description="of the search proper; left out: 20, with the sampler grid every candidate",
+    )
     budget: Annotated[
         float | None,
         BeforeValidator(lambda v: None if v is None else parse_seconds(v, where="budget")),
@@ -120,6 +130,9 @@ class JobFile(BaseModel):
     baseline: Path | None = None
     base_config: Path | None = None
     templates: Path | None = None
+    nvme_path: Path | None = Field(
+        default=None, description="folder on a local disk, for offload to nvme"
+    )
     study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
@@ -130,7 +143,7 @@ def read_job_file(path: Path) -> dict[str, Any]:
         JobError: The file cannot be read or is not a mapping.
     """
     data = read_yaml(path)
-    for key in ("baseline", "base_config", "templates"):
+    for key in ("baseline", "base_config", "templates", "nvme_path"):
         if isinstance(data.get(key), str):
             data[key] = str((path.parent / data[key]).resolve())
     return data
@@ -192,7 +205,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         objective=Objective(name=file.objective, floor=file.objective_floor),
         space=file.space,
         sampler=file.sampler,
-        budget=Budget(trials=file.trials, time_s=file.budget, patience=file.patience),
+        budget=Budget(trials=_trials(file), time_s=file.budget, patience=file.patience),
         memory_limit_bytes=file.memory_limit,
         head_room=file.head_room,
         trial_timeout_s=file.trial_timeout,
@@ -200,6 +213,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         baseline=file.baseline,
         base_config=file.base_config,
         templates=file.templates,
+        nvme_path=file.nvme_path,
         study=file.study or default_study_name(file),
     )
 
@@ -219,10 +233,19 @@ def default_study_name(file: JobFile) -> str:
         "study",
         "trial_timeout",
     }
+    if file.nvme_path is None:  # another disk is another problem; none is as it always was
+        continued.add("nvme_path")
     identity = file.model_dump(mode="json", exclude=continued)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
     stem = Path(file.model).name.split(":")[-1].removesuffix(".json") or "model"
     return f"{stem}-s{file.seq_len}-b{file.global_batch}-w{file.world}-{digest}"
+
+
+def _trials(file: JobFile) -> int:
+    """A walk over the whole grid ends where the grid does."""
+    if file.trials is not None:
+        return file.trials
+    return _LARGEST if file.sampler == "grid" else DEFAULT_TRIALS
 
 
 def _key(item: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """What a knob is, what its values may be, and what else decides whether it acts."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,20 +31,61 @@ class Context:
     """`bf16`, `fp16` or `fp32`."""
     accelerator: str
     """`cpu` or `cuda`."""
+    seq_len: int = 0
+    """Tokens per sample; 0 where unknown (a study of an older release)."""
+    n_devices: int = 0
+    """Accelerators of one node; 0 where unknown."""
+    optimizer: str = "adamw"
+    """Type of the job's optimizer, in lower case."""
+    is_hugging_face: bool = True
+    """Whether the model is built from a Hugging Face config."""
     base: Knobs = field(default_factory=dict)
     """Knobs that the user's base configuration sets: they come before the engine's defaults."""
 
     @classmethod
-    def of(cls, job: Job, environment: Environment, base: Knobs | None = None) -> Self:
-        """The context of a job on the devices of an environment."""
+    def of(
+        cls,
+        job: Job,
+        environment: Environment,
+        base: Knobs | None = None,
+        optimizer: str | None = None,
+    ) -> Self:
+        """The context of a job on the devices of an environment.
+
+        Args:
+            job: The job.
+            environment: The devices.
+            base: Knobs that the base configuration sets.
+            optimizer: Type of the optimizer, where the base configuration has a say in it.
+        """
         return cls(
             model=job.model.shape,
             world=job.world,
             global_batch=job.global_batch,
             precision=job.precision,
             accelerator=environment.accelerator,
-            base=base or {},
+            seq_len=job.seq_len,
+            n_devices=environment.n_devices,
+            optimizer=optimizer or str(job.optimizer.get("type", "")).lower(),
+            is_hugging_face="config" in job.model.source,
+            base={**_implementation_of(job), **(base or {})},
         )
+
+
+def _implementation_of(job: Job) -> Knobs:
+    implementation = optimizer_implementation(job.optimizer.get("params"))
+    return {} if implementation is None else {"optimizer.implementation": implementation}
+
+
+def optimizer_implementation(params: object) -> str | None:
+    """The value of `optimizer.implementation` that a user's `optimizer.params` chooses.
+
+    Returns:
+        None where they choose nothing, so that the default holds.
+    """
+    if not isinstance(params, Mapping) or params.get("torch_adam") is not True:
+        return None
+    return "torch_fused" if params.get("fused") is True else "torch"
 
 
 def _always(_: Knobs, __: Context) -> bool:
@@ -59,19 +101,30 @@ class Knob:
     """One choice to make."""
 
     name: str
-    kind: Literal["int", "bool", "choice"]
-    """`int` knobs are ordered; powers of two are offered to the sampler as their logarithm."""
+    group: str
+    """The page of the documentation that it stands on."""
+    kind: Literal["int", "float", "bool", "choice"]
+    """`int` and `float` knobs are ordered; powers of two are offered to the sampler as their
+    logarithm."""
     default: KnobValue
     """What runs when nobody chooses: the engine's own default, or the neutral value."""
     help: str
     scope: str = "always"
     """Where it acts, for people."""
+    needs_cuda: tuple[KnobValue, ...] = ()
+    """Values that only a CUDA device can run."""
+    changes_training: str = ""
+    """What it does to the numbers that are trained; empty: it decides speed and memory alone."""
+    source: str = ""
+    """Where in the engine that is decided."""
     default_at_stage: Mapping[int, KnobValue] = field(default_factory=dict)
     """ZeRO stages whose default is another one."""
     choices: tuple[KnobValue, ...] = ()
     """The only legal values; empty where any value of the kind is legal."""
-    minimum: int = 0
-    """Smallest legal value of an `int` knob."""
+    minimum: float = 0
+    """Smallest legal value of an `int` or `float` knob."""
+    maximum: float = MAX_VALUE
+    """Largest legal value of an `int` or `float` knob."""
     pattern: str = ""
     """A regular expression that values of a `choice` may match besides `choices`."""
     stages: tuple[int, ...] = (0, 1, 2, 3)
@@ -109,12 +162,12 @@ class Knob:
             nearest = _nearest(typed, self.choices)
             hint = f"did you mean {nearest}? {self.menu}" if nearest is not None else self.menu
             raise JobError(f"{where}: {self.name}: {value!r} is not a legal value", hint)
-        if self.kind == "int" and not self.choices:
-            nearest_int = min(max(int(typed), self.minimum), MAX_VALUE)
-            if nearest_int != typed:
+        if self.kind in ("int", "float") and not self.choices:
+            nearest_number = min(max(float(typed), self.minimum), self.maximum)
+            if nearest_number != typed:
                 raise JobError(
                     f"{where}: {self.name}: {value!r} is out of range",
-                    f"the nearest legal value is {nearest_int}",
+                    f"the nearest legal value is {nearest_number:.13g}",
                 )
         return typed
 
@@ -126,10 +179,11 @@ class Knob:
         if self.choices:
             extra = f", or {self.pattern} (a regular expression)" if self.pattern else ""
             return f"legal values: {', '.join(map(str, self.choices))}{extra}"
-        return f"legal values: whole numbers from {self.minimum} to {MAX_VALUE}"
+        numbers = "whole numbers" if self.kind == "int" else "numbers"
+        return f"legal values: {numbers} from {self.minimum:.13g} to {self.maximum:.13g}"
 
 
-_KINDS = {"int": "a whole number", "bool": "true or false", "choice": "text"}
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "choice": "text"}
 
 
 def _read(value: object, kind: str) -> KnobValue | None:
@@ -143,12 +197,14 @@ def _read(value: object, kind: str) -> KnobValue | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
-        return value
+        return float(value) if kind == "float" else value
     try:
         # YAML and the shell hand over 5e8 as text, and 5.0e8 as a float.
         number = float(value) if isinstance(value, str | float) else None
     except ValueError:
         return None
+    if kind == "float":
+        return number if number is not None and math.isfinite(number) else None
     if number is None or not number.is_integer():
         return None
     return int(number)

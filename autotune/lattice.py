@@ -21,7 +21,8 @@ from autotune.space import Space, grid
 
 Judge = Callable[[Setup], Sequence[Violation]]
 
-_DTYPES = {"int": "Int64", "bool": "boolean", "choice": "string"}
+_DTYPES = {"int": "Int64", "float": "float64", "bool": "boolean", "choice": "string"}
+_ORDERED = ("int", "float")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,6 +54,12 @@ class Lattice:
             if len(found.get(name, ())) > 1
         }
 
+    @property
+    def swaps(self) -> bool:
+        """Whether any candidate swaps to a disk."""
+        knobs = ("offload.optimizer", "offload.param")
+        return any(c.get(knob) == "nvme" for c in self.candidates for knob in knobs)
+
     def frame(self) -> pd.DataFrame:
         """The lattice as a table, a row per candidate, in order.
 
@@ -74,9 +81,10 @@ class Lattice:
     ) -> Candidate | None:
         """The candidate nearest to a proposal.
 
-        The distance adds up, over the knobs: for `int` knobs the difference of the logarithms as
-        a share of the lattice's span (what lies beyond counts as its edge), for others 0 or 1,
-        and 1 where the knob acts in only one of the two. The first in order wins a tie.
+        The distance adds up, over the knobs: for `int` knobs the difference of the logarithms
+        (for `float` knobs, of the values) as a share of the lattice's span (what lies beyond
+        counts as its edge), for others 0 or 1, and 1 where the knob acts in only one of the two.
+        The first in order wins a tie.
 
         Args:
             values: Of any knobs; the others are at their defaults.
@@ -102,7 +110,7 @@ class Lattice:
                 total += acts
                 continue
             at = self._coordinate(name, point[name])
-            if KNOBS[name].kind == "int":
+            if KNOBS[name].kind in _ORDERED:
                 low, high = float(np.nanmin(column)), float(np.nanmax(column))
                 gap = np.abs(column - min(max(at, low), high)) / ((high - low) or 1.0)
             else:
@@ -128,6 +136,8 @@ class Lattice:
     def _coordinate(self, name: str, value: KnobValue) -> float:
         if KNOBS[name].kind == "int":
             return float(np.log2(int(value) + 1))
+        if KNOBS[name].kind == "float":
+            return float(value)
         return float(self._codes.setdefault((name, value), len(self._codes)))
 
     @cached_property
@@ -146,7 +156,7 @@ def build_lattice(
         RenderError: A template or the base configuration does not render.
         NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
     """
-    context = Context.of(job, environment, base=engine.base_knobs)
+    context = Context.of(job, environment, base=engine.base_knobs, optimizer=engine.optimizer)
 
     def violations(candidate: Candidate, renderer: Engine) -> Sequence[Violation]:
         return judge(renderer.setup(candidate))

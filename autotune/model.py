@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import JobError
-from autotune.model_families import FAMILIES, SPLIT_BY_AUTOTP, has_closed_form
+from autotune.model_families import (
+    FAMILIES,
+    SPLIT_BY_AUTOTP,
+    has_closed_form,
+    has_plain_loss,
+)
 from autotune.model_shape import ModelShape, train_flops_per_token
 
 __all__ = ["Model", "ModelShape", "load_model", "presets", "train_flops_per_token"]
@@ -38,6 +43,12 @@ class Model:
     supports_tp: bool
     """Whether DeepSpeed's AutoTP splits it (most Hugging Face architectures, no others)."""
     supports_recompute: bool
+
+    @property
+    def supports_loss_chunks(self) -> bool:
+        """Whether its loss is known to be the plain cross entropy of its output head's logits."""
+        config = self.source.get("config")
+        return config is not None and has_plain_loss(config)
 
 
 def load_model(text: str) -> Model:

@@ -18,6 +18,22 @@ def has_closed_form(config: Mapping[str, Any]) -> bool:
     return config["model_type"] in FAMILIES and not config.get("add_cross_attention")
 
 
+_PLAIN_LOSS = frozenset(
+    {"gpt2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe", "olmo2"}
+)
+"""Architectures whose logits are their output head's, unscaled and uncapped; a test holds them to
+it."""
+
+
+def has_plain_loss(config: Mapping[str, Any]) -> bool:
+    """Whether the loss is cross entropy over the head's logits, and nothing is added to it.
+
+    Some cap or scale the logits (Gemma 2, Cohere, Granite), and a mixture of experts may add the
+    balance of its routers.
+    """
+    return config["model_type"] in _PLAIN_LOSS and not config.get("output_router_logits")
+
+
 class _Keys:
     """Reads the sizes of a config and refuses, by file and key, what cannot be a size."""
 

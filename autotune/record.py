@@ -75,6 +75,11 @@ class Study:
         return self.folder / "table.parquet"
 
     @property
+    def page_file(self) -> Path:
+        """The report as a page, kept up while a search runs."""
+        return self.folder / "report.html"
+
+    @property
     def best_folder(self) -> Path:
         """The exported best configuration."""
         return self.folder / "best"

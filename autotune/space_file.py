@@ -329,7 +329,9 @@ def _scalar_schema(knob: Knob) -> dict[str, Any]:
         return {"anyOf": [{"enum": list(knob.choices)}, _text_schema(knob.pattern)]}
     if knob.choices:
         return {"enum": list(knob.choices)}
-    whole = {"type": "integer", "minimum": knob.minimum, "maximum": MAX_VALUE}
+    if knob.kind == "float":
+        return {"type": "number", "minimum": knob.minimum, "maximum": knob.maximum}
+    whole = {"type": "integer", "minimum": knob.minimum, "maximum": knob.maximum}
     return {"anyOf": [whole, _text_schema(r"[0-9]+(\.[0-9]+)?[eE]\+?[0-9]+")]}
 
 

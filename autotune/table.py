@@ -5,9 +5,7 @@ prints. Nothing reads the written files back: they are for people and their tool
 """
 
 import json
-import os
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +14,8 @@ import pandas as pd
 
 from autotune.contract import Phase, TrialResult, TrialSpec
 from autotune.errors import StudyError
-from autotune.facts import environment_at, model_of
+from autotune.facts import ModelFacts, environment_at, model_of
+from autotune.files import write_whole
 from autotune.knobs import KNOBS
 from autotune.model import ModelShape, train_flops_per_token
 from autotune.record import Study, Trial
@@ -30,7 +29,12 @@ PACKAGES = ("python", "torch", "deepspeed", "transformers")
 
 DType = Literal["string", "Int64", "float64", "boolean", "datetime64[us, UTC]"]
 
-_DTYPE_OF_KNOB: dict[str, DType] = {"int": "Int64", "bool": "boolean", "choice": "string"}
+_DTYPE_OF_KNOB: dict[str, DType] = {
+    "int": "Int64",
+    "float": "float64",
+    "bool": "boolean",
+    "choice": "string",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,19 +224,21 @@ def load_table(study_folder: Path) -> pd.DataFrame:
         study_folder: `results/<study>`.
 
     Returns:
-        A row per trial, by number, with the columns of `SCHEMA`.
+        A row per trial, by number, with the columns of `SCHEMA`. Its `attrs` hold the name of
+        the `study`, and by column the `units` (where there is one) and the `meanings`.
 
     Raises:
         StudyError: The record cannot be read.
     """
     study = Study(study_folder.parent, study_folder.name)
     facts = study.read_state()
-    rows = {trial.spec.number: _row(trial, study.name, facts) for trial in study.trials()}
+    model = model_of(facts)
+    rows = {trial.spec.number: _row(trial, study.name, facts, model) for trial in study.trials()}
     for unreadable in study.unreadable():
         number = int(unreadable.folder.name)
         rows[number] = {"study": study.name, "trial": number, "problem": unreadable.problem}
     ordered = [rows[number] for number in sorted(rows)]
-    return pd.DataFrame(
+    frame = pd.DataFrame(
         {
             column.name: pd.Series(
                 [_cell(row, column.name) for row in ordered], dtype=column.dtype
@@ -240,6 +246,12 @@ def load_table(study_folder: Path) -> pd.DataFrame:
             for column in SCHEMA
         }
     )
+    frame.attrs = {
+        "study": study.name,
+        "units": {column.name: column.unit for column in SCHEMA if column.unit},
+        "meanings": {column.name: column.meaning for column in SCHEMA},
+    }
+    return frame
 
 
 def write_table(study: Study) -> pd.DataFrame:
@@ -250,8 +262,8 @@ def write_table(study: Study) -> pd.DataFrame:
     """
     frame = load_table(study.folder)
     try:
-        _replace(study.table_file, lambda path: frame.to_parquet(path, index=False))
-        _replace(
+        write_whole(study.table_file, lambda path: frame.to_parquet(path, index=False))
+        write_whole(
             study.table_file.with_suffix(".csv"), lambda path: frame.to_csv(path, index=False)
         )
     except OSError as error:
@@ -269,9 +281,10 @@ def describe() -> str:
         "",
         "One row per trial, in `results/<study>/table.parquet` and `table.csv`, rebuilt from the",
         "trial folders when a search ends. Figures are measured; a trial that measured nothing",
-        "leaves them empty. In Python, `autotune.table.load_table(folder)` reads the trials",
-        f"themselves. This is version {TABLE_VERSION} of the schema; it rises when a column",
-        "changes or goes, not when one is added.",
+        "leaves them empty. In a notebook, `autotune.load(study)` is the table as a pandas frame,",
+        "read from the trials themselves; `frame.attrs` holds the `units` and `meanings` below.",
+        f"This is version {TABLE_VERSION} of the schema; it rises when a column changes or goes,",
+        "not when one is added.",
         "",
         "| column | type | unit | meaning |",
         "|---|---|---|---|",
@@ -280,13 +293,14 @@ def describe() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(trial: Trial, study: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _row(
+    trial: Trial, study: str, facts: Mapping[str, Any], model: ModelFacts | None
+) -> dict[str, Any]:
     spec, result = trial.spec, trial.result
     row: dict[str, Any] = {name: getattr(spec, name) for name in _SPEC_FIELDS}
     row["role"] = str(spec.role)
     row |= {f"knob.{name}": value for name, value in spec.knobs.items()}
     row |= {"study": study, "trial": spec.number, "problem": trial.problem or None}
-    model = model_of(facts)
     shape = None
     # A study by name may hold trials of another model: what is known is not theirs.
     if model is not None and model.source == spec.model:
@@ -342,26 +356,6 @@ def _arithmetic_cells(
 
 def _cell(row: Mapping[str, Any], name: str) -> Any:
     return TABLE_VERSION if name == "table_version" else row.get(name)
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write aside, then move: a reader sees the old file or the new one."""
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        write(Path(aside))
-        # mkstemp makes it private; a table is as readable as its neighbours.
-        Path(aside).chmod(0o666 & ~_umask())
-        os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 if __name__ == "__main__":

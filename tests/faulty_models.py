@@ -74,6 +74,16 @@ class _HoardsOnDevice(_Tiny):
         return loss
 
 
+class _LeaksAndForgets(_Tiny):
+    """Keeps a little more of every step, and its loss hangs on what no checkpoint holds."""
+
+    def _act(self, loss):
+        self.kept = getattr(self, "kept", [])
+        self.kept.append(torch.ones(2**18))
+        return loss * (1 + 0.001 * self.n_forwards)
+
+
+leaks_and_forgets = _LeaksAndForgets
 tiny, hangs, is_killed, turns_nan, raises, hoards, hoards_on_device = (
     _Tiny,
     _Hangs,

@@ -15,13 +15,13 @@ from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.utils import logger
+from deepspeed.utils import groups, logger
 
 from autotune.contract import TrialSpec
 from autotune.trial.cpu_info import reuse_cpu_info
 from autotune.trial.imports import preload
 from autotune.trial.readback import differences, read_back
-from autotune.trial.workload import apply_recompute, batches, build_model
+from autotune.trial.workload import batches, make_engine
 
 STEPS = 2
 
@@ -29,12 +29,9 @@ STEPS = 2
 def run(case: dict[str, Any]) -> dict[str, Any]:
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
     preload(ds_config, spec.model)
-    torch.manual_seed(spec.seed)
-    model = build_model(spec, ds_config)
-    apply_recompute(model, spec.recompute)
-    model.train()
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=ds_config)
+    # Left over from the case before, whose engine made it.
+    groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+    engine = make_engine(spec, ds_config)
     try:
         losses = []
         tokens = batches(spec)

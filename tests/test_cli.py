@@ -12,7 +12,18 @@ import pytest
 from autotune.errors import ExitCode
 
 GOLDEN = Path(__file__).parent / "golden" / "help"
-COMMANDS = ("", "search", "render", "status", "report", "export", "doctor")
+COMMANDS = (
+    "",
+    "search",
+    "render",
+    "status",
+    "report",
+    "compare",
+    "export",
+    "check",
+    "soak",
+    "doctor",
+)
 SMALL = ("--model", "tiny-llama", "--seq-len", "64", "--global-batch", "8", "--world", "2")
 
 
@@ -80,7 +91,7 @@ def test_a_dry_run_as_json_adds_up(tmp_path: Path) -> None:
 def test_without_flags_it_plans_a_job_for_this_machine(tmp_path: Path) -> None:
     done = autotune("search", "--dry-run", "--json", folder=tmp_path)
     plan = json.loads(done.stdout)
-    assert (plan["model"], plan["world"], plan["accelerator"]) == ("tiny-llama", 2, "cpu")
+    assert (plan["model"], plan["world"], plan["accelerator"]) == ("tiny-llama-32k", 2, "cpu")
 
 
 def test_flags_come_before_the_job_file(tmp_path: Path) -> None:

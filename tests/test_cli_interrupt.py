@@ -6,6 +6,7 @@ import pytest
 import typer
 
 from autotune import cli
+from autotune.cli import find
 from autotune.errors import ExitCode
 
 LINE = "interrupted: nothing that ended is lost"
@@ -52,7 +53,7 @@ def test_ctrl_c_at_the_question(
     monkeypatch.setattr(typer, "confirm", aborted)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr("autotune.app.studies.studies", lambda _: cli._confirm(False))
+    monkeypatch.setattr("autotune.app.studies.studies", lambda _: find._confirm(False))
     assert run(monkeypatch, "status") == ExitCode.INTERRUPTED
     assert capfd.readouterr().err.split() == [
         "interrupted:",

@@ -4,6 +4,7 @@ The values are taken as the spaces list them, unfolded, and trained on a tiny mo
 means does not depend on the model, only whether it makes a difference does.
 """
 
+import dataclasses
 import itertools
 import json
 import os
@@ -11,7 +12,6 @@ import random
 import subprocess
 import sys
 from collections import defaultdict
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,25 +19,36 @@ from typing import Any
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.contract import Measure, Role, TrialSpec, to_dict
+from autotune.contract import Role, to_dict
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.extensions import build
 from autotune.extensions import environment as extensions_environment
 from autotune.job import Job
-from autotune.knobs import Context, canonical
+from autotune.knobs import KNOBS, Context, canonical
 from autotune.model import load_model
 from autotune.rules import judge
 from autotune.rules.keys import is_at_least
+from autotune.search.launch import Run, make_spec
 from autotune.space import Space, combinations, load_space, shipped_spaces
+from autotune.tried import recorded
 from tests.jobs import CPU, tiny_job
 from tests.rules.cases import NEWEST
 
 pytestmark = pytest.mark.real
 
 WORLD = 2
-HERE = replace(CPU, deepspeed_version=version("deepspeed"))
+INSTALLED = version("deepspeed")
+HERE = dataclasses.replace(CPU, deepspeed_version=INSTALLED)
+NEEDS_BF16 = {("master_dtype", "model"), ("optimizer_states_dtype", "model")}
+"""What fp32 does not have; stage 1 with fp32 sums is an optimizer of its own in bf16."""
+BEYOND_THE_SPACES: list[dict[str, Any]] = [
+    {"offload.optimizer": "nvme", "offload.pipeline": "read"},
+    {"offload.optimizer": "nvme", "offload.pipeline": "write"},
+    {"offload.param": "nvme", "offload.param_buffer_count": 6, "offload.param_max_in_cpu": 0},
+    {"zero.stage": 1, "communication_dtype": "fp16"},
+]
+"""What no shipped space lists; at stage 3 where they do not say."""
 AT_LEAST = 40
-MEASURE = Measure(warmup_steps=0, min_steps=1, max_steps=1, target_half_width=1.0, budget_s=1.0)
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -47,9 +58,17 @@ def big_context() -> Context:
         model=load_model("llama-2-7b").shape,
         world=WORLD,
         global_batch=128,
-        precision="fp32",
+        precision="bf16",
         accelerator="cuda",
+        seq_len=8192,
     )
+
+
+def runs_here(name: str, value: Any) -> bool:
+    """Whether two CPU ranks can run a value; compiling has a test of its own, for its price."""
+    if name == "tp":
+        return int(value) <= WORLD
+    return value not in KNOBS[name].needs_cuda and (name, value) != ("compile", "torch")
 
 
 def listed(space: Space) -> set[tuple[str, Any]]:
@@ -58,22 +77,14 @@ def listed(space: Space) -> set[tuple[str, Any]]:
         (name, value)
         for name, domain in space.domains.items()
         for value in domain.values
-        if not (name == "tp" and int(value) > WORLD)
+        if runs_here(name, value)
     }
 
 
-def has_release(knobs: dict[str, Any], folder: Path, index: int = 0) -> bool:
-    """Whether the installed release has all that a choice asks for; the newest does."""
-    job, candidate = make_candidate(folder, index, knobs)
-    setup = DeepSpeedEngine(job, HERE).setup(candidate)
-    return not any(violation.rule.startswith("version.") for violation in judge(setup))
-
-
-def stratified(folder: Path) -> tuple[list[dict[str, Any]], set[tuple[str, Any]]]:
+def stratified(folder: Path) -> list[dict[str, Any]]:
     """Choices in which every listed value appears, filled up at random to `AT_LEAST`.
 
-    Returns:
-        The choices, and the listed values that the installed release of DeepSpeed lacks.
+    What the installed release of DeepSpeed lacks is left out; the newest lacks nothing.
     """
     lacking: set[tuple[str, Any]] = set()
     draw = random.Random(0)
@@ -82,12 +93,16 @@ def stratified(folder: Path) -> tuple[list[dict[str, Any]], set[tuple[str, Any]]
     spare: list[dict[str, Any]] = []
     for name in shipped_spaces():
         space = load_space(name)
-        missing = listed(space)
-        choices = [c for c in combinations(space, context) if int(c.get("tp", 1)) <= WORLD]
+        missing = listed(space) - {pair for knobs in chosen for pair in knobs.items()}
+        choices = [
+            c for c in combinations(space, context) if all(runs_here(*pair) for pair in c.items())
+        ]
         draw.shuffle(choices)
-        del choices[2000:]
         for combination in choices:
-            acting = {k: combination.get(k, v) for k, v in canonical(combination, context).items()}
+            # Where a value does not act, and where it is refused, it is not tried.
+            if not missing & set(combination.items()) or not is_legal(combination, context):
+                continue
+            acting = acting_as_listed(combination, context)
             if missing & set(acting.items()):
                 if not has_release(acting, folder):
                     lacking |= set(acting.items())
@@ -95,12 +110,36 @@ def stratified(folder: Path) -> tuple[list[dict[str, Any]], set[tuple[str, Any]]
                 missing -= set(acting.items())
                 chosen.append(acting)
         assert missing <= lacking, f"{name}: no choice of two ranks has {missing - lacking}"
-        spare += [{k: c.get(k, v) for k, v in canonical(c, context).items()} for c in choices]
+        legal = (c for c in choices[:50] if is_legal(c, context))
+        spare += [acting_as_listed(c, context) for c in legal]
     draw.shuffle(spare)
-    legal = (knobs for knobs in spare if has_release(knobs, folder))
-    chosen += itertools.islice(legal, max(0, AT_LEAST - len(chosen)))
+    runnable = (knobs for knobs in spare if has_release(knobs, folder))
+    chosen += itertools.islice(runnable, max(0, AT_LEAST - len(chosen)))
     assert len(chosen) >= AT_LEAST
-    return chosen, lacking - {pair for knobs in chosen for pair in knobs.items()}
+    return chosen
+
+
+def acting_as_listed(combination: dict[str, Any], context: Context) -> dict[str, Any]:
+    """The knobs that act, at the values as the space lists them, unfolded."""
+    settled = canonical(combination, context)
+    return {name: combination.get(name, value) for name, value in settled.items()}
+
+
+def is_legal(combination: dict[str, Any], context: Context) -> bool:
+    """16-bit master weights have conditions that the spaces leave to the rules."""
+    if combination.get("master_dtype", "fp32") == "fp32":
+        return True
+    masters_16_bit = combination.get("optimizer_states_dtype") == "model"
+    return masters_16_bit or combination.get("offload.optimizer") == "cpu"
+
+
+def has_release(knobs: dict[str, Any], folder: Path, index: int = 0) -> bool:
+    """Whether the installed release has all that a choice asks for; the newest does."""
+    if is_at_least(INSTALLED, NEWEST):
+        return True
+    job, candidate = make_candidate(folder, index, knobs)
+    setup = DeepSpeedEngine(job, HERE).setup(candidate)
+    return not any(violation.rule.startswith("version.") for violation in judge(setup))
 
 
 def make_candidate(tmp_path: Path, index: int, knobs: dict[str, Any]) -> tuple[Job, Candidate]:
@@ -108,37 +147,31 @@ def make_candidate(tmp_path: Path, index: int, knobs: dict[str, Any]) -> tuple[J
     dp = WORLD // int(knobs["tp"])
     global_batch = int(knobs["micro_batch"]) * dp * (1 + index % 2)
     precision = ("fp32", "bf16")[index // 2 % 2]
-    job = tiny_job(tmp_path, global_batch=global_batch, precision=precision, seq_len=8)
+    if NEEDS_BF16 & knobs.items() or knobs.get("grad_accum_dtype") == "fp32":
+        precision = "bf16"
+    job = tiny_job(
+        tmp_path,
+        global_batch=global_batch,
+        precision=precision,
+        seq_len=8,
+        nvme_path=str(tmp_path / "nvme"),
+    )
     return job, Candidate.of(knobs, world=WORLD, global_batch=global_batch)
 
 
 def make_case(tmp_path: Path, index: int, knobs: dict[str, Any]) -> dict[str, Any]:
     """One candidate for the driver."""
     job, candidate = make_candidate(tmp_path, index, knobs)
-    engine = DeepSpeedEngine(job, HERE)
-    setup = engine.setup(candidate)
-    spec = TrialSpec(
+    spec = make_spec(
+        Run(candidate=candidate, role=Role.SEARCH),
         study="reality",
         number=index,
-        role=Role.SEARCH,
-        candidate_hash=candidate.hash,
-        knobs=candidate.values,
-        world=WORLD,
-        tp=candidate.tp,
-        pp=candidate.pp,
-        dp=candidate.dp,
-        micro_batch=candidate.micro_batch,
-        grad_accum=candidate.grad_accum,
-        global_batch=job.global_batch,
-        seq_len=job.seq_len,
-        precision=job.precision,
-        accelerator="cpu",
-        model=job.model.source,
-        recompute=setup.recompute,
-        expected=engine.expected(setup),
-        measure=MEASURE,
+        job=job,
+        engine=DeepSpeedEngine(job, HERE),
+        environment=HERE,
     )
-    return {"spec": to_dict(spec), "ds_config": dict(setup.ds_config)}
+    ds_config = DeepSpeedEngine(job, HERE).setup(candidate).ds_config
+    return {"spec": to_dict(spec), "ds_config": dict(ds_config)}
 
 
 ASKED_INSTEAD = {
@@ -159,6 +192,22 @@ ASKED_INSTEAD = {
     "communication_dtype": "fp16",
     "n_params": 1,
     "recomputed_layers": 1,
+    "contiguous_gradients": False,
+    "reduce_scatter": False,
+    "max_reuse_distance": 7,
+    "sub_group_size": 7,
+    "hpz_partition_size": 2,
+    "quantized_weights": True,
+    "quantized_gradients": True,
+    "super_offload": True,
+    "offload_ratio": 0.25,
+    "grad_accum_dtype": "fp16",
+    "master_dtype": "bf16",
+    "optimizer_states_dtype": "bf16",
+    "optimizer": "AdamW",
+    "attention": "eager",
+    "loss_chunk_tokens": 7,
+    "compiled": True,
 }
 """What the first of `wrong_cases` claims to be."""
 
@@ -185,7 +234,7 @@ def wrong_cases(tmp_path: Path) -> list[dict[str, Any]]:
 
 def run(tmp_path: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Train the cases one after the other in one set of ranks."""
-    build("cpu", lambda _: None)
+    build("cpu", lambda _: None, nvme=True)
     asked, answered = tmp_path / "cases.json", tmp_path / "results.json"
     asked.write_text(json.dumps(cases))
     done = subprocess.run(
@@ -211,35 +260,53 @@ def run(tmp_path: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return results
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[list, list, set]:
-    """(case, result) of every stratified candidate, of `wrong_cases`; what the release lacks."""
-    folder = tmp_path_factory.mktemp("reality")
-    chosen, lacking = stratified(folder)
-    choices = sorted(chosen, key=lambda knobs: knobs["tp"])
-    cases = [
+def stratified_cases(folder: Path) -> list[dict[str, Any]]:
+    """Every stratified candidate, for the driver."""
+    plain = {"zero.stage": 3, "tp": 1, "micro_batch": 1}
+    beyond = [plain | knobs for knobs in BEYOND_THE_SPACES]
+    choices = [knobs for knobs in beyond if has_release(knobs, folder)] + stratified(folder)
+    choices.sort(key=lambda knobs: int(knobs["tp"]))
+    return [
         # What a release lacks in bf16 alone is trained in fp32.
         make_case(folder, index if has_release(knobs, folder, index) else index ^ 2, knobs)
         for index, knobs in enumerate(choices)
     ]
-    wrong = wrong_cases(folder)
+
+
+def compiled_cases(folder: Path) -> list[dict[str, Any]]:
+    """One candidate as it is, and compiled."""
+    knobs = {"zero.stage": 1, "tp": 1, "micro_batch": 1}
+    return [make_case(folder, 0, knobs | {"compile": c}) for c in ("none", "torch")]
+
+
+def acting(case: dict[str, Any]) -> dict[str, Any]:
+    """The knobs of a case that did something on these ranks: what its run is evidence of."""
+    knobs, precision = case["spec"]["knobs"], case["spec"]["precision"]
+    here = dataclasses.replace(big_context(), accelerator="cpu", precision=precision)
+    settled = canonical(knobs, here)
+    return {name: value for name, value in knobs.items() if settled.get(name) == value}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[list, list]:
+    """(case, result) of every stratified candidate, and of those in `wrong_cases`."""
+    folder = tmp_path_factory.mktemp("reality")
+    cases, wrong = stratified_cases(folder), wrong_cases(folder)
     # One set of ranks for all; AutoTP leaves state behind, so it comes last.
     together = list(zip(wrong + cases, run(folder, wrong + cases), strict=True))
-    return together[len(wrong) :], together[: len(wrong)], lacking
+    return together[len(wrong) :], together[: len(wrong)]
 
 
 @pytest.fixture
-def trained(results: tuple[list, list, set]) -> list[tuple[dict, dict]]:
+def trained(results: tuple[list, list]) -> list[tuple[dict, dict]]:
     return results[0]
 
 
-def test_every_listed_value_was_tried(trained, results, record_property):
-    lacking = results[2]
+def test_every_listed_value_was_tried(trained, record_property):
     tried = {pair for case, _ in trained for pair in case["spec"]["knobs"].items()}
-    for name in shipped_spaces():
-        assert listed(load_space(name)) - tried <= lacking
+    lacking = set().union(*(listed(load_space(name)) for name in shipped_spaces())) - tried
+    assert not lacking or not is_at_least(INSTALLED, NEWEST)
     assert len(trained) >= AT_LEAST
-    assert not lacking or not is_at_least(version("deepspeed"), NEWEST)
     record_property("trained", sum("losses" in result for _, result in trained))
     record_property("lacking", json.dumps(sorted(map(str, lacking))))
 
@@ -266,7 +333,8 @@ def test_candidates_that_differ_in_speed_alone_train_the_same(trained):
     for case, result in trained:
         spec = case["spec"]
         # zero.Init draws the weights in another order, and bf16 rounds by the order of sums.
-        if spec["precision"] == "fp32" and spec["knobs"]["zero.stage"] < 3:
+        alike = spec["knobs"].get("zenflow", "none") == "none"  # it starts from other weights
+        if spec["precision"] == "fp32" and spec["knobs"]["zero.stage"] < 3 and alike:
             key = (spec["tp"], spec["micro_batch"])
             first_losses[key].add(round(result["losses"][0], 4))
     assert first_losses
@@ -281,3 +349,18 @@ def test_a_difference_is_seen(results):
     assert silently["differences"] == [
         "offload_param: asked cpu, the engine has no such thing at its stage"
     ]
+
+
+def test_the_committed_record_says_what_trains(trained):
+    """Both ways, but for what the test below compiles: nothing is claimed, nothing forgotten."""
+    record = next(r for r in recorded() if (r.accelerator, r.ranks) == ("cpu", WORLD))
+    claimed = {(name, v) for name, values in record.trained.items() for v in values}
+    tried = {pair for case, _ in trained for pair in acting(case).items()}
+    assert claimed - {("compile", "torch")} == tried, "python -m tests.record_knobs"
+
+
+def test_a_compiled_engine_says_so(tmp_path):
+    whole, fast = run(tmp_path, compiled_cases(tmp_path))
+    assert fast["read_back"]["compiled"]
+    assert fast["differences"] == []
+    assert fast["losses"] == pytest.approx(whole["losses"], abs=1e-4)

@@ -43,6 +43,8 @@ def values_of(knob):
         return st.sampled_from(knob.choices) | st.integers(2, 9999).map("every_{}".format)
     if knob.choices:
         return st.sampled_from(knob.choices)
+    if knob.kind == "float":
+        return st.floats(knob.minimum, knob.maximum)
     # Around the points where this model saturates, and far from them.
     near = st.integers(max(knob.minimum, ELEMENTS - 2), ELEMENTS + 2)
     near |= st.integers(LLAMA.largest_param - 1, LLAMA.largest_param + 1)

@@ -30,6 +30,7 @@ class PlainEngine:
     def __init__(self, job, base_knobs):
         self.job = job
         self.base_knobs = base_knobs
+        self.optimizer = "adamw"
 
     def setup(self, candidate):
         return Setup(
@@ -203,7 +204,10 @@ def test_distance_counts_logarithms_on_numbers_and_one_on_choices(space_file):
     assert distance(3, "none", 0) == pytest.approx((np.log2(4) - np.log2(3)) / span)
     assert distance(2, "full", 0) == 1
     # The stage itself, and each of the knobs that act only there.
-    conditional = {"offload.optimizer", "reduce_bucket_size", "overlap_comm"}
+    conditional = {
+        *("offload.optimizer", "reduce_bucket_size", "overlap_comm", "contiguous_gradients"),
+        *("reduce_scatter", "round_robin_gradients", "grad_accum_dtype", "master_dtype"),
+    }
     assert distance(2, "none", 1) == 1 + len(conditional)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+RECORDS = sorted((REPOSITORY / "results" / "recorded").glob("knobs-*.json"))
 
 
 def test_every_room_is_in_the_list_of_packages() -> None:
@@ -22,8 +23,8 @@ def test_every_room_is_in_the_list_of_packages() -> None:
         ".".join(path.parent.relative_to(REPOSITORY).parts)
         for path in (REPOSITORY / "autotune").rglob("*.py")
     }
-    data = {"autotune.presets", "autotune._data.templates", "autotune._data.search_spaces"}
-    assert listed == rooms | data
+    data = {f"autotune._data.{name}" for name in ("templates", "search_spaces", "recorded")}
+    assert listed == rooms | data | {"autotune.presets"}
 
 
 def test_tested_versions_are_within_the_declared_ranges() -> None:
@@ -53,6 +54,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A copy: the backend leaves build/ and egg-info beside what it builds.
     for name in ("autotune", "templates", "search_spaces"):
         _copy(REPOSITORY / name, source / name)
+    for path in RECORDS:
+        copy = source / path.relative_to(REPOSITORY)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
     for name in ("pyproject.toml", "README.md"):
         (source / name).write_bytes((REPOSITORY / name).read_bytes())
     subprocess.run(
@@ -75,6 +80,7 @@ def test_the_wheel_holds_every_file_of_the_data_folders(wheel: Path) -> None:
     expected |= {
         str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "autotune/presets").iterdir()
     }
+    expected |= {f"autotune/_data/recorded/{path.name}" for path in RECORDS}
     assert expected
     assert expected <= names
     assert "autotune/py.typed" in names

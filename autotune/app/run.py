@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from autotune import extensions
+from autotune.app.pages import PageWriter
 from autotune.app.session import Session
 from autotune.app.studies import write_export
 from autotune.errors import (
@@ -52,11 +53,14 @@ def search(session: Session, observer: Observer, *, fresh: bool) -> Ending:
     if fresh and (aside := study.set_aside()) is not None:
         observer.on_note(f"the old study is kept as {aside}")
     study.lock()
+    observer = page = PageWriter(study, observer)
     try:
         # What a killed search may have left: its trials hold devices that the next ones need.
         kill_all(study.trials_folder)
         _begin(session)
-        extensions.build(session.environment.accelerator, observer.on_note)
+        extensions.build(
+            session.environment.accelerator, observer.on_note, nvme=session.lattice.swaps
+        )
         result = _run(session, fleet, observer)
         answer = summarize(result, study)
         study.write_state({**study.read_state(), "answer": answer})
@@ -66,6 +70,7 @@ def search(session: Session, observer: Observer, *, fresh: bool) -> Ending:
     except (NothingFeasibleError, FleetError) as error:
         return Ending(answer=_keep_failure(study, error), error=error)
     finally:
+        page.close()
         study.unlock()
 
 

@@ -19,25 +19,28 @@ from autotune.render.export import export_candidate
 from autotune.report.plan import Plan, make_plan
 from autotune.rules import judge
 from autotune.search.history import History
+from autotune.search.sampler import check_installed
 from autotune.space import load_space
 
 DEMO: dict[str, dict[str, Any]] = {
     "cpu": {
-        "model": "tiny-llama",
+        # Few layers under the vocabulary of a real Llama: the loss is what costs, as in many a
+        # small model, and how much of it is done at once decides.
+        "model": "tiny-llama-32k",
         "seq_len": 64,
-        "precision": "bf16",
+        "precision": "fp32",
         "trials": 8,
         "budget": "6m",
     },
     "cuda": {"model": "gpt2", "seq_len": 1024, "trials": 20, "budget": "6m"},
 }
 """The job where nobody names a model: small enough for a few minutes, with room for choices."""
-DEMO_BATCH_PER_RANK = 8
+DEMO_BATCH_PER_RANK = 16
 """The small job's global batch is so many times the world: every world has legal candidates."""
 CPU_WORLD = 2
 """Ranks on CPU where nobody says: enough to communicate, few enough for any machine."""
 
-_FILES = ("baseline", "base_config", "templates")
+_FILES = ("baseline", "base_config", "templates", "nvme_path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,7 @@ def open_session(job_file: Path | None, flags: Mapping[str, Any], *, results: Pa
     """
     environment = detect_environment()
     job, data = _read_job(job_file, flags, environment)
+    check_installed(job.sampler)
     study = Study(results, job.study)
     _check_writable(study.folder)
     engine = DeepSpeedEngine(job, environment)
@@ -119,7 +123,7 @@ def render(
     environment = detect_environment()
     job, _ = _read_job(job_file, flags, environment)
     engine = DeepSpeedEngine(job, environment)
-    context = Context.of(job, environment, base=engine.base_knobs)
+    context = Context.of(job, environment, base=engine.base_knobs, optimizer=engine.optimizer)
     values = parse_settings(settings)
     candidate = Candidate.of(
         canonical(values, context), world=job.world, global_batch=job.global_batch

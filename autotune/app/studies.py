@@ -1,6 +1,7 @@
 """What the record says afterwards: reports, states, exports."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from autotune.render.base import Figures
 from autotune.render.export import export_candidate
 from autotune.report.overview import State
 from autotune.report.rows import make_rows
-from autotune.report.terminal import Report
+from autotune.report.study import Report
 from autotune.search.history import History, candidate_of
 from autotune.search.objective import Objective
+from autotune.soak_record import SoakResult, digest_of, read_soak
 
 
 def studies(results: Path) -> list[Study]:
@@ -68,6 +70,24 @@ def find_study(results: Path, name: str | None) -> Study:
     )
 
 
+def locate(run: str, results: Path) -> Study:
+    """A study by its folder, or by its name in the folder of all studies.
+
+    Raises:
+        StudyError: There is none.
+    """
+    folder = Path(run)
+    if (folder / "trials").is_dir():
+        folder = folder.resolve()
+        return Study(folder.parent, folder.name)
+    if len(folder.parts) > 1:
+        raise StudyError(
+            f"{run}: is no study: it holds no folder `trials`",
+            "name a study's folder, such as results/NAME, or a study by its name",
+        )
+    return find_study(results, run)
+
+
 def state_of(study: Study) -> State:
     """How a study stands.
 
@@ -97,30 +117,43 @@ def read_report(study: Study) -> Report:
     """
     facts = study.read_state()
     history = History(study.trials())
+    objective = _objective(facts)
     return Report(
         study=study.name,
         folder=study.folder,
         facts=facts,
-        rows=make_rows(history, _objective(facts)),
-        counts=history.counts,
+        history=history,
+        objective=objective,
+        rows=make_rows(history, objective),
         context=_context(study, facts),
         answer=answer_of(facts),
     )
 
 
-def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list[Path]:
-    """Write the files of a study's best configuration, or of one trial's.
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A trial's configuration with everything that it needs to be run or handed out."""
+
+    trial: Trial
+    candidate: Candidate
+    job: Job
+    environment: Environment
+    """Where the trial ran."""
+    engine: Engine
+    answer: Mapping[str, Any]
+    """Of the search; empty while there is none."""
+
+
+def find_chosen(study: Study, *, trial: int | None) -> Chosen:
+    """A study's best configuration, or one trial's.
 
     Args:
         study: A study with trials.
-        out: Folder to write.
-        to: Name of a dialect.
         trial: Number of the trial; None for the best.
 
     Raises:
         StudyError: There is no such trial, or no best one yet.
         JobError: The study's job cannot be read any more.
-        RenderError: A template does not render, or the folder cannot be written.
     """
     facts = study.read_state()
     answer = answer_of(facts) or {}
@@ -139,15 +172,64 @@ def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list
     environment = _environment(facts, number)
     job = make_job(read_job_file(study.job_file), where=str(study.job_file))
     candidate = candidate_of(trials[number].spec)
-    return export_candidate(
-        candidate,
-        out,
-        engine=_engine_of(candidate, job, environment),
+    return Chosen(
+        trial=trials[number],
+        candidate=candidate,
         job=job,
         environment=environment,
-        figures=_figures(answer, trials[number]),
+        engine=_engine_of(candidate, job, environment),
+        answer=answer,
+    )
+
+
+def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list[Path]:
+    """Write the files of a study's best configuration, or of one trial's; or the study itself.
+
+    Args:
+        study: A study with trials.
+        out: Folder to write; for `optuna`, the file.
+        to: Name of a dialect, or `optuna` for a storage that its dashboard opens.
+        trial: Number of the trial; None for the best.
+
+    Raises:
+        StudyError: There is no such trial, or no best one yet.
+        JobError: The study's job cannot be read any more.
+        RenderError: A template does not render, or the folder cannot be written.
+    """
+    if to == "optuna":
+        return [_write_storage(study, out, trial)]
+    chosen = find_chosen(study, trial=trial)
+    return export_candidate(
+        chosen.candidate,
+        out,
+        engine=chosen.engine,
+        job=chosen.job,
+        environment=chosen.environment,
+        figures=_figures(chosen.answer, chosen.trial),
+        soak=_soak_of(study, chosen),
         to=to,
     )
+
+
+def _soak_of(study: Study, chosen: Chosen) -> SoakResult | None:
+    """The study's soak, if it was of this configuration to the letter."""
+    soak = read_soak(study.folder)
+    if soak is None or soak.candidate_hash != chosen.candidate.hash:
+        return None
+    is_same = soak.ds_config_digest == digest_of(chosen.engine.files(chosen.candidate))
+    return soak if is_same else None
+
+
+def _write_storage(study: Study, out: Path, trial: int | None) -> Path:
+    from autotune.report.optuna_study import write_storage  # optuna
+
+    if trial is not None:
+        raise StudyError(
+            f"--to optuna --trial {trial}: a storage holds the whole study", "leave --trial out"
+        )
+    if out.is_dir():
+        raise StudyError(f"{out}: is a folder", "name the file to write, such as study.journal")
+    return write_storage(read_report(study), out)
 
 
 def _is_running(study: Study) -> bool:

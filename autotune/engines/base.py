@@ -20,6 +20,10 @@ class Engine(Protocol):
     def base_knobs(self) -> Mapping[str, KnobValue]:
         """Knobs that the user's base configuration sets; empty where there is none."""
 
+    @property
+    def optimizer(self) -> str:
+        """Type of the optimizer that trains, in lower case."""
+
     def setup(self, candidate: Candidate) -> Setup:
         """Render the candidate: what would really run.
 

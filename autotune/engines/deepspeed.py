@@ -11,20 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from autotune.candidate import Candidate
+from autotune.catalogue.situation import ADAM
 from autotune.contract import DS_CONFIG_FILE, KnobValue
-from autotune.engines.ds_file import (
-    PATHS,
-    Note,
-    knobs_of,
-    leftover,
-    precision_of,
-    read_ds_config,
-)
+from autotune.engines.ds_expected import DEFAULT_GRADIENT_CLIPPING, config_value, expected
+from autotune.engines.ds_file import Note, knobs_of, leftover, precision_of, read_ds_config
+from autotune.engines.ds_keys import PATHS, SECTIONS, governed_keys
 from autotune.errors import JobError, RenderError
 from autotune.hardware import Environment
 from autotune.job import DEFAULT_OPTIMIZER, Job
+from autotune.knob import optimizer_implementation
 from autotune.knobs import KNOBS, Context, canonical
-from autotune.model import ModelShape
 from autotune.render.merge import clashes, look_up, merge, without
 from autotune.render.templates import Templates, canonical_json
 from autotune.rules.base import Setup
@@ -32,32 +28,14 @@ from autotune.rules.zero import inert_keys
 
 TEMPLATE = "deepspeed/ds_config.json.j2"
 
-DEFAULT_GRADIENT_CLIPPING = 1.0
-"""DeepSpeed's own (its runtime/constants.py); written out, because older releases had 0."""
+_IMPLEMENTATIONS: Mapping[str, Mapping[str, bool]] = {
+    "torch": {"torch_adam": True},
+    "torch_fused": {"torch_adam": True, "fused": True},
+}
+"""What `optimizer.implementation` adds to the optimizer's parameters."""
 
 _LAYOUT = ("train_batch_size", "tensor_parallel", "fp16", "bf16")
 """Keys that a base configuration cannot keep when the rendered one leaves them out."""
-
-
-_READ_BACK_STAGES = {
-    "offload_optimizer": (1, 2, 3),
-    "reduce_bucket_size": (1, 2, 3),
-    "overlap_comm": (1, 2, 3),
-    "allgather_bucket_size": (1, 2),
-    "offload_param": (3,),
-    "prefetch_bucket_size": (3,),
-    "param_persistence_threshold": (3,),
-    "max_live_parameters": (3,),
-}
-"""What the live engine holds besides the layout, and at which stages."""
-
-_KNOB_OF_READ_BACK = {
-    "offload_optimizer": "offload.optimizer",
-    "offload_param": "offload.param",
-    "prefetch_bucket_size": "stage3.prefetch_bucket_size",
-    "param_persistence_threshold": "stage3.param_persistence_threshold",
-    "max_live_parameters": "stage3.max_live_parameters",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +77,11 @@ class DeepSpeedEngine:
         """Knobs that the base configuration sets, for `Context.base`."""
         return self._base.knobs
 
+    @property
+    def optimizer(self) -> str:
+        """Type of the optimizer that trains, in lower case: the job's, or else the base's."""
+        return str(self._optimizer_section.get("type", "")).lower()
+
     def setup(self, candidate: Candidate) -> Setup:
         """Render the candidate: what would really run.
 
@@ -119,6 +102,10 @@ class DeepSpeedEngine:
             supports_tp=job.model.supports_tp,
             supports_recompute=job.model.supports_recompute,
             environment=self._environment,
+            attention=str(candidate.get("attention", "default")),
+            loss_chunk_tokens=int(candidate.get("loss_chunk_tokens", 0) or 0),
+            compile=str(candidate.get("compile", "none")),
+            supports_loss_chunks=job.model.supports_loss_chunks,
         )
 
     def files(self, candidate: Candidate) -> dict[str, str]:
@@ -133,29 +120,9 @@ class DeepSpeedEngine:
     def expected(self, setup: Setup) -> dict[str, Any]:
         """What the live engine must read back, from the configuration that would run.
 
-        Keys as in `autotune.trial.readback`; a key that has no effect at the stage is left out.
+        Names as in `autotune.trial.readback`; one that has no meaning there is left out.
         """
-        config, stage = setup.ds_config, setup.stage
-        expected: dict[str, Any] = {
-            "stage": stage,
-            "micro_batch": config["train_micro_batch_size_per_gpu"],
-            "grad_accum": config["gradient_accumulation_steps"],
-            "dp": setup.world // (setup.tp * setup.pp),
-            "tp": setup.tp,
-            "pp": setup.pp,
-            "dtype": setup.precision,
-            "gradient_clipping": config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
-            "communication_dtype": config.get("communication_data_type", setup.precision),
-        }
-        if setup.model is not None and "config" in self._job.model.source:
-            expected["recomputed_layers"] = _recomputed_layers(setup.recompute, setup.model)
-        if setup.model is not None and setup.tp == 1 and setup.pp == 1:
-            expected["n_params"] = setup.model.n_params
-        for name, stages in _READ_BACK_STAGES.items():
-            if stage in stages:
-                knob = _KNOB_OF_READ_BACK.get(name, name)
-                expected[name] = _value(config, knob)
-        return expected
+        return expected(setup, self._job)
 
     def overridden(self, candidate: Candidate) -> Mapping[str, Note]:
         """Keys of the user's file that do not run as written: key -> (theirs, ours or None)."""
@@ -176,7 +143,7 @@ class DeepSpeedEngine:
         engine._job, engine._environment = self._job, self._environment
         engine._templates = self._templates
         engine._use_base(
-            _Base(config=rest, knobs={}, notes=notes), optimizer=self._constants["optimizer"]
+            _Base(config=rest, knobs={}, notes=notes), optimizer=self._optimizer_section
         )
         candidate = Candidate.of(knobs, world=self._job.world, global_batch=self._job.global_batch)
         return engine, candidate
@@ -210,16 +177,17 @@ class DeepSpeedEngine:
         tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
         micro_batch = _micro_batch(config, self._job, tp, path)
         chosen = {**knobs_of(config, path), "micro_batch": micro_batch}
-        knobs = canonical(chosen, Context.of(self._job, self._environment))
+        context = Context.of(self._job, self._environment, optimizer=self.optimizer)
+        knobs = canonical(chosen, context)
         for name, theirs in chosen.items():
-            if (ours := knobs.get(name)) != theirs and not name.startswith("offload."):
+            if (ours := knobs.get(name)) != theirs and name not in SECTIONS:
                 notes[PATHS[name]] = (theirs, ours)  # it changes nothing, or folds
         return knobs, leftover(config), notes
 
     def _use_base(self, base: _Base, optimizer: Mapping[str, Any] | None = None) -> None:
         """Take a base configuration; what every candidate gets from it is worked out once."""
         theirs = base.config.get("optimizer")
-        ours = optimizer or _optimizer(self._job, theirs)
+        ours = self._optimizer_section = optimizer or _optimizer(self._job, theirs)
         notes = dict(base.notes)
         if theirs is not None and _same_type(ours, theirs):
             notes.update(clashes({"optimizer": theirs}, {"optimizer": ours}))
@@ -229,9 +197,15 @@ class DeepSpeedEngine:
         self._base = _Base(config=rest, knobs=base.knobs, notes=notes)
         self._constants = {
             "precision": self._job.precision,
-            "optimizer": ours,
+            "nvme_path": None if self._job.nvme_path is None else str(self._job.nvme_path),
+            "largest_param": self._job.model.shape.largest_param,
             "gradient_clipping": base.config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
         }
+        self._optimizer, self._implementation = dict(ours), None
+        if self.optimizer in ADAM:
+            # The knob chooses among the implementations.
+            self._implementation = optimizer_implementation(ours.get("params"))
+            self._optimizer = without(without(ours, "params.torch_adam"), "params.fused")
         self._stage = {"zero.stage": base.knobs.get("zero.stage", KNOBS["zero.stage"].default)}
 
     def _render(self, candidate: Candidate) -> _Rendered:
@@ -240,6 +214,8 @@ class DeepSpeedEngine:
             TEMPLATE,
             {
                 **self._constants,
+                "optimizer": self._implemented(knobs),
+                "dp": candidate.dp,
                 "knobs": knobs,
                 "tp": candidate.tp,
                 "micro_batch": candidate.micro_batch,
@@ -252,6 +228,12 @@ class DeepSpeedEngine:
         if not self._base.config and not self._base.notes:
             return _Rendered(ds_config=tuned, overridden={})
         return self._over_base(tuned, candidate)
+
+    def _implemented(self, knobs: Mapping[str, KnobValue]) -> Mapping[str, Any]:
+        """The optimizer section, with the implementation that the candidate chooses."""
+        chosen = str(knobs.get("optimizer.implementation", self._implementation))
+        switches = _IMPLEMENTATIONS.get(chosen)
+        return merge(self._optimizer, {"params": switches}) if switches else self._optimizer
 
     def _over_base(self, tuned: dict[str, Any], candidate: Candidate) -> _Rendered:
         under: Mapping[str, Any] = self._base.config
@@ -282,7 +264,8 @@ def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:
     """
     stage = look_up(tuned, PATHS["zero.stage"])
     dead = [knob for knob in PATHS if stage not in KNOBS[knob].stages]
-    return [*_LAYOUT, *(PATHS[knob] for knob in PATHS if knob in candidate.values or knob in dead)]
+    ours = [knob for knob in PATHS if knob in candidate.values or knob in dead]
+    return [*_LAYOUT, *(key for knob in ours for key in governed_keys(knob))]
 
 
 def _read_base(path: Path) -> _Base:
@@ -331,21 +314,6 @@ def _whole(config: Mapping[str, Any], key: str, path: Path) -> int | None:
     raise JobError(f"{path}: {key} is {value!r}, not a whole number from 1 up", "mend the value")
 
 
-def _value(config: Mapping[str, Any], knob: str) -> Any:
-    """What a configuration sets for a knob; the engine's default where it is silent."""
-    value = look_up(config, PATHS[knob])
-    stage = look_up(config, PATHS["zero.stage"]) or 0
-    if knob.startswith("offload.") and isinstance(value, Mapping):
-        value = value.get("device")
-    return KNOBS[knob].default_for({"zero.stage": stage}) if value is None else value
-
-
-def _recomputed_layers(recompute: str, model: ModelShape) -> int:
-    if recompute.startswith("every_"):  # layers 0, K, 2K, ...
-        return -(-model.n_layers // int(recompute.removeprefix("every_")))
-    return model.n_layers if recompute == "full" else 0
-
-
 def _optimizer(job: Job, theirs: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """A job that names no optimizer leaves the choice to the base configuration."""
     if theirs is None or job.optimizer != DEFAULT_OPTIMIZER:
@@ -360,7 +328,9 @@ def _same_type(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 def _check_obeyed(tuned: Mapping[str, Any], candidate: Candidate) -> None:
     """A template that ignores a knob would make two candidates the same run."""
     for knob, asked in candidate.knobs:
-        if knob in PATHS and (written := _value(tuned, knob)) != asked:
+        if knob not in PATHS or (knob, asked) == ("compile", "torch"):  # a call, no key
+            continue
+        if (written := config_value(tuned, knob)) != asked:
             raise RenderError(
                 f"template {TEMPLATE}: {PATHS[knob]} came out as {written!r} where the knob "
                 f"{knob} is {asked!r}",

@@ -10,35 +10,49 @@ from pathlib import Path
 from typing import Any
 
 from autotune.contract import KnobValue
+from autotune.engines.ds_keys import PATHS, SECTIONS, governed_keys, read_knob
 from autotune.errors import RenderError
-from autotune.knobs import KNOBS
 from autotune.render.merge import look_up, without
-
-PATHS: dict[str, str] = {
-    "zero.stage": "zero_optimization.stage",
-    "tp": "tensor_parallel.autotp_size",
-    "micro_batch": "train_micro_batch_size_per_gpu",
-    "offload.optimizer": "zero_optimization.offload_optimizer",
-    "offload.param": "zero_optimization.offload_param",
-    "reduce_bucket_size": "zero_optimization.reduce_bucket_size",
-    "allgather_bucket_size": "zero_optimization.allgather_bucket_size",
-    "overlap_comm": "zero_optimization.overlap_comm",
-    "stage3.prefetch_bucket_size": "zero_optimization.stage3_prefetch_bucket_size",
-    "stage3.param_persistence_threshold": "zero_optimization.stage3_param_persistence_threshold",
-    "stage3.max_live_parameters": "zero_optimization.stage3_max_live_parameters",
-    "communication_dtype": "communication_data_type",
-}
-"""Knob -> the key of ds_config.json that it governs, dotted."""
 
 _ZERO_ALIASES = {
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",
     "param_persistence_threshold": "stage3_param_persistence_threshold",
     "max_live_parameters": "stage3_max_live_parameters",
+    "max_reuse_distance": "stage3_max_reuse_distance",
 }
 """DeepSpeed reads both spellings (its zero/config.py has them as alias and name)."""
 
 Note = tuple[Any, Any]
 """What became of a key: (the user's value, what runs instead or None if the key is left out)."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a user's file, its line ends as they are.
+
+    Raises:
+        RenderError: It cannot be read.
+    """
+    try:
+        return path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RenderError(f"{path}: cannot be read: {error}", "name a ds_config.json") from error
+
+
+def parse_json(text: str, path: Path) -> dict[str, Any]:
+    """The object that a text holds.
+
+    Raises:
+        RenderError: It is not JSON, or not an object.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RenderError(f"{path}: not valid JSON: {error}", "mend the file there") from error
+    if not isinstance(data, dict):
+        raise RenderError(
+            f"{path}: holds a {type(data).__name__}, not an object", "write one { ... }"
+        )
+    return data
 
 
 def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
@@ -51,16 +65,7 @@ def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
     Raises:
         RenderError: The file cannot be read or does not hold a JSON object.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise RenderError(f"{path}: cannot be read: {error}", "name a ds_config.json") from error
-    except (ValueError, RecursionError) as error:
-        raise RenderError(f"{path}: not valid JSON: {error}", "mend the file there") from error
-    if not isinstance(data, dict):
-        raise RenderError(
-            f"{path}: holds a {type(data).__name__}, not an object", "write one { ... }"
-        )
+    data = parse_json(read_text(path), path)
     for section in ("zero_optimization", "optimizer", "tensor_parallel", "bf16", "fp16"):
         if not isinstance(data.get(section, {}), dict):
             raise RenderError(
@@ -85,26 +90,21 @@ def knobs_of(config: Mapping[str, Any], path: Path) -> dict[str, KnobValue]:
         JobError: A value is not one of the knob's.
     """
     found: dict[str, KnobValue] = {}
-    for knob, key in PATHS.items():
-        value = look_up(config, key)
-        if value is None:
-            continue
-        if knob.startswith("offload."):
-            # Other devices than the knob's (nvme) are the user's own business.
-            found[knob] = str(value.get("device", "none") if isinstance(value, Mapping) else value)
-        else:
-            found[knob] = KNOBS[knob].check(value, where=f"{path}: {key}")
+    for knob in PATHS:
+        value = read_knob(config, knob, where=str(path))
+        if value is not None:
+            found[knob] = value
     return found
 
 
 def leftover(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration without the keys that knobs govern and the batch they imply.
 
-    Sections of offload stay: their other keys (`pin_memory`, `nvme_path`) are no knobs.
+    Sections of offload stay: some of their keys (`pin_memory`, `nvme_path`) are no knobs.
     """
     rest = dict(config)
     batch = ("train_batch_size", "gradient_accumulation_steps")
-    governed = [key for knob, key in PATHS.items() if not knob.startswith("offload.")]
+    governed = [key for knob in PATHS if knob not in SECTIONS for key in governed_keys(knob)]
     for key in (*batch, *governed):
         rest = without(rest, key)
     return {key: value for key, value in rest.items() if value != {}}

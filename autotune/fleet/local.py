@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -213,11 +213,16 @@ class LocalTrial:
             # As the export's launch.sh sets it: an offloaded optimizer runs on the host's cores.
             threads = max(1, len(usable_cores()) // self.spec.world)
             made.setdefault("OMP_NUM_THREADS", str(threads))
+            if self.spec.binds_cores:
+                made[CORES_ENV] = _shares(usable_cores(), self.spec.world)
         else:
             made[CORES_ENV] = ";".join(slot.device for slot in slots)
             made["OMP_NUM_THREADS"] = "1"
             made["LOCAL_SIZE"] = str(self.spec.world)
             made["GLOO_SOCKET_IFNAME"] = "lo"
+        for name, value in self.spec.environment.items():
+            # A list of settings keeps what the user has in it.
+            made[name] = f"{made[name]},{value}" if made.get(name) else value
         return made
 
     def _end_hung(self) -> None:
@@ -253,6 +258,13 @@ def _slots(environment: Environment, world: int) -> tuple[Slot, ...]:
     cores = usable_cores()
     n_slots = max(world, len(cores))
     return tuple(Slot(index=i, device=str(cores[i % len(cores)])) for i in range(n_slots))
+
+
+def _shares(cores: Sequence[int], world: int) -> str:
+    """Neighbouring cores for each rank, as `CORES_ENV` spells them; a core for two if need be."""
+    size = max(1, len(cores) // world)
+    starts = [rank * size % len(cores) for rank in range(world)]
+    return ";".join(",".join(map(str, cores[start : start + size])) for start in starts)
 
 
 def _exit_codes(folder: Path) -> dict[int, int]:

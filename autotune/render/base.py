@@ -9,6 +9,7 @@ from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.render.templates import Templates
 from autotune.rules.base import Setup
+from autotune.soak_record import SoakResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,8 @@ class Export:
     environment: Environment
     figures: Figures | None
     """None: rendered, not tried."""
+    soak: SoakResult | None = None
+    """Of this configuration; None: it was not soaked."""
     overridden: Mapping[str, tuple[Any, Any]]
     """Keys of the user's own configuration that do not run as written: key -> (theirs, ours)."""
 

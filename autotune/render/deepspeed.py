@@ -5,9 +5,13 @@ import json
 from typing import Any
 
 from autotune.candidate import format_value
+from autotune.catalogue.process import binds_cores, environment_of
 from autotune.contract import DS_CONFIG_FILE
+from autotune.knobs import Context, choices_of
 from autotune.render.base import Export, Figures
 from autotune.render.templates import Templates, canonical_json
+from autotune.soak_record import SoakResult
+from autotune.tried import warning
 from autotune.units import format_bytes, format_seconds
 
 FIGURES_FILE = "figures.json"
@@ -41,6 +45,7 @@ class DeepSpeedDialect:
                 {
                     "figures": dataclasses.asdict(export.figures),
                     "environment": dataclasses.asdict(export.environment),
+                    "soak": None if export.soak is None else dataclasses.asdict(export.soak),
                 }
             )
         return files
@@ -57,31 +62,40 @@ def _settings(export: Export) -> dict[str, Any]:
         "global_batch": candidate.global_batch,
         "precision": job.precision,
         "recompute": export.setup.recompute,
+        "attention": export.setup.attention,
+        "loss_chunk_tokens": export.setup.loss_chunk_tokens,
+        "compile": export.setup.compile,
         "world": candidate.world,
         "dp": candidate.dp,
         "tp": candidate.tp,
         "pp": candidate.pp,
         "accelerator": export.environment.accelerator,
         "seed": job.seed,
+        "binds_cores": binds_cores(candidate.values) or export.environment.accelerator == "cpu",
     }
 
 
 def _values(export: Export) -> dict[str, Any]:
     """What the launch templates may use."""
     candidate, environment = export.candidate, export.environment
+    context = Context.of(export.job, environment, optimizer=export.setup.optimizer)
     return {
         **_settings(export),
         "stage": export.setup.stage,
+        "variables": sorted(environment_of(candidate.values).items()),
         "micro_batch": candidate.micro_batch,
         "grad_accum": candidate.grad_accum,
         "has_config": "config" in export.job.model.source,
         "knobs": [(name, format_value(value)) for name, value in candidate.knobs],
         "figures": [] if export.figures is None else _figure_rows(export.figures),
+        "soak": "" if export.soak is None else describe_soak(export.soak),
+        "problems": [] if export.soak is None else export.soak.problems,
         "environment": [
             ("device", f"{environment.device_name} ({environment.accelerator})"),
             ("DeepSpeed", environment.deepspeed_version),
             ("torch", environment.torch_version),
         ],
+        "untried": warning(choices_of(candidate.values, context), environment.accelerator),
         "overridden": [
             (key, _said(theirs), _said(ours))
             for key, (theirs, ours) in sorted(export.overridden.items())
@@ -104,6 +118,15 @@ def _figure_rows(figures: Figures) -> list[tuple[str, str]]:
         interval = f"{figures.speedup_low:.3f} to {figures.speedup_high:.3f}"
         rows.append(("speedup over the baseline", f"{figures.speedup:.3f}x (95%: {interval})"))
     return rows
+
+
+def describe_soak(soak: SoakResult) -> str:
+    """How long, how far, and how it ended: `passed: 10.0 minutes, 431 steps at sequence 2048`."""
+    words = "passed" if soak.passed else "failed"
+    text = f"{words}: {soak.minutes:.1f} minutes, {soak.steps} steps at sequence {soak.seq_len}"
+    if soak.checkpoint is not None and soak.checkpoint.load_s is not None:
+        text += ", with a checkpoint saved and resumed on the way"
+    return f"{text}; peak memory {format_bytes(soak.peak_memory_bytes)} per device"
 
 
 def _said(value: Any) -> str:

@@ -11,6 +11,7 @@ from autotune.job import Job
 from autotune.render.base import Dialect, Export, Figures
 from autotune.render.deepspeed import DeepSpeedDialect
 from autotune.render.templates import Templates
+from autotune.soak_record import SoakResult
 
 ENTRY_POINTS = "autotune.dialects"
 """Entry-point group in which a package offers dialects of its own."""
@@ -26,6 +27,7 @@ def export_candidate(
     job: Job,
     environment: Environment,
     figures: Figures | None = None,
+    soak: SoakResult | None = None,
     to: str = DeepSpeedDialect.name,
 ) -> list[Path]:
     """Write a candidate's files; those of an earlier export are replaced.
@@ -37,6 +39,7 @@ def export_candidate(
         job: What it was tuned for.
         environment: Where its figures were measured, or where it was rendered.
         figures: What was measured; None: it was not tried, and the README says so.
+        soak: What a soak of it found; None: it was not soaked, and the README says so.
         to: Name of the dialect.
 
     Returns:
@@ -52,6 +55,7 @@ def export_candidate(
         setup=engine.setup(candidate),
         environment=environment,
         figures=figures,
+        soak=soak,
         overridden=engine.overridden(candidate),
     )
     files = find_dialect(to).files(export, Templates(job.templates))

@@ -1,10 +1,12 @@
 """Jinja2 templates: strict, sandboxed, every value encoded, and JSON parsed back.
 
 A template is data that a user may bring along, so it runs in Jinja's sandbox. A value must pass
-through `tojson` (JSON), `sh` (one shell word) or `text` (prose): a bare `{{ value }}` is refused,
-because Python's spelling of it (`True`, `None`, an unquoted path) is wrong in each of them.
+through `tojson` (JSON), `sh` (one shell word), `html` (text or a quoted attribute), `script` (JSON
+inside a script element) or `text` (prose, as it is): a bare `{{ value }}` is refused, because
+Python's spelling of it (`True`, `None`, an unquoted path) is wrong in each of them.
 """
 
+import html
 import json
 import math
 import shlex
@@ -133,7 +135,9 @@ class _StrictEnvironment(SandboxedEnvironment):
             # Templates are compiled once in a process; asking the disk each time costs 10 us.
             auto_reload=False,
         )
-        self.filters.update(tojson=_to_json, sh=_to_shell, text=_to_text)
+        self.filters.update(
+            tojson=_to_json, sh=_to_shell, html=_to_html, script=_to_script, text=_to_text
+        )
 
     @staticmethod
     def concat(parts: Iterable[str]) -> Encoded:
@@ -152,6 +156,16 @@ def _to_shell(value: Any) -> Encoded:
     return Encoded(shlex.quote(str(_defined(value))))
 
 
+def _to_html(value: Any) -> Encoded:
+    return Encoded(html.escape(str(_defined(value)), quote=True))
+
+
+def _to_script(value: Any) -> Encoded:
+    # Nothing is unescaped inside a script element, and `</script` or `<!--` would end it.
+    text = _ENCODER.encode(_defined(value))
+    return Encoded(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
 def _to_text(value: Any) -> Encoded:
     return Encoded(_defined(value))
 
@@ -165,7 +179,8 @@ def _defined(value: Any) -> Any:
 def _only_encoded(value: Any) -> Any:
     if isinstance(value, Encoded):
         return value
-    raise TypeError(f"the value {_defined(value)!r} goes through none of | tojson, | sh, | text")
+    filters = "| tojson, | sh, | html, | script, | text"
+    raise TypeError(f"the value {_defined(value)!r} goes through none of {filters}")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

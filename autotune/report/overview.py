@@ -9,7 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.doctor import Diagnosis, Level
+from autotune.render.deepspeed import describe_soak
 from autotune.report.words import format_rate
+from autotune.soak_record import SoakResult
+from autotune.units import format_bytes, format_seconds
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
@@ -53,6 +56,28 @@ def print_states(console: Console, states: Sequence[State]) -> None:
             "running" if state.is_running else state.stop_reason or "cut short: search again",
         )
     console.print(table)
+
+
+def print_soak(console: Console, soak: SoakResult) -> None:
+    """Print what a soak found, a fact per line."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="cyan", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("soak", Text(describe_soak(soak), style="green" if soak.passed else "bold red"))
+    for problem in soak.problems:
+        grid.add_row("problem", Text(problem))
+    if (kept := soak.checkpoint) is not None:
+        text = f"{format_bytes(kept.size_bytes)} after {kept.steps} steps, saved in "
+        text += format_seconds(kept.save_s)
+        if kept.load_s is not None:
+            text += f", loaded in {format_seconds(kept.load_s)}"
+        if kept.loss_deviation is not None:
+            text += f"; {kept.steps_compared} losses after it within {kept.loss_deviation:.2g}"
+        grid.add_row("checkpoint", Text(text))
+    for meter in soak.growth:
+        text = f"{meter.meter}: {format_bytes(meter.slope_bytes_per_hour)} per hour, allowed "
+        grid.add_row("growth", Text(text + format_bytes(meter.allowed_bytes_per_hour)))
+    console.print(grid)
 
 
 def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:

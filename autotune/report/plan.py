@@ -5,14 +5,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.contract import Role
+from autotune.contract import KnobValue, Role
 from autotune.hardware import Environment
 from autotune.job import Job
+from autotune.knobs import KNOBS
 from autotune.lattice import Lattice
 from autotune.record import Study
 from autotune.search.confirm import MAX_FINALISTS, ROUNDS, run_s
 from autotune.search.history import History
 from autotune.search.stop import n_done
+from autotune.tried import is_tried, warning
 
 ASSUMED_TRIAL_S = 15.0
 """A trial of a small model while nothing is known: 8 to 12 s until its first step."""
@@ -43,6 +45,8 @@ class Plan:
     """Rule -> candidates that it refuses."""
     reasons: dict[str, str]
     """Rule -> what it says of one of them, with the fix."""
+    untried: str
+    """Knobs of the lattice that no recorded run has tried on such a device; empty: none."""
     baseline: str
     n_recorded: int
     """Trials that the record already holds."""
@@ -132,6 +136,7 @@ def make_plan(
             rule: f"{violation.message}; {violation.fix}"
             for rule, (_, violation) in lattice.examples.items()
         },
+        untried=_untried(lattice),
         baseline=str(job.baseline)
         if job.baseline is not None
         else "the lowest ZeRO stage that runs without offload, with the largest power-of-two "
@@ -146,3 +151,14 @@ def make_plan(
         is_measured=measured_s is not None,
         budget_s=job.budget.time_s,
     )
+
+
+def _untried(lattice: Lattice) -> str:
+    """One value of each knob; a default is not looked at: it is what runs everywhere."""
+    kind = lattice.context.accelerator
+    first: dict[str, KnobValue] = {}
+    for name, values in lattice.values.items():
+        for value in values:
+            if value != KNOBS[name].default and not is_tried(KNOBS[name], value, kind):
+                first.setdefault(name, value)
+    return warning(first, kind)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from autotune.candidate import Candidate
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.search import confirm
+from autotune.search.front import Figure
 from autotune.search.history import History, Tried
-from autotune.search.objective import Figure, Objective, figure_of
+from autotune.search.objective import Objective, figure_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from typing import Any
 from autotune.errors import AutotuneError, NothingFeasibleError
 from autotune.record import Study
 from autotune.search.base import SearchResult, Standing
+from autotune.search.front import RULE
 from autotune.search.history import History
 
 
@@ -15,14 +16,18 @@ def summarize(result: SearchResult, study: Study) -> dict[str, Any]:
         `study`, `counts` by outcome, `baseline` and `best` (null where there is none), `ties`,
         `speedup` with its 95% interval `speedup_low` to `speedup_high` (null if no baseline was
         compared), `stop_reason`, `problem` (null; see `summarize_failure`), `interrupted`,
-        `paths`.
+        `paths`; with the Pareto objective also `front`, fastest first, and `rule`, which says
+        how `best` was chosen of it.
     """
+    front = {}
+    if result.front is not None:
+        front = {"front": [summarize_standing(point) for point in result.front], "rule": RULE}
     return {
         "study": result.study,
         "counts": {outcome.value: count for outcome, count in result.counts.items()},
-        "baseline": _standing(result.baseline),
-        "best": _standing(result.best),
-        "ties": [_standing(tie) for tie in result.ties],
+        "baseline": result.baseline and summarize_standing(result.baseline),
+        "best": result.best and summarize_standing(result.best),
+        "ties": [summarize_standing(tie) for tie in result.ties],
         "speedup": None if result.speedup is None else result.speedup.ratio,
         "speedup_low": None if result.speedup is None else result.speedup.low,
         "speedup_high": None if result.speedup is None else result.speedup.high,
@@ -33,6 +38,7 @@ def summarize(result: SearchResult, study: Study) -> dict[str, Any]:
             "table": str(study.table_file),
             "export": str(study.best_folder) if result.best is not None else None,
         },
+        **front,
     }
 
 
@@ -60,9 +66,8 @@ def summarize_failure(error: AutotuneError, history: History, study: Study) -> d
     }
 
 
-def _standing(standing: Standing | None) -> dict[str, Any] | None:
-    if standing is None:
-        return None
+def summarize_standing(standing: Standing) -> dict[str, Any]:
+    """A candidate with its figure, as the answer names it."""
     return {
         "trial": standing.trial,
         "candidate": dict(standing.candidate.values),

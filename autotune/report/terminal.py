@@ -1,9 +1,6 @@
 """The report and the plan as people read them in a terminal, down to 80 columns."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
@@ -11,47 +8,41 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.candidate import format_value
-from autotune.contract import Outcome
-from autotune.facts import environment_of, model_of
-from autotune.knobs import KNOBS, Context
+from autotune.knobs import KNOBS
+from autotune.report.details import describe_details
 from autotune.report.plan import Plan
 from autotune.report.rows import Row
-from autotune.report.words import (
-    describe_counts,
-    describe_difference,
-    describe_settings,
-    format_interval,
-    format_rate,
-    settings_of,
-)
+from autotune.report.study import Report
+from autotune.report.verdict import describe_outcome, describe_place, describe_verdict
+from autotune.report.words import describe_settings, format_interval, format_rate, settings_of
 from autotune.units import format_bytes, format_seconds
 
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """A study, ready to be shown."""
-
-    study: str
-    folder: Path
-    facts: Mapping[str, Any]
-    """`study.json`: environment, model, why the search stopped."""
-    rows: Sequence[Row]
-    counts: Mapping[Outcome, int]
-    context: Context
-    answer: Mapping[str, Any] | None
-    """As `summarize` gives it; None while the search has not ended."""
+_STYLES = {"running": "cyan", "best": "bold green", "baseline": "bold"}
+"""Of the words for an outcome; what failed or broke the limit is yellow."""
 
 
-def print_report(console: Console, report: Report) -> None:
-    """Print the table, the verdict, the reason for the end and where the files are."""
-    console.print(Text(_title(report)), soft_wrap=False)
+def print_report(console: Console, report: Report, *, details: bool = False) -> None:
+    """Print the table, the verdict, the reason for the end and where the files are.
+
+    Args:
+        console: Where to.
+        report: The study.
+        details: Whether to print the figures behind the verdict, as under the page's charts.
+    """
+    lines = [report.study, describe_place(report)]
+    console.print(Text("\n".join(filter(None, lines))), soft_wrap=False)
     if report.rows:
         console.print(_table(report, console.width))
         console.print()
     for row in report.rows:
         if row.evidence:
             console.print(_failure(row))
-    for name, text in _verdict(report):
+    facts = describe_verdict(report)
+    if details:
+        from autotune.report.optuna_study import importance_of  # optuna
+
+        facts = [*describe_details(report, importance_of(report)), *facts]
+    for name, text in facts:
         console.print(_fact(name, text))
 
 
@@ -65,17 +56,6 @@ def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
     """
     for name, text in _plan_facts(plan, reasons=reasons):
         console.print(_fact(name, text))
-
-
-def _title(report: Report) -> str:
-    environment, model = environment_of(report.facts), model_of(report.facts)
-    lines = [report.study]
-    if environment is not None:
-        lines.append(
-            f"{'?' if model is None else model.name} on {environment.device_name}, DeepSpeed "
-            f"{environment.deepspeed_version}, torch {environment.torch_version}"
-        )
-    return "\n".join(lines)
 
 
 def _table(report: Report, width: int) -> Table:
@@ -117,17 +97,9 @@ def _cells(row: Row, report: Report) -> list[str | Text]:
 
 
 def _outcome(row: Row, report: Report) -> Text:
-    if row.outcome is None:
-        return Text("running", style="cyan")
-    if not row.outcome.is_measured:
-        return Text(row.outcome.value, style="yellow")
-    if not row.fits:
-        return Text("over limit", style="yellow")
-    if row.trial == _trial_of(report, "best"):
-        return Text("best", style="bold green")
-    if row.trial == _trial_of(report, "baseline"):
-        return Text("baseline", style="bold")
-    return Text(row.outcome.value)
+    word = describe_outcome(row, report)
+    is_fault = row.outcome is not None and not (row.outcome.is_measured and row.fits)
+    return Text(word, style="yellow" if is_fault else _STYLES.get(word, ""))
 
 
 def _header(name: str) -> str:
@@ -138,70 +110,6 @@ def _header(name: str) -> str:
 def _failure(row: Row) -> Text:
     outcome = "" if row.outcome is None else row.outcome.value
     return Text(f"trial {row.trial}: {outcome}: {row.evidence}", style="dim")
-
-
-def _verdict(report: Report) -> list[tuple[str, str]]:
-    facts = [("outcomes", describe_counts(report.counts))]
-    answer = report.answer
-    if answer is None:
-        facts.append(("unfinished", "the same search command again resumes it"))
-        return facts
-    best, baseline = answer["best"], answer["baseline"]
-    if baseline is not None:
-        facts.append(("baseline", _standing(baseline)))
-    if best is not None:
-        facts.append(("best", _standing(best)))
-        if baseline is not None:
-            facts.append(("change", _change(report, best["trial"], baseline["trial"])))
-        facts.append(("speedup", _speedup(answer)))
-    compared = [str(row.trial) for row in report.rows if row.n_runs > 1]
-    if compared and len(compared) < len(report.rows):
-        trials = f"trial{'s' if len(compared) > 1 else ''} {', '.join(compared)}"
-        text = f"{trials} ran again, interleaved; the other rows show one trial"
-        facts.append(("compared", text))
-    if answer["ties"]:
-        ties = ", ".join(f"trial {tie['trial']}" for tie in answer["ties"])
-        facts.append(("ties", f"{ties}: the interval overlaps the best's"))
-    facts.append(("stopped", answer["stop_reason"]))
-    if problem := answer.get("problem"):
-        facts += [("why", problem["message"]), ("fix", problem["fix"])]
-    facts.append(("table", answer["paths"]["table"]))
-    if answer["paths"]["export"]:
-        facts.append(("files", answer["paths"]["export"]))
-    return facts
-
-
-def _standing(standing: Mapping[str, Any]) -> str:
-    interval = format_interval(standing["samples_per_s_low"], standing["samples_per_s_high"])
-    n_runs = standing["n_runs"]
-    return (
-        f"trial {standing['trial']}: {format_rate(standing['samples_per_s'])} samples/s "
-        f"({interval}, {n_runs} {'run' if n_runs == 1 else 'runs'}), "
-        f"peak {format_bytes(standing['peak_memory_bytes'])}"
-    )
-
-
-def _speedup(answer: Mapping[str, Any]) -> str:
-    speedup = answer["speedup"]
-    if speedup is None:
-        return "unknown: the best was not run again beside a baseline"
-    low, high = answer["speedup_low"], answer["speedup_high"]
-    text = f"{speedup:.2f}x ({low:.2f} to {high:.2f})"
-    if answer["best"]["trial"] == answer["baseline"]["trial"]:
-        return f"{text}: nothing beat the baseline"
-    return f"{text}: no proven gain" if low <= 1 else text
-
-
-def _change(report: Report, best: int, baseline: int) -> str:
-    candidates = {row.trial: row.candidate for row in report.rows}
-    if best not in candidates or baseline not in candidates:
-        return "-"
-    return describe_difference(candidates[best], candidates[baseline], report.context)
-
-
-def _trial_of(report: Report, name: str) -> int | None:
-    standing = None if report.answer is None else report.answer[name]
-    return None if standing is None else int(standing["trial"])
 
 
 def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
@@ -224,6 +132,8 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
             ("", f"{count} refused by {rule}, such as: {plan.reasons[rule]}")
             for rule, count in plan.refused.items()
         ]
+    if plan.untried:
+        facts.append(("untried", plan.untried))
     source = "as measured" if plan.is_measured else "assumed until the first has run"
     facts += [
         ("baseline", plan.baseline),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from autotune.candidate import Candidate, format_value
 from autotune.contract import KnobValue, Outcome
-from autotune.knobs import KNOBS, Context, canonical
+from autotune.knobs import KNOBS, Context, choices_of
 from autotune.search.base import Standing
 from autotune.units import format_bytes
 
@@ -51,17 +51,9 @@ def describe_settings(knobs: Mapping[str, KnobValue]) -> str:
 
 
 def settings_of(candidate: Candidate, context: Context) -> dict[str, KnobValue]:
-    """What a user has to set: stage, micro-batch, and what is not the engine's default here.
-
-    A default that is larger than the model stands in a candidate as the model's size: it is no
-    setting all the same.
-    """
-    values = candidate.values
-    return {
-        name: value
-        for name, value in values.items()
-        if name in _ALWAYS or value != _unset(name, values, context)
-    }
+    """What a user has to set: stage, micro-batch, and what is not the engine's default here."""
+    always = {name: value for name, value in candidate.values.items() if name in _ALWAYS}
+    return choices_of(candidate.values, context) | always
 
 
 def describe_candidate(candidate: Candidate, context: Context) -> str:
@@ -78,9 +70,3 @@ def describe_difference(candidate: Candidate, baseline: Candidate, context: Cont
         if ours.get(name) != theirs.get(name)
     }
     return describe_settings(changes) or "the baseline itself"
-
-
-def _unset(name: str, values: Mapping[str, KnobValue], context: Context) -> KnobValue | None:
-    """What the knob would be if nobody chose it, the others being as they are."""
-    others = {other: value for other, value in values.items() if other != name}
-    return canonical(others, context).get(name)

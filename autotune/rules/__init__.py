@@ -1,15 +1,22 @@
 """Legality: what would really run is judged by named rules, each with the cases that prove it."""
 
 from autotune.rules import (
+    attention,
     batch,
+    compile,
+    dtypes,
+    loss,
     model,
+    nvme,
     offload,
     optimizer,
     parallel,
     precision,
     schema,
     version,
+    zenflow,
     zero,
+    zeropp,
 )
 from autotune.rules.base import Rule, Setup, Violation
 
@@ -26,6 +33,13 @@ _VALUE_RULES = (
     *offload.RULES,
     *parallel.RULES,
     *model.RULES,
+    *zeropp.RULES,
+    *zenflow.RULES,
+    *nvme.RULES,
+    *dtypes.RULES,
+    *attention.RULES,
+    *loss.RULES,
+    *compile.RULES,
 )
 
 ALL_RULES: tuple[Rule, ...] = (*schema.BLOCKING, *_KEY_RULES, *_VALUE_RULES)
@@ -51,8 +65,4 @@ def judge(setup: Setup) -> list[Violation]:
 
 
 def _apply(rules: tuple[Rule, ...], setup: Setup) -> list[Violation]:
-    return [
-        Violation(rule=rule.name, message=finding[0], fix=finding[1])
-        for rule in rules
-        if (finding := rule.check(setup)) is not None
-    ]
+    return [found for rule in rules if (found := rule.violation(setup)) is not None]

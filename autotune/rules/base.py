@@ -1,15 +1,19 @@
 """What a rule is: it judges what would really run, and carries the cases that prove it."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from autotune.hardware import Environment
 from autotune.model import ModelShape
 
-Consequence = Literal["raised", "ignored", "differs"]
-"""What the engine does with a clash: it raises, it runs as if the value were not there, or it runs
-something other than was asked."""
+Consequence = Literal["raised", "ignored", "differs", "converted"]
+"""What the engine does with a clash: it raises, it runs as if the value were not there, it runs
+something other than was asked, or it takes a value of another type for the one that is meant."""
+
+Patch = Mapping[str, Any]
+"""Changes to a configuration, nested like it; None takes a key away."""
 
 BATCH_KEYS = (
     "train_micro_batch_size_per_gpu",
@@ -19,8 +23,29 @@ BATCH_KEYS = (
 
 _NO_SECTION: Mapping[str, Any] = {}
 
-Finding = tuple[str, str]
-"""(message, fix): which values clash, with the arithmetic; the cheapest legal change."""
+
+class UnknownFactError(Exception):
+    """A rule asked for what is not known of a setup; it has nothing to say then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a rule has against a setup, and the cheapest way out."""
+
+    message: str
+    """Which values clash, with the arithmetic."""
+    changes: Patch = field(default_factory=dict)
+    """Laid over the configuration it makes the rule silent. Empty where somebody has to choose, or
+    where what must change is not in the configuration (the layout, the job)."""
+    advice: str = ""
+    """Without `changes`, what to choose; beside them, another way, from `or` on."""
+    consequence: Consequence | None = None
+    """Where the rule's witnesses differ in theirs: this one's."""
+
+    @property
+    def fix(self) -> str:
+        """The cheapest legal change, in words."""
+        return ", ".join(filter(None, (in_words(self.changes), self.advice)))
 
 
 _T = TypeVar("_T")
@@ -60,12 +85,21 @@ class Setup:
     seq_len: int | None
     """Tokens per sample; None where unknown."""
     recompute: str
-    precision: str
+    precision: str | None
+    """What the job trains in; None where it is what the configuration says."""
     model: ModelShape | None
     """None where unknown."""
     supports_tp: bool
     supports_recompute: bool
     environment: Environment
+    attention: str = "default"
+    """What the training script builds the model with; `default`: transformers' own choice."""
+    loss_chunk_tokens: int = 0
+    """Tokens of a chunk of the training script's loss; 0: it is not chunked."""
+    compile: str = "none"
+    """Whether the training script calls `engine.compile()`: `none`, `torch` or `deepcompile`."""
+    supports_loss_chunks: bool = True
+    """Whether the model's loss is known to be plain cross entropy over its output head."""
 
     def section(self, name: str) -> Mapping[str, Any]:
         """A section of the configuration by its top-level name; empty where there is none."""
@@ -117,9 +151,25 @@ class Setup:
 
     @_once
     def sp(self) -> int:
-        """Sequence parallel degree; DeepSpeed wants both sizes of the mesh for one."""
-        sp, dp = (self.ds_config.get(f"{kind}_parallel_size") for kind in ("sequence", "data"))
-        return sp if type(sp) is int and type(dp) is int and sp > 0 else 1
+        """Sequence parallel degree; without AutoSP, DeepSpeed wants both sizes of the mesh."""
+        size = self._sequence_parallel_size
+        if size == 1 or self.has_auto_sp or type(self.ds_config.get("data_parallel_size")) is int:
+            return size
+        return 1
+
+    @_once
+    def has_auto_sp(self) -> bool:
+        """Whether DeepCompile splits the sequence, over groups that it makes (compile/init_sp)."""
+        passes = self.section("compile").get("passes")
+        return isinstance(passes, list) and "autosp" in passes
+
+    @_once
+    def batch_ranks(self) -> int:
+        """Ranks that DeepSpeed divides the batch by, of a layout without tp and pp.
+
+        A sequence_parallel_size counts there also where it splits nothing (runtime/config.py).
+        """
+        return max(1, self.world // self._sequence_parallel_size)
 
     @_once
     def dp(self) -> int:
@@ -137,7 +187,7 @@ class Setup:
         micro, accum, total = given = [self.ds_config.get(name) for name in BATCH_KEYS]
         if any(size is not None and (type(size) is not int or size < 1) for size in given):
             return None
-        world = max(1, self.world // self.sp)
+        world = self.batch_ranks
         if micro is not None:
             if total is None:
                 accum = accum or 1
@@ -147,6 +197,11 @@ class Setup:
             return None
         accum = accum or 1
         return total // world // accum, accum, total
+
+    @_once
+    def _sequence_parallel_size(self) -> int:
+        size = self.ds_config.get("sequence_parallel_size")
+        return size if type(size) is int and size > 0 else 1
 
     def _offload(self, name: str, deprecated: str) -> str:
         device = as_section(self.zero.get(name)).get("device")
@@ -164,6 +219,9 @@ class Violation:
     """Which values clash, with the arithmetic."""
     fix: str
     """The cheapest change that makes it legal."""
+    changes: Patch = field(default_factory=dict)
+    """The same for machines, as in `Finding`."""
+    consequence: Consequence = "raised"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +237,9 @@ class Case:
     world: int = 2
     tp: int = 1
     recompute: str = "none"
+    attention: str = "default"
+    loss_chunk_tokens: int = 0
+    compile: str = "none"
     precision: str = "fp32"
     global_batch: int | None = None
     """None: what the configuration amounts to."""
@@ -187,6 +248,8 @@ class Case:
     """Sizes (as in `ModelShape`) and `architecture` that differ."""
     fp16_supported: bool = True
     """Whether the accelerator does fp16 as far as DeepSpeed knows; many CPUs do not."""
+    accelerator: str = "cpu"
+    """`cuda`: the case can only be tried there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,10 +278,26 @@ class Rule:
     name: str
     """`subject.what`, such as `offload.param_needs_stage_3`."""
     check: Callable[[Setup], Finding | None]
-    """Returns (message, fix) for a violation, None for a legal setup."""
+    """Returns a finding for a violation, None for a legal setup."""
     witnesses: tuple[Witness, ...]
     source: str
     """Where the engine says so: a file, an issue, a measurement."""
+
+    def violation(self, setup: Setup) -> Violation | None:
+        """What the rule has against a setup, under its name."""
+        try:
+            finding = self.check(setup)
+        except UnknownFactError:
+            return None
+        if finding is None:
+            return None
+        return Violation(
+            rule=self.name,
+            message=finding.message,
+            fix=finding.fix,
+            changes=finding.changes,
+            consequence=finding.consequence or self.witnesses[0].consequence,
+        )
 
 
 def raised(
@@ -262,6 +341,34 @@ def ignored(
     )
 
 
+def patch(path: str, keys: Patch) -> dict[str, Any]:
+    """Changes of keys of one section, by its dotted path; the empty path is the whole file."""
+    changes: dict[str, Any] = dict(keys)
+    for part in reversed(path.split(".")) if path else ():
+        changes = {part: changes}
+    return changes
+
+
+def in_words(changes: Patch, path: str = "") -> str:
+    """Changes as an instruction: `set a.b to 1 and remove c`."""
+    return " and ".join(_in_words(changes, path))
+
+
+def _in_words(changes: Patch, path: str) -> Iterator[str]:
+    for name, value in changes.items():
+        dotted = f"{path}{name}"
+        if isinstance(value, Mapping):
+            yield from _in_words(value, f"{dotted}.")
+        else:
+            told = f"set {dotted} to {value if isinstance(value, str) else json.dumps(value)}"
+            yield f"remove {dotted}" if value is None else told
+
+
+def converted(ds_config: Mapping[str, Any], fix: Mapping[str, Any], **case: Any) -> Witness:
+    """A witness whose values DeepSpeed takes for those of its legal neighbour; as `raised`."""
+    return replace(ignored(ds_config, fix, **case), consequence="converted")
+
+
 def as_section(value: Any) -> Mapping[str, Any]:
     """A value that may be a section; empty where it is none.
 
@@ -285,3 +392,16 @@ def overlay(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
         else:
             merged[key] = value
     return merged
+
+
+def changed(config: Mapping[str, Any], changes: Patch) -> dict[str, Any]:
+    """A configuration after changes; its own nulls stay."""
+    after = dict(config)
+    for name, value in changes.items():
+        if isinstance(value, Mapping):
+            after[name] = changed(as_section(after.get(name)), value)
+        elif value is None:
+            after.pop(name, None)
+        else:
+            after[name] = value
+    return after

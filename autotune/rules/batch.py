@@ -1,6 +1,8 @@
 """The batch: micro_batch x grad_accum x dp is the global batch, exactly."""
 
-from autotune.rules.base import BATCH_KEYS, Case, Finding, Rule, Setup, Witness, raised
+from typing import Any
+
+from autotune.rules.base import BATCH_KEYS, Case, Finding, Patch, Rule, Setup, Witness, raised
 
 _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
 
@@ -9,30 +11,40 @@ def _no_size(setup: Setup) -> Finding | None:
     config = setup.ds_config
     if config.get(_MICRO) is not None or config.get(_TOTAL) is not None:
         return None
-    return f"neither {_MICRO} nor {_TOTAL} is given", f"set {_MICRO}"
+    return Finding(message=f"neither {_MICRO} nor {_TOTAL} is given", advice=f"set {_MICRO}")
 
 
 def _not_positive(setup: Setup) -> Finding | None:
     if setup.batch is not None:
         return None
-    for name in (_MICRO, _ACCUM, _TOTAL):
-        value = setup.ds_config.get(name)
-        if value is not None and value < 1:
-            return f"{name}={value} is not above 0", f"set {name} to 1 or more"
-    return None
+    given = {name: setup.ds_config.get(name) for name in BATCH_KEYS}
+    wrong = [name for name, value in given.items() if value is not None and value < 1]
+    if not wrong:
+        return None
+    changes: dict[str, Any] = dict.fromkeys(wrong)
+    left = {name for name, value in given.items() if value is not None} - changes.keys()
+    if not left & {_MICRO, _TOTAL}:
+        changes[_MICRO] = 1  # it does not follow from the others
+    named = " and ".join(f"{name}={given[name]}" for name in wrong)
+    return Finding(
+        message=f"{named} {'is' if len(wrong) == 1 else 'are'} not above 0", changes=changes
+    )
 
 
 def _product(setup: Setup) -> Finding | None:
     if setup.ds_config.get(_TOTAL) is None or setup.tp > 1:
         return None
-    found, dp = setup.batch, setup.dp
+    found, dp = setup.batch, max(1, setup.batch_ranks // setup.pp)
     if found is None or found[0] * found[1] * dp == found[2]:
         return None
     micro, accum, total = found
     amount = micro * accum * dp
-    return (
-        f"{_TOTAL}={total}, but {_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = {amount}",
-        _restore(setup, found),
+    changes, advice = _restore(found, dp, setup.global_batch)
+    return Finding(
+        message=f"{_TOTAL}={total}, but {_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = "
+        f"{amount}",
+        changes=changes,
+        advice=advice,
     )
 
 
@@ -43,11 +55,14 @@ def _total_under_tp(setup: Setup) -> Finding | None:
     if found is None:
         return None
     micro, accum, total = found
-    return (
-        f"{_TOTAL}={total} with tp={setup.tp}: DeepSpeed checks it against the whole world of "
-        f"{setup.world}, while {_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = "
+    stated = {_MICRO: max(1, micro), _ACCUM: max(1, accum)}
+    missing = {name: size for name, size in stated.items() if setup.ds_config.get(name) is None}
+    return Finding(
+        message=f"{_TOTAL}={total} with tp={setup.tp}: DeepSpeed checks it against the whole "
+        f"world of {setup.world}, while {_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = "
         f"{micro * accum * dp} samples train",
-        f"remove {_TOTAL}; state {_MICRO} and {_ACCUM}",
+        changes={_TOTAL: None, **missing},
+        consequence="differs" if micro * accum * setup.world == total else "raised",
     )
 
 
@@ -58,30 +73,37 @@ def _global_batch(setup: Setup) -> Finding | None:
     if _product(setup) or _total_under_tp(setup):
         return None
     micro, accum, _ = found
-    return (
-        f"{_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = {micro * accum * dp} samples per "
-        f"step, the global batch is {wanted}",
-        _nearest(micro, dp, wanted),
+    changes, advice = _nearest(micro, dp, wanted)
+    return Finding(
+        message=f"{_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = {micro * accum * dp} "
+        f"samples per step, the global batch is {wanted}",
+        changes=changes,
+        advice=advice,
     )
 
 
-def _restore(setup: Setup, sizes: tuple[int, int, int]) -> str:
+def _restore(sizes: tuple[int, int, int], dp: int, wanted: int | None) -> tuple[Patch, str]:
     """The change that keeps the global batch where it is known: it is not ours to alter."""
     micro, accum, total = sizes
-    amount, wanted = micro * accum * setup.dp, setup.global_batch
+    amount = micro * accum * dp
     if wanted is None or amount == wanted:
-        return f"set {_TOTAL} to {amount or setup.dp}"
-    fix = _nearest(max(1, micro), setup.dp, wanted)
-    return fix if total == wanted or wanted % setup.dp else f"{fix} and {_TOTAL} to {wanted}"
+        keeps = micro and total % (micro * dp) == 0
+        keep = f"or set {_ACCUM} to {total // (micro * dp)}" if keeps else ""
+        return {_TOTAL: amount or dp}, keep
+    changes, advice = _nearest(max(1, micro), dp, wanted)
+    return ({**changes, _TOTAL: wanted} if changes and total != wanted else changes), advice
 
 
-def _nearest(micro: int, dp: int, wanted: int) -> str:
+def _nearest(micro: int, dp: int, wanted: int) -> tuple[Patch, str]:
     if wanted % dp:
-        return f"choose a layout whose dp divides {wanted}, or a global batch that {dp} divides"
+        return (
+            {},
+            f"choose a layout whose dp divides {wanted}, or a global batch that {dp} divides",
+        )
     share = wanted // dp
     size = next(d for d in range(min(micro, share), 0, -1) if share % d == 0)
-    accum = f"set {_ACCUM} to {share // size}"
-    return accum if size == micro else f"set {_MICRO} to {size} and {accum[4:]}"
+    accum = {_ACCUM: share // size}
+    return (accum if size == micro else {_MICRO: size, **accum}), ""
 
 
 RULES = (

@@ -13,6 +13,8 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+NEWEST_READ = "0.19.8"
+
 Check = Callable[[Any], bool]
 
 READ = (
@@ -190,6 +192,25 @@ _ZERO = {
     "zeropp_loco_param": removed("0.19.8", "LoCo is gone: leave it out for plain ZeRO++"),
 }
 
+_COMPILE_SWITCHES = (
+    *("deepcompile", "free_activation", "offload_activation", "offload_opt_states"),
+    *("double_buffer", "symmetric_memory", "debug_log", "offload_parameters"),
+    *("sync_before_reduce", "sync_after_reduce", "sync_before_allgather", "sync_after_allgather"),
+)
+_PASSES = Key(
+    wants="a list of z1, z3, autosp and autotp",
+    accepts=lambda v: type(v) is list and all(p in ("z1", "z3", "autosp", "autotp") for p in v),
+)
+_COMPILE = {
+    **dict.fromkeys(_COMPILE_SWITCHES, BOOL),
+    "keep_int_input_tensors": since("0.16.9", BOOL),
+    "keep_all_input_tensors": since("0.16.9", BOOL),
+    "free_activation_threshold": since("0.17.6", ELEMENTS),
+    "passes": since("0.17.6", optional(_PASSES)),
+    "offload_activation_pin_memory": since("0.19.0", BOOL),
+    "autoep_non_moe": since("0.19.7", BOOL),
+}
+
 SPELLINGS: Mapping[str, str] = {
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",
     "param_persistence_threshold": "stage3_param_persistence_threshold",
@@ -237,6 +258,7 @@ SECTIONS: Mapping[str, Section] = {
             "data_types": MAPPING,
             "torch_autocast": since("0.16.9", MAPPING),
             "tensor_parallel": since("0.16.0", MAPPING),
+            "compile": since("0.16.0", MAPPING),
             "sequence_parallel_size": integer(1, loose=False),
             "data_parallel_size": integer(1, loose=False),
             "steps_per_print": optional(integer(1, loose=False)),
@@ -250,7 +272,7 @@ SECTIONS: Mapping[str, Section] = {
             **dict.fromkeys(
                 (
                     *("activation_checkpointing", "aio", "autotuning", "checkpoint", "comet"),
-                    *("comms_logger", "compile", "csv_monitor", "data_efficiency"),
+                    *("comms_logger", "csv_monitor", "data_efficiency"),
                     *("datastates_ckpt", "expert_parallel", "flops_profiler", "hybrid_engine"),
                     *("pipeline", "tensorboard", "timers", "wandb", "weight_quantization"),
                 ),
@@ -335,9 +357,11 @@ SECTIONS: Mapping[str, Section] = {
         strict=True,
         keys={"tp_size": integer(1), "tp_grain_size": integer(1), "mpu": ANY, "tp_group": ANY},
     ),
+    "compile": Section(strict=True, keys=_COMPILE),
     "optimizer": Section(
         strict=False, keys={"type": TEXT, "params": MAPPING, "legacy_fusion": BOOL}
     ),
+    "scheduler": Section(strict=False, keys={"type": optional(TEXT), "params": optional(MAPPING)}),
     "data_types": Section(
         strict=False,
         keys={
@@ -365,6 +389,20 @@ SECTIONS: Mapping[str, Section] = {
 }
 """Dotted path of a section -> its keys; the empty path is the whole file. Sections that are not
 here (monitors, checkpointing, compilation, ...) are not looked into."""
+
+
+ADAM_PARAMS = (
+    *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "foreach"),
+    *("capturable", "differentiable", "fused", "set_grad_none", "torch_adam", "adam_w_mode"),
+    *("fp32_optimizer_states", "max_grad_norm"),
+)
+"""Of FusedAdam, DeepSpeedCPUAdam and torch's AdamW, and what DeepSpeed takes out first."""
+
+LAMB_PARAMS = (
+    *("lr", "bias_correction", "betas", "eps", "eps_inside_sqrt", "weight_decay"),
+    *("max_grad_norm", "max_coeff", "min_coeff", "amsgrad"),
+)
+"""Of FusedLamb (ops/lamb/fused_lamb.py)."""
 
 
 @lru_cache(maxsize=64)

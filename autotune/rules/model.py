@@ -11,16 +11,19 @@ def _seq_len(setup: Setup) -> Finding | None:
     longest = setup.model.max_seq_len if setup.model is not None else None
     if setup.seq_len is None or longest is None or setup.seq_len <= longest:
         return None
-    return (
-        f"seq_len={setup.seq_len} is longer than the model's {longest} positions",
-        f"set seq_len to {longest} or less",
+    return Finding(
+        message=f"seq_len={setup.seq_len} is longer than the model's {longest} positions",
+        advice=f"set seq_len to {longest} or less",
     )
 
 
 def _unsupported(setup: Setup) -> Finding | None:
     if setup.recompute == "none" or setup.supports_recompute:
         return None
-    return f"recompute={setup.recompute}: this model has no switch for it", "set recompute to none"
+    return Finding(
+        message=f"recompute={setup.recompute}: this model has no switch for it",
+        advice="set recompute to none",
+    )
 
 
 def _every(setup: Setup) -> Finding | None:
@@ -28,20 +31,23 @@ def _every(setup: Setup) -> Finding | None:
         return None
     match = _EVERY.fullmatch(setup.recompute)
     if match is None:
-        return (
-            f"recompute={setup.recompute!r} is not none, full or every_K",
-            "set recompute to none",
+        return Finding(
+            message=f"recompute={setup.recompute!r} is not none, full or every_K",
+            advice="set recompute to none",
         )
     every = int(match[1])
     if every < 2:
-        return f"recompute={setup.recompute}: K={every} is below 2", "set recompute to full"
+        return Finding(
+            message=f"recompute={setup.recompute}: K={every} is below 2",
+            advice="set recompute to full",
+        )
     layers = setup.model.n_layers if setup.model is not None else 0
     if not layers or every <= layers:
         return None
-    return (
-        f"recompute={setup.recompute}: K={every} exceeds the model's {layers} layers, so it means "
-        "the first layer alone",
-        f"set recompute to {'full' if layers == 1 else f'every_{layers}'}",
+    return Finding(
+        message=f"recompute={setup.recompute}: K={every} exceeds the model's {layers} layers, so "
+        "it means the first layer alone",
+        advice=f"set recompute to {'full' if layers == 1 else f'every_{layers}'}",
     )
 
 

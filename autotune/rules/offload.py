@@ -3,7 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.rules.base import Case, Finding, Rule, Setup, Witness, as_section, ignored, raised
+from autotune.rules.base import (
+    Case,
+    Finding,
+    Patch,
+    Rule,
+    Setup,
+    Witness,
+    as_section,
+    ignored,
+    patch,
+    raised,
+)
 from autotune.rules.precision import uses_cpu_adam
 
 _CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
@@ -13,46 +24,57 @@ def _section(setup: Setup, name: str) -> Mapping[str, Any]:
     return as_section(setup.zero.get(name))
 
 
+def _removal(setup: Setup, name: str, deprecated: str) -> Patch:
+    return {"zero_optimization": dict.fromkeys({name, deprecated} & setup.zero.keys())}
+
+
 def _param_stage(setup: Setup) -> Finding | None:
     if setup.param_offload == "none" or setup.stage == 3:
         return None
-    return (
-        f"zero_optimization.offload_param to {setup.param_offload} at stage {setup.stage}: only "
-        "stage 3 shards parameters, the others ignore it",
-        "remove zero_optimization.offload_param, or set zero_optimization.stage to 3",
+    return Finding(
+        message=f"zero_optimization.offload_param to {setup.param_offload} at stage "
+        f"{setup.stage}: only stage 3 shards parameters, the others ignore it",
+        changes=_removal(setup, "offload_param", "cpu_offload_param"),
+        advice="or set zero_optimization.stage to 3",
     )
 
 
 def _optimizer_stage(setup: Setup) -> Finding | None:
     if setup.optimizer_offload == "none" or setup.stage > 0:
         return None
-    return (
-        f"zero_optimization.offload_optimizer to {setup.optimizer_offload} at stage 0: nothing is "
-        "offloaded, and the optimizer becomes DeepSpeed's CPU one",
-        "remove zero_optimization.offload_optimizer, or set zero_optimization.stage to 1",
+    return Finding(
+        message=f"zero_optimization.offload_optimizer to {setup.optimizer_offload} at stage 0: "
+        "nothing is offloaded, and the optimizer becomes DeepSpeed's CPU one",
+        changes=_removal(setup, "offload_optimizer", "cpu_offload"),
+        advice="or set zero_optimization.stage to 1",
     )
 
 
 def _nvme_path(setup: Setup) -> Finding | None:
-    if setup.stage != 3 or "nvme" not in (setup.optimizer_offload, setup.param_offload):
+    if setup.stage != 3:
         return None
-    for name in ("offload_optimizer", "offload_param"):
-        section = _section(setup, name)
-        if section.get("device") == "nvme" and section.get("nvme_path") is None:
-            return (
-                f"zero_optimization.{name}.device=nvme without a nvme_path",
-                f"set zero_optimization.{name}.nvme_path to a folder on a local disk",
-            )
-    return None
+    found = [
+        f"zero_optimization.{name}"
+        for name in ("offload_optimizer", "offload_param")
+        if _section(setup, name).get("device") == "nvme"
+        and _section(setup, name).get("nvme_path") is None
+    ]
+    if not found:
+        return None
+    return Finding(
+        message=" and ".join(f"{name}.device=nvme" for name in found) + " without a nvme_path",
+        advice=f"set {' and '.join(f'{name}.nvme_path' for name in found)} to a folder on a "
+        "local disk",
+    )
 
 
 def _nvme_stage(setup: Setup) -> Finding | None:
     if setup.optimizer_offload != "nvme" or setup.stage not in (1, 2):
         return None
-    return (
-        f"zero_optimization.offload_optimizer.device=nvme at stage {setup.stage}: only stage 3 "
-        "swaps to a disk, the states stay in the host's memory",
-        "set zero_optimization.offload_optimizer.device to cpu",
+    return Finding(
+        message=f"zero_optimization.offload_optimizer.device=nvme at stage {setup.stage}: only "
+        "stage 3 swaps to a disk, the states stay in the host's memory",
+        changes=_offload_optimizer(device="cpu"),
     )
 
 
@@ -60,10 +82,10 @@ def _ratio_stage(setup: Setup) -> Finding | None:
     ratio = _section(setup, "offload_optimizer").get("ratio", 1.0)
     if ratio >= 1 or setup.stage == 3:
         return None
-    return (
-        f"zero_optimization.offload_optimizer.ratio={ratio:g} at stage {setup.stage}: partial "
-        "offload needs stage 3",
-        "set zero_optimization.offload_optimizer.ratio to 1",
+    return Finding(
+        message=f"zero_optimization.offload_optimizer.ratio={ratio:g} at stage {setup.stage}: "
+        "partial offload needs stage 3",
+        changes=_offload_optimizer(ratio=1.0),
     )
 
 
@@ -73,11 +95,13 @@ def _ratio_optimizer(setup: Setup) -> Finding | None:
         return None
     if uses_cpu_adam(setup):
         return None
-    return (
-        f"zero_optimization.offload_optimizer.ratio={ratio:g} needs DeepSpeed's CPU Adam, and "
-        f"optimizer.type={setup.optimizer} with "
+    is_adam = setup.optimizer in ("adam", "adamw")
+    return Finding(
+        message=f"zero_optimization.offload_optimizer.ratio={ratio:g} needs DeepSpeed's CPU Adam, "
+        f"and optimizer.type={setup.optimizer} with "
         f"torch_adam={str(bool(setup.optimizer_params.get('torch_adam'))).lower()} is not it",
-        "set optimizer.type to AdamW and leave torch_adam out",
+        changes=_CPU_ADAM if is_adam else _offload_optimizer(ratio=1.0),
+        advice="" if is_adam else "or set optimizer.type to AdamW",
     )
 
 
@@ -86,10 +110,10 @@ def _super_stage(setup: Setup) -> Finding | None:
         return None
     if setup.stage == 3:
         return None
-    return (
-        f"zero_optimization.offload_optimizer.super_offload=true at stage {setup.stage} is "
-        "ignored: it acts at stage 3",
-        "remove zero_optimization.offload_optimizer.super_offload",
+    return Finding(
+        message=f"zero_optimization.offload_optimizer.super_offload=true at stage {setup.stage} "
+        "is ignored: it acts at stage 3",
+        changes=_offload_optimizer(super_offload=None),
     )
 
 
@@ -98,11 +122,15 @@ def _super_cuda(setup: Setup) -> Finding | None:
         return None
     if setup.stage != 3 or setup.environment.accelerator == "cuda":
         return None
-    return (
-        "zero_optimization.offload_optimizer.super_offload=true needs CUDA, the accelerator is "
-        f"{setup.environment.accelerator}",
-        "remove zero_optimization.offload_optimizer.super_offload",
+    return Finding(
+        message="zero_optimization.offload_optimizer.super_offload=true needs CUDA, the "
+        f"accelerator is {setup.environment.accelerator}",
+        changes=_offload_optimizer(super_offload=None),
     )
+
+
+def _offload_optimizer(**keys: Any) -> dict[str, Any]:
+    return patch("zero_optimization.offload_optimizer", keys)
 
 
 def _optimizer(stage: int, **keys: Any) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from difflib import get_close_matches
 from typing import Any
 
-from autotune.rules.base import Finding, Rule, Setup, raised
-from autotune.rules.version import REMOVED_OPTIMIZERS
+from autotune.rules.base import Case, Finding, Rule, Setup, Witness, raised
+from autotune.rules.keys import ADAM_PARAMS
+from autotune.rules.version import REMOVED_OPTIMIZERS, is_removed
 
 # DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
 _OWN = frozenset(
@@ -25,12 +26,6 @@ _MAY_TRAIN = {
 }
 # runtime/zero/utils.py: ZERO_SUPPORTED_OPTIMIZERS; torch's Adagrad is among them.
 _TESTED_WITH_ZERO = frozenset({"adagrad", "adam", "adamw", "lion", "muon"})
-# The union over FusedAdam, DeepSpeedCPUAdam and torch's AdamW, and what DeepSpeed takes out first.
-_ADAM_PARAMS = (
-    *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "foreach"),
-    *("capturable", "differentiable", "fused", "set_grad_none", "torch_adam", "adam_w_mode"),
-    *("fp32_optimizer_states", "max_grad_norm"),
-)
 
 
 def _unknown_type(setup: Setup) -> Finding | None:
@@ -40,37 +35,45 @@ def _unknown_type(setup: Setup) -> Finding | None:
     given = setup.section("optimizer")["type"]
     if given in _TORCH:
         return None
-    near = get_close_matches(name, {t.lower(): t for t in (*_MAY_TRAIN.values(), *_TORCH)}, n=1)
-    spelled = {t.lower(): t for t in (*_MAY_TRAIN.values(), *_TORCH)}
+    spelled = {known.lower(): known for known in (*_MAY_TRAIN.values(), *_TORCH)}
+    near = get_close_matches(name, spelled, n=1)
     best = spelled[near[0]] if near else "AdamW"
-    return (
-        f"optimizer.type={given} is neither one of DeepSpeed's nor, to the letter, one of "
+    return Finding(
+        message=f"optimizer.type={given} is neither one of DeepSpeed's nor, to the letter, one of "
         "torch.optim's",
-        f"set optimizer.type to {best}",
+        changes={"optimizer": {"type": best}} if name in spelled else {},
+        advice="" if name in spelled else f"set optimizer.type to one, such as {best}",
     )
 
 
 def _unknown_param(setup: Setup) -> Finding | None:
     if setup.optimizer not in ("adam", "adamw"):
         return None
-    for name in setup.optimizer_params:
-        if name not in _ADAM_PARAMS:
-            near = get_close_matches(str(name), _ADAM_PARAMS[:-1], n=1, cutoff=0.5)
-            known = ", ".join(_ADAM_PARAMS[:4])
-            return (
-                f"optimizer.params.{name} is not a parameter of Adam ({known}, ...)",
-                f"rename it to {near[0]}" if near else f"remove optimizer.params.{name}",
-            )
-    return None
+    unknown = [name for name in setup.optimizer_params if name not in ADAM_PARAMS]
+    if not unknown:
+        return None
+    changes: dict[str, Any] = {}
+    for name in unknown:
+        near = get_close_matches(str(name), ADAM_PARAMS[:-1], n=1, cutoff=0.7)
+        changes[name] = None
+        if near and near[0] not in setup.optimizer_params:
+            changes[near[0]] = setup.optimizer_params[name]
+    named = ", ".join(f"optimizer.params.{name}" for name in unknown)
+    return Finding(
+        message=f"{named}: not a parameter of Adam ({', '.join(ADAM_PARAMS[:4])}, ...)",
+        changes={"optimizer": {"params": changes}},
+    )
 
 
 def _max_grad_norm(setup: Setup) -> Finding | None:
     if "max_grad_norm" not in setup.optimizer_params:
         return None
     value = setup.optimizer_params["max_grad_norm"]
-    return (
-        f"optimizer.params.max_grad_norm={value}: DeepSpeed clips by its own key",
-        f"remove it and set gradient_clipping to {value}",
+    clips = "gradient_clipping" in setup.ds_config or type(value) not in (int, float)
+    return Finding(
+        message=f"optimizer.params.max_grad_norm={value}: DeepSpeed clips by its own key",
+        changes={"optimizer": {"params": {"max_grad_norm": None}}}
+        | ({} if clips else {"gradient_clipping": value}),
     )
 
 
@@ -82,10 +85,10 @@ def _untested(setup: Setup) -> Finding | None:
         return None
     if name in REMOVED_OPTIMIZERS or _unknown_type(setup) or _needs_cuda(setup):
         return None
-    return (
-        f"optimizer.type={setup.section('optimizer')['type']} at stage {setup.stage} is not one "
-        "that ZeRO was tested with",
-        "set zero_allow_untested_optimizer to true",
+    return Finding(
+        message=f"optimizer.type={setup.section('optimizer')['type']} at stage {setup.stage} is "
+        "not one that ZeRO was tested with",
+        changes={"zero_allow_untested_optimizer": True},
     )
 
 
@@ -94,10 +97,10 @@ def _needs_cuda(setup: Setup) -> Finding | None:
         return None
     if setup.optimizer == "lion" and setup.optimizer_offload != "none":
         return None
-    return (
-        f"optimizer.type={setup.section('optimizer')['type']}: DeepSpeed has no kernel for it on "
-        "the CPU accelerator",
-        "set optimizer.type to AdamW",
+    return Finding(
+        message=f"optimizer.type={setup.section('optimizer')['type']}: DeepSpeed has no kernel "
+        "for it on the CPU accelerator",
+        advice="choose another optimizer.type, such as AdamW",
     )
 
 
@@ -106,9 +109,23 @@ def _muon(setup: Setup) -> Finding | None:
         return None
     if setup.zero.get("reduce_scatter") is False:
         return None
-    return (
-        "optimizer.type=Muon at stage 3 with zero_optimization.reduce_scatter=true (the default)",
-        "set zero_optimization.reduce_scatter to false",
+    return Finding(
+        message="optimizer.type=Muon at stage 3 with zero_optimization.reduce_scatter=true (the "
+        "default)",
+        changes={"zero_optimization": {"reduce_scatter": False}},
+    )
+
+
+def _one_bit(setup: Setup) -> Finding | None:
+    if setup.optimizer not in REMOVED_OPTIMIZERS or setup.stage == 0:
+        return None
+    if is_removed(setup.environment.deepspeed_version):
+        return None
+    return Finding(
+        message=f"optimizer.type={setup.section('optimizer')['type']} with "
+        f"zero_optimization.stage="
+        f"{setup.stage}: it compresses gradients that ZeRO would have sharded",
+        changes={"zero_optimization": {"stage": 0}},
     )
 
 
@@ -193,6 +210,22 @@ RULES = (
                 _optimizer("Muon") | {"zero_optimization": {"stage": 3}},
                 {"zero_optimization": {"reduce_scatter": False}},
             ),
+        ),
+    ),
+    Rule(
+        name="optimizer.one_bit_with_zero",
+        check=_one_bit,
+        source="runtime/engine.py before 0.19.7: _configure_basic_optimizer",
+        # Repaired by its type: at stage 0 the optimizer itself needs CUDA.
+        witnesses=tuple(
+            Witness(
+                broken=Case(ds_config=_optimizer(kind) | {"zero_optimization": {"stage": 1}}),
+                repaired=Case(ds_config=_optimizer("AdamW") | {"zero_optimization": {"stage": 1}}),
+                consequence="raised",
+                raises="AssertionError: .* is not compatible with ZeRO",
+                deepspeed="0.19.6",
+            )
+            for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
         ),
     ),
 )

@@ -20,10 +20,10 @@ def _world(setup: Setup) -> Finding | None:
     if setup.world % size == 0:
         return None
     tp = max(d for d in range(1, min(setup.tp, setup.world) + 1) if setup.world % d == 0)
-    return (
-        f"tp * pp = {setup.tp} * {setup.pp} = {size} does not divide the world: "
+    return Finding(
+        message=f"tp * pp = {setup.tp} * {setup.pp} = {size} does not divide the world: "
         f"{setup.world} % {size} = {setup.world % size}",
-        f"set tp to {tp}"
+        advice=f"set tp to {tp}"
         if setup.pp == 1
         else f"set tp and pp so that {setup.world} is a multiple",
     )
@@ -33,12 +33,10 @@ def _degree(setup: Setup) -> Finding | None:
     size = autotp_size(setup)
     if size == setup.tp:
         return None
-    return (
-        f"the layout has tp={setup.tp}, the configuration splits the model over {size} "
-        f"(tensor_parallel.autotp_size)",
-        f"set tensor_parallel.autotp_size to {setup.tp}"
-        if setup.tp > 1
-        else "remove tensor_parallel",
+    return Finding(
+        message=f"the layout has tp={setup.tp}, the configuration splits the model over {size} "
+        "(tensor_parallel.autotp_size)",
+        changes={"tensor_parallel": {"autotp_size": setup.tp} if setup.tp > 1 else None},
     )
 
 
@@ -46,29 +44,34 @@ def _sizes(setup: Setup) -> Finding | None:
     section = setup.section("tensor_parallel")
     if not section:
         return None
-    inner = section.get("tp", section.get("tensor_parallel", {}))
-    size = inner.get("tp_size", 1)
+    name = "tp" if "tp" in section else "tensor_parallel"
+    size = section.get(name, {}).get("tp_size", 1)
     if size in (1, autotp_size(setup)):
         return None
-    if not section.get("autotp_size"):
-        return (
-            f"tensor_parallel.tp.tp_size={size} without tensor_parallel.autotp_size: the model is "
-            "not split",
-            f"set tensor_parallel.autotp_size to {size}",
+    removal = {"tensor_parallel": {name: {"tp_size": None}}}
+    if section.get("autotp_size"):
+        return Finding(
+            message=f"tensor_parallel.{name}.tp_size={size} against "
+            f"autotp_size={section['autotp_size']}",
+            changes=removal,
+            consequence="raised",
         )
-    return (
-        f"tensor_parallel.tp.tp_size={size} against autotp_size={section['autotp_size']}",
-        "remove tensor_parallel.tp.tp_size",
+    return Finding(
+        message=f"tensor_parallel.{name}.tp_size={size} without tensor_parallel.autotp_size: the "
+        "model is not split",
+        changes=removal,
+        advice=f"or set tensor_parallel.autotp_size to {size}",
+        consequence="differs",
     )
 
 
 def _model(setup: Setup) -> Finding | None:
     if setup.tp == 1 or setup.supports_tp:
         return None
-    return (
-        f"tp={setup.tp}: AutoTP cannot split this model (Hugging Face architectures with a "
-        "tp_plan can be)",
-        "set tp to 1",
+    return Finding(
+        message=f"tp={setup.tp}: AutoTP cannot split this model (Hugging Face architectures with "
+        "a tp_plan can be)",
+        advice="set tp to 1",
     )
 
 
@@ -80,32 +83,40 @@ def _liger(setup: Setup) -> Finding | None:
     head = section.get("vocab_parallel_lm_head")
     if head is True or (head is None and tied):
         return None
-    return (
-        "tensor_parallel.vocab_parallel_ce_backend=liger with a gathered output head "
+    return Finding(
+        message="tensor_parallel.vocab_parallel_ce_backend=liger with a gathered output head "
         f"(vocab_parallel_lm_head={head})",
-        "set tensor_parallel.vocab_parallel_ce_backend to torch",
+        changes={"tensor_parallel": {"vocab_parallel_ce_backend": "torch"}},
     )
 
 
 def _sequence(setup: Setup) -> Finding | None:
     sp = setup.ds_config.get("sequence_parallel_size", 1)
     dp = setup.ds_config.get("data_parallel_size")
-    if sp == 1 and dp is None:
+    if (sp == 1 and dp is None) or setup.has_auto_sp:
         return None
+    changes = {"data_parallel_size": max(1, setup.world // sp)}
+    advice = (
+        ""
+        if setup.world % sp == 0
+        else f"choose a sequence_parallel_size that divides {setup.world}"
+    )
     if dp is None:
-        return (
-            f"sequence_parallel_size={sp} without data_parallel_size: the batch is divided by "
-            f"{sp}, and no sequence is split",
-            f"set data_parallel_size to {max(1, setup.world // sp)}",
+        return Finding(
+            message=f"sequence_parallel_size={sp} without data_parallel_size: the batch is "
+            f"divided by {sp}, and no sequence is split",
+            changes={} if advice else changes,
+            advice=advice,
+            consequence="differs",
         )
-    if "sequence_parallel_size" not in setup.ds_config:
+    if "sequence_parallel_size" not in setup.ds_config or sp * dp == setup.world:
         return None
-    if sp * dp == setup.world:
-        return None
-    return (
-        f"sequence_parallel_size * data_parallel_size = {sp} * {dp} = {sp * dp}, the world is "
-        f"{setup.world}",
-        f"set data_parallel_size to {max(1, setup.world // sp)}",
+    return Finding(
+        message=f"sequence_parallel_size * data_parallel_size = {sp} * {dp} = {sp * dp}, the "
+        f"world is {setup.world}",
+        changes={} if advice else changes,
+        advice=advice,
+        consequence="raised",
     )
 
 

@@ -21,42 +21,51 @@ _CANONICAL = {
 
 
 def _both(setup: Setup) -> Finding | None:
-    if setup.section("fp16").get("enabled") is True and setup.bf16.get("enabled") is True:
-        return "fp16.enabled and bf16.enabled are both true", f"switch {_loser(setup)} off"
-    return None
+    if setup.section("fp16").get("enabled") is not True or setup.bf16.get("enabled") is not True:
+        return None
+    message = "fp16.enabled and bf16.enabled are both true"
+    if setup.precision is None:
+        return Finding(message=message, advice="switch one of them off")
+    loser = "fp16" if setup.precision == "bf16" else _bf16_name(setup)
+    return Finding(message=message, changes={loser: {"enabled": False}})
 
 
-def _loser(setup: Setup) -> str:
-    return "fp16" if setup.precision == "bf16" else "bf16"
+def _bf16_name(setup: Setup) -> str:
+    return "bf16" if setup.ds_config.get("bf16") is not None else "bfloat16"
 
 
 def _two_bf16(setup: Setup) -> Finding | None:
     if setup.ds_config.get("bf16") is not None and "bfloat16" in setup.ds_config:
-        return (
-            "bf16 and bfloat16 are the same section: DeepSpeed reads bf16 and ignores bfloat16",
-            "remove bfloat16",
+        return Finding(
+            message="bf16 and bfloat16 are the same section: DeepSpeed reads bf16 and ignores "
+            "bfloat16",
+            changes={"bfloat16": None},
         )
     return None
 
 
 def _other_than_asked(setup: Setup) -> Finding | None:
-    if setup.dtype == setup.precision or _both(setup):
+    wanted, found = setup.precision, setup.dtype
+    if wanted is None or found == wanted or _both(setup):
         return None
-    fix = (
-        "switch fp16 and bf16 off"
-        if setup.precision == "fp32"
-        else f'add "{setup.precision}": {{"enabled": true}}'
+    names = {"fp16": "fp16", "bf16": _bf16_name(setup) if found == "bf16" else "bf16"}
+    changes = {
+        names[name]: {"enabled": on}
+        for name, on in ((found, False), (wanted, True))
+        if name in names
+    }
+    return Finding(
+        message=f"the job is {wanted}, the configuration trains in {found}", changes=changes
     )
-    return f"the job is {setup.precision}, the configuration trains in {setup.dtype}", fix
 
 
 def _unsupported(setup: Setup) -> Finding | None:
     if setup.dtype in setup.environment.precisions:
         return None
-    return (
-        f"{setup.dtype} on {setup.environment.device_name}: DeepSpeed takes only "
+    return Finding(
+        message=f"{setup.dtype} on {setup.environment.device_name}: DeepSpeed takes only "
         f"{', '.join(setup.environment.precisions)} there",
-        f"train in {'bf16' if 'bf16' in setup.environment.precisions else 'fp32'}",
+        advice=f"train in {'bf16' if 'bf16' in setup.environment.precisions else 'fp32'}",
     )
 
 
@@ -64,23 +73,25 @@ def _loss_scale(setup: Setup) -> Finding | None:
     section = setup.section("fp16")
     if section.get("enabled") is not True or section.get("loss_scale", 0) != 0:
         return None
-    for name in ("loss_scale_window", "min_loss_scale"):
-        value = section.get(name, 1)
-        if value <= 0:
-            return (
-                f"fp16.{name}={value} with dynamic loss scaling (loss_scale=0) is not above 0",
-                f"set fp16.{name} to 1 or more",
-            )
-    return None
+    names = ("loss_scale_window", "min_loss_scale")
+    wrong = {name: section[name] for name in names if section.get(name, 1) <= 0}
+    if not wrong:
+        return None
+    named = " and ".join(f"fp16.{name}={value}" for name, value in wrong.items())
+    return Finding(
+        message=f"{named} with dynamic loss scaling (loss_scale=0), which wants more than 0",
+        changes={"fp16": dict.fromkeys(wrong)},
+        advice="or set 1 or more",
+    )
 
 
 def _param_dtype(setup: Setup) -> Finding | None:
     wanted = setup.section("data_types").get("param_dtype")
     if wanted is None or _CANONICAL.get(wanted) == setup.dtype or _both(setup):
         return None
-    return (
-        f"data_types.param_dtype={wanted}, while the model trains in {setup.dtype}",
-        "remove data_types.param_dtype",
+    return Finding(
+        message=f"data_types.param_dtype={wanted}, while the model trains in {setup.dtype}",
+        changes={"data_types": {"param_dtype": None}},
     )
 
 
@@ -90,42 +101,47 @@ def _accumulation(setup: Setup) -> Finding | None:
         return None
     if _both(setup):
         return None
-    return (
-        f"data_types.grad_accum_dtype={wanted} with a {setup.dtype} model at stage 0: only ZeRO "
-        "accumulates in another format",
-        "remove data_types.grad_accum_dtype, or set zero_optimization.stage to 1",
+    return Finding(
+        message=f"data_types.grad_accum_dtype={wanted} with a {setup.dtype} model at stage 0: "
+        "only ZeRO accumulates in another format",
+        changes={"data_types": {"grad_accum_dtype": None}},
+        advice="or set zero_optimization.stage to 1",
     )
 
 
-def _low_masters(setup: Setup) -> str:
-    """The key that asks for 16-bit master weights; empty where none does."""
+def _low_masters(setup: Setup) -> tuple[str, str] | None:
+    """The section and key that ask for 16-bit master weights."""
     if setup.bf16.get("bf16_master_weights_and_grads") is True:
-        return "bf16.bf16_master_weights_and_grads"
+        return _bf16_name(setup), "bf16_master_weights_and_grads"
     if setup.section("fp16").get("fp16_master_weights_and_grads") is True:
-        return "fp16.fp16_master_weights_and_grads"
-    return ""
+        return "fp16", "fp16_master_weights_and_grads"
+    return None
 
 
 def _masters_stage(setup: Setup) -> Finding | None:
-    if setup.stage > 0 or not (key := _low_masters(setup)):
+    if setup.stage > 0 or (found := _low_masters(setup)) is None:
         return None
-    return f"{key} at stage 0: only ZeRO has master weights", f"set {key} to false"
+    section, key = found
+    return Finding(
+        message=f"{section}.{key} at stage 0: only ZeRO has master weights",
+        changes={section: {key: False}},
+    )
 
 
 def _masters_offload(setup: Setup) -> Finding | None:
-    if setup.stage == 0 or not (key := _low_masters(setup)):
+    if setup.stage == 0 or (found := _low_masters(setup)) is None:
         return None
-    if key.startswith("bf16") and setup.bf16.get("bf16_optimizer_states") is True:
+    section, key = found
+    is_bf16 = section != "fp16"
+    if is_bf16 and setup.bf16.get("bf16_optimizer_states") is True:
         return None
     if setup.optimizer_offload != "none" and uses_cpu_adam(setup):
         return None
-    return (
-        f"{key} needs offload_optimizer and DeepSpeed's CPU Adam: the offload is to "
-        f"{setup.optimizer_offload}, optimizer.type={setup.optimizer or 'the script own'}, "
+    return Finding(
+        message=f"{section}.{key} needs offload_optimizer and DeepSpeed's CPU Adam: the offload "
+        f"is to {setup.optimizer_offload}, optimizer.type={setup.optimizer or 'the script own'}, "
         f"torch_adam={str(bool(setup.optimizer_params.get('torch_adam'))).lower()}",
-        "set bf16.bf16_optimizer_states to true"
-        if key.startswith("bf16")
-        else f"set {key} to false",
+        changes={section: {"bf16_optimizer_states": True} if is_bf16 else {key: False}},
     )
 
 
@@ -145,9 +161,10 @@ def _states_alone(setup: Setup) -> Finding | None:
         return None
     if setup.bf16.get("bf16_master_weights_and_grads") is True:
         return None
-    return (
-        "bf16.bf16_optimizer_states without bf16.bf16_master_weights_and_grads",
-        "set bf16.bf16_master_weights_and_grads to true",
+    section = _bf16_name(setup)
+    return Finding(
+        message=f"{section}.bf16_optimizer_states without bf16_master_weights_and_grads",
+        changes={section: {"bf16_master_weights_and_grads": True}},
     )
 
 

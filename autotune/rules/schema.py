@@ -4,20 +4,36 @@ Numbers written as text, booleans written as numbers and `zero_optimization: tru
 although DeepSpeed converts them: whatever else reads the file may not.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from autotune.rules.base import Finding, Rule, Setup, ignored, raised
-from autotune.rules.keys import DEPRECATED, SECTIONS, SPELLINGS, Section, plain_keys
+from autotune.rules.base import (
+    Finding,
+    Rule,
+    Setup,
+    as_section,
+    converted,
+    ignored,
+    overlay,
+    patch,
+    raised,
+)
+from autotune.rules.keys import DEPRECATED, SECTIONS, SPELLINGS, Key, Section, plain_keys
 
 _ALL_KEYS: Mapping[str, tuple[str, ...]] = {
     path: tuple(name for name, key in section.keys.items() if not key.removed_in)
     for path, section in SECTIONS.items()
 }
 
+_PARAMS = ("optimizer.params", "scheduler.params")
+"""Passed on as they are to what DeepSpeed builds."""
 
 _SCALARS = frozenset({bool, int, float, str, type(None), list})
+
+_LIKENESS = 0.75
+"""Of a key to the one that was meant; `comms_config` and `comms_logger` are less alike."""
 
 
 def is_plain(setup: Setup) -> bool:
@@ -41,7 +57,7 @@ def _is_plain(content: Mapping[str, Any], path: str, tables: Mapping[str, Any]) 
             if inner in tables:
                 if not _is_plain(value, inner, tables):
                     return False
-            elif inner == "optimizer.params" and "auto" in map(str, value.values()):
+            elif inner in _PARAMS and "auto" in map(str, value.values()):
                 return False
     return True
 
@@ -56,24 +72,69 @@ def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
             yield path, content, section
 
 
-def _dotted(path: str, name: object) -> str:
+def dotted(path: str, name: object) -> str:
+    """The name of a key for people."""
     return f"{path}.{name}" if path else str(name)
 
 
 def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
-    wrong = []
-    fix = ""
+    told: list[str] = []
+    open_questions: list[str] = []
+    changes: dict[str, Any] = {}
     for path, content, section in sections(setup.ds_config):
         if top_level == bool(path):
             continue
-        keys = section.keys
         for name, value in content.items():
-            key = keys.get(name)
+            key = section.keys.get(name)
             if key is None or key.accepts(value) or _is_auto(value):
                 continue
-            wrong.append(f"{_dotted(path, name)}: {value!r} is not {key.wants}")
-            fix = fix or f"set {_dotted(path, name)} to {key.wants}, or leave it out"
-    return ("; ".join(wrong), fix) if wrong else None
+            told.append(f"{dotted(path, name)}: {value!r} is not {key.wants}")
+            meant = meaning(key, value)
+            if meant is None:
+                open_questions.append(f"set {dotted(path, name)} to {key.wants}, or leave it out")
+            else:
+                changes = overlay(changes, patch(path, {name: meant}))
+    if not told:
+        return None
+    # Half a change leaves the rule talking: then somebody has to look anyway.
+    return Finding(
+        message="; ".join(told),
+        changes={} if open_questions else changes,
+        advice="; ".join(open_questions),
+        consequence="raised" if open_questions or top_level else "converted",
+    )
+
+
+def meaning(key: Key, value: Any) -> Any:
+    """The value of the wanted type that one of another type can only mean; None if there is none.
+
+    Text of a number or a truth value, and 0 or 1 for a truth value: what pydantic converts too.
+    """
+    found: list[Any] = []
+    if isinstance(value, str):
+        found += [word == "true" for word in [value.strip().lower()] if word in ("true", "false")]
+        for kind in (int, float):
+            with contextlib.suppress(ValueError, OverflowError):
+                found.append(kind(value))
+    elif type(value) is bool:
+        found.append(int(value))
+    elif value in (0, 1) and type(value) in (int, float):
+        found.append(bool(value))
+    elif type(value) is float and value.is_integer():
+        found.append(int(value))
+    return next((one for one in found if key.accepts(one)), None)
+
+
+def unreadable(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Where values are of the wrong type or out of range, and nobody can say what is meant."""
+    return [
+        (*(path.split(".") if path else ()), str(name))
+        for path, content, section in sections(config)
+        for name, value in content.items()
+        if (key := section.keys.get(name)) is not None
+        and not key.accepts(value)
+        and (_is_auto(value) or meaning(key, value) is None)
+    ]
 
 
 def _section_value(setup: Setup) -> Finding | None:
@@ -94,47 +155,50 @@ def _means_auto(section: Section, name: str) -> bool:
     return key is None or key.accepts("auto")
 
 
-def _auto_unresolved(setup: Setup) -> Finding | None:
+def _auto(setup: Setup, *, strict: bool) -> list[tuple[str, str]]:
+    """Section and name of every "auto", in the strict sections or in the others."""
     found = [
-        _dotted(path, name)
+        (path, str(name))
         for path, content, section in sections(setup.ds_config)
-        if not section.is_strict(setup.environment.deepspeed_version)
+        if section.is_strict(setup.environment.deepspeed_version) == strict
         for name, value in content.items()
         if _is_auto(value) and not _means_auto(section, name)
     ]
-    found += [
-        f"optimizer.params.{name}"
-        for name, value in setup.optimizer_params.items()
-        if str(value) == "auto"
-    ]
+    for path in () if strict else _PARAMS:
+        params = as_section(setup.section(path.partition(".")[0]).get("params"))
+        found += [(path, str(name)) for name, value in params.items() if str(value) == "auto"]
+    return found
+
+
+def _auto_unresolved(setup: Setup) -> Finding | None:
+    found = [dotted(path, name) for path, name in _auto(setup, strict=False)]
     if not found:
         return None
-    return (
-        f'"auto" at {", ".join(found)}: DeepSpeed takes it for a value; only Hugging Face '
+    return Finding(
+        message=f'"auto" at {", ".join(found)}: DeepSpeed takes it for a value; only Hugging Face '
         "Trainer and accelerate fill it in",
-        f"write the value of {found[0]}",
+        advice=f"write the value of {' and '.join(found)}",
     )
 
 
 def _auto_dropped(setup: Setup) -> Finding | None:
-    found = [
-        _dotted(path, name)
-        for path, content, section in sections(setup.ds_config)
-        if section.is_strict(setup.environment.deepspeed_version)
-        for name, value in content.items()
-        if _is_auto(value) and not _means_auto(section, name)
-    ]
+    changes: dict[str, Any] = {}
+    found = _auto(setup, strict=True)
+    for path, name in found:
+        changes = overlay(changes, patch(path, {name: None}))
     if not found:
         return None
-    return (
-        f'"auto" at {", ".join(found)}: DeepSpeed drops it and uses its own default',
-        f"write the value of {found[0]}, or leave it out",
+    return Finding(
+        message=f'"auto" at {", ".join(dotted(*where) for where in found)}: DeepSpeed drops it '
+        "and uses its own default",
+        changes=changes,
+        advice="or write the value",
     )
 
 
 def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Finding | None:
-    wrong = []
-    fix = ""
+    told = []
+    changes: dict[str, Any] = {}
     version = setup.environment.deepspeed_version
     for path, content, section in sections(setup.ds_config):
         if section.is_strict(version) != strict or top_level == bool(path):
@@ -142,12 +206,21 @@ def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Finding | None:
         for name in content:
             if name in section.keys:
                 continue
-            near = get_close_matches(str(name), _ALL_KEYS[path], n=1)
+            if not strict and _is_remark(name):
+                continue
+            near = get_close_matches(str(name), _ALL_KEYS[path], n=1, cutoff=_LIKENESS)
             guess = f"did you mean {near[0]}?" if near else "nothing that is known is like it"
-            wrong.append(f"{_dotted(path, name)} is not a key of DeepSpeed's: {guess}")
-            other = f"rename {_dotted(path, name)} to {near[0]}" if near else ""
-            fix = fix or other or f"remove {_dotted(path, name)}"
-    return ("; ".join(wrong), fix) if wrong else None
+            told.append(f"{dotted(path, name)} is not a key of DeepSpeed's: {guess}")
+            change = {name: None}
+            if near and near[0] not in content and section.keys[near[0]].accepts(content[name]):
+                change[near[0]] = content[name]
+            changes = overlay(changes, patch(path, change))
+    return Finding(message="; ".join(told), changes=changes) if told else None
+
+
+def _is_remark(name: object) -> bool:
+    """Whether a key is there for readers: JSON has no comments."""
+    return str(name).startswith(("_", "//", "#")) or name == "comment"
 
 
 def _unknown_strict(setup: Setup) -> Finding | None:
@@ -164,26 +237,29 @@ def _unknown_plain(setup: Setup) -> Finding | None:
 
 def _deprecated_pair(setup: Setup) -> Finding | None:
     zero = setup.zero
-    for old, new in DEPRECATED.items():
-        if old in zero and new in zero:
-            return (
-                f"zero_optimization.{old} and zero_optimization.{new} are both there: the first "
-                "is the deprecated name of the second",
-                f"remove zero_optimization.{old}",
-            )
-    return None
+    found = [(old, new) for old, new in DEPRECATED.items() if old in zero and new in zero]
+    if not found:
+        return None
+    pairs = "; ".join(f"zero_optimization.{old} beside {new}" for old, new in found)
+    return Finding(
+        message=f"{pairs}: the first is the deprecated name of the second",
+        changes={"zero_optimization": {old: None for old, _ in found}},
+    )
 
 
 def _spelled_twice(setup: Setup) -> Finding | None:
     zero = setup.zero
-    for second, first in SPELLINGS.items():
-        if second in zero and first in zero:
-            return (
-                f"zero_optimization.{first}={zero[first]!r} and {second}={zero[second]!r} are "
-                "the same key",
-                f"remove zero_optimization.{second}",
-            )
-    return None
+    found = [(b, a) for b, a in SPELLINGS.items() if a in zero and b in zero]
+    if not found:
+        return None
+    pairs = "; ".join(
+        f"zero_optimization.{first}={zero[first]!r} and {second}={zero[second]!r}"
+        for second, first in found
+    )
+    return Finding(
+        message=f"{pairs} are the same key",
+        changes={"zero_optimization": {second: None for second, _ in found}},
+    )
 
 
 def _zero(stage: Any, **keys: Any) -> dict[str, Any]:
@@ -233,6 +309,10 @@ BLOCKING = (
                 {"data_types": {"grad_accum_dtype": "fp8"}},
                 {"data_types": {"grad_accum_dtype": "fp32"}},
             ),
+            converted(
+                _zero(2, reduce_bucket_size="2000", overlap_comm="true", reduce_scatter=0),
+                _zero(2, reduce_bucket_size=2000, overlap_comm=True, reduce_scatter=False),
+            ),
         ),
     ),
     Rule(
@@ -277,6 +357,11 @@ BLOCKING = (
                 "TypeError",
                 {"optimizer": {"params": {"lr": "auto"}}},
                 {"optimizer": {"params": {"lr": 1e-3}}},
+            ),
+            raised(
+                "TypeError",
+                {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}},
+                {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
             ),
         ),
     ),
@@ -324,7 +409,9 @@ KEY_RULES = (
         name="schema.unknown_plain_key",
         check=_unknown_plain,
         source="runtime/config.py: reads the keys that it knows",
-        witnesses=(ignored({"data_types": {"grad_acum_dtype": "bf16"}}, {"data_types": None}),),
+        witnesses=(
+            ignored(_zero(1) | {"data_types": {"grad_acum_dtype": "bf16"}}, {"data_types": None}),
+        ),
     ),
     Rule(
         name="schema.deprecated_with_new",

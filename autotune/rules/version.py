@@ -1,14 +1,28 @@
 """What the installed release of DeepSpeed no longer has, or not yet."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotune.rules.base import Case, Finding, Rule, Setup, Witness, raised
-from autotune.rules.keys import SECTIONS, is_at_least, missing_keys, removed_keys
+from autotune.rules.base import Case, Finding, Rule, Setup, Witness, overlay, patch, raised
+from autotune.rules.keys import (
+    ADAM_PARAMS,
+    LAMB_PARAMS,
+    SECTIONS,
+    is_at_least,
+    missing_keys,
+    removed_keys,
+)
 from autotune.rules.parallel import autotp_size
-from autotune.rules.schema import sections
+from autotune.rules.schema import dotted, sections
 
-REMOVED_OPTIMIZERS = frozenset({"onebitadam", "zerooneadam", "onebitlamb"})
+REMOVED_OPTIMIZERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "onebitadam": ("AdamW", ADAM_PARAMS),
+    "zerooneadam": ("AdamW", ADAM_PARAMS),
+    "onebitlamb": ("Lamb", LAMB_PARAMS),
+}
+"""Optimizer -> the one that it is without its compression (both 1-bit Adams decay weights as AdamW
+does: ops of 0.19.6, runtime/fp16/onebit), and the parameters of that."""
 _OPTIMIZERS_REMOVED_IN = "0.19.7"
 AUTOTP_BY_CONFIG_SINCE = "0.18.6"
 AUTOTP_AT_STAGE_3_SINCE = "0.19.4"
@@ -21,45 +35,67 @@ _FLAT_BUFFER_BROKEN_IN, _FLAT_BUFFER_MENDED_IN = "0.18.7", "0.19.0"
 def _removed_key(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     gone = removed_keys(version)
+    told = []
+    changes: dict[str, Any] = {}
     for path, content, section in sections(setup.ds_config) if gone else ():
         for name in gone.get(path, frozenset()).intersection(content):
             key = section.keys[name]
-            dotted = f"{path}.{name}" if path else name
-            return (
-                f"{dotted} is refused by DeepSpeed from {key.removed_in} on, whatever its value; "
-                f"{version} is installed: {key.why_removed}",
-                f"remove {dotted}",
-            )
-    return None
+            told.append(f"{dotted(path, name)} is gone since {key.removed_in}: {key.why_removed}")
+            changes = overlay(changes, patch(path, {name: None}))
+    if not told:
+        return None
+    return Finding(
+        message=f"refused by DeepSpeed {version}, whatever the value: {'; '.join(sorted(told))}",
+        changes=changes,
+    )
 
 
 def _missing_key(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     missing = missing_keys(version)
+    told, raises = [], False
+    changes: dict[str, Any] = {}
     for path, content, section in sections(setup.ds_config) if missing else ():
         for name in missing.get(path, frozenset()).intersection(content):
             key = section.keys[name]
-            dotted = f"{path}.{name}" if path else name
             what = "raises on it" if section.is_strict(version) else "ignores it"
-            return (
-                f"{dotted} is not known to DeepSpeed {key.absent_through} and before; {version} "
-                f"is installed and {what}",
-                f"remove {dotted}, or install a DeepSpeed newer than {key.absent_through}",
+            told.append(
+                f"{dotted(path, name)} is not known to DeepSpeed {key.absent_through} and before, "
+                f"{version} {what}"
             )
-    return None
+            changes = overlay(changes, patch(path, {name: None}))
+            raises = raises or section.is_strict(version)
+    if not told:
+        return None
+    return Finding(
+        message="; ".join(sorted(told)),
+        changes=changes,
+        advice="or install a newer DeepSpeed",
+        consequence="raised" if raises else "ignored",
+    )
+
+
+def is_removed(deepspeed_version: str) -> bool:
+    """Whether a release of DeepSpeed has none of `REMOVED_OPTIMIZERS` any more."""
+    return is_at_least(deepspeed_version, _OPTIMIZERS_REMOVED_IN)
 
 
 def _removed_optimizer(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     if setup.optimizer not in REMOVED_OPTIMIZERS:
         return None
-    if not is_at_least(version, _OPTIMIZERS_REMOVED_IN):
+    if not is_removed(version):
         return None
-    return (
+    message = (
         f"optimizer.type={setup.section('optimizer')['type']} is gone from DeepSpeed "
-        f"{_OPTIMIZERS_REMOVED_IN} on; {version} is installed",
-        "set optimizer.type to AdamW",
+        f"{_OPTIMIZERS_REMOVED_IN} on; this is {version}"
     )
+    heir, known = REMOVED_OPTIMIZERS[setup.optimizer]
+    if heir == "Lamb" and setup.environment.accelerator == "cpu":
+        return Finding(message=message, advice="choose another optimizer.type, such as AdamW")
+    params = dict.fromkeys(name for name in setup.optimizer_params if name not in known)
+    changes = {"type": heir, "params": params} if params else {"type": heir}
+    return Finding(message=message, changes={"optimizer": changes})
 
 
 def _autotp_by_script(setup: Setup) -> Finding | None:
@@ -67,12 +103,12 @@ def _autotp_by_script(setup: Setup) -> Finding | None:
     size = max(setup.tp, autotp_size(setup))
     if size == 1 or is_at_least(version, AUTOTP_BY_CONFIG_SINCE):
         return None
-    return (
-        f"tensor_parallel.autotp_size={size}: DeepSpeed {version} does not split a model by its "
-        f"configuration ({AUTOTP_BY_CONFIG_SINCE} and later do; before, only a script that calls "
-        f"deepspeed.tp_model_init): {size} GPUs would each train the whole model on the same "
-        "data, CPU ranks fail in the first step",
-        f"remove tensor_parallel, or install deepspeed>={AUTOTP_BY_CONFIG_SINCE}",
+    return Finding(
+        message=f"tensor_parallel.autotp_size={size}: DeepSpeed {version} does not split a model "
+        f"by its configuration ({AUTOTP_BY_CONFIG_SINCE} and later do; before, only a script that "
+        f"calls deepspeed.tp_model_init): {size} GPUs would each train the whole model on the "
+        "same data, CPU ranks fail in the first step",
+        advice=f"set tp to 1, or install deepspeed>={AUTOTP_BY_CONFIG_SINCE}",
     )
 
 
@@ -83,10 +119,11 @@ def _autotp_at_stage_3(setup: Setup) -> Finding | None:
         return None
     if not is_at_least(version, AUTOTP_BY_CONFIG_SINCE):
         return None
-    return (
-        f"tensor_parallel.autotp_size={size} at stage 3: DeepSpeed {version} takes tensor "
+    return Finding(
+        message=f"tensor_parallel.autotp_size={size} at stage 3: DeepSpeed {version} takes tensor "
         f"parallelism at stages 0 to 2 ({AUTOTP_AT_STAGE_3_SINCE} and later at 3 too)",
-        f"set zero_optimization.stage to 2, or install deepspeed>={AUTOTP_AT_STAGE_3_SINCE}",
+        changes={"zero_optimization": {"stage": 2}},
+        advice=f"or install deepspeed>={AUTOTP_AT_STAGE_3_SINCE}",
     )
 
 
@@ -99,11 +136,11 @@ def _autotp_uneven_heads(setup: Setup) -> Finding | None:
         return None
     if model.n_heads % size == 0 and model.n_kv_heads % size == 0:
         return None
-    return (
-        f"tensor_parallel.autotp_size={size} does not divide {model.n_heads} heads and "
+    return Finding(
+        message=f"tensor_parallel.autotp_size={size} does not divide {model.n_heads} heads and "
         f"{model.n_kv_heads} key-value heads: DeepSpeed {version} splits no head "
         f"({_AUTOTP_UNEVEN_SINCE} and later give ranks unequal numbers of them)",
-        f"remove tensor_parallel, or install deepspeed>={_AUTOTP_UNEVEN_SINCE}",
+        advice=f"choose a tp that divides them, or install deepspeed>={_AUTOTP_UNEVEN_SINCE}",
     )
 
 
@@ -111,10 +148,11 @@ def _bf16_without_zero(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     if setup.dtype != "bf16" or setup.stage or is_at_least(version, PLAIN_BF16_SINCE):
         return None
-    return (
-        f"bf16 at stage 0: DeepSpeed {version} shards the optimizer states all the same (its "
-        f"BF16_Optimizer; {PLAIN_BF16_SINCE} and later do not)",
-        f"set zero_optimization.stage to 1, or install deepspeed>={PLAIN_BF16_SINCE}",
+    return Finding(
+        message=f"bf16 at stage 0: DeepSpeed {version} shards the optimizer states all the same "
+        f"(its BF16_Optimizer; {PLAIN_BF16_SINCE} and later do not)",
+        changes={"zero_optimization": {"stage": 1}},
+        advice=f"or install deepspeed>={PLAIN_BF16_SINCE}",
     )
 
 
@@ -125,10 +163,10 @@ def _fp16_masters(setup: Setup) -> Finding | None:
         return None
     if is_at_least(version, _FP16_MASTERS_SINCE):
         return None
-    return (
-        f"fp16.fp16_master_weights_and_grads at stage {setup.stage}: DeepSpeed {version} has it "
-        f"at stage 2 alone ({_FP16_MASTERS_SINCE} and later at 1 and 3 too)",
-        "set fp16.fp16_master_weights_and_grads to false",
+    return Finding(
+        message=f"fp16.fp16_master_weights_and_grads at stage {setup.stage}: DeepSpeed {version} "
+        f"has it at stage 2 alone ({_FP16_MASTERS_SINCE} and later at 1 and 3 too)",
+        changes={"fp16": {"fp16_master_weights_and_grads": False}},
     )
 
 
@@ -140,11 +178,12 @@ def _flat_buffer_on_cpu(setup: Setup) -> Finding | None:
         return None
     if is_at_least(version, _FLAT_BUFFER_MENDED_IN):
         return None
-    return (
-        f"stage {setup.stage} over {setup.dp} CPU ranks: DeepSpeed {_FLAT_BUFFER_BROKEN_IN} and "
-        f"later fail in the first step there, until {_FLAT_BUFFER_MENDED_IN} ({version} is "
-        "installed)",
-        f"set zero_optimization.stage to 0 or 3, or install deepspeed>={_FLAT_BUFFER_MENDED_IN}",
+    return Finding(
+        message=f"stage {setup.stage} over {setup.dp} CPU ranks: DeepSpeed "
+        f"{_FLAT_BUFFER_BROKEN_IN} and later fail in the first step there, until "
+        f"{_FLAT_BUFFER_MENDED_IN} (this is {version})",
+        advice="set zero_optimization.stage to 0 or 3, or install "
+        f"deepspeed>={_FLAT_BUFFER_MENDED_IN}",
     )
 
 

@@ -81,17 +81,18 @@ def _inert(setup: Setup) -> Finding | None:
     where = f"acts at stage {' and '.join(map(str, stages))}" if stages else "has no effect at all"
     more = f" (and {', '.join(found[1:])})" if found[1:] else ""
     value = setup.zero[name]
-    return (
-        f"zero_optimization.{name}={value!r} {where}, this is stage {setup.stage}{more}",
-        f"remove {', '.join(f'zero_optimization.{key}' for key in found)}",
+    return Finding(
+        message=f"zero_optimization.{name}={value!r} {where}, this is stage {setup.stage}{more}",
+        changes=_zero(**dict.fromkeys(found)),
     )
 
 
 def _no_effect(setup: Setup) -> Finding | None:
     if setup.ds_config.get("disable_allgather") is not True:
         return None
-    return "disable_allgather=true: DeepSpeed parses it and never reads it", (
-        "remove disable_allgather"
+    return Finding(
+        message="disable_allgather=true: DeepSpeed parses it and never reads it",
+        changes={"disable_allgather": None},
     )
 
 
@@ -99,38 +100,40 @@ def _odd_bucket(setup: Setup) -> Finding | None:
     size = setup.zero.get("allgather_bucket_size")
     if size is None or setup.stage not in _BUCKETS or size % 2 == 0:
         return None
-    return (
-        f"zero_optimization.allgather_bucket_size={size:.0f} is odd: {size:.0f} % 2 = 1, and "
-        "NCCL's 4-byte alignment wants pairs of 16-bit elements",
-        f"set it to {size + 1:.0f}",
+    return Finding(
+        message=f"zero_optimization.allgather_bucket_size={size:.0f} is odd: {size:.0f} % 2 = 1, "
+        "and NCCL's 4-byte alignment wants pairs of 16-bit elements",
+        changes=_zero(allgather_bucket_size=int(size) + 1),
     )
 
 
 def _legacy(setup: Setup) -> Finding | None:
     if setup.zero.get("legacy_stage1") is not True or setup.stage == 0:
         return None
-    return (
-        "zero_optimization.legacy_stage1=true: gone since DeepSpeed 0.5.9",
-        "remove zero_optimization.legacy_stage1",
+    return Finding(
+        message="zero_optimization.legacy_stage1=true: gone since DeepSpeed 0.5.9",
+        changes=_zero(legacy_stage1=None),
     )
 
 
 def _no_norm(setup: Setup) -> Finding | None:
     if setup.zero.get("compute_grad_norm") is not False:
         return None
-    what, fix = "", "set zero_optimization.compute_grad_norm to true"
+    what, changes = "", _zero(compute_grad_norm=True)
     if setup.stage not in _BUCKETS:
         what = f"at stage {setup.stage}: only stages 1 and 2 can leave the norm out"
-    elif (clip := setup.ds_config.get("gradient_clipping", 1.0)) > 0:
-        what, fix = (
-            f"with gradient_clipping={clip:g}, which needs it",
-            "set gradient_clipping to 0",
-        )
     elif setup.optimizer_offload != "none":
         what = f"with the optimizer offloaded to {setup.optimizer_offload}"
     elif _uses_bf16_optimizer(setup):
         what = "with bf16 parameters and fp32 accumulation at stage 1"
-    return (f"zero_optimization.compute_grad_norm=false {what}", fix) if what else None
+    elif (clip := setup.ds_config.get("gradient_clipping", 1.0)) > 0:
+        what, changes = (
+            f"with gradient_clipping={clip:g}, which needs it",
+            {"gradient_clipping": 0},
+        )
+    if not what:
+        return None
+    return Finding(message=f"zero_optimization.compute_grad_norm=false {what}", changes=changes)
 
 
 def _uses_bf16_optimizer(setup: Setup) -> bool:
@@ -145,13 +148,19 @@ def _prescale(setup: Setup) -> Finding | None:
     config = setup.ds_config
     if setup.stage == 2 and config.get("gradient_allreduce_op") == "sum":
         return None  # stage_1_and_2.py asks only when it averages
-    prescale, divide = config.get("prescale_gradients"), config.get("gradient_predivide_factor", 1)
-    if prescale is not True and divide == 1:
+    found = {}
+    if config.get("prescale_gradients") is True:
+        found["prescale_gradients"] = "true"
+    if (divide := config.get("gradient_predivide_factor", 1)) != 1:
+        found["gradient_predivide_factor"] = f"{divide:g}"
+    if not found:
         return None
-    what = "prescale_gradients=true" if prescale else f"gradient_predivide_factor={divide:g}"
-    return (
-        f"{what} at stage {setup.stage} with zero_optimization.reduce_scatter=true (the default)",
-        f"remove {what.partition('=')[0]}, or set zero_optimization.reduce_scatter to false",
+    named = " and ".join(f"{name}={value}" for name, value in found.items())
+    return Finding(
+        message=f"{named} at stage {setup.stage} with zero_optimization.reduce_scatter=true (the "
+        "default)",
+        changes=dict.fromkeys(found),
+        advice="or set zero_optimization.reduce_scatter to false",
     )
 
 
@@ -159,7 +168,9 @@ def _sum(setup: Setup) -> Finding | None:
     operation = setup.ds_config.get("gradient_allreduce_op")
     if setup.stage != 3 or operation is None or operation.lower() != "sum":
         return None
-    return "gradient_allreduce_op=sum at stage 3", "set gradient_allreduce_op to mean"
+    return Finding(
+        message="gradient_allreduce_op=sum at stage 3", changes={"gradient_allreduce_op": "mean"}
+    )
 
 
 def _unmanaged(setup: Setup) -> Finding | None:
@@ -167,10 +178,10 @@ def _unmanaged(setup: Setup) -> Finding | None:
         return None
     if setup.zero.get("overlap_comm") is not True:
         return None
-    return (
-        f"managed_gradient_accumulation=false with overlap_comm=true at stage {setup.stage}: "
-        "needs stage 2 or 3",
-        "set zero_optimization.overlap_comm to false",
+    return Finding(
+        message="managed_gradient_accumulation=false with overlap_comm=true at stage "
+        f"{setup.stage}: needs stage 2 or 3",
+        changes=_zero(overlap_comm=False),
     )
 
 
@@ -182,24 +193,24 @@ def _hpz(setup: Setup) -> Finding | None:
     if setup.world % group == 0:
         return None
     below = max(d for d in range(1, group + 1) if setup.world % d == 0)
-    return (
-        f"zero_optimization.zero_hpz_partition_size={group} does not divide the world: "
+    return Finding(
+        message=f"zero_optimization.zero_hpz_partition_size={group} does not divide the world: "
         f"{setup.world} % {group} = {setup.world % group}",
-        f"set it to {below}",
+        changes=_zero(zero_hpz_partition_size=below),
     )
 
 
 def _quantized(setup: Setup) -> Finding | None:
     if setup.environment.accelerator != "cpu" or setup.stage != 3:
         return None
-    for name in _QUANTIZED:
-        if setup.zero.get(name) is True:
-            return (
-                f"zero_optimization.{name}=true: DeepSpeed has no quantizer for the CPU "
-                "accelerator",
-                f"remove zero_optimization.{name}",
-            )
-    return None
+    found = [name for name in _QUANTIZED if setup.zero.get(name) is True]
+    if not found:
+        return None
+    named = " and ".join(f"zero_optimization.{name}=true" for name in found)
+    return Finding(
+        message=f"{named}: DeepSpeed has no quantizer for the CPU accelerator",
+        changes=_zero(**dict.fromkeys(found)),
+    )
 
 
 def _sequential(setup: Setup) -> Finding | None:
@@ -208,13 +219,15 @@ def _sequential(setup: Setup) -> Finding | None:
         return None
     if zero.get("stage3_allgather_sequential", zero.get("allgather_sequential")) is not True:
         return None
-    size = zero.get("stage3_prefetch_bucket_size", zero.get("prefetch_bucket_size", 1))
+    first, second = "stage3_prefetch_bucket_size", "prefetch_bucket_size"
+    name = second if second in zero and first not in zero else first
+    size = zero.get(name, 1)
     if size == 1:
         return None
-    return (
-        f"zero_optimization.stage3_prefetch_bucket_size={size:.0f} with "
-        "stage3_allgather_sequential=true, which sets it to 1",
-        "set zero_optimization.stage3_prefetch_bucket_size to 1",
+    return Finding(
+        message=f"zero_optimization.{name}={size:.0f} with stage3_allgather_sequential=true, "
+        "which sets it to 1",
+        changes=_zero(**{name: 1}),
     )
 
 

@@ -5,8 +5,9 @@ from autotune.contract import DS_CONFIG_FILE, Role
 from autotune.record import Study
 from autotune.search import confirm
 from autotune.search.base import SearchResult, Standing, StopReason
+from autotune.search.front import Figure, front_of
 from autotune.search.history import History
-from autotune.search.objective import Figure, Objective, figure_of
+from autotune.search.objective import Objective, figure_of
 
 
 class Answer:
@@ -19,10 +20,9 @@ class Answer:
 
     def best(self) -> Standing | None:
         """The best candidate by its own trial."""
-        tried = {t.candidate.hash: t for t in self._history.tried}
-        figures = {k: f for k, t in tried.items() if (f := self._objective.figure(t)) is not None}
+        figures = self._own_figures()
         best = self._objective.best(figures)
-        return None if best is None else self._standing(tried[best].candidate, figures[best], 1)
+        return None if best is None else self._standing(self._named(best), figures[best], 1)
 
     def baseline(self, candidate: Candidate | None) -> Standing | None:
         """The baseline by its own trial."""
@@ -51,6 +51,7 @@ class Answer:
                 best=self.best(),
                 ties=(),
                 speedup=None,
+                front=self._front(None),
                 stop_reason=stop_reason,
                 interrupted=interrupted,
             )
@@ -61,7 +62,7 @@ class Answer:
             for member in comparison.members
             if member.hash in verdict.figures
         }
-        best = self._objective.best(verdict.figures)
+        best = self._objective.best(verdict.figures, beside=self._own_figures())
         assert best is not None, "a verdict has at least one figure"
         start = None if baseline is None else standings.get(baseline.hash)
         return SearchResult(
@@ -79,9 +80,30 @@ class Answer:
             speedup=None
             if baseline is None or start is None
             else verdict.gain(best, baseline.hash),
+            front=self._front(verdict),
             stop_reason=stop_reason,
             interrupted=interrupted,
         )
+
+    def _front(self, verdict: confirm.Verdict | None) -> tuple[Standing, ...] | None:
+        """The Pareto front, fastest first, by the final comparison's figures where there are."""
+        if self._objective.wish.name != "pareto":
+            return None
+        confirmed = {} if verdict is None else verdict.figures
+        n_runs = {} if verdict is None else verdict.n_runs
+        figures = {**self._own_figures(), **confirmed}
+        return tuple(
+            self._standing(self._named(key), figures[key], n_runs.get(key, 1))
+            for key in front_of(figures)
+        )
+
+    def _own_figures(self) -> dict[str, Figure]:
+        """What every feasible candidate achieved in its own trial, by hash."""
+        found = {t.candidate.hash: self._objective.figure(t) for t in self._history.tried}
+        return {key: figure for key, figure in found.items() if figure is not None}
+
+    def _named(self, key: str) -> Candidate:
+        return next(t.candidate for t in self._history.tried if t.candidate.hash == key)
 
     def _standing(self, candidate: Candidate, figure: Figure, n_runs: int) -> Standing:
         own = [t for t in self._history.trials if t.spec.candidate_hash == candidate.hash]

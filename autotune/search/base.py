@@ -109,5 +109,7 @@ class SearchResult:
     """Confirmed candidates whose interval overlaps the best's."""
     speedup: Speedup | None
     """None if no baseline ran or nothing was confirmed."""
+    front: tuple[Standing, ...] | None = None
+    """The Pareto front, fastest first; None for an objective without one."""
     stop_reason: StopReason
     interrupted: bool

@@ -13,9 +13,10 @@ from autotune.candidate import Candidate
 from autotune.contract import Role, TrialResult
 from autotune.record import Trial
 from autotune.search.base import Speedup
+from autotune.search.front import Figure
 from autotune.search.history import History, is_settled, results
 from autotune.search.launch import CONFIRM_MEASURE, MEASURE
-from autotune.search.objective import Figure, Objective
+from autotune.search.objective import Objective
 from autotune.search.student import t_quantile
 
 ROUNDS = 3

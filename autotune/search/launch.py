@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 
 from autotune.candidate import Candidate
+from autotune.catalogue.process import binds_cores, environment_of
 from autotune.contract import Measure, Role, TrialSpec
 from autotune.engines.base import Engine
 from autotune.hardware import Environment
@@ -68,6 +69,11 @@ def make_spec(
         accelerator=environment.accelerator,
         model=job.model.source,
         recompute=setup.recompute,
+        attention=setup.attention,
+        loss_chunk_tokens=setup.loss_chunk_tokens,
+        compile=setup.compile,
+        environment=environment_of(run.candidate.values),
+        binds_cores=binds_cores(run.candidate.values),
         expected=engine.expected(setup),
         measure=CONFIRM_MEASURE if run.role is Role.CONFIRM else MEASURE,
         memory_limit_bytes=enforced_limit_bytes(job, environment),

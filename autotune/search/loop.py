@@ -33,7 +33,8 @@ from autotune.search.interrupt import Interrupt
 from autotune.search.launch import Run
 from autotune.search.objective import Objective
 from autotune.search.sampler import propose
-from autotune.search.stop import n_done, why_stop
+from autotune.search.stop import n_done, searched, why_stop
+from autotune.search.walk import next_of_grid
 
 _SNAPSHOT_S = 0.5
 
@@ -124,6 +125,8 @@ class _Search:
         self._capacity = fleet.capacity(job.world)
         self._stage = Stage.BASELINE
         self._stop: StopReason | None = None
+        self._n_budget = min(job.budget.trials, len(lattice.candidates))
+        self._users_baseline: Candidate | None = None
         self._baseline: Candidate | None = None
         self._comparison: confirm.Comparison | None = None
         self._last_note = ""
@@ -139,10 +142,11 @@ class _Search:
 
     def run(self) -> SearchResult:
         """Go through the stages."""
-        theirs = None if self._job.baseline is None else self._users_own(self._job.baseline)
+        if self._job.baseline is not None:
+            self._users_baseline = self._users_own(self._job.baseline)
         self.crew.recover()
         self._save_facts()
-        self._drive(Stage.BASELINE, lambda: self._next_baseline(theirs), at_once=1)
+        self._drive(Stage.BASELINE, self._next_baseline, at_once=1)
         self._drive(Stage.SEARCH, self._next_search, at_once=self._capacity)
         if not self._interrupt.draining:
             self._note(f"search ends: {self._stop}")
@@ -182,7 +186,8 @@ class _Search:
                 has_more = True  # what has ended may be owed another run
                 self._show(stage)
 
-    def _next_baseline(self, theirs: Candidate | None) -> Run | None:
+    def _next_baseline(self) -> Run | None:
+        theirs = self._users_baseline
         try:
             if theirs is None:
                 self._baseline = find_baseline(self._job, self._lattice.context, self._runs)
@@ -232,20 +237,30 @@ class _Search:
         )
         if self._stop is not None:
             return None
-        values = propose(
-            self._lattice.values,
-            history,
-            self._objective,
-            sampler=self._job.sampler,
-            n_budget=self._job.budget.trials,
-            seed=self._job.seed,
-        )
-        closed = {t.candidate.hash for t in history.tried if not t.is_owed}
-        candidate = self._lattice.nearest({**self._constants, **values}, closed)
+        candidate = self._propose()
         if candidate is None:
             self._stop = StopReason.EXHAUSTED
             return None
         return self._run_of(candidate, Role.SEARCH)
+
+    def _propose(self) -> Candidate | None:
+        """The candidate to try next; None when all were."""
+        job, history, lattice = self._job, self.crew.history, self._lattice
+        closed = {t.candidate.hash for t in history.tried if not t.is_owed}
+        if self._users_baseline is not None and not searched(history):
+            # What they run today is where the search starts from: one knob away, mostly.
+            return lattice.nearest(self._users_baseline.values, closed)
+        if job.sampler == "grid":
+            return next_of_grid(lattice, history, closed, seed=job.seed)
+        values = propose(
+            lattice.values,
+            history,
+            self._objective,
+            sampler=job.sampler,
+            n_budget=self._n_budget,
+            seed=job.seed,
+        )
+        return lattice.nearest({**self._constants, **values}, closed)
 
     def _plan_comparison(self) -> None:
         self._comparison = confirm.plan(
@@ -343,7 +358,7 @@ class _Search:
                 stage=stage,
                 counts=history.counts,
                 n_done=n_done(history),
-                n_budget=self._job.budget.trials,
+                n_budget=self._n_budget,
                 running=self.crew.running(),
                 baseline=answer.baseline(self._baseline),
                 best=answer.best(),
@@ -362,7 +377,7 @@ class _Search:
             return None
         n_search = 0
         if stage is not Stage.CONFIRM:
-            n_search = self._job.budget.trials - n_done(self.crew.history)
+            n_search = max(0, self._n_budget - n_done(self.crew.history))
         n_confirm = 2 * confirm.ROUNDS
         if self._comparison is not None:
             n_confirm = confirm.n_missing(self._comparison, self.crew.history)

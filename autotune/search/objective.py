@@ -2,28 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from autotune.contract import Outcome, TrialResult
 from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.job import Objective as Wish
+from autotune.search.front import Figure, front_of, knee, nearest_on_front, peak_of
 from autotune.search.history import Tried, results
 
-_METER_SLACK = 0.02
+METER_SLACK = 0.02
 """A trial is held to the limit while it runs; a GPU's context and communicators may still grow a
 little after the allocator was capped, and a CPU rank's limit is counted in whole mappings."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """What a candidate achieves, from one trial or from several."""
-
-    samples_per_s: float
-    low: float
-    """Lower end of the 95% interval of `samples_per_s`."""
-    high: float
-    peak_memory_bytes: int | None
-    """None where the device's meter said nothing; such a candidate is taken to fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +32,7 @@ class Objective:
 
     def fits(self, peak_memory_bytes: int | None) -> bool:
         """Whether a peak keeps within what is allowed."""
-        allowed_bytes = self.allowed_bytes * (1 + _METER_SLACK)
+        allowed_bytes = self.allowed_bytes * (1 + METER_SLACK)
         return peak_memory_bytes is None or peak_memory_bytes <= allowed_bytes
 
     def figure(self, tried: Tried) -> Figure | None:
@@ -57,27 +47,45 @@ class Objective:
             return None
         return figure_of(result)
 
-    def best(self, figures: Mapping[str, Figure]) -> str | None:
-        """The key of the best figure; the first of equals."""
+    @property
+    def directions(self) -> tuple[Literal["maximize", "minimize"], ...]:
+        """Of `values`, in Optuna's words."""
+        if self.wish.name == "pareto":
+            return ("maximize", "minimize")
+        return ("maximize",) if self.wish.name == "samples_per_s" else ("minimize",)
+
+    def best(
+        self, figures: Mapping[str, Figure], *, beside: Mapping[str, Figure] | None = None
+    ) -> str | None:
+        """The key of the best figure; the first of equals.
+
+        Args:
+            figures: To choose from.
+            beside: Figures that cannot be chosen but are part of the front (Pareto objective).
+        """
         if not figures:
             return None
+        if self.wish.name == "pareto":
+            return knee(figures, {**(beside or {}), **figures})
         fastest = max(figures, key=lambda key: figures[key].samples_per_s)
         if self.wish.name == "samples_per_s":
             return fastest
         floor = self.wish.floor * figures[fastest].samples_per_s
         kept = [key for key, figure in figures.items() if figure.samples_per_s >= floor]
-        return min(kept, key=lambda key: _peak(figures[key]))
+        return min(kept, key=lambda key: peak_of(figures[key]))
 
     def contenders(self, figures: Mapping[str, Figure]) -> list[str]:
         """Keys of the figures that could be the best one, given their intervals; best first.
 
         For samples/s those whose interval overlaps the best's. For the lowest memory the fastest
         one (it sets the floor), the best, and those with less memory whose interval reaches the
-        floor.
+        floor. For the Pareto objective the front, those nearest the best first.
         """
         best = self.best(figures)
         if best is None:
             return []
+        if self.wish.name == "pareto":
+            return nearest_on_front(best, figures)
         if self.wish.name == "samples_per_s":
             near = [key for key in figures if figures[key].high >= figures[best].low]
             return sorted(near, key=lambda key: (key != best, -figures[key].samples_per_s))
@@ -85,24 +93,31 @@ class Objective:
         floor = self.wish.floor * figures[fastest].samples_per_s
         smaller = [
             key
-            for key in sorted(figures, key=lambda key: _peak(figures[key]))
-            if figures[key].high >= floor and _peak(figures[key]) < _peak(figures[best])
+            for key in sorted(figures, key=lambda key: peak_of(figures[key]))
+            if figures[key].high >= floor and peak_of(figures[key]) < peak_of(figures[best])
         ]
         return list(dict.fromkeys([best, fastest, *smaller]))
 
-    def value(self, tried: Tried, worst_peak_bytes: float) -> float:
-        """What the sampler is told: samples/s to maximise, or peak bytes to minimise.
+    def leaders(self, figures: Mapping[str, Figure]) -> list[str]:
+        """Keys of the figures that a search got better by: the best, or the whole front."""
+        if self.wish.name == "pareto":
+            return front_of(figures)
+        best = self.best(figures)
+        return [] if best is None else [best]
+
+    def values(self, tried: Tried, worst_peak_bytes: float) -> list[float]:
+        """What the sampler is told: samples/s to maximise, peak bytes to minimise, or both.
 
         Args:
             tried: A settled candidate.
             worst_peak_bytes: What a configuration without a peak of its own is told with.
         """
         result = tried.measured
-        if self.wish.name == "samples_per_s":
-            return 0.0 if result is None else result.samples_per_s or 0.0
-        if result is None or result.peak_memory_bytes is None:
-            return worst_peak_bytes
-        return float(result.peak_memory_bytes)
+        rate = 0.0 if result is None else result.samples_per_s or 0.0
+        peak = None if result is None else result.peak_memory_bytes
+        peak_bytes = worst_peak_bytes if peak is None else float(peak)
+        told = {"samples_per_s": [rate], "peak_memory": [peak_bytes], "pareto": [rate, peak_bytes]}
+        return told[self.wish.name]
 
     def constraints(self, tried: Tried, best_samples_per_s: float) -> dict[str, float]:
         """How far a settled candidate is from feasible; 0 or less: feasible in that respect.
@@ -136,7 +151,3 @@ def figure_of(result: TrialResult) -> Figure:
         high=rate if result.samples_per_s_high is None else result.samples_per_s_high,
         peak_memory_bytes=result.peak_memory_bytes,
     )
-
-
-def _peak(figure: Figure) -> float:
-    return float("inf") if figure.peak_memory_bytes is None else figure.peak_memory_bytes

@@ -1,12 +1,14 @@
 """The next proposal, by Optuna, from a study that is rebuilt from the record each time.
 
 There is no database: nothing to corrupt, nothing to keep in step with the trial folders, and a
-changed space is just other distributions. 500 trials cost about 0.1 s.
+changed space is just other distributions. 500 trials cost about 0.1 s. The sampler `grid` asks
+nobody: it walks the lattice itself (`autotune.search.walk`).
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy
 import optuna
@@ -18,13 +20,17 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.contract import KnobValue
+from autotune.errors import JobError
 from autotune.job import SamplerName
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 
 _MAX_STARTUP_TRIALS = 10
-"""Random proposals before TPE has enough to model (Optuna's default, which the constraint
+"""Random proposals before a sampler has enough to model (Optuna's default, which the constraint
 handling was measured with)."""
+
+_GP_PACKAGES = ("scipy", "torch")
+"""What Optuna's Gaussian process sampler imports when it is asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +85,12 @@ def propose(
         space: Values per knob.
         history: What was tried; the same history and seed give the same proposal.
         objective: What is better and what is feasible.
-        sampler: `tpe` or `random`.
+        sampler: `tpe`, `gp` or `random`.
         n_budget: Trials of the whole search; at most half of them are random.
         seed: The job's seed.
+
+    Raises:
+        JobError: A package that the sampler needs is not installed.
     """
     # It would warn of every knob that acts only at some stages and so is sampled on its own.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -90,24 +99,47 @@ def propose(
     numbers = numpy.random.SeedSequence([seed, len(history.trials)])
     draw = int(numbers.generate_state(1)[0])
     study = optuna.create_study(
-        direction="maximize" if objective.wish.name == "samples_per_s" else "minimize",
-        sampler=_make_sampler(sampler, n_budget, draw),
+        directions=objective.directions, sampler=_make_sampler(sampler, n_budget, draw)
     )
-    study.add_trials(told_trials(axes, history, objective))
+    study.add_trials(told_trials(axes, history, objective, is_whole=sampler == "gp"))
     trial = study.ask({name: axis.distribution for name, axis in axes.items()})
     return {name: axis.decode(trial.params[name]) for name, axis in axes.items()}
 
 
+def check_installed(sampler: SamplerName) -> None:
+    """See that a sampler has what it imports, before anything runs.
+
+    Raises:
+        JobError: A package is missing.
+    """
+    missing = [name for name in _GP_PACKAGES if sampler == "gp" and find_spec(name) is None]
+    if missing:
+        raise JobError(
+            f"sampler: gp needs {' and '.join(missing)}, which is not installed",
+            "pip install 'autotune[gp]', or choose --sampler tpe",
+        )
+
+
 def told_trials(
-    axes: Mapping[str, Axis], history: History, objective: Objective
+    axes: Mapping[str, Axis], history: History, objective: Objective, *, is_whole: bool = False
 ) -> list[FrozenTrial]:
-    """The record in Optuna's terms, one trial per candidate."""
+    """The record in Optuna's terms, one trial per candidate.
+
+    Args:
+        axes: The knobs.
+        history: What was tried.
+        objective: What is better and what is feasible.
+        is_whole: Whether every trial names every knob. A knob that does not act is left out for
+            TPE, which models it where it acts; a Gaussian process sees only the knobs that all
+            trials have and draws the others blindly, so there it stands at its first value.
+    """
     tried = history.tried
     figures = [figure for t in tried if (figure := objective.figure(t)) is not None]
     best = max((figure.samples_per_s for figure in figures), default=0.0)
     peaks = [t.measured.peak_memory_bytes or 0 for t in tried if t.measured is not None]
     worst_peak_bytes = max([objective.allowed_bytes, *peaks])
-    return [_told(t, axes, objective, best, worst_peak_bytes) for t in tried]
+    idle = {name: axis.values[0] for name, axis in axes.items()} if is_whole else {}
+    return [_told(t, axes, objective, best, worst_peak_bytes, idle) for t in tried]
 
 
 def _told(
@@ -116,22 +148,24 @@ def _told(
     objective: Objective,
     best_samples_per_s: float,
     worst_peak_bytes: float,
+    idle: Mapping[str, KnobValue],
 ) -> FrozenTrial:
     """A candidate as Optuna is told of it.
 
     A configuration's fault is a complete trial with its constraints: told as failed, it would be
     proposed again half of the time. What the platform spoilt teaches nothing and is failed. Knobs
-    that do not act are left out.
+    that do not act are at their idle value, or left out where they have none.
     """
-    active = {name: axis for name, axis in axes.items() if name in tried.candidate.values}
-    params = {name: axis.encode(tried.candidate[name]) for name, axis in active.items()}
+    values = {**idle, **tried.candidate.values}
+    active = {name: axis for name, axis in axes.items() if name in values}
+    params = {name: axis.encode(values[name]) for name, axis in active.items()}
     distributions = {name: axis.distribution for name, axis in active.items()}
     if tried.measured is None and tried.fault is None:
         state = TrialState.RUNNING if tried.is_running else TrialState.FAIL
         return create_trial(state=state, params=params, distributions=distributions)
     return create_trial(
         state=TrialState.COMPLETE,
-        value=objective.value(tried, worst_peak_bytes),
+        values=objective.values(tried, worst_peak_bytes),
         params=params,
         distributions=distributions,
         constraints=objective.constraints(tried, best_samples_per_s),
@@ -139,13 +173,14 @@ def _told(
 
 
 def _make_sampler(name: SamplerName, n_budget: int, seed: int) -> optuna.samplers.BaseSampler:
+    n_startup = min(_MAX_STARTUP_TRIALS, n_budget // 2)
     if name == "random":
         return optuna.samplers.RandomSampler(seed=seed)
+    if name == "gp":
+        check_installed(name)
+        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=n_startup)
     return optuna.samplers.TPESampler(
-        seed=seed,
-        n_startup_trials=min(_MAX_STARTUP_TRIALS, n_budget // 2),
-        multivariate=True,
-        constant_liar=True,
+        seed=seed, n_startup_trials=n_startup, multivariate=True, constant_liar=True
     )
 
 

@@ -43,11 +43,10 @@ def why_stop(
 
 
 def _n_since_gain(history: History, objective: Objective) -> int:
-    """Settled trials of the search since the best one; all of them while there is none."""
+    """Settled trials of the search since the last gain; all of them while there is none."""
     tried = {t.candidate.hash: t for t in history.tried}
     figures = {key: f for key, t in tried.items() if (f := objective.figure(t)) is not None}
-    best = objective.best(figures)
-    gained_at = -1 if best is None else _number(tried[best])
+    gained_at = max((_number(tried[key]) for key in objective.leaders(figures)), default=-1)
     return sum(t.is_settled and _number(t) > gained_at for t in searched(history))
 
 

@@ -14,6 +14,8 @@ _BUILDERS = {
     "deepspeed_shm_comm": "ShareMemCommBuilder",
     "fused_adam": "FusedAdamBuilder",
     "cpu_adam": "CPUAdamBuilder",
+    "async_io": "AsyncIOBuilder",
+    "pin_memory": "PinMemoryBuilder",
 }
 
 

@@ -42,6 +42,10 @@ class Meter(ABC):
     def read(self) -> dict[str, int]:
         """Bytes by meter so far; the key `peak` is the one that the limit is checked against."""
 
+    @abstractmethod
+    def now(self) -> dict[str, int]:
+        """Bytes by meter as they stand, to be watched for growth."""
+
     def explains(self, error: BaseException) -> bool:
         """Whether an exception that does not speak of memory came from the limit all the same."""
         return False
@@ -79,6 +83,11 @@ class CpuMeter(Meter):
         self._sample()
         peak: int = max(0, self._peak_bytes - self._base_bytes)
         return {"peak": peak, "private_data": peak, "host_rss": peak_rss_bytes()}
+
+    def now(self) -> dict[str, int]:
+        """See `Meter.now`."""
+        own_bytes = _private_data_bytes() - self._base_bytes
+        return {"private_data": own_bytes, "host_rss": _rss_bytes()}
 
     def explains(self, error: BaseException) -> bool:
         """See `Meter.explains`: at the limit the interpreter and C code fail in ways of their own.
@@ -140,6 +149,15 @@ class CudaMeter(Meter):
             "host_rss": peak_rss_bytes(),
         }
 
+    def now(self) -> dict[str, int]:
+        """See `Meter.now`."""
+        return {
+            "allocated": torch.cuda.memory_allocated(),
+            "reserved": torch.cuda.memory_reserved(),
+            "context_and_comm": self._rest_bytes(),
+            "host_rss": _rss_bytes(),
+        }
+
     def _rest_bytes(self) -> int:
         now = self._device_used_bytes() - int(torch.cuda.memory_reserved())
         return max(0, now - self._used_before_bytes)
@@ -169,5 +187,14 @@ def _nvml_device(local_rank: int) -> Any:
 
 def _private_data_bytes() -> int:
     # The sixth field of statm is data and stack in pages: what RLIMIT_DATA counts, plus the stack.
+    return _statm_bytes(5)
+
+
+def _rss_bytes() -> int:
+    """Resident set of this process as it stands."""
+    return _statm_bytes(1)
+
+
+def _statm_bytes(field: int) -> int:
     with Path("/proc/self/statm").open("rb") as file:
-        return int(file.read().split()[5]) * _PAGE_BYTES
+        return int(file.read().split()[field]) * _PAGE_BYTES

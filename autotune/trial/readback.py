@@ -16,6 +16,7 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.pipe.module import PipelineModule
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from deepspeed.utils import groups
 
 _DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -42,9 +43,21 @@ def read_back(engine: Any) -> dict[str, Any]:
         ),
         "n_params": _n_params(engine.module),
         "recomputed_layers": recomputed_layers(engine.module),
+        "compiled": bool(engine.is_compiled),
+        "loss_chunk_tokens": getattr(engine.module.forward, "chunk_tokens", 0),
         "optimizer": type(engine.basic_optimizer).__name__,
         "optimizer_wrapper": type(optimizer).__name__,
     }
+    if (config := getattr(engine.module, "config", None)) is not None:
+        found["attention"] = getattr(config, "_attn_implementation", None)
+    if getattr(engine, "zenflow", False):
+        found |= {
+            "zenflow": "overlap" if engine.overlap_step else "sequential",
+            "zenflow_topk_ratio": optimizer.topk_ratio,
+            "zenflow_select_interval": engine.select_interval // engine.update_interval,
+        }
+    if isinstance(optimizer, BF16_Optimizer):
+        found["grad_accum_dtype"] = _dtype_name(optimizer.grad_acc_dtype)
     if isinstance(optimizer, DeepSpeedZeroOptimizer):
         found |= _read_stage_1_and_2(optimizer)
     elif isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
@@ -119,7 +132,10 @@ def _clipping(engine: Any) -> float:
 def _read_stage_1_and_2(optimizer: DeepSpeedZeroOptimizer) -> dict[str, Any]:
     masters = optimizer.single_partition_of_fp32_groups
     held = {tensor.device.type for tensor in masters}
-    return {
+    return _read_dtypes(optimizer, masters) | {
+        "contiguous_gradients": bool(optimizer.contiguous_gradients),
+        "reduce_scatter": bool(optimizer.reduce_scatter),
+        "round_robin_gradients": bool(optimizer.round_robin_gradients),
         "offload_optimizer": _device(optimizer.cpu_offload and held == {"cpu"}),
         "reduce_bucket_size": optimizer.reduce_bucket_size,
         "allgather_bucket_size": optimizer.allgather_bucket_size,
@@ -132,18 +148,78 @@ def _read_stage_3(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> dict
     coordinator = parameters.get_param_coordinator()
     # Both values are private to the coordinator, which is what prefetches and releases.
     private = {name.rpartition("__")[2]: value for name, value in vars(coordinator).items()}
+    masters = optimizer.fp32_partitioned_groups_flat
+    return (
+        _read_dtypes(optimizer, masters)
+        | _read_swapping(engine, optimizer)
+        | {
+            "contiguous_gradients": bool(optimizer.contiguous_gradients),
+            "reduce_scatter": bool(optimizer.reduce_scatter),
+            "max_reuse_distance": private["max_reuse_dist_in_numel"],
+            "sub_group_size": optimizer.sub_group_size,
+            "n_sub_groups": len(optimizer.fp16_groups),
+            "hpz_partition_size": _hpz_partition_size(),
+            "quantized_weights": bool(private["zero_quantized_weights"]),
+            "quantized_gradients": optimizer.all2all_process_group is not None,
+            "super_offload": "SuperOffload" in type(optimizer).__name__,
+            "offload_optimizer": _offload(optimizer.offload_optimizer, optimizer.swap_optimizer),
+            "offload_param": _offload(
+                parameters.offload_device is not None, optimizer.params_in_nvme_and_cpu
+            ),
+            "reduce_bucket_size": optimizer.reduce_bucket_size,
+            "overlap_comm": _overlaps(engine, optimizer),
+            "prefetch_bucket_size": private["prefetch_bucket_sz"],
+            "max_live_parameters": private["max_n_available_params"],
+            "param_persistence_threshold": parameters.param_numel_persistence_threshold,
+            "n_persistent_params": len(optimizer.persistent_parameters),
+        }
+    )
+
+
+def _read_dtypes(optimizer: Any, masters: list[torch.Tensor]) -> dict[str, Any]:
     return {
-        "offload_optimizer": _offload(optimizer.offload_optimizer, optimizer.swap_optimizer),
-        "offload_param": _offload(
-            parameters.offload_device is not None, optimizer.params_in_nvme_and_cpu
-        ),
-        "reduce_bucket_size": optimizer.reduce_bucket_size,
-        "overlap_comm": _overlaps(engine, optimizer),
-        "prefetch_bucket_size": private["prefetch_bucket_sz"],
-        "max_live_parameters": private["max_n_available_params"],
-        "param_persistence_threshold": parameters.param_numel_persistence_threshold,
-        "n_persistent_params": len(optimizer.persistent_parameters),
+        "grad_accum_dtype": _dtype_name(optimizer.gradient_accumulation_dtype),
+        "master_dtype": _dtype_name(masters[0].dtype),
+        "optimizer_states_dtype": _states_dtype(optimizer),
     }
+
+
+def _states_dtype(optimizer: Any) -> str:
+    """Of the moments that are there; before any are (a skipped step), what they will be."""
+    states = optimizer.optimizer.state.values()
+    moments = [state["exp_avg"] for state in states if "exp_avg" in state]
+    if moments:
+        return _dtype_name(moments[0].dtype)
+    return "bf16" if getattr(optimizer, "bf16_optimizer_states", False) else "fp32"
+
+
+def _read_swapping(engine: Any, optimizer: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if optimizer.offload_optimizer:
+        found["offload_ratio"] = optimizer.partial_offload
+    if (swapper := optimizer.optimizer_swapper) is not None:
+        reads, writes = (getattr(swapper, f"async_swap_{way}", False) for way in ("in", "out"))
+        found["offload_pipeline"] = _PIPELINES[bool(reads), bool(writes)]
+    swappers = (getattr(p, "nvme_swapper", None) for p in engine.module.parameters())
+    if (param_swapper := next((s for s in swappers if s is not None), None)) is not None:
+        found["offload_param_max_in_cpu"] = optimizer.max_params_in_cpu
+        found["offload_param_buffer_count"] = param_swapper.param_buffer_count
+        found["offload_param_buffer_size"] = param_swapper.elements_per_buffer
+    return found
+
+
+_PIPELINES = {
+    (True, True): "both",
+    (True, False): "read",
+    (False, True): "write",
+    (False, False): "none",
+}
+
+
+def _hpz_partition_size() -> int:
+    """Ranks of the group that holds a second copy of the parameters; 1: there is none."""
+    group = groups._get_zero_param_intra_parallel_group()
+    return 1 if group is None else int(dist.get_world_size(group=group))
 
 
 def _overlaps(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> bool:

@@ -4,7 +4,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-CONFIDENCE = 0.95
+ONE_IN = 20
+"""How often an interval misses: one in 20 is what 95% leave."""
 MIN_SAMPLES = 6
 """Below this many samples even [smallest, largest] covers the median in less than 95% of cases."""
 
@@ -29,9 +30,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
         raise ValueError("no samples")
     ordered = sorted(samples)
     n = len(ordered)
-    k = 1
-    while 2 * (k + 1) <= n and 1 - 2 * _binomial_cdf(n, k) >= CONFIDENCE:
-        k += 1
+    k = _depth(n)
     return statistics.median(ordered), ordered[k - 1], ordered[n - k]
 
 
@@ -43,6 +42,35 @@ def relative_half_width(samples: Sequence[float]) -> float:
     return (high - low) / 2 / median
 
 
-def _binomial_cdf(n: int, k: int) -> float:
-    """P(Binomial(n, 1/2) <= k)."""
-    return float(sum(math.comb(n, i) for i in range(k + 1)) / 2**n)
+def slope(times: Sequence[float], values: Sequence[float]) -> float:
+    """How fast values grow: the median slope of all pairs (Theil and Sen), 0 below two times.
+
+    A median, because memory grows in steps and jumps: one that is not repeated is no growth.
+
+    Args:
+        times: In any unit, not all equal.
+        values: One per time.
+
+    Returns:
+        Units of `values` per unit of `times`.
+    """
+    slopes = [
+        (values[j] - values[i]) / (times[j] - times[i])
+        for i in range(len(times))
+        for j in range(i + 1, len(times))
+        if times[j] != times[i]
+    ]
+    return statistics.median(slopes) if slopes else 0.0
+
+
+def _depth(n: int) -> int:
+    """The largest k with 1 - 2 * P(Binomial(n, 1/2) < k) of at least 95%; 1 where there is none.
+
+    In whole numbers, term by term: a soak has tens of thousands of steps.
+    """
+    k, term, below = 1, n, 1 + n  # below: the sum of the binomials (n 0) to (n k)
+    while 2 * (k + 1) <= n and 2 * ONE_IN * below <= 2**n:
+        k += 1
+        term = term * (n - k + 1) // k
+        below += term
+    return k

@@ -24,6 +24,11 @@ _MAX_SKIPPED = 50
 at 2**16 needs 16 to reach 1."""
 
 
+def no_finale() -> bool:
+    """The trial is done once it has measured."""
+    return True
+
+
 class TrialDone(BaseException):
     """Raised out of the optimizer step that completes the trial; no training script catches it."""
 
@@ -38,6 +43,8 @@ class Stopwatch:
         *,
         is_loss_scaled: bool,
         on_first_step: Callable[[], None],
+        after_step: Callable[[], None] = lambda: None,
+        finale: Callable[[], bool] = no_finale,
     ) -> None:
         """Prepare to watch an engine.
 
@@ -46,11 +53,18 @@ class Stopwatch:
             measure: How long to measure.
             is_loss_scaled: Whether training is fp16, where steps are skipped until the scale fits.
             on_first_step: Called after the first step that was applied.
+            after_step: Called after every step that is measured.
+            finale: Called after the last measured step and every one after it; says whether the
+                trial is done. Those steps are not measured.
         """
         self._reporter = reporter
         self._measure = measure
         self._is_loss_scaled = is_loss_scaled
         self._on_first_step = on_first_step
+        self._after_step = after_step
+        self._finale = finale
+        self._measured_s = 0.0
+        self._has_enough = False
         self._step_began_s = 0.0
         self._micro_losses: list[torch.Tensor] = []
         self._applied = 0
@@ -127,20 +141,24 @@ class Stopwatch:
             if self._applied == self._measure.warmup_steps:
                 self._reporter.enter(Phase.MEASURED)
             return
-        report.step_times_s.append(step_time_s)
-        if self._is_enough(report.step_times_s):
+        if not self._has_enough:
+            report.step_times_s.append(step_time_s)
+            self._measured_s += step_time_s
+            self._after_step()
+            self._has_enough = self._is_enough(report.step_times_s)
+        if self._has_enough and self._finale():
             raise TrialDone
 
     def _is_enough(self, step_times_s: list[float]) -> bool:
-        n_steps = len(step_times_s)
-        if n_steps < self._measure.min_steps:
+        n_steps, measure = len(step_times_s), self._measure
+        if n_steps < measure.min_steps:
             return False
-        if n_steps >= self._measure.max_steps:
-            return True
         # Summed over agreed times, not read off this rank's clock: all ranks must stop together.
-        spent_s = sum(step_times_s)
-        narrow = relative_half_width(step_times_s) <= self._measure.target_half_width
-        return narrow or spent_s >= self._measure.budget_s
+        if n_steps >= measure.max_steps or self._measured_s >= measure.budget_s:
+            return True
+        # A soak goes on however steady its steps are, and has too many to look at each time.
+        aims_at = measure.target_half_width
+        return aims_at > 0 and relative_half_width(step_times_s) <= aims_at
 
     def _restart(self) -> None:
         self._step_began_s = time.perf_counter()

@@ -20,19 +20,31 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 def train(spec: TrialSpec, ds_config: dict[str, Any]) -> None:
     """Train for ever: build the model, initialize the engine, step."""
+    engine = make_engine(spec, ds_config)
+    for tokens in batches(spec):
+        output = engine(input_ids=tokens, labels=tokens)
+        engine.backward(output if isinstance(output, torch.Tensor) else output.loss)
+        engine.step()
+
+
+def make_engine(spec: TrialSpec, ds_config: dict[str, Any]) -> Any:
+    """The model as the candidate wants it, under DeepSpeed."""
     torch.manual_seed(spec.seed)
     model = build_model(spec, ds_config)
     apply_recompute(model, spec.recompute)
+    if spec.loss_chunk_tokens:
+        from autotune.trial.loss import chunk_loss  # heavy: it needs transformers
+
+        chunk_loss(model, spec.loss_chunk_tokens)
     model.train()
     engine, *_ = deepspeed.initialize(
         model=model,
         model_parameters=[p for p in model.parameters() if p.requires_grad],
         config=ds_config,
     )
-    for tokens in batches(spec):
-        output = engine(input_ids=tokens, labels=tokens)
-        engine.backward(output if isinstance(output, torch.Tensor) else output.loss)
-        engine.step()
+    if spec.compile != "none":
+        engine.compile()
+    return engine
 
 
 def build_model(spec: TrialSpec, ds_config: dict[str, Any]) -> torch.nn.Module:
@@ -50,7 +62,7 @@ def build_model(spec: TrialSpec, ds_config: dict[str, Any]) -> torch.nn.Module:
             stack.enter_context(_default_dtype(_DTYPES[spec.precision]))
         if "factory" in spec.model:
             return _from_factory(spec.model)
-        return _from_config(spec.model["config"], _DTYPES[spec.precision])
+        return _from_config(spec.model["config"], _DTYPES[spec.precision], spec.attention)
 
 
 def apply_recompute(model: torch.nn.Module, recompute: str) -> None:
@@ -86,9 +98,17 @@ def batches(spec: TrialSpec) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(spec.seed * 100_003 + rank // spec.tp)
     device = get_accelerator().current_device_name()
     shape = (spec.micro_batch, spec.seq_len)
+    for _ in range(micro_batches_trained(spec)):
+        torch.randint(0, int(spec.model["vocab"]), shape, generator=generator)
     while True:
         tokens = torch.randint(0, int(spec.model["vocab"]), shape, generator=generator)
         yield tokens.to(device, non_blocking=True)
+
+
+def micro_batches_trained(spec: TrialSpec) -> int:
+    """Micro-batches per rank that a resumed training has seen already."""
+    done = None if spec.checkpoint is None else spec.checkpoint.resumes_at
+    return (done or 0) * spec.grad_accum
 
 
 @contextlib.contextmanager
@@ -101,12 +121,13 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _from_config(config: dict[str, Any], dtype: torch.dtype) -> torch.nn.Module:
+def _from_config(config: dict[str, Any], dtype: torch.dtype, attention: str) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM  # heavy
 
     hf_config = AutoConfig.for_model(**config)
     hf_config.use_cache = False
-    model: torch.nn.Module = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
+    chosen = {} if attention == "default" else {"attn_implementation": attention}
+    model: torch.nn.Module = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **chosen)
     return model
 
 

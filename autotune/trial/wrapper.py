@@ -83,7 +83,7 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
         reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
         meter.cap()
 
-    _put_candidate_in(ds_config, spec, reporter, on_initialized)
+    _put_candidate_in(ds_config, spec, reporter, meter, on_initialized)
     reporter.enter(Phase.MODEL)
     try:
         workload.train(spec, ds_config)
@@ -106,6 +106,7 @@ def _put_candidate_in(
     ds_config: dict[str, Any],
     spec: TrialSpec,
     reporter: Any,
+    meter: Any,
     on_initialized: Callable[[], None],
 ) -> None:
     """Make `deepspeed.initialize` use the candidate's configuration and watch its engine."""
@@ -126,11 +127,22 @@ def _put_candidate_in(
             spec.measure,
             is_loss_scaled=spec.precision == "fp16",
             on_first_step=lambda: _read_back(made[0], spec, reporter),
+            **_soak(made[0], spec, reporter, meter),
         )
         stopwatch.attach(made[0])
         return made
 
     deepspeed.initialize = watched_initialize
+
+
+def _soak(engine: Any, spec: TrialSpec, reporter: Any, meter: Any) -> dict[str, Callable[[], Any]]:
+    """What a soak asks of the stopwatch besides; nothing for any other trial."""
+    if spec.checkpoint is None:
+        return {}
+    from autotune.trial.checkpoint import Soak
+
+    soak = Soak(spec.checkpoint, engine, spec, reporter, meter)
+    return {"after_step": soak.after_step, "finale": soak.finale}
 
 
 def _read_back(engine: Any, spec: TrialSpec, reporter: Any) -> None:

@@ -38,7 +38,7 @@ def breaks(spec: TrialSpec) -> TrialResult:
 def session_of(folder: Path, behave: Behaviour, monkeypatch: pytest.MonkeyPatch) -> Session:
     job = make(trials=3)
     monkeypatch.setattr(run, "LocalFleet", lambda *_, **__: ScriptedFleet(behave))
-    monkeypatch.setattr("autotune.extensions.build", lambda *_: None)
+    monkeypatch.setattr("autotune.extensions.build", lambda *_, **__: None)
     return Session(
         job=job,
         job_data={"model": "tiny-gpt2"},

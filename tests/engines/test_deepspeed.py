@@ -92,6 +92,9 @@ def test_expected_has_what_the_stage_has(tmp_path):
         "dtype": "bf16",
         "gradient_clipping": 1.0,
         "communication_dtype": "bf16",
+        "compiled": False,
+        "loss_chunk_tokens": 0,
+        "optimizer": "FusedAdam",
         "recomputed_layers": 2,
         "n_params": job.model.shape.n_params,
     }

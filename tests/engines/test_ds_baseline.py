@@ -55,16 +55,16 @@ def test_keys_that_no_knob_knows_ride_along_in_that_trial_only(tmp_path, engine)
         train_micro_batch_size_per_gpu=2,
         zero_optimization={
             "stage": 1,
-            "round_robin_gradients": True,
+            "parameter_alignment": True,
             "offload_optimizer": {"device": "cpu", "pin_memory": False},
         },
         optimizer={"type": "Lion", "params": {"lr": 1}},
     )
     its_engine, candidate = engine.baseline(file)
     config = its_engine.setup(candidate).ds_config
-    assert config["zero_optimization"]["round_robin_gradients"] is True
+    assert config["zero_optimization"]["parameter_alignment"] is True
     assert config["zero_optimization"]["offload_optimizer"]["pin_memory"] is False
-    assert "round_robin_gradients" not in engine.setup(candidate).zero
+    assert "parameter_alignment" not in engine.setup(candidate).zero
     # All candidates train with one optimizer: the job's.
     assert config["optimizer"]["type"] == "AdamW"
     assert its_engine.overridden(candidate)["optimizer"][0]["type"] == "Lion"

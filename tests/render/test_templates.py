@@ -104,7 +104,7 @@ def test_the_users_folder_comes_first_and_the_shipped_one_still_serves(folder):
     templates = Templates(folder)
     assert templates.text("launch/README.md.j2", {}) == "mine"
     assert "torch.distributed.run" in templates.text(
-        "launch/launch.sh.j2", {"world": 2, "accelerator": "cpu"}
+        "launch/launch.sh.j2", {"world": 2, "accelerator": "cpu", "variables": []}
     )
 
 

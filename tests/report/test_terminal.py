@@ -14,8 +14,9 @@ from autotune.knobs import Context
 from autotune.record import Study
 from autotune.report.plan import make_plan
 from autotune.report.rows import Row, make_rows
+from autotune.report.study import Report
 from autotune.report.summary import summarize
-from autotune.report.terminal import Report, print_plan, print_report
+from autotune.report.terminal import print_plan, print_report
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from tests.search.scripted import (
@@ -48,11 +49,11 @@ def finished(folder: Path, behave: Behaviour = realistic, **job_changes: object)
     return study
 
 
-def shown(report: Report, width: int = 80) -> str:
+def shown(report: Report, width: int = 80, *, details: bool = False) -> str:
     console = Console(
         file=io.StringIO(), width=width, color_system=None, _environ={"TERM": "xterm"}
     )
-    print_report(console, report)
+    print_report(console, report, details=details)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -60,7 +61,7 @@ def shown(report: Report, width: int = 80) -> str:
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_report_fits_and_says_all(tmp_path: Path, width: int) -> None:
     study = finished(tmp_path)
-    text = shown(read_report(study), width)
+    text = shown(read_report(study), width, details=True)
     lines = text.splitlines()
     assert max(len(line.rstrip()) for line in lines) <= width
     for word in ("samples/s", "95% interval", "memory", "baseline", "best", "speedup", "stopped"):
@@ -97,6 +98,18 @@ def test_the_best_row_shows_the_figure_of_the_final_comparison(tmp_path: Path) -
     assert best.figure is not None
     assert best.figure.samples_per_s == pytest.approx(answer["best"]["samples_per_s"])
     assert best.figure.low == pytest.approx(answer["best"]["samples_per_s_low"])
+
+
+def test_the_pareto_front_is_listed_with_the_rule(tmp_path: Path) -> None:
+    report = read_report(finished(tmp_path, objective="pareto"))
+    assert report.answer is not None
+    points = report.answer["front"]
+    text = " ".join(shown(report, 160).split())
+    assert len(points) > 1
+    for point in points:
+        assert f"trial {point['trial']}: " in text
+    assert "best is the knee of the front" in text
+    assert " front " not in " ".join(shown(read_report(finished(tmp_path / "b"))).split())
 
 
 def test_knobs_that_never_vary_have_no_column(tmp_path: Path) -> None:

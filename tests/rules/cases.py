@@ -56,17 +56,22 @@ def setup_of(case: Case, *, version: str = NEWEST) -> Setup:
         recompute=case.recompute,
         precision=case.precision,
         model=ModelShape(
-            **model,
             gated_mlp=True,
             n_experts=0,
             experts_per_token=0,
             n_params=22_688,
             n_params_active=22_688,
-            largest_param=2048,
+            **({"largest_param": 2048} | model),
         ),
         supports_tp=architecture in SUPPORTS_TP,
         supports_recompute=architecture in SUPPORTS_RECOMPUTE,
-        environment=environment(version=version, fp16=case.fp16_supported),
+        environment=environment(
+            version=version, fp16=case.fp16_supported, accelerator=case.accelerator
+        ),
+        attention=case.attention,
+        loss_chunk_tokens=case.loss_chunk_tokens,
+        compile=case.compile,
+        supports_loss_chunks=architecture in SUPPORTS_RECOMPUTE,
     )
 
 

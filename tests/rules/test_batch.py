@@ -53,10 +53,7 @@ def test_the_fix_for_a_wrong_global_batch_is_legal(layout, micro, accum, factor)
     violations = judged({MICRO: micro, ACCUM: accum}, world, tp, wanted)
     if violations:
         config = {MICRO: micro, ACCUM: accum}
-        for part in violations[0].fix.removeprefix("set ").split(" and "):
-            name, value = part.removeprefix("set ").split(" to ")
-            config[name] = int(value)
-        assert judged(config, world, tp, wanted) == []
+        assert judged(config | dict(violations[0].changes), world, tp, wanted) == []
 
 
 @given(world=st.integers(1, 8), micro=COUNTS, accum=COUNTS, total=st.integers(1, 4096))
@@ -70,7 +67,9 @@ def test_a_wrong_product_is_refused_with_its_arithmetic(world, micro, accum, tot
     assert violation.rule == "batch.product"
     assert f"{total}, but" in violation.message
     assert f"{micro} * {accum} * {world} = {real}" in violation.message
-    assert violation.fix == f"set {TOTAL} to {real}"
+    assert violation.changes == {TOTAL: real}
+    keeps = total % (micro * world) == 0
+    assert (f"or set {ACCUM} to {total // (micro * world)}" in violation.fix) == keeps
 
 
 @given(world=st.integers(1, 8), micro=COUNTS, accum=COUNTS, total=COUNTS, factor=COUNTS)
@@ -79,10 +78,7 @@ def test_the_fix_for_a_wrong_product_keeps_the_global_batch(world, micro, accum,
     config = {MICRO: micro, ACCUM: accum, TOTAL: total}
     violations = judged(config, world, 1, wanted)
     if violations and violations[0].rule == "batch.product":
-        for part in violations[0].fix.removeprefix("set ").split(" and "):
-            name, value = part.split(" to ")
-            config[name] = int(value)
-        assert judged(config, world, 1, wanted) == []
+        assert judged(config | dict(violations[0].changes), world, 1, wanted) == []
 
 
 @given(world=st.integers(1, 8), micro=COUNTS, total=st.integers(1, 4096))

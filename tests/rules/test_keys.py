@@ -15,6 +15,7 @@ def installed():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import deepspeed
+        from deepspeed.compile.config import CompileConfig
         from deepspeed.runtime.tensor_parallel.config import TPConfig, TPTrainingConfig
         from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
         from deepspeed.runtime.zero.offload_config import (
@@ -28,6 +29,7 @@ def installed():
         "zero_optimization.offload_param": DeepSpeedZeroOffloadParamConfig,
         "tensor_parallel": TPTrainingConfig,
         "tensor_parallel.tp": TPConfig,
+        "compile": CompileConfig,
     }
 
 

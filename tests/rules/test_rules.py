@@ -1,13 +1,14 @@
 """What holds for every rule: its witnesses break it alone, and no configuration makes it raise."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.rules import ALL_RULES, judge
-from autotune.rules.base import Setup
+from autotune.rules.base import Setup, changed
 from autotune.rules.keys import SECTIONS
 from tests.rules.cases import NEWEST, environment, setup, setup_of
 
@@ -16,6 +17,28 @@ WITNESSES = [
     for rule in ALL_RULES
     for number, witness in enumerate(rule.witnesses)
 ]
+
+NEEDS_SOMEBODY = {
+    "attention.flash",  # the script, or the environment
+    "batch.no_size",  # no size follows from nothing
+    "loss.chunks_of_another_loss",  # the script
+    "model.recompute_every",  # the layout and the job are not in the configuration
+    "model.recompute_unsupported",
+    "model.seq_len",
+    "offload.nvme_without_path",  # which disk
+    "optimizer.needs_cuda",  # another optimizer trains something else
+    "optimizer.unknown_type",
+    "parallel.model",
+    "parallel.world",
+    "precision.unsupported",
+    "schema.auto_unresolved",
+    "schema.section_value",
+    "schema.top_level_value",
+    "version.autotp_by_script",  # the layout, or another DeepSpeed
+    "version.autotp_uneven_heads",
+    "version.flat_buffer_on_cpu",  # no sharding, or all of it
+    "version.removed_optimizer",  # 1-bit LAMB where there is no LAMB
+}
 
 _KEYS = sorted({name for section in SECTIONS.values() for name in section.keys} | {"nonsense"})
 _SCALARS = st.one_of(
@@ -60,6 +83,24 @@ def test_a_witness_breaks_its_rule_alone(rule, witness):
 @pytest.mark.parametrize(("rule", "witness"), WITNESSES)
 def test_the_repaired_witness_is_legal(rule, witness):
     assert judge(setup_of(witness.repaired, version=witness.deepspeed or NEWEST)) == []
+
+
+@pytest.mark.parametrize(("rule", "witness"), WITNESSES)
+def test_the_fix_for_machines_makes_every_rule_silent(rule, witness):
+    """Or there is none, and the rule says what somebody has to choose."""
+    broken = setup_of(witness.broken, version=witness.deepspeed or NEWEST)
+    (violation,) = judge(broken)
+    if not violation.changes:
+        assert violation.fix
+        assert rule.name in NEEDS_SOMEBODY
+        return
+    assert judge(replace(broken, ds_config=changed(broken.ds_config, violation.changes))) == []
+
+
+@pytest.mark.parametrize(("rule", "witness"), WITNESSES)
+def test_a_violation_says_what_the_engine_does(rule, witness):
+    (violation,) = judge(setup_of(witness.broken, version=witness.deepspeed or NEWEST))
+    assert violation.consequence == witness.consequence
 
 
 @pytest.mark.parametrize(("rule", "witness"), WITNESSES)

@@ -64,6 +64,8 @@ def acting(witness: Witness) -> tuple[Case, Case]:
 
 
 def reason_to_skip(witness: Witness) -> str:
+    if witness.broken.accelerator == "cuda":
+        return "needs CUDA devices"
     wanted = witness.deepspeed or NEWEST
     if release_of(wanted) != release_of(INSTALLED):
         return f"is about DeepSpeed {wanted}; {INSTALLED} is installed"

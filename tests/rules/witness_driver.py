@@ -36,6 +36,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from autotune.trial.loss import chunk_loss
 from autotune.trial.readback import recomputed_layers
 from autotune.trial.workload import apply_recompute
 
@@ -119,9 +120,14 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
         config = run["config"]
         model = build_model(run["model"])
         apply_recompute(model, run["recompute"])
+        if run["attention"] != "default":
+            model.set_attn_implementation(run["attention"])
+        chunk_loss(model, run["loss_chunk_tokens"])
         engine, *_ = deepspeed.initialize(
             model=model, config=copy.deepcopy(config), model_parameters=model.parameters()
         )
+        if run["compile"] != "none":
+            engine.compile()
         # Before 0.19.7 the log does not know the call by which AutoTP compares its inputs.
         knows = "log_name" in inspect.signature(ds_comm.broadcast_object_list).parameters
         ds_comm.configure(enabled=knows or engine.autotp_size() <= 1, prof_all=True, verbose=False)

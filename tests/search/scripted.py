@@ -206,6 +206,7 @@ class ScriptedEngine:
 
     name = "scripted"
     base_knobs: Mapping[str, KnobValue] = {}
+    optimizer = "adamw"
 
     def __init__(self, job: Job, *, tag: str = "", own: Candidate | None = None) -> None:
         self._job = job

@@ -7,12 +7,13 @@ import pytest
 from optuna.trial import TrialState
 
 from autotune.contract import KnobValue, Outcome, Role, TrialResult, TrialSpec
+from autotune.errors import JobError
 from autotune.job import Job, SamplerName
 from autotune.record import Trial
 from autotune.search.history import History
 from autotune.search.launch import Run, make_spec
 from autotune.search.objective import Objective
-from autotune.search.sampler import make_axes, propose, told_trials
+from autotune.search.sampler import check_installed, make_axes, propose, told_trials
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
@@ -76,6 +77,11 @@ def told(history: History, job: Job | None = None) -> list[optuna.trial.FrozenTr
     return told_trials(make_axes(SPACE, history), history, objective(job))
 
 
+def told_whole(history: History) -> list[optuna.trial.FrozenTrial]:
+    space = SPACE | {"reduce_bucket_size": (1000, 2000)}
+    return told_trials(make_axes(space, history), history, objective(), is_whole=True)
+
+
 def test_config_faults_are_complete_platform_faults_failed_and_running_ones_running(
     history: History,
 ):
@@ -83,7 +89,7 @@ def test_config_faults_are_complete_platform_faults_failed_and_running_ones_runn
     assert states == [TrialState.COMPLETE] * 6 + [TrialState.FAIL, TrialState.RUNNING]
 
 
-@pytest.mark.parametrize("name", ["samples_per_s", "peak_memory"])
+@pytest.mark.parametrize("name", ["samples_per_s", "peak_memory", "pareto"])
 def test_every_complete_trial_has_the_same_constraints_in_the_same_order(
     history: History, name: str
 ):
@@ -136,13 +142,34 @@ def test_knobs_that_do_not_act_are_not_told(history: History):
     assert "reduce_bucket_size" in frozen[1].params
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_gaussian_process_sees_every_knob_in_every_trial(history: History):
+    names = {tuple(sorted(frozen.params)) for frozen in told_whole(history)}
+    assert names == {("micro_batch", "recompute", "reduce_bucket_size", "zero.stage")}
+    assert told_whole(history)[0].params["reduce_bucket_size"] == 1000
+
+
+def test_both_objectives_are_told(history: History):
+    frozen = told(history, make(objective="pareto", memory_limit="24GiB"))
+    assert frozen[0].values == [100.0, 12 * GIB]
+    assert frozen[2].values == [0.0, 36 * GIB], "out of memory is as bad as the worst that ran"
+
+
+def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("autotune.search.sampler.find_spec", lambda name: None)
+    for sampler in ("tpe", "random", "grid"):
+        check_installed(sampler)
+    with pytest.raises(JobError, match="gp needs scipy") as caught:
+        check_installed("gp")
+    assert "pip install 'autotune[gp]'" in caught.value.hint
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
 def test_the_same_history_and_seed_give_the_same_proposal(history: History, sampler: SamplerName):
     def ask(seed: int) -> dict[str, KnobValue]:
         return propose(SPACE, history, objective(), sampler=sampler, n_budget=2, seed=seed)
 
     assert ask(3) == ask(3)
-    assert len({str(ask(seed)) for seed in range(8)}) > 1
+    assert len({str(ask(seed)) for seed in range(4)}) > 1
 
 
 def test_proposals_of_one_seed_differ_as_the_record_grows(history: History):
@@ -178,6 +205,8 @@ def share_of_oom(sampler: SamplerName, seed: int) -> float:
 
 def test_out_of_memory_teaches_the_sampler():
     learned = numpy.mean([share_of_oom("tpe", seed) for seed in range(3)])
+    modelled = share_of_oom("gp", 0)
     blind = numpy.mean([share_of_oom("random", seed) for seed in range(3)])
     assert blind > 0.5
     assert learned < blind / 2
+    assert modelled < blind / 2

@@ -1,0 +1,100 @@
+"""`check`: read a configuration with what goes with it, judge it, write the fix."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from autotune.check import Report, read_source
+from autotune.check import check as judge_source
+from autotune.consumers import Consumer
+from autotune.errors import JobError, RenderError
+from autotune.hardware import Environment, version_of
+from autotune.rules.keys import NEWEST_READ
+
+ACCELERATORS = ("cuda", "cpu")
+
+
+def check_file(
+    path: Path,
+    *,
+    world: int | None,
+    launch: str | None,
+    accelerate: Path | None,
+    consumer: str | None,
+    accelerator: str,
+    deepspeed_version: str | None,
+) -> Report:
+    """Judge a file; nothing is written.
+
+    Raises:
+        RenderError: A file cannot be read.
+        JobError: A flag is not one of its values.
+    """
+    if accelerator not in ACCELERATORS:
+        raise JobError(
+            f"--accelerator {accelerator} is not known", f"say one of {', '.join(ACCELERATORS)}"
+        )
+    if consumer is not None and consumer not in list(Consumer):
+        raise JobError(f"--consumer {consumer} is not known", f"say one of {', '.join(Consumer)}")
+    if world is not None and world < 1:
+        raise JobError(f"--world {world} is not above 0", "name the number of accelerators")
+    source = read_source(
+        path,
+        world=world,
+        launch=launch,
+        accelerate=accelerate,
+        consumer=None if consumer is None else Consumer(consumer),
+    )
+    return judge_source(source, _environment(accelerator, deepspeed_version))
+
+
+def write_fix(report: Report) -> None:
+    """Put the fixed text in place of the file, aside first.
+
+    Raises:
+        RenderError: The file cannot be edited, or the folder not written to.
+    """
+    path = report.source.path.resolve()
+    if report.fixed_text is None:
+        return
+    try:
+        _replace(path, report.fixed_text.encode("utf-8"))
+    except OSError as error:
+        raise RenderError(f"{path}: cannot be written: {error}", "check the folder") from error
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Whoever reads meanwhile sees the old file or the new one, with the same permissions."""
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(aside, path.stat().st_mode)
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def _environment(accelerator: str, deepspeed_version: str | None) -> Environment:
+    """Where it would run, as far as rules ask; the memory is not theirs to ask."""
+    if deepspeed_version is not None:
+        try:
+            Version(deepspeed_version)
+        except InvalidVersion as error:
+            raise JobError(
+                f"--deepspeed-version {deepspeed_version} is no version", "such as 0.19.8"
+            ) from error
+    return Environment(
+        accelerator=accelerator,
+        n_devices=1,
+        device_name=f"any {accelerator} device",
+        device_memory_bytes=0,
+        peak_flops=None,
+        deepspeed_version=deepspeed_version or version_of("deepspeed") or NEWEST_READ,
+        torch_version=version_of("torch") or "",
+    )

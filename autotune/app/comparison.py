@@ -1,0 +1,79 @@
+"""Read studies by name or folder, and compare them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from pydantic import ValidationError
+
+from autotune.app.pages import write_text
+from autotune.app.studies import locate, read_report
+from autotune.errors import AutotuneError, StudyError
+from autotune.job import JobFile, read_job_file
+from autotune.record import Study
+from autotune.render.templates import Templates
+from autotune.report.compare import MAX_RUNS, Comparison, Run, compare
+from autotune.report.compare_page import render_comparison
+from autotune.table import load_table
+
+_BESIDES_THE_TABLE = {
+    "optimizer",
+    "objective",
+    "objective_floor",
+    "head_room",
+    "baseline",
+    "base_config",
+    "templates",
+}
+"""Keys of the job that change what a trial runs or what `best` means, and are no columns."""
+
+
+def compare_studies(runs: Sequence[str], results: Path) -> Comparison:
+    """Compare studies with the first of them.
+
+    Args:
+        runs: Names or folders.
+        results: Folder of all studies, for the names.
+
+    Raises:
+        StudyError: One is not there or cannot be read, or there are too few or too many.
+    """
+    found = [locate(run, results) for run in runs]
+    folders = [study.folder.resolve() for study in found]
+    if len(set(folders)) < 2 or len(folders) != len(set(folders)):
+        raise StudyError(
+            f"compare {' '.join(runs)}: it takes at least two studies, each named once",
+            "`autotune status` lists them",
+        )
+    if len(found) > MAX_RUNS:
+        raise StudyError(f"compare: {len(found)} studies", f"name at most {MAX_RUNS}")
+    return compare(
+        [
+            Run(
+                key=key,
+                report=read_report(study),
+                frame=load_table(study.folder),
+                job=_job(study),
+            )
+            for key, study in zip(ascii_uppercase, found, strict=False)
+        ]
+    )
+
+
+def write_comparison(comparison: Comparison, out: Path) -> Path:
+    """Write the comparison as one HTML file.
+
+    Raises:
+        StudyError: The file cannot be written.
+    """
+    return write_text(out, render_comparison(comparison, Templates()))
+
+
+def _job(study: Study) -> dict[str, Any]:
+    """What the table does not say; empty where the job's file cannot be read any more."""
+    try:
+        file = JobFile.model_validate(read_job_file(study.job_file))
+    except (AutotuneError, ValidationError):
+        return {}
+    return file.model_dump(mode="json", include=_BESIDES_THE_TABLE)

@@ -1,0 +1,120 @@
+"""HTML reports: written on demand, and by every search while it runs."""
+
+import time
+from pathlib import Path
+
+from autotune.app.studies import read_report
+from autotune.contract import Outcome
+from autotune.errors import AutotuneError, StudyError
+from autotune.files import write_whole
+from autotune.job import read_job_file
+from autotune.record import Study
+from autotune.render.templates import Templates
+from autotune.report.page import render_page
+from autotune.search.base import Observer, Snapshot, Stage
+from autotune.table import load_table
+
+_SHARE_OF_TIME = 0.05
+"""Of a search, at most, for drawing its page."""
+
+
+class PageWriter(Observer):
+    """Keeps the page of a running search up to date; hands everything on to another observer.
+
+    The page is written when a trial has ended. A search that runs one trial at a time shows that
+    before it starts the next, so that no measurement shares the processor with it. A long record
+    takes longer to draw: it is drawn less often.
+    """
+
+    def __init__(self, study: Study, observer: Observer) -> None:
+        self._study = study
+        self._observer = observer
+        self._written: tuple[Stage, dict[Outcome, int]] | None = None
+        self._not_before_s = 0.0
+        self._is_broken = False
+        self._is_told = False
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Hand it on, and write the page where it shows something new."""
+        self._observer.on_snapshot(snapshot)
+        state = (snapshot.stage, dict(snapshot.counts))
+        if state == self._written or time.monotonic() < self._not_before_s:
+            return
+        self._written = state
+        self._write(snapshot)
+
+    def on_note(self, note: str) -> None:
+        """Hand it on."""
+        self._observer.on_note(note)
+
+    def close(self) -> None:
+        """Write the page of the search that has ended."""
+        self._write(None)
+
+    def _write(self, snapshot: Snapshot | None) -> None:
+        if self._is_broken:
+            return
+        began_s = time.monotonic()
+        page = self._study.page_file
+        try:
+            write_page(self._study, page, snapshot=snapshot)
+        # Hours of trials must not end because a page cannot be drawn or written.
+        except Exception as error:
+            self._is_broken = True
+            self._observer.on_note(f"{page.name} is not kept up: {_line_of(error)}")
+            return
+        if snapshot is not None and not self._is_told:
+            self._is_told = True
+            self._observer.on_note(f"{page} shows this search, and loads itself again")
+        now_s = time.monotonic()
+        self._not_before_s = now_s + (now_s - began_s) / _SHARE_OF_TIME
+
+
+def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> Path:
+    """Write a study's page, whole or not at all.
+
+    Args:
+        study: The study.
+        out: The file.
+        snapshot: What a running search says of itself; its page loads itself again and again.
+
+    Raises:
+        StudyError: The record cannot be read, or the file cannot be written.
+        RenderError: A template of the user's does not render.
+    """
+    text = render_page(
+        read_report(study), load_table(study.folder), _templates(study), snapshot=snapshot
+    )
+    return write_text(out, text)
+
+
+def write_text(out: Path, text: str) -> Path:
+    """Write a page, whole or not at all.
+
+    Raises:
+        StudyError: The file cannot be written.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, lambda path: path.write_text(text, encoding="utf-8"))
+    except OSError as error:
+        raise StudyError(
+            f"{out}: cannot be written: {error.strerror or error}",
+            "name another file, or free some space",
+        ) from error
+    return out
+
+
+def _templates(study: Study) -> Templates:
+    """The user's own before the shipped ones, where their folder is still there."""
+    try:
+        named = read_job_file(study.job_file).get("templates")
+    except AutotuneError:
+        named = None
+    folder = Path(str(named)) if named else None
+    return Templates(folder if folder is not None and folder.is_dir() else None)
+
+
+def _line_of(error: Exception) -> str:
+    message = error.message if isinstance(error, AutotuneError) else f"{error!r}"
+    return message.splitlines()[0]

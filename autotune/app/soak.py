@@ -1,0 +1,257 @@
+"""Soak a study's winner, or what an export holds, and keep what it says."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune import extensions
+from autotune.app.studies import find_chosen, write_export
+from autotune.contract import (
+    DS_CONFIG_FILE,
+    ContractError,
+    Role,
+    TrialSpec,
+    read_json,
+)
+from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.errors import JobError, StudyError
+from autotune.fleet.local import LocalFleet
+from autotune.fleet.processes import kill_all
+from autotune.hardware import Environment, detect_environment
+from autotune.record import Study
+from autotune.render.templates import canonical_json
+from autotune.search.interrupt import Interrupt
+from autotune.search.launch import MEASURE, Run, make_spec
+from autotune.search.soak import (
+    Half,
+    check_space,
+    growth_of,
+    problems_of,
+    resumed_of,
+    soak_trials,
+)
+from autotune.soak_record import SOAK_FOLDER, SoakResult, digest_of, write_soak
+
+Note = Callable[[str], None]
+
+MAX_MINUTES = 30 * 24 * 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is soaked."""
+
+    source: str
+    """The study's name or the export's folder."""
+    folder: Path
+    """Where `soak.json` goes."""
+    trial: int | None
+    spec: TrialSpec
+    files: dict[str, str]
+    n_params: int | None
+    """None: nobody knows how large a checkpoint will be."""
+
+
+def soak_study(study: Study, *, minutes: float, note: Note) -> SoakResult | None:
+    """Soak the best configuration of a study; its export then says so.
+
+    Returns:
+        What it found, also in `soak.json`; None if the user ended it.
+
+    Raises:
+        JobError: The minutes are no length of time.
+        StudyError: There is no best one, another process holds the study, or the disk is full.
+        FleetError: The devices are not there.
+    """
+    _check(minutes)
+    environment = detect_environment()
+    subject = _of_study(study, environment)
+    study.lock()
+    try:
+        found = _soak(subject, environment, minutes, note)
+        if found is not None:
+            write_export(study, study.best_folder, to=DeepSpeedEngine.name, trial=None)
+        return found
+    finally:
+        study.unlock()
+
+
+def soak_export(folder: Path, *, minutes: float, note: Note) -> SoakResult | None:
+    """Soak the configuration in an export's folder, on all the memory that the devices have.
+
+    Returns:
+        As `soak_study`.
+
+    Raises:
+        JobError: The minutes are no length of time, or the folder holds no export.
+        StudyError: Another soak holds the folder, or it cannot be written.
+        FleetError: The devices are not there.
+    """
+    _check(minutes)
+    environment = detect_environment()
+    return _soak(_of_export(folder, environment), environment, minutes, note)
+
+
+def _check(minutes: float) -> None:
+    if not 0 < minutes <= MAX_MINUTES:
+        raise JobError(
+            f"minutes: {minutes} is no length of a soak", f"give more than 0, up to {MAX_MINUTES}"
+        )
+
+
+def _soak(
+    subject: Subject, environment: Environment, minutes: float, note: Note
+) -> SoakResult | None:
+    if subject.n_params is not None:
+        check_space(subject.folder, subject.n_params)
+    record = Study(subject.folder, SOAK_FOLDER)
+    fleet = LocalFleet(environment, world=subject.spec.world)
+    interrupt = Interrupt()
+    record.lock()
+    try:
+        kill_all(record.trials_folder)
+        extensions.build(environment.accelerator, note)
+        with interrupt.on_signals(), closing(fleet):
+            ran = soak_trials(
+                subject.spec,
+                subject.files,
+                minutes=minutes,
+                record=record,
+                fleet=fleet,
+                interrupt=interrupt,
+                note=note,
+            )
+        if ran is None:
+            return None
+        found = _result(subject, environment, minutes, *ran)
+        write_soak(subject.folder, found)
+        return found
+    finally:
+        record.unlock()
+
+
+def _result(
+    subject: Subject, environment: Environment, minutes: float, halves: list[Half], size: int
+) -> SoakResult:
+    growth = growth_of(halves)
+    problems = problems_of(halves, growth)
+    times_s = [seconds for half in halves for seconds in half.result.step_times_s]
+    rates = [half.result.samples_per_s for half in halves if half.result.samples_per_s]
+    peaks = [half.result.peak_memory_bytes for half in halves]
+    return SoakResult(
+        passed=not problems,
+        problems=problems,
+        source=subject.source,
+        trial=subject.trial,
+        candidate_hash=subject.spec.candidate_hash,
+        ds_config_digest=digest_of(subject.files),
+        seq_len=subject.spec.seq_len,
+        minutes_asked=minutes,
+        minutes=sum(times_s) / 60,
+        steps=len(times_s),
+        samples_per_s=min(rates, default=None),
+        peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
+        memory_limit_bytes=subject.spec.memory_limit_bytes,
+        growth=growth,
+        checkpoint=resumed_of(halves, size),
+        device_name=environment.device_name,
+        deepspeed_version=environment.deepspeed_version,
+        torch_version=environment.torch_version,
+        started_at_s=halves[0].result.started_at_s,
+    )
+
+
+def _of_study(study: Study, environment: Environment) -> Subject:
+    chosen = find_chosen(study, trial=None)
+    _check_devices(chosen.environment.accelerator, environment)
+    spec = make_spec(
+        Run(candidate=chosen.candidate, role=Role.SOAK),
+        study=study.name,
+        number=0,
+        job=chosen.job,
+        engine=chosen.engine,
+        environment=environment,
+    )
+    return Subject(
+        source=study.name,
+        folder=study.folder,
+        trial=chosen.trial.spec.number,
+        spec=spec,
+        files=chosen.engine.files(chosen.candidate),
+        n_params=chosen.job.model.shape.n_params,
+    )
+
+
+def _of_export(folder: Path, environment: Environment) -> Subject:
+    """Read an export back: DeepSpeed's configuration, and the settings that it has no key for."""
+    name = DS_CONFIG_FILE.rpartition("/")[2]
+    try:
+        config, settings = read_json(folder / name), read_json(folder / "settings.json")
+        model: dict[str, Any] = {
+            key: settings[key] for key in ("factory", "path", "vocab") if key in settings
+        }
+        if "factory" not in model:
+            model["config"] = read_json(folder / "model" / "config.json")
+        text = canonical_json(config)
+        spec = _spec_of_export(folder, config, settings, model, digest_of({name: text}))
+    except (ContractError, KeyError, TypeError, ValueError) as error:
+        raise JobError(
+            f"{folder}: not an export of autotune: {error}",
+            "name a folder that `autotune export --to deepspeed` wrote, or a study",
+        ) from error
+    _check_devices(spec.accelerator, environment)
+    return Subject(
+        source=str(folder), folder=folder, trial=None, spec=spec, files={name: text}, n_params=None
+    )
+
+
+def _spec_of_export(
+    folder: Path,
+    config: dict[str, Any],
+    settings: dict[str, Any],
+    model: dict[str, Any],
+    digest: str,
+) -> TrialSpec:
+    dp, tp, pp = (int(settings[key]) for key in ("dp", "tp", "pp"))
+    micro_batch = int(config["train_micro_batch_size_per_gpu"])
+    grad_accum = int(config["gradient_accumulation_steps"])
+    return TrialSpec(
+        study=folder.name,
+        number=0,
+        role=Role.SOAK,
+        candidate_hash=digest[:12],
+        knobs={},
+        world=int(settings["world"]),
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        micro_batch=micro_batch,
+        grad_accum=grad_accum,
+        global_batch=int(settings["global_batch"]),
+        seq_len=int(settings["seq_len"]),
+        precision=str(settings["precision"]),
+        accelerator=str(settings["accelerator"]),
+        model=model,
+        recompute=str(settings["recompute"]),
+        expected={
+            "stage": config["zero_optimization"]["stage"],
+            "micro_batch": micro_batch,
+            "grad_accum": grad_accum,
+            "dtype": settings["precision"],
+            "dp": dp,
+            "tp": tp,
+            "pp": pp,
+        },
+        measure=MEASURE,
+        seed=int(settings["seed"]),
+    )
+
+
+def _check_devices(theirs: str, environment: Environment) -> None:
+    if theirs != environment.accelerator:
+        raise StudyError(
+            f"it was measured on {theirs}, this machine trains on {environment.accelerator}",
+            f"soak it where there is {theirs}",
+        )

@@ -1,0 +1,1 @@
+"""Every knob, by group: one file for each page of the documentation."""

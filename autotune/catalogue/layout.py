@@ -1,0 +1,56 @@
+"""Knobs of the layout: what is sharded, split and recomputed, and how many samples at once."""
+
+from autotune.contract import KnobValue
+from autotune.knob import Context, Knob, Knobs
+
+
+def _fold_recompute(value: KnobValue, _: Knobs, context: Context) -> KnobValue:
+    # Layers 0, K, 2K, ...: from K = n_layers on it is the first layer alone.
+    if not str(value).startswith("every_"):
+        return value
+    every = min(int(str(value).removeprefix("every_")), context.model.n_layers)
+    return "full" if every == 1 else f"every_{every}"
+
+
+ENTRIES = (
+    Knob(
+        name="zero.stage",
+        group="layout",
+        kind="int",
+        default=0,
+        choices=(0, 1, 2, 3),
+        help="ZeRO stage: what is sharded over the data-parallel ranks (0 nothing, 1 optimizer "
+        "states, 2 and gradients, 3 and parameters)",
+        source="runtime/zero/config.py",
+    ),
+    Knob(
+        name="tp",
+        group="layout",
+        kind="int",
+        default=1,
+        minimum=1,
+        help="tensor parallel degree (DeepSpeed AutoTP)",
+        source="module_inject/auto_tp.py",
+    ),
+    Knob(
+        name="micro_batch",
+        group="layout",
+        kind="int",
+        default=1,
+        minimum=1,
+        help="samples per rank and forward pass; gradient accumulation follows from the global "
+        "batch",
+        source="runtime/config.py: _set_batch_related_parameters",
+    ),
+    Knob(
+        name="recompute",
+        group="layout",
+        kind="choice",
+        default="none",
+        choices=("none", "full"),
+        pattern=r"every_([2-9]|[1-9]\d{1,3})",
+        fold=_fold_recompute,
+        help="activation recomputation: none, full, or every_K (layers 0, K, 2K, ...)",
+        source="transformers: gradient_checkpointing_enable",
+    ),
+)

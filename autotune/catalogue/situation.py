@@ -1,0 +1,121 @@
+"""What a choice of knobs amounts to, as far as other knobs act or saturate by it."""
+
+from autotune.contract import KnobValue
+from autotune.knob import Context, Knobs
+
+ADAM = ("adam", "adamw")
+
+
+def degree(values: Knobs, name: str) -> int:
+    """A parallel degree; 1 where there is none."""
+    return int(values.get(name, 1))
+
+
+def stage(values: Knobs) -> int:
+    """ZeRO stage."""
+    return int(values.get("zero.stage", 0))
+
+
+def data_parallel(values: Knobs, context: Context) -> int:
+    """Data-parallel ranks."""
+    return max(1, context.world // (degree(values, "tp") * degree(values, "pp")))
+
+
+def communicates(values: Knobs, context: Context) -> bool:
+    """Whether there is another data-parallel rank; a reduction over one is a copy."""
+    return data_parallel(values, context) > 1
+
+
+def elements_per_rank(values: Knobs, context: Context) -> int:
+    """Parameter elements that one tensor-parallel rank trains; exact for tp=1, else not below it.
+
+    AutoTP splits the linear layers inside the blocks (auto_tp.py: _replace). Embeddings, the
+    head, norms and biases may stay whole, as do uneven heads and fused experts: counted whole.
+    """
+    model, tp = context.model, degree(values, "tp")
+    uneven = model.n_heads % tp or model.n_kv_heads % tp or model.ffn_hidden % tp
+    if tp == 1 or uneven or model.n_experts:
+        return model.n_params
+    tables = (1 if model.tied_embeddings else 2) * model.vocab + (model.max_seq_len or 0)
+    vectors = model.n_layers * (16 * model.hidden + 4 * model.ffn_hidden)
+    whole = min(model.n_params, tables * model.hidden + vectors)
+    return whole + -(-(model.n_params - whole) // tp)
+
+
+def fold_elements(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
+    """More elements than a rank has mean all that it has."""
+    return min(int(value), elements_per_rank(values, context))
+
+
+def offloads_optimizer(values: Knobs) -> bool:
+    """Whether optimizer states live on the host or a disk."""
+    return values.get("offload.optimizer", "none") != "none"
+
+
+def uses_bf16_optimizer(values: Knobs, context: Context) -> bool:
+    """Whether stage 1 is DeepSpeed's BF16_Optimizer, which is given none of ZeRO's settings.
+
+    Source: engine.py: _do_optimizer_sanity_check, _configure_bf16_optimizer.
+    """
+    accumulates_fp32 = values.get("grad_accum_dtype", "model") == "fp32"
+    is_stage_1 = stage(values) == 1 and context.precision == "bf16"
+    return is_stage_1 and accumulates_fp32 and not offloads_optimizer(values)
+
+
+def shards_gradients(values: Knobs, context: Context) -> bool:
+    """Whether ZeRO's own buckets reduce the gradients."""
+    return stage(values) > 0 and not uses_bf16_optimizer(values, context)
+
+
+def is_contiguous(values: Knobs) -> bool:
+    """Whether gradients are copied into one bucket before they are reduced.
+
+    Source: stage_1_and_2.py: __init__ forces it where the optimizer is offloaded.
+    """
+    forced = stage(values) < 3 and offloads_optimizer(values)
+    return forced or bool(values.get("contiguous_gradients", True))
+
+
+def fetches_parameters(values: Knobs, context: Context) -> bool:
+    """Whether stage 3 gathers parameters, or copies them from the host or a disk.
+
+    A group of one rank gathers nothing (partition_parameters.py: _no_gather_coalesced); what is
+    left is the copy, which is none where the device is the host.
+    """
+    device = values.get("offload.param", "none")
+    copies = device == "nvme" or (device == "cpu" and context.accelerator != "cpu")
+    return data_parallel(values, context) > 1 or copies
+
+
+def releases_parameters(values: Knobs, context: Context) -> bool:
+    """Whether any parameter is fetched anew at each use.
+
+    Persistent parameters are never released (partitioned_param_coordinator.py:
+    __params_to_release): with all of them persistent there is nothing to fetch ahead.
+    """
+    if not fetches_parameters(values, context):
+        return False
+    threshold = values.get("stage3.param_persistence_threshold", 0)
+    return int(threshold) < context.model.largest_param
+
+
+def elements_in_partition(values: Knobs, context: Context) -> int:
+    """Elements of all parameter partitions of a rank, not below the true figure.
+
+    Every tensor is padded to a multiple of the ranks; 16 tensors per layer and 4 per expert are
+    more than any architecture of transformers has.
+    """
+    model, dp = context.model, data_parallel(values, context)
+    n_tensors = model.n_layers * (16 + 4 * model.n_experts) + 8
+    padding = n_tensors if dp > 1 else 0
+    return min(elements_per_rank(values, context), -(-model.n_params // dp) + padding)
+
+
+def has_adam(context: Context) -> bool:
+    """Whether the job trains with Adam or AdamW, of which there are several implementations."""
+    return context.optimizer in ADAM
+
+
+def never(_: Knobs, __: Context) -> bool:
+    """For knobs that are known, so that a file which sets them is understood, and do nothing."""
+    return False

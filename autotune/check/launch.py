@@ -1,0 +1,170 @@
+"""A launch line: how many ranks it starts, and what it tells the script."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from autotune.consumers import Consumer
+from autotune.errors import JobError
+
+_SCRIPT_COMMANDS = ("llamafactory-cli", "axolotl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a launch line says."""
+
+    world: int | None
+    """Ranks; None where it does not say (all devices that there are)."""
+    per_node: int | None
+    """Ranks of one node."""
+    arguments: Mapping[str, Any]
+    """Of the script: name with underscores -> value; a flag without one is true."""
+    config: str | None
+    """The ds_config that it names."""
+    accelerate_config: str | None
+    """The accelerate YAML that it names."""
+    mixed_precision: str | None
+    """`--mixed_precision` of accelerate."""
+    consumer: Consumer | None
+    """Who reads the configuration; None where the line does not tell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    launcher: Mapping[str, Any]
+    script: Mapping[str, Any]
+    kind: str = field(default="")
+
+
+def read_launch(line: str) -> Launch:
+    """Read a line that starts `deepspeed`, `torchrun`, `accelerate launch` or a script.
+
+    Raises:
+        JobError: Its quotes do not close.
+    """
+    parsed = _parse(line)
+    world, per_node = _ranks(parsed)
+    script, launcher = parsed.script, parsed.launcher
+    config, consumer = None, None
+    if isinstance(script.get("deepspeed"), str):
+        config, consumer = script["deepspeed"], Consumer.TRAINER
+    elif isinstance(script.get("deepspeed_config"), str):
+        config, consumer = script["deepspeed_config"], Consumer.DEEPSPEED
+    elif parsed.kind == "accelerate":
+        file = launcher.get("deepspeed_config_file")
+        config, consumer = (file if isinstance(file, str) else None), Consumer.ACCELERATE
+    accelerate_config = launcher.get("config_file") if parsed.kind == "accelerate" else None
+    precision = launcher.get("mixed_precision")
+    return Launch(
+        world=world,
+        per_node=per_node,
+        arguments=script,
+        config=config,
+        accelerate_config=accelerate_config if isinstance(accelerate_config, str) else None,
+        mixed_precision=precision if isinstance(precision, str) else None,
+        consumer=consumer,
+    )
+
+
+def _parse(line: str) -> _Line:
+    try:
+        words = shlex.split(line.replace("\\\n", " "))
+    except ValueError as error:
+        raise JobError(f"--launch: {error}: {line}", "close the quotes") from error
+    kind = next((k for word in words if (k := _launcher(word))), "")
+    script_at = next(
+        (at for at, word in enumerate(words) if _is_script(words, at, word)), len(words)
+    )
+    return _Line(
+        kind=kind,
+        launcher=dict(_flags(words[:script_at])),
+        script=dict(_flags(words[script_at + 1 :])),
+    )
+
+
+def _launcher(word: str) -> str:
+    name = word.rpartition("/")[2]
+    known = {
+        "deepspeed": "deepspeed",
+        "torchrun": "torchrun",
+        "torch.distributed.run": "torchrun",
+        "torch.distributed.launch": "torchrun",
+        "accelerate": "accelerate",
+        "accelerate.commands.launch": "accelerate",
+    }
+    return known.get(name, "")
+
+
+def _is_script(words: Sequence[str], at: int, word: str) -> bool:
+    if word.endswith(".py") or word.rpartition("/")[2] in _SCRIPT_COMMANDS:
+        return True
+    is_module = at > 0 and words[at - 1] in ("-m", "--module")
+    return is_module and not _launcher(word)
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """`--name value`, `--name=value` and `--name`; what is no flag is left out."""
+    for at, word in enumerate(words):
+        if not word.startswith("-") or _is_number(word):
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        following = words[at + 1] if at + 1 < len(words) else "--"
+        if equals:
+            yield name.replace("-", "_"), typed(value)
+        elif following.startswith("-") and not _is_number(following):
+            yield name.replace("-", "_"), True
+        else:
+            yield name.replace("-", "_"), typed(following)
+
+
+def _is_number(word: str) -> bool:
+    return type(typed(word)) in (int, float)
+
+
+def typed(text: str) -> Any:
+    """A number or a truth value where the text is one; YAML reads 1e-5 as text."""
+    try:
+        return float(text) if any(c in text for c in ".eE") else int(text)
+    except ValueError:
+        return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
+def _ranks(line: _Line) -> tuple[int | None, int | None]:
+    """All ranks, and those of one node."""
+    flags = line.launcher
+    if line.kind == "accelerate":
+        world, nodes = _count(flags, "num_processes", None), _count(flags, "num_machines", 1)
+        return world, (world // nodes if world and nodes and world % nodes == 0 else None)
+    if line.kind == "torchrun":
+        per_node = _count(flags, "nproc_per_node", _count(flags, "nproc", 1))
+        return _product(per_node, _count(flags, "nnodes", 1)), per_node
+    if line.kind == "deepspeed":
+        if isinstance(flags.get("include"), str):
+            return _included(flags["include"])
+        per_node = _count(flags, "num_gpus", None)
+        remote = "hostfile" in flags and "num_nodes" not in flags
+        return (None if remote else _product(per_node, _count(flags, "num_nodes", 1))), per_node
+    return None, None
+
+
+def _included(filter_text: str) -> tuple[int | None, int | None]:
+    """`worker-0@worker-1:0,2`: hosts, each with its slots or with all of them."""
+    slots = [host.partition(":")[2] for host in filter_text.split("@")]
+    if not all(slots):
+        return None, None
+    sizes = [len(one.split(",")) for one in slots]
+    return sum(sizes), max(sizes)
+
+
+def _count(flags: Mapping[str, Any], name: str, default: int | None) -> int | None:
+    """A count that the line gives; None where it gives another thing (`gpu`, `1:4`)."""
+    value = flags.get(name, default)
+    return value if type(value) is int and value > 0 else None
+
+
+def _product(*sizes: int | None) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return prod(known) if len(known) == len(sizes) else None

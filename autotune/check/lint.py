@@ -1,0 +1,219 @@
+"""The check: the rules of the lattice on anybody's configuration, and the smallest fix."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from autotune.check import huggingface
+from autotune.check.edit import duplicates, edited
+from autotune.check.partial import Partial, Path, WorldlessSetup
+from autotune.check.source import Source
+from autotune.errors import ExitCode
+from autotune.hardware import Environment
+from autotune.rules import judge
+from autotune.rules.base import BATCH_KEYS, Patch, Setup, Violation, as_section, changed, overlay
+from autotune.rules.schema import unreadable
+
+_MOST_FIXES = 100
+"""More than there are rules: a fix that calls for another ends somewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One thing that is wrong with a configuration."""
+
+    violation: Violation
+    after_fix: bool
+    """Seen only once others were mended."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self.violation), "after_fix": self.after_fix}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What was found, and the file after every fix that needs nobody to choose."""
+
+    source: Source
+    environment: Environment
+    world: int | None
+    world_because: str
+    found: tuple[Found, ...]
+    left: tuple[Violation, ...]
+    """What is still wrong after the fix."""
+    unknown: tuple[str, ...]
+    """Keys whose value is known at run time only; rules that need one had nothing to say."""
+    fixed_text: str | None
+    """The file after the fix; None where nothing changes, or the file cannot be edited."""
+
+    @property
+    def diff(self) -> str:
+        """The fix as a unified diff; empty where there is none."""
+        if self.fixed_text is None:
+            return ""
+        name = str(self.source.path)
+        lines = difflib.unified_diff(
+            self.source.text.splitlines(keepends=True),
+            self.fixed_text.splitlines(keepends=True),
+            fromfile=name,
+            tofile=name,
+        )
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in lines
+        )
+
+    def exit_code(self, *, fixed: bool) -> ExitCode:
+        """2 where the configuration, or what `--fix` made of it, would not run."""
+        violations = self.left if fixed else [found.violation for found in self.found]
+        fails = any(violation.consequence == "raised" for violation in violations)
+        return ExitCode.INVALID_INPUT if fails else ExitCode.FOUND
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "file": str(self.source.path),
+            "consumer": str(self.source.consumer),
+            "consumer_because": self.source.because,
+            "deepspeed_version": self.environment.deepspeed_version,
+            "accelerator": self.environment.accelerator,
+            "world": self.world,
+            "world_because": self.world_because,
+            "unknown": list(self.unknown),
+            "findings": [found.to_dict() for found in self.found],
+            "would_run": self.exit_code(fixed=False) is ExitCode.FOUND,
+            "would_run_after_fix": self.exit_code(fixed=True) is ExitCode.FOUND,
+            "diff": self.diff,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Looked:
+    """One look at a configuration."""
+
+    violations: tuple[Violation, ...]
+    unknown: frozenset[Path]
+    world: int | None
+    world_because: str
+
+
+def check(source: Source, environment: Environment) -> Report:
+    """Judge a configuration, and mend it one fix at a time until nothing changes any more."""
+    first = _look(source.config, source, environment)
+    found = [Found(violation=violation, after_fix=False) for violation in first.violations]
+    if twice := _twice(source):
+        found.append(Found(violation=twice, after_fix=False))
+    changes, left = _mend(source, environment, first, found)
+    can_edit = source.can_edit and twice is None
+    return Report(
+        source=source,
+        environment=environment,
+        world=first.world,
+        world_because=first.world_because,
+        found=tuple(found),
+        left=left if can_edit else first.violations,
+        unknown=tuple(sorted(".".join(path) for path in first.unknown)),
+        fixed_text=edited(source.text, _nested(source, changes)) if can_edit and changes else None,
+    )
+
+
+def _mend(
+    source: Source, environment: Environment, first: _Looked, found: list[Found]
+) -> tuple[Patch, tuple[Violation, ...]]:
+    """All changes, and what is left; what a fix brings to light is added to what was found."""
+    known = {found_one.violation.rule for found_one in found}
+    changes: Patch = {}
+    config: Mapping[str, Any] = source.config
+    violations = first.violations
+    for _ in range(_MOST_FIXES):
+        fixes = [violation.changes for violation in violations if violation.changes]
+        after = next((a for fix in fixes if (a := changed(config, fix)) != config), None)
+        if after is None:
+            break
+        step = next(fix for fix in fixes if changed(config, fix) == after)
+        changes, config = overlay(changes, step), after
+        violations = _look(config, source, environment).violations
+        new = [violation for violation in violations if violation.rule not in known]
+        found += [Found(violation=violation, after_fix=True) for violation in new]
+        known |= {violation.rule for violation in new}
+    return changes, violations
+
+
+def _look(config: Mapping[str, Any], source: Source, environment: Environment) -> _Looked:
+    """Judge once, past values that nobody can read."""
+    after, unknown = huggingface.filled(config, source)
+    mute = {*unknown, *unreadable(after)}
+    world, because = _world(after, source, mute)
+    setup = _setup(after, source, environment, world, unknown)
+    violations = judge(setup)
+    if mute - unknown:
+        past = judge(_setup(after, source, environment, world, mute))
+        known = {violation.rule for violation in violations}
+        violations += [violation for violation in past if violation.rule not in known]
+    return _Looked(
+        violations=(*huggingface.violations(config, source), *violations),
+        unknown=frozenset(unknown),
+        world=world,
+        world_because=because,
+    )
+
+
+def _setup(
+    config: Mapping[str, Any],
+    source: Source,
+    environment: Environment,
+    world: int | None,
+    unknown: set[Path],
+) -> Setup:
+    section = as_section(config.get("tensor_parallel"))
+    tp = section.get("autotp_size")
+    kind = WorldlessSetup if world is None else Setup
+    return kind(
+        world=world or 1,
+        ds_config=Partial(config, unknown) if unknown else config,
+        tp=max(1, tp) if type(tp) is int else 1,
+        pp=1,
+        global_batch=None,
+        seq_len=None,
+        recompute="none",
+        precision=None,
+        model=None,
+        supports_tp=True,
+        supports_recompute=True,
+        environment=replace(environment, n_devices=source.per_node or world or 1),
+    )
+
+
+def _world(
+    config: Mapping[str, Any], source: Source, unknown: set[Path]
+) -> tuple[int | None, str]:
+    """Ranks: as they were given, else as the batch sizes of the file imply them."""
+    if source.world is not None:
+        return source.world, "given"
+    sizes = [None if (name,) in unknown else config.get(name) for name in BATCH_KEYS]
+    if any(type(size) is not int or size < 1 for size in sizes):
+        return None, "not known: rules that need it say nothing"
+    micro, accum, total = sizes
+    groups = max(1, total // (micro * accum))  # type: ignore[operator]
+    sp = config.get("sequence_parallel_size", 1)
+    return groups * (sp if type(sp) is int and sp > 0 else 1), "from the three batch sizes"
+
+
+def _nested(source: Source, changes: Patch) -> Patch:
+    for name in reversed(source.at):
+        changes = {name: changes}
+    return changes
+
+
+def _twice(source: Source) -> Violation | None:
+    names = duplicates(source.text) if source.can_edit else []
+    if not names:
+        return None
+    return Violation(
+        rule="file.key_twice",
+        message=f"{', '.join(names)}: written twice in one section, and the last one counts",
+        fix="keep one of them; no other fix is written before",
+        consequence="ignored",
+    )

@@ -1,0 +1,263 @@
+"""What is checked: a ds_config, where it lies, and what is known of who reads it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.check.launch import Launch, read_launch, typed
+from autotune.consumers import FILLED, Consumer, autos
+from autotune.engines.ds_file import parse_json, read_text
+from autotune.errors import JobError, RenderError
+
+ACCELERATE_OWNED = (
+    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage"),
+    *("offload_optimizer_device", "offload_param_device", "offload_param_nvme_path"),
+    *("zero3_save_16bit_model", "mixed_precision"),
+)
+"""Fields of an accelerate YAML that it refuses beside a `deepspeed_config_file`
+(accelerate/utils/dataclasses.py: _deepspeed_config_checks)."""
+
+_TELLING = frozenset(
+    name for name in FILLED[Consumer.TRAINER] if not name.startswith("zero_optimization.")
+)
+
+_SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
+"""Other names of a TrainingArguments field: axolotl's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A configuration and its surroundings."""
+
+    path: Path
+    """The file that holds it."""
+    text: str
+    at: tuple[str, ...] = ()
+    """The keys of the file under which it lies."""
+    config: Mapping[str, Any]
+    consumer: Consumer
+    because: str
+    """What tells the consumer."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Of `TrainingArguments`, as far as they were given."""
+    world: int | None = None
+    per_node: int | None = None
+    """Ranks of one node."""
+    mixed_precision: str | None = None
+    """Accelerate's, where it is given."""
+    beside_file: tuple[str, ...] = ()
+    """Fields of the accelerate YAML that it refuses beside a `deepspeed_config_file`."""
+    not_for: str = ""
+    """What accelerate runs instead of DeepSpeed, where its YAML says so."""
+
+    @property
+    def can_edit(self) -> bool:
+        """Whether a fix can be written into the text: YAML is not edited."""
+        return self.path.suffix not in (".yaml", ".yml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Accelerate:
+    path: Path
+    data: Mapping[str, Any]
+
+    @property
+    def section(self) -> Mapping[str, Any]:
+        section = self.data.get("deepspeed_config")
+        return section if isinstance(section, Mapping) else {}
+
+    @property
+    def file(self) -> str | None:
+        file = self.section.get("deepspeed_config_file")
+        return file if isinstance(file, str) and file != "none" else None
+
+    @property
+    def beside_file(self) -> tuple[str, ...]:
+        if self.file is None:
+            return ()
+        fields = {*self.section, *({"mixed_precision"} & self.data.keys())}
+        return tuple(name for name in ACCELERATE_OWNED if name in fields)
+
+    @property
+    def not_for(self) -> str:
+        kind = str(self.data.get("distributed_type", "DEEPSPEED"))
+        return "" if kind == "DEEPSPEED" else kind
+
+
+def read_source(
+    path: Path,
+    *,
+    world: int | None = None,
+    launch: str | None = None,
+    accelerate: Path | None = None,
+    consumer: Consumer | None = None,
+) -> Source:
+    """Read a configuration and whatever goes with it.
+
+    Args:
+        path: A ds_config.json; a file with a `deepspeed` key (a path or the section itself)
+            beside Hugging Face arguments; or an accelerate YAML.
+        world: Ranks; comes before what the others say.
+        launch: The line that starts the training.
+        accelerate: The accelerate YAML.
+        consumer: Who reads the configuration, where nothing else tells.
+
+    Raises:
+        RenderError: A file cannot be read.
+        JobError: The launch line or the YAML is not one.
+    """
+    line = None if launch is None else read_launch(launch)
+    if accelerate is None and line is not None and line.accelerate_config is not None:
+        accelerate = Path(line.accelerate_config)
+    text = read_text(path)
+    data = _parse(text, path)
+    yaml_file = (
+        None
+        if accelerate is None
+        else _Accelerate(path=accelerate, data=_parse(read_text(accelerate), accelerate))
+    )
+    arguments: dict[str, Any] = {}
+    at: tuple[str, ...] = ()
+    because = ""
+    config: Mapping[str, Any] = data
+    if yaml_file is None and "deepspeed_config" in data and "zero_optimization" not in data:
+        yaml_file = _Accelerate(path=path, data=data)
+        if yaml_file.file is not None:
+            path, text, config = _follow(yaml_file.file, path)
+        else:
+            config, at = _section_as_config(yaml_file), ("deepspeed_config",)
+    elif "deepspeed" in data and "zero_optimization" not in data:
+        arguments = {
+            _SYNONYMS.get(str(name), str(name)): typed(value) if isinstance(value, str) else value
+            for name, value in data.items()
+        }
+        inner = arguments.pop("deepspeed")
+        because = f"the deepspeed key of {path}"
+        if isinstance(inner, str):
+            path, text, config = _follow(inner, path)
+        elif isinstance(inner, Mapping):
+            config, at = inner, ("deepspeed",)
+        else:
+            raise JobError(
+                f"{path}: deepspeed is {inner!r}, so it has no DeepSpeed configuration",
+                "name a ds_config.json there",
+            )
+    found, why = _consumer(consumer, because, line, yaml_file, config)
+    if line is not None:
+        arguments |= line.arguments
+    return Source(
+        path=path,
+        text=text,
+        at=at,
+        config=config,
+        consumer=found,
+        because=why,
+        arguments=arguments,
+        world=world or _world(line, yaml_file),
+        per_node=None if line is None else line.per_node,
+        mixed_precision=_precision(line, yaml_file),
+        beside_file=() if yaml_file is None else yaml_file.beside_file,
+        not_for=""
+        if yaml_file is None or "--use_deepspeed" in (launch or "")
+        else yaml_file.not_for,
+    )
+
+
+def _parse(text: str, path: Path) -> dict[str, Any]:
+    if path.suffix not in (".yaml", ".yml"):
+        return parse_json(text, path)
+    try:
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise RenderError(f"{path}: not valid YAML: {error}", "mend the file there") from error
+    if not isinstance(data, dict):
+        raise RenderError(f"{path}: holds a {type(data).__name__}, no keys", "write key: value")
+    return data
+
+
+def _follow(name: str, base: Path) -> tuple[Path, str, dict[str, Any]]:
+    """The ds_config that another file names.
+
+    From where one stands, else from beside that file, else from a folder above it.
+    """
+    near = [Path(name), *(folder / name for folder in base.parents)]
+    path = next((one for one in near if one.is_file()), None)
+    if path is None:
+        raise RenderError(
+            f"{base}: names {name}, which is not there", "check the ds_config.json itself"
+        )
+    text = read_text(path)
+    return path, text, parse_json(text, path)
+
+
+def _section_as_config(file: _Accelerate) -> dict[str, Any]:
+    """What accelerate makes of a section without a file (DeepSpeedPlugin.__post_init__)."""
+    section = file.section
+    devices = {
+        kind: section.get(f"offload_{kind}_device", "none") for kind in ("optimizer", "param")
+    }
+    offload = {
+        f"offload_{kind}": {"device": device}
+        | ({"nvme_path": section.get(f"offload_{kind}_nvme_path")} if device == "nvme" else {})
+        for kind, device in devices.items()
+    }
+    config: dict[str, Any] = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": section.get("gradient_accumulation_steps", "auto"),
+        "zero_optimization": {
+            "stage": section.get("zero_stage", 2),
+            **offload,
+            "stage3_gather_16bit_weights_on_model_save": bool(
+                section.get("zero3_save_16bit_model")
+            ),
+        },
+        "gradient_clipping": section.get("gradient_clipping", "auto"),
+    }
+    precision = file.data.get("mixed_precision")
+    if precision in ("fp16", "bf16"):
+        config[precision] = {"enabled": True}
+    return config
+
+
+def _consumer(
+    given: Consumer | None,
+    because: str,
+    line: Launch | None,
+    file: _Accelerate | None,
+    config: Mapping[str, Any],
+) -> tuple[Consumer, str]:
+    """Who reads it, and what tells."""
+    if given is not None:
+        return given, "it was said"
+    if because:
+        return Consumer.TRAINER, because
+    if line is not None and line.consumer is not None:
+        return line.consumer, "the launch line"
+    if file is not None:
+        return Consumer.ACCELERATE, f"{file.path}"
+    if line is not None:
+        return Consumer.DEEPSPEED, "the launch line"
+    said = [".".join(path) for path in autos(config)]
+    # Those of zero_optimization tell nothing: DeepSpeed alone runs with them, too.
+    told = [name for name in said if name in _TELLING]
+    if told:
+        return Consumer.TRAINER, f'"auto" at {told[0]}'
+    return Consumer.DEEPSPEED, 'nothing is "auto" that somebody else fills in'
+
+
+def _world(line: Launch | None, file: _Accelerate | None) -> int | None:
+    if line is not None and line.world is not None:
+        return line.world
+    count = None if file is None else file.data.get("num_processes")
+    return count if type(count) is int and count > 0 else None
+
+
+def _precision(line: Launch | None, file: _Accelerate | None) -> str | None:
+    if line is not None and line.mixed_precision is not None:
+        return line.mixed_precision
+    precision = None if file is None else file.data.get("mixed_precision")
+    return precision if isinstance(precision, str) else None

@@ -1,0 +1,51 @@
+"""The command line: reads flags, calls `autotune.app`, prints; no logic.
+
+What a command needs is imported inside it: Optuna and pandas are heavy, and `--help` must not wait
+for them. Help lists the commands in the order in which their modules are imported here.
+"""
+
+import sys
+import traceback
+
+from rich.text import Text
+
+from autotune.cli import find, results, verify  # noqa: F401
+from autotune.cli.base import PROGRESS, cli, is_debugging
+from autotune.errors import AutotuneError, ExitCode
+
+
+def main() -> None:
+    """Run the command line; exit codes are those of `autotune.errors.ExitCode`."""
+    try:
+        cli(prog_name="autotune")
+    except SystemExit as end:
+        # Typer makes this of Ctrl-C as well, wherever it comes.
+        if end.code == ExitCode.INTERRUPTED:
+            PROGRESS.print("interrupted: nothing that ended is lost", highlight=False)
+        raise
+    except AutotuneError as error:
+        _explain(error)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        # Such as a full disk under the table: what has ended is in the record already.
+        if is_debugging():
+            traceback.print_exc()
+        PROGRESS.print(Text(f"error: {error}", style="red"))
+        _print_notes(error)
+        sys.exit(ExitCode.INVALID_INPUT)
+
+
+def _explain(error: AutotuneError) -> None:
+    """What is wrong and how to mend it; the traceback only where it was asked for."""
+    if is_debugging():
+        traceback.print_exception(error)
+    PROGRESS.print(Text(f"error: {error.message}", style="red"))
+    if error.hint:
+        PROGRESS.print(Text(f"  fix: {error.hint}"))
+    _print_notes(error)
+
+
+def _print_notes(error: BaseException) -> None:
+    """What went wrong on top of it."""
+    for note in getattr(error, "__notes__", ()):
+        PROGRESS.print(Text(f"  also: {note}"))

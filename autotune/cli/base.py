@@ -1,0 +1,80 @@
+"""What all commands share: the application, its options, its two streams.
+
+Data goes to stdout, everything else to stderr.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+cli = typer.Typer(
+    name="autotune",
+    help=(
+        "Find the DeepSpeed configuration that trains a model fastest in the memory there is, "
+        "with short real trials."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
+
+PROGRESS = Console(stderr=True)
+"""Progress and messages."""
+DATA = Console()
+"""Reports for people; data for programs is printed as it is."""
+
+
+class _Debugging:
+    """Whether `--debug` was given, to whichever command."""
+
+    is_on = False
+
+
+def is_debugging() -> bool:
+    """Whether an error's traceback was asked for."""
+    return _Debugging.is_on
+
+
+def _set_debug(value: bool) -> None:
+    _Debugging.is_on = _Debugging.is_on or value
+
+
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")]
+Results = Annotated[Path, typer.Option(help="Folder of all studies.")]
+RESULTS = Path("results")
+StudyName = Annotated[
+    str | None, typer.Option("--study", help="Name of the study; the last one by default.")
+]
+Dialect = Annotated[str, typer.Option(help="Whose files: a dialect, such as deepspeed.")]
+JobPath = Annotated[
+    Path | None, typer.Option("--job", help="A job as YAML; flags come before its keys.")
+]
+
+
+def say(line: str) -> None:
+    """Say a line of progress."""
+    PROGRESS.print(line, markup=False, highlight=False)
+
+
+def print_files(files: Sequence[Path], *, as_json: bool) -> None:
+    """Print what was written, a path per line or as a list."""
+    if as_json:
+        print_json([str(path) for path in files])
+    else:
+        sys.stdout.writelines(f"{path}\n" for path in files)
+
+
+def print_json(data: Any, *, indent: int | None = 2) -> None:
+    """Print data for programs."""
+    sys.stdout.write(json.dumps(data, indent=indent) + "\n")

@@ -1,0 +1,207 @@
+"""`search` and `render`: find a configuration, or write one."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from autotune.cli.base import (
+    DATA,
+    PROGRESS,
+    RESULTS,
+    Debug,
+    Dialect,
+    JobPath,
+    Json,
+    Results,
+    cli,
+    print_files,
+    print_json,
+    say,
+)
+from autotune.errors import ExitCode
+
+
+class _Search(TyperCommand):
+    """`search`, whose help ends with what its knobs were never tried on."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Only here: no other command should wait for the registry of the knobs."""
+        from autotune.tried import summary
+
+        self.epilog = summary()
+        super().format_epilog(ctx, formatter)
+
+
+@cli.command(cls=_Search)
+def search(
+    job: JobPath = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Preset, Hugging Face folder, config.json or package.module:factory."),
+    ] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per sample.")] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Samples per optimizer step, over all ranks.")
+    ] = None,
+    world: Annotated[
+        int | None, typer.Option(help="Accelerators of the real run; all there are by default.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
+    space: Annotated[
+        str | None, typer.Option(help="Knobs to search: a shipped space or a YAML file.")
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="samples_per_s, peak_memory, or pareto (both).")
+    ] = None,
+    objective_floor: Annotated[
+        float | None, typer.Option(help="With peak_memory: share of the best samples/s to keep.")
+    ] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="tpe, gp, random, or grid (every candidate).")
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            help="Trials of the search, 20 by default, with grid all; baseline and finalists "
+            "come on top."
+        ),
+    ] = None,
+    budget: Annotated[str | None, typer.Option(help="Time for everything, such as 20m.")] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after so many trials without a gain.")
+    ] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Per device, such as 24GiB; a cap on what trials get.")
+    ] = None,
+    head_room: Annotated[
+        float | None, typer.Option(help="Share of the memory to leave free (0 to 1).")
+    ] = None,
+    trial_timeout: Annotated[
+        str | None, typer.Option(help="Most time that one trial may take, such as 10m.")
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Your ds_config.json, to start from and to compare with.")
+    ] = None,
+    base_config: Annotated[
+        Path | None, typer.Option(help="A ds_config.json to merge under the tuned knobs.")
+    ] = None,
+    templates: Annotated[
+        Path | None, typer.Option(help="Folder of templates that replace shipped ones.")
+    ] = None,
+    nvme_path: Annotated[
+        Path | None, typer.Option(help="Folder on a local disk, for offload to nvme.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the sampler and the trials.")] = None,
+    study: Annotated[
+        str | None, typer.Option(help="Name of the study; follows from the job by default.")
+    ] = None,
+    results: Results = RESULTS,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start anew; the old study is kept beside it.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and its price, and run nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Search for the fastest configuration.
+
+    The same command again resumes. Without a model it tunes a small built-in one on the devices
+    of this machine.
+    """
+    from autotune.app.run import exit_code
+    from autotune.app.run import search as run
+    from autotune.app.session import open_session, plan_search
+    from autotune.app.studies import read_report
+    from autotune.report.live import view_for
+    from autotune.report.terminal import print_plan, print_report
+
+    flags = _given(
+        model=model,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        world=world,
+        precision=precision,
+        space=space,
+        objective=objective,
+        objective_floor=objective_floor,
+        sampler=sampler,
+        trials=trials,
+        budget=budget,
+        patience=patience,
+        memory_limit=memory_limit,
+        head_room=head_room,
+        trial_timeout=trial_timeout,
+        baseline=baseline,
+        base_config=base_config,
+        templates=templates,
+        nvme_path=nvme_path,
+        seed=seed,
+        study=study,
+    )
+    session = open_session(job, flags, results=results)
+    plan = plan_search(session, fresh=fresh)
+    if dry_run:
+        print_json(plan.as_dict()) if as_json else print_plan(DATA, plan, reasons=True)
+        return
+    print_plan(PROGRESS, plan, reasons=False)
+    _confirm(yes)
+    with view_for(PROGRESS, session.lattice.context) as view:
+        ending = run(session, view, fresh=fresh)
+    if as_json:
+        print_json(ending.answer, indent=None)
+    if ending.error is not None:
+        raise ending.error
+    if not as_json:
+        print_report(DATA, read_report(session.study))
+    raise typer.Exit(exit_code(ending.answer))
+
+
+@cli.command()
+def render(
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    job: JobPath = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KNOB=VALUE", help="Such as zero.stage=2; repeat it."),
+    ] = None,
+    to: Dialect = "deepspeed",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the files of one candidate.
+
+    Knobs that are not set are at the base configuration's values or DeepSpeed's defaults.
+    """
+    from autotune.app.session import render as write
+
+    files, notes = write(job, {}, settings or [], out, to=to)
+    for note in notes:
+        say(note)
+    print_files(files, as_json=as_json)
+
+
+def _given(**flags: Any) -> dict[str, Any]:
+    """The flags that were set; the others are the job file's, or the defaults'."""
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def _confirm(yes: bool) -> None:
+    """Ask on a terminal; a script has decided already."""
+    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    try:
+        agreed = typer.confirm("Run it?", default=True, err=True)
+    except typer.Abort as error:
+        # Ctrl-C, or the terminal is gone.
+        PROGRESS.print()
+        raise typer.Exit(ExitCode.INTERRUPTED) from error
+    if not agreed:
+        raise typer.Exit(ExitCode.INTERRUPTED)

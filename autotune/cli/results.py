@@ -1,0 +1,127 @@
+"""What the record says: `status`, `report`, `compare`, `export`."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli.base import (
+    DATA,
+    PROGRESS,
+    RESULTS,
+    Csv,
+    Debug,
+    Json,
+    Results,
+    StudyName,
+    cli,
+    print_files,
+    print_json,
+)
+
+
+@cli.command()
+def status(results: Results = RESULTS, as_json: Json = False, debug: Debug = False) -> None:
+    """Show all studies: outcomes, best, state."""
+    from autotune.app.studies import state_of, studies
+    from autotune.report.overview import print_states
+
+    states = [state_of(study) for study in studies(results)]
+    if as_json:
+        print_json([dataclasses.asdict(state) for state in states])
+    else:
+        print_states(DATA, states)
+
+
+@cli.command()
+def report(
+    study: StudyName = None,
+    results: Results = RESULTS,
+    as_json: Json = False,
+    as_csv: Csv = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a Markdown table, for a README.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one HTML file that needs no network.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Show a study's table, its best and the gain."""
+    from autotune.app.studies import find_study, read_report
+    from autotune.report.markdown import render_markdown
+    from autotune.report.terminal import print_report
+    from autotune.table import load_table
+
+    found = find_study(results, study)
+    if html is not None:
+        from autotune.app.pages import write_page
+
+        print_files([write_page(found, html)], as_json=as_json)
+    elif as_markdown:
+        sys.stdout.write(render_markdown(read_report(found)))
+    elif as_csv:
+        sys.stdout.write(load_table(found.folder).to_csv(index=False))
+    elif as_json:
+        answer = read_report(found).answer
+        rows = json.loads(load_table(found.folder).to_json(orient="records"))
+        print_json({"study": found.name, "answer": answer, "trials": rows})
+    else:
+        print_report(DATA, read_report(found), details=True)
+
+
+@cli.command()
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Studies, by name or by folder.")
+    ],
+    results: Results = RESULTS,
+    as_json: Json = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print the candidates that they share as CSV.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one HTML file that needs no network.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Compare studies: outcomes, bests, gains, shared candidates.
+
+    Ratios are over the first one.
+    """
+    from autotune.app.comparison import compare_studies, write_comparison
+    from autotune.report.compare_terminal import print_comparison
+
+    comparison = compare_studies(runs, results)
+    for warning in comparison.warnings:
+        PROGRESS.print(f"warning: {warning}", markup=False, highlight=False)
+    if html is not None:
+        print_files([write_comparison(comparison, html)], as_json=as_json)
+    elif as_csv:
+        sys.stdout.write(comparison.candidates.to_csv(index=False))
+    elif as_json:
+        print_json(comparison.as_dict())
+    else:
+        print_comparison(DATA, comparison)
+
+
+@cli.command()
+def export(
+    out: Annotated[Path, typer.Option(help="Folder to write; for optuna, the file.")],
+    to: Annotated[
+        str, typer.Option(help="Whose files: a dialect, or optuna: a study for its dashboard.")
+    ] = "deepspeed",
+    study: StudyName = None,
+    trial: Annotated[int | None, typer.Option(help="A trial; the best one by default.")] = None,
+    results: Results = RESULTS,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the best configuration's files, or the study for Optuna."""
+    from autotune.app.studies import find_study, write_export
+
+    files = write_export(find_study(results, study), out, to=to, trial=trial)
+    print_files(files, as_json=as_json)

@@ -1,0 +1,129 @@
+"""Whether it would work: a file with `check`, a winner with `soak`, this machine with `doctor`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli.base import (
+    DATA,
+    RESULTS,
+    Debug,
+    Json,
+    Results,
+    StudyName,
+    cli,
+    print_json,
+    say,
+)
+from autotune.errors import ExitCode, JobError
+
+
+@cli.command()
+def check(
+    file: Annotated[
+        Path,
+        typer.Argument(help="ds_config.json, accelerate YAML, or a file with a deepspeed key."),
+    ],
+    world: Annotated[
+        int | None, typer.Option(help="Accelerators of the run; else as files and line say.")
+    ] = None,
+    accelerate: Annotated[
+        Path | None, typer.Option(help="The accelerate YAML that goes with it.")
+    ] = None,
+    launch: Annotated[
+        str | None, typer.Option(help="The line that starts the training, quoted.")
+    ] = None,
+    consumer: Annotated[
+        str | None,
+        typer.Option(help="deepspeed, trainer or accelerate reads it; else as files say."),
+    ] = None,
+    accelerator: Annotated[str, typer.Option(help="Where it will run: cuda or cpu.")] = "cuda",
+    deepspeed_version: Annotated[
+        str | None, typer.Option(help="Such as 0.18.9; the installed one by default.")
+    ] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Write the fix into the file.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what is wrong with any ds_config.json, and the fix.
+
+    Ends with 2 if it would not run. A value that is ignored is a warning.
+    """
+    from autotune.app.check import check_file, write_fix
+    from autotune.report.check import print_check
+
+    found = check_file(
+        file,
+        world=world,
+        launch=launch,
+        accelerate=accelerate,
+        consumer=consumer,
+        accelerator=accelerator,
+        deepspeed_version=deepspeed_version,
+    )
+    if fix:
+        write_fix(found)
+    print_json(found.to_dict()) if as_json else print_check(DATA, found, fixed=fix)
+    raise typer.Exit(found.exit_code(fixed=fix))
+
+
+@cli.command()
+def soak(
+    study: StudyName = None,
+    export: Annotated[
+        Path | None, typer.Option("--from", help="Folder of an export, instead of a study.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Of training, both halves together.")] = 10.0,
+    results: Results = RESULTS,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train the best configuration for minutes.
+
+    Half-way a checkpoint is saved, and fresh processes resume it; memory is watched for growth.
+    What it found goes to soak.json and into exports. Exit code 5 if it failed.
+    """
+    from autotune.app.soak import soak_export, soak_study
+    from autotune.app.studies import find_study
+    from autotune.report.overview import print_soak
+    from autotune.soak_record import to_dict
+
+    if export is not None and study is not None:
+        raise JobError("--study and --from are both given", "name one of them")
+    if export is not None:
+        found = soak_export(export, minutes=minutes, note=say)
+    else:
+        found = soak_study(find_study(results, study), minutes=minutes, note=say)
+    if found is None:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    print_json(to_dict(found)) if as_json else print_soak(DATA, found)
+    if not found.passed:
+        raise typer.Exit(ExitCode.SOAK_FAILED)
+
+
+@cli.command()
+def doctor(
+    build: Annotated[
+        bool, typer.Option("--build", help="Build the extensions that trials load, and end.")
+    ] = False,
+    measure: Annotated[
+        bool, typer.Option(help="Run a matrix product and an all-reduce on the devices.")
+    ] = True,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say what would not work on this machine, and why."""
+    if build:
+        from autotune import extensions
+        from autotune.hardware import detect_environment
+
+        extensions.build(detect_environment().accelerator, say)
+        return
+    from autotune.doctor import Level, diagnose
+    from autotune.report.overview import print_diagnosis
+
+    diagnosis = diagnose(measure=measure)
+    print_json(diagnosis.to_dict()) if as_json else print_diagnosis(DATA, diagnosis)
+    if diagnosis.level is Level.FAIL:
+        raise typer.Exit(ExitCode.FLEET_UNAVAILABLE)

@@ -1,0 +1,122 @@
+"""Who reads a ds_config, and which "auto" each of them fills in.
+
+DeepSpeed itself fills in none. Sources: transformers/integrations/deepspeed.py (5.23) and
+accelerate/utils/dataclasses.py, accelerate/accelerator.py (1.15).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+AUTO = "auto"
+
+
+class Consumer(StrEnum):
+    """The program that hands the configuration to DeepSpeed."""
+
+    DEEPSPEED = "deepspeed"
+    """The script itself, as it is."""
+    TRAINER = "trainer"
+    """Hugging Face Trainer, from its `TrainingArguments`."""
+    ACCELERATE = "accelerate"
+    """`Accelerator.prepare`, from the objects that it prepares."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """A `TrainingArguments` field behind a key of the configuration."""
+
+    name: str
+    key: str
+    must_match: bool = True
+    """Whether Trainer raises where the file has another value (`fill_match`)."""
+
+
+ARGUMENTS = (
+    Argument(name="per_device_train_batch_size", key="train_micro_batch_size_per_gpu"),
+    Argument(name="gradient_accumulation_steps", key="gradient_accumulation_steps"),
+    Argument(name="max_grad_norm", key="gradient_clipping"),
+    Argument(name="learning_rate", key="optimizer.params.lr"),
+    Argument(name="adam_epsilon", key="optimizer.params.eps"),
+    Argument(name="weight_decay", key="optimizer.params.weight_decay"),
+    Argument(name="learning_rate", key="scheduler.params.warmup_max_lr"),
+    Argument(name="warmup_steps", key="scheduler.params.warmup_num_steps"),
+    Argument(name="max_steps", key="scheduler.params.total_num_steps"),
+    Argument(name="fp16", key="fp16.enabled"),
+    Argument(name="bf16", key="bf16.enabled"),
+)
+"""What `trainer_config_process` and `trainer_config_finalize` match."""
+
+HIDDEN_SIZES: Mapping[str, Callable[[int], int]] = {
+    "zero_optimization.reduce_bucket_size": lambda hidden: hidden * hidden,
+    "zero_optimization.stage3_prefetch_bucket_size": lambda hidden: int(0.9 * hidden * hidden),
+    "zero_optimization.stage3_param_persistence_threshold": lambda hidden: 10 * hidden,
+}
+"""Key -> what both consumers make of the model's hidden size."""
+
+_PREPARED = (
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+    *("gradient_clipping", "fp16.enabled", "bf16.enabled", "steps_per_print"),
+    *("optimizer.params.lr", "optimizer.params.weight_decay"),
+    *(
+        f"scheduler.params.{name}"
+        for name in ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
+    ),
+    *(
+        f"zero_optimization.{name}"
+        for name in (
+            *("stage", "offload_optimizer.device", "offload_param.device"),
+            *("offload_optimizer.nvme_path", "offload_param.nvme_path"),
+            "stage3_gather_16bit_weights_on_model_save",
+        )
+    ),
+    *HIDDEN_SIZES,
+)
+FILLED: Mapping[Consumer, frozenset[str]] = {
+    Consumer.DEEPSPEED: frozenset(),
+    Consumer.ACCELERATE: frozenset(_PREPARED),
+    Consumer.TRAINER: frozenset(
+        (*_PREPARED, "optimizer.params.betas", "optimizer.params.eps"),
+    ),
+}
+"""Consumer -> keys, dotted, whose "auto" it replaces. Trainer goes through accelerate, which
+raises on any other (`deepspeed_config_process`)."""
+
+
+def autos(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Where a configuration says "auto"."""
+    found = []
+    for name, value in config.items():
+        here = (*path, str(name))
+        if isinstance(value, Mapping):
+            found += autos(value, here)
+        elif isinstance(value, str) and value == AUTO:
+            found.append(here)
+    return found
+
+
+def known_values(arguments: Mapping[str, Any], world: int | None) -> dict[str, Any]:
+    """Key, dotted -> what Trainer puts there, as far as the arguments that were given say."""
+    known: dict[str, Any] = {
+        argument.key: arguments[argument.name]
+        for argument in ARGUMENTS
+        if arguments.get(argument.name) is not None
+    }
+    if known.get("scheduler.params.warmup_num_steps") is not None:
+        known["scheduler.params.warmup_num_steps"] = max(
+            1, known["scheduler.params.warmup_num_steps"]
+        )
+    for one, other in (("fp16", "bf16"), ("bf16", "fp16")):
+        if arguments.get(one) is True and arguments.get(other) is None:
+            known[f"{other}.enabled"] = False
+    betas = [arguments.get(name) for name in ("adam_beta1", "adam_beta2")]
+    if None not in betas:
+        known["optimizer.params.betas"] = betas
+    sizes = [
+        known.get(key) for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    ]
+    if world is not None and all(type(size) is int for size in sizes):
+        micro, accum = sizes
+        known["train_batch_size"] = world * micro * accum  # type: ignore[operator]
+    return known

@@ -1,0 +1,34 @@
+"""Files that a reader sees whole: the old one or the new one, never a part."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Write aside, then move.
+
+    Args:
+        path: The file to write; its folder is there.
+        write: Is given the file to write instead.
+
+    Raises:
+        OSError: The disk is full or the folder cannot be written; the old file still stands.
+    """
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        write(Path(aside))
+        # mkstemp makes it private; a file is as readable as its neighbours.
+        Path(aside).chmod(0o666 & ~_umask())
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,86 @@
+"""What `check` found, for people."""
+
+import textwrap
+
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.text import Text
+
+from autotune.check import Found, Report
+from autotune.rules.base import Consequence
+
+_SAID: dict[Consequence, tuple[str, str, str]] = {
+    "raised": ("would raise", "would raise", "red"),
+    "differs": ("runs differently", "run differently", "yellow"),
+    "ignored": ("is ignored", "ignored", "yellow"),
+    "converted": ("is converted", "converted", "dim"),
+}
+"""What is said of one finding, of several, and in which style; the worst comes first."""
+
+
+def print_check(console: Console, report: Report, *, fixed: bool) -> None:
+    """The findings, the fix as a diff, and one line that concludes."""
+    _print_text(console, _about(report), style="dim")
+    if report.unknown:
+        said = f'known at run time only ("auto"): {", ".join(report.unknown)}'
+        _print_text(console, said, style="dim")
+    order = list(_SAID)
+    for found in sorted(report.found, key=lambda one: order.index(one.violation.consequence)):
+        _print_found(console, found)
+    if report.diff:
+        console.print(Text("fixed, with this diff:" if fixed else "the fix (--fix writes it):"))
+        _print_diff(console, report.diff)
+    elif not report.source.can_edit and any(one.violation.changes for one in report.found):
+        console.print(Text("no diff: a fix is written into JSON, this is YAML"))
+    _print_text(console, _conclusion(report, fixed=fixed))
+
+
+def _about(report: Report) -> str:
+    source, environment = report.source, report.environment
+    world = "?" if report.world is None else report.world
+    return (
+        f"{source.path}: read by {source.consumer} ({source.because}), DeepSpeed "
+        f"{environment.deepspeed_version}, {environment.accelerator}, world {world} "
+        f"({report.world_because})"
+    )
+
+
+def _print_found(console: Console, found: Found) -> None:
+    violation = found.violation
+    said, _, style = _SAID[violation.consequence]
+    then = " (once the rest is mended)" if found.after_fix else ""
+    console.print(Text.assemble((said, style), "  ", (violation.rule, "cyan"), then))
+    for line in (violation.message, f"fix: {violation.fix}"):
+        _print_text(console, line, indent="  ")
+
+
+def _print_text(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
+    """Wrapped at spaces only: what is in it is to be copied."""
+    wrapped = textwrap.fill(
+        text,
+        console.width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    console.print(Text(wrapped, style=style), soft_wrap=True)
+
+
+def _print_diff(console: Console, diff: str) -> None:
+    """In colour for people; to a pipe as it is, for `patch`."""
+    if console.is_terminal:
+        text = diff.removesuffix("\n")
+        console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
+    else:
+        console.out(diff, end="", highlight=False)
+
+
+def _conclusion(report: Report, *, fixed: bool) -> str:
+    counts = dict.fromkeys(_SAID, 0)
+    for found in report.found:
+        counts[found.violation.consequence] += 1
+    told = [f"{count} {_SAID[kind][1]}" for kind, count in counts.items() if count]
+    runs = "would run" if report.exit_code(fixed=fixed) == 0 else "would not run"
+    now = " now" if fixed and report.diff else ""
+    return f"{', '.join(told) or 'nothing found'}: it {runs}{now}"

@@ -1,0 +1,83 @@
+"""The tables of a study's page."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from autotune.contract import Outcome
+from autotune.record import Trial
+from autotune.report.charts import Standings
+from autotune.report.study import Report
+from autotune.report.words import describe_candidate, format_interval, format_rate
+from autotune.search.history import candidate_of
+from autotune.units import format_bytes
+
+
+def evidence(report: Report) -> list[dict[str, str]]:
+    """The lines that outcomes were read from, equal ones together, the most frequent first."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for trial in report.history.trials:
+        result = trial.result
+        if result is not None and result.outcome is not Outcome.OK:
+            key = (result.outcome.value, _said_by(trial))
+            groups.setdefault(key, []).append(trial.spec.number)
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
+    return [
+        {"outcome": outcome, "trials": ", ".join(map(str, numbers)), "evidence": evidence}
+        for (outcome, evidence), numbers in ordered
+    ]
+
+
+def _said_by(trial: Trial) -> str:
+    result = trial.result
+    if result is None or result.outcome is Outcome.OK:
+        return trial.problem
+    source = f" [{result.evidence_source}]" if result.evidence_source else ""
+    return f"{result.evidence}{source}"
+
+
+def trials(report: Report, standings: Standings) -> list[dict[str, str]]:
+    """Every trial of the record, by number."""
+    marks = {s["trial"]: name for name, s in standings.items() if s is not None}
+    return [_trial(trial, report, marks) for trial in report.history.trials]
+
+
+def _trial(trial: Trial, report: Report, marks: Mapping[int, str]) -> dict[str, str]:
+    spec, result = trial.spec, trial.result
+    rate = None if result is None else result.samples_per_s
+    low, high = (
+        (None, None) if result is None else (result.samples_per_s_low, result.samples_per_s_high)
+    )
+    peak_bytes = None if result is None else result.peak_memory_bytes
+    round_number = "" if spec.confirm_round is None else f", round {spec.confirm_round}"
+    return {
+        "number": str(spec.number),
+        "mark": marks.get(spec.number, ""),
+        "role": f"{spec.role.value}{round_number}",
+        "outcome": "running" if result is None else result.outcome.value,
+        "rate": "" if rate is None else format_rate(rate),
+        "interval": "" if low is None else format_interval(low, high),
+        "memory": "" if peak_bytes is None else format_bytes(peak_bytes),
+        "settings": describe_candidate(candidate_of(spec), report.context),
+        "evidence": _said_by(trial),
+    }
+
+
+def unreadable(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """Trials whose files are damaged, and what is wrong with them."""
+    damaged = frame[frame["problem"].notna()]
+    return [
+        (f"trial {number}", str(problem))
+        for number, problem in zip(damaged["trial"], damaged["problem"], strict=True)
+    ]
+
+
+def provenance(report: Report, frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """Versions and devices, all of them where a study went on after an upgrade."""
+    columns = [c for c in frame.columns if c.startswith("version.")] + ["device_name"]
+    facts = [
+        (column.removeprefix("version.").replace("_name", ""), ", ".join(seen))
+        for column in columns
+        if (seen := sorted(set(frame[column].dropna().astype(str))))
+    ]
+    return [*facts, ("folder", str(report.folder))]

@@ -1,0 +1,43 @@
+"""A study, ready to be shown: what every form of the report is made of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.contract import Outcome
+from autotune.knobs import Context
+from autotune.report.rows import Row
+from autotune.search.history import History
+from autotune.search.objective import Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A study, ready to be shown."""
+
+    study: str
+    folder: Path
+    facts: Mapping[str, Any]
+    """`study.json`: environment, model, why the search stopped."""
+    history: History
+    objective: Objective
+    rows: Sequence[Row]
+    """One per candidate, the fastest first."""
+    context: Context
+    answer: Mapping[str, Any] | None
+    """As `summarize` gives it; None while the search has not ended."""
+
+    @property
+    def counts(self) -> Mapping[Outcome, int]:
+        """Ended trials by outcome."""
+        return self.history.counts
+
+    def row_of(self, trial: int) -> Row | None:
+        """The candidate that a trial stands for."""
+        return next((row for row in self.rows if row.trial == trial), None)
+
+    def trial_of(self, name: str) -> int | None:
+        """The trial behind the answer's `best` or `baseline`; None where there is none."""
+        standing = None if self.answer is None else self.answer[name]
+        return None if standing is None else int(standing["trial"])

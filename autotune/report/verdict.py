@@ -1,0 +1,127 @@
+"""What a study found, in words: the same in the terminal, in Markdown and in HTML."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.facts import environment_of, model_of
+from autotune.knobs import choices_of
+from autotune.record import Study
+from autotune.report.rows import Row
+from autotune.report.study import Report
+from autotune.report.words import (
+    describe_counts,
+    describe_difference,
+    format_interval,
+    format_rate,
+)
+from autotune.tried import warning
+from autotune.units import format_bytes
+
+
+def describe_place(report: Report) -> str:
+    """Which model on what, with which versions; empty where the study does not say."""
+    environment, model = environment_of(report.facts), model_of(report.facts)
+    if environment is None:
+        return ""
+    return (
+        f"{'?' if model is None else model.name} on {environment.device_name}, DeepSpeed "
+        f"{environment.deepspeed_version}, torch {environment.torch_version}"
+    )
+
+
+def describe_outcome(row: Row, report: Report) -> str:
+    """One or two words: how a candidate did, and whether it is the one that counts."""
+    if row.outcome is None:
+        return "running"
+    if not row.outcome.is_measured:
+        return row.outcome.value
+    if not row.fits:
+        return "over limit"
+    for name in ("best", "baseline"):
+        if row.trial == report.trial_of(name):
+            return name
+    return row.outcome.value
+
+
+def describe_verdict(report: Report) -> list[tuple[str, str]]:
+    """What was found, fact by fact, as (name, text)."""
+    facts = [("outcomes", describe_counts(report.counts))]
+    answer = report.answer
+    if answer is None:
+        facts.append(("unfinished", "the same search command again resumes it"))
+        return facts
+    best, baseline = answer["best"], answer["baseline"]
+    if baseline is not None:
+        facts.append(("baseline", describe_figure(baseline)))
+    if best is not None:
+        facts.append(("best", describe_figure(best)))
+        if baseline is not None:
+            facts.append(("change", _change(report, best["trial"], baseline["trial"])))
+        facts.append(("speedup", describe_speedup(answer)))
+        if untried := _untried(report, best["trial"]):
+            facts.append(("untried", untried))
+    compared = [str(row.trial) for row in report.rows if row.n_runs > 1]
+    if compared and len(compared) < len(report.rows):
+        trials = f"trial{'s' if len(compared) > 1 else ''} {', '.join(compared)}"
+        text = f"{trials} ran again, interleaved; the other rows show one trial"
+        facts.append(("compared", text))
+    if answer["ties"]:
+        ties = ", ".join(f"trial {tie['trial']}" for tie in answer["ties"])
+        facts.append(("ties", f"{ties}: the interval overlaps the best's"))
+    if front := answer.get("front"):
+        facts += [("front", _front(front)), ("rule", f"best is {answer['rule']}")]
+    facts.append(("stopped", answer["stop_reason"]))
+    if problem := answer.get("problem"):
+        facts += [("why", problem["message"]), ("fix", problem["fix"])]
+    facts.append(("table", answer["paths"]["table"]))
+    if answer["paths"]["export"]:
+        facts.append(("files", answer["paths"]["export"]))
+    if (page := Study(report.folder.parent, report.folder.name).page_file).is_file():
+        facts.append(("page", str(page)))
+    return facts
+
+
+def describe_figure(standing: Mapping[str, Any]) -> str:
+    """`trial 5: 61.2 samples/s (59.9 to 62.7, 3 runs), peak 812 MiB`."""
+    interval = format_interval(standing["samples_per_s_low"], standing["samples_per_s_high"])
+    n_runs = standing["n_runs"]
+    return (
+        f"trial {standing['trial']}: {format_rate(standing['samples_per_s'])} samples/s "
+        f"({interval}, {n_runs} {'run' if n_runs == 1 else 'runs'}), "
+        f"peak {format_bytes(standing['peak_memory_bytes'])}"
+    )
+
+
+def describe_speedup(answer: Mapping[str, Any]) -> str:
+    """The gain with its interval, and whether it is one."""
+    speedup = answer["speedup"]
+    if speedup is None:
+        return "unknown: the best was not run again beside a baseline"
+    low, high = answer["speedup_low"], answer["speedup_high"]
+    text = f"{speedup:.2f}x ({low:.2f} to {high:.2f})"
+    if answer["best"]["trial"] == answer["baseline"]["trial"]:
+        return f"{text}: nothing beat the baseline"
+    return f"{text}: no proven gain" if low <= 1 else text
+
+
+def _untried(report: Report, best: int) -> str:
+    """What stands behind the best besides this search."""
+    row = report.row_of(best)
+    settings = {} if row is None else choices_of(row.candidate.values, report.context)
+    return warning(settings, report.context.accelerator)
+
+
+def _front(front: Sequence[Mapping[str, Any]]) -> str:
+    """The Pareto front, fastest first."""
+    return "; ".join(
+        f"trial {point['trial']}: {format_rate(point['samples_per_s'])} samples/s in "
+        f"{format_bytes(point['peak_memory_bytes'])}"
+        for point in front
+    )
+
+
+def _change(report: Report, best: int, baseline: int) -> str:
+    ours, theirs = report.row_of(best), report.row_of(baseline)
+    if ours is None or theirs is None:
+        return "-"
+    return describe_difference(ours.candidate, theirs.candidate, report.context)

@@ -1,0 +1,34 @@
+"""Compilation: what DeepSpeed's passes over the compiled graph need."""
+
+from autotune.rules.base import Case, Finding, Rule, Setup, Witness
+
+_ON = {"compile": {"deepcompile": True}, "zero_optimization": {"stage": 1}}
+
+
+def _needs_cuda(setup: Setup) -> Finding | None:
+    if setup.section("compile").get("deepcompile") is not True:
+        return None
+    if setup.environment.accelerator == "cuda" or setup.compile == "none":
+        return None
+    return Finding(
+        message="compile.deepcompile=true: its passes need a CUDA device, the accelerator is "
+        f"{setup.environment.accelerator}",
+        changes={"compile": {"deepcompile": None}},
+    )
+
+
+RULES = (
+    Rule(
+        name="compile.deepcompile_needs_cuda",
+        check=_needs_cuda,
+        source="compile/util.py: is_deepcompile_supported",
+        witnesses=(
+            Witness(
+                broken=Case(ds_config=_ON, compile="deepcompile"),
+                repaired=Case(ds_config=_ON | {"compile": None}, compile="torch"),
+                consequence="raised",
+                raises=".",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,272 @@
+"""A soak: one configuration for minutes, through a checkpoint, with its memory watched.
+
+Two trials of half the time each. The first saves a checkpoint when its time is over and trains a
+few steps more; the second resumes it in fresh processes: its first steps see the same data, so
+their losses must be the same. Then it trains on for the other half.
+"""
+
+import dataclasses
+import shutil
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.contract import Checkpoint, Measure, RankReport, Role, TrialResult, TrialSpec
+from autotune.errors import StudyError
+from autotune.fleet.base import Fleet
+from autotune.fleet.collect import read_reports
+from autotune.record import Study
+from autotune.search.interrupt import Interrupt
+from autotune.search.objective import METER_SLACK
+from autotune.soak_record import Growth, Resumed
+from autotune.trial.statistics import MIN_SAMPLES, slope
+from autotune.units import format_bytes, format_seconds
+
+STEPS_COMPARED = 4
+LOSS_TOLERANCE = 5e-4
+"""Of a loss. Two CPU ranks agreed to 6e-6 at worst (bf16, 49 steps); a GPU adds up in another
+order each time, so there is room for more."""
+
+WARM_UP_SHARE = 0.2
+"""Of each half: allocators and caches still grow there."""
+GROWTH_SHARE = 0.02
+GROWTH_BYTES = 16 * 2**20
+"""What a meter may gain while it is watched, whichever is more: heaps that fragment gain about
+that much and stop. A longer soak sees a slower leak."""
+
+CHECKPOINT_BYTES_PER_PARAM = 16
+"""At most: weights of two bytes, fp32 weights and two fp32 moments, and some to spare."""
+
+_POLL_S = 0.2
+_SAY_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Half:
+    """One of the two trials."""
+
+    spec: TrialSpec
+    result: TrialResult
+    reports: list[RankReport]
+
+
+def soak_trials(
+    spec: TrialSpec,
+    files: dict[str, str],
+    *,
+    minutes: float,
+    record: Study,
+    fleet: Fleet,
+    interrupt: Interrupt,
+    note: Callable[[str], None],
+) -> tuple[list[Half], int] | None:
+    """Run both halves; the second only if the first ended well.
+
+    Args:
+        spec: The configuration; its number, role, length and time limit become the soak's.
+        files: Its configuration files.
+        minutes: For both halves together.
+        record: Where the soak's trials are kept; the caller holds its lock.
+        fleet: Where they run.
+        interrupt: Ends the soak at the first request.
+        note: Told what happens.
+
+    Returns:
+        The halves that ran and the bytes of the checkpoint, which is deleted; None if the user
+        ended it.
+
+    Raises:
+        StudyError: The record cannot be written.
+        FleetError: No gang is free.
+    """
+    folder = record.trial_folder(record.next_number()).resolve() / "checkpoint"
+    try:
+        note(f"soak: {format_seconds(minutes * 30)}, then a checkpoint")
+        saves = Checkpoint(folder=str(folder), steps_after=STEPS_COMPARED)
+        first = _run(_half_of(spec, record, minutes, saves), files, record, fleet, interrupt, note)
+        if first is None:
+            return None
+        if not first.result.outcome.is_measured:
+            return [first], 0
+        size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        note(
+            f"soak: a checkpoint of {format_bytes(size_bytes)}; fresh processes resume it and "
+            f"train for {format_seconds(minutes * 30)}"
+        )
+        steps = int(first.reports[0].checkpoint["steps"])
+        resumes = Checkpoint(folder=str(folder), resumes_at=steps)
+        second = _run(
+            _half_of(spec, record, minutes, resumes), files, record, fleet, interrupt, note
+        )
+        return None if second is None else ([first, second], size_bytes)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_space(folder: Path, n_params: int) -> None:
+    """See that a checkpoint fits on the disk, before minutes are spent.
+
+    Raises:
+        StudyError: It might not.
+    """
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free_bytes = shutil.disk_usage(above).free
+    needed_bytes = n_params * CHECKPOINT_BYTES_PER_PARAM
+    if free_bytes < needed_bytes:
+        raise StudyError(
+            f"{folder}: a checkpoint of {n_params:,} parameters takes up to "
+            f"{format_bytes(needed_bytes)}, {format_bytes(free_bytes)} are free",
+            "free some space there",
+        )
+
+
+def problems_of(halves: Sequence[Half], growth: Sequence[Growth]) -> list[str]:
+    """Why a soak failed; empty if it passed."""
+    problems = []
+    for name, half in zip(("first", "second"), halves, strict=False):
+        result, limit = half.result, half.spec.memory_limit_bytes
+        if not result.outcome.is_measured:
+            where = f" [{result.evidence_source}]" if result.evidence_source else ""
+            problems.append(f"{name} half: {result.outcome}: {result.evidence}{where}")
+        peak = result.peak_memory_bytes
+        if limit is not None and peak is not None and peak > limit * (1 + METER_SLACK):
+            problems.append(
+                f"{name} half: peak memory {format_bytes(peak)} is above the "
+                f"{format_bytes(limit)} that are allowed"
+            )
+    deviation = loss_deviation(halves)
+    if deviation is not None and deviation > LOSS_TOLERANCE:
+        problems.append(
+            f"after the resume the losses differ by {deviation:.2g} of theirs from those without "
+            f"one, at most {LOSS_TOLERANCE:g} is noise: the checkpoint does not hold all of the "
+            "training"
+        )
+    problems += [
+        f"memory grows: {meter.meter} by {format_bytes(meter.slope_bytes_per_hour)} per hour over "
+        f"{format_seconds(meter.watched_s)}, allowed are "
+        f"{format_bytes(meter.allowed_bytes_per_hour)} per hour"
+        for meter in growth
+        if meter.slope_bytes_per_hour > meter.allowed_bytes_per_hour
+    ]
+    return problems
+
+
+def growth_of(halves: Sequence[Half]) -> list[Growth]:
+    """How every meter moved, each on the rank and in the half where it grew most."""
+    found: dict[str, Growth] = {}
+    for report in (report for half in halves for report in half.reports):
+        for growth in _growth_on(report):
+            before = found.get(growth.meter)
+            if before is None or growth.slope_bytes_per_hour > before.slope_bytes_per_hour:
+                found[growth.meter] = growth
+    return list(found.values())
+
+
+def resumed_of(halves: Sequence[Half], size_bytes: int) -> Resumed | None:
+    """What became of the checkpoint; None if none was saved."""
+    saved = halves[0].reports[0].checkpoint if halves[0].reports else {}
+    if not saved:
+        return None
+    reports = halves[1].reports if len(halves) > 1 else []
+    loads = [report.checkpoint["seconds"] for report in reports if report.checkpoint]
+    deviation = loss_deviation(halves)
+    return Resumed(
+        steps=int(saved["steps"]),
+        size_bytes=size_bytes,
+        save_s=max(report.checkpoint.get("seconds", 0.0) for report in halves[0].reports),
+        load_s=max(loads, default=None),
+        steps_compared=0 if deviation is None else STEPS_COMPARED,
+        loss_deviation=deviation,
+        loss_tolerance=LOSS_TOLERANCE,
+    )
+
+
+def loss_deviation(halves: Sequence[Half]) -> float | None:
+    """Largest difference of a loss after the resume from the same step's without it, as a share.
+
+    None where a rank does not have `STEPS_COMPARED` of both.
+    """
+    if len(halves) < 2:
+        return None
+    shares = []
+    for saved, resumed in zip(halves[0].reports, halves[1].reports, strict=False):
+        start = int(saved.checkpoint.get("steps", len(saved.losses)))
+        theirs, ours = saved.losses[start:], resumed.losses
+        if min(len(theirs), len(ours)) < STEPS_COMPARED:
+            return None
+        pairs = zip(theirs[:STEPS_COMPARED], ours[:STEPS_COMPARED], strict=True)
+        shares += [abs(mine - other) / max(abs(other), 1e-12) for other, mine in pairs]
+    return max(shares, default=None)
+
+
+def _growth_on(report: RankReport) -> list[Growth]:
+    samples = report.memory_samples[round(len(report.memory_samples) * WARM_UP_SHARE) :]
+    if len(samples) < MIN_SAMPLES:
+        return []
+    hours = [sample["elapsed_s"] / 3600 for sample in samples]
+    watched = hours[-1] - hours[0]
+    meters = [name for name in samples[0] if name != "elapsed_s"]
+    made = []
+    for meter in meters:
+        sizes = [sample[meter] for sample in samples]
+        allowed_bytes = max(GROWTH_SHARE * statistics.median(sizes), GROWTH_BYTES)
+        made.append(
+            Growth(
+                meter=meter,
+                slope_bytes_per_hour=slope(hours, sizes),
+                allowed_bytes_per_hour=allowed_bytes / watched,
+                watched_s=watched * 3600,
+            )
+        )
+    return made
+
+
+def _half_of(spec: TrialSpec, record: Study, minutes: float, checkpoint: Checkpoint) -> TrialSpec:
+    budget_s = minutes * 60 / 2
+    return dataclasses.replace(
+        spec,
+        number=record.next_number(),
+        role=Role.SOAK,
+        measure=Measure(
+            warmup_steps=2,
+            min_steps=MIN_SAMPLES,
+            max_steps=2**31,
+            target_half_width=0.0,  # steady or not, it goes on
+            budget_s=budget_s,
+        ),
+        # Once more for the checkpoint, which may be hundreds of gigabytes.
+        timeout_s=budget_s + 2 * spec.timeout_s,
+        checkpoint=checkpoint,
+    )
+
+
+def _run(
+    spec: TrialSpec,
+    files: dict[str, str],
+    record: Study,
+    fleet: Fleet,
+    interrupt: Interrupt,
+    note: Callable[[str], None],
+) -> Half | None:
+    folder = record.write_spec(spec, files)
+    handle = fleet.submit(spec, folder)
+    said_s = _SAY_EVERY_S
+    result: TrialResult | None = None
+    try:
+        while (result := handle.poll()) is None:
+            if interrupt.draining:
+                return None
+            progress = handle.progress()
+            if progress.elapsed_s >= said_s:
+                note(f"soak: {progress.phase}, {format_seconds(progress.elapsed_s)}")
+                said_s += _SAY_EVERY_S
+            interrupt.wait(_POLL_S)
+    finally:
+        # Whatever happened, nothing runs on and the record says how it ended.
+        if result is None:
+            handle.cancel()
+            result = handle.poll()
+        if result is not None:
+            record.write_result(folder, result)
+    return Half(spec=spec, result=result, reports=read_reports(folder, spec.world))

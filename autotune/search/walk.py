@@ -1,0 +1,61 @@
+"""The sampler `grid`: every candidate of the lattice once, in an order that is balanced early.
+
+Optuna's GridSampler and BruteForceSampler walk products of values and keep the place in a study;
+a lattice is a product with holes, and the record is the only state. So the next candidate follows
+from the record alone.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.candidate import Candidate
+from autotune.lattice import Lattice
+from autotune.search.history import History
+
+
+def next_of_grid(
+    lattice: Lattice, history: History, closed: Collection[str], *, seed: int
+) -> Candidate | None:
+    """The open candidate whose values were tried least often so far.
+
+    Cut short, such a walk has still seen every stage and every micro-batch about equally often.
+
+    Args:
+        lattice: The legal candidates.
+        history: What was tried.
+        closed: Hashes of candidates that are not wanted.
+        seed: Of the order among equals.
+
+    Returns:
+        None if every candidate is closed.
+    """
+    tried = {t.candidate.hash for t in history.tried}
+    is_tried = np.array([c.hash in tried for c in lattice.candidates])
+    is_open = np.array([c.hash not in closed for c in lattice.candidates])
+    if not is_open.any():
+        return None
+    usage = np.where(is_open, _usage(lattice, is_tried), np.inf)
+    ties = np.flatnonzero(usage <= usage.min() + 1e-9)
+    place = np.random.default_rng(seed).permutation(len(lattice.candidates))
+    return lattice.candidates[int(ties[np.argmin(place[ties])])]
+
+
+def _usage(lattice: Lattice, is_tried: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """How often a candidate's values were tried, over their fair share; the mean of its knobs.
+
+    A value's fair share is that of the trials in which its knob acts, divided by the number of
+    its values: 1 means that it had its turn, 0 that it was never tried.
+    """
+    total = np.zeros(len(lattice.candidates))
+    n_acting = np.zeros(len(lattice.candidates))
+    for name, values in lattice.values.items():
+        own = [c.get(name) for c in lattice.candidates]
+        acts = np.array([value is not None for value in own])
+        n_tried = max(1, int((acts & is_tried).sum()))
+        for value in values:
+            has = np.array([mine == value for mine in own])
+            total += has * ((has & is_tried).sum() * len(values) / n_tried)
+        n_acting += acts
+    return total / np.maximum(1, n_acting)

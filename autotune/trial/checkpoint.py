@@ -1,0 +1,104 @@
+"""What a soak adds to a trial: memory watched all the time, a checkpoint saved or resumed.
+
+DeepSpeed's checkpoint holds weights, optimizer states and counters. A training that goes on where
+it was also needs its place in the data, which follows from the number of steps, and the state of
+the random numbers (dropout), which stands beside it, a file per rank.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+
+from autotune.contract import Checkpoint, TrialSpec
+from autotune.trial.faults import ReadBackError
+from autotune.trial.memory import Meter
+from autotune.trial.reporter import Reporter
+
+_TAG = "soak"
+_N_SAMPLES = 200
+"""Samples of the memory per trial, spread evenly over its time: enough for a slope."""
+
+
+class Soak:
+    """One engine's part in a soak; made when the engine is, before its first step."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        engine: Any,
+        spec: TrialSpec,
+        reporter: Reporter,
+        meter: Meter,
+    ) -> None:
+        """Take the engine, and resume it where the spec says so.
+
+        Raises:
+            ReadBackError: The checkpoint is not there, or is of another step.
+        """
+        self._checkpoint = checkpoint
+        self._engine = engine
+        self._report = reporter.report
+        self._meter = meter
+        self._period_s = spec.measure.budget_s / _N_SAMPLES
+        self._began_s = time.monotonic()
+        self._next_sample_s = 0.0
+        if checkpoint.resumes_at is not None:
+            self._resume(checkpoint.resumes_at)
+
+    def after_step(self) -> None:
+        """Sample the memory where it is time."""
+        elapsed_s = time.monotonic() - self._began_s
+        if elapsed_s >= self._next_sample_s:
+            self._next_sample_s = elapsed_s + self._period_s
+            sample = {name: float(size) for name, size in self._meter.now().items()}
+            self._report.memory_samples.append({"elapsed_s": elapsed_s, **sample})
+
+    def finale(self) -> bool:
+        """Save once, then let a few steps more be trained; says whether they are."""
+        if self._checkpoint.resumes_at is not None:
+            return True
+        steps = len(self._report.losses)
+        if not self._report.checkpoint:
+            self._save(steps)
+        return steps - self._report.checkpoint["steps"] >= self._checkpoint.steps_after
+
+    def _save(self, steps: int) -> None:
+        began_s = time.monotonic()
+        folder = Path(self._checkpoint.folder)
+        self._engine.save_checkpoint(str(folder), tag=_TAG, client_state={"steps": steps})
+        torch.save(_random_state(), _random_file(folder))
+        dist.barrier()
+        self._report.checkpoint = {"steps": steps, "seconds": time.monotonic() - began_s}
+
+    def _resume(self, steps: int) -> None:
+        began_s = time.monotonic()
+        folder = Path(self._checkpoint.folder)
+        path, client_state = self._engine.load_checkpoint(str(folder), tag=_TAG)
+        if path is None or client_state.get("steps") != steps:
+            raise ReadBackError(
+                f"the engine did not resume: asked for step {steps} of {folder}, it loaded "
+                f"{path} with {client_state}"
+            )
+        _set_random_state(torch.load(_random_file(folder), weights_only=True))
+        self._report.checkpoint = {"steps": steps, "seconds": time.monotonic() - began_s}
+
+
+def _random_file(folder: Path) -> Path:
+    return folder / f"random_state_{dist.get_rank():04d}.pt"
+
+
+def _random_state() -> dict[str, torch.Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if get_accelerator().device_name() != "cpu":
+        state["device"] = get_accelerator().get_rng_state()
+    return state
+
+
+def _set_random_state(state: dict[str, torch.Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "device" in state:
+        get_accelerator().set_rng_state(state["device"])

@@ -1,0 +1,119 @@
+"""`check` from the command line: exit codes, what is written, what is printed."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from autotune.app.check import check_file, write_fix
+from autotune.errors import ExitCode, RenderError
+from tests.check.files import AUTO, write
+from tests.test_cli import autotune
+
+WARNED = AUTO | {"steps_per_print": 10, "_own": {"b": 1, "a": [1, 2]}}
+REFUSED = {
+    "train_micro_batch_size_per_gpu": 1,
+    "zero_optimization": {"stage": 2, "overlap_com": True},
+}
+
+
+def report_of(path: Path):
+    return check_file(
+        path,
+        world=None,
+        launch=None,
+        accelerate=None,
+        consumer=None,
+        accelerator="cuda",
+        deepspeed_version="0.19.8",
+    )
+
+
+def test_exit_codes_and_the_fix(tmp_path):
+    path = write(tmp_path, REFUSED)
+    before = path.read_text(encoding="utf-8")
+    done = autotune("check", path.name, folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert "would raise  schema.unknown_key" in done.stdout
+    assert '+    "overlap_comm": true' in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 would raise: it would not run"
+    assert path.read_text(encoding="utf-8") == before
+
+    done = autotune("check", path.name, "--fix", folder=tmp_path)
+    assert done.returncode == ExitCode.FOUND
+    assert done.stdout.splitlines()[-1] == "1 would raise: it would run now"
+    assert path.read_text(encoding="utf-8") == before.replace("overlap_com", "overlap_comm")
+
+    done = autotune("check", path.name, "--fix", folder=tmp_path)
+    assert done.returncode == ExitCode.FOUND
+    assert done.stdout.splitlines()[-1] == "nothing found: it would run"
+
+
+def test_warnings_alone_end_with_0(tmp_path):
+    done = autotune("check", write(tmp_path, WARNED).name, "--json", folder=tmp_path)
+    assert done.returncode == ExitCode.FOUND
+    answer = json.loads(done.stdout)
+    assert {one["consequence"] for one in answer["findings"]} == {"ignored"}
+    assert answer["would_run"] is True
+    assert answer["consumer"] == "trainer"
+    assert answer["unknown"][0] == "bf16.enabled"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--accelerator", "tpu"), "cuda, cpu"),
+        (("--consumer", "trl"), "deepspeed, trainer, accelerate"),
+        (("--world", "0"), "--world 0"),
+        (("--deepspeed-version", "new"), "--deepspeed-version new"),
+        (("--launch", "torchrun 'x"), "No closing quotation"),
+        (("--accelerate", "nowhere.yaml"), "nowhere.yaml"),
+    ],
+)
+def test_a_flag_that_is_wrong_is_named(tmp_path, flags, said):
+    done = autotune("check", write(tmp_path, WARNED).name, *flags, folder=tmp_path, COLUMNS="500")
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+
+
+def test_a_fix_keeps_what_it_does_not_change(tmp_path):
+    path = write(tmp_path, WARNED)
+    path.chmod(0o640)
+    before = path.read_text(encoding="utf-8")
+    write_fix(report_of(path))
+    assert path.read_text(encoding="utf-8") == before.replace('  "steps_per_print": 10,\n', "")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_link_stays_one(tmp_path):
+    path = write(tmp_path, WARNED)
+    (tmp_path / "link.json").symlink_to(path.name)
+    write_fix(report_of(tmp_path / "link.json"))
+    assert (tmp_path / "link.json").is_symlink()
+    assert "steps_per_print" not in json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_a_fix_that_cannot_be_written_leaves_the_file(tmp_path, monkeypatch):
+    path = write(tmp_path, WARNED)
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(RenderError, match="No space left"):
+        write_fix(report_of(path))
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_nothing_to_fix_writes_nothing(tmp_path):
+    path = write(tmp_path, AUTO)
+    before = path.stat().st_mtime_ns
+    write_fix(report_of(path))
+    assert path.stat().st_mtime_ns == before

@@ -1,0 +1,199 @@
+"""Soaks of studies and exports on a scripted fleet, and what the exports say of them."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune import cli
+from autotune.app import soak as app
+from autotune.app.studies import write_export
+from autotune.contract import Outcome, Role
+from autotune.errors import ExitCode, JobError, StudyError
+from autotune.record import Study
+from autotune.soak_record import SOAK_FILE, SoakResult, read_soak
+from tests.report.test_terminal import finished
+from tests.search.scripted import ENVIRONMENT, Behaviour, fault
+from tests.search.test_soak import SoakFleet, steady
+
+JOB = {
+    "model": "tiny-gpt2",
+    "seq_len": 64,
+    "global_batch": 16,
+    "world": 2,
+    "precision": "fp32",
+    "memory_limit": "24GiB",
+    "study": "scripted",
+}
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    study = finished(tmp_path / "results")
+    study.job_file.write_text(yaml.safe_dump(JOB))
+    return study
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """Lets the next soak run on a scripted fleet; answers with the fleet."""
+    monkeypatch.setattr(app, "detect_environment", lambda: ENVIRONMENT)
+    monkeypatch.setattr("autotune.extensions.build", lambda *_: None)
+
+    def use(behave: Behaviour = steady) -> SoakFleet:
+        fleet = SoakFleet(behave)
+        monkeypatch.setattr(app, "LocalFleet", lambda *_, **__: fleet)
+        return fleet
+
+    return use
+
+
+def soak(study: Study) -> SoakResult:
+    found = app.soak_study(study, minutes=2.0, note=lambda _: None)
+    assert found is not None
+    return found
+
+
+def test_the_winner_is_soaked_and_its_export_says_so(study: Study, machine, tmp_path: Path):
+    write_export(study, tmp_path / "before", to="deepspeed", trial=None)
+    readme = (tmp_path / "before" / "README.md").read_text()
+    assert "It was not soaked" in readme
+    assert json.loads((tmp_path / "before" / "figures.json").read_text())["soak"] is None
+
+    fleet = machine()
+    found = soak(study)
+    best = study.read_state()["answer"]["best"]
+    assert found.passed
+    assert (found.trial, found.steps, found.minutes) == (best["trial"], 36, 36 / 60)
+    assert {s.knobs == best["candidate"] for s in fleet.specs} == {True}
+    assert {s.role for s in fleet.specs} == {Role.SOAK}
+    assert fleet.specs[0].memory_limit_bytes == 24 * 2**30
+    assert read_soak(study.folder) == found
+    assert len(study.trials()) == len(Study(study.root, study.name).trials())
+    assert not [t for t in study.trials() if t.spec.role is Role.SOAK], "no part of the record"
+
+    words = (
+        "Soak (`autotune soak`) passed: 0.6 minutes, 36 steps at sequence 64, with a checkpoint"
+    )
+    assert words in (study.best_folder / "README.md").read_text()
+    figures = json.loads((study.best_folder / "figures.json").read_text())
+    assert (figures["soak"]["passed"], figures["soak"]["steps"]) == (True, 36)
+
+
+def test_another_configuration_is_not_called_soaked(study: Study, machine, tmp_path: Path):
+    machine()
+    best = soak(study).trial
+    others = [
+        t.spec.number
+        for t in study.trials()
+        if t.spec.role is Role.SEARCH
+        and t.spec.candidate_hash != study.trials()[best or 0].spec.candidate_hash
+    ]
+    write_export(study, tmp_path / "other", to="deepspeed", trial=others[0])
+    assert "It was not soaked" in (tmp_path / "other" / "README.md").read_text()
+
+
+def test_an_edited_configuration_is_not_called_soaked(study: Study, machine, tmp_path: Path):
+    machine()
+    soak(study)
+    (tmp_path / "base.json").write_text('{"gradient_clipping": 0.5}')
+    edited = {**JOB, "base_config": str(tmp_path / "base.json")}
+    study.job_file.write_text(yaml.safe_dump(edited))
+    write_export(study, tmp_path / "edited", to="deepspeed", trial=None)
+    assert "It was not soaked" in (tmp_path / "edited" / "README.md").read_text()
+
+
+def test_a_soak_that_fails_ends_with_its_own_code_and_the_export_says_why(
+    study: Study, machine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    machine(lambda s: fault(s, Outcome.OOM, "out of memory after an hour"))
+    command = ["autotune", "soak", "--results", str(study.root), "--minutes", "2", "--json"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == ExitCode.SOAK_FAILED
+    answer = json.loads(capfd.readouterr().out)
+    assert answer["problems"] == ["first half: oom: out of memory after an hour [script]"]
+    readme = (study.best_folder / "README.md").read_text()
+    assert "failed: 0.0 minutes" in readme
+    assert "- first half: oom: out of memory after an hour" in readme
+
+
+def test_people_get_a_few_lines(
+    study: Study, machine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    machine()
+    monkeypatch.setattr(sys, "argv", ["autotune", "soak", "--results", str(study.root)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == ExitCode.FOUND
+    text = capfd.readouterr().out
+    for word in ("passed", "1000 B after 20 steps", "host_rss: 0 B per hour", "allowed"):
+        assert word in text
+
+
+def test_an_export_is_soaked_where_it_lies(study: Study, machine, tmp_path: Path):
+    out = tmp_path / "out"
+    write_export(study, out, to="deepspeed", trial=None)
+    fleet = machine()
+    found = app.soak_export(out, minutes=2.0, note=lambda _: None)
+    assert found is not None
+    assert found.passed
+    assert read_soak(out) == found
+    theirs = next(t.spec for t in study.trials() if t.spec.number == best_of(study))
+    ours = fleet.specs[0]
+    for name in ("world", "dp", "tp", "micro_batch", "grad_accum", "seq_len", "precision"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert ours.model == theirs.model
+    assert ours.recompute == theirs.recompute
+    written = (out / "soak" / "trials" / "0000" / "config" / "ds_config.json").read_text()
+    assert written == (out / "ds_config.json").read_text()
+
+
+def best_of(study: Study) -> int:
+    return int(study.read_state()["answer"]["best"]["trial"])
+
+
+def test_an_interrupted_soak_says_nothing(study: Study, machine, monkeypatch: pytest.MonkeyPatch):
+    fleet = machine()
+    fleet.n_polls = 10**6
+    monkeypatch.setattr("autotune.search.interrupt.Interrupt.draining", True)
+    assert app.soak_study(study, minutes=2.0, note=lambda _: None) is None
+    assert not (study.folder / SOAK_FILE).exists()
+
+
+def test_other_devices_than_the_searchs_are_refused(
+    study: Study, machine, monkeypatch: pytest.MonkeyPatch
+):
+    machine()
+    state = study.read_state()
+    state["environments"][0]["accelerator"] = "cuda"
+    study.write_state(state)
+    with pytest.raises(StudyError, match="measured on cuda, this machine trains on cpu"):
+        soak(study)
+
+
+def test_a_study_without_a_best_is_refused(tmp_path: Path, machine):
+    study = finished(tmp_path / "results")
+    study.job_file.write_text(yaml.safe_dump(JOB))
+    study.write_state({**study.read_state(), "answer": None})
+    with pytest.raises(StudyError, match="has not found a best configuration"):
+        soak(study)
+
+
+@pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])
+def test_minutes_are_a_length_of_time(tmp_path: Path, minutes: float):
+    with pytest.raises(JobError, match="no length of a soak"):
+        app.soak_export(tmp_path, minutes=minutes, note=lambda _: None)
+
+
+@pytest.mark.parametrize("name", ["nothing", "half"])
+def test_a_folder_that_is_no_export_is_named(tmp_path: Path, machine, name: str):
+    machine()
+    if name == "half":
+        (tmp_path / "ds_config.json").write_text("{}")
+        (tmp_path / "settings.json").write_text('{"factory": "a:b"}')
+    with pytest.raises(JobError, match="not an export of autotune"):
+        app.soak_export(tmp_path, minutes=1, note=lambda _: None)

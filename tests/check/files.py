@@ -1,0 +1,42 @@
+"""Files to check, and what is said of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from autotune.check import Report, check, read_source
+from tests.rules.cases import NEWEST, environment
+
+AUTO = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},
+}
+"""What Hugging Face's examples look like."""
+
+
+def write(folder: Path, content: Any, name: str = "ds_config.json") -> Path:
+    path = folder / name
+    text = content if isinstance(content, str) else json.dumps(content, indent=2) + "\n"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def checked(path: Path, *, accelerator: str = "cuda", version: str = NEWEST, **how: Any) -> Report:
+    where = environment(accelerator=accelerator, version=version)
+    return check(read_source(path, **how), where)
+
+
+def rules(report: Report) -> list[str]:
+    return [found.violation.rule for found in report.found]
+
+
+def messages(report: Report, rule: str) -> str:
+    return "\n".join(
+        f"{one.violation.message}; {one.violation.fix}"
+        for one in report.found
+        if one.violation.rule == rule
+    )

@@ -1,0 +1,127 @@
+"""Changes of a JSON text: what they say happens, and nothing else does."""
+
+import difflib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.check.edit import duplicates, edited
+from autotune.rules import ALL_RULES, judge
+from autotune.rules.base import changed
+from tests.rules.cases import NEWEST, setup_of
+
+WRITTEN = """{
+    "zeta": 1,          "not_known": [1,
+        2],
+    "zero_optimization": {
+        "stage": 3, "sub_group_size": 1e9,
+        "offload_param": {"device": "cpu"}
+    },
+    "empty": {},
+    "alpha": null
+}
+"""
+
+
+def changed_lines(before: str, after: str) -> list[str]:
+    diff = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
+    return [line for line in diff if not line.startswith(("---", "+++", "@@"))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        (
+            {"zero_optimization": {"stage": 2}},
+            [
+                '-        "stage": 3, "sub_group_size": 1e9,',
+                '+        "stage": 2, "sub_group_size": 1e9,',
+            ],
+        ),
+        (
+            {"zero_optimization": {"offload_param": {"device": "none"}}},
+            [
+                '-        "offload_param": {"device": "cpu"}',
+                '+        "offload_param": {"device": "none"}',
+            ],
+        ),
+        (
+            {"zero_optimization": {"offload_param": None}},
+            [
+                '-        "stage": 3, "sub_group_size": 1e9,',
+                '-        "offload_param": {"device": "cpu"}',
+                '+        "stage": 3, "sub_group_size": 1e9',
+            ],
+        ),
+        (
+            {"alpha": None, "beta": None, "alhpa": None},
+            ['-    "empty": {},', '-    "alpha": null', '+    "empty": {}'],
+        ),
+        ({"gamma": True}, ['-    "alpha": null', '+    "alpha": null,', '+    "gamma": true']),
+        (
+            {"empty": {"one": {"two": 2}}},
+            ['-    "empty": {},', '+    "empty": {', '+        "one": {"two": 2}', "+    },"],
+        ),
+        ({"alpha": None, "omega": None, "empty": None, "zero_optimization": None}, None),
+        ({"zeta": None, "eta": 1}, None),
+    ],
+)
+def test_only_the_lines_of_a_change_change(changes, lines):
+    after = edited(WRITTEN, changes)
+    assert json.loads(after) == changed(json.loads(WRITTEN), changes)
+    if lines is not None:
+        assert changed_lines(WRITTEN, after) == lines
+
+
+def test_a_renamed_key_stays_in_its_place():
+    after = edited(WRITTEN, {"zeta": None, "theta": 1})
+    assert after == WRITTEN.replace('"zeta"', '"theta"')
+
+
+def test_order_unknown_keys_and_line_ends_stay():
+    text = WRITTEN.replace("\n", "\r\n")
+    after = edited(text, {"zero_optimization": {"stage": 2}})
+    assert after == text.replace('"stage": 3', '"stage": 2')
+    assert list(json.loads(after)) == list(json.loads(WRITTEN))
+
+
+def test_the_last_of_two_equal_keys_is_the_one_that_changes():
+    after = edited('{"a": 1, "b": 2, "a": 3}', {"a": 4})
+    assert after == '{"a": 1, "b": 2, "a": 4}'
+
+
+def test_keys_that_are_written_twice_are_named():
+    assert duplicates('{"a": {"b": 1, "b": 2}, "c": 1, "c": {"c": 1}}') == ["c", "a.b"]
+    assert duplicates(WRITTEN) == []
+
+
+_KEYS = st.sampled_from(["a", "b", "c", 'quote"', "ünder"])
+_VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2), st.dictionaries(_KEYS, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+_OBJECTS = st.dictionaries(_KEYS, _VALUES, max_size=4)
+
+
+@given(config=_OBJECTS, changes=_OBJECTS, indent=st.sampled_from([None, 0, 2, "\t"]))
+def test_any_text_says_after_any_changes_what_they_say(config, changes, indent):
+    after = edited(json.dumps(config, indent=indent), changes)
+    wanted = changed(config, changes)
+    assert json.dumps(json.loads(after), sort_keys=True) == json.dumps(wanted, sort_keys=True)
+
+
+@pytest.mark.parametrize(
+    "witness", [pytest.param(w, id=f"{r.name}") for r in ALL_RULES for w in r.witnesses]
+)
+@pytest.mark.parametrize("indent", [None, 4])
+def test_the_fix_of_every_rule_can_be_written(witness, indent):
+    broken = setup_of(witness.broken, version=witness.deepspeed or NEWEST)
+    (violation,) = judge(broken)
+    after = json.loads(edited(json.dumps(broken.ds_config, indent=indent), violation.changes))
+    assert after == changed(broken.ds_config, violation.changes)
+    assert (after == broken.ds_config) == (not violation.changes)

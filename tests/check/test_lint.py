@@ -1,0 +1,146 @@
+"""The check as a whole: what is found, what the fix makes of it, what is not known."""
+
+import json
+
+import pytest
+
+from tests.check.files import AUTO, checked, messages, rules, write
+
+ZERO = {"stage": 2, "overlap_com": True, "stage3_max_live_parameters": 1000}
+BROKEN = {
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "train_batch_size": 32,
+    "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3, "freeze_step": 10}},
+    "zero_optimization": ZERO,
+    "wandb": {"enabled": False},
+}
+
+
+def test_everything_that_is_wrong_is_found_and_mended(tmp_path):
+    path = write(tmp_path, BROKEN)
+    report = checked(path, world=8)
+    assert sorted(rules(report)) == [
+        "batch.product",
+        "schema.unknown_key",
+        "version.removed_optimizer",
+        "zero.inert_key",
+    ]
+    assert report.exit_code(fixed=False) == 2
+    assert report.exit_code(fixed=True) == 0
+    assert report.left == ()
+    after = json.loads(report.fixed_text)
+    assert list(after) == list(BROKEN)
+    assert after["zero_optimization"] == {"stage": 2, "overlap_comm": True}
+    assert after["optimizer"] == {"type": "AdamW", "params": {"lr": 1e-3}}
+    again = checked(write(tmp_path, report.fixed_text, "again.json"), world=8)
+    assert rules(again) == []
+
+
+def test_the_diff_is_one_that_patch_takes(tmp_path):
+    report = checked(write(tmp_path, '{"zero_optimization": {"stage": 2, "overlap_com": true},\n'
+                                     '"train_micro_batch_size_per_gpu": 1}'))  # fmt: skip
+    name = report.source.path
+    assert report.diff.splitlines() == [
+        f"--- {name}",
+        f"+++ {name}",
+        "@@ -1,2 +1,2 @@",
+        '-{"zero_optimization": {"stage": 2, "overlap_com": true},',
+        '+{"zero_optimization": {"stage": 2, "overlap_comm": true},',
+        ' "train_micro_batch_size_per_gpu": 1}',
+        "\\ No newline at end of file",
+    ]
+
+
+def test_what_comes_to_light_after_a_fix_is_told_as_such(tmp_path):
+    """A removed optimizer is an Adam once it is mended, and then its parameters are judged."""
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "OneBitLamb", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": 1},
+    }
+    report = checked(write(tmp_path, config))
+    assert [(one.violation.rule, one.after_fix) for one in report.found] == [
+        ("version.removed_optimizer", False),
+        ("optimizer.untested_with_zero", True),
+    ]
+    assert json.loads(report.fixed_text)["zero_allow_untested_optimizer"] is True
+
+
+def test_without_a_world_rules_that_need_it_are_silent(tmp_path):
+    config = {"train_batch_size": 30, "train_micro_batch_size_per_gpu": 4}
+    report = checked(write(tmp_path, config))
+    assert (rules(report), report.world) == ([], None)
+    report = checked(write(tmp_path, config), world=4)
+    assert rules(report) == ["batch.product"]
+
+
+@pytest.mark.parametrize(("extra", "world"), [({}, 4), ({"sequence_parallel_size": 2}, 8)])
+def test_three_batch_sizes_tell_the_world(tmp_path, extra, world):
+    sizes = {
+        "train_batch_size": 32,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 2,
+    }
+    auto_sp = {"compile": {"deepcompile": True, "passes": ["autosp"]}}
+    report = checked(write(tmp_path, sizes | extra | auto_sp))
+    assert (report.world, report.world_because) == (world, "from the three batch sizes")
+    assert rules(report) == []
+
+
+def test_sequence_parallelism_without_its_mesh_or_auto_sp(tmp_path):
+    config = {"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": 2}
+    assert rules(checked(write(tmp_path, config), world=4)) == ["parallel.sequence"]
+
+
+def test_one_value_that_nobody_can_read_does_not_hide_the_rest(tmp_path):
+    config = BROKEN | {"gradient_clipping": "much"}
+    report = checked(write(tmp_path, config), world=8)
+    assert {"schema.top_level_value", "version.removed_optimizer"} <= set(rules(report))
+    assert report.exit_code(fixed=True) == 2
+    assert [violation.rule for violation in report.left] == ["schema.top_level_value"]
+
+
+def test_a_key_written_twice_stops_the_fix(tmp_path):
+    text = '{"train_micro_batch_size_per_gpu": 1, "fp16": {}, "fp16": {}, "gradient_cliping": 1}'
+    report = checked(write(tmp_path, text))
+    assert "file.key_twice" in rules(report)
+    assert report.fixed_text is None
+    assert report.diff == ""
+
+
+@pytest.mark.parametrize("name", ["_comment", "//", "#1", "comment"])
+def test_a_remark_is_no_key_that_was_mistaken(tmp_path, name):
+    config = {"train_micro_batch_size_per_gpu": 1, name: "https://example.org"}
+    assert rules(checked(write(tmp_path, config))) == []
+    config["zero_optimization"] = {name: "DeepSpeed raises on it here"}
+    assert rules(checked(write(tmp_path, config))) == ["schema.unknown_key"]
+
+
+def test_only_a_name_that_is_much_alike_is_taken_for_another(tmp_path):
+    config = {"train_micro_batch_size_per_gpu": 1, "comms_config": {}, "gradient_cliping": 1.0}
+    report = checked(write(tmp_path, config))
+    after = json.loads(report.fixed_text)
+    assert after == {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0}
+
+
+def test_keys_that_torch_compile_had_are_refused(tmp_path):
+    config = AUTO | {"compile": {"disable": False, "backend": "inductor"}}
+    report = checked(write(tmp_path, config))
+    assert rules(report) == ["schema.unknown_key"]
+    assert "compile.disable" in messages(report, "schema.unknown_key")
+
+
+def test_the_version_decides(tmp_path):
+    config = {"train_micro_batch_size_per_gpu": 1, "sparse_attention": {"mode": "fixed"}}
+    assert rules(checked(write(tmp_path, config))) == ["version.removed_key"]
+    assert rules(checked(write(tmp_path, config), version="0.18.9")) == []
+
+
+def test_the_answer_for_programs(tmp_path):
+    answer = checked(write(tmp_path, BROKEN), world=8).to_dict()
+    assert json.loads(json.dumps(answer)) == answer
+    assert (answer["would_run"], answer["would_run_after_fix"]) == (False, True)
+    first = answer["findings"][0]
+    assert set(first) == {"rule", "message", "fix", "changes", "consequence", "after_fix"}
+    assert first["changes"] == {"zero_optimization": {"overlap_com": None, "overlap_comm": True}}

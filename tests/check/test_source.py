@@ -1,0 +1,141 @@
+"""Where a configuration lies and who reads it: JSON, accelerate YAML, launch lines, axolotl."""
+
+import json
+
+import pytest
+import yaml
+
+from autotune.check import read_source
+from autotune.consumers import Consumer
+from autotune.errors import AutotuneError, JobError, RenderError
+from tests.check.files import AUTO, checked, messages, rules, write
+
+RAW = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
+ACCELERATE = {
+    "distributed_type": "DEEPSPEED",
+    "deepspeed_config": {"zero_stage": 3, "offload_param_device": "cpu"},
+    "mixed_precision": "bf16",
+    "num_processes": 4,
+}
+
+
+def yaml_file(folder, content, name="accelerate.yaml"):
+    return write(folder, yaml.safe_dump(content), name)
+
+
+def test_plain_json_is_deepspeeds(tmp_path):
+    source = read_source(write(tmp_path, RAW))
+    assert (source.consumer, source.world) == (Consumer.DEEPSPEED, None)
+    assert source.config == RAW
+
+
+def test_a_section_of_an_accelerate_file_is_judged(tmp_path):
+    path = yaml_file(tmp_path, ACCELERATE)
+    report = checked(path)
+    assert (report.source.consumer, report.world) == (Consumer.ACCELERATE, 4)
+    assert rules(report) == []
+    wrong = ACCELERATE | {"deepspeed_config": {"zero_stage": 2, "offload_param_device": "cpu"}}
+    report = checked(yaml_file(tmp_path, wrong))
+    assert rules(report) == ["offload.param_needs_stage_3"]
+    assert report.diff == ""
+
+
+def test_the_file_that_an_accelerate_file_names_is_judged(tmp_path):
+    inner = write(tmp_path, AUTO | {"steps_per_print": 10})
+    named = {"deepspeed_config": {"deepspeed_config_file": inner.name}, "num_processes": 2}
+    report = checked(yaml_file(tmp_path, named))
+    assert report.source.path == inner
+    assert (report.source.consumer, report.world) == (Consumer.ACCELERATE, 2)
+    assert '-  "steps_per_print": 10' in report.diff
+
+
+def test_what_accelerate_refuses_beside_a_file(tmp_path):
+    inner = write(tmp_path, AUTO)
+    section = {"deepspeed_config_file": str(inner), "zero_stage": 3, "gradient_clipping": 1.0}
+    report = checked(yaml_file(tmp_path, {"deepspeed_config": section}))
+    assert rules(report) == ["huggingface.accelerate_duplicate"]
+    assert "gradient_clipping, zero_stage" in messages(report, "huggingface.accelerate_duplicate")
+    assert report.exit_code(fixed=True) == 2
+
+
+def test_the_accelerate_file_that_goes_with_a_configuration(tmp_path):
+    path = write(tmp_path, AUTO | {"train_batch_size": 12})
+    other = yaml_file(tmp_path, {"num_processes": 4, "mixed_precision": "bf16"})
+    for how in (
+        {"accelerate": other},
+        {"launch": f"accelerate launch --config_file {other} train.py"},
+    ):
+        source = read_source(path, **how)
+        assert (source.consumer, source.world) == (Consumer.ACCELERATE, 4)
+        assert source.mixed_precision == "bf16"
+
+
+def test_a_file_that_accelerate_does_not_use_deepspeed_for(tmp_path):
+    path = yaml_file(tmp_path, ACCELERATE | {"distributed_type": "MULTI_GPU"})
+    report = checked(path)
+    assert rules(report) == ["huggingface.not_deepspeed"]
+    assert report.exit_code(fixed=False) == 0
+    assert rules(checked(path, launch="accelerate launch --use_deepspeed train.py")) == []
+
+
+def test_what_is_said_comes_before_what_is_read(tmp_path):
+    path = yaml_file(tmp_path, ACCELERATE)
+    line = "accelerate launch --num_processes 2 train.py"
+    assert read_source(path, launch=line).world == 2
+    assert read_source(path, launch=line, world=8).world == 8
+    assert read_source(path, consumer=Consumer.TRAINER).consumer == Consumer.TRAINER
+
+
+@pytest.mark.parametrize("folder", ["", "configs", "a/b"])
+def test_arguments_of_hugging_face_name_the_file(tmp_path, folder):
+    """It lies beside the file or above it: axolotl and LLaMA-Factory."""
+    inner = write(tmp_path, AUTO | {"gradient_clipping": 0.5})
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    arguments = {
+        "deepspeed": inner.name,
+        "micro_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "max_grad_norm": 1.0,
+        "learning_rate": "1e-5",
+        "bf16": "auto",
+    }
+    report = checked(yaml_file(tmp_path / folder, arguments, "train.yml"), world=2)
+    assert report.source.path == inner
+    assert report.source.consumer == Consumer.TRAINER
+    assert report.source.arguments["learning_rate"] == 1e-5
+    assert rules(report) == ["huggingface.mismatch"]
+
+
+def test_a_section_inside_arguments_is_mended_there(tmp_path):
+    zero = {"stage": 2, "overlap_com": True}
+    arguments = {"bf16": True, "deepspeed": AUTO | {"zero_optimization": zero}, "seed": 1}
+    path = write(tmp_path, arguments, "arguments.json")
+    report = checked(path)
+    assert report.source.at == ("deepspeed",)
+    after = json.loads(report.fixed_text)
+    assert after["deepspeed"]["zero_optimization"] == {"stage": 2, "overlap_comm": True}
+    assert list(after) == list(arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "error", "said"),
+    [
+        ("{", "x.json", RenderError, "not valid JSON"),
+        ("[]", "x.json", RenderError, "holds a list"),
+        ("a: [", "x.yaml", RenderError, "not valid YAML"),
+        ("- 1", "x.yml", RenderError, "no keys"),
+        ("deepspeed:", "x.yml", JobError, "no DeepSpeed configuration"),
+        ("deepspeed: gone.json", "x.yml", RenderError, "gone.json, which is not there"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, text, name, error, said):
+    path = write(tmp_path, text, name)
+    with pytest.raises(error, match=said) as raised:
+        read_source(path)
+    assert name in raised.value.message
+    assert raised.value.hint
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(AutotuneError, match="nowhere"):
+        read_source(tmp_path / "nowhere.json")

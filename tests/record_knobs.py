@@ -1,0 +1,41 @@
+"""What the reality test trains, as a record of two CPU ranks.
+
+python -m tests.record_knobs > results/recorded/knobs-cpu-2.json
+"""
+
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+
+from autotune.hardware import detect_environment
+from autotune.tried import run_of
+from tests.test_engine_reality import WORLD, acting, compiled_cases, run, stratified_cases
+
+
+def main() -> None:
+    """Train every case; one that fails ends it, and nothing is written."""
+    started_at_s = time.time()
+    with tempfile.TemporaryDirectory() as folder:
+        cases = [*compiled_cases(Path(folder)), *stratified_cases(Path(folder))]
+        results = run(Path(folder), cases)
+    for case, result in zip(cases, results, strict=True):
+        if result.get("error") or result["differences"]:
+            sys.exit(f"{case['spec']['knobs']}: {result.get('error') or result['differences']}")
+    record = run_of(
+        map(acting, cases),
+        started_at_s=started_at_s,
+        accelerator="cpu",
+        device_name=detect_environment().device_name,
+        ranks=WORLD,
+        nodes=1,
+        versions={"python": python_version()}
+        | {name: version(name) for name in ("torch", "deepspeed", "transformers")},
+    )
+    sys.stdout.write(record.to_json())
+
+
+if __name__ == "__main__":
+    main()

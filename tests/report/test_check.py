@@ -1,0 +1,65 @@
+"""What `check` prints: worst first, whole words, a diff that can be copied."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from autotune.report.check import print_check
+from tests.check.files import AUTO, checked, write
+
+BROKEN: dict[str, Any] = {
+    "gradient_cliping": 1.0,
+    "train_micro_batch_size_per_gpu": 1,
+    "zero_optimization": {"stage": 2, "overlap_com": True, "offload_param": {"device": "cpu"}},
+}
+
+
+def printed(report, width=80, *, fixed=False, terminal=False):
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
+    print_check(console, report, fixed=fixed)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("width", [80, 160])
+def test_no_line_is_too_long_and_no_word_is_cut(tmp_path, monkeypatch, width, terminal):
+    monkeypatch.chdir(tmp_path)
+    report = checked(write(Path(), BROKEN))
+    text = printed(report, width, terminal=terminal)
+    assert max(map(len, text.splitlines())) <= width
+    words = text.split()
+    for found in report.found:
+        assert set(found.violation.message.split()) <= set(words)
+
+
+def test_the_worst_comes_first_and_the_last_line_counts(tmp_path):
+    lines = printed(checked(write(tmp_path, BROKEN))).splitlines()
+    said = [line.partition("  ")[0] for line in lines if line.startswith(("would ", "is "))]
+    assert said == ["would raise", "is ignored", "is ignored"]
+    assert lines[-1] == "1 would raise, 2 ignored: it would not run"
+
+
+def test_a_pipe_gets_the_diff_as_it_is(tmp_path):
+    ones = ", ".join("1" * 99)
+    text = f'{{"train_micro_batch_size_per_gpu": 1, "not_known": [{ones}]}}'
+    report = checked(write(tmp_path, text))
+    assert f"\n-{text}\n" in report.diff
+    assert f"\n{report.diff}" in printed(report)
+
+
+def test_a_clean_file_and_what_is_known_later(tmp_path):
+    text = printed(checked(write(tmp_path, AUTO)), 300)
+    assert 'known at run time only ("auto"): bf16.enabled, gradient_accumulation_steps' in text
+    assert text.splitlines()[-1] == "nothing found: it would run"
+
+
+def test_yaml_is_not_edited_and_that_is_said(tmp_path):
+    yaml = "deepspeed_config: {zero_stage: 1, offload_param_device: cpu}\n"
+    report = checked(write(tmp_path, yaml, "accelerate.yaml"))
+    text = printed(report, fixed=True)
+    assert "no diff: a fix is written into JSON, this is YAML" in text
+    assert text.splitlines()[-1] == "1 ignored: it would run"

@@ -1,0 +1,134 @@
+"""Two studies beside each other: figures, warnings, forms."""
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from autotune.app.comparison import compare_studies, write_comparison
+from autotune.contract import TrialResult, TrialSpec
+from autotune.errors import StudyError
+from autotune.record import Study
+from autotune.report.compare import Comparison
+from autotune.report.compare_terminal import print_comparison
+from tests.report.test_terminal import finished
+from tests.report.wide import varied
+
+JOB = "model: tiny-gpt2\nseq_len: 64\nglobal_batch: 16\nworld: 2\nprecision: fp32\n"
+
+
+def slower(spec: TrialSpec) -> TrialResult:
+    """Nine tenths of the speed, with another torch."""
+    result = varied(spec)
+    if not result.samples_per_s:
+        return result
+    rates = ("samples_per_s", "samples_per_s_low", "samples_per_s_high")
+    return dataclasses.replace(
+        result,
+        **{name: 0.9 * getattr(result, name) for name in rates},
+        versions={**result.versions, "torch": "2.12.0"},
+    )
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    study = finished(tmp_path_factory.mktemp("other"), slower, trials=12)
+    study.job_file.write_text(JOB + "optimizer: {type: SGD}\n", encoding="utf-8")
+    return study
+
+
+@pytest.fixture(scope="module")
+def comparison(wide: Study, other: Study) -> Comparison:
+    wide.job_file.write_text(JOB, encoding="utf-8")
+    return compare_studies([str(wide.folder), str(other.folder)], Path("nowhere"))
+
+
+def test_the_same_candidates_stand_side_by_side(comparison: Comparison) -> None:
+    frame = comparison.candidates
+    assert len(frame) > 5
+    assert frame["candidate_hash"].is_unique
+    expected = frame["other_samples_per_s"] / frame["first_samples_per_s"]
+    pd.testing.assert_series_equal(frame["ratio"], expected, check_names=False)
+    # The script: 0.9, and one per cent to either side of each run.
+    assert frame["ratio"].between(0.88, 0.92).all()
+    assert (frame["ratio_low"] < frame["ratio"]).all()
+    assert (frame["ratio_high"] > frame["ratio"]).all()
+    assert set(frame["interval_from"]) == {"runs", "steps"}
+    from_runs = frame["interval_from"] == "runs"
+    assert ((frame["first_runs"] + frame["other_runs"] > 2) == from_runs).all()
+
+
+def test_outcomes_bests_and_gains(comparison: Comparison) -> None:
+    for run in comparison.runs:
+        counts = {outcome.value: n for outcome, n in run.report.counts.items()}
+        column = comparison.outcomes[run.key]
+        assert column[column > 0].to_dict() == counts
+        row = comparison.bests.set_index("run").loc[run.key]
+        assert run.report.answer is not None
+        assert row["speedup"] == run.report.answer["speedup"]
+        assert row["samples_per_s"] == run.report.answer["best"]["samples_per_s"]
+
+
+def test_differences_are_warned_of(comparison: Comparison) -> None:
+    text = "\n".join(comparison.warnings)
+    assert "torch differs (A 2.13.0, B 2.12.0)" in text
+    assert "optimizer of the job differs" in text
+    assert "ran another ds_config.json" in text
+    assert "seq_len" not in text
+
+
+def test_another_job_shares_no_candidate(wide: Study, tmp_path: Path) -> None:
+    longer = finished(tmp_path, seq_len=128)
+    comparison = compare_studies([str(wide.folder), str(longer.folder)], tmp_path)
+    assert comparison.candidates.empty
+    assert "seq_len differs (A 64, B 128): samples/s are not of the same work" in (
+        comparison.warnings
+    )
+
+
+def test_knobs_that_differ_between_the_bests(wide: Study, tmp_path: Path) -> None:
+    def recomputes(spec: TrialSpec) -> TrialResult:
+        result = varied(spec)
+        factor = 3.0 if spec.recompute == "full" else 1.0
+        return dataclasses.replace(
+            result, samples_per_s=result.samples_per_s and factor * result.samples_per_s
+        )
+
+    study = finished(tmp_path, recomputes, trials=30)
+    knobs = compare_studies([str(wide.folder), str(study.folder)], tmp_path).knobs
+    assert list(knobs.loc["recompute"]) == ["none", "full"]
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_it_fits_a_terminal_and_cuts_no_figure(comparison: Comparison, width: int) -> None:
+    console = Console(
+        file=io.StringIO(), width=width, color_system=None, _environ={"TERM": "xterm"}
+    )
+    print_comparison(console, comparison)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    tables = text.splitlines()[len(comparison.runs) :]
+    assert max(len(line.rstrip()) for line in tables) <= width
+    assert "…" not in text
+    assert "how runs differ is not in those" in " ".join(text.split())
+
+
+def test_as_json_and_as_a_page(comparison: Comparison, tmp_path: Path) -> None:
+    data = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
+    assert set(data) == {"studies", "warnings", "outcomes", "bests", "knobs", "candidates"}
+    assert len(data["candidates"]) == len(comparison.candidates)
+    page = write_comparison(comparison, tmp_path / "c.html").read_text(encoding="utf-8")
+    for warning in comparison.warnings:
+        if "deepspeed" not in warning:
+            assert warning in page
+
+
+@pytest.mark.parametrize("runs", [["scripted"], ["scripted", "scripted"]])
+def test_it_takes_two(runs: list[str], wide: Study) -> None:
+    wide.job_file.write_text(JOB, encoding="utf-8")
+    with pytest.raises(StudyError, match="at least two"):
+        compare_studies(runs, wide.root)

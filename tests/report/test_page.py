@@ -1,0 +1,160 @@
+"""What a page says, read as text; how it looks is for test_pages_in_browser."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.app.pages import PageWriter, write_page
+from autotune.app.studies import read_report
+from autotune.record import Study
+from autotune.render.templates import Templates
+from autotune.report import charts
+from autotune.report.page import render_page
+from autotune.report.verdict import describe_verdict
+from autotune.search.base import Stage
+from autotune.table import load_table
+from tests.report import samples
+from tests.report.test_terminal import finished
+from tests.report.wide import EVIL
+from tests.search.scripted import Notebook, ok
+
+SHIPPED = Path(__file__).parents[2] / "templates" / "report"
+
+
+def rendered(study: Study, **options: Any) -> str:
+    return render_page(read_report(study), load_table(study.folder), Templates(), **options)
+
+
+def charts_in(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.S)
+    assert found is not None
+    return {chart["name"]: chart["figure"] for chart in json.loads(found[1])}
+
+
+def test_it_is_one_file_that_names_what_the_terminal_names(wide: Study) -> None:
+    page = rendered(wide)
+    assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=", page.replace(EVIL, ""))
+    for _, text in describe_verdict(read_report(wide)):
+        assert text in page
+    assert "<body data-refresh-s" not in page
+
+
+def test_nothing_is_left_unescaped(wide: Study) -> None:
+    page = rendered(wide)
+    assert EVIL not in page
+    assert "&lt;/script&gt;&lt;script&gt;window.evil" in page
+
+
+def test_the_only_thing_that_goes_in_as_it_is_is_plotly() -> None:
+    raw = [
+        found
+        for path in SHIPPED.glob("*.j2")
+        for found in re.findall(r"{{([^}]*\|\s*text)\s*}}", path.read_text(encoding="utf-8"))
+    ]
+    assert [found.strip() for found in raw] == ["plotly_js | text"]
+
+
+def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
+    drawn = charts_in(rendered(wide))
+    answer = read_report(wide).answer
+    assert answer is not None
+    bars = drawn["standings"]["data"][0]
+    assert bars["x"] == [answer[name]["samples_per_s"] for name in ("best", "baseline")]
+    rates = load_table(wide.folder)["samples_per_s"].dropna()
+    shown = [y for trace in drawn["history"]["data"][:3] for y in trace["y"]]
+    assert sorted(shown) == pytest.approx(sorted(rates))
+    assert sum(drawn["outcomes"]["data"][0]["x"]) == len(load_table(wide.folder))
+    assert len(drawn["knobs"]["data"][0]["dimensions"]) == 4
+
+
+def test_the_large_print_claims_no_more_than_the_interval(wide: Study, tmp_path: Path) -> None:
+    def headline(study: Study) -> str:
+        found = re.search(r'<p class="headline [a-z]*">(.*?)</p>', rendered(study))
+        assert found is not None
+        return found[1]
+
+    assert headline(wide).endswith("x the baseline")
+    assert headline(finished(tmp_path / "same", lambda spec: ok(spec, 100.0))) in (
+        "No proven gain",
+        "Nothing beat the baseline",
+    )
+
+
+def test_importance_waits_for_enough_candidates(wide: Study, tmp_path: Path) -> None:
+    assert "importance" in charts_in(rendered(wide))
+    few = rendered(finished(tmp_path))
+    assert "importance" not in charts_in(few)
+    assert "It takes 20 candidates to say" in few
+
+
+def test_predictions_are_drawn_where_the_table_has_them(wide: Study) -> None:
+    frame = load_table(wide.folder)
+    assert charts.predictions(frame) == []
+    frame["predicted.samples_per_s"] = frame["samples_per_s"] * 1.1
+    (chart,) = charts.predictions(frame)
+    points = chart.figure["data"][1]
+    assert points["x"] == pytest.approx([1.1 * y for y in points["y"]])
+
+
+def test_a_running_search_loads_its_page_again(wide: Study) -> None:
+    running = samples.snapshot()
+    page = rendered(wide, snapshot=running)
+    assert '<body data-refresh-s="10">' in page
+    assert "running: search, 7 of 20 trials" in page
+    assert "60.0 samples/s" in page
+    done = dataclasses.replace(running, stage=Stage.DONE)
+    assert "<body data-refresh-s" not in rendered(wide, snapshot=done)
+
+
+def test_damaged_trials_and_a_study_without_any_still_make_a_page(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    trials = study.trials()
+    (trials[0].folder / "spec.json").write_text("{", encoding="utf-8")
+    (trials[1].folder / "result.json").write_text("{", encoding="utf-8")
+    assert "Trials that cannot be read" in rendered(study)
+    for trial in trials:
+        (trial.folder / "spec.json").unlink()
+    study.write_state({**study.read_state(), "answer": None})
+    assert "resumes it" in rendered(study)
+
+
+def test_the_writer_keeps_the_page_up_and_hands_everything_on(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    notebook = Notebook()
+    writer = PageWriter(study, notebook)
+    snapshot = samples.snapshot()
+    page = study.page_file
+    writer.on_snapshot(snapshot)
+    assert "<body data-refresh-s" in page.read_text(encoding="utf-8")
+    writer.on_snapshot(snapshot)
+    writer.on_note("a note")
+    told = f"{page} shows this search, and loads itself again"
+    assert (len(notebook.snapshots), notebook.notes) == (2, [told, "a note"])
+    writer.close()
+    assert "<body data-refresh-s" not in page.read_text(encoding="utf-8")
+    assert not list(study.folder.glob(f".{page.name}*"))
+
+
+def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    study.page_file.mkdir()
+    notebook = Notebook()
+    writer = PageWriter(study, notebook)
+    writer.on_snapshot(samples.snapshot())
+    writer.close()
+    assert len(notebook.notes) == 1
+    assert "report.html is not kept up" in notebook.notes[0]
+
+
+def test_a_user_s_template_comes_first(tmp_path: Path) -> None:
+    study = finished(tmp_path / "results")
+    own = tmp_path / "own" / "report"
+    own.mkdir(parents=True)
+    (own / "study.html.j2").write_text("<p>{{ title | html }}</p>", encoding="utf-8")
+    study.job_file.write_text(f"templates: {own.parent}\n", encoding="utf-8")
+    out = write_page(study, tmp_path / "mine.html")
+    assert out.read_text(encoding="utf-8") == "<p>scripted</p>"

@@ -1,0 +1,156 @@
+"""The Pareto front and the point that is picked of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.record import Study
+from autotune.report.summary import summarize
+from autotune.search.base import SearchResult
+from autotune.search.front import RULE, Figure, front_of, knee, nearest_on_front
+from autotune.search.history import History
+from autotune.search.objective import Objective
+from tests.search.scripted import (
+    ENVIRONMENT,
+    GIB,
+    ScriptedFleet,
+    fault,
+    lattice_of,
+    make,
+    ok,
+    search,
+)
+
+
+def figure(rate: float, peak: float | None) -> Figure:
+    return Figure(
+        samples_per_s=rate,
+        low=rate * 0.99,
+        high=rate * 1.01,
+        peak_memory_bytes=None if peak is None else int(peak),
+    )
+
+
+POINTS = {
+    "fast": figure(100, 40),
+    "dominated": figure(90, 41),
+    "knee": figure(90, 20),
+    "small": figure(50, 10),
+    "slower and larger": figure(45, 12),
+}
+
+
+def test_the_front_is_what_nothing_beats_in_both():
+    assert front_of(POINTS) == ["fast", "knee", "small"]
+
+
+def test_the_knee_is_where_a_further_byte_stops_paying():
+    assert knee(POINTS, POINTS) == "knee"
+
+
+@pytest.mark.parametrize("unit", [1, 1000])
+def test_the_rule_does_not_depend_on_units(unit: int):
+    scaled = {
+        key: figure(f.samples_per_s * unit, (f.peak_memory_bytes or 0) * unit * 3)
+        for key, f in POINTS.items()
+    }
+    assert knee(scaled, scaled) == "knee"
+
+
+def test_of_two_points_the_fast_one():
+    two = {"small": figure(50, 10), "fast": figure(51, 40)}
+    assert knee(two, two) == "fast"
+
+
+def test_only_what_was_compared_is_chosen_on_everyones_scale():
+    compared = {key: POINTS[key] for key in ("fast", "small")}
+    assert knee(compared, POINTS) == "fast"
+    assert knee({"dominated": POINTS["dominated"]}, POINTS) == "dominated"
+
+
+def test_a_point_without_a_peak_is_none_of_the_front():
+    assert front_of({**POINTS, "unknown": figure(500, None)}) == ["fast", "knee", "small"]
+    assert knee({"unknown": figure(5, None)}, {"unknown": figure(5, None)}) == "unknown"
+
+
+def test_the_neighbours_on_the_front_come_first():
+    assert nearest_on_front("knee", POINTS) == ["knee", "fast", "small"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(1, 1e4), st.integers(1, 10**6)), min_size=1, max_size=12, unique=True
+    )
+)
+def test_everything_is_on_the_front_or_beaten_by_it(points: list[tuple[float, int]]):
+    figures = {str(n): figure(rate, peak) for n, (rate, peak) in enumerate(points)}
+    front = front_of(figures)
+    for key, mine in figures.items():
+        beaten = [
+            other
+            for other in front
+            if other != key
+            and figures[other].samples_per_s >= mine.samples_per_s
+            and (figures[other].peak_memory_bytes or 0) <= (mine.peak_memory_bytes or 0)
+        ]
+        assert bool(beaten) != (key in front)
+    assert knee(figures, figures) in front
+
+
+def curve(spec: TrialSpec) -> TrialResult:
+    """A front with a clear knee: micro-batch 4 has nearly the speed of 8 in half the memory."""
+    if spec.knobs["zero.stage"] == 0 and spec.micro_batch == 2:
+        return fault(spec, Outcome.OOM)
+    rate = {1: 50.0, 2: 80.0, 4: 97.0, 8: 100.0}[spec.micro_batch]
+    share = {0: 1.0, 1: 0.99, 2: 0.98, 3: 0.97}[int(spec.knobs["zero.stage"])]
+    peak = {1: 4.0, 2: 5.0, 4: 8.0, 8: 20.0}[spec.micro_batch] * (2 - share)
+    return ok(spec, rate * share, peak=peak * GIB)
+
+
+def pareto(study: Study, sampler: str = "grid", **changes) -> tuple[SearchResult, ScriptedFleet]:
+    job = make(objective="pareto", sampler=sampler, **changes)
+    fleet = ScriptedFleet(curve)
+    lattice = lattice_of(job, recompute=("none",))
+    return search(study, job, fleet=fleet, lattice=lattice), fleet
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_a_search_answers_with_the_knee_and_the_front(study: Study, sampler: str):
+    result, fleet = pareto(study, sampler, trials=16)
+    assert result.best is not None
+    assert (result.best.candidate.micro_batch, result.best.candidate["zero.stage"]) == (4, 0)
+    assert result.front is not None
+    rates = [point.samples_per_s for point in result.front]
+    peaks = [point.peak_memory_bytes or 0 for point in result.front]
+    assert rates == sorted(rates, reverse=True)
+    assert peaks == sorted(peaks, reverse=True)
+    assert [point.candidate.micro_batch for point in result.front] == [8, 4, 2, 1]
+    compared = {spec.candidate_hash for spec in fleet.ran(Role.CONFIRM)}
+    assert {point.candidate.hash for point in result.front} <= compared
+    assert len(compared) <= 6
+    assert result.speedup is not None
+    assert result.baseline is not None
+    assert result.speedup.ratio == pytest.approx(0.97)
+
+
+def test_only_that_objective_adds_the_front_to_the_answer(study: Study):
+    result, _ = pareto(study, trials=4)
+    answer = summarize(result, study)
+    assert answer["rule"] == RULE
+    assert answer["best"] in answer["front"]
+    other = search(Study(study.root, "other"), make(trials=2))
+    assert other.front is None
+    assert not {"front", "rule"} & set(summarize(other, study))
+
+
+def test_patience_counts_from_the_last_change_of_the_front(study: Study):
+    whole, fleet = pareto(study, trials=None, patience=3, seed=2)
+    history = History(study.trials()).explored
+    objective = Objective.of(make(objective="pareto"), ENVIRONMENT)
+    numbers = {t.candidate.hash: t.trials[0].spec.number for t in history.tried}
+    assert whole.front is not None
+    own = {t.candidate.hash: f for t in history.tried if (f := objective.figure(t)) is not None}
+    last = max(numbers[key] for key in objective.leaders(own))
+    assert max(numbers.values()) - last == 3
+    assert len(fleet.ran(Role.SEARCH)) < 15

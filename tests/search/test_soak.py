@@ -1,0 +1,243 @@
+"""What a soak finds wrong, from reports and from whole soaks on a scripted fleet."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.contract import (
+    RANKS_DIR,
+    Outcome,
+    Phase,
+    RankReport,
+    Role,
+    TrialResult,
+    TrialSpec,
+    to_dict,
+    write_json,
+)
+from autotune.errors import StudyError
+from autotune.record import Study
+from autotune.search.interrupt import Interrupt
+from autotune.search.soak import (
+    STEPS_COMPARED,
+    Half,
+    check_space,
+    growth_of,
+    loss_deviation,
+    problems_of,
+    resumed_of,
+    soak_trials,
+)
+from autotune.soak_record import SOAK_FILE, SoakResult, digest_of, read_soak, write_soak
+from autotune.trial.statistics import slope
+from tests.search.scripted import GIB, Patient, ScriptedFleet, fault, ok
+from tests.trials import ds_config, files, spec
+
+MIB = 2**20
+SOAKED = 20
+"""Steps before the checkpoint, with two of warm-up."""
+
+
+def loss_of(step: int, rank: int) -> float:
+    return 5.5 - 0.01 * step + 0.001 * rank
+
+
+def report_of(
+    trial: TrialSpec, rank: int, *, growth_bytes_per_s: float = 0.0, forgets: float = 0.0
+) -> RankReport:
+    """A rank that trained 20 steps, one per second."""
+    assert trial.checkpoint is not None
+    begun = trial.checkpoint.resumes_at or 0
+    n_steps = SOAKED + trial.checkpoint.steps_after
+    return RankReport(
+        rank=rank,
+        phase=Phase.TEARDOWN,
+        losses=[loss_of(begun + n, rank) * (1 + forgets * bool(begun)) for n in range(n_steps)],
+        step_times_s=[1.0] * (SOAKED - 2),
+        memory_samples=[
+            {"elapsed_s": float(s), "host_rss": GIB, "private_data": GIB + s * growth_bytes_per_s}
+            for s in range(SOAKED)
+        ],
+        checkpoint={"steps": begun or SOAKED, "seconds": 0.5},
+    )
+
+
+class SoakFleet(ScriptedFleet):
+    """Leaves what the ranks of a soak leave."""
+
+    how: dict[str, float] = {}  # noqa: RUF012  set per test, on an instance
+
+    def submit(self, spec: TrialSpec, folder: Path):
+        assert spec.checkpoint is not None
+        saved = Path(spec.checkpoint.folder)
+        if spec.checkpoint.resumes_at is None:
+            saved.mkdir()
+            (saved / "weights").write_bytes(b"w" * 1000)
+        else:
+            assert (saved / "weights").exists(), "the second half finds the checkpoint"
+        (folder / RANKS_DIR).mkdir()
+        for rank in range(spec.world):
+            path = folder / RANKS_DIR / f"{rank:02d}.json"
+            write_json(path, to_dict(report_of(spec, rank, **self.how)))
+        return super().submit(spec, folder)
+
+
+def steady(trial: TrialSpec) -> TrialResult:
+    return dataclasses.replace(ok(trial, 4.0), step_times_s=[1.0] * (SOAKED - 2))
+
+
+def record(folder: Path) -> Study:
+    study = Study(folder, "soak")
+    study.trials_folder.mkdir(parents=True)
+    return study
+
+
+def soak(
+    folder: Path, behave=steady, how: dict[str, float] | None = None
+) -> tuple[list[Half], int, SoakFleet]:
+    fleet = SoakFleet(behave)
+    fleet.how = how or {}
+    ran = soak_trials(
+        spec(memory_limit_bytes=8 * GIB, timeout_s=100.0),
+        files(ds_config()),
+        minutes=2.0,
+        record=record(folder),
+        fleet=fleet,
+        interrupt=Patient(),
+        note=lambda _: None,
+    )
+    assert ran is not None
+    return *ran, fleet
+
+
+def test_two_halves_in_fresh_processes_with_a_checkpoint_between(tmp_path: Path):
+    halves, size_bytes, fleet = soak(tmp_path)
+    first, second = fleet.specs
+    assert {s.role for s in fleet.specs} == {Role.SOAK}
+    assert (first.measure.budget_s, second.measure.budget_s) == (60.0, 60.0)
+    assert first.timeout_s == 60 + 200
+    assert first.checkpoint is not None
+    assert second.checkpoint is not None
+    assert (first.checkpoint.resumes_at, second.checkpoint.resumes_at) == (None, SOAKED)
+    assert first.checkpoint.steps_after == STEPS_COMPARED
+    assert size_bytes == 1000
+    assert not Path(first.checkpoint.folder).exists(), "checkpoints are not left on the disk"
+    assert problems_of(halves, growth_of(halves)) == []
+    assert loss_deviation(halves) == 0
+    kept = resumed_of(halves, size_bytes)
+    assert kept is not None
+    assert (kept.steps, kept.load_s, kept.steps_compared) == (SOAKED, 0.5, STEPS_COMPARED)
+    trials = Study(tmp_path, "soak").trials()
+    assert [t.result.outcome for t in trials if t.result is not None] == [Outcome.OK] * 2
+    assert TrialSpec.from_dict(json.loads(json.dumps(to_dict(second)))) == second
+
+
+def test_a_first_half_that_fails_ends_it(tmp_path: Path):
+    halves, _, fleet = soak(tmp_path, lambda s: fault(s, Outcome.OOM, "out of memory"))
+    assert len(fleet.specs) == 1
+    assert problems_of(halves, []) == ["first half: oom: out of memory [script]"]
+
+
+def test_a_second_half_that_fails_is_named(tmp_path: Path):
+    def behave(trial: TrialSpec) -> TrialResult:
+        return steady(trial) if trial.number == 0 else fault(trial, Outcome.INVALID, "no resume")
+
+    halves, size_bytes, _ = soak(tmp_path, behave)
+    assert "second half: invalid: no resume [script]" in problems_of(halves, [])
+    assert resumed_of(halves, size_bytes) is not None
+
+
+def test_a_leak_is_found_and_its_meter_named(tmp_path: Path):
+    halves, _, _ = soak(tmp_path, how={"growth_bytes_per_s": 4 * MIB})
+    growth = {meter.meter: meter for meter in growth_of(halves)}
+    assert growth["private_data"].slope_bytes_per_hour == pytest.approx(4 * MIB * 3600)
+    assert growth["host_rss"].slope_bytes_per_hour == 0
+    problems = problems_of(halves, list(growth.values()))
+    assert len(problems) == 1
+    assert "memory grows: private_data by 14.1 GiB per hour over 15.0 s" in problems[0]
+
+
+def test_what_a_heap_gains_is_no_leak(tmp_path: Path):
+    halves, _, _ = soak(tmp_path, how={"growth_bytes_per_s": MIB})
+    assert problems_of(halves, growth_of(halves)) == []
+
+
+def test_one_jump_is_no_growth():
+    times = [float(t) for t in range(20)]
+    assert slope(times, [100.0] * 17 + [200.0] * 3) == 0
+    assert slope(times, [3 * t for t in times]) == pytest.approx(3)
+    assert slope([1.0], [2.0]) == 0
+
+
+def test_a_checkpoint_that_does_not_hold_everything_is_found(tmp_path: Path):
+    halves, _, _ = soak(tmp_path, how={"forgets": 0.01})
+    assert loss_deviation(halves) == pytest.approx(0.01)
+    problems = problems_of(halves, growth_of(halves))
+    assert len(problems) == 1
+    assert "does not hold all of the training" in problems[0]
+
+
+def test_a_peak_above_the_limit_is_found(tmp_path: Path):
+    halves, _, _ = soak(tmp_path, lambda s: ok(s, 4.0, peak=9 * GIB))
+    problems = problems_of(halves, growth_of(halves))
+    assert problems[0] == "first half: peak memory 9 GiB is above the 8 GiB that are allowed"
+
+
+def test_an_interrupt_ends_what_runs_and_the_record_says_so(tmp_path: Path):
+    fleet = SoakFleet(steady, n_polls=10**6)
+    interrupt = Interrupt()
+    interrupt.request()
+    ran = soak_trials(
+        spec(),
+        files(ds_config()),
+        minutes=1.0,
+        record=record(tmp_path),
+        fleet=fleet,
+        interrupt=interrupt,
+        note=lambda _: None,
+    )
+    assert ran is None
+    assert fleet.running == []
+    results = [trial.result for trial in Study(tmp_path, "soak").trials()]
+    assert [r.outcome for r in results if r is not None] == [Outcome.CANCELLED]
+
+
+def test_a_disk_without_room_is_said_before_minutes_are_spent(tmp_path: Path):
+    check_space(tmp_path / "not" / "there", 1000)
+    with pytest.raises(StudyError, match="a checkpoint of 100,000,000,000,000 parameters"):
+        check_space(tmp_path, 10**14)
+
+
+def found(**changes) -> SoakResult:
+    fields = {
+        "passed": True,
+        "problems": [],
+        "source": "it",
+        "trial": 3,
+        "candidate_hash": "0" * 12,
+        "ds_config_digest": digest_of(files(ds_config())),
+        "seq_len": 16,
+        "minutes_asked": 2.0,
+        "minutes": 1.9,
+        "steps": 36,
+        "samples_per_s": 4.0,
+        "peak_memory_bytes": 4 * GIB,
+        "memory_limit_bytes": None,
+        "growth": [],
+        "checkpoint": None,
+        "device_name": "scripted",
+        "deepspeed_version": "0.19.8",
+        "torch_version": "2.13.0",
+        "started_at_s": 1.0,
+    }
+    return SoakResult(**{**fields, **changes})
+
+
+def test_what_it_found_is_read_back(tmp_path: Path):
+    assert read_soak(tmp_path) is None
+    write_soak(tmp_path, found(passed=False, problems=["memory grows"]))
+    assert read_soak(tmp_path) == found(passed=False, problems=["memory grows"])
+    (tmp_path / SOAK_FILE).write_text("{")
+    assert read_soak(tmp_path) is None

@@ -1,0 +1,145 @@
+"""The sampler that walks the lattice, and what all samplers have in common."""
+
+from collections import Counter
+
+import pytest
+
+from autotune.contract import Role
+from autotune.record import Study
+from autotune.search.base import StopReason
+from autotune.search.history import History
+from autotune.search.objective import Objective
+from autotune.search.sampler import make_axes, told_trials
+from autotune.search.walk import next_of_grid
+from tests.search.scripted import (
+    ENVIRONMENT,
+    Notebook,
+    ScriptedEngine,
+    ScriptedFleet,
+    candidate,
+    lattice_of,
+    make,
+    realistic,
+    search,
+)
+from tests.search.test_loop import cut, explored
+from tests.search.test_sampler import spec_of, trial
+
+SAMPLERS = ("tpe", "gp", "random", "grid")
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_finds_the_optimum_and_repeats_nothing(study: Study, sampler: str):
+    job = make(sampler=sampler, trials=40)
+    lattice = lattice_of(job)
+    result = search(study, job, lattice=lattice)
+    assert result.stop_reason is StopReason.EXHAUSTED
+    assert result.best is not None
+    assert result.best.candidate == candidate(job, zero__stage=1, micro_batch=4)
+    assert max(Counter(explored(study)).values()) == 1
+    assert {c.hash for c in lattice.candidates} <= set(explored(study))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "how"),
+    [
+        ("gp", "in flight"),
+        ("grid", "no spec"),
+        ("grid", "in flight"),
+        ("grid", "truncated result"),
+    ],
+)
+def test_a_new_sampler_survives_a_cut(study: Study, sampler: str, how: str):
+    job = make(sampler=sampler, trials=8)
+    search(study, job)
+    cut(study, 7, how)
+    search(study, job)
+    assert max(Counter(explored(study)).values()) == 1
+    searched = {t.spec.candidate_hash for t in study.trials() if t.spec.role is Role.SEARCH}
+    assert len(searched) == 8
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_sampler_may_be_changed_on_the_way(study: Study, sampler: str):
+    search(study, make(trials=5))
+    fleet = ScriptedFleet(realistic)
+    search(study, make(trials=9, sampler=sampler), fleet=fleet)
+    assert len(fleet.ran(Role.SEARCH)) == 4
+    assert max(Counter(explored(study)).values()) == 1
+
+
+def test_the_walk_has_no_budget_of_its_own_unless_one_is_given(study: Study):
+    notes, job = Notebook(), make(sampler="grid", trials=None)
+    result = search(study, job, lattice=lattice_of(job), observer=notes)
+    assert result.stop_reason is StopReason.EXHAUSTED
+    assert {snapshot.n_budget for snapshot in notes.snapshots} == {32}
+    given = make(sampler="grid", trials=3, study="given")
+    again = search(Study(study.root, "given"), given)
+    assert again.stop_reason is StopReason.TRIALS
+
+
+def walked(seed: int, n: int) -> list[tuple[int, int, str]]:
+    """The first candidates of a walk, as (stage, micro-batch, recompute)."""
+    job, history, steps = make(), History(), []
+    lattice = lattice_of(job)
+    for number in range(n):
+        closed = {t.candidate.hash for t in history.tried}
+        chosen = next_of_grid(lattice, history, closed, seed=seed)
+        assert chosen is not None
+        values = (int(chosen["zero.stage"]), chosen.micro_batch, str(chosen["recompute"]))
+        steps.append(values)
+        stage, size, how = values
+        spec = spec_of(job, number, zero__stage=stage, micro_batch=size, recompute=how)
+        history.put(trial(spec, realistic(spec)))
+    return steps
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_walk_cut_short_has_seen_every_value_about_equally_often(seed: int):
+    steps = walked(seed, 8)
+    assert set(Counter(stage for stage, _, _ in steps).values()) == {2}
+    assert set(Counter(size for _, size, _ in steps).values()) == {2}
+    assert set(Counter(how for _, _, how in steps).values()) == {4}
+
+
+def test_a_walk_follows_from_the_seed():
+    assert walked(3, 12) == walked(3, 12)
+    assert walked(3, 12) != walked(4, 12)
+
+
+def test_a_walk_ends_when_everything_is_closed():
+    job = make()
+    lattice = lattice_of(job)
+    everything = {c.hash for c in lattice.candidates}
+    assert next_of_grid(lattice, History(), everything, seed=0) is None
+
+
+def test_the_users_baseline_is_where_the_search_starts(study: Study):
+    job = make(trials=4, baseline="mine.json")
+    own = candidate(job, zero__stage=2, micro_batch=2, recompute="full")
+    fleet = ScriptedFleet(realistic)
+    search(study, job, fleet=fleet, engine=ScriptedEngine(job, own=own))
+    first = fleet.ran(Role.SEARCH)[0]
+    changed = {name for name in own.values if first.knobs.get(name) != own.values[name]}
+    assert len(changed) == 1
+
+
+def test_a_baseline_outside_the_lattice_starts_at_its_nearest_candidate(study: Study):
+    job = make(trials=4, baseline="mine.json")
+    own = candidate(job, zero__stage=2, micro_batch=8, offload__optimizer="cpu")
+    lattice = lattice_of(job, micro_batches=(1, 2), recompute=("none",))
+    fleet = ScriptedFleet(realistic)
+    search(study, job, fleet=fleet, lattice=lattice, engine=ScriptedEngine(job, own=own))
+    first = fleet.ran(Role.SEARCH)[0]
+    assert (first.knobs["zero.stage"], first.micro_batch) == (2, 2)
+
+
+def test_the_sampler_is_told_of_the_users_baseline(study: Study):
+    job = make(trials=1, baseline="mine.json")
+    own = candidate(job, zero__stage=1, micro_batch=8)
+    lattice = lattice_of(job, micro_batches=(1, 2))
+    search(study, job, lattice=lattice, engine=ScriptedEngine(job, own=own))
+    history = History(study.trials())
+    told = told_trials(make_axes(lattice.values, history), history, Objective.of(job, ENVIRONMENT))
+    assert told[0].params == {"zero.stage": 1, "micro_batch": 3, "recompute": "none"}
+    assert told[0].values is not None

@@ -1,0 +1,83 @@
+"""The chunked loss is the model's own, and so are its gradients, for every family on the list."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from autotune.model_families import _PLAIN_LOSS, has_plain_loss
+from autotune.trial.loss import IGNORED, chunk_loss
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MORE = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0}
+    | {"attn_pdrop": 0},
+    "mixtral": {"num_local_experts": 4},
+    "qwen3": {"head_dim": 8},
+    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16}
+    | {"num_experts_per_tok": 2},
+}
+
+
+def make(family):
+    config = AutoConfig.for_model(family, **SIZES | MORE.get(family, {}))
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
+
+
+def loss_and_gradients(model, tokens, labels):
+    model.zero_grad()
+    loss = model(input_ids=tokens, labels=labels).loss
+    loss.backward()
+    return loss.item(), {n: p.grad.clone() for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", sorted(_PLAIN_LOSS))
+@pytest.mark.parametrize("chunk", [1, 7, 24, 1000])
+def test_the_loss_and_its_gradients_are_the_models_own(family, chunk):
+    model = make(family)
+    tokens = torch.randint(0, 96, (2, 12))
+    labels = tokens.clone()
+    labels[0, :3] = IGNORED
+    whole, gradients = loss_and_gradients(model, tokens, labels)
+    chunk_loss(model, chunk)
+    chunked, others = loss_and_gradients(model, tokens, labels)
+    assert chunked == pytest.approx(whole, abs=1e-6)
+    assert others.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(others[name], gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_the_logits_of_all_tokens_never_exist_at_once():
+    model = make("llama")
+    seen = []
+    model.get_output_embeddings().register_forward_hook(
+        lambda _module, _inputs, logits: seen.append(logits.shape)
+    )
+    chunk_loss(model, 10)
+    tokens = torch.randint(0, 96, (2, 12))
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    # Three chunks, each made twice: the last holds what is left of 24 tokens.
+    assert sorted(seen) == [(4, 96)] * 2 + [(10, 96)] * 4
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gemma2"},
+        {"model_type": "cohere"},
+        {"model_type": "mixtral", "output_router_logits": True},
+    ],
+)
+def test_a_model_that_adds_to_its_loss_is_not_on_the_list(config):
+    assert not has_plain_loss(config)
