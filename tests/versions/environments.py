@@ -1,6 +1,5 @@
 """Environments with an older DeepSpeed: pinned, made once, kept in a folder of their own."""
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -14,7 +13,8 @@ from packaging.utils import canonicalize_name
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONSTRAINTS = Path(__file__).parent
 _TEST_NEEDS = ("pytest", "pytest-timeout", "hypothesis", "jsonschema")
-_STAMP = ".installed"
+_STAMP = "installed.txt"
+"""The pins that were installed; others are installed over them, which leaves what is compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,8 @@ class VersionEnvironment:
 
     @property
     def is_ready(self) -> bool:
-        return (self.folder / _STAMP).exists()
+        stamp = self.folder / _STAMP
+        return stamp.exists() and stamp.read_text() == _text(self.name)
 
 
 def names() -> list[str]:
@@ -46,14 +47,8 @@ def pins(name: str) -> dict[str, str]:
     return ours | _read_pins(CONSTRAINTS / f"constraints-{name}.txt")
 
 
-def environment(name: str, root: Path) -> VersionEnvironment:
-    """Where the environment of a line of releases is; other pins, another folder."""
-    digest = hashlib.sha256("\n".join(sorted(pins(name).values())).encode()).hexdigest()[:8]
-    return VersionEnvironment(name=name, folder=root / f"{name}-{digest}")
-
-
 def install(made: VersionEnvironment) -> None:
-    """Make the environment, or leave it as it is if it was made before.
+    """Make the environment, or leave it as it is if it was made before with these pins.
 
     Raises:
         subprocess.CalledProcessError: pip failed; its output is on this process's own.
@@ -62,7 +57,7 @@ def install(made: VersionEnvironment) -> None:
         return
     made.folder.mkdir(parents=True, exist_ok=True)
     constraints = made.folder / "constraints.txt"
-    constraints.write_text("\n".join(pins(made.name).values()) + "\n")
+    constraints.write_text(_text(made.name))
     subprocess.run([sys.executable, "-m", "venv", str(made.folder)], check=True)
     subprocess.run(
         [
@@ -73,7 +68,7 @@ def install(made: VersionEnvironment) -> None:
         # Extensions are compiled later, those that trials load alone.
         env={**os.environ, "DS_BUILD_OPS": "0"},
     )
-    (made.folder / _STAMP).touch()
+    constraints.rename(made.folder / _STAMP)
 
 
 def _packages() -> list[str]:
@@ -81,6 +76,10 @@ def _packages() -> list[str]:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     wanted = project["project"]["dependencies"]
     return [*(Requirement(line).name for line in wanted), *_TEST_NEEDS]
+
+
+def _text(name: str) -> str:
+    return "\n".join(pins(name).values()) + "\n"
 
 
 def _read_pins(path: Path) -> dict[str, str]:

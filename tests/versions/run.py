@@ -19,7 +19,7 @@ from typing import Any
 
 from autotune.hardware import cpu_name, usable_cores, usable_memory_bytes
 from autotune.units import format_bytes
-from tests.versions.environments import REPOSITORY, VersionEnvironment, environment, install, names
+from tests.versions.environments import REPOSITORY, VersionEnvironment, install, names
 
 TESTS = (
     "tests/test_lattice_reality.py",
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     failed = 0
     for name in options.names or names():
-        made = environment(name, options.environments)
+        made = VersionEnvironment(name=name, folder=options.environments / name)
         print(f"DeepSpeed {name}: {made.folder}", flush=True)
         install(made)
         subprocess.run([made.python, "-c", _BUILD], check=True, env=_variables(), cwd=REPOSITORY)

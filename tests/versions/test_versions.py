@@ -7,7 +7,13 @@ import pytest
 
 from autotune.rules.keys import READ, TRIED, release_of
 from tests.rules.cases import NEWEST
-from tests.versions.environments import REPOSITORY, environment, names, pins
+from tests.versions.environments import (
+    REPOSITORY,
+    VersionEnvironment,
+    install,
+    names,
+    pins,
+)
 from tests.versions.run import RECORDS, TESTS, summary
 
 REPORT = """<testsuites><testsuite>
@@ -61,12 +67,19 @@ def test_the_page_names_every_release_that_was_tried(release):
     assert release in (REPOSITORY / "docs" / "versions.md").read_text(encoding="utf-8")
 
 
-def test_other_pins_make_another_environment(tmp_path, monkeypatch):
-    before = environment("0.18", tmp_path).folder
-    assert before.parent == tmp_path
-    assert before == environment("0.18", tmp_path).folder
+def test_an_environment_is_ready_while_its_pins_are_the_same(tmp_path, monkeypatch):
+    made = VersionEnvironment(name="0.18", folder=tmp_path)
+    started = []
+    run = "tests.versions.environments.subprocess.run"
+    monkeypatch.setattr(run, lambda command, **_: started.append(command))
+    assert not made.is_ready
+    install(made)
+    assert made.is_ready
+    before = len(started)
+    install(made)
+    assert len(started) == before
     monkeypatch.setattr("tests.versions.environments.pins", lambda name: {"numpy": "numpy==9"})
-    assert environment("0.18", tmp_path).folder != before
+    assert not made.is_ready
 
 
 def test_a_report_becomes_counts_and_failures(tmp_path: Path):
