@@ -3,10 +3,11 @@
 PYTHON ?= python3
 VENV   ?= .venv
 SEARCH ?=
+VERSIONS ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check format install extensions gpu-accept record clean
+.PHONY: demo test check format install extensions versions gpu-accept record clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
@@ -35,6 +36,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 extensions: install  ## DeepSpeed's compiled extensions, built once
 	$(BIN)/python -m autotune doctor --build
+
+# Two minutes each, and once some more to install and to compile; kept in the user's cache.
+versions: install  ## the reality tests with older DeepSpeeds; `make versions VERSIONS=0.16` for one
+	$(BIN)/python -m tests.versions.run $(VERSIONS)
 
 # A model of more than 1B parameters at sequence 2048 on one GPU, over zero, offload, recompute and
 # micro_batch: once with the whole card, once with a memory cap that makes the choice hard.

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from autotune.doctor.diagnosis import Finding, Level, Machine, Speed
+from autotune.rules.keys import TRIED, release_of
 from autotune.units import format_bytes
 
 MINIMUM_VERSIONS = {
     "python": "3.11",
     "torch": "2.5",
-    "deepspeed": "0.16",
+    "deepspeed": "0.16.4",
     "transformers": "5.0",
     "optuna": "5.0",
 }
@@ -73,8 +74,22 @@ def _versions(machine: Machine) -> Iterator[Finding]:
                 f"{version} is too old: {minimum} or newer is needed",
                 f"use Python {minimum} or newer" if name == "python" else fix,
             )
+        elif name == "deepspeed":
+            yield _deepspeed(version)
         else:
             yield _ok(name, version)
+
+
+def _deepspeed(version: str) -> Finding:
+    tried = ", ".join(TRIED)
+    if release_of(version) > release_of(TRIED[-1]):
+        return _warn(
+            "deepspeed",
+            f"{version} is newer than the releases that the rules know (tried: {tried}): keys "
+            "that it added or changed show in trials alone",
+            f"if trials end as invalid: pip install deepspeed=={TRIED[-1]}",
+        )
+    return _ok("deepspeed", f"{version} (tried: {tried})")
 
 
 def _accelerator(machine: Machine) -> Iterator[Finding]:

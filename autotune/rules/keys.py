@@ -1,8 +1,8 @@
 """The keys of a ds_config: what DeepSpeed reads, which values it takes, and since when.
 
-Read off DeepSpeed 0.16.0, 0.16.9, 0.17.6, 0.18.9, 0.19.0, 0.19.6, 0.19.7 and 0.19.8; a test
-compares the table with the installed one. `absent_through` names the last release read that lacks
-a key, so a release between two that were read is given the benefit of the doubt.
+Read off the releases in `READ`; a test compares the table with the installed one, and `make
+versions` with those in `TRIED`. `absent_through` names the last release read that lacks a key, so
+a release between two that were read is given the benefit of the doubt.
 """
 
 import math
@@ -17,6 +17,15 @@ NEWEST_READ = "0.19.8"
 
 Check = Callable[[Any], bool]
 
+READ = (
+    *("0.16.0", "0.16.9", "0.17.6", "0.18.6", "0.18.9", "0.19.0", "0.19.6", "0.19.7", "0.19.8"),
+)
+"""Releases whose source the rules were read off, oldest first."""
+
+TRIED = ("0.19.8",)
+"""Those of them that candidates were parsed by and trained with (docs/versions.md)."""
+
+_PRECISION_CLASSES = "0.17.1"  # runtime/precision_config.py, new in it; 0.16.9 reads dicts
 _MOQ = "Mixture-of-Quantization is gone"
 _MICS = "MiCS sharding is gone: use stage 3, or zero_hpz_partition_size for a partition per node"
 
@@ -42,6 +51,12 @@ class Section:
     keys: Mapping[str, Key]
     strict: bool
     """Whether DeepSpeed raises on an unknown key (its pydantic sections) or ignores it."""
+    strict_from: str = ""
+    """The first release that is so strict; empty: all are. Before it, the section was a dict."""
+
+    def is_strict(self, version: str) -> bool:
+        """Whether a release raises on an unknown key of this section."""
+        return self.strict and (not self.strict_from or is_at_least(version, self.strict_from))
 
 
 def integer(minimum: int, *, loose: bool = True) -> Key:
@@ -170,7 +185,7 @@ _ZERO = {
     "override_module_apply": BOOL,
     "log_trace_cache_warnings": since("0.16.0", BOOL),
     "enable_sanity_checks": since("0.16.9", BOOL),
-    "save_muon_momentum_buffer_in_memory": since("0.17.6", BOOL),
+    "save_muon_momentum_buffer_in_memory": since("0.18.6", BOOL),
     "leaf_module": since("0.17.6", optional(MAPPING)),
     "mics_shard_size": removed("0.19.7", _MICS),
     "mics_hierarchical_params_gather": removed("0.19.7", _MICS),
@@ -253,7 +268,7 @@ SECTIONS: Mapping[str, Section] = {
             "dataloader_drop_last": BOOL,
             "use_data_before_expert_parallelism": BOOL,
             "vocabulary_size": optional(INT),
-            "log_level": ANY,
+            "log_level": since("0.19.0", ANY),
             **dict.fromkeys(
                 (
                     *("activation_checkpointing", "aio", "autotuning", "checkpoint", "comet"),
@@ -298,6 +313,7 @@ SECTIONS: Mapping[str, Section] = {
     ),
     "fp16": Section(
         strict=True,
+        strict_from=_PRECISION_CLASSES,
         keys={
             "enabled": BOOL,
             "auto_cast": BOOL,
@@ -310,8 +326,8 @@ SECTIONS: Mapping[str, Section] = {
             "fp16_master_weights_and_grads": BOOL,
         },
     ),
-    "bf16": Section(strict=True, keys=_BF16),
-    "bfloat16": Section(strict=True, keys=_BF16),
+    "bf16": Section(strict=True, strict_from=_PRECISION_CLASSES, keys=_BF16),
+    "bfloat16": Section(strict=True, strict_from=_PRECISION_CLASSES, keys=_BF16),
     "tensor_parallel": Section(
         strict=True,
         keys={

@@ -160,7 +160,7 @@ def _auto(setup: Setup, *, strict: bool) -> list[tuple[str, str]]:
     found = [
         (path, str(name))
         for path, content, section in sections(setup.ds_config)
-        if section.strict == strict
+        if section.is_strict(setup.environment.deepspeed_version) == strict
         for name, value in content.items()
         if _is_auto(value) and not _means_auto(section, name)
     ]
@@ -199,8 +199,9 @@ def _auto_dropped(setup: Setup) -> Finding | None:
 def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Finding | None:
     told = []
     changes: dict[str, Any] = {}
+    version = setup.environment.deepspeed_version
     for path, content, section in sections(setup.ds_config):
-        if section.strict != strict or top_level == bool(path):
+        if section.is_strict(version) != strict or top_level == bool(path):
             continue
         for name in content:
             if name in section.keys:

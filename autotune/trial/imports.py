@@ -45,6 +45,8 @@ def preload(ds_config: dict[str, Any], model: dict[str, Any]) -> None:
 def _import_uncompiled(module: str) -> None:
     from deepspeed.runtime import compiler
 
+    if not hasattr(compiler, "compile"):  # before 0.18, when nothing compiled on import
+        return
     compile_decorator = compiler.compile
     compiler.compile = lambda *_args, **_kwargs: lambda function: function
     try:

@@ -70,7 +70,7 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
     [
         ({"python": "3.10.2"}, "fail", "python", "too old: 3.11", "Python 3.11"),
         ({"packages": {"torch": "2.4.1"}}, "fail", "torch", "2.4.1 is too old", "torch>=2.5"),
-        ({"packages": {}}, "fail", "deepspeed", "not installed", "deepspeed>=0.16"),
+        ({"packages": {}}, "fail", "deepspeed", "not installed", "deepspeed>=0.16.4"),
         (
             {"accelerator": None, "accelerator_problem": "no xpu", "devices": ()},
             *("fail", "accelerator", "no xpu", ""),
@@ -110,6 +110,10 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
             *("warn", "needs CUDA", "qwZ", "NVIDIA"),
         ),
         ({"has_libaio": False}, "warn", "NVMe offload", "libaio", "libaio-dev"),
+        (
+            {"packages": {**HEALTHY.packages, "deepspeed": "0.20.1"}},
+            *("warn", "deepspeed", "0.19.8): keys that it added", "deepspeed==0.19.8"),
+        ),
         (
             {"packages": {**HEALTHY.packages, "deepspeed": "0.19.7"}},
             *("warn", "removed", "1-bit", "deepspeed<0.19.7"),

@@ -35,6 +35,9 @@ NEEDS_SOMEBODY = {
     "schema.auto_unresolved",
     "schema.section_value",
     "schema.top_level_value",
+    "version.autotp_by_script",  # the layout, or another DeepSpeed
+    "version.autotp_uneven_heads",
+    "version.flat_buffer_on_cpu",  # no sharding, or all of it
     "version.removed_optimizer",  # 1-bit LAMB where there is no LAMB
 }
 

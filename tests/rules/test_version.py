@@ -5,7 +5,7 @@ import pytest
 from autotune.rules import judge
 from tests.rules.cases import setup
 
-RELEASES = ("0.18.9", "0.19.6", "0.19.7", "0.19.8", "0.20.0")
+RELEASES = ("0.18.6", "0.19.6", "0.19.7", "0.19.8", "0.20.0")
 GATES = {
     # key: the first release that refuses it
     "nebula": "0.19.7",

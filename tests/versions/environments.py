@@ -1,0 +1,87 @@
+"""Environments with an older DeepSpeed: pinned, made once, kept in a folder of their own."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONSTRAINTS = Path(__file__).parent
+_TEST_NEEDS = ("pytest", "pytest-timeout", "hypothesis", "jsonschema")
+_STAMP = "installed.txt"
+"""The pins that were installed; others are installed over them, which leaves what is compiled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionEnvironment:
+    """One virtual environment."""
+
+    name: str
+    """Line of releases: `0.16`."""
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def is_ready(self) -> bool:
+        stamp = self.folder / _STAMP
+        return stamp.exists() and stamp.read_text() == _text(self.name)
+
+
+def names() -> list[str]:
+    """Lines of releases that have a file of constraints, oldest first."""
+    found = (path.stem.removeprefix("constraints-") for path in CONSTRAINTS.glob("*.txt"))
+    return sorted(found, key=lambda name: tuple(map(int, name.split("."))))
+
+
+def pins(name: str) -> dict[str, str]:
+    """Package -> the line that pins it: this repository's own, overlaid by the version's."""
+    ours = _read_pins(REPOSITORY / "constraints.txt")
+    return ours | _read_pins(CONSTRAINTS / f"constraints-{name}.txt")
+
+
+def install(made: VersionEnvironment) -> None:
+    """Make the environment, or leave it as it is if it was made before with these pins.
+
+    Raises:
+        subprocess.CalledProcessError: pip failed; its output is on this process's own.
+    """
+    if made.is_ready:
+        return
+    made.folder.mkdir(parents=True, exist_ok=True)
+    constraints = made.folder / "constraints.txt"
+    constraints.write_text(_text(made.name))
+    subprocess.run([sys.executable, "-m", "venv", str(made.folder)], check=True)
+    subprocess.run(
+        [
+            *(str(made.python), "-m", "pip", "install", "--quiet"),
+            *("--constraint", str(constraints), *_packages()),
+        ],
+        check=True,
+        # Extensions are compiled later, those that trials load alone.
+        env={**os.environ, "DS_BUILD_OPS": "0"},
+    )
+    constraints.rename(made.folder / _STAMP)
+
+
+def _packages() -> list[str]:
+    """What the package needs, by name: how new is the constraints' business here."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    wanted = project["project"]["dependencies"]
+    return [*(Requirement(line).name for line in wanted), *_TEST_NEEDS]
+
+
+def _text(name: str) -> str:
+    return "\n".join(pins(name).values()) + "\n"
+
+
+def _read_pins(path: Path) -> dict[str, str]:
+    lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
+    return {canonicalize_name(Requirement(line).name): line for line in lines if line}

@@ -1,0 +1,147 @@
+"""Runs the reality tests with older releases of DeepSpeed: `python -m tests.versions.run`.
+
+Each line of releases has a file of constraints here and gets an environment of its own, where the
+tests that ask the installed DeepSpeed run as they are. What came out is recorded in
+`results/recorded/versions/`. No part of `make test`: it installs packages and compiles.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from autotune.hardware import cpu_name, usable_cores, usable_memory_bytes
+from autotune.units import format_bytes
+from tests.versions.environments import REPOSITORY, VersionEnvironment, install, names
+
+TESTS = (
+    "tests/test_lattice_reality.py",
+    "tests/test_engine_reality.py",
+    "tests/rules/test_keys.py",
+    "tests/rules/test_witnesses.py",
+)
+RECORDS = REPOSITORY / "results" / "recorded" / "versions"
+PACKAGES = ("deepspeed", "torch", "transformers", "numpy", "pydantic")
+_BUILD = "from autotune.extensions import build; build('cpu', print)"
+_VERSIONS = (
+    "import json, platform; from importlib.metadata import version; "
+    f"print(json.dumps({{'python': platform.python_version(), "
+    f"**{{name: version(name) for name in {PACKAGES}}}}}))"
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Run what is asked for; 1 if a test failed."""
+    options = _parse(arguments)
+    failed = 0
+    for name in options.names or names():
+        made = VersionEnvironment(name=name, folder=options.environments / name)
+        print(f"DeepSpeed {name}: {made.folder}", flush=True)
+        install(made)
+        subprocess.run([made.python, "-c", _BUILD], check=True, env=_variables(), cwd=REPOSITORY)
+        record = run(made)
+        path = options.records / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        failed += len(record["failed"])
+        print(f"{path}: {record['tests']}", flush=True)
+    return 1 if failed else 0
+
+
+def run(made: VersionEnvironment) -> dict[str, Any]:
+    """Run the tests in one environment; returns the record."""
+    report = made.folder / "report.xml"
+    report.unlink(missing_ok=True)
+    started = time.monotonic()
+    subprocess.run(
+        [
+            made.python,
+            "-m",
+            "pytest",
+            *("-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1"),
+            *(f"--junitxml={report}", f"--basetemp={made.folder / 'pytest'}"),
+            *TESTS,
+        ],
+        env=_variables(),
+        cwd=REPOSITORY,
+        check=False,  # the report says what failed
+    )
+    return {
+        "versions": _versions(made),
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{len(usable_cores())} cores of {cpu_name()}, "
+        f"{format_bytes(usable_memory_bytes())} of memory, no accelerator",
+        "wall_s": round(time.monotonic() - started),
+        **summary(report),
+    }
+
+
+def summary(report: Path) -> dict[str, Any]:
+    """What a JUnit report of these tests says: counts by file, what they counted, failures."""
+    tests: dict[str, Counter[str]] = defaultdict(Counter)
+    counted: Counter[str] = Counter()
+    lacking: list[str] = []
+    failed: list[dict[str, str]] = []
+    for case in ElementTree.parse(report).iter("testcase"):
+        problem = next(
+            (at for kind in ("failure", "error") if (at := case.find(kind)) is not None), None
+        )
+        skipped = case.find("skipped") is not None
+        outcome = "failed" if problem is not None else "skipped" if skipped else "passed"
+        where = case.get("classname", "").removeprefix("tests.")
+        tests[where][outcome] += 1
+        if problem is not None:
+            line = (problem.get("message") or "").strip().partition("\n")[0]
+            failed.append({"test": f"{where}::{case.get('name')}", "message": line})
+        for item in case.iter("property"):
+            if item.get("name") == "lacking":
+                lacking = json.loads(item.get("value", "[]"))
+            else:
+                counted[item.get("name", "")] += int(item.get("value", "0"))
+    return {
+        "candidates_parsed": counted["candidates"],
+        "candidates_trained": counted["trained"],
+        "lacking": lacking,
+        "tests": {where: dict(counts) for where, counts in sorted(tests.items())},
+        "failed": failed,
+    }
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    parser = argparse.ArgumentParser(description="Reality tests with older releases of DeepSpeed")
+    parser.add_argument("names", nargs="*", help="such as 0.16; all if none is named")
+    parser.add_argument("--environments", type=Path, default=cache / "autotune" / "versions")
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.names) - set(names())):
+        parser.error(f"no constraints for {', '.join(unknown)}; there are {', '.join(names())}")
+    return options
+
+
+def _versions(made: VersionEnvironment) -> dict[str, str]:
+    done = subprocess.run(
+        [made.python, "-c", _VERSIONS], check=True, capture_output=True, text=True
+    )
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def _variables() -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""What was tried with older releases of DeepSpeed is recorded, and is what the rules say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.rules.keys import READ, TRIED, release_of
+from tests.rules.cases import NEWEST
+from tests.versions.environments import (
+    REPOSITORY,
+    VersionEnvironment,
+    install,
+    names,
+    pins,
+)
+from tests.versions.run import RECORDS, TESTS, summary
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.test_lattice_reality" name="parse[a]">
+<properties><property name="candidates" value="12"/></properties></testcase>
+<testcase classname="tests.test_lattice_reality" name="parse[b]">
+<properties><property name="candidates" value="30"/></properties></testcase>
+<testcase classname="tests.rules.test_keys" name="strict"><failure message="assert 1 == 2&#10;at"/>
+</testcase>
+<testcase classname="tests.rules.test_keys" name="broken"><error message="no module"/></testcase>
+<testcase classname="tests.rules.test_keys" name="list"><skipped message="0.19.7"/></testcase>
+</testsuite></testsuites>"""
+
+
+RECORDED = [name for name in names() if (RECORDS / f"{name}.json").exists()]
+
+
+def release(name):
+    return pins(name)["deepspeed"].partition("==")[2]
+
+
+def test_what_is_called_tried_has_a_record():
+    assert names() == sorted(names(), key=release_of)
+    assert (*(release(name) for name in RECORDED), NEWEST) == TRIED
+    assert READ[-1] == NEWEST
+    assert {release(name) for name in names()} <= set(READ)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_package_is_pinned_once(name):
+    found = pins(name)
+    assert all(line.count("==") == 1 for line in found.values())
+    assert found["torch"] == "torch==2.13.0"  # any other is a download of gigabytes
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_record_is_of_these_pins_and_nothing_failed(name):
+    record = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+    for package in ("deepspeed", "torch", "transformers", "numpy", "pydantic"):
+        assert record["versions"][package].partition("+")[0] == pins(name)[package].split("==")[1]
+    assert record["failed"] == []
+    assert record["candidates_parsed"] > 1000
+    assert record["candidates_trained"] >= 40
+    ran = {test.removeprefix("tests/").removesuffix(".py").replace("/", ".") for test in TESTS}
+    assert set(record["tests"]) == ran
+    assert all(counts["passed"] for counts in record["tests"].values())
+
+
+@pytest.mark.parametrize("release", TRIED)
+def test_the_page_names_every_release_that_was_tried(release):
+    assert release in (REPOSITORY / "docs" / "versions.md").read_text(encoding="utf-8")
+
+
+def test_an_environment_is_ready_while_its_pins_are_the_same(tmp_path, monkeypatch):
+    made = VersionEnvironment(name="0.18", folder=tmp_path)
+    started = []
+    run = "tests.versions.environments.subprocess.run"
+    monkeypatch.setattr(run, lambda command, **_: started.append(command))
+    assert not made.is_ready
+    install(made)
+    assert made.is_ready
+    before = len(started)
+    install(made)
+    assert len(started) == before
+    monkeypatch.setattr("tests.versions.environments.pins", lambda name: {"numpy": "numpy==9"})
+    assert not made.is_ready
+
+
+def test_a_report_becomes_counts_and_failures(tmp_path: Path):
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    found = summary(report)
+    assert found["candidates_parsed"] == 42
+    assert found["candidates_trained"] == 0
+    assert found["tests"] == {
+        "rules.test_keys": {"failed": 2, "skipped": 1},
+        "test_lattice_reality": {"passed": 2},
+    }
+    assert found["failed"] == [
+        {"test": "rules.test_keys::strict", "message": "assert 1 == 2"},
+        {"test": "rules.test_keys::broken", "message": "no module"},
+    ]
