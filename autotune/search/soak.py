@@ -228,6 +228,7 @@ def _half_of(spec: TrialSpec, record: Study, minutes: float, checkpoint: Checkpo
         spec,
         number=record.next_number(),
         role=Role.SOAK,
+        lengths={},  # every sample as long as the longest there is room for
         measure=Measure(
             warmup_steps=2,
             min_steps=MIN_SAMPLES,

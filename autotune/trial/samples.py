@@ -16,12 +16,7 @@ Inputs = dict[str, torch.Tensor]
 
 
 def drawn(
-    spec: TrialSpec,
-    *,
-    rank: int,
-    is_warming_up: Callable[[], bool],
-    takes_mask: bool,
-    first_step: int = 0,
+    spec: TrialSpec, *, rank: int, is_warming_up: Callable[[], bool], takes_mask: bool
 ) -> Iterator[Inputs]:
     """Random tokens in samples of the job's lengths, for ever.
 
@@ -33,9 +28,8 @@ def drawn(
         rank: Data-parallel rank.
         is_warming_up: Asked before each optimizer step.
         takes_mask: Whether the model has an `attention_mask`; the labels are masked either way.
-        first_step: Optimizer steps whose samples a resumed training has seen already.
     """
-    step = first_step
+    step = 0
     while True:
         lengths = step_lengths(spec.lengths, spec.global_batch, seed=spec.seed, step=step)
         if is_warming_up():

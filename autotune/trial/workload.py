@@ -120,13 +120,7 @@ def inputs(spec: TrialSpec, engine: Any) -> Iterator[Inputs]:
     rank = torch.distributed.get_rank() // spec.tp
     device = get_accelerator().current_device_name()
     takes_mask = accepts_mask(engine.module)
-    for batch in drawn(
-        spec,
-        rank=rank,
-        first_step=steps_trained(spec),
-        is_warming_up=is_warming_up,
-        takes_mask=takes_mask,
-    ):
+    for batch in drawn(spec, rank=rank, is_warming_up=is_warming_up, takes_mask=takes_mask):
         yield {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
