@@ -47,18 +47,26 @@
     });
   }
 
-  /* A reload by script stays where the reader was, which a meta refresh does not; it waits for one
-     who has unfolded something or is typing. */
+  /* A reload keeps the reader's place, and waits for one who has unfolded something or is typing. */
   function again() {
-    const busy = document.querySelector("details[open]") || document.activeElement.matches("input");
-    if (busy) setTimeout(again, 1000);
-    else location.reload();
+    if (document.querySelector("details[open]") || document.activeElement.matches("input")) {
+      setTimeout(again, 1000);
+      return;
+    }
+    history.replaceState({ top: scrollY }, "");
+    location.reload();
+  }
+
+  function restorePlace() {
+    if (!history.state) return;
+    scrollTo(0, history.state.top);
+    history.replaceState(null, "");
   }
 
   const refresh = Number(document.body.dataset.refreshS || 0);
   if (refresh) setTimeout(again, 1000 * refresh);
 
-  drawAll();
+  drawAll().then(restorePlace);
   dark.addEventListener("change", drawAll);
 
   /* The filter stands in the address, so that it outlives a page that refreshes itself. */
@@ -83,7 +91,7 @@
     const chosen = new URLSearchParams();
     if (outcome.value) chosen.set("outcome", outcome.value);
     if (text.value) chosen.set("text", text.value);
-    if (String(chosen) !== location.hash.slice(1)) history.replaceState(null, "", "#" + chosen);
+    if (String(chosen) !== location.hash.slice(1)) history.replaceState(history.state, "", "#" + chosen);
   }
 
   filter.addEventListener("input", apply);
