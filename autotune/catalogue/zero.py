@@ -33,14 +33,13 @@ def _fold_persistence(value: KnobValue, _: Knobs, context: Context) -> KnobValue
     return min(int(value), context.model.largest_param)
 
 
-def _fold_reuse(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
+def _fold_reuse(value: KnobValue, _: Knobs, context: Context) -> KnobValue:
     # A step visits every module in forward, in backward and, recomputed, once more between; tied
-    # weights count at each of their two places. Beyond that nothing is left to look at.
+    # weights count at each of their two places. Beyond that nothing is left to look at. The same
+    # bound with and without recomputation: else the default would seem to change with it.
     model = context.model
-    visits = 2 if values.get("recompute", "none") == "none" else 3
     tied = model.vocab * model.hidden if model.tied_embeddings else 0
-    n_params = model.n_params_total
-    return min(int(value), visits * (n_params + tied))
+    return min(int(value), 3 * (model.n_params_total + tied))
 
 
 def _fold_sub_group(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
