@@ -66,15 +66,6 @@ class Candidate:
         text = json.dumps([self.knobs, self.world, self.global_batch])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def diff(self, other: "Candidate") -> dict[str, tuple[KnobValue | None, KnobValue | None]]:
-        """Knobs whose values differ: name -> (own value, the other's); None: does not act."""
-        names = sorted({*self.values, *other.values})
-        return {
-            name: (self.get(name), other.get(name))
-            for name in names
-            if self.get(name) != other.get(name)
-        }
-
     def __str__(self) -> str:
         return " ".join(f"{name}={format_value(value)}" for name, value in self.knobs)
 

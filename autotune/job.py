@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from autotune.errors import JobError
@@ -16,6 +15,7 @@ from autotune.finetune import FinetuneFile, Lora
 from autotune.lengths import FIXED, Lengths, check_fits, parse_lengths, resolve
 from autotune.model import Model, load_model, with_adapters
 from autotune.units import parse_bytes, parse_seconds
+from autotune.yaml_file import read_yaml
 
 Precision = Literal["bf16", "fp16", "fp32"]
 SamplerName = Literal["tpe", "gp", "random", "grid"]
@@ -157,25 +157,6 @@ def read_job_file(path: Path) -> dict[str, Any]:
             data[key] = str((path.parent / data[key]).resolve())
     if "lengths" in data:
         data["lengths"] = resolve(data["lengths"], path.parent)
-    return data
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping; data only, no tags.
-
-    Raises:
-        JobError: The file cannot be read, is not YAML, or does not hold a mapping.
-    """
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"{path}: {error}", "name a readable YAML file") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise JobError(f"{path}: not valid YAML: {error}", "mend it at the place named") from error
-    if not isinstance(data, dict):
-        raise JobError(
-            f"{path}: holds a {type(data).__name__}, not a mapping", "write `key: value` lines"
-        )
     return data
 
 

@@ -11,16 +11,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.contract import KnobValue
 from autotune.errors import JobError
 from autotune.knob import MAX_VALUE, Knob
 from autotune.knobs import KNOBS, knob_named
+from autotune.yaml_file import read_yaml
 
 MAX_VALUES_PER_KNOB = 64
-MAX_FILE_BYTES = 1_000_000
 
 _FORMS = ("powers_of_two", "range", "values", "when")
 
@@ -97,7 +96,7 @@ def read_space_file(path: Path) -> CheckedFile:
         JobError: The file cannot be read or is not a space; it names the key and the value.
     """
     where = str(path)
-    data = _read_strict_yaml(path)
+    data = read_yaml(path, hint="write name, description and knobs; see docs/spaces.md")
     file = _validated(SpaceFile, data, where)
     domains = {
         name: _domain(knob_named(name, where=f"{where}: knobs"), written, where)
@@ -136,50 +135,6 @@ def schema() -> dict[str, Any]:
 def schema_text() -> str:
     """The text of `search_spaces/schema.json`."""
     return json.dumps(schema(), indent=2) + "\n"
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML without what hides mistakes or explodes: no aliases, no key twice."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(
-                problem="aliases are not allowed: write the value out",
-                problem_mark=self.get_mark(),
-            )
-        node: yaml.Node | None = super().compose_node(parent, index)
-        return node
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.MarkedYAMLError(
-                        problem=f"the key {key.value!r} stands here twice",
-                        problem_mark=key.start_mark,
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _read_strict_yaml(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise JobError(f"{path}: larger than {MAX_FILE_BYTES} bytes", "name a search space")
-        text = path.read_text(encoding="utf-8")
-        loader = _StrictLoader(text)
-        data = loader.get_single_data()
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"{path}: cannot be read: {error}", "name a readable YAML file") from error
-    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
-        raise JobError(f"{path}: not valid YAML: {error}", "mend it at the place named") from error
-    if not isinstance(data, dict):
-        raise JobError(
-            f"{path}: holds a {type(data).__name__}, not a mapping",
-            "write name, description and knobs; see docs/spaces.md",
-        )
-    return data
 
 
 def _validated(model: type[M], data: object, where: str) -> M:

@@ -21,7 +21,7 @@ from pathlib import Path
 from autotune.app.check import check_file
 from autotune.check import Report
 from autotune.errors import AutotuneError, ExitCode
-from autotune.rules.keys import NEWEST_READ
+from autotune.rules.releases import NEWEST_READ
 
 SUFFIXES = (".json", ".template", ".yaml", ".yml")
 _PLACEHOLDER = re.compile(r"(?<=[:\[,])(\s*)([A-Z]\w+|\$\{\w+\})(?=\s*[,\]}\n])")

@@ -46,12 +46,6 @@ def test_true_and_one_are_two_values():
     assert make(knobs={"overlap_comm": 1}).hash != make().hash
 
 
-def test_difference_names_knobs_that_act_in_only_one():
-    other = Candidate.of({"zero.stage": 3, "micro_batch": 4, "tp": 2}, world=8, global_batch=64)
-    assert make().diff(other) == {"overlap_comm": (True, None), "zero.stage": (2, 3)}
-    assert make().diff(make()) == {}
-
-
 def test_knobs_travel_through_json():
     assert Candidate.of(json.loads(json.dumps(make().values)), world=8, global_batch=64) == make()
 

@@ -27,7 +27,7 @@ from autotune.job import Job
 from autotune.knobs import KNOBS, Context, canonical
 from autotune.model import load_model
 from autotune.rules import judge
-from autotune.rules.keys import is_at_least
+from autotune.rules.releases import is_at_least
 from autotune.search.launch import Run, make_spec
 from autotune.space import Space, combinations, load_space, shipped_spaces
 from autotune.tried import recorded

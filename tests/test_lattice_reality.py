@@ -20,7 +20,7 @@ from autotune.hardware import Environment
 from autotune.job import make_job
 from autotune.knobs import KNOBS
 from autotune.lattice import build_lattice
-from autotune.rules.keys import is_at_least
+from autotune.rules.releases import is_at_least
 from autotune.rules.version import AUTOTP_BY_CONFIG_SINCE, PLAIN_BF16_SINCE
 from autotune.space import load_space, shipped_spaces
 from tests.rules.cases import NEWEST

@@ -11,7 +11,7 @@ from autotune.check import check as judge_source
 from autotune.consumers import Consumer
 from autotune.errors import JobError, RenderError
 from autotune.hardware import Environment, version_of
-from autotune.rules.keys import NEWEST_READ
+from autotune.rules.releases import NEWEST_READ
 
 ACCELERATORS = ("cuda", "cpu")
 

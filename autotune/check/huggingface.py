@@ -6,8 +6,13 @@ from typing import Any
 from autotune.check.partial import Path
 from autotune.check.source import Source
 from autotune.consumers import ARGUMENTS, AUTO, FILLED, Consumer, autos, known_values
-from autotune.render.merge import look_up
-from autotune.rules.base import Patch, Violation, changed, overlay, patch
+from autotune.nested import look_up, merge
+from autotune.rules.base import (
+    Patch,
+    Violation,
+    changed,
+    patch,
+)
 
 
 def at_key(dotted: str, value: Any) -> Patch:
@@ -66,7 +71,7 @@ def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation
         return
     changes: dict[str, Any] = {}
     for name in wrong:
-        changes = overlay(changes, at_key(name, None))
+        changes = merge(changes, at_key(name, None))
     yield Violation(
         rule="huggingface.auto_not_filled",
         message=f'"auto" at {", ".join(wrong)}: {source.consumer} fills in other keys, and '
@@ -114,7 +119,7 @@ def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation
         if value is None or value in (AUTO, wanted):
             continue
         told.append(f"{key}={value!r} against {names[key]}={wanted!r}")
-        changes = overlay(changes, at_key(key, AUTO))
+        changes = merge(changes, at_key(key, AUTO))
     if told:
         yield Violation(
             rule="huggingface.mismatch",

@@ -11,8 +11,16 @@ from autotune.check.partial import Partial, Path, WorldlessSetup
 from autotune.check.source import Source
 from autotune.errors import ExitCode
 from autotune.hardware import Environment
+from autotune.nested import merge
 from autotune.rules import judge
-from autotune.rules.base import BATCH_KEYS, Patch, Setup, Violation, as_section, changed, overlay
+from autotune.rules.base import (
+    BATCH_KEYS,
+    Patch,
+    Setup,
+    Violation,
+    as_section,
+    changed,
+)
 from autotune.rules.schema import unreadable
 
 _MOST_FIXES = 100
@@ -133,7 +141,7 @@ def _mend(
         if after is None:
             break
         step = next(fix for fix in fixes if changed(config, fix) == after)
-        changes, config = overlay(changes, step), after
+        changes, config = merge(changes, step), after
         violations = _look(config, source, environment).violations
         new = [violation for violation in violations if violation.rule not in known]
         found += [Found(violation=violation, after_fix=True) for violation in new]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from autotune.doctor.diagnosis import Finding, Level, Machine, Speed
-from autotune.rules.keys import TRIED, release_of
+from autotune.rules.releases import TRIED, release_of
 from autotune.units import format_bytes
 
 MINIMUM_VERSIONS = {

@@ -6,8 +6,6 @@ from typing import Any, Protocol
 
 from autotune.candidate import Candidate
 from autotune.contract import KnobValue
-from autotune.hardware import Environment
-from autotune.job import Job
 from autotune.rules.base import Setup
 
 
@@ -47,10 +45,3 @@ class Engine(Protocol):
             RenderError: The file cannot be read.
             JobError: It trains something else than the job.
         """
-
-
-class EngineFactory(Protocol):
-    """How an engine is made for a job."""
-
-    def __call__(self, job: Job, environment: Environment) -> Engine:
-        """Make the engine."""

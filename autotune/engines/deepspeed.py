@@ -21,7 +21,7 @@ from autotune.hardware import Environment
 from autotune.job import DEFAULT_OPTIMIZER, Job
 from autotune.knob import optimizer_implementation
 from autotune.knobs import KNOBS, Context, canonical
-from autotune.render.merge import clashes, look_up, merge, without
+from autotune.nested import clashes, look_up, merge, without
 from autotune.render.templates import Templates, canonical_json
 from autotune.rules.base import Setup
 from autotune.rules.zero import inert_keys
@@ -147,20 +147,6 @@ class DeepSpeedEngine:
         )
         candidate = Candidate.of(knobs, world=self._job.world, global_batch=self._job.global_batch)
         return engine, candidate
-
-    def candidate_from_config(self, path: Path) -> tuple[dict[str, KnobValue], dict[str, Any]]:
-        """Read a ds_config.json back into knobs.
-
-        Returns:
-            One value for every knob that acts there, DeepSpeed's defaults where the file is
-            silent; and the keys that no knob knows.
-
-        Raises:
-            RenderError: The file cannot be read.
-            JobError: It trains something else than the job: another batch, precision or world.
-        """
-        knobs, rest, _ = self._read_candidate(path)
-        return knobs, rest
 
     def _read_candidate(
         self, path: Path

@@ -11,7 +11,7 @@ from autotune.engines.ds_keys import PATHS, read_knob
 from autotune.job import Job
 from autotune.knobs import KNOBS
 from autotune.model import ModelShape
-from autotune.render.merge import look_up
+from autotune.nested import look_up
 from autotune.rules.base import Setup
 
 DEFAULT_GRADIENT_CLIPPING = 1.0

@@ -12,7 +12,7 @@ from typing import Any
 from autotune.contract import KnobValue
 from autotune.engines.ds_keys import PATHS, SECTIONS, governed_keys, read_knob
 from autotune.errors import RenderError
-from autotune.render.merge import look_up, without
+from autotune.nested import look_up, without
 
 _ZERO_ALIASES = {
     "prefetch_bucket_size": "stage3_prefetch_bucket_size",

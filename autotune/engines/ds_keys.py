@@ -6,7 +6,7 @@ from typing import Any
 from autotune.contract import KnobValue
 from autotune.knob import optimizer_implementation
 from autotune.knobs import KNOBS
-from autotune.render.merge import look_up
+from autotune.nested import look_up
 
 _OFFLOAD = "zero_optimization.offload_optimizer"
 _PARAM = "zero_optimization.offload_param"

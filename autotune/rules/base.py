@@ -7,6 +7,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from autotune.hardware import Environment
 from autotune.model import ModelShape
+from autotune.nested import merge
 
 Consequence = Literal["raised", "ignored", "differs", "converted"]
 """What the engine does with a clash: it raises, it runs as if the value were not there, it runs
@@ -313,7 +314,7 @@ def raised(
     """
     return Witness(
         broken=Case(ds_config=ds_config, **case),
-        repaired=Case(ds_config=overlay(ds_config, fix), **case),
+        repaired=Case(ds_config=merge(ds_config, fix), **case),
         consequence="raised",
         raises=pattern,
     )
@@ -335,7 +336,7 @@ def ignored(
     """
     return Witness(
         broken=Case(ds_config=ds_config, **case),
-        repaired=Case(ds_config=overlay(ds_config, fix), **case),
+        repaired=Case(ds_config=merge(ds_config, fix), **case),
         consequence="ignored",
         acts_with=acts_with,
     )
@@ -380,18 +381,6 @@ def as_section(value: Any) -> Mapping[str, Any]:
     if value is None:
         return _NO_SECTION
     return value if isinstance(value, Mapping) else _NO_SECTION
-
-
-def overlay(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one patch over another, section by section; None stands for a key taken away."""
-    merged = dict(under)
-    for key, value in over.items():
-        below = merged.get(key)
-        if isinstance(value, Mapping):
-            merged[key] = overlay(below if isinstance(below, Mapping) else {}, value)
-        else:
-            merged[key] = value
-    return merged
 
 
 def changed(config: Mapping[str, Any], changes: Patch) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The keys of a ds_config: what DeepSpeed reads, which values it takes, and since when.
 
-Read off the releases in `READ`; a test compares the table with the installed one, and `make
-versions` with those in `TRIED`. `absent_through` names the last release read that lacks a key, so
-a release between two that were read is given the benefit of the doubt.
+Read off the releases in `releases.READ`; a test compares the table with the installed one, and
+`make versions` with those in `releases.TRIED`. `absent_through` names the last release read that
+lacks a key, so a release between two that were read is given the benefit of the doubt.
 """
 
 import math
@@ -11,19 +11,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
-NEWEST_READ = "0.19.8"
+from autotune.rules.releases import is_at_least, release_of
 
 Check = Callable[[Any], bool]
-
-READ = (
-    *("0.16.0", "0.16.9", "0.17.6", "0.18.6", "0.18.9", "0.19.0", "0.19.6", "0.19.7", "0.19.8"),
-)
-"""Releases whose source the rules were read off, oldest first."""
-
-TRIED = ("0.19.8",)
-"""Those of them that candidates were parsed by and trained with (docs/versions.md)."""
 
 _PRECISION_CLASSES = "0.17.1"  # runtime/precision_config.py, new in it; 0.16.9 reads dicts
 _MOQ = "Mixture-of-Quantization is gone"
@@ -406,15 +396,6 @@ LAMB_PARAMS = (
 
 
 @lru_cache(maxsize=64)
-def release_of(version: str) -> tuple[int, ...]:
-    """The release numbers of a version: `0.19.8+cpu` -> (0, 19, 8); unreadable: the newest."""
-    try:
-        return Version(version).release
-    except InvalidVersion:
-        return (math.inf,)  # type: ignore[return-value]
-
-
-@lru_cache(maxsize=64)
 def plain_keys(version: str) -> Mapping[str, Mapping[str, Check]]:
     """Section -> key -> check, of the keys that a release reads under this name alone.
 
@@ -442,11 +423,6 @@ def removed_keys(version: str) -> Mapping[str, frozenset[str]]:
 def missing_keys(version: str) -> Mapping[str, frozenset[str]]:
     """Section -> keys that a release of DeepSpeed does not know yet."""
     return _select(lambda key: bool(key.absent_through) and not _after(version, key))
-
-
-def is_at_least(version: str, release: str) -> bool:
-    """Whether a version is of the release named, or of a later one."""
-    return release_of(version) >= release_of(release)
 
 
 def _after(version: str, key: Key) -> bool:

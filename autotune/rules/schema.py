@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from autotune.nested import merge
 from autotune.rules.base import (
     Finding,
     Rule,
@@ -16,7 +17,6 @@ from autotune.rules.base import (
     as_section,
     converted,
     ignored,
-    overlay,
     patch,
     raised,
 )
@@ -93,7 +93,7 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
             if meant is None:
                 open_questions.append(f"set {dotted(path, name)} to {key.wants}, or leave it out")
             else:
-                changes = overlay(changes, patch(path, {name: meant}))
+                changes = merge(changes, patch(path, {name: meant}))
     if not told:
         return None
     # Half a change leaves the rule talking: then somebody has to look anyway.
@@ -185,7 +185,7 @@ def _auto_dropped(setup: Setup) -> Finding | None:
     changes: dict[str, Any] = {}
     found = _auto(setup, strict=True)
     for path, name in found:
-        changes = overlay(changes, patch(path, {name: None}))
+        changes = merge(changes, patch(path, {name: None}))
     if not found:
         return None
     return Finding(
@@ -214,7 +214,7 @@ def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Finding | None:
             change = {name: None}
             if near and near[0] not in content and section.keys[near[0]].accepts(content[name]):
                 change[near[0]] = content[name]
-            changes = overlay(changes, patch(path, change))
+            changes = merge(changes, patch(path, change))
     return Finding(message="; ".join(told), changes=changes) if told else None
 
 

@@ -4,16 +4,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotune.rules.base import Case, Finding, Rule, Setup, Witness, overlay, patch, raised
-from autotune.rules.keys import (
-    ADAM_PARAMS,
-    LAMB_PARAMS,
-    SECTIONS,
-    is_at_least,
-    missing_keys,
-    removed_keys,
+from autotune.nested import merge
+from autotune.rules.base import (
+    Case,
+    Finding,
+    Rule,
+    Setup,
+    Witness,
+    patch,
+    raised,
 )
+from autotune.rules.keys import ADAM_PARAMS, LAMB_PARAMS, SECTIONS, missing_keys, removed_keys
 from autotune.rules.parallel import autotp_size
+from autotune.rules.releases import is_at_least
 from autotune.rules.schema import dotted, sections
 
 REMOVED_OPTIMIZERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -41,7 +44,7 @@ def _removed_key(setup: Setup) -> Finding | None:
         for name in gone.get(path, frozenset()).intersection(content):
             key = section.keys[name]
             told.append(f"{dotted(path, name)} is gone since {key.removed_in}: {key.why_removed}")
-            changes = overlay(changes, patch(path, {name: None}))
+            changes = merge(changes, patch(path, {name: None}))
     if not told:
         return None
     return Finding(
@@ -63,7 +66,7 @@ def _missing_key(setup: Setup) -> Finding | None:
                 f"{dotted(path, name)} is not known to DeepSpeed {key.absent_through} and before, "
                 f"{version} {what}"
             )
-            changes = overlay(changes, patch(path, {name: None}))
+            changes = merge(changes, patch(path, {name: None}))
             raises = raises or section.is_strict(version)
     if not told:
         return None

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.consumers import Consumer
-from autotune.rules.base import overlay
+from autotune.nested import merge
 from tests.check.files import AUTO, checked, messages, rules, write
 
 
@@ -35,7 +35,7 @@ def test_auto_under_zero_alone_does_not_mean_trainer(tmp_path):
 
 
 def test_auto_at_a_key_that_nobody_fills_in_is_refused_and_goes(tmp_path):
-    config = overlay(AUTO, {"zero_optimization": {"sub_group_size": "auto"}})
+    config = merge(AUTO, {"zero_optimization": {"sub_group_size": "auto"}})
     report = checked(write(tmp_path, config))
     assert rules(report) == ["huggingface.auto_not_filled"]
     assert report.exit_code(fixed=False) == 2
@@ -45,7 +45,7 @@ def test_auto_at_a_key_that_nobody_fills_in_is_refused_and_goes(tmp_path):
 
 def test_what_is_filled_in_is_judged(tmp_path):
     """Trainer sets fp16 from its arguments; with bf16 in the file that is two precisions."""
-    config = overlay(AUTO, {"fp16": {"enabled": "auto"}, "bf16": {"enabled": True}})
+    config = merge(AUTO, {"fp16": {"enabled": "auto"}, "bf16": {"enabled": True}})
     report = trained(tmp_path, config, "--fp16")
     assert "precision.fp16_and_bf16" in rules(report)
     assert rules(trained(tmp_path, config, "--bf16")) == []
@@ -54,7 +54,7 @@ def test_what_is_filled_in_is_judged(tmp_path):
 def test_what_is_filled_in_is_multiplied(tmp_path):
     arguments = "--per_device_train_batch_size 2 --gradient_accumulation_steps 4"
     assert rules(trained(tmp_path, AUTO, arguments, world=8)) == []
-    fixed = overlay(AUTO, {"train_batch_size": 60})
+    fixed = merge(AUTO, {"train_batch_size": 60})
     report = trained(tmp_path, fixed, arguments, world=8)
     assert "train_batch_size=60 against" in messages(report, "huggingface.mismatch")
     assert '+  "train_batch_size": "auto",' in report.diff
@@ -75,14 +75,14 @@ def test_what_is_filled_in_is_multiplied(tmp_path):
     ],
 )
 def test_values_that_differ_from_the_arguments_become_auto(tmp_path, change, arguments, named):
-    report = trained(tmp_path, overlay(AUTO, change), arguments)
+    report = trained(tmp_path, merge(AUTO, change), arguments)
     assert rules(report) == ["huggingface.mismatch"]
     assert named in messages(report, "huggingface.mismatch")
     assert report.exit_code(fixed=True) == 0
 
 
 def test_a_batch_size_that_trainer_searches_for_is_not_compared(tmp_path):
-    config = overlay(AUTO, {"train_micro_batch_size_per_gpu": 1})
+    config = merge(AUTO, {"train_micro_batch_size_per_gpu": 1})
     arguments = "--per_device_train_batch_size 2 --auto_find_batch_size true"
     assert rules(trained(tmp_path, config, arguments)) == []
 

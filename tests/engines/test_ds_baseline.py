@@ -25,10 +25,11 @@ def test_missing_keys_are_the_engines_defaults(tmp_path, engine):
     file = write(
         tmp_path, train_micro_batch_size_per_gpu=2, zero_optimization={"stage": 2}, dump_state=True
     )
-    knobs, rest = engine.candidate_from_config(file)
-    job = tiny_job(tmp_path)
-    assert knobs == canonical_candidate(job, zero__stage=2, micro_batch=2).values
-    assert rest == {"bf16": {"enabled": True}, "dump_state": True}
+    its_engine, candidate = engine.baseline(file)
+    assert candidate == canonical_candidate(tiny_job(tmp_path), zero__stage=2, micro_batch=2)
+    rendered = json.loads(its_engine.files(candidate)["ds_config.json"])
+    assert rendered["bf16"]["enabled"] is True
+    assert rendered["dump_state"] is True
 
 
 def test_what_it_renders_is_what_it_read(tmp_path, engine):

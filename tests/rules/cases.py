@@ -5,7 +5,11 @@ from typing import Any
 
 from autotune.hardware import Environment
 from autotune.model import ModelShape
-from autotune.rules.base import Case, Setup, overlay
+from autotune.nested import merge
+from autotune.rules.base import (
+    Case,
+    Setup,
+)
 
 NEWEST = "0.19.8"
 
@@ -34,7 +38,7 @@ SUPPORTS_RECOMPUTE = {"llama", "gpt2"}
 
 def config_of(case: Case) -> dict[str, Any]:
     """The whole ds_config of a case."""
-    return _drop_none(overlay(PLAIN_CONFIG, case.ds_config))
+    return _drop_none(merge(PLAIN_CONFIG, case.ds_config))
 
 
 def model_of(case: Case) -> dict[str, Any]:

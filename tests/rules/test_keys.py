@@ -4,7 +4,8 @@ import warnings
 
 import pytest
 
-from autotune.rules.keys import SECTIONS, SPELLINGS, is_at_least, missing_keys, removed_keys
+from autotune.rules.keys import SECTIONS, SPELLINGS, missing_keys, removed_keys
+from autotune.rules.releases import is_at_least
 
 pytestmark = pytest.mark.real
 

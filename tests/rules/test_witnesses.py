@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from autotune.nested import merge
 from autotune.rules import ALL_RULES, judge
-from autotune.rules.base import Case, Witness, overlay
-from autotune.rules.keys import release_of
+from autotune.rules.base import (
+    Case,
+    Witness,
+)
+from autotune.rules.releases import release_of
 from tests.rules.cases import NEWEST, setup_of
 from tests.rules.witness_runs import key_of, run_cases
 
@@ -57,7 +61,7 @@ def acting(witness: Witness) -> tuple[Case, Case]:
     """Both cases where the value does act."""
     assert witness.acts_with is not None
     broken, repaired = (
-        replace(case, ds_config=overlay(case.ds_config, witness.acts_with))
+        replace(case, ds_config=merge(case.ds_config, witness.acts_with))
         for case in (witness.broken, witness.repaired)
     )
     return broken, repaired

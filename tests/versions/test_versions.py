@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.rules.keys import READ, TRIED, release_of
+from autotune.rules.releases import READ, TRIED, release_of
 from tests.rules.cases import NEWEST
 from tests.versions.environments import (
     REPOSITORY,

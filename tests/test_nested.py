@@ -1,4 +1,4 @@
-from autotune.render.merge import clashes, look_up, merge, without
+from autotune.nested import clashes, look_up, merge, without
 
 UNDER = {"a": 1, "s": {"x": 1, "y": {"z": 2}}, "t": 3}
 

@@ -1,0 +1,30 @@
+"""Releases of DeepSpeed: which the rules know, and which of two is later."""
+
+import math
+from functools import lru_cache
+
+from packaging.version import InvalidVersion, Version
+
+READ = (
+    *("0.16.0", "0.16.9", "0.17.6", "0.18.6", "0.18.9", "0.19.0", "0.19.6", "0.19.7", "0.19.8"),
+)
+"""Releases whose source the rules were read off, oldest first."""
+
+TRIED = ("0.19.8",)
+"""Those of them that candidates were parsed by and trained with (docs/versions.md)."""
+
+NEWEST_READ = READ[-1]
+
+
+@lru_cache(maxsize=64)
+def release_of(version: str) -> tuple[int, ...]:
+    """The release numbers of a version: `0.19.8+cpu` -> (0, 19, 8); unreadable: the newest."""
+    try:
+        return Version(version).release
+    except InvalidVersion:
+        return (math.inf,)  # type: ignore[return-value]
+
+
+def is_at_least(version: str, release: str) -> bool:
+    """Whether a version is of the release named, or of a later one."""
+    return release_of(version) >= release_of(release)

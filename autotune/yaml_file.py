@@ -1,0 +1,59 @@
+"""Reading a user's YAML: data only, and strictly."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.errors import JobError
+
+MAX_FILE_BYTES = 1_000_000
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML without what hides mistakes or explodes: no aliases, no key twice."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(
+                problem="aliases are not allowed: write the value out",
+                problem_mark=self.get_mark(),
+            )
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} stands here twice",
+                        problem_mark=key.start_mark,
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, *, hint: str = "write `key: value` lines") -> dict[str, Any]:
+    """Read a YAML mapping.
+
+    Args:
+        path: The file.
+        hint: What such a file should hold.
+
+    Raises:
+        JobError: The file cannot be read, is too large or not YAML, has a key twice or an alias,
+            or does not hold a mapping.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise JobError(f"{path}: larger than {MAX_FILE_BYTES} bytes", hint)
+        data = _StrictLoader(path.read_text(encoding="utf-8")).get_single_data()
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"{path}: cannot be read: {error}", "name a readable YAML file") from error
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+        raise JobError(f"{path}: not valid YAML: {error}", "mend it at the place named") from error
+    if not isinstance(data, dict):
+        raise JobError(f"{path}: holds a {type(data).__name__}, not a mapping", hint)
+    return data
