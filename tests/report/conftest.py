@@ -9,7 +9,8 @@ from tests.report.browser import CHROMIUM, DRIVER, Browser
 from tests.report.wide import wide_study
 
 
-@pytest.fixture(scope="session")
+# Not of the whole session: an open page goes on drawing.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     pytest.importorskip("selenium")
     if CHROMIUM is None or DRIVER is None:

@@ -60,7 +60,7 @@ def _run_group(
         *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"),
         *(str(DRIVER), str(runs), str(results)),
     ]
-    build("cpu", lambda _: None)
+    build("cpu", lambda _: None, nvme=any(_swaps(case) for case in cases.values()))
     environment = {
         **os.environ,
         **extensions_environment("cpu"),
@@ -82,6 +82,14 @@ def _run_group(
             process.wait()
     lines = results.read_text().splitlines() if results.exists() else []
     return {answer["id"]: answer["ranks"] for answer in map(json.loads, lines)}
+
+
+def _swaps(case: Case) -> bool:
+    """Whether it loads the extension for NVMe."""
+    zero = case.ds_config.get("zero_optimization", {})
+    return any(
+        isinstance(section, dict) and section.get("device") == "nvme" for section in zero.values()
+    )
 
 
 def _run_of(key: str, case: Case) -> dict[str, Any]:
