@@ -47,26 +47,19 @@
     });
   }
 
-  /* A reload keeps the reader's place, and waits for one who has unfolded something or is typing. */
+  /* A reload by script keeps the reader's place, which a meta refresh does not; it waits for one who
+     has unfolded something or is typing. */
   function again() {
-    if (document.querySelector("details[open]") || document.activeElement.matches("input")) {
-      setTimeout(again, 1000);
-      return;
-    }
-    history.replaceState({ top: scrollY }, "");
-    location.reload();
+    const isBusy = document.querySelector("details[open]") || document.activeElement.matches("input");
+    if (isBusy) setTimeout(again, 1000);
+    else location.reload();
   }
 
-  function restorePlace() {
-    if (!history.state) return;
-    scrollTo(0, history.state.top);
-    history.replaceState(null, "");
-  }
-
-  const refresh = Number(document.body.dataset.refreshS || 0);
-  if (refresh) setTimeout(again, 1000 * refresh);
-
-  drawAll().then(restorePlace);
+  /* Counted from the last chart on: a slow device would see none otherwise. */
+  drawAll().then(function () {
+    const refresh = Number(document.body.dataset.refreshS || 0);
+    if (refresh) setTimeout(again, 1000 * refresh);
+  });
   dark.addEventListener("change", drawAll);
 
   /* The filter stands in the address, so that it outlives a page that refreshes itself. */
@@ -91,7 +84,7 @@
     const chosen = new URLSearchParams();
     if (outcome.value) chosen.set("outcome", outcome.value);
     if (text.value) chosen.set("text", text.value);
-    if (String(chosen) !== location.hash.slice(1)) history.replaceState(history.state, "", "#" + chosen);
+    if (String(chosen) !== location.hash.slice(1)) history.replaceState(null, "", "#" + chosen);
   }
 
   filter.addEventListener("input", apply);
