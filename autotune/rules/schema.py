@@ -346,7 +346,7 @@ BLOCKING = (
     Rule(
         name="schema.auto_unresolved",
         check=_auto_unresolved,
-        source="runtime/config.py:596: compares the text with 0",
+        source="runtime/config.py:596: compares the text with 0; runtime/lr_schedules.py",
         witnesses=(
             raised(
                 "TypeError: '>' not supported",
@@ -359,7 +359,7 @@ BLOCKING = (
                 {"optimizer": {"params": {"lr": 1e-3}}},
             ),
             raised(
-                "TypeError",
+                "ValueError: warmup_num_steps must be a positive integer, got auto",
                 {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}},
                 {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
             ),
