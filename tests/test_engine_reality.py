@@ -20,6 +20,7 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.contract import Role, to_dict
+from autotune.doctor.machine import has_libaio
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.extensions import build
 from autotune.extensions import environment as extensions_environment
@@ -41,6 +42,10 @@ INSTALLED = version("deepspeed")
 HERE = dataclasses.replace(CPU, deepspeed_version=INSTALLED)
 NEEDS_BF16 = {("master_dtype", "model"), ("optimizer_states_dtype", "model")}
 """What fp32 does not have; stage 1 with fp32 sums is an optimizer of its own in bf16."""
+SWAPS = has_libaio()
+"""Whether the extension for NVMe compiles here; without it nothing is swapped."""
+ONLY_SWAPPING = {"offload.pipeline", "offload.param_buffer_count", "offload.param_max_in_cpu"}
+"""Knobs that act with NVMe alone."""
 BEYOND_THE_SPACES: list[dict[str, Any]] = [
     {"offload.optimizer": "nvme", "offload.pipeline": "read"},
     {"offload.optimizer": "nvme", "offload.pipeline": "write"},
@@ -68,6 +73,8 @@ def runs_here(name: str, value: Any) -> bool:
     """Whether two CPU ranks can run a value; compiling has a test of its own, for its price."""
     if name == "tp":
         return int(value) <= WORLD
+    if value == "nvme" and not SWAPS:
+        return False
     return value not in KNOBS[name].needs_cuda and (name, value) != ("compile", "torch")
 
 
@@ -77,7 +84,7 @@ def listed(space: Space) -> set[tuple[str, Any]]:
         (name, value)
         for name, domain in space.domains.items()
         for value in domain.values
-        if runs_here(name, value)
+        if runs_here(name, value) and (SWAPS or name not in ONLY_SWAPPING)
     }
 
 
@@ -235,7 +242,7 @@ def wrong_cases(tmp_path: Path) -> list[dict[str, Any]]:
 
 def run(tmp_path: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Train the cases one after the other in one set of ranks."""
-    build("cpu", lambda _: None, nvme=True)
+    build("cpu", lambda _: None, nvme=SWAPS)
     asked, answered = tmp_path / "cases.json", tmp_path / "results.json"
     asked.write_text(json.dumps(cases))
     done = subprocess.run(
@@ -265,6 +272,7 @@ def stratified_cases(folder: Path) -> list[dict[str, Any]]:
     """Every stratified candidate, for the driver."""
     plain = {"zero.stage": 3, "tp": 1, "micro_batch": 1}
     beyond = [plain | knobs for knobs in BEYOND_THE_SPACES]
+    beyond = [knobs for knobs in beyond if all(runs_here(*pair) for pair in knobs.items())]
     choices = [knobs for knobs in beyond if has_release(knobs, folder)] + stratified(folder)
     choices.sort(key=lambda knobs: int(knobs["tp"]))
     return [
@@ -357,6 +365,9 @@ def test_the_committed_record_says_what_trains(trained):
     record = next(r for r in recorded() if (r.accelerator, r.ranks) == ("cpu", WORLD))
     claimed = {(name, v) for name, values in record.trained.items() for v in values}
     tried = {pair for case, _ in trained for pair in acting(case).items()}
+    if not SWAPS:
+        claimed = {p for p in claimed if p[1] != "nvme" and p[0] not in ONLY_SWAPPING}
+        tried = {pair for pair in tried if pair[0] not in ONLY_SWAPPING}
     assert claimed - {("compile", "torch")} == tried, "python -m tests.record_knobs"
 
 

@@ -52,7 +52,7 @@ def inspect_machine() -> Machine:
         packages=packages,
         tools={name: _path_of(name) for name in TOOLS},
         has_python_headers=(Path(sysconfig.get_path("include")) / "Python.h").exists(),
-        has_libaio=_has_libaio(),
+        has_libaio=has_libaio(),
         accelerator=accelerator,
         accelerator_problem=problem,
         accelerator_fix=fix,
@@ -106,7 +106,7 @@ def _path_of(tool: str) -> str | None:
     return str(nvcc) if tool == "nvcc" and nvcc.exists() else None
 
 
-def _has_libaio() -> bool:
+def has_libaio() -> bool:
     """Try it as DeepSpeed's builder does: compile and link, with the user's own flags."""
     compiler = shutil.which("gcc")
     if compiler is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autotune.doctor.machine import has_libaio
 from autotune.nested import merge
 from autotune.rules import ALL_RULES, judge
 from autotune.rules.base import (
@@ -16,7 +17,7 @@ from autotune.rules.base import (
 )
 from autotune.rules.releases import release_of
 from tests.rules.cases import NEWEST, setup_of
-from tests.rules.witness_runs import key_of, run_cases
+from tests.rules.witness_runs import key_of, run_cases, swaps
 
 pytestmark = pytest.mark.real
 
@@ -70,6 +71,8 @@ def acting(witness: Witness) -> tuple[Case, Case]:
 def reason_to_skip(witness: Witness) -> str:
     if witness.broken.accelerator == "cuda":
         return "needs CUDA devices"
+    if swaps(witness.broken) and not has_libaio():
+        return "needs libaio's headers (Debian: libaio-dev)"
     wanted = witness.deepspeed or NEWEST
     if release_of(wanted) != release_of(INSTALLED):
         return f"is about DeepSpeed {wanted}; {INSTALLED} is installed"

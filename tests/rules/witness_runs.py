@@ -60,7 +60,7 @@ def _run_group(
         *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"),
         *(str(DRIVER), str(runs), str(results)),
     ]
-    build("cpu", lambda _: None, nvme=any(_swaps(case) for case in cases.values()))
+    build("cpu", lambda _: None, nvme=any(swaps(case) for case in cases.values()))
     environment = {
         **os.environ,
         **extensions_environment("cpu"),
@@ -84,7 +84,7 @@ def _run_group(
     return {answer["id"]: answer["ranks"] for answer in map(json.loads, lines)}
 
 
-def _swaps(case: Case) -> bool:
+def swaps(case: Case) -> bool:
     """Whether it loads the extension for NVMe."""
     zero = case.ds_config.get("zero_optimization", {})
     return any(
