@@ -128,10 +128,8 @@ def answer_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _read(kind: Callable[..., T], data: object) -> T | None:
     """As JSON, so that a list is a tuple and nothing else is taken for what it is not."""
-    # For mypy, which takes a class to be unhashable where its instances may be.
-    key: Any = kind
     try:
-        read: T = _adapter(key).validate_json(json.dumps(data), strict=True)
+        read: T = _adapter(kind).validate_json(json.dumps(data), strict=True)
     except (ValidationError, ValueError, RecursionError):
         return None
     return read

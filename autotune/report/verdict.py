@@ -6,6 +6,7 @@ from typing import Any
 from autotune.facts import environment_of, model_of
 from autotune.knobs import choices_of
 from autotune.record import Study
+from autotune.render.deepspeed import describe_soak
 from autotune.report.rows import Row
 from autotune.report.study import Report
 from autotune.report.words import (
@@ -14,6 +15,7 @@ from autotune.report.words import (
     format_interval,
     format_rate,
 )
+from autotune.soak_record import read_soak
 from autotune.tried import warning
 from autotune.units import format_bytes
 
@@ -58,6 +60,8 @@ def describe_verdict(report: Report) -> list[tuple[str, str]]:
         if baseline is not None:
             facts.append(("change", _change(report, best["trial"], baseline["trial"])))
         facts.append(("speedup", describe_speedup(answer)))
+        if soak := _soak(report, best["trial"]):
+            facts.append(("soak", soak))
         if untried := _untried(report, best["trial"]):
             facts.append(("untried", untried))
     compared = [str(row.trial) for row in report.rows if row.n_runs > 1]
@@ -102,6 +106,14 @@ def describe_speedup(answer: Mapping[str, Any]) -> str:
     if answer["best"]["trial"] == answer["baseline"]["trial"]:
         return f"{text}: nothing beat the baseline"
     return f"{text}: no proven gain" if low <= 1 else text
+
+
+def _soak(report: Report, best: int) -> str:
+    """How the best one's soak ended; empty where it was not soaked."""
+    soak, row = read_soak(report.folder), report.row_of(best)
+    if soak is None or row is None or soak.candidate_hash != row.candidate.hash:
+        return ""
+    return describe_soak(soak)
 
 
 def _untried(report: Report, best: int) -> str:

@@ -9,10 +9,11 @@ import yaml
 
 from autotune import cli
 from autotune.app import soak as app
-from autotune.app.studies import write_export
+from autotune.app.studies import read_report, write_export
 from autotune.contract import Outcome, Role
 from autotune.errors import ExitCode, JobError, StudyError
 from autotune.record import Study
+from autotune.report.verdict import describe_verdict
 from autotune.soak_record import SOAK_FILE, SoakResult, read_soak
 from tests.report.test_terminal import finished
 from tests.search.scripted import ENVIRONMENT, Behaviour, fault
@@ -62,6 +63,8 @@ def test_the_winner_is_soaked_and_its_export_says_so(study: Study, machine, tmp_
     assert "It was not soaked" in readme
     assert json.loads((tmp_path / "before" / "figures.json").read_text())["soak"] is None
 
+    assert "soak" not in dict(describe_verdict(read_report(study)))
+
     fleet = machine()
     found = soak(study)
     best = study.read_state()["answer"]["best"]
@@ -80,6 +83,8 @@ def test_the_winner_is_soaked_and_its_export_says_so(study: Study, machine, tmp_
     assert words in (study.best_folder / "README.md").read_text()
     figures = json.loads((study.best_folder / "figures.json").read_text())
     assert (figures["soak"]["passed"], figures["soak"]["steps"]) == (True, 36)
+    said = dict(describe_verdict(read_report(study)))["soak"]
+    assert said.startswith("passed: 0.6 minutes, 36 steps")
 
 
 def test_another_configuration_is_not_called_soaked(study: Study, machine, tmp_path: Path):
