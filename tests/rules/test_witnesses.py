@@ -22,6 +22,7 @@ from tests.rules.witness_runs import key_of, run_cases, swaps
 pytestmark = pytest.mark.real
 
 INSTALLED = version("deepspeed")
+SWAPS = has_libaio()
 
 WITNESSES = [
     pytest.param(witness, id=f"{rule.name}-{number}")
@@ -71,7 +72,7 @@ def acting(witness: Witness) -> tuple[Case, Case]:
 def reason_to_skip(witness: Witness) -> str:
     if witness.broken.accelerator == "cuda":
         return "needs CUDA devices"
-    if swaps(witness.broken) and not has_libaio():
+    if swaps(witness.broken) and not SWAPS:
         return "needs libaio's headers (Debian: libaio-dev)"
     wanted = witness.deepspeed or NEWEST
     if release_of(wanted) != release_of(INSTALLED):

@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune.extensions import build
 from autotune.extensions import environment as extensions_environment
-from autotune.rules.base import Case
+from autotune.rules.base import Case, as_section
 from tests.rules.cases import config_of, model_of
 
 DRIVER = Path(__file__).with_name("witness_driver.py")
@@ -86,10 +86,8 @@ def _run_group(
 
 def swaps(case: Case) -> bool:
     """Whether it loads the extension for NVMe."""
-    zero = case.ds_config.get("zero_optimization", {})
-    return any(
-        isinstance(section, dict) and section.get("device") == "nvme" for section in zero.values()
-    )
+    zero = as_section(case.ds_config.get("zero_optimization"))
+    return any(as_section(section).get("device") == "nvme" for section in zero.values())
 
 
 def _run_of(key: str, case: Case) -> dict[str, Any]:
