@@ -69,7 +69,7 @@ def train(options: argparse.Namespace) -> None:
     """Time whole optimizer steps; training itself keeps the ranks in step."""
     script = load(options.export / "train.py")
     engine, settings = script.make_engine()
-    batches = script.micro_batches(settings, engine.train_micro_batch_size_per_gpu())
+    batches = script.micro_batches(settings, engine)
     times_s: list[float] = []
     tries = 0
     while len(times_s) < WARMUP_STEPS + options.steps:

@@ -71,7 +71,7 @@ def describe_verdict(report: Report) -> list[tuple[str, str]]:
         facts.append(("compared", text))
     if answer["ties"]:
         ties = ", ".join(f"trial {tie['trial']}" for tie in answer["ties"])
-        facts.append(("ties", f"{ties}: the interval overlaps the best's"))
+        facts.append(("ties", f"{ties}: not told apart from the best"))
     if front := answer.get("front"):
         facts += [("front", _front(front)), ("rule", f"best is {answer['rule']}")]
     facts.append(("stopped", answer["stop_reason"]))

@@ -73,9 +73,7 @@ class Answer:
             ties=tuple(
                 standing
                 for key, standing in standings.items()
-                if key != best
-                and standing.samples_per_s_high >= standings[best].samples_per_s_low
-                and standing.samples_per_s_low <= standings[best].samples_per_s_high
+                if key != best and not verdict.gain(best, key).is_told_apart
             ),
             speedup=None
             if baseline is None or start is None

@@ -55,6 +55,11 @@ class Speedup:
     """Lower end of the 95% interval, from the interleaved runs of the final comparison."""
     high: float
 
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether the interval leaves 1 out."""
+        return not self.low <= 1 <= self.high
+
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
@@ -106,7 +111,7 @@ class SearchResult:
     baseline: Standing | None
     best: Standing | None
     ties: tuple[Standing, ...]
-    """Confirmed candidates whose interval overlaps the best's."""
+    """Confirmed candidates that the comparison does not tell apart from the best."""
     speedup: Speedup | None
     """None if no baseline ran or nothing was confirmed."""
     front: tuple[Standing, ...] | None = None

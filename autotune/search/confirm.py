@@ -6,7 +6,7 @@ differ. The claimed gain therefore rests on fresh runs only.
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from autotune.candidate import Candidate
@@ -20,8 +20,9 @@ from autotune.search.objective import Objective
 from autotune.search.student import t_quantile
 
 ROUNDS = 3
-"""With two candidates, 3 rounds leave 4 degrees of freedom: the interval is 2.8 standard errors
-wide to each side; 2 rounds leave 2 (4.3), 4 rounds leave 6 (2.4) for a third more time."""
+"""With two candidates, 3 rounds leave 2 degrees of freedom for the gain: its interval is 4.3
+standard errors wide to each side; 2 rounds leave 1 (12.7), 4 rounds 3 (3.2) for a third more time.
+Every further finalist adds as many again."""
 MIN_ROUNDS = 2
 """Below two runs of each there is no between-run variance to speak of."""
 MAX_FINALISTS = 5
@@ -40,6 +41,18 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Paired:
+    """The runs of complete rounds, with what a round did to all of them taken out."""
+
+    means: dict[str, float]
+    """By candidate hash: mean of log samples/s over these rounds."""
+    n_rounds: int
+    deviation: float
+    """Standard deviation of log samples/s that neither candidate nor round explains."""
+    degrees: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What a comparison found."""
 
@@ -50,16 +63,24 @@ class Verdict:
     """Standard deviation of log samples/s between runs of one candidate, pooled over all."""
     degrees: int
     """Degrees of freedom of `deviation`."""
+    paired: Paired | None
+    """None where fewer than two candidates have two rounds in common."""
 
     def gain(self, of: str, over: str) -> Speedup:
-        """Ratio of two candidates' samples/s with its 95% interval.
+        """Ratio of two candidates' samples/s with its 95% interval, round by round.
 
         Of a candidate over itself it is exactly 1; the interval then says how large a gain this
         comparison would have missed.
         """
-        ratio = self.figures[of].samples_per_s / self.figures[over].samples_per_s
-        error = self.deviation * math.sqrt(1 / self.n_runs[of] + 1 / self.n_runs[over])
-        half_width = t_quantile(_CONFIDENCE, self.degrees) * error
+        if self.paired is None:
+            ratio = self.figures[of].samples_per_s / self.figures[over].samples_per_s
+            error = self.deviation * math.sqrt(1 / self.n_runs[of] + 1 / self.n_runs[over])
+            degrees = self.degrees
+        else:
+            ratio = math.exp(self.paired.means[of] - self.paired.means[over])
+            degrees = self.paired.degrees
+            error = self.paired.deviation * math.sqrt(2 / self.paired.n_rounds)
+        half_width = t_quantile(_CONFIDENCE, degrees) * error
         return Speedup(
             ratio=ratio, low=ratio * math.exp(-half_width), high=ratio * math.exp(half_width)
         )
@@ -150,10 +171,12 @@ def judge(comparison: Comparison, history: History, objective: Objective) -> Ver
     """Compare the runs; None before every candidate has been through `MIN_ROUNDS`.
 
     Work is on log samples/s, where run-to-run noise is a share and the same for all candidates,
-    so its variance is pooled over them (n - 1 degrees of freedom each). Rounds are not paired:
-    every candidate runs in each, so that drift cancels in the difference of two means anyway and
-    only widens the pooled variance. Pairing would give up the rounds' degrees of freedom (2 left
-    instead of 4 for two candidates: an interval half as wide again) to win that back.
+    so its variance is pooled over them. A candidate's own interval is over all of its runs (n - 1
+    degrees of freedom each). The gain is judged round by round, each a block of a randomized
+    block design (Fisher, The Design of Experiments, 1935): a machine that slows down for minutes
+    slows a whole round, and that is no noise of the ratio. It costs degrees of freedom, on a
+    quiet machine an interval half as wide again; on two shared cores rounds differed by a quarter
+    while the ratio within them stayed within 2%.
 
     A candidate that failed or broke the memory limit in any run has no figure: it is not one to
     hand out.
@@ -162,25 +185,31 @@ def judge(comparison: Comparison, history: History, objective: Objective) -> Ver
     first_rounds = range(comparison.first_round, comparison.first_round + MIN_ROUNDS)
     if not all(is_settled(_of(own, m, r)) for m in comparison.members for r in first_rounds):
         return None
-    logs: dict[str, list[float]] = {}
+    logs: dict[str, dict[int, float]] = {}
     peaks: dict[str, int | None] = {}
     for member in comparison.members:
-        runs = results(t for t in own if t.spec.candidate_hash == member.hash)
-        measured = [run for run in runs if run.outcome.is_measured and run.samples_per_s]
-        if not measured or any(_disqualifies(run, objective) for run in runs):
+        theirs = [t for t in own if t.spec.candidate_hash == member.hash]
+        measured = {
+            t.spec.confirm_round or 0: t.result
+            for t in theirs
+            if t.result is not None and t.result.outcome.is_measured and t.result.samples_per_s
+        }
+        if not measured or any(_disqualifies(run, objective) for run in results(theirs)):
             continue
-        logs[member.hash] = [math.log(run.samples_per_s or 1.0) for run in measured]
-        known = [r.peak_memory_bytes for r in measured if r.peak_memory_bytes is not None]
+        logs[member.hash] = {n: math.log(r.samples_per_s or 1.0) for n, r in measured.items()}
+        known = [r.peak_memory_bytes for r in measured.values() if r.peak_memory_bytes is not None]
         peaks[member.hash] = max(known, default=None)
     degrees = sum(len(values) - 1 for values in logs.values())
     if degrees < 1:
         return None
-    squares = sum((x - _mean(values)) ** 2 for values in logs.values() for x in values)
+    squares = sum(
+        (x - _mean(values.values())) ** 2 for values in logs.values() for x in values.values()
+    )
     deviation = math.sqrt(squares / degrees)
     t = t_quantile(_CONFIDENCE, degrees)
     figures = {}
     for key, values in logs.items():
-        mean, half_width = _mean(values), t * deviation / math.sqrt(len(values))
+        mean, half_width = _mean(values.values()), t * deviation / math.sqrt(len(values))
         figures[key] = Figure(
             samples_per_s=math.exp(mean),
             low=math.exp(mean - half_width),
@@ -191,6 +220,29 @@ def judge(comparison: Comparison, history: History, objective: Objective) -> Ver
         figures=figures,
         n_runs={key: len(values) for key, values in logs.items()},
         deviation=deviation,
+        degrees=degrees,
+        paired=_paired(logs),
+    )
+
+
+def _paired(logs: dict[str, dict[int, float]]) -> Paired | None:
+    """What is left of the runs once candidates and rounds are taken out of them."""
+    complete = set.intersection(*(set(values) for values in logs.values()))
+    degrees = (len(logs) - 1) * (len(complete) - 1)
+    if degrees < 1:
+        return None
+    means = {key: _mean([values[n] for n in complete]) for key, values in logs.items()}
+    rounds = {n: _mean([values[n] for values in logs.values()]) for n in complete}
+    overall = _mean(means.values())
+    squares = sum(
+        (values[n] - means[key] - rounds[n] + overall) ** 2
+        for key, values in logs.items()
+        for n in complete
+    )
+    return Paired(
+        means=means,
+        n_rounds=len(complete),
+        deviation=math.sqrt(squares / degrees),
         degrees=degrees,
     )
 
@@ -243,5 +295,5 @@ def _disqualifies(run: TrialResult, objective: Objective) -> bool:
     return run.outcome.is_config_fault or not objective.fits(run.peak_memory_bytes)
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: Collection[float]) -> float:
     return sum(values) / len(values)

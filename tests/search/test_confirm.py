@@ -66,15 +66,19 @@ def compared(rates: dict[Candidate, list[float]]) -> tuple[confirm.Comparison, H
 
 
 def test_interval_by_hand():
-    """Two candidates, three runs: 4 degrees of freedom, t = 2.776."""
+    """Two candidates in three rounds: 2 degrees of freedom, t = 4.303; a figure's own has 4."""
     best, start = members_of(2)
-    logs = {best: [0.01, 0.02, 0.03], start: [-0.01, 0.0, 0.01]}
+    logs = {best: [0.01, 0.02, 0.03], start: [-0.01, 0.01, 0.0]}
     rates = {m: [100 * math.exp(x) for x in values] for m, values in logs.items()}
     verdict = confirm.judge(*compared(rates), OBJECTIVE)
     assert verdict is not None
     assert (verdict.degrees, verdict.deviation) == (4, pytest.approx(0.01))
+    assert verdict.figures[best.hash].low == pytest.approx(
+        100 * math.exp(0.02 - 2.7764 * 0.01 / math.sqrt(3)), rel=1e-5
+    )
     gain = verdict.gain(best.hash, start.hash)
-    half_width = 2.7764 * 0.01 * math.sqrt(2 / 3)
+    # The differences 0.02, 0.01 and 0.03 deviate by 0.01 from their mean.
+    half_width = 4.3027 * 0.01 / math.sqrt(3)
     assert math.log(gain.ratio) == pytest.approx(0.02)
     assert math.log(gain.low) == pytest.approx(0.02 - half_width, abs=1e-5)
     assert math.log(gain.high) == pytest.approx(0.02 + half_width, abs=1e-5)
@@ -101,6 +105,16 @@ def test_interval_of_the_gain_covers_the_true_one(n_finalists: int, drift: float
         true = 1.0 if best == members[0].hash else 1.1
         covered += gain.low <= true <= gain.high
     assert covered >= 0.9 * 500
+
+
+def test_a_round_that_was_slow_for_all_is_no_noise_of_the_gain():
+    best, start = members_of(2)
+    rates = {best: [110.0, 55.5, 83.0], start: [100.0, 50.0, 75.0]}
+    verdict = confirm.judge(*compared(rates), OBJECTIVE)
+    assert verdict is not None
+    gain = verdict.gain(best.hash, start.hash)
+    assert 1.09 < gain.low < gain.ratio < gain.high < 1.13
+    assert verdict.figures[best.hash].low < 75, "its own figure does not hide how they differ"
 
 
 def test_the_baseline_over_itself_is_exactly_one():
