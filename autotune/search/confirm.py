@@ -174,9 +174,8 @@ def judge(comparison: Comparison, history: History, objective: Objective) -> Ver
     so its variance is pooled over them. A candidate's own interval is over all of its runs (n - 1
     degrees of freedom each). The gain is judged round by round, each a block of a randomized
     block design (Fisher, The Design of Experiments, 1935): a machine that slows down for minutes
-    slows a whole round, and that is no noise of the ratio. It costs degrees of freedom, on a
-    quiet machine an interval half as wide again; on two shared cores rounds differed by a quarter
-    while the ratio within them stayed within 2%.
+    slows a whole round, and that is no noise of the ratio. It costs degrees of freedom: on a
+    machine without such drift the interval of two candidates is half as wide again.
 
     A candidate that failed or broke the memory limit in any run has no figure: it is not one to
     hand out.
