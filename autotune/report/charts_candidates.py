@@ -30,11 +30,11 @@ def speed_and_memory(report: Report, standings: Standings) -> Chart | None:
     kinds = {row.trial: _kind(row, standings) for row in rows}
     figure = go.Figure()
     front = pareto_front(rows)
-    largest_bytes = max(map(_peak, rows))
+    largest_bytes = max(row.peak_bytes for row in rows)
     unit, unit_bytes = ("GiB", _GIB) if largest_bytes >= 2 * _GIB else ("MiB", _MIB)
     figure.add_scatter(
-        x=[_peak(row) / unit_bytes for row in front],
-        y=[_rate(row) for row in front],
+        x=[row.peak_bytes / unit_bytes for row in front],
+        y=[row.rate for row in front],
         mode="lines",
         line={"shape": "vh", "color": GREY, "dash": "dot"},
         name="Pareto front",
@@ -48,8 +48,8 @@ def speed_and_memory(report: Report, standings: Standings) -> Chart | None:
     ):
         own = [row for row in rows if kinds[row.trial] == name]
         figure.add_scatter(
-            x=[_peak(row) / unit_bytes for row in own],
-            y=[_rate(row) for row in own],
+            x=[row.peak_bytes / unit_bytes for row in own],
+            y=[row.rate for row in own],
             mode="markers",
             marker={"color": colour, "symbol": symbol, "size": 14 if name == "best" else 9},
             name=name,
@@ -81,7 +81,7 @@ def parallel_coordinates(report: Report) -> Chart | None:
     axes = {name: _values_of(rows, name) for name in varying}
     if not axes:
         return None
-    rates = [_rate(row) for row in rows]
+    rates = [row.rate for row in rows]
     dimensions: list[dict[str, Any]] = [
         {
             "label": name.rpartition(".")[2],
@@ -130,11 +130,3 @@ def _kind(row: Row, standings: Standings) -> str:
 
 def _said_of(row: Row, report: Report) -> str:
     return f"trial {row.trial}: {describe_candidate(row.candidate, report.context)}"
-
-
-def _rate(row: Row) -> float:
-    return 0.0 if row.figure is None else row.figure.samples_per_s
-
-
-def _peak(row: Row) -> int:
-    return 0 if row.figure is None else row.figure.peak_memory_bytes or 0

@@ -29,6 +29,16 @@ class Row:
     evidence: str
     """Why it failed, with the place where it says so; empty where it did not."""
 
+    @property
+    def rate(self) -> float:
+        """Samples/s to order and to draw by; 0 without a figure."""
+        return 0.0 if self.figure is None else self.figure.samples_per_s
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak memory to draw by; 0 where it is not known."""
+        return 0 if self.figure is None else self.figure.peak_memory_bytes or 0
+
 
 def make_rows(history: History, objective: Objective) -> list[Row]:
     """One row per candidate of the record.
@@ -43,7 +53,7 @@ def make_rows(history: History, objective: Objective) -> list[Row]:
         confirmed = None if verdict is None else verdict.figures.get(tried.candidate.hash)
         n_runs = 1 if verdict is None else verdict.n_runs.get(tried.candidate.hash, 1)
         rows.append(_row(tried, objective, confirmed, n_runs))
-    return sorted(rows, key=lambda row: (row.figure is None, -_rate(row), row.trial))
+    return sorted(rows, key=lambda row: (row.figure is None, -row.rate, row.trial))
 
 
 def last_verdict(history: History, objective: Objective) -> confirm.Verdict | None:
@@ -92,7 +102,3 @@ def _evidence(result: TrialResult) -> str:
     if not result.evidence_source:
         return result.evidence
     return f"{result.evidence} [{result.evidence_source}]"
-
-
-def _rate(row: Row) -> float:
-    return 0.0 if row.figure is None else row.figure.samples_per_s
