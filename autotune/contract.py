@@ -22,6 +22,8 @@ RESULT_FILE = "result.json"
 RANKS_DIR = "ranks"
 STDOUT_FILE = "stdout.log"
 STDERR_FILE = "stderr.log"
+STACKS_FILE = "{rank:02d}.stacks"
+"""In `RANKS_DIR`: where each thread of a rank stood, once the rank is asked for it."""
 CONFIG_DIR = "config"
 DS_CONFIG_FILE = "config/ds_config.json"
 

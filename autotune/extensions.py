@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.errors import FleetError
+from autotune.trial.prebuilt import BUILT_FILE
 
 _NEEDED = {
     "cpu": ("deepspeed_shm_comm", "fused_adam", "cpu_adam"),
@@ -66,10 +67,10 @@ def needed(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
 
 
 def built(accelerator: str, *, nvme: bool = False) -> list[str]:
-    """Those of the needed extensions that are complete in the folder."""
+    """Those of the needed extensions whose build in the folder has ended well."""
     folder = extensions_folder(accelerator)
     names = needed(accelerator, nvme=nvme)
-    return [name for name in names if (folder / name / f"{name}.so").exists()]
+    return [name for name in names if (folder / name / BUILT_FILE).exists()]
 
 
 def stale_locks(accelerator: str) -> list[Path]:

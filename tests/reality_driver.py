@@ -20,6 +20,7 @@ from deepspeed.utils import groups, logger
 from autotune.contract import TrialSpec
 from autotune.trial.cpu_info import reuse_cpu_info
 from autotune.trial.imports import preload
+from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import differences, read_back
 from autotune.trial.workload import batches, make_engine
 
@@ -56,6 +57,7 @@ def main() -> None:
     cases = json.loads(Path(sys.argv[1]).read_text())
     logger.setLevel(logging.ERROR)
     reuse_cpu_info()
+    load_as_built()
     deepspeed.init_distributed()
     results = []
     for case in cases:

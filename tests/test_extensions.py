@@ -4,6 +4,7 @@ import pytest
 
 from autotune import extensions
 from autotune.errors import FleetError
+from autotune.trial.prebuilt import BUILT_FILE
 
 
 @pytest.fixture
@@ -12,7 +13,7 @@ def folder(tmp_path, monkeypatch):
     folder = extensions.extensions_folder("cpu")
     for name in extensions.needed("cpu"):
         (folder / name).mkdir(parents=True)
-        (folder / name / f"{name}.so").touch()
+        (folder / name / BUILT_FILE).touch()
     return folder
 
 
@@ -43,7 +44,8 @@ def test_what_is_built_is_not_built_again(folder):
 
 
 def test_a_failed_build_names_its_log(folder, monkeypatch):
-    (folder / "cpu_adam" / "cpu_adam.so").unlink()
+    (folder / "cpu_adam" / BUILT_FILE).unlink()
+    (folder / "cpu_adam" / "cpu_adam.so").touch()  # half linked, for all anybody knows
     monkeypatch.setattr(extensions.sys, "executable", "/bin/false")
     with pytest.raises(FleetError, match=r"cpu_adam could not be built: exit code 1 \(log: "):
         extensions.build("cpu", lambda _: None)

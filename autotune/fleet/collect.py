@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autotune.contract import (
     RANKS_DIR,
+    STACKS_FILE,
     STDERR_FILE,
     ContractError,
     Outcome,
@@ -36,6 +37,11 @@ _EVIDENCE_LINE = re.compile(
     re.IGNORECASE,
 )
 _TAIL_BYTES = 64 * 1024
+
+_STACK_OF_SIGNALLED_THREAD = re.compile(
+    r'^Current thread .*\n +File "(.+)", line (\d+) in (.+)$', re.MULTILINE
+)
+"""As faulthandler writes it; the thread that gets a process's signals is the main one."""
 
 _ENVIRONMENT_ALLOWED = re.compile(
     r"(DS_ACCELERATOR|OMP_NUM_THREADS|OMP_PROC_BIND|OMP_PLACES|KMP_\w+|GOMP_CPU_AFFINITY|MKL_NUM_THREADS|"
@@ -151,7 +157,7 @@ def _outcome(
         assert cause.outcome is not None
         return cause.outcome, cause.evidence, f"rank {cause.rank} in {cause.phase}"
     if ending.timed_out_after_s is not None:
-        return _timeout(reports, ending.timed_out_after_s)
+        return _timeout(folder, reports, ending.timed_out_after_s)
     complete = len(reports) == spec.world and all(r.phase is Phase.TEARDOWN for r in reports)
     if complete and reports[0].step_times_s:
         return Outcome.OK, "", ""
@@ -180,16 +186,28 @@ def _killed_silently(
     return None
 
 
-def _timeout(reports: list[RankReport], after_s: float) -> tuple[Outcome, str, str]:
+def _timeout(folder: Path, reports: list[RankReport], after_s: float) -> tuple[Outcome, str, str]:
     slowest = min(reports, key=lambda r: list(Phase).index(r.phase), default=None)
     if slowest is None:
         return Outcome.LAUNCH, f"no rank had started after {after_s:.0f} s", "coordinator"
     stepped = bool(slowest.warmup_step_times_s or slowest.step_times_s)
     where = f"rank {slowest.rank} in {slowest.phase}"
+    phase = f"{slowest.phase}{_stopped_at(folder, slowest.rank)}"
     if stepped:
-        return Outcome.TIMEOUT, f"not done after {after_s:.0f} s, ended in {slowest.phase}", where
+        return Outcome.TIMEOUT, f"not done after {after_s:.0f} s, ended in {phase}", where
     outcome = Outcome.LAUNCH if slowest.phase in (Phase.SPAWN, Phase.IMPORT) else Outcome.COMM
-    return outcome, f"no first step after {after_s:.0f} s, hung in {slowest.phase}", where
+    return outcome, f"no first step after {after_s:.0f} s, hung in {phase}", where
+
+
+def _stopped_at(folder: Path, rank: int) -> str:
+    """Where in the code a hung rank stood, from the stacks that it was asked for."""
+    path = folder / RANKS_DIR / STACKS_FILE.format(rank=rank)
+    try:
+        stacks = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    frame = _STACK_OF_SIGNALLED_THREAD.search(stacks)
+    return f", at {Path(frame[1]).name}:{frame[2]} in {frame[3]}" if frame else ""
 
 
 def _last_error_line(log: Path) -> tuple[str, str]:

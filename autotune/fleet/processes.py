@@ -43,7 +43,7 @@ def kill_all(folder: Path, *, timeout_s: float = 10.0) -> None:
 
 
 def ask_for_stacks(pids: list[int]) -> None:
-    """Make ranks write the stacks of all their threads to the trial's stderr."""
+    """Make ranks write the stacks of all their threads, each to its own `STACKS_FILE`."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGUSR1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from deepspeed.accelerator import get_accelerator
 
 from autotune.trial.cpu_info import save_cpu_info
+from autotune.trial.prebuilt import BUILT_FILE
 
 _BUILDERS = {
     "deepspeed_shm_comm": "ShareMemCommBuilder",
@@ -20,10 +21,11 @@ _BUILDERS = {
 
 
 def main() -> None:
-    """Compile the extension and save what was learned of the processor on the way."""
+    """Compile the extension, mark it as built, and save what was learned of the processor."""
     name, folder = sys.argv[1], Path(sys.argv[2])
     save_cpu_info(folder)
     get_accelerator().create_op_builder(_BUILDERS[name]).load(verbose=True)
+    (folder / name / BUILT_FILE).touch()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from autotune.contract import DS_CONFIG_FILE, SPEC_FILE, Outcome, Phase, TrialSpec, read_json
+from autotune.contract import (
+    DS_CONFIG_FILE,
+    RANKS_DIR,
+    SPEC_FILE,
+    STACKS_FILE,
+    Outcome,
+    Phase,
+    TrialSpec,
+    read_json,
+)
 from autotune.trial.parent import end_with_parent
 
 SUBMITTED_ENV = "AUTOTUNE_SUBMITTED_AT"
@@ -28,9 +37,10 @@ CAPACITY_ENV = "AUTOTUNE_CAPACITY_BYTES"
 def main() -> None:
     """Run this rank to its end and leave without waiting for destructors."""
     end_with_parent()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
     folder = Path(sys.argv[1])
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    stacks = (folder / RANKS_DIR / STACKS_FILE.format(rank=rank)).open("wb")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     _pin(local_rank)
     spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
 
@@ -59,9 +69,11 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
     from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
     from autotune.trial.imports import preload
     from autotune.trial.memory import make_meter, peak_rss_bytes
+    from autotune.trial.prebuilt import load_as_built
     from autotune.trial.stopwatch import TrialDone
 
     reuse_cpu_info()
+    load_as_built()
     ds_config = json.loads((folder / DS_CONFIG_FILE).read_text(encoding="utf-8"))
     preload(ds_config, spec.model)
     reporter.report.versions = _versions()

@@ -10,6 +10,7 @@ import pytest
 from autotune.doctor import machine
 from autotune.doctor.machine import inspect_machine
 from autotune.extensions import extensions_folder
+from autotune.trial.prebuilt import BUILT_FILE
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_what_is_there_is_found(extensions: Path) -> None:
 def test_built_extensions_and_stale_locks_are_told_apart(extensions: Path) -> None:
     for name in ("cpu_adam", "fused_adam"):
         (extensions / name).mkdir()
-    (extensions / "cpu_adam" / "cpu_adam.so").touch()
+    (extensions / "cpu_adam" / BUILT_FILE).touch()
     (extensions / "fused_adam" / "lock").touch()
     found = inspect_machine()
     assert found.extensions_built == ("cpu_adam",)

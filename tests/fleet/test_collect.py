@@ -92,3 +92,17 @@ def test_only_listed_variables_are_recorded_and_no_secret():
         {"NCCL_DEBUG": "INFO", "HF_TOKEN": "x", "NCCL_SECRET": "x", "HOME": "/x", "PATH": "x"}
     )
     assert recorded == {"NCCL_DEBUG": "INFO"}
+
+
+def test_a_hung_rank_is_told_with_the_line_it_stood_at(tmp_path):
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / "01.stacks").write_text(
+        'Thread 0x00007f01 (most recent call first):\n  File "/a/queue.py", line 3 in get\n\n'
+        "Current thread 0x00007f02 (most recent call first):\n"
+        '  File "/a/b/file_baton.py", line 61 in wait\n  File "/a/c.py", line 7 in load\n'
+    )
+    write_json(tmp_path / "ranks" / "01.json", to_dict(report(1)))
+    result = collect(spec(), tmp_path, ending(timed_out_after_s=60.0), ["localhost:0"], {})
+    assert result.evidence == (
+        "no first step after 60 s, hung in engine_init, at file_baton.py:61 in wait"
+    )

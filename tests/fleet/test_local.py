@@ -87,8 +87,9 @@ def test_an_ending_is_told_by_its_cause(fleet, study, factory, outcome, evidence
     assert result.outcome is outcome, (result.evidence, result.evidence_source)
     assert evidence in result.evidence
     if factory == "hangs":
-        stacks = (study.trial_folder(0) / "stderr.log").read_text()
-        assert "faulty_models.py" in stacks, "the stacks of the hung ranks are kept"
+        assert "at faulty_models.py:" in result.evidence
+        stacks = study.trial_folder(0) / "ranks" / "01.stacks"
+        assert "faulty_models.py" in stacks.read_text(), "the stacks of the hung ranks are kept"
     if factory == "hoards":
         assert 0.5 < result.peak_memory_bytes / (200 * 2**20) <= 1.01
 

@@ -38,6 +38,7 @@ from transformers import (
 
 from autotune.trial.adapters import add_adapters
 from autotune.trial.loss import chunk_loss
+from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import recomputed_layers
 from autotune.trial.workload import apply_recompute
 
@@ -64,6 +65,7 @@ class PlainModel(torch.nn.Module):
 def main(runs_file: str, results_file: str) -> None:
     """Run everything in `runs_file`."""
     logger.setLevel(logging.ERROR)
+    load_as_built()
     ds_comm.init_distributed(verbose=False)
     # Collecting after every run would otherwise walk through all that was imported.
     gc.freeze()
