@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write aside, then move.
+    """Write aside, then move; a file that is there keeps its permissions.
 
     Args:
         path: The file to write; its folder is there.
@@ -20,8 +20,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     os.close(handle)
     try:
         write(Path(aside))
-        # mkstemp makes it private; a file is as readable as its neighbours.
-        Path(aside).chmod(0o666 & ~_umask())
+        # mkstemp makes it private; a new file is as readable as its neighbours.
+        Path(aside).chmod(path.stat().st_mode if path.exists() else 0o666 & ~_umask())
         os.replace(aside, path)
     except BaseException:
         Path(aside).unlink(missing_ok=True)

@@ -1,7 +1,5 @@
 """`check`: read a configuration with what goes with it, judge it, write the fix."""
 
-import os
-import tempfile
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
@@ -10,6 +8,7 @@ from autotune.check import Report, read_source
 from autotune.check import check as judge_source
 from autotune.consumers import Consumer
 from autotune.errors import JobError, RenderError
+from autotune.files import write_whole
 from autotune.hardware import Environment, version_of
 from autotune.rules.releases import NEWEST_READ
 
@@ -60,24 +59,10 @@ def write_fix(report: Report) -> None:
     if report.fixed_text is None:
         return
     try:
-        _replace(path, report.fixed_text.encode("utf-8"))
+        content = report.fixed_text.encode("utf-8")
+        write_whole(path, lambda aside: aside.write_bytes(content))
     except OSError as error:
         raise RenderError(f"{path}: cannot be written: {error}", "check the folder") from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Whoever reads meanwhile sees the old file or the new one, with the same permissions."""
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(aside, path.stat().st_mode)
-        os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
 
 
 def _environment(accelerator: str, deepspeed_version: str | None) -> Environment:

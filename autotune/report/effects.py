@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from autotune.contract import KnobValue
 from autotune.knobs import KNOBS
-from autotune.report.ratios import Ratio, ratio_of, telling_runs
-from autotune.report.rows import Row
+from autotune.report.ratios import Basis, Ratio, ratio_of, telling_runs
+from autotune.report.rows import Row, last_verdict
 from autotune.report.study import Report
 from autotune.report.words import settings_of
+from autotune.search.confirm import Verdict
 from autotune.search.history import Tried
 
 
@@ -84,6 +85,7 @@ def _pairs(
     Pairs from the final comparison come first, then those that hold the best or the baseline.
     """
     tried = {t.candidate.hash: t for t in report.history.tried}
+    verdict = last_verdict(report.history, report.objective)
     measured = [row for row in report.rows if row.figure is not None]
     found = []
     for a, b in itertools.permutations(measured, 2):
@@ -91,7 +93,7 @@ def _pairs(
         if theirs.get(name) != before or ours.get(name) != after:
             continue
         if _without(theirs, name) == _without(ours, name):
-            found.append(_pair(a, b, tried))
+            found.append(_pair(a, b, tried, verdict))
     ends = {report.trial_of("best"), report.trial_of("baseline")}
     return tuple(
         sorted(
@@ -105,13 +107,22 @@ def _without(settings: Mapping[str, KnobValue], name: str) -> dict[str, KnobValu
     return {other: value for other, value in settings.items() if other != name}
 
 
-def _pair(before: Row, after: Row, tried: Mapping[str, Tried]) -> Pair:
-    theirs = telling_runs(tried[before.candidate.hash].trials)
-    ours = telling_runs(tried[after.candidate.hash].trials)
+def _pair(before: Row, after: Row, tried: Mapping[str, Tried], verdict: Verdict | None) -> Pair:
     peaks = [row.figure.peak_memory_bytes if row.figure else None for row in (after, before)]
     return Pair(
         before=before.trial,
         after=after.trial,
-        ratio=ratio_of(ours, theirs),
+        ratio=_ratio(before.candidate.hash, after.candidate.hash, tried, verdict),
         memory_bytes=None if None in peaks else (peaks[0] or 0) - (peaks[1] or 0),
     )
+
+
+def _ratio(before: str, after: str, tried: Mapping[str, Tried], verdict: Verdict | None) -> Ratio:
+    """As the headline's gain is judged, where the final comparison ran both."""
+    if verdict is not None and {before, after} <= set(verdict.figures):
+        gain = verdict.gain(of=after, over=before)
+        n_runs = verdict.n_runs[after], verdict.n_runs[before]
+        return Ratio(
+            ratio=gain.ratio, low=gain.low, high=gain.high, basis=Basis.RUNS, n_runs=n_runs
+        )
+    return ratio_of(telling_runs(tried[after].trials), telling_runs(tried[before].trials))

@@ -35,6 +35,26 @@ def test_a_change_is_measured_by_candidates_that_differ_in_it_alone(wide: Study)
     assert {stage.pairs[0].before, stage.pairs[0].after} & {best, baseline}
 
 
+def test_two_of_the_final_comparison_are_judged_as_the_headline_is(tmp_path: Path) -> None:
+    def two_that_differ_in_stage(spec: TrialSpec) -> TrialResult:
+        key = (spec.knobs["zero.stage"], spec.micro_batch, spec.recompute)
+        if key not in ((0, 8, "none"), (1, 8, "none")):
+            return fault(spec, Outcome.OOM)
+        # Every round runs slower than the one before, for both alike.
+        drift = 1 - 0.2 * (spec.confirm_round or 0)
+        return ok(spec, 100.0 * drift * (1.0 if key[0] == 0 else 1.1))
+
+    report = read_report(finished(tmp_path, two_that_differ_in_stage, trials=40))
+    best, baseline = report.trial_of("best"), report.trial_of("baseline")
+    assert best is not None
+    assert baseline is not None
+    (change,) = changes_of(report, best, baseline)
+    (pair,) = change.pairs
+    headline = tuple(report.answer[name] for name in ("speedup", "speedup_low", "speedup_high"))
+    assert (pair.ratio.ratio, pair.ratio.low, pair.ratio.high) == headline
+    assert pair.ratio.is_told_apart
+
+
 def test_what_was_only_tried_together_is_not_shared_out(tmp_path: Path) -> None:
     def only_two(spec: TrialSpec) -> TrialResult:
         key = (spec.knobs["zero.stage"], spec.micro_batch, spec.recompute)
