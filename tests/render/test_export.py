@@ -11,7 +11,6 @@ import pytest
 
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.errors import RenderError
-from autotune.extensions import build
 from autotune.extensions import environment as extensions_environment
 from autotune.render.base import Figures
 from autotune.render.export import export_candidate, find_dialect
@@ -155,7 +154,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 )
 def test_the_folder_trains_as_it_is(tmp_path, knobs, changes):
     out = export(tmp_path, job=tiny_job(tmp_path, **changes), **knobs)
-    build("cpu", print)  # and removes locks that something killed has left
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         ["bash", out / "launch.sh", "--steps", "2"],
