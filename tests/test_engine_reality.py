@@ -70,7 +70,12 @@ def big_context() -> Context:
 
 
 def runs_here(name: str, value: Any) -> bool:
-    """Whether two CPU ranks can run a value; compiling has a test of its own, for its price."""
+    """Whether two CPU ranks can run a value; compiling has a test of its own, for its price.
+
+    What a process starts with is none of the driver's, whose ranks start once for all cases.
+    """
+    if KNOBS[name].group == "process":
+        return False
     if name == "tp":
         return int(value) <= WORLD
     if value == "nvme" and not SWAPS:

@@ -28,11 +28,18 @@ from tests.rules.cases import NEWEST
 GOLDEN = Path(__file__).parent / "golden" / "lattice_sizes.json"
 INSTALLED = version("deepspeed")
 WORLDS = range(1, 9)
-FEW_WORLDS = {"full": (2, 8), "compile": (1, 8), "lossy": (2, 8), "zeropp": (2, 3, 8)}
+FEW_WORLDS = {
+    "cpu": (2, 8),
+    "full": (2, 8),
+    "compile": (1, 8),
+    "lossy": (2, 8),
+    "zeropp": (2, 3, 8),
+}
 """Spaces whose candidates do not depend on the world beyond what these show."""
 SAMPLE = 300
 """Candidates of a larger lattice that DeepSpeed's classes are asked about."""
-SCRIPT = ("recompute", "attention", "loss_chunk_tokens", "compile", "allocator", "core_binding")
+SCRIPT = ("recompute", "attention", "loss_chunk_tokens", "compile")
+PROCESS = ("allocator", "host_allocator", "core_binding")
 # One of each family; tiny-llama-32k differs from tiny-llama in sizes alone.
 MODELS = ["tiny-gpt2", "tiny-llama", "tiny-mixtral"]
 SPACES = shipped_spaces()
@@ -111,7 +118,7 @@ def test_every_candidate_renders_parses_and_passes_deepspeeds_classes(
         values = candidate.values
         read = read_from(parsed, json.loads(text))
         # No keys of a ds_config: what the script does, and what its processes start with.
-        read |= {name: values[name] for name in SCRIPT if name in values}
+        read |= {name: values[name] for name in (*SCRIPT, *PROCESS) if name in values}
         assert {name: read[name] for name in values} == values
         assert parsed.gradient_accumulation_steps == candidate.grad_accum
         assert candidate.micro_batch * candidate.grad_accum * candidate.dp == GLOBAL_BATCH

@@ -30,6 +30,7 @@ DEMO: dict[str, dict[str, Any]] = {
         "model": "tiny-llama-32k",
         "seq_len": 64,
         "precision": "fp32",
+        "space": "cpu",
         "trials": 8,
         "budget": "6m",
     },

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from autotune.catalogue.process import LISTS
 from autotune.contract import (
     RANKS_DIR,
     STDERR_FILE,
@@ -221,8 +222,8 @@ class LocalTrial:
             made["LOCAL_SIZE"] = str(self.spec.world)
             made["GLOO_SOCKET_IFNAME"] = "lo"
         for name, value in self.spec.environment.items():
-            # A list of settings keeps what the user has in it.
-            made[name] = f"{made[name]},{value}" if made.get(name) else value
+            is_added = name in LISTS and made.get(name)
+            made[name] = f"{made[name]},{value}" if is_added else value
         return made
 
     def _end_hung(self) -> None:

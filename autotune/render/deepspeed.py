@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from autotune.candidate import format_value
-from autotune.catalogue.process import binds_cores, environment_of
+from autotune.catalogue.process import LISTS, binds_cores, environment_of
 from autotune.contract import DS_CONFIG_FILE
 from autotune.knobs import Context, choices_of
 from autotune.render.base import Export, Figures
@@ -85,6 +85,7 @@ def _values(export: Export) -> dict[str, Any]:
         **_settings(export),
         "stage": export.setup.stage,
         "variables": sorted(environment_of(candidate.values).items()),
+        "lists": LISTS,
         "lora": export.job.model.source.get("lora"),
         "is_drawn": is_drawn(export.job.lengths.as_spec()),
         "micro_batch": candidate.micro_batch,
