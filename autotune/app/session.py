@@ -32,7 +32,7 @@ DEMO: dict[str, dict[str, Any]] = {
         "precision": "fp32",
         "space": "cpu",
         "trials": 8,
-        "budget": "6m",
+        "budget": "8m",
     },
     "cuda": {"model": "gpt2", "seq_len": 1024, "trials": 20, "budget": "6m"},
 }
