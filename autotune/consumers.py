@@ -29,24 +29,31 @@ class Argument:
 
     name: str
     key: str
+    kind: type
+    """Of its values: `int`, `float` (a whole number is one, too) or `bool`."""
     must_match: bool = True
     """Whether Trainer raises where the file has another value (`fill_match`)."""
 
 
 ARGUMENTS = (
-    Argument(name="per_device_train_batch_size", key="train_micro_batch_size_per_gpu"),
-    Argument(name="gradient_accumulation_steps", key="gradient_accumulation_steps"),
-    Argument(name="max_grad_norm", key="gradient_clipping"),
-    Argument(name="learning_rate", key="optimizer.params.lr"),
-    Argument(name="adam_epsilon", key="optimizer.params.eps"),
-    Argument(name="weight_decay", key="optimizer.params.weight_decay"),
-    Argument(name="learning_rate", key="scheduler.params.warmup_max_lr"),
-    Argument(name="warmup_steps", key="scheduler.params.warmup_num_steps"),
-    Argument(name="max_steps", key="scheduler.params.total_num_steps"),
-    Argument(name="fp16", key="fp16.enabled"),
-    Argument(name="bf16", key="bf16.enabled"),
+    Argument(name="per_device_train_batch_size", key="train_micro_batch_size_per_gpu", kind=int),
+    Argument(name="gradient_accumulation_steps", key="gradient_accumulation_steps", kind=int),
+    Argument(name="max_grad_norm", key="gradient_clipping", kind=float),
+    Argument(name="learning_rate", key="optimizer.params.lr", kind=float),
+    Argument(name="adam_epsilon", key="optimizer.params.eps", kind=float),
+    Argument(name="weight_decay", key="optimizer.params.weight_decay", kind=float),
+    Argument(name="learning_rate", key="scheduler.params.warmup_max_lr", kind=float),
+    Argument(name="warmup_steps", key="scheduler.params.warmup_num_steps", kind=float),
+    Argument(name="max_steps", key="scheduler.params.total_num_steps", kind=int),
+    Argument(name="fp16", key="fp16.enabled", kind=bool),
+    Argument(name="bf16", key="bf16.enabled", kind=bool),
 )
 """What `trainer_config_process` and `trainer_config_finalize` match."""
+
+BETAS = ("adam_beta1", "adam_beta2")
+"""Two fields that are one key, `optimizer.params.betas`."""
+
+_KINDS = {argument.name: argument.kind for argument in ARGUMENTS} | dict.fromkeys(BETAS, float)
 
 HIDDEN_SIZES: Mapping[str, Callable[[int], int]] = {
     "zero_optimization.reduce_bucket_size": lambda hidden: hidden * hidden,
@@ -96,8 +103,23 @@ def autos(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[s
     return found
 
 
+def is_known_value(name: str, value: Any) -> bool:
+    """Whether it is a value of a `TrainingArguments` field that is put into a configuration.
+
+    Text where a number is wanted is a variable that no shell has put in yet: what it stands for
+    is not known.
+    """
+    kind = _KINDS.get(name)
+    return type(value) in (int, float) if kind is float else type(value) is kind
+
+
 def known_values(arguments: Mapping[str, Any], world: int | None) -> dict[str, Any]:
-    """Key, dotted -> what Trainer puts there, as far as the arguments that were given say."""
+    """Key, dotted -> what Trainer puts there, as far as the arguments that were given say.
+
+    Args:
+        arguments: Those that `is_known_value` lets pass.
+        world: Ranks; None where unknown.
+    """
     known: dict[str, Any] = {
         argument.key: arguments[argument.name]
         for argument in ARGUMENTS
@@ -110,13 +132,12 @@ def known_values(arguments: Mapping[str, Any], world: int | None) -> dict[str, A
     for one, other in (("fp16", "bf16"), ("bf16", "fp16")):
         if arguments.get(one) is True and arguments.get(other) is None:
             known[f"{other}.enabled"] = False
-    betas = [arguments.get(name) for name in ("adam_beta1", "adam_beta2")]
+    betas = [arguments.get(name) for name in BETAS]
     if None not in betas:
         known["optimizer.params.betas"] = betas
-    sizes = [
+    micro, accum = (
         known.get(key) for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    ]
-    if world is not None and all(type(size) is int for size in sizes):
-        micro, accum = sizes
-        known["train_batch_size"] = world * micro * accum  # type: ignore[operator]
+    )
+    if world is not None and micro is not None and accum is not None:
+        known["train_batch_size"] = world * micro * accum
     return known

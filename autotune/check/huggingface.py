@@ -5,7 +5,15 @@ from typing import Any
 
 from autotune.check.partial import Path
 from autotune.check.source import Source
-from autotune.consumers import ARGUMENTS, AUTO, FILLED, Consumer, autos, known_values
+from autotune.consumers import (
+    ARGUMENTS,
+    AUTO,
+    FILLED,
+    Consumer,
+    autos,
+    is_known_value,
+    known_values,
+)
 from autotune.nested import look_up, merge
 from autotune.rules.base import (
     Patch,
@@ -55,7 +63,7 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
 def _known(source: Source) -> dict[str, Any]:
     if source.consumer is Consumer.TRAINER:
         arguments = {
-            name: value for name, value in source.arguments.items() if value not in (None, AUTO)
+            name: value for name, value in source.arguments.items() if is_known_value(name, value)
         }
         return known_values(arguments, source.world)
     known: dict[str, Any] = {}

@@ -81,6 +81,28 @@ def test_values_that_differ_from_the_arguments_become_auto(tmp_path, change, arg
     assert report.exit_code(fixed=True) == 0
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--warmup_steps $STEPS",
+        "--learning_rate $LR --max_grad_norm ${CLIP}",
+        "--per_device_train_batch_size $MICRO --gradient_accumulation_steps $ACCUM",
+        "--adam_beta1 $B1 --adam_beta2 $B2 --bf16 $BF16",
+    ],
+)
+def test_a_variable_of_the_shell_is_not_known(tmp_path, arguments):
+    config = AUTO | {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}},
+    }
+    report = trained(tmp_path, config, arguments)
+    assert rules(report) == []
+    assert report.fixed_text is None
+
+
 def test_a_batch_size_that_trainer_searches_for_is_not_compared(tmp_path):
     config = merge(AUTO, {"train_micro_batch_size_per_gpu": 1})
     arguments = "--per_device_train_batch_size 2 --auto_find_batch_size true"
