@@ -5,7 +5,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -268,8 +268,8 @@ def _leads_to(start: str, goal: str, domains: dict[str, Domain]) -> bool:
     return False
 
 
-def _listed(values: object) -> str:
-    return ", ".join(sorted(map(str, values)))  # type: ignore[call-overload]
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(sorted(map(str, values)))
 
 
 def _short(value: object) -> str:

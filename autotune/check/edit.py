@@ -46,7 +46,7 @@ def edited(text: str, changes: Patch) -> str:
         text: A valid JSON object.
         changes: Nested as the text; None takes a key away.
     """
-    root = _value(text, _SPACE.match(text).end())  # type: ignore[union-attr]
+    root = _value(text, _skip(text, 0))
     after, at = "", 0
     for edit in sorted(_edits(text, root, changes, depth=1), key=lambda e: (e.start, e.end)):
         after += text[at : edit.start] + edit.text
@@ -59,7 +59,7 @@ def edited(text: str, changes: Patch) -> str:
 
 def duplicates(text: str) -> list[str]:
     """Dotted names of keys that an object of the text holds more than once."""
-    root = _value(text, _SPACE.match(text).end())  # type: ignore[union-attr]
+    root = _value(text, _skip(text, 0))
     return list(_duplicates(root, ""))
 
 
@@ -87,7 +87,9 @@ def _value(text: str, start: int) -> _Value:
 
 
 def _skip(text: str, at: int) -> int:
-    return _SPACE.match(text, at).end()  # type: ignore[union-attr]
+    blank = _SPACE.match(text, at)
+    assert blank is not None, "nothing at all is blank, too"
+    return blank.end()
 
 
 def _edits(text: str, node: _Value, changes: Patch, depth: int) -> Iterator[_Edit]:

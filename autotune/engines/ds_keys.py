@@ -88,9 +88,9 @@ def read_knob(config: Mapping[str, Any], knob: str, *, where: str = "") -> KnobV
         JobError: The value is not one of the knob's.
     """
     reader = _READERS.get(knob)
-    value = look_up(config, PATHS[knob]) if reader is None else reader(config)
+    value: KnobValue | None = look_up(config, PATHS[knob]) if reader is None else reader(config)
     if value is None or not where:
-        return value  # type: ignore[no-any-return]
+        return value
     return KNOBS[knob].check(value, where=f"{where}: {PATHS[knob]}")
 
 

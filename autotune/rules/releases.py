@@ -17,12 +17,12 @@ NEWEST_READ = READ[-1]
 
 
 @lru_cache(maxsize=64)
-def release_of(version: str) -> tuple[int, ...]:
+def release_of(version: str) -> tuple[float, ...]:
     """The release numbers of a version: `0.19.8+cpu` -> (0, 19, 8); unreadable: the newest."""
     try:
         return Version(version).release
     except InvalidVersion:
-        return (math.inf,)  # type: ignore[return-value]
+        return (math.inf,)
 
 
 def is_at_least(version: str, release: str) -> bool:

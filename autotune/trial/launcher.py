@@ -45,7 +45,7 @@ def _listen_on_loopback() -> None:
     import torch.distributed as dist
     from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
-    class LoopbackStore(dist.TCPStore):  # type: ignore[misc]
+    class LoopbackStore(dist.TCPStore):  # type: ignore[misc]  # mypy does not read torch
         def __init__(self, host: str, port: int, *args: Any, **kwargs: Any) -> None:
             if kwargs.get("is_master", args[1] if len(args) > 1 else False):
                 listener = socket.create_server(("127.0.0.1", port), backlog=128)
