@@ -13,14 +13,9 @@ from autotune.contract import KnobValue
 from autotune.engines.ds_keys import PATHS, SECTIONS, governed_keys, read_knob
 from autotune.errors import RenderError
 from autotune.nested import look_up, without
+from autotune.rules.keys import SPELLINGS
 
-_ZERO_ALIASES = {
-    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
-    "param_persistence_threshold": "stage3_param_persistence_threshold",
-    "max_live_parameters": "stage3_max_live_parameters",
-    "max_reuse_distance": "stage3_max_reuse_distance",
-}
-"""DeepSpeed reads both spellings (its zero/config.py has them as alias and name)."""
+_PRECISIONS = ("bf16", "bfloat16", "fp16")
 
 Note = tuple[Any, Any]
 """What became of a key: (the user's value, what runs instead or None if the key is left out)."""
@@ -63,15 +58,18 @@ def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
         and what was left out or respelled, by dotted key.
 
     Raises:
-        RenderError: The file cannot be read or does not hold a JSON object.
+        RenderError: The file cannot be read, does not hold a JSON object, or has a key of
+            `zero_optimization` under both its spellings.
     """
     data = parse_json(read_text(path), path)
-    for section in ("zero_optimization", "optimizer", "tensor_parallel", "bf16", "fp16"):
+    for section in (*("zero_optimization", "optimizer", "tensor_parallel"), *_PRECISIONS):
         if not isinstance(data.get(section, {}), dict):
             raise RenderError(
                 f"{path}: {section} is {data[section]!r}, not a section", "write { ... } there"
             )
     notes: dict[str, Note] = {}
+    if "bfloat16" in data:
+        data = _with_bf16(data, notes)
     if _holds_auto(data.get("scheduler")):
         # Its lengths belong to the whole training; half of them make another schedule.
         notes["scheduler"] = (data.pop("scheduler"), None)
@@ -79,7 +77,7 @@ def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
     if look_up(data, "tensor_parallel.autotp_size") == 0:
         data = without(data, "tensor_parallel.autotp_size")  # DeepSpeed's word for off
     if "zero_optimization" in data:
-        data["zero_optimization"] = _respelled(data["zero_optimization"], notes)
+        data["zero_optimization"] = _respelled(data["zero_optimization"], notes, path)
     return data, notes
 
 
@@ -138,8 +136,27 @@ def _without_auto(
     return kept
 
 
-def _respelled(zero: Mapping[str, Any], notes: dict[str, Note]) -> dict[str, Any]:
-    spelled = {_ZERO_ALIASES.get(key, key): value for key, value in zero.items()}
+def _with_bf16(data: dict[str, Any], notes: dict[str, Note]) -> dict[str, Any]:
+    """`bfloat16` under its new name; DeepSpeed ignores it beside the other."""
+    old = data["bfloat16"]
+    if "bf16" in data:
+        notes["bfloat16"] = (old, None)
+        return without(data, "bfloat16")
+    notes["bfloat16"] = (old, {"bf16": old})
+    return {"bf16" if key == "bfloat16" else key: value for key, value in data.items()}
+
+
+def _respelled(zero: Mapping[str, Any], notes: dict[str, Note], path: Path) -> dict[str, Any]:
+    for second, first in SPELLINGS.items():
+        if first in zero and second in zero:
+            raise RenderError(
+                f"{path}: zero_optimization.{second}={zero[second]!r} and "
+                f"{first}={zero[first]!r} are the same key, and DeepSpeed refuses both",
+                f"remove {second}",
+            )
+        if second in zero:
+            notes[f"zero_optimization.{second}"] = (zero[second], {first: zero[second]})
+    spelled = {SPELLINGS.get(key, key): value for key, value in zero.items()}
     for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
         if old in spelled:
             device = "cpu" if spelled.pop(old) else "none"

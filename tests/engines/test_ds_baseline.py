@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.engines.deepspeed import DeepSpeedEngine
-from autotune.errors import JobError
+from autotune.errors import JobError, RenderError
 from tests.jobs import CPU, canonical_candidate, tiny_job
 
 
@@ -127,6 +127,44 @@ def test_an_automatic_precision_is_the_jobs(tmp_path, engine):
     file.write_text(json.dumps({"train_batch_size": 8, "bf16": {"enabled": "auto"}}))
     its_engine, candidate = engine.baseline(file)
     assert its_engine.overridden(candidate)["bf16.enabled"] == ("auto", True)
+
+
+@pytest.mark.parametrize("enabled", [True, "auto"])
+def test_the_old_name_of_bf16_is_read_as_deepspeed_reads_it(tmp_path, engine, enabled):
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"train_batch_size": 8, "bfloat16": {"enabled": enabled}}))
+    its_engine, candidate = engine.baseline(file)
+    config = its_engine.setup(candidate).ds_config
+    assert (config["bf16"]["enabled"], "bfloat16" in config) == (True, False)
+    said = its_engine.overridden(candidate)
+    assert said["bfloat16"] == ({"enabled": enabled}, {"bf16": {"enabled": enabled}})
+
+
+def test_the_old_name_of_bf16_beside_the_new_one_is_left_out(tmp_path, engine):
+    file = write(tmp_path, train_batch_size=8, bfloat16={"enabled": False})
+    its_engine, candidate = engine.baseline(file)
+    assert its_engine.overridden(candidate)["bfloat16"] == ({"enabled": False}, None)
+
+
+def test_a_second_spelling_is_read_and_said(tmp_path, engine):
+    zero = {"stage": 3, "gather_16bit_weights_on_model_save": True}
+    file = write(tmp_path, train_batch_size=8, zero_optimization=zero)
+    its_engine, candidate = engine.baseline(file)
+    config = its_engine.setup(candidate).ds_config["zero_optimization"]
+    assert config["stage3_gather_16bit_weights_on_model_save"] is True
+    assert "gather_16bit_weights_on_model_save" not in config
+    said = its_engine.overridden(candidate)
+    assert said["zero_optimization.gather_16bit_weights_on_model_save"] == (
+        True,
+        {"stage3_gather_16bit_weights_on_model_save": True},
+    )
+
+
+def test_both_spellings_of_a_key_are_refused(tmp_path, engine):
+    zero = {"stage": 3, "max_live_parameters": 10, "stage3_max_live_parameters": 20}
+    file = write(tmp_path, train_batch_size=8, zero_optimization=zero)
+    with pytest.raises(RenderError, match=r"max_live_parameters=10 and .*=20 are the same key"):
+        engine.baseline(file)
 
 
 def test_a_value_that_folds_is_said(tmp_path, engine):
