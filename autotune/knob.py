@@ -163,7 +163,8 @@ class Knob:
             hint = f"did you mean {nearest}? {self.menu}" if nearest is not None else self.menu
             raise JobError(f"{where}: {self.name}: {value!r} is not a legal value", hint)
         if self.kind in ("int", "float") and not self.choices:
-            nearest_number = min(max(float(typed), self.minimum), self.maximum)
+            assert not isinstance(typed, str), "numbers were read as such"
+            nearest_number = min(max(typed, self.minimum), self.maximum)
             if nearest_number != typed:
                 raise JobError(
                     f"{where}: {self.name}: {value!r} is out of range",
@@ -196,12 +197,12 @@ def _read(value: object, kind: str) -> KnobValue | None:
         return value if isinstance(value, bool) else None
     if isinstance(value, bool):
         return None
-    if isinstance(value, int):
-        return float(value) if kind == "float" else value
+    if isinstance(value, int) and kind == "int":
+        return value
     try:
         # YAML and the shell hand over 5e8 as text, and 5.0e8 as a float.
-        number = float(value) if isinstance(value, str | float) else None
-    except ValueError:
+        number = float(value) if isinstance(value, str | float | int) else None
+    except (ValueError, OverflowError):
         return None
     if kind == "float":
         return number if number is not None and math.isfinite(number) else None

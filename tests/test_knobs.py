@@ -284,6 +284,13 @@ def test_counts_are_read_as_people_write_them():
     }
 
 
+def test_a_number_that_no_float_holds_is_refused():
+    with pytest.raises(JobError, match="out of range"):
+        KNOBS["reduce_bucket_size"].check(10**400, where="space.yaml")
+    with pytest.raises(JobError, match="is not a number"):
+        KNOBS["offload.ratio"].check(10**400, where="space.yaml")
+
+
 @pytest.mark.parametrize("value", [True, None, [2], {"a": 1}, b"2"])
 def test_a_value_of_another_type_is_refused(value):
     with pytest.raises(JobError, match="is not a whole number"):
