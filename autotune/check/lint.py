@@ -18,10 +18,10 @@ from autotune.rules.base import (
     Patch,
     Setup,
     Violation,
-    as_section,
     changed,
 )
-from autotune.rules.schema import unreadable
+from autotune.rules.parallel import autotp_size
+from autotune.rules.sections import unreadable
 
 _MOST_FIXES = 100
 """More than there are rules: a fix that calls for another ends somewhere."""
@@ -136,12 +136,12 @@ def _mend(
     config: Mapping[str, Any] = source.config
     violations = first.violations
     for _ in range(_MOST_FIXES):
-        fixes = [violation.changes for violation in violations if violation.changes]
-        after = next((a for fix in fixes if (a := changed(config, fix)) != config), None)
-        if after is None:
+        tried = [(one.changes, changed(config, one.changes)) for one in violations if one.changes]
+        # As text: to Python, 16.0 is 16 and 1 is True.
+        step = next(((fix, after) for fix, after in tried if repr(after) != repr(config)), None)
+        if step is None:
             break
-        step = next(fix for fix in fixes if changed(config, fix) == after)
-        changes, config = merge(changes, step), after
+        changes, config = merge(changes, step[0]), step[1]
         violations = _look(config, source, environment).violations
         new = [violation for violation in violations if violation.rule not in known]
         found += [Found(violation=violation, after_fix=True) for violation in new]
@@ -175,13 +175,11 @@ def _setup(
     world: int | None,
     unknown: set[Path],
 ) -> Setup:
-    section = as_section(config.get("tensor_parallel"))
-    tp = section.get("autotp_size")
     kind = WorldlessSetup if world is None else Setup
     return kind(
         world=world or 1,
         ds_config=Partial(config, unknown) if unknown else config,
-        tp=max(1, tp) if type(tp) is int else 1,
+        tp=autotp_size(config),
         pp=1,
         global_batch=None,
         seq_len=None,
@@ -200,11 +198,12 @@ def _world(
     """Ranks: as they were given, else as the batch sizes of the file imply them."""
     if source.world is not None:
         return source.world, "given"
-    sizes = [None if (name,) in unknown else config.get(name) for name in BATCH_KEYS]
-    if any(type(size) is not int or size < 1 for size in sizes):
+    given = [None if (name,) in unknown else config.get(name) for name in BATCH_KEYS]
+    sizes = [size for size in given if type(size) is int and size > 0]
+    if len(sizes) < len(given):
         return None, "not known: rules that need it say nothing"
     micro, accum, total = sizes
-    groups = max(1, total // (micro * accum))  # type: ignore[operator]
+    groups = max(1, total // (micro * accum))
     sp = config.get("sequence_parallel_size", 1)
     return groups * (sp if type(sp) is int and sp > 0 else 1), "from the three batch sizes"
 

@@ -12,6 +12,7 @@ from autotune.rules import (
     optimizer,
     parallel,
     precision,
+    scheduler,
     schema,
     version,
     zenflow,
@@ -19,6 +20,7 @@ from autotune.rules import (
     zeropp,
 )
 from autotune.rules.base import Rule, Setup, Violation
+from autotune.rules.sections import is_plain
 
 __all__ = ["ALL_RULES", "Rule", "Setup", "Violation", "judge"]
 
@@ -29,6 +31,7 @@ _VALUE_RULES = (
     *batch.RULES,
     *precision.RULES,
     *optimizer.RULES,
+    *scheduler.RULES,
     *zero.RULES,
     *offload.RULES,
     *parallel.RULES,
@@ -56,7 +59,7 @@ def judge(setup: Setup) -> list[Violation]:
         Empty for a legal setup; it never raises, whatever the configuration holds.
     """
     found: list[Violation] = []
-    if not schema.is_plain(setup):
+    if not is_plain(setup):
         found = _apply(schema.BLOCKING, setup)
         if found:
             return found

@@ -146,9 +146,15 @@ class Setup:
         return "bf16" if self.bf16.get("enabled") is True else "fp32"
 
     @_once
+    def bf16_name(self) -> str:
+        """Name of the section of bf16: the old one if that is the only one."""
+        is_old = self.ds_config.get("bf16") is None and "bfloat16" in self.ds_config
+        return "bfloat16" if is_old else "bf16"
+
+    @_once
     def bf16(self) -> Mapping[str, Any]:
-        """The `bf16` section, under its old name if that is the only one."""
-        return self.section("bf16" if self.ds_config.get("bf16") is not None else "bfloat16")
+        """The section of bf16, under whichever name."""
+        return self.section(self.bf16_name)
 
     @_once
     def sp(self) -> int:
@@ -266,6 +272,8 @@ class Witness:
     rank that raises ends them all."""
     reads: Mapping[str, Any] = field(default_factory=dict)
     """`differs`: what the live engine reads back, against what was asked."""
+    takes_back: bool = False
+    """`differs`: the repair gives up what was asked, and reads back the same."""
     acts_with: Mapping[str, Any] | None = None
     """`ignored`: laid over both cases, it makes them differ: the value does act there."""
     deepspeed: str = ""

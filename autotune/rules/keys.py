@@ -5,120 +5,37 @@ Read off the releases in `releases.READ`; a test compares the table with the ins
 lacks a key, so a release between two that were read is given the benefit of the doubt.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from autotune.rules.releases import is_at_least, release_of
-
-Check = Callable[[Any], bool]
+from autotune.rules.values import (
+    ANY,
+    BOOL,
+    COMMUNICATION_DTYPE,
+    DTYPE,
+    ELEMENTS,
+    INT,
+    MAPPING,
+    NAMES,
+    STAGE,
+    TEXT,
+    Check,
+    Key,
+    Section,
+    choice,
+    choice_of_any_case,
+    integer,
+    number,
+    optional,
+    or_auto,
+    removed,
+    since,
+)
 
 _PRECISION_CLASSES = "0.17.1"  # runtime/precision_config.py, new in it; 0.16.9 reads dicts
 _MOQ = "Mixture-of-Quantization is gone"
 _MICS = "MiCS sharding is gone: use stage 3, or zero_hpz_partition_size for a partition per node"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Key:
-    """One key of a section."""
-
-    wants: str
-    """What a value must be, for people."""
-    accepts: Check
-    absent_through: str = ""
-    """The last release read that does not know the key; empty: all know it."""
-    removed_in: str = ""
-    """The first release that refuses the key, with any value; empty: none does."""
-    why_removed: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """A mapping inside a ds_config."""
-
-    keys: Mapping[str, Key]
-    strict: bool
-    """Whether DeepSpeed raises on an unknown key (its pydantic sections) or ignores it."""
-    strict_from: str = ""
-    """The first release that is so strict; empty: all are. Before it, the section was a dict."""
-
-    def is_strict(self, version: str) -> bool:
-        """Whether a release raises on an unknown key of this section."""
-        return self.strict and (not self.strict_from or is_at_least(version, self.strict_from))
-
-
-def integer(minimum: int, *, loose: bool = True) -> Key:
-    """A whole number; pydantic's sections also take 5e8, which JSON reads as a float."""
-
-    def accepts(value: Any) -> bool:
-        if type(value) is int:
-            return bool(value >= minimum)
-        return loose and type(value) is float and value.is_integer() and value >= minimum
-
-    return Key(wants=f"a whole number of at least {minimum}", accepts=accepts)
-
-
-def number(low: float = -math.inf, high: float = math.inf) -> Key:
-    """A finite number within bounds, which are allowed."""
-
-    def accepts(value: Any) -> bool:
-        return type(value) in (int, float) and math.isfinite(value) and low <= value <= high
-
-    bounds = [f"from {low:g}"] * (low > -math.inf) + [f"to {high:g}"] * (high < math.inf)
-    return Key(wants=" ".join(["a number", *bounds]), accepts=accepts)
-
-
-def choice(*values: str) -> Key:
-    """One of a few words."""
-    known = frozenset(values)
-    return Key(
-        wants="one of " + ", ".join(values),
-        accepts=lambda value: isinstance(value, str) and value in known,
-    )
-
-
-def choice_of_any_case(*values: str) -> Key:
-    """One of a few words, in any case."""
-    known = frozenset(values)
-    return Key(
-        wants="one of " + ", ".join(values),
-        accepts=lambda value: isinstance(value, str) and value.lower() in known,
-    )
-
-
-def optional(key: Key) -> Key:
-    """The same, or null."""
-    return replace(
-        key, wants=f"{key.wants}, or null", accepts=lambda v: v is None or key.accepts(v)
-    )
-
-
-def since(absent_through: str, key: Key) -> Key:
-    """The same, for releases after the one named."""
-    return replace(key, absent_through=absent_through)
-
-
-def removed(release: str, why: str) -> Key:
-    """A key that the release named refuses."""
-    return replace(ANY, removed_in=release, why_removed=why)
-
-
-ANY = Key(wants="anything", accepts=lambda _: True)
-INT = Key(wants="a whole number", accepts=lambda v: type(v) is int)
-BOOL = Key(wants="true or false", accepts=lambda v: type(v) is bool)
-TEXT = Key(wants="text", accepts=lambda v: isinstance(v, str) and v != "auto")
-MAPPING = Key(wants="a section", accepts=lambda v: type(v) is dict or isinstance(v, Mapping))
-DTYPE = choice(
-    *("fp16", "float16", "half", "torch.float16", "bf16", "bfloat16", "torch.bfloat16"),
-    *("fp32", "float32", "float", "torch.float32"),
-)
-COMMUNICATION_DTYPE = optional(choice_of_any_case("fp32", "fp16", "bf16"))
-ELEMENTS = integer(0)
-STAGE = Key(
-    wants="one of 0, 1, 2, 3", accepts=lambda v: type(v) in (int, float) and v in (0, 1, 2, 3)
-)
 
 _OFFLOAD = {
     "device": choice("none", "cpu", "nvme"),
@@ -231,7 +148,7 @@ SECTIONS: Mapping[str, Section] = {
             "managed_gradient_accumulation": since("0.19.0", BOOL),
             "optimizer": MAPPING,
             "scheduler": MAPPING,
-            "gradient_clipping": number(0),
+            "gradient_clipping": number(),
             "communication_data_type": COMMUNICATION_DTYPE,
             "seq_parallel_communication_data_type": COMMUNICATION_DTYPE,
             "prescale_gradients": BOOL,
@@ -301,6 +218,30 @@ SECTIONS: Mapping[str, Section] = {
     "zero_optimization.offload_param": Section(
         strict=True, keys={**_OFFLOAD, "buffer_size": ELEMENTS, "max_in_cpu": ELEMENTS}
     ),
+    "zero_optimization.zenflow": Section(
+        strict=True,
+        strict_from="0.17.6",
+        keys={
+            "topk_ratio": Key(
+                wants="a number between 0 and 1",
+                accepts=lambda v: type(v) in (int, float) and 0 < v < 1,
+            ),
+            "select_strategy": choice("auto", "step", "epoch"),
+            "select_interval": or_auto(INT),
+            "update_interval": or_auto(integer(1)),
+            "overlap_step": BOOL,
+            "offload": BOOL,
+            "auto_ratio": number(0, 1),
+            "full_warm_up_rounds": INT,
+            "pt_reserved_cores_perc": number(0, 1),
+            "steps_per_epoch": optional(INT),
+        },
+    ),
+    "zero_optimization.leaf_module": Section(
+        strict=True,
+        strict_from="0.18.6",
+        keys=dict.fromkeys(("classes", "names", "name_suffixes"), NAMES),
+    ),
     "fp16": Section(
         strict=True,
         strict_from=_PRECISION_CLASSES,
@@ -363,7 +304,7 @@ SECTIONS: Mapping[str, Section] = {
     ),
     "torch_autocast": Section(
         strict=False,
-        keys={"enabled": BOOL, "dtype": optional(DTYPE), "lower_precision_safe_modules": ANY},
+        keys={"enabled": BOOL, "dtype": DTYPE, "lower_precision_safe_modules": ANY},
     ),
     "activation_checkpointing": Section(
         strict=False,
@@ -379,20 +320,6 @@ SECTIONS: Mapping[str, Section] = {
 }
 """Dotted path of a section -> its keys; the empty path is the whole file. Sections that are not
 here (monitors, checkpointing, compilation, ...) are not looked into."""
-
-
-ADAM_PARAMS = (
-    *("lr", "betas", "eps", "weight_decay", "bias_correction", "amsgrad", "maximize", "foreach"),
-    *("capturable", "differentiable", "fused", "set_grad_none", "torch_adam", "adam_w_mode"),
-    *("fp32_optimizer_states", "max_grad_norm"),
-)
-"""Of FusedAdam, DeepSpeedCPUAdam and torch's AdamW, and what DeepSpeed takes out first."""
-
-LAMB_PARAMS = (
-    *("lr", "bias_correction", "betas", "eps", "eps_inside_sqrt", "weight_decay"),
-    *("max_grad_norm", "max_coeff", "min_coeff", "amsgrad"),
-)
-"""Of FusedLamb (ops/lamb/fused_lamb.py)."""
 
 
 @lru_cache(maxsize=64)

@@ -3,8 +3,9 @@
 from difflib import get_close_matches
 from typing import Any
 
+from autotune.rules.adam import PARAMS, implementation, params_of
 from autotune.rules.base import Case, Finding, Rule, Setup, Witness, raised
-from autotune.rules.keys import ADAM_PARAMS
+from autotune.rules.releases import is_at_least
 from autotune.rules.version import REMOVED_OPTIMIZERS, is_removed
 
 # DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
@@ -49,19 +50,37 @@ def _unknown_type(setup: Setup) -> Finding | None:
 def _unknown_param(setup: Setup) -> Finding | None:
     if setup.optimizer not in ("adam", "adamw"):
         return None
-    unknown = [name for name in setup.optimizer_params if name not in ADAM_PARAMS]
+    kind = implementation(setup)
+    unknown = [name for name in setup.optimizer_params if name not in params_of(kind)]
     if not unknown:
         return None
     changes: dict[str, Any] = {}
     for name in unknown:
-        near = get_close_matches(str(name), ADAM_PARAMS[:-1], n=1, cutoff=0.7)
+        near = get_close_matches(str(name), PARAMS[kind], n=1, cutoff=0.7)
         changes[name] = None
         if near and near[0] not in setup.optimizer_params:
             changes[near[0]] = setup.optimizer_params[name]
     named = ", ".join(f"optimizer.params.{name}" for name in unknown)
     return Finding(
-        message=f"{named}: not a parameter of Adam ({', '.join(ADAM_PARAMS[:4])}, ...)",
+        message=f"{named}: {kind} Adam has no such parameter ({', '.join(PARAMS[kind])})",
         changes={"optimizer": {"params": changes}},
+    )
+
+
+def _amsgrad(setup: Setup) -> Finding | None:
+    if setup.optimizer not in ("adam", "adamw") or not setup.optimizer_params.get("amsgrad"):
+        return None
+    kind = implementation(setup)
+    if kind == "torch's":
+        return None
+    return Finding(
+        message=f"optimizer.params.amsgrad=true: {kind} has no such variant, torch's Adam has",
+        changes={"optimizer": {"params": {"torch_adam": True}}},
+        advice="or remove optimizer.params.amsgrad",
+        # DeepSpeedCPUAdam of 0.18.9 takes the word and trains without.
+        consequence="raised"
+        if kind == "FusedAdam" or is_at_least(setup.environment.deepspeed_version, "0.19.8")
+        else "ignored",
     )
 
 
@@ -160,6 +179,40 @@ RULES = (
                 "TypeError: .* unexpected keyword argument 'learning_rate'",
                 {"optimizer": {"params": {"learning_rate": 1e-3}}},
                 {"optimizer": {"params": {"learning_rate": None}}},
+            ),
+            raised(
+                "TypeError: .* unexpected keyword argument 'foreach'",
+                _optimizer("AdamW", foreach=True),
+                {"optimizer": {"params": {"foreach": None}}},
+            ),
+            raised(
+                "TypeError: .* unexpected keyword argument 'bias_correction'",
+                {"optimizer": {"params": {"bias_correction": True}}},
+                {"optimizer": {"params": {"bias_correction": None}}},
+            ),
+            raised(
+                "TypeError: .* unexpected keyword argument 'set_grad_none'",
+                _optimizer("AdamW", set_grad_none=True)
+                | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
+                {"optimizer": {"params": {"set_grad_none": None}}},
+            ),
+        ),
+    ),
+    Rule(
+        name="optimizer.amsgrad",
+        check=_amsgrad,
+        source="ops/adam/fused_adam.py, cpu_adam.py",
+        witnesses=(
+            raised(
+                "RuntimeError: FusedAdam does not support the AMSGrad variant",
+                _optimizer("AdamW", amsgrad=True),
+                {"optimizer": {"params": {"torch_adam": True}}},
+            ),
+            raised(
+                "RuntimeError: DeepSpeedCPUAdam does not support the AMSGrad variant",
+                _optimizer("AdamW", amsgrad=True)
+                | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
+                {"optimizer": {"params": {"torch_adam": True}}},
             ),
         ),
     ),

@@ -5,14 +5,17 @@ no head at all, and trains the same losses as the whole model (seen with DeepSpe
 without clipping: tests/rules/test_witnesses.py). So only the world has to divide.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from autotune.rules.base import Case, Finding, Rule, Setup, Witness, raised
+from autotune.rules.base import Case, Finding, Rule, Setup, Witness, as_section, raised
+from autotune.rules.values import ELEMENTS
 
 
-def autotp_size(setup: Setup) -> int:
-    """Tensor parallel degree that the configuration switches on."""
-    return max(1, int(setup.section("tensor_parallel").get("autotp_size", 0)))
+def autotp_size(ds_config: Mapping[str, Any]) -> int:
+    """Tensor parallel degree that a configuration switches on; 1 for what is no size."""
+    size: Any = as_section(ds_config.get("tensor_parallel")).get("autotp_size")
+    return max(1, int(size)) if ELEMENTS.accepts(size) else 1
 
 
 def _world(setup: Setup) -> Finding | None:
@@ -30,7 +33,7 @@ def _world(setup: Setup) -> Finding | None:
 
 
 def _degree(setup: Setup) -> Finding | None:
-    size = autotp_size(setup)
+    size = autotp_size(setup.ds_config)
     if size == setup.tp:
         return None
     return Finding(
@@ -46,7 +49,7 @@ def _sizes(setup: Setup) -> Finding | None:
         return None
     name = "tp" if "tp" in section else "tensor_parallel"
     size = section.get(name, {}).get("tp_size", 1)
-    if size in (1, autotp_size(setup)):
+    if size in (1, autotp_size(setup.ds_config)):
         return None
     removal = {"tensor_parallel": {name: {"tp_size": None}}}
     if section.get("autotp_size"):
@@ -87,7 +90,7 @@ def _adapters(setup: Setup) -> Finding | None:
 
 def _liger(setup: Setup) -> Finding | None:
     section = setup.section("tensor_parallel")
-    if section.get("vocab_parallel_ce_backend") != "liger" or autotp_size(setup) == 1:
+    if section.get("vocab_parallel_ce_backend") != "liger" or autotp_size(setup.ds_config) == 1:
         return None
     tied = setup.model is not None and setup.model.tied_embeddings
     head = section.get("vocab_parallel_lm_head")
@@ -177,6 +180,7 @@ RULES = (
                 repaired=Case(ds_config=_tp(0, tp={"tp_size": 1})),
                 consequence="differs",
                 reads={"tp": 1},
+                takes_back=True,
             ),
         ),
     ),

@@ -4,8 +4,7 @@ Numbers written as text, booleans written as numbers and `zero_optimization: tru
 although DeepSpeed converts them: whatever else reads the file may not.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -20,73 +19,30 @@ from autotune.rules.base import (
     patch,
     raised,
 )
-from autotune.rules.keys import DEPRECATED, SECTIONS, SPELLINGS, Key, Section, plain_keys
+from autotune.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
+from autotune.rules.sections import PARAMS, dotted, is_auto, meaning, sections
+from autotune.rules.values import Section
 
 _ALL_KEYS: Mapping[str, tuple[str, ...]] = {
     path: tuple(name for name, key in section.keys.items() if not key.removed_in)
     for path, section in SECTIONS.items()
 }
 
-_PARAMS = ("optimizer.params", "scheduler.params")
-"""Passed on as they are to what DeepSpeed builds."""
-
-_SCALARS = frozenset({bool, int, float, str, type(None), list})
-
 _LIKENESS = 0.75
 """Of a key to the one that was meant; `comms_config` and `comms_logger` are less alike."""
-
-
-def is_plain(setup: Setup) -> bool:
-    """Whether no rule about keys and their values has anything to say; the fast way to know.
-
-    Almost every setup that is judged is one that a template rendered, so this is the hot path.
-    """
-    tables = plain_keys(setup.environment.deepspeed_version)
-    return _is_plain(setup.ds_config, "", tables)
-
-
-def _is_plain(content: Mapping[str, Any], path: str, tables: Mapping[str, Any]) -> bool:
-    checks = tables[path]
-    for name, value in content.items():
-        check = checks.get(name)
-        if check is None or not check(value):
-            return False
-        kind = type(value)
-        if kind is dict or (kind not in _SCALARS and isinstance(value, Mapping)):
-            inner = f"{path}.{name}" if path else name
-            if inner in tables:
-                if not _is_plain(value, inner, tables):
-                    return False
-            elif inner in _PARAMS and "auto" in map(str, value.values()):
-                return False
-    return True
-
-
-def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Section]]:
-    """Every section of a configuration that the table describes: path, content, description."""
-    for path, section in SECTIONS.items():
-        content: Any = config
-        for part in path.split(".") if path else ():
-            content = content.get(part) if isinstance(content, Mapping) else None
-        if content and isinstance(content, Mapping):
-            yield path, content, section
-
-
-def dotted(path: str, name: object) -> str:
-    """The name of a key for people."""
-    return f"{path}.{name}" if path else str(name)
 
 
 def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
     told: list[str] = []
     open_questions: list[str] = []
     changes: dict[str, Any] = {}
+    is_taken = True
     for path, content, section in sections(setup.ds_config):
         if top_level == bool(path):
             continue
         for name, value in content.items():
             key = section.keys.get(name)
-            if key is None or key.accepts(value) or _is_auto(value):
+            if key is None or key.accepts(value) or is_auto(value):
                 continue
             told.append(f"{dotted(path, name)}: {value!r} is not {key.wants}")
             meant = meaning(key, value)
@@ -94,6 +50,8 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
                 open_questions.append(f"set {dotted(path, name)} to {key.wants}, or leave it out")
             else:
                 changes = merge(changes, patch(path, {name: meant}))
+                # The top level is read as it is: 16.0 does what 16 does, "16" does not.
+                is_taken = is_taken and (not top_level or meant == value)
     if not told:
         return None
     # Half a change leaves the rule talking: then somebody has to look anyway.
@@ -101,40 +59,8 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
         message="; ".join(told),
         changes={} if open_questions else changes,
         advice="; ".join(open_questions),
-        consequence="raised" if open_questions or top_level else "converted",
+        consequence="raised" if open_questions or not is_taken else "converted",
     )
-
-
-def meaning(key: Key, value: Any) -> Any:
-    """The value of the wanted type that one of another type can only mean; None if there is none.
-
-    Text of a number or a truth value, and 0 or 1 for a truth value: what pydantic converts too.
-    """
-    found: list[Any] = []
-    if isinstance(value, str):
-        found += [word == "true" for word in [value.strip().lower()] if word in ("true", "false")]
-        for kind in (int, float):
-            with contextlib.suppress(ValueError, OverflowError):
-                found.append(kind(value))
-    elif type(value) is bool:
-        found.append(int(value))
-    elif value in (0, 1) and type(value) in (int, float):
-        found.append(bool(value))
-    elif type(value) is float and value.is_integer():
-        found.append(int(value))
-    return next((one for one in found if key.accepts(one)), None)
-
-
-def unreadable(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Where values are of the wrong type or out of range, and nobody can say what is meant."""
-    return [
-        (*(path.split(".") if path else ()), str(name))
-        for path, content, section in sections(config)
-        for name, value in content.items()
-        if (key := section.keys.get(name)) is not None
-        and not key.accepts(value)
-        and (_is_auto(value) or meaning(key, value) is None)
-    ]
 
 
 def _section_value(setup: Setup) -> Finding | None:
@@ -143,10 +69,6 @@ def _section_value(setup: Setup) -> Finding | None:
 
 def _top_level_value(setup: Setup) -> Finding | None:
     return _wrong_values(setup, top_level=True)
-
-
-def _is_auto(value: Any) -> bool:
-    return isinstance(value, str) and value == "auto"
 
 
 def _means_auto(section: Section, name: str) -> bool:
@@ -162,9 +84,9 @@ def _auto(setup: Setup, *, strict: bool) -> list[tuple[str, str]]:
         for path, content, section in sections(setup.ds_config)
         if section.is_strict(setup.environment.deepspeed_version) == strict
         for name, value in content.items()
-        if _is_auto(value) and not _means_auto(section, name)
+        if is_auto(value) and not _means_auto(section, name)
     ]
-    for path in () if strict else _PARAMS:
+    for path in () if strict else PARAMS:
         params = as_section(setup.section(path.partition(".")[0]).get("params"))
         found += [(path, str(name)) for name, value in params.items() if str(value) == "auto"]
     return found
@@ -266,6 +188,16 @@ def _zero(stage: Any, **keys: Any) -> dict[str, Any]:
     return {"zero_optimization": {"stage": stage, **keys}}
 
 
+_ZENFLOW = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
+
+
+def _zenflow(keys: Mapping[str, Any]) -> dict[str, Any]:
+    offload = {"offload_optimizer": {"device": "cpu"}}
+    return _zero(2, zenflow={**_ZENFLOW, **keys}, **offload) | {
+        "optimizer": {"params": {"torch_adam": None}}
+    }
+
+
 BLOCKING = (
     Rule(
         name="schema.section_value",
@@ -305,6 +237,21 @@ BLOCKING = (
                 {"fp16": {"loss_scale": 0}},
             ),
             raised(
+                "zenflow.topk_ratio\n.*less than 1",
+                _zenflow({"topk_ratio": 7}),
+                _zero(2, zenflow={"topk_ratio": 0.1}),
+            ),
+            raised(
+                "zenflow\n.*select_strategy must be one of",
+                _zenflow({"select_strategy": "steps"}),
+                _zero(2, zenflow={"select_strategy": "step"}),
+            ),
+            raised(
+                "leaf_module.names\n.*valid list",
+                _zero(3, leaf_module={"names": 1}),
+                _zero(3, leaf_module={"names": ["lm_head"]}),
+            ),
+            raised(
                 "ValueError: 'fp8' is not a valid DtypeEnum",
                 {"data_types": {"grad_accum_dtype": "fp8"}},
                 {"data_types": {"grad_accum_dtype": "fp32"}},
@@ -318,7 +265,7 @@ BLOCKING = (
     Rule(
         name="schema.top_level_value",
         check=_top_level_value,
-        source="runtime/config.py: read without a check, used where it hurts",
+        source="runtime/config.py: read without a check, used where it hurts or as it is",
         witnesses=(
             raised(
                 "TypeError: '>' not supported",
@@ -341,6 +288,10 @@ BLOCKING = (
                 {"gradient_allreduce_op": "mean"},
             ),
             raised("TypeError: .* must be a mapping", {"zero_optimization": "stage 2"}, _zero(2)),
+            converted(
+                {"wall_clock_breakdown": 1, "steps_per_print": 1e5, "train_batch_size": 4.0},
+                {"wall_clock_breakdown": True, "steps_per_print": 100_000, "train_batch_size": 4},
+            ),
         ),
     ),
     Rule(
@@ -391,6 +342,16 @@ KEY_RULES = (
                 "offload_optimizer.pin_mem\n.*Extra inputs are not permitted",
                 _zero(2, offload_optimizer={"device": "cpu", "pin_mem": True}),
                 _zero(2, offload_optimizer={"pin_mem": None, "pin_memory": True}),
+            ),
+            raised(
+                "zenflow.topk\n.*Extra inputs are not permitted",
+                _zenflow({"topk": 0.1}),
+                _zero(2, zenflow={"topk": None, "topk_ratio": 0.1}),
+            ),
+            raised(
+                "leaf_module.topk\n.*Extra inputs are not permitted",
+                _zero(3, leaf_module={"topk": 0.1}),
+                _zero(3, leaf_module={"topk": None}),
             ),
         ),
     ),

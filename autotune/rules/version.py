@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.nested import merge
+from autotune.rules.adam import params_of
 from autotune.rules.base import (
     Case,
     Finding,
@@ -14,15 +15,21 @@ from autotune.rules.base import (
     patch,
     raised,
 )
-from autotune.rules.keys import ADAM_PARAMS, LAMB_PARAMS, SECTIONS, missing_keys, removed_keys
+from autotune.rules.keys import SECTIONS, missing_keys, removed_keys
 from autotune.rules.parallel import autotp_size
 from autotune.rules.releases import is_at_least
-from autotune.rules.schema import dotted, sections
+from autotune.rules.sections import dotted, sections
+
+_LAMB_PARAMS = (
+    *("lr", "bias_correction", "betas", "eps", "eps_inside_sqrt", "weight_decay"),
+    *("max_grad_norm", "max_coeff", "min_coeff", "amsgrad"),
+)
+"""Of FusedLamb (ops/lamb/fused_lamb.py)."""
 
 REMOVED_OPTIMIZERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "onebitadam": ("AdamW", ADAM_PARAMS),
-    "zerooneadam": ("AdamW", ADAM_PARAMS),
-    "onebitlamb": ("Lamb", LAMB_PARAMS),
+    "onebitadam": ("AdamW", params_of("FusedAdam")),
+    "zerooneadam": ("AdamW", params_of("FusedAdam")),
+    "onebitlamb": ("Lamb", _LAMB_PARAMS),
 }
 """Optimizer -> the one that it is without its compression (both 1-bit Adams decay weights as AdamW
 does: ops of 0.19.6, runtime/fp16/onebit), and the parameters of that."""
@@ -103,7 +110,7 @@ def _removed_optimizer(setup: Setup) -> Finding | None:
 
 def _autotp_by_script(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
-    size = max(setup.tp, autotp_size(setup))
+    size = max(setup.tp, autotp_size(setup.ds_config))
     if size == 1 or is_at_least(version, AUTOTP_BY_CONFIG_SINCE):
         return None
     return Finding(
@@ -117,7 +124,7 @@ def _autotp_by_script(setup: Setup) -> Finding | None:
 
 def _autotp_at_stage_3(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
-    size = autotp_size(setup)
+    size = autotp_size(setup.ds_config)
     if size == 1 or setup.stage != 3 or is_at_least(version, AUTOTP_AT_STAGE_3_SINCE):
         return None
     if not is_at_least(version, AUTOTP_BY_CONFIG_SINCE):
@@ -132,7 +139,7 @@ def _autotp_at_stage_3(setup: Setup) -> Finding | None:
 
 def _autotp_uneven_heads(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
-    size, model = autotp_size(setup), setup.model
+    size, model = autotp_size(setup.ds_config), setup.model
     if size == 1 or model is None or is_at_least(version, _AUTOTP_UNEVEN_SINCE):
         return None
     if not is_at_least(version, AUTOTP_BY_CONFIG_SINCE):

@@ -1,5 +1,6 @@
 """The table of keys against the configuration classes of the installed DeepSpeed."""
 
+import contextlib
 import warnings
 
 import pytest
@@ -25,6 +26,7 @@ def installed():
         )
     return deepspeed.__version__, {
         **_precision_classes(),
+        **_newer_zero_classes(),
         "zero_optimization": DeepSpeedZeroConfig,
         "zero_optimization.offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
         "zero_optimization.offload_param": DeepSpeedZeroOffloadParamConfig,
@@ -45,6 +47,20 @@ def _precision_classes():
         "bf16": DeepSpeedBF16Config,
         "bfloat16": DeepSpeedBF16Config,
     }
+
+
+def _newer_zero_classes():
+    """Without those that the installed release has not got yet."""
+    found = {}
+    with contextlib.suppress(ModuleNotFoundError):
+        from deepspeed.runtime.zenflow.zenflow_config import ZenFlowConfig
+
+        found["zero_optimization.zenflow"] = ZenFlowConfig
+    with contextlib.suppress(ModuleNotFoundError):
+        from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
+
+        found["zero_optimization.leaf_module"] = DeepSpeedZeroLeafModuleConfig
+    return found
 
 
 def test_strict_sections_hold_the_keys_of_the_installed_classes(installed):

@@ -32,6 +32,8 @@ NEEDS_SOMEBODY = {
     "parallel.model",
     "parallel.world",
     "precision.unsupported",
+    "scheduler.params",  # how long the training is
+    "scheduler.unknown_type",
     "schema.auto_unresolved",
     "schema.section_value",
     "schema.top_level_value",
@@ -48,6 +50,7 @@ _SCALARS = st.one_of(
     st.integers(-3, 3),
     st.integers(),
     st.floats(),
+    st.sampled_from([10**400, -(10**400)]),
     st.sampled_from(["auto", "cpu", "nvme", "fp16", "bf16", "AdamW", "SGD", "", "two"]),
 )
 _CONFIGS = st.dictionaries(
@@ -108,6 +111,7 @@ def test_a_violation_says_what_the_engine_does(rule, witness):
 def test_a_witness_says_how_its_consequence_is_seen(rule, witness):
     assert bool(witness.raises) == (witness.consequence == "raised")
     assert bool(witness.reads) == (witness.consequence == "differs")
+    assert witness.consequence == "differs" or not witness.takes_back
     assert witness.acts_with is None or witness.consequence == "ignored"
 
 
@@ -147,6 +151,18 @@ def test_no_configuration_makes_a_rule_raise(
         )
     )
     assert all(violation.message and violation.fix for violation in violations)
+
+
+@pytest.mark.parametrize(
+    ("rule", "config"),
+    [
+        ("schema.top_level_value", {"gradient_clipping": 10**400}),
+        ("schema.top_level_value", {"train_batch_size": 10**400}),
+        ("schema.section_value", {"zero_optimization": {"allgather_bucket_size": 10**400}}),
+    ],
+)
+def test_a_number_that_no_float_holds_is_refused_by_name(rule, config):
+    assert [violation.rule for violation in judge(setup(config))] == [rule]
 
 
 @pytest.mark.parametrize("config", [{1: 2}, {"zero_optimization": {None: 3}}, {"fp16": [1]}])
