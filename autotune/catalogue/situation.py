@@ -57,14 +57,31 @@ def offloads_optimizer(values: Knobs) -> bool:
     return values.get("offload.optimizer", "none") != "none"
 
 
-def uses_bf16_optimizer(values: Knobs, context: Context) -> bool:
-    """Whether stage 1 is DeepSpeed's BF16_Optimizer, which is given none of ZeRO's settings.
+def is_bf16_optimizer(
+    *, stage: int, precision: str, grad_accum_dtype: str, optimizer_offload: str
+) -> bool:
+    """Whether DeepSpeed takes its BF16_Optimizer, which is given none of ZeRO's settings.
+
+    Args:
+        stage: ZeRO stage.
+        precision: What the model trains in: `bf16`, `fp16` or `fp32`.
+        grad_accum_dtype: What gradients are accumulated in, in the same words.
+        optimizer_offload: `none`, `cpu` or `nvme`; DeepSpeed asks for `cpu` alone.
 
     Source: engine.py: _do_optimizer_sanity_check, _configure_bf16_optimizer.
     """
-    accumulates_fp32 = values.get("grad_accum_dtype", "model") == "fp32"
-    is_stage_1 = stage(values) == 1 and context.precision == "bf16"
-    return is_stage_1 and accumulates_fp32 and not offloads_optimizer(values)
+    is_mixed = precision == "bf16" and grad_accum_dtype == "fp32"
+    return stage == 1 and is_mixed and optimizer_offload != "cpu"
+
+
+def uses_bf16_optimizer(values: Knobs, context: Context) -> bool:
+    """Whether a choice of knobs makes stage 1 the BF16_Optimizer."""
+    return is_bf16_optimizer(
+        stage=stage(values),
+        precision=context.precision,
+        grad_accum_dtype=str(values.get("grad_accum_dtype", "model")),
+        optimizer_offload=str(values.get("offload.optimizer", "none")),
+    )
 
 
 def shards_gradients(values: Knobs, context: Context) -> bool:

@@ -13,6 +13,7 @@ from autotune.knobs import KNOBS
 from autotune.model import ModelShape
 from autotune.nested import look_up
 from autotune.rules.base import Setup
+from autotune.rules.dtypes import uses_bf16_optimizer
 
 DEFAULT_GRADIENT_CLIPPING = 1.0
 """DeepSpeed's own (its runtime/constants.py); written out, because older releases had 0."""
@@ -72,7 +73,7 @@ def expected(setup: Setup, job: Job) -> dict[str, Any]:
         found["optimizer"] = optimizer_class(setup)
     if stage > 0:
         found["grad_accum_dtype"] = _dtype(config, "grad_accum_dtype", job.precision)
-    if is_bf16_optimizer(setup):
+    if uses_bf16_optimizer(setup):
         return found
     names = _STAGE_3 | _ZERO if stage == 3 else (_BELOW_STAGE_3 | _ZERO if stage else {})
     found |= {name: config_value(config, knob) for name, knob in names.items()}
@@ -86,16 +87,6 @@ def config_value(config: Mapping[str, Any], knob: str) -> KnobValue:
     value = read_knob(config, knob)
     stage = look_up(config, PATHS["zero.stage"]) or 0
     return KNOBS[knob].default_for({"zero.stage": stage}) if value is None else value
-
-
-def is_bf16_optimizer(setup: Setup) -> bool:
-    """Whether DeepSpeed takes BF16_Optimizer (engine.py: _do_optimizer_sanity_check)."""
-    return (
-        setup.stage == 1
-        and setup.dtype == "bf16"
-        and setup.optimizer_offload == "none"
-        and _dtype(setup.ds_config, "grad_accum_dtype", "bf16") == "fp32"
-    )
 
 
 def optimizer_class(setup: Setup) -> str:

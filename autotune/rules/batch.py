@@ -159,6 +159,7 @@ RULES = (
                 repaired=Case(ds_config={"tensor_parallel": {"autotp_size": 2}}, tp=2),
                 consequence="differs",
                 reads={"train_batch_size": 4, "samples_per_step": 2},
+                takes_back=True,
             ),
         ),
     ),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.rules.adam import adam_in_words, cpu_adam_by, uses_cpu_adam
 from autotune.rules.base import (
     Case,
     Finding,
@@ -15,7 +16,6 @@ from autotune.rules.base import (
     patch,
     raised,
 )
-from autotune.rules.precision import uses_cpu_adam
 
 _CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
 
@@ -95,12 +95,12 @@ def _ratio_optimizer(setup: Setup) -> Finding | None:
         return None
     if uses_cpu_adam(setup):
         return None
+    cpu_adam = cpu_adam_by(setup)
     is_adam = setup.optimizer in ("adam", "adamw")
     return Finding(
         message=f"zero_optimization.offload_optimizer.ratio={ratio:g} needs DeepSpeed's CPU Adam, "
-        f"and optimizer.type={setup.optimizer} with "
-        f"torch_adam={str(bool(setup.optimizer_params.get('torch_adam'))).lower()} is not it",
-        changes=_CPU_ADAM if is_adam else _offload_optimizer(ratio=1.0),
+        f"which this is not: {adam_in_words(setup)}",
+        changes=cpu_adam or _offload_optimizer(ratio=1.0),
         advice="" if is_adam else "or set optimizer.type to AdamW",
     )
 
@@ -195,6 +195,7 @@ RULES = (
                 repaired=Case(ds_config=_CPU_ADAM | _optimizer(2)),
                 consequence="differs",
                 reads={"optimizer_offload": True, "optimizer_swap": False},
+                takes_back=True,
             ),
         ),
     ),

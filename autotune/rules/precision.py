@@ -2,22 +2,19 @@
 
 from typing import Any
 
-from autotune.rules.base import Case, Finding, Rule, Setup, Witness, ignored, raised
+from autotune.rules.adam import adam_in_words, cpu_adam_by, uses_cpu_adam
+from autotune.rules.base import Case, Finding, Patch, Rule, Setup, Witness, ignored, raised
+from autotune.rules.dtypes import CANONICAL, uses_bf16_optimizer
+from autotune.rules.releases import is_at_least
 
 _BF16 = {"bf16": {"enabled": True}}
 _FP16 = {"fp16": {"enabled": True}}
 _CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
+_OFFLOADED_STATES_ASKED_SINCE = "0.19.1"  # DeepSpeed's pull request 8010
 _OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
-
-_CANONICAL = {
-    name: short
-    for short, names in {
-        "fp16": ("fp16", "float16", "half", "torch.float16"),
-        "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
-        "fp32": ("fp32", "float32", "float", "torch.float32"),
-    }.items()
-    for name in names
-}
+_ADAGRAD = {"optimizer": {"type": "Adagrad", "params": {"torch_adam": None}}}
+_NO_MASTERS = {"bf16_master_weights_and_grads": False, "bf16_optimizer_states": None}
+_ZENFLOW = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
 
 
 def _both(setup: Setup) -> Finding | None:
@@ -26,12 +23,8 @@ def _both(setup: Setup) -> Finding | None:
     message = "fp16.enabled and bf16.enabled are both true"
     if setup.precision is None:
         return Finding(message=message, advice="switch one of them off")
-    loser = "fp16" if setup.precision == "bf16" else _bf16_name(setup)
+    loser = "fp16" if setup.precision == "bf16" else setup.bf16_name
     return Finding(message=message, changes={loser: {"enabled": False}})
-
-
-def _bf16_name(setup: Setup) -> str:
-    return "bf16" if setup.ds_config.get("bf16") is not None else "bfloat16"
 
 
 def _two_bf16(setup: Setup) -> Finding | None:
@@ -48,7 +41,7 @@ def _other_than_asked(setup: Setup) -> Finding | None:
     wanted, found = setup.precision, setup.dtype
     if wanted is None or found == wanted or _both(setup):
         return None
-    names = {"fp16": "fp16", "bf16": _bf16_name(setup) if found == "bf16" else "bf16"}
+    names = {"fp16": "fp16", "bf16": setup.bf16_name if found == "bf16" else "bf16"}
     changes = {
         names[name]: {"enabled": on}
         for name, on in ((found, False), (wanted, True))
@@ -87,7 +80,7 @@ def _loss_scale(setup: Setup) -> Finding | None:
 
 def _param_dtype(setup: Setup) -> Finding | None:
     wanted = setup.section("data_types").get("param_dtype")
-    if wanted is None or _CANONICAL.get(wanted) == setup.dtype or _both(setup):
+    if wanted is None or CANONICAL.get(wanted) == setup.dtype or _both(setup):
         return None
     return Finding(
         message=f"data_types.param_dtype={wanted}, while the model trains in {setup.dtype}",
@@ -97,7 +90,7 @@ def _param_dtype(setup: Setup) -> Finding | None:
 
 def _accumulation(setup: Setup) -> Finding | None:
     wanted = setup.section("data_types").get("grad_accum_dtype")
-    if wanted is None or setup.stage != 0 or _CANONICAL.get(wanted) == setup.dtype:
+    if wanted is None or setup.stage != 0 or CANONICAL.get(wanted) == setup.dtype:
         return None
     if _both(setup):
         return None
@@ -112,7 +105,7 @@ def _accumulation(setup: Setup) -> Finding | None:
 def _low_masters(setup: Setup) -> tuple[str, str] | None:
     """The section and key that ask for 16-bit master weights."""
     if setup.bf16.get("bf16_master_weights_and_grads") is True:
-        return _bf16_name(setup), "bf16_master_weights_and_grads"
+        return setup.bf16_name, "bf16_master_weights_and_grads"
     if setup.section("fp16").get("fp16_master_weights_and_grads") is True:
         return "fp16", "fp16_master_weights_and_grads"
     return None
@@ -132,28 +125,24 @@ def _masters_offload(setup: Setup) -> Finding | None:
     if setup.stage == 0 or (found := _low_masters(setup)) is None:
         return None
     section, key = found
-    is_bf16 = section != "fp16"
+    version = setup.environment.deepspeed_version
+    is_bf16, is_offloaded = section != "fp16", setup.optimizer_offload != "none"
     if is_bf16 and setup.bf16.get("bf16_optimizer_states") is True:
+        is_asked = is_offloaded and is_at_least(version, _OFFLOADED_STATES_ASKED_SINCE)
+    else:
+        is_asked = True
+    if not is_asked or uses_bf16_optimizer(setup) or (is_offloaded and uses_cpu_adam(setup)):
         return None
-    if setup.optimizer_offload != "none" and uses_cpu_adam(setup):
-        return None
+    if is_bf16 and not is_offloaded:
+        changes: Patch = {section: {"bf16_optimizer_states": True}}
+    else:
+        off = {key: False} | ({"bf16_optimizer_states": None} if is_bf16 else {})
+        changes = (is_offloaded and cpu_adam_by(setup)) or {section: off}
     return Finding(
         message=f"{section}.{key} needs offload_optimizer and DeepSpeed's CPU Adam: the offload "
-        f"is to {setup.optimizer_offload}, optimizer.type={setup.optimizer or 'the script own'}, "
-        f"torch_adam={str(bool(setup.optimizer_params.get('torch_adam'))).lower()}",
-        changes={section: {"bf16_optimizer_states": True} if is_bf16 else {key: False}},
+        f"is to {setup.optimizer_offload}, {adam_in_words(setup)}",
+        changes=changes,
     )
-
-
-def uses_cpu_adam(setup: Setup) -> bool:
-    """Whether an offloaded optimizer is DeepSpeedCPUAdam (engine.py: _configure_basic_optimizer).
-
-    Without an optimizer section the script brings its own, which cannot be known here: yes.
-    """
-    if not setup.optimizer:
-        return True
-    is_adam = setup.optimizer in ("adam", "adamw")
-    return is_adam and not setup.optimizer_params.get("torch_adam", False)
 
 
 def _states_alone(setup: Setup) -> Finding | None:
@@ -161,7 +150,7 @@ def _states_alone(setup: Setup) -> Finding | None:
         return None
     if setup.bf16.get("bf16_master_weights_and_grads") is True:
         return None
-    section = _bf16_name(setup)
+    section = setup.bf16_name
     return Finding(
         message=f"{section}.bf16_optimizer_states without bf16_master_weights_and_grads",
         changes={section: {"bf16_master_weights_and_grads": True}},
@@ -174,6 +163,10 @@ def _zero(stage: int, **keys: Any) -> dict[str, Any]:
 
 def _masters(name: str, *, on: bool = True) -> dict[str, Any]:
     return {name: {"enabled": True, f"{name}_master_weights_and_grads": on}}
+
+
+def _with_states() -> dict[str, Any]:
+    return {"bf16": _masters("bf16")["bf16"] | {"bf16_optimizer_states": True}}
 
 
 RULES = (
@@ -297,6 +290,24 @@ RULES = (
                 _masters("fp16") | _zero(1, **_OFFLOAD),
                 _CPU_ADAM,
                 precision="fp16",
+            ),
+            raised(
+                "AssertionError: Master weights feature requires ZeRO-2 Offload",
+                _with_states() | _zero(2, **_OFFLOAD),
+                _CPU_ADAM,
+                precision="bf16",
+            ),
+            raised(
+                "AssertionError: Master weights feature requires ZeRO-2 Offload",
+                _with_states() | _zero(2, **_OFFLOAD) | _ADAGRAD,
+                {"bf16": {"enabled": True, **_NO_MASTERS}},
+                precision="bf16",
+            ),
+            raised(
+                "AssertionError: Master weights feature requires ZeRO-2 Offload",
+                _masters("bf16") | _zero(2, **_OFFLOAD, zenflow=_ZENFLOW) | _CPU_ADAM,
+                {"bf16": {"bf16_master_weights_and_grads": False}},
+                precision="bf16",
             ),
         ),
     ),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.rules.base import Finding, Rule, Setup, ignored, raised
+from autotune.rules.dtypes import uses_bf16_optimizer
 
 _PARTITIONED = (1, 2, 3)
 _BUCKETS = (1, 2)
@@ -51,6 +52,7 @@ ACTS_AT: Mapping[str, tuple[int, ...]] = {
 not here: they do no harm anywhere. Nothing reads `allgather_partitions`."""
 
 
+_ZENFLOW = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
 _QUANTIZED = (
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
@@ -100,6 +102,8 @@ def _odd_bucket(setup: Setup) -> Finding | None:
     size = setup.zero.get("allgather_bucket_size")
     if size is None or setup.stage not in _BUCKETS or size % 2 == 0:
         return None
+    if uses_bf16_optimizer(setup):
+        return None
     return Finding(
         message=f"zero_optimization.allgather_bucket_size={size:.0f} is odd: {size:.0f} % 2 = 1, "
         "and NCCL's 4-byte alignment wants pairs of 16-bit elements",
@@ -124,7 +128,7 @@ def _no_norm(setup: Setup) -> Finding | None:
         what = f"at stage {setup.stage}: only stages 1 and 2 can leave the norm out"
     elif setup.optimizer_offload != "none":
         what = f"with the optimizer offloaded to {setup.optimizer_offload}"
-    elif _uses_bf16_optimizer(setup):
+    elif uses_bf16_optimizer(setup):
         what = "with bf16 parameters and fp32 accumulation at stage 1"
     elif (clip := setup.ds_config.get("gradient_clipping", 1.0)) > 0:
         what, changes = (
@@ -136,17 +140,11 @@ def _no_norm(setup: Setup) -> Finding | None:
     return Finding(message=f"zero_optimization.compute_grad_norm=false {what}", changes=changes)
 
 
-def _uses_bf16_optimizer(setup: Setup) -> bool:
-    accumulates = setup.section("data_types").get("grad_accum_dtype")
-    in_fp32 = accumulates in ("fp32", "float32", "float", "torch.float32")
-    return setup.stage == 1 and setup.dtype == "bf16" and in_fp32
-
-
 def _prescale(setup: Setup) -> Finding | None:
     if setup.stage < 2 or setup.zero.get("reduce_scatter") is False:
         return None
     config = setup.ds_config
-    if setup.stage == 2 and config.get("gradient_allreduce_op") == "sum":
+    if setup.stage == 2 and _sums(setup):
         return None  # stage_1_and_2.py asks only when it averages
     found = {}
     if config.get("prescale_gradients") is True:
@@ -164,19 +162,38 @@ def _prescale(setup: Setup) -> Finding | None:
     )
 
 
+def _sums(setup: Setup) -> bool:
+    return str(setup.ds_config.get("gradient_allreduce_op")).lower() == "sum"
+
+
+def _has_deepcompile(setup: Setup) -> bool:
+    return setup.section("compile").get("deepcompile") is True
+
+
 def _sum(setup: Setup) -> Finding | None:
-    operation = setup.ds_config.get("gradient_allreduce_op")
-    if setup.stage != 3 or operation is None or operation.lower() != "sum":
+    against = {
+        "at stage 3": setup.stage == 3,
+        "with zero_optimization.zenflow": setup.zero.get("zenflow") is not None,
+        "with compile.deepcompile=true": _has_deepcompile(setup),
+    }
+    found = [what for what, is_so in against.items() if is_so]
+    if not found or not _sums(setup):
         return None
     return Finding(
-        message="gradient_allreduce_op=sum at stage 3", changes={"gradient_allreduce_op": "mean"}
+        message=f"gradient_allreduce_op=sum {' and '.join(found)}",
+        changes={"gradient_allreduce_op": "mean"},
     )
 
 
 def _unmanaged(setup: Setup) -> Finding | None:
-    if setup.ds_config.get("managed_gradient_accumulation") is not False or setup.stage >= 2:
+    if setup.ds_config.get("managed_gradient_accumulation") is not False:
         return None
-    if setup.zero.get("overlap_comm") is not True:
+    if _has_deepcompile(setup):
+        return Finding(
+            message="managed_gradient_accumulation=false with compile.deepcompile=true",
+            changes={"compile": {"deepcompile": None}},
+        )
+    if setup.stage >= 2 or setup.zero.get("overlap_comm") is not True:
         return None
     return Finding(
         message="managed_gradient_accumulation=false with overlap_comm=true at stage "
@@ -345,19 +362,30 @@ RULES = (
         ),
     ),
     Rule(
-        name="zero.sum_at_stage_3",
+        name="zero.sum",
         check=_sum,
-        source="runtime/config.py:694",
+        source="runtime/config.py: _do_error_check",
         witnesses=(
             raised(
                 "ValueError: gradient_allreduce_op='sum' is not supported with ZeRO stage 3",
                 _zero(3) | {"gradient_allreduce_op": "sum"},
                 {"gradient_allreduce_op": "mean"},
             ),
+            raised(
+                "ValueError: gradient_allreduce_op='sum' is not supported with ZenFlow",
+                _zero(2, zenflow=_ZENFLOW, offload_optimizer={"device": "cpu"})
+                | {"gradient_allreduce_op": "Sum", "optimizer": {"params": {"torch_adam": None}}},
+                {"gradient_allreduce_op": "mean"},
+            ),
+            raised(
+                "ValueError: gradient_allreduce_op='sum' is not supported with DeepCompile",
+                _zero(1) | {"gradient_allreduce_op": "sum", "compile": {"deepcompile": True}},
+                {"gradient_allreduce_op": "mean"},
+            ),
         ),
     ),
     Rule(
-        name="zero.unmanaged_overlap",
+        name="zero.unmanaged_accumulation",
         check=_unmanaged,
         source="runtime/engine.py:2030-2036",
         witnesses=(
@@ -365,6 +393,11 @@ RULES = (
                 "AssertionError: managed_gradient_accumulation=False supports ZeRO overlap_comm",
                 _zero(1, overlap_comm=True) | {"managed_gradient_accumulation": False},
                 _zero(overlap_comm=False),
+            ),
+            raised(
+                "AssertionError: managed_gradient_accumulation=False is not supported with Deep",
+                {"managed_gradient_accumulation": False, "compile": {"deepcompile": True}},
+                {"compile": None},
             ),
         ),
     ),

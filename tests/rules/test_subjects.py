@@ -10,6 +10,7 @@ from tests.rules.cases import environment, setup
 
 CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
 CPU = {"device": "cpu"}
+BF16_OPTIMIZER = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
 
 
 def zero(stage, **keys):
@@ -29,6 +30,10 @@ LEGAL = {
     "a float that is whole": (zero(2, reduce_bucket_size=5e8), {}),
     "an even bucket": (zero(2, allgather_bucket_size=0), {}),
     "a sum below stage 3": (zero(2) | {"gradient_allreduce_op": "SUM"}, {}),
+    "prescaling of a sum": (
+        zero(2) | {"gradient_allreduce_op": "SUM", "prescale_gradients": True},
+        {},
+    ),
     "prescaling at stage 1": (zero(1) | {"prescale_gradients": True}, {}),
     "prescaling without scatter": (
         zero(3, reduce_scatter=False) | {"prescale_gradients": True},
@@ -37,6 +42,25 @@ LEGAL = {
     "accumulation in fp32 under ZeRO": (
         zero(1) | {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
         {"precision": "bf16"},
+    ),
+    "an odd bucket that BF16_Optimizer never sees": (
+        zero(1, allgather_bucket_size=1001) | BF16_OPTIMIZER,
+        {"precision": "bf16"},
+    ),
+    "a scheduler of torch": (
+        {"scheduler": {"type": "StepLR", "params": {"step_size": 2}}},
+        {},
+    ),
+    "no scheduler, said so": ({"scheduler": {"params": {}}}, {}),
+    "clipping that is off": ({"gradient_clipping": -1.0}, {}),
+    "a leaf by its name alone": (zero(3, leaf_module={"classes": "LlamaMLP"}), {}),
+    "parameters of torch's Adam": (
+        {"optimizer": {"params": {"foreach": True, "amsgrad": True, "fused": False}}},
+        {},
+    ),
+    "parameters of FusedAdam": (
+        {"optimizer": {"params": {"torch_adam": None, "set_grad_none": True, "amsgrad": False}}},
+        {},
     ),
     "a static loss scale ignores the window": (
         {"fp16": {"enabled": True, "loss_scale": 128, "loss_scale_window": 0}},
@@ -174,6 +198,49 @@ def test_kernels_of_the_gpu_are_legal_there():
     ):
         assert judge(setup(config))
         assert judge(replace(setup(config), environment=on_gpu)) == []
+
+
+def test_masters_that_bf16_optimizer_is_not_given_are_ignored():
+    masters = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}
+    (found,) = judge(setup(zero(1) | BF16_OPTIMIZER | masters, precision="bf16"))
+    assert (found.rule, found.consequence) == ("dtypes.masters_of_bf16_optimizer", "ignored")
+
+
+def test_states_in_16_bits_needed_no_adam_of_the_cpu_before():
+    section = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    config = zero(2, offload_optimizer=CPU) | {"bf16": {"enabled": True, **section}}
+    newest, older = (
+        [one.rule for one in judge(setup(config, precision="bf16", version=version))]
+        for version in ("0.19.1", "0.19.0")
+    )
+    assert (newest, older) == (["precision.master_weights_offload"], [])
+
+
+def test_zenflows_adam_is_no_hybrid_one():
+    (found,) = [
+        one
+        for one in judge(
+            setup(
+                zero(3, offload_optimizer=CPU | {"ratio": 0.5}, zenflow={"update_interval": 2})
+                | CPU_ADAM,
+                accelerator="cuda",
+            )
+        )
+        if one.rule == "offload.ratio_needs_cpu_adam"
+    ]
+    assert found.changes == {"zero_optimization": {"offload_optimizer": {"ratio": 1.0}}}
+
+
+def test_a_null_is_no_dtype_of_autocast():
+    plain = setup()
+    config = {**plain.ds_config, "torch_autocast": {"enabled": True, "dtype": None}}
+    (found,) = judge(replace(plain, ds_config=config))
+    assert (found.rule, found.consequence) == ("schema.section_value", "raised")
+
+
+def test_text_at_the_top_is_no_number_there():
+    (found,) = judge(setup({"train_batch_size": 4.0, "gradient_clipping": "1.0"}))
+    assert (found.rule, found.consequence) == ("schema.top_level_value", "raised")
 
 
 def test_what_is_not_known_is_not_judged():
