@@ -8,6 +8,7 @@ import yaml
 from autotune.errors import JobError
 
 MAX_FILE_BYTES = 1_000_000
+HINT = "write `key: value` lines"
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -35,7 +36,7 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_yaml(path: Path, *, hint: str = "write `key: value` lines") -> dict[str, Any]:
+def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
     """Read a YAML mapping.
 
     Args:
@@ -49,9 +50,25 @@ def read_yaml(path: Path, *, hint: str = "write `key: value` lines") -> dict[str
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise JobError(f"{path}: larger than {MAX_FILE_BYTES} bytes", hint)
-        data = _StrictLoader(path.read_text(encoding="utf-8")).get_single_data()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"{path}: cannot be read: {error}", "name a readable YAML file") from error
+    return parse_yaml(text, path, hint=hint)
+
+
+def parse_yaml(text: str, path: Path, *, hint: str = HINT) -> dict[str, Any]:
+    """The mapping that a YAML text holds.
+
+    Args:
+        text: The text.
+        path: The file that it is from, for the error.
+        hint: What such a file should hold.
+
+    Raises:
+        JobError: It is not YAML, has a key twice or an alias, or is no mapping.
+    """
+    try:
+        data = _StrictLoader(text).get_single_data()
     except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
         raise JobError(f"{path}: not valid YAML: {error}", "mend it at the place named") from error
     if not isinstance(data, dict):

@@ -50,13 +50,13 @@ def check_file(
 
 
 def write_fix(report: Report) -> None:
-    """Put the fixed text in place of the file, aside first.
+    """Put the fixed text in place of the file that was named, aside first; of no other.
 
     Raises:
-        RenderError: The file cannot be edited, or the folder not written to.
+        RenderError: The folder cannot be written to.
     """
     path = report.source.path.resolve()
-    if report.fixed_text is None:
+    if report.fixed_text is None or not report.source.can_write:
         return
     try:
         content = report.fixed_text.encode("utf-8")

@@ -19,7 +19,9 @@ class Launch:
     world: int | None
     """Ranks; None where it does not say (all devices that there are)."""
     per_node: int | None
-    """Ranks of one node."""
+    """Ranks of one node; None where it does not say."""
+    n_nodes: int | None
+    """Nodes that accelerate is told; its YAML may say how many ranks they make."""
     arguments: Mapping[str, Any]
     """Of the script: name with underscores -> value; a flag without one is true."""
     config: str | None
@@ -61,6 +63,7 @@ def read_launch(line: str) -> Launch:
     return Launch(
         world=world,
         per_node=per_node,
+        n_nodes=_count(launcher, "num_machines", None),
         arguments=script,
         config=config,
         accelerate_config=accelerate_config if isinstance(accelerate_config, str) else None,
@@ -136,7 +139,8 @@ def _ranks(line: _Line) -> tuple[int | None, int | None]:
     """All ranks, and those of one node."""
     flags = line.launcher
     if line.kind == "accelerate":
-        world, nodes = _count(flags, "num_processes", None), _count(flags, "num_machines", 1)
+        # Without num_machines the YAML decides, also one that the line does not name.
+        world, nodes = _count(flags, "num_processes", None), _count(flags, "num_machines", None)
         return world, (world // nodes if world and nodes and world % nodes == 0 else None)
     if line.kind == "torchrun":
         per_node = _count(flags, "nproc_per_node", _count(flags, "nproc", 1))

@@ -74,8 +74,13 @@ class Report:
         )
 
     def exit_code(self, *, fixed: bool) -> ExitCode:
-        """2 where the configuration, or what `--fix` made of it, would not run."""
-        violations = self.left if fixed else [found.violation for found in self.found]
+        """2 where the configuration, or what `--fix` made of it, would not run.
+
+        Args:
+            fixed: Whether `--fix` was said; it writes only where `source.can_write`.
+        """
+        written = fixed and self.source.can_write
+        violations = self.left if written else [found.violation for found in self.found]
         fails = any(violation.consequence == "raised" for violation in violations)
         return ExitCode.INVALID_INPUT if fails else ExitCode.FOUND
 
@@ -113,6 +118,8 @@ def check(source: Source, environment: Environment) -> Report:
     found = [Found(violation=violation, after_fix=False) for violation in first.violations]
     if twice := _twice(source):
         found.append(Found(violation=twice, after_fix=False))
+    if not_launched := _not_launched(source):
+        found.append(Found(violation=not_launched, after_fix=False))
     changes, left = _mend(source, environment, first, found)
     can_edit = source.can_edit and twice is None
     return Report(
@@ -188,7 +195,7 @@ def _setup(
         model=None,
         supports_tp=True,
         supports_recompute=True,
-        environment=replace(environment, n_devices=source.per_node or world or 1),
+        environment=replace(environment, n_devices=source.per_node or 0),
     )
 
 
@@ -212,6 +219,18 @@ def _nested(source: Source, changes: Patch) -> Patch:
     for name in reversed(source.at):
         changes = {name: changes}
     return changes
+
+
+def _not_launched(source: Source) -> Violation | None:
+    if source.launched is None:
+        return None
+    return Violation(
+        rule="file.not_launched",
+        message=f"the launch line names {source.launched}, this is {source.path}: what it starts "
+        "reads nothing of this",
+        fix=f"check {source.launched}, or name {source.path} in the line",
+        consequence="ignored",
+    )
 
 
 def _twice(source: Source) -> Violation | None:

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from autotune.check.launch import Launch, read_launch, typed
 from autotune.consumers import FILLED, Consumer, autos
 from autotune.engines.ds_file import parse_json, read_text
 from autotune.errors import JobError, RenderError
+from autotune.yaml_file import parse_yaml
 
 ACCELERATE_OWNED = (
     *("gradient_accumulation_steps", "gradient_clipping", "zero_stage"),
@@ -24,6 +23,11 @@ _TELLING = frozenset(
     name for name in FILLED[Consumer.TRAINER] if not name.startswith("zero_optimization.")
 )
 
+_YAML = (".yaml", ".yml")
+
+_MOST_DEPTH = 50
+"""Sections inside of each other: far above any ds_config, far below what Python's stack takes."""
+
 _SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
 """Other names of a TrainingArguments field: axolotl's."""
 
@@ -32,6 +36,8 @@ _SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
 class Source:
     """A configuration and its surroundings."""
 
+    asked: Path
+    """The file that was named; it may name another one."""
     path: Path
     """The file that holds it."""
     text: str
@@ -45,18 +51,25 @@ class Source:
     """Of `TrainingArguments`, as far as they were given."""
     world: int | None = None
     per_node: int | None = None
-    """Ranks of one node."""
+    """Ranks of one node; None where nobody says."""
     mixed_precision: str | None = None
     """Accelerate's, where it is given."""
     beside_file: tuple[str, ...] = ()
     """Fields of the accelerate YAML that it refuses beside a `deepspeed_config_file`."""
+    launched: str | None = None
+    """The ds_config that the launch line names, where it is another file."""
     not_for: str = ""
     """What accelerate runs instead of DeepSpeed, where its YAML says so."""
 
     @property
     def can_edit(self) -> bool:
-        """Whether a fix can be written into the text: YAML is not edited."""
-        return self.path.suffix not in (".yaml", ".yml")
+        """Whether the text can be mended: YAML is not edited."""
+        return self.path.suffix not in _YAML
+
+    @property
+    def can_write(self) -> bool:
+        """Whether a fix may be written: into no file but the one that was named."""
+        return self.can_edit and self.path == self.asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +120,9 @@ def read_source(
 
     Raises:
         RenderError: A file cannot be read.
-        JobError: The launch line or the YAML is not one.
+        JobError: The launch line or the YAML is not one, or says twice what it says.
     """
+    asked = path
     line = None if launch is None else read_launch(launch)
     if accelerate is None and line is not None and line.accelerate_config is not None:
         accelerate = Path(line.accelerate_config)
@@ -149,6 +163,7 @@ def read_source(
     if line is not None:
         arguments |= line.arguments
     return Source(
+        asked=asked,
         path=path,
         text=text,
         at=at,
@@ -157,8 +172,9 @@ def read_source(
         because=why,
         arguments=arguments,
         world=world or _world(line, yaml_file),
-        per_node=None if line is None else line.per_node,
+        per_node=_per_node(line, yaml_file),
         mixed_precision=_precision(line, yaml_file),
+        launched=None if line is None else _another(line.config, path),
         beside_file=() if yaml_file is None else yaml_file.beside_file,
         not_for=""
         if yaml_file is None or "--use_deepspeed" in (launch or "")
@@ -167,15 +183,27 @@ def read_source(
 
 
 def _parse(text: str, path: Path) -> dict[str, Any]:
-    if path.suffix not in (".yaml", ".yml"):
-        return parse_json(text, path)
-    try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise RenderError(f"{path}: not valid YAML: {error}", "mend the file there") from error
-    if not isinstance(data, dict):
-        raise RenderError(f"{path}: holds a {type(data).__name__}, no keys", "write key: value")
+    is_yaml = path.suffix in _YAML
+    return _bounded(parse_yaml(text, path) if is_yaml else parse_json(text, path), path)
+
+
+def _bounded(data: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The same, refused where it is so deep that whoever walks through it runs out of stack."""
+    if _depth(data) > _MOST_DEPTH:
+        raise RenderError(
+            f"{path}: sections inside of more than {_MOST_DEPTH} others", "mend the file there"
+        )
     return data
+
+
+def _depth(data: Any) -> int:
+    """Levels of sections and lists; without recursion, which is what it guards."""
+    depth, level = 0, [data]
+    while level:
+        depth += 1
+        nested = [one for one in level if isinstance(one, dict | list)]
+        level = [i for one in nested for i in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def _follow(name: str, base: Path) -> tuple[Path, str, dict[str, Any]]:
@@ -187,10 +215,10 @@ def _follow(name: str, base: Path) -> tuple[Path, str, dict[str, Any]]:
     path = next((one for one in near if one.is_file()), None)
     if path is None:
         raise RenderError(
-            f"{base}: names {name}, which is not there", "check the ds_config.json itself"
+            f"{base}: names {name!r}, which is not there", "check the ds_config.json itself"
         )
     text = read_text(path)
-    return path, text, parse_json(text, path)
+    return path, text, _bounded(parse_json(text, path), path)
 
 
 def _section_as_config(file: _Accelerate) -> dict[str, Any]:
@@ -249,11 +277,37 @@ def _consumer(
     return Consumer.DEEPSPEED, 'nothing is "auto" that somebody else fills in'
 
 
+def _another(named: str | None, path: Path) -> str | None:
+    """The name, where it is certain to be another file.
+
+    A line may be meant for another folder, and a variable for anything.
+    """
+    if named is None or "$" in named:
+        return None
+    there = Path(named)
+    if there.is_file():
+        return None if there.samefile(path) else named
+    return None if there.name == path.name else named
+
+
 def _world(line: Launch | None, file: _Accelerate | None) -> int | None:
     if line is not None and line.world is not None:
         return line.world
     count = None if file is None else file.data.get("num_processes")
     return count if type(count) is int and count > 0 else None
+
+
+def _per_node(line: Launch | None, file: _Accelerate | None) -> int | None:
+    """Ranks of one node: as the line says, else the ranks over accelerate's machines."""
+    if line is not None and line.per_node is not None:
+        return line.per_node
+    world = _world(line, file)
+    nodes = None if file is None else file.data.get("num_machines")
+    if line is not None and line.n_nodes is not None:
+        nodes = line.n_nodes
+    if world is None or type(nodes) is not int or nodes < 1 or world % nodes:
+        return None
+    return world // nodes
 
 
 def _precision(line: Launch | None, file: _Accelerate | None) -> str | None:

@@ -28,7 +28,7 @@ def print_check(console: Console, report: Report, *, fixed: bool) -> None:
     for found in sorted(report.found, key=lambda one: order.index(one.violation.consequence)):
         _print_found(console, found)
     if report.diff:
-        console.print(Text("fixed, with this diff:" if fixed else "the fix (--fix writes it):"))
+        _print_text(console, _above_the_diff(report, fixed=fixed))
         _print_diff(console, report.diff)
     elif not report.source.can_edit and any(one.violation.changes for one in report.found):
         console.print(Text("no diff: a fix is written into JSON, this is YAML"))
@@ -45,6 +45,16 @@ def _about(report: Report) -> str:
     )
 
 
+def _above_the_diff(report: Report, *, fixed: bool) -> str:
+    source = report.source
+    if not source.can_write:
+        return (
+            f"the fix of {source.path} (--fix writes into the file that is checked, which is "
+            f"{source.asked}):"
+        )
+    return "fixed, with this diff:" if fixed else "the fix (--fix writes it):"
+
+
 def _print_found(console: Console, found: Found) -> None:
     violation = found.violation
     said, _, style = _SAID[violation.consequence]
@@ -57,7 +67,7 @@ def _print_found(console: Console, found: Found) -> None:
 def _print_text(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
     """Wrapped at spaces only: what is in it is to be copied."""
     wrapped = textwrap.fill(
-        text,
+        _visible(text),
         console.width,
         initial_indent=indent,
         subsequent_indent=indent,
@@ -67,10 +77,17 @@ def _print_text(console: Console, text: str, *, indent: str = "", style: str = "
     console.print(Text(wrapped, style=style), soft_wrap=True)
 
 
+def _visible(text: str) -> str:
+    """What steers a terminal, or is no character at all, as its escape: a file may hold it."""
+    return "".join(
+        c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
 def _print_diff(console: Console, diff: str) -> None:
     """In colour for people; to a pipe as it is, for `patch`."""
     if console.is_terminal:
-        text = diff.removesuffix("\n")
+        text = "\n".join(map(_visible, diff.removesuffix("\n").split("\n")))
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
     else:
         console.out(diff, end="", highlight=False)
@@ -82,5 +99,5 @@ def _conclusion(report: Report, *, fixed: bool) -> str:
         counts[found.violation.consequence] += 1
     told = [f"{count} {_SAID[kind][1]}" for kind, count in counts.items() if count]
     runs = "would run" if report.exit_code(fixed=fixed) == 0 else "would not run"
-    now = " now" if fixed and report.diff else ""
+    now = " now" if fixed and report.diff and report.source.can_write else ""
     return f"{', '.join(told) or 'nothing found'}: it {runs}{now}"

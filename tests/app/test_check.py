@@ -51,6 +51,18 @@ def test_exit_codes_and_the_fix(tmp_path):
     assert done.stdout.splitlines()[-1] == "nothing found: it would run"
 
 
+def test_the_fix_goes_into_no_file_but_the_one_that_was_named(tmp_path):
+    other = write(tmp_path, REFUSED, "other.json")
+    before = other.read_bytes()
+    path = write(tmp_path, f"deepspeed: {other}\n", "train.yaml")
+    done = autotune("check", path.name, "--fix", folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert f"the fix of {other}" in " ".join(done.stdout.split())
+    assert '+    "overlap_comm": true' in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 would raise: it would not run"
+    assert other.read_bytes() == before
+
+
 def test_warnings_alone_end_with_0(tmp_path):
     done = autotune("check", write(tmp_path, WARNED).name, "--json", folder=tmp_path)
     assert done.returncode == ExitCode.FOUND

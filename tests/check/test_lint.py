@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from autotune.consumers import Consumer
 from tests.check.files import AUTO, checked, messages, rules, write
 
 ZERO = {"stage": 2, "overlap_com": True, "stage3_max_live_parameters": 1000}
@@ -91,6 +92,47 @@ def test_three_batch_sizes_tell_the_world(tmp_path, extra, world):
 def test_sequence_parallelism_without_its_mesh_or_auto_sp(tmp_path):
     config = {"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": 2}
     assert rules(checked(write(tmp_path, config), world=4)) == ["parallel.sequence"]
+
+
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [
+        ({"world": 16}, []),
+        ({"launch": "torchrun --nproc_per_node 8 --nnodes 2 train.py"}, []),
+        ({"launch": "torchrun --nproc_per_node 8 train.py"}, ["zeropp.qgz_within_a_node"]),
+        ({"launch": "accelerate launch --num_processes 16 train.py"}, []),
+    ],
+)
+def test_a_world_without_a_node_is_not_taken_for_one_node(tmp_path, how, found):
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 3, "zero_quantized_gradients": True},
+    }
+    path = write(tmp_path, config)
+    assert rules(checked(path, **how, consumer=Consumer.DEEPSPEED)) == found
+
+
+def test_a_value_that_is_converted_is_written_as_it_is_meant(tmp_path):
+    config = {
+        "train_batch_size": 16.0,
+        "wall_clock_breakdown": 1,
+        "zero_optimization": {"stage": 2, "reduce_scatter": 0},
+    }
+    report = checked(write(tmp_path, config))
+    assert {one.violation.consequence for one in report.found} == {"converted"}
+    assert report.exit_code(fixed=False) == 0
+    assert "".join(report.fixed_text.split()) == (
+        '{"train_batch_size":16,"wall_clock_breakdown":true,'
+        '"zero_optimization":{"stage":2,"reduce_scatter":false}}'
+    )
+    assert report.left == ()
+
+
+@pytest.mark.parametrize("size", [2, 2.0])
+def test_tensor_parallelism_is_kept(tmp_path, size):
+    config = {"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"autotp_size": size}}
+    report = checked(write(tmp_path, config), world=4)
+    assert (rules(report), report.fixed_text) == ([], None)
 
 
 def test_one_value_that_nobody_can_read_does_not_hide_the_rest(tmp_path):

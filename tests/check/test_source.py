@@ -47,6 +47,7 @@ def test_the_file_that_an_accelerate_file_names_is_judged(tmp_path):
     assert report.source.path == inner
     assert (report.source.consumer, report.world) == (Consumer.ACCELERATE, 2)
     assert '-  "steps_per_print": 10' in report.diff
+    assert not report.source.can_write
 
 
 def test_what_accelerate_refuses_beside_a_file(tmp_path):
@@ -76,6 +77,44 @@ def test_a_file_that_accelerate_does_not_use_deepspeed_for(tmp_path):
     assert rules(report) == ["huggingface.not_deepspeed"]
     assert report.exit_code(fixed=False) == 0
     assert rules(checked(path, launch="accelerate launch --use_deepspeed train.py")) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "line", "per_node"),
+    [
+        ({"num_processes": 16, "num_machines": 2}, None, 8),
+        ({"num_processes": 16, "num_machines": 1}, None, 16),
+        ({"num_processes": 16}, None, None),
+        ({"num_processes": 16, "num_machines": 3}, None, None),
+        ({"num_machines": 2}, "accelerate launch --num_processes 8 train.py", 4),
+        (
+            {"num_processes": 16, "num_machines": 2},
+            "accelerate launch --num_machines 4 train.py",
+            4,
+        ),
+    ],
+)
+def test_the_ranks_of_a_node_are_those_that_accelerate_is_told(tmp_path, said, line, per_node):
+    path = yaml_file(tmp_path, {"deepspeed_config": {"zero_stage": 3}} | said)
+    assert read_source(path, launch=line).per_node == per_node
+
+
+def test_a_launch_line_for_another_file_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, RAW)
+    other = write(tmp_path, RAW, "other.json")
+    (tmp_path / "folder").mkdir()
+    same_name = write(tmp_path / "folder", RAW)
+
+    def said(named):
+        line = f"deepspeed --num_gpus 2 train.py --deepspeed --deepspeed_config {named}"
+        return checked(path, launch=line)
+
+    for named in (other, same_name, "gone.json"):
+        assert rules(said(named)) == ["file.not_launched"]
+        assert f"names {named}" in messages(said(named), "file.not_launched")
+    for named in (path, path.name, f"elsewhere/{path.name}", "$CONFIG", "configs/${STAGE}.json"):
+        assert rules(said(named)) == []
 
 
 def test_what_is_said_comes_before_what_is_read(tmp_path):
@@ -122,10 +161,14 @@ def test_a_section_inside_arguments_is_mended_there(tmp_path):
     [
         ("{", "x.json", RenderError, "not valid JSON"),
         ("[]", "x.json", RenderError, "holds a list"),
-        ("a: [", "x.yaml", RenderError, "not valid YAML"),
-        ("- 1", "x.yml", RenderError, "no keys"),
+        ("a: [", "x.yaml", JobError, "not valid YAML"),
+        ("- 1", "x.yml", JobError, "not a mapping"),
+        ("a: 1\na: 2", "x.yml", JobError, "the key 'a' stands here twice"),
+        ("deepspeed: &x {a: 1, self: *x}", "x.yml", JobError, "aliases are not allowed"),
+        ("a: &x [1, 1]\nb: [*x, *x]", "x.yml", JobError, "aliases are not allowed"),
+        ('{"a":' * 60 + "1" + "}" * 60, "x.json", RenderError, "more than 50 others"),
         ("deepspeed:", "x.yml", JobError, "no DeepSpeed configuration"),
-        ("deepspeed: gone.json", "x.yml", RenderError, "gone.json, which is not there"),
+        ("deepspeed: gone.json", "x.yml", RenderError, "'gone.json', which is not there"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, text, name, error, said):
@@ -134,6 +177,12 @@ def test_what_cannot_be_read_is_named(tmp_path, text, name, error, said):
         read_source(path)
     assert name in raised.value.message
     assert raised.value.hint
+
+
+def test_a_file_that_is_named_is_held_to_the_same_depth(tmp_path):
+    write(tmp_path, '{"a":' * 60 + "1" + "}" * 60, "deep.json")
+    with pytest.raises(RenderError, match=r"deep\.json: sections inside of more than 50"):
+        read_source(write(tmp_path, "deepspeed: deep.json", "x.yml"))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

@@ -51,6 +51,19 @@ def test_a_pipe_gets_the_diff_as_it_is(tmp_path):
     assert f"\n{report.diff}" in printed(report)
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_would_steer_a_terminal_is_escaped(tmp_path, terminal):
+    text = '{"train_batch_size": 1, "a\\u001b[2J\\u0007": 1, "b\\ud800": 1, "c\x9b\u202e": 1}'
+    out = printed(checked(write(tmp_path, text)), terminal=terminal)
+    findings = out.partition("the fix (")[0]
+    assert "a\\x1b[2J\\x07" in findings
+    assert "b\\ud800" in findings
+    assert "c\\x9b\\u202e" in findings
+    seen = out if terminal else findings  # a pipe gets the diff as it is
+    assert all(c.isprintable() or c == "\n" for c in seen)
+    assert out.encode("utf-8")
+
+
 def test_a_clean_file_and_what_is_known_later(tmp_path):
     text = printed(checked(write(tmp_path, AUTO)), 300)
     assert 'known at run time only ("auto"): bf16.enabled, gradient_accumulation_steps' in text
