@@ -51,7 +51,8 @@ gpu-accept: extensions
 	    --model llama-3.2-1b --seq-len 2048 --global-batch 32 --world 1 --space zero_offload --trials 24 \
 	    --memory-limit 24GiB
 
-# On what the knobs were tried: two CPU ranks here; of a GPU study, `python -m autotune.tried STUDY`.
+# On what the knobs were tried: two CPU ranks here. Of any study, such as `make demo` or one on GPUs:
+# `python -m autotune.tried results/STUDY > results/recorded/knobs-DEVICES-STUDY.json`.
 record: extensions
 	$(BIN)/python -m tests.record_knobs > results/recorded/knobs-cpu-2.json
 	$(BIN)/python -m autotune.knobs_page > docs/knobs.md
