@@ -4,9 +4,10 @@
 
 For each case the trial (measured by autotune) and the plain run (`plain_training.py` on the
 exported folder, which imports nothing of autotune) take turns, so that a busy machine meets both
-alike. The ratio is the geometric mean over the rounds, with its 95% interval. Exits with 1 if an
-interval lies outside 5%, and with 3 if one is too wide to tell: take more rounds or a quieter
-machine.
+alike; on CPU both keep the memory that they free, since how long the kernel takes to clear pages
+wanders more than 5%. The ratio is the geometric mean over the rounds, with its 95% interval. Exits
+with 1 if an interval lies outside 5%, and with 3 if one is too wide to tell: take more rounds or a
+quieter machine.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from typing import Any
 
 from autotune.app.session import Session, open_session
 from autotune.candidate import Candidate
+from autotune.catalogue.process import environment_of
 from autotune.contract import Role
 from autotune.errors import NothingFeasibleError
 from autotune.extensions import build
@@ -74,6 +76,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     parser.add_argument("--case", action="append", help="only this one; may be repeated")
     options = parser.parse_args()
+    os.environ.update(environment_of({"host_allocator": "keep"}))
     rows = {}
     with tempfile.TemporaryDirectory() as scratch:
         for case in CASES:
