@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -237,7 +238,8 @@ def default_study_name(file: JobFile) -> str:
     continued |= {"lengths"} if file.lengths == FIXED else set()
     identity = file.model_dump(mode="json", exclude=continued)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
-    stem = Path(file.model).name.split(":")[-1].removesuffix(".json") or "model"
+    name = Path(file.model).name.split(":")[-1].removesuffix(".json")
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "model"
     return f"{stem}-s{file.seq_len}-b{file.global_batch}-w{file.world}-{digest}"
 
 

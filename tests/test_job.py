@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import JobError
-from autotune.job import make_job
+from autotune.job import JobFile, default_study_name, make_job
 
 SOUND: dict[str, Any] = {"model": "tiny-gpt2", "seq_len": 64, "global_batch": 8, "world": 2}
 
@@ -46,3 +46,20 @@ def test_a_missing_key_names_its_flag() -> None:
 
 def test_a_wrong_type_is_named() -> None:
     assert complaint(optimizer=3).message.startswith("job.yaml: optimizer: 3 is not allowed")
+
+
+@pytest.mark.parametrize(
+    ("model", "stem"),
+    [
+        ("tiny-gpt2", "tiny-gpt2"),
+        ("./My Model", "My-Model"),
+        ("pkg.mod:_build", "build"),
+        ("./模型", "model"),
+        ("a/.hidden.json", "hidden"),
+    ],
+)
+def test_the_default_name_of_a_study_may_be_given_as_one(model: str, stem: str) -> None:
+    file = JobFile.model_validate({**SOUND, "model": model})
+    name = default_study_name(file)
+    assert name.startswith(f"{stem}-s64-b8-w2-")
+    assert JobFile.model_validate({**SOUND, "study": name}).study == name
