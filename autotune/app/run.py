@@ -24,10 +24,10 @@ from autotune.fleet.processes import kill_all
 from autotune.record import Study
 from autotune.report.summary import summarize, summarize_failure
 from autotune.search.base import Observer, SearchResult
-from autotune.search.history import History
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
+from autotune.search.recall import history_of
 from autotune.table import write_table
 
 
@@ -119,7 +119,7 @@ def _run(session: Session, fleet: LocalFleet, observer: Observer) -> SearchResul
 
 def _keep_failure(study: Study, error: AutotuneError) -> dict[str, Any]:
     """The answer of a search without a best candidate; a full disk does not hide the reason."""
-    answer = summarize_failure(error, History(study.trials()), study)
+    answer = summarize_failure(error, history_of(study), study)
     try:
         study.write_state({**study.read_state(), "answer": answer})
     except StudyError as failure:

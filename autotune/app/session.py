@@ -20,6 +20,7 @@ from autotune.render.export import export_candidate
 from autotune.report.plan import Plan, make_plan
 from autotune.rules import judge
 from autotune.search.history import History
+from autotune.search.recall import recall
 from autotune.search.sampler import check_installed
 from autotune.space import load_space
 
@@ -98,8 +99,13 @@ def plan_search(session: Session, *, fresh: bool) -> Plan:
     Raises:
         StudyError: The record cannot be read.
     """
-    history = History() if fresh else History(session.study.trials())
-    return make_plan(session.job, session.environment, session.lattice, session.study, history)
+    job, environment, study = session.job, session.environment, session.study
+    history = (
+        History()
+        if fresh
+        else recall(study, job=job, engine=session.engine, environment=environment)
+    )
+    return make_plan(job, environment, session.lattice, study, history)
 
 
 def render(

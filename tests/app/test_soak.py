@@ -22,7 +22,7 @@ from autotune.record import Study
 from autotune.render.export import export_candidate
 from autotune.report.verdict import describe_verdict
 from autotune.search.launch import Run, make_spec
-from autotune.soak_record import SOAK_FILE, SoakResult, read_soak
+from autotune.soak_record import SOAK_FILE, SoakResult, read_soak, write_soak
 from tests.report.test_terminal import finished
 from tests.search.scripted import ENVIRONMENT, Behaviour, fault, make
 from tests.search.test_soak import SoakFleet, steady
@@ -40,7 +40,7 @@ JOB = {
 
 @pytest.fixture
 def study(tmp_path: Path) -> Study:
-    study = finished(tmp_path / "results")
+    study = finished(tmp_path / "results", engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
     study.job_file.write_text(yaml.safe_dump(JOB))
     return study
 
@@ -110,10 +110,8 @@ def test_another_configuration_is_not_called_soaked(study: Study, machine, tmp_p
 
 def test_an_edited_configuration_is_not_called_soaked(study: Study, machine, tmp_path: Path):
     machine()
-    soak(study)
-    (tmp_path / "base.json").write_text('{"gradient_clipping": 0.5}')
-    edited = {**JOB, "base_config": str(tmp_path / "base.json")}
-    study.job_file.write_text(yaml.safe_dump(edited))
+    found = soak(study)
+    write_soak(study.folder, dataclasses.replace(found, ds_config_digest="of another"))
     write_export(study, tmp_path / "edited", to="deepspeed", trial=None)
     assert "It was not soaked" in (tmp_path / "edited" / "README.md").read_text()
 
@@ -249,12 +247,14 @@ def test_other_devices_than_the_searchs_are_refused(
     state = study.read_state()
     state["environments"][0]["accelerator"] = "cuda"
     study.write_state(state)
+    for path in study.trials_folder.glob("*/spec.json"):
+        path.write_text(path.read_text().replace('"accelerator": "cpu"', '"accelerator": "cuda"'))
     with pytest.raises(StudyError, match="measured on cuda, this machine trains on cpu"):
         soak(study)
 
 
 def test_a_study_without_a_best_is_refused(tmp_path: Path, machine):
-    study = finished(tmp_path / "results")
+    study = finished(tmp_path / "results", engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
     study.job_file.write_text(yaml.safe_dump(JOB))
     study.write_state({**study.read_state(), "answer": None})
     with pytest.raises(StudyError, match="has not found a best configuration"):
