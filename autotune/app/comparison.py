@@ -24,8 +24,10 @@ _BESIDES_THE_TABLE = {
     "baseline",
     "base_config",
     "templates",
+    "lengths",
 }
-"""Keys of the job that change what a trial runs or what `best` means, and are no columns."""
+"""Keys of the job that change what a trial runs or what `best` means, and that no column tells all
+of: two histograms are one word there."""
 
 
 def compare_studies(runs: Sequence[str], results: Path) -> Comparison:
