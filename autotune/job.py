@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from autotune.data import shipped_spaces
 from autotune.errors import JobError
 from autotune.finetune import FinetuneFile, Lora
 from autotune.lengths import FIXED, Lengths, check_fits, parse_lengths, resolve
-from autotune.model import Model, load_model, with_adapters
+from autotune.model import Model, load_model, presets, with_adapters
 from autotune.units import parse_bytes, parse_seconds
 from autotune.yaml_file import read_yaml
 
@@ -152,13 +153,30 @@ def read_job_file(path: Path) -> dict[str, Any]:
     Raises:
         JobError: The file cannot be read or is not a mapping.
     """
-    data = read_yaml(path)
-    for key in ("baseline", "base_config", "templates", "nvme_path"):
-        if isinstance(data.get(key), str):
-            data[key] = str((path.parent / data[key]).resolve())
+    data = resolve_paths(read_yaml(path), path.parent)
     if "lengths" in data:
         data["lengths"] = resolve(data["lengths"], path.parent)
     return data
+
+
+def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Keys of a job, with the paths among them made absolute.
+
+    A model or a space is one where such a file or folder is there and no shipped one has the name.
+
+    Args:
+        data: Keys as in `JobFile`, of any type.
+        folder: What the paths are relative to.
+    """
+    resolved = dict(data)
+    for key in ("baseline", "base_config", "templates", "nvme_path"):
+        if isinstance(data.get(key), str | Path):
+            resolved[key] = str((folder / data[key]).resolve())
+    for key, shipped in (("model", presets), ("space", shipped_spaces)):
+        name = data.get(key)
+        if name and isinstance(name, str) and name not in shipped() and (folder / name).exists():
+            resolved[key] = str((folder / name).resolve())
+    return resolved
 
 
 def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -> Job:

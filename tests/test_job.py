@@ -1,11 +1,12 @@
 """What is wrong with a job is said with its key, its value and its place."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.errors import JobError
-from autotune.job import JobFile, default_study_name, make_job
+from autotune.job import JobFile, default_study_name, make_job, read_job_file, resolve_paths
 
 SOUND: dict[str, Any] = {"model": "tiny-gpt2", "seq_len": 64, "global_batch": 8, "world": 2}
 
@@ -63,3 +64,23 @@ def test_the_default_name_of_a_study_may_be_given_as_one(model: str, stem: str) 
     name = default_study_name(file)
     assert name.startswith(f"{stem}-s64-b8-w2-")
     assert JobFile.model_validate({**SOUND, "study": name}).study == name
+
+
+def test_paths_in_a_job_are_relative_to_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    for name in ("mymodel", "tiny-gpt2"):
+        (project / name).mkdir(parents=True)
+    for name in ("mine", "zero", "base"):
+        (project / name).touch()
+    file = project / "job.yaml"
+    file.write_text("model: mymodel\nspace: mine\nbase_config: base\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    expected = {"model": "mymodel", "space": "mine", "base_config": "base"}
+    assert read_job_file(file) == {k: str(project / v) for k, v in expected.items()}
+
+    # What is shipped comes before what is there; what is not there may be a factory.
+    for model, space in (("tiny-gpt2", "zero"), ("pkg.mod:build", "other"), ("", ""), (3, None)):
+        keys = {"model": model, "space": space}
+        assert resolve_paths(keys, project) == keys
