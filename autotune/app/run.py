@@ -19,6 +19,7 @@ from autotune.errors import (
     NothingFeasibleError,
     StudyError,
 )
+from autotune.files import write_whole
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import kill_all
 from autotune.record import Study
@@ -87,7 +88,7 @@ def _begin(session: Session) -> None:
     objective = Objective.of(job, session.environment)
     text = yaml.safe_dump(dict(session.job_data), sort_keys=False)
     try:
-        study.job_file.write_text(text, encoding="utf-8")
+        write_whole(study.job_file, lambda path: path.write_text(text, encoding="utf-8"))
     except OSError as error:
         raise StudyError(
             f"{study.job_file}: cannot be written: {error.strerror}",
