@@ -28,6 +28,7 @@ from autotune.render.export import export_candidate
 from autotune.report.overview import State
 from autotune.report.rows import make_rows
 from autotune.report.study import Report
+from autotune.report.summary import place
 from autotune.search.history import candidate_of
 from autotune.search.objective import Objective
 from autotune.search.recall import changes_since, engine_of, history_of
@@ -121,6 +122,7 @@ def read_report(study: Study) -> Report:
     facts = study.read_state()
     history = history_of(study)
     objective = _objective(facts)
+    answer = answer_of(facts)
     return Report(
         study=study.name,
         folder=study.folder,
@@ -129,7 +131,7 @@ def read_report(study: Study) -> Report:
         objective=objective,
         rows=make_rows(history, objective),
         context=_context(study, facts),
-        answer=answer_of(facts),
+        answer=None if answer is None else place(answer, study),
     )
 
 

@@ -226,6 +226,24 @@ def test_the_plan_counts_what_answers_for_the_job(tmp_path: Path) -> None:
         assert plan_search(session, fresh=False).n_recorded == n_recorded
 
 
+def test_a_study_that_was_moved_names_its_own_files(tmp_path: Path) -> None:
+    study = finished(tmp_path / "results", objective="pareto")
+    (tmp_path / "results").rename(tmp_path / "moved")
+    moved = Study(tmp_path / "moved", study.name)
+    facts = dict(describe_verdict(read_report(moved)))
+    assert (facts["table"], facts["files"]) == (str(moved.table_file), str(moved.best_folder))
+    answer = read_report(moved).answer
+    assert answer is not None
+    assert str(study.folder) not in json.dumps(answer)
+    assert Path(answer["best"]["ds_config"]).is_file()
+
+    aside = moved.set_aside()
+    assert aside is not None
+    answer = read_report(Study(aside.parent, aside.name)).answer
+    assert answer is not None
+    assert answer["paths"]["export"] == str(aside / "best")
+
+
 def test_rows_of_an_empty_record() -> None:
     assert make_rows(History(), Objective.of(make(), ENVIRONMENT)) == []
 
