@@ -9,15 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 
 from autotune.data import shipped_spaces
 from autotune.errors import JobError
 from autotune.finetune import FinetuneFile, Lora
-from autotune.lengths import FIXED, Lengths, check_fits, parse_lengths, resolve
+from autotune.lengths import FIXED, SHORTEST, Lengths, check_fits, parse_lengths, resolve
 from autotune.model import Model, load_model, presets, with_adapters
 from autotune.units import parse_bytes, parse_seconds
-from autotune.yaml_file import read_yaml
+from autotune.yaml_file import read_yaml, refuse_switch
 
 Precision = Literal["bf16", "fp16", "fp32"]
 SamplerName = Literal["tpe", "gp", "random", "grid"]
@@ -98,7 +105,9 @@ class JobFile(BaseModel):
     model: str = Field(
         description="preset, Hugging Face folder or config.json, or package.module:factory"
     )
-    seq_len: int = Field(ge=1, le=_LARGEST, description="tokens per sample")
+    seq_len: int = Field(
+        ge=SHORTEST, le=_LARGEST, description="tokens per sample; one alone has no next to predict"
+    )
     global_batch: int = Field(
         ge=1, le=_LARGEST, description="samples per optimizer step, over all ranks"
     )
@@ -145,6 +154,8 @@ class JobFile(BaseModel):
     )
     lengths: Annotated[Lengths, BeforeValidator(parse_lengths)] = FIXED
     study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+
+    _refuse_switches = field_validator("*", mode="before")(refuse_switch)
 
 
 def read_job_file(path: Path) -> dict[str, Any]:

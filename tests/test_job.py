@@ -84,3 +84,20 @@ def test_paths_in_a_job_are_relative_to_its_folder(
     for model, space in (("tiny-gpt2", "zero"), ("pkg.mod:build", "other"), ("", ""), (3, None)):
         keys = {"model": model, "space": space}
         assert resolve_paths(keys, project) == keys
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"world": True}, {"seq_len": True}, {"seed": False}, {"budget": True}),
+        {"finetune": {"method": "lora", "rank": True}},
+    ],
+)
+def test_yes_and_no_are_no_numbers(change: dict[str, Any]) -> None:
+    assert "should not be true or false (in YAML also yes" in complaint(**change).message
+
+
+def test_a_sequence_of_one_token_has_nothing_to_predict() -> None:
+    error = complaint(seq_len=1)
+    assert error.message.startswith("job.yaml: seq_len: 1 is not allowed")
+    assert "a number from 2" in error.hint
