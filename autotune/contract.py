@@ -11,7 +11,8 @@ import tempfile
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from types import UnionType
+from typing import Any, Self, get_args, get_origin
 
 SCHEMA_VERSION = 1
 
@@ -184,7 +185,8 @@ class TrialSpec:
         """Rebuild a spec from JSON data.
 
         Raises:
-            ContractError: A field is missing, unknown, or the schema is another.
+            ContractError: A field is missing, unknown or of another type, or the schema is
+                another.
         """
         fields = _checked_fields(cls, data)
         try:
@@ -243,7 +245,8 @@ class RankReport:
         """Rebuild a report from JSON data.
 
         Raises:
-            ContractError: A field is missing, unknown, or the schema is another.
+            ContractError: A field is missing, unknown or of another type, or the schema is
+                another.
         """
         fields = _checked_fields(cls, data)
         try:
@@ -311,7 +314,8 @@ class TrialResult:
         """Rebuild a result from JSON data.
 
         Raises:
-            ContractError: A field is missing, unknown, or the schema is another.
+            ContractError: A field is missing, unknown or of another type, or the schema is
+                another.
         """
         fields = _checked_fields(cls, data)
         try:
@@ -340,10 +344,23 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(aside, mode_of(path))
         os.replace(aside, path)
     except BaseException:
         Path(aside).unlink(missing_ok=True)
         raise
+
+
+def mode_of(path: Path) -> int:
+    """Permissions for what is written aside and then moved to a path; mkstemp makes it private.
+
+    A file that is there keeps its own, a new one is as readable as its neighbours.
+    """
+    if path.exists():
+        return path.stat().st_mode
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -378,4 +395,31 @@ def _checked_fields(cls: type, data: dict[str, Any]) -> dict[str, Any]:
     )
     if unknown or missing:
         raise ContractError(f"{cls.__name__}: unknown fields {unknown}, missing fields {missing}")
+    for name, value in data.items():
+        if not _fits(value, known[name].type):
+            raise ContractError(f"{cls.__name__}: {name}: {str(value)[:60]!r} is of another type")
     return dict(data)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether JSON data has the type of a field, all the way down."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return True
+    if origin is UnionType:
+        return any(_fits(value, argument) for argument in arguments)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
+    if origin is dict:
+        items = value.values() if isinstance(value, dict) else ()
+        return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in items)
+    if dataclasses.is_dataclass(kind):
+        types = {f.name: f.type for f in dataclasses.fields(kind)}
+        return isinstance(value, dict) and all(
+            _fits(item, types.get(name, Any)) for name, item in value.items()
+        )
+    if isinstance(value, bool):  # Python calls it an int, too
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float)
+    return isinstance(value, str if issubclass(kind, StrEnum) else kind)

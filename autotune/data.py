@@ -22,3 +22,12 @@ def data_folder(name: str) -> Path:
         if folder.is_dir():
             return folder
     raise FileNotFoundError(f"{name}: neither inside {_PACKAGE} nor beside it")
+
+
+def shipped_spaces() -> list[str]:
+    """Names of the spaces that come with the package.
+
+    Raises:
+        FileNotFoundError: The installation lacks them.
+    """
+    return sorted(path.stem for path in data_folder("search_spaces").glob("*.yaml"))

@@ -115,6 +115,12 @@ def allowed_bytes_of(facts: Mapping[str, Any]) -> float:
     return float("inf") if allowed_bytes is None else allowed_bytes
 
 
+def left_out_of(facts: Mapping[str, Any]) -> frozenset[int]:
+    """Numbers of the trials that ran another job or configuration than was last searched."""
+    numbers = _read(tuple[int, ...], facts.get("left_out"))
+    return frozenset(() if numbers is None else numbers)
+
+
 def answer_of(facts: Mapping[str, Any]) -> dict[str, Any] | None:
     """The answer of the last search; None while there is none."""
     answer = facts.get("answer")

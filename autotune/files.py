@@ -5,6 +5,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from autotune.contract import mode_of
+
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Write aside, then move; a file that is there keeps its permissions.
@@ -20,15 +22,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     os.close(handle)
     try:
         write(Path(aside))
-        # mkstemp makes it private; a new file is as readable as its neighbours.
-        Path(aside).chmod(path.stat().st_mode if path.exists() else 0o666 & ~_umask())
+        Path(aside).chmod(mode_of(path))
         os.replace(aside, path)
     except BaseException:
         Path(aside).unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

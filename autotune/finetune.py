@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from autotune.yaml_file import refuse_switch
 
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the output head."""
@@ -57,6 +59,8 @@ class FinetuneFile(BaseModel):
     alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     target_modules: Annotated[str | tuple[str, ...], BeforeValidator(_targets)] = ALL_LINEAR
     dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    _refuse_switches = field_validator("*", mode="before")(refuse_switch)
 
     def lora(self) -> Lora:
         """With its defaults filled in: alpha is twice the rank, so that the scale is 2."""

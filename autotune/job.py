@@ -3,19 +3,28 @@
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 
+from autotune.data import shipped_spaces
 from autotune.errors import JobError
 from autotune.finetune import FinetuneFile, Lora
-from autotune.lengths import FIXED, Lengths, check_fits, parse_lengths, resolve
-from autotune.model import Model, load_model, with_adapters
+from autotune.lengths import FIXED, SHORTEST, Lengths, check_fits, parse_lengths, resolve
+from autotune.model import Model, load_model, presets, with_adapters
 from autotune.units import parse_bytes, parse_seconds
-from autotune.yaml_file import read_yaml
+from autotune.yaml_file import read_yaml, refuse_switch
 
 Precision = Literal["bf16", "fp16", "fp32"]
 SamplerName = Literal["tpe", "gp", "random", "grid"]
@@ -96,7 +105,9 @@ class JobFile(BaseModel):
     model: str = Field(
         description="preset, Hugging Face folder or config.json, or package.module:factory"
     )
-    seq_len: int = Field(ge=1, le=_LARGEST, description="tokens per sample")
+    seq_len: int = Field(
+        ge=SHORTEST, le=_LARGEST, description="tokens per sample; one alone has no next to predict"
+    )
     global_batch: int = Field(
         ge=1, le=_LARGEST, description="samples per optimizer step, over all ranks"
     )
@@ -144,6 +155,8 @@ class JobFile(BaseModel):
     lengths: Annotated[Lengths, BeforeValidator(parse_lengths)] = FIXED
     study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
+    _refuse_switches = field_validator("*", mode="before")(refuse_switch)
+
 
 def read_job_file(path: Path) -> dict[str, Any]:
     """Read a job's YAML into a mapping; paths in it are relative to its folder.
@@ -151,13 +164,30 @@ def read_job_file(path: Path) -> dict[str, Any]:
     Raises:
         JobError: The file cannot be read or is not a mapping.
     """
-    data = read_yaml(path)
-    for key in ("baseline", "base_config", "templates", "nvme_path"):
-        if isinstance(data.get(key), str):
-            data[key] = str((path.parent / data[key]).resolve())
+    data = resolve_paths(read_yaml(path), path.parent)
     if "lengths" in data:
         data["lengths"] = resolve(data["lengths"], path.parent)
     return data
+
+
+def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Keys of a job, with the paths among them made absolute.
+
+    A model or a space is one where such a file or folder is there and no shipped one has the name.
+
+    Args:
+        data: Keys as in `JobFile`, of any type.
+        folder: What the paths are relative to.
+    """
+    resolved = dict(data)
+    for key in ("baseline", "base_config", "templates", "nvme_path"):
+        if isinstance(data.get(key), str | Path):
+            resolved[key] = str((folder / data[key]).resolve())
+    for key, shipped in (("model", presets), ("space", shipped_spaces)):
+        name = data.get(key)
+        if name and isinstance(name, str) and name not in shipped() and (folder / name).exists():
+            resolved[key] = str((folder / name).resolve())
+    return resolved
 
 
 def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -> Job:
@@ -237,7 +267,8 @@ def default_study_name(file: JobFile) -> str:
     continued |= {"lengths"} if file.lengths == FIXED else set()
     identity = file.model_dump(mode="json", exclude=continued)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
-    stem = Path(file.model).name.split(":")[-1].removesuffix(".json") or "model"
+    name = Path(file.model).name.split(":")[-1].removesuffix(".json")
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "model"
     return f"{stem}-s{file.seq_len}-b{file.global_batch}-w{file.world}-{digest}"
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from autotune.errors import JobError
 from autotune.trial.lengths import batch_lengths, rounded_up
 
-_SHORTEST = 2
+SHORTEST = 2
 """Tokens: a sample of one has no next token to predict, so a micro-batch of it has no loss."""
 _LONGEST = 2**31 - 1
 _KEYS = ("histogram", "pad_to_multiple")
@@ -135,10 +135,10 @@ def resolve(value: Any, folder: Path) -> Any:
 
 def _checked(found: Mapping[Any, Any], *, where: str) -> tuple[tuple[int, float], ...]:
     for length, weight in found.items():
-        if type(length) is not int or not _SHORTEST <= length <= _LONGEST:
+        if type(length) is not int or not SHORTEST <= length <= _LONGEST:
             raise JobError(
                 f"lengths: {where}{length!r} is not a length",
-                f"a sample has a whole number of tokens, from {_SHORTEST}: one alone has no next "
+                f"a sample has a whole number of tokens, from {SHORTEST}: one alone has no next "
                 "token to predict",
             )
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
@@ -151,7 +151,7 @@ def _checked(found: Mapping[Any, Any], *, where: str) -> tuple[tuple[int, float]
 
 
 def _from_csv(path: Path) -> tuple[tuple[int, float], ...]:
-    """Lines of length,count; a first line that is no numbers is a header."""
+    """Lines of length,count; a first line without a digit is a header."""
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -165,7 +165,7 @@ def _from_csv(path: Path) -> tuple[tuple[int, float], ...]:
             if len(row) != 2:
                 raise ValueError
         except (ValueError, IndexError) as error:
-            if number == 1:
+            if number == 1 and not any(letter.isdigit() for letter in "".join(row)):
                 continue
             raise JobError(
                 f"lengths: {path}: line {number}: {','.join(row)!r} is not length,count",

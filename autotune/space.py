@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.candidate import Candidate
 from autotune.contract import KnobValue
-from autotune.data import data_folder
+from autotune.data import data_folder, shipped_spaces
 from autotune.errors import JobError
 from autotune.knobs import KNOBS, Context, canonical
 from autotune.space_file import Domain, read_space_file
@@ -50,11 +50,6 @@ def load_space(name_or_path: str) -> Space:
     return Space(
         name=file.name, description=file.description, domains=_in_order(file.domains), path=path
     )
-
-
-def shipped_spaces() -> list[str]:
-    """Names of the spaces that come with the package."""
-    return sorted(path.stem for path in data_folder("search_spaces").glob("*.yaml"))
 
 
 def grid(space: Space, context: Context) -> Iterator[Candidate]:

@@ -74,3 +74,14 @@ def parse_yaml(text: str, path: Path, *, hint: str = HINT) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise JobError(f"{path}: holds a {type(data).__name__}, not a mapping", hint)
     return data
+
+
+def refuse_switch(value: Any) -> Any:
+    """A value that is no number by accident: YAML reads yes, no, on and off as true and false.
+
+    Raises:
+        ValueError: It is true or false, which would count as 1 or 0.
+    """
+    if isinstance(value, bool):
+        raise ValueError("should not be true or false (in YAML also yes, no, on, off)")
+    return value

@@ -20,6 +20,7 @@ import pytest
 
 from autotune.candidate import Candidate
 from autotune.contract import Role, to_dict
+from autotune.data import shipped_spaces
 from autotune.doctor.machine import has_libaio
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.extensions import build
@@ -30,7 +31,7 @@ from autotune.model import load_model
 from autotune.rules import judge
 from autotune.rules.releases import is_at_least
 from autotune.search.launch import Run, make_spec
-from autotune.space import Space, combinations, load_space, shipped_spaces
+from autotune.space import Space, combinations, load_space
 from autotune.tried import recorded
 from tests.jobs import CPU, tiny_job
 from tests.rules.cases import NEWEST

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from autotune import rules
+from autotune.data import shipped_spaces
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.hardware import Environment
 from autotune.job import make_job
@@ -22,7 +23,7 @@ from autotune.knobs import KNOBS
 from autotune.lattice import build_lattice
 from autotune.rules.releases import is_at_least
 from autotune.rules.version import AUTOTP_BY_CONFIG_SINCE, PLAIN_BF16_SINCE
-from autotune.space import load_space, shipped_spaces
+from autotune.space import load_space
 from tests.rules.cases import NEWEST
 
 GOLDEN = Path(__file__).parent / "golden" / "lattice_sizes.json"

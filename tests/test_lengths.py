@@ -68,6 +68,8 @@ def test_a_bad_line_of_a_file_is_named(tmp_path: Path) -> None:
     for text, says in (
         ("8,1\n16;2\n", "line 2: '16;2' is not length,count"),
         ("8,1\n16,2,3\n", "line 2"),
+        ("128.0,9000\n256,10\n", "line 1: '128.0,9000' is not length,count"),
+        ("128;9000\n256,10\n", "line 1: '128;9000' is not length,count"),
         ("length,count\n", "holds no lengths"),
         ("8,-1\n", "8: -1.0 is not a weight"),
     ):

@@ -186,3 +186,18 @@ def test_spec_names_its_candidate(study: Study):
     spec = a_spec(0)
     assert spec.candidate_hash == candidate(make(), zero__stage=1, micro_batch=2).hash
     assert to_dict(spec)["knobs"]["zero.stage"] == 1
+
+
+def test_what_is_written_is_as_readable_as_its_neighbours(study: Study):
+    before = os.umask(0o027)
+    try:
+        folder = study.write_spec(a_spec(0), FILES)
+        study.write_result(folder, ok(a_spec(0), 1.0))
+        study.write_state({})
+        for path in (folder / "spec.json", folder / "result.json", study.state_file):
+            assert path.stat().st_mode & 0o777 == 0o640, path
+        study.state_file.chmod(0o664)
+        study.write_state({"a": 1})
+        assert study.state_file.stat().st_mode & 0o777 == 0o664, "somebody chose that"
+    finally:
+        os.umask(before)

@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from autotune import space as space_module
-from autotune.data import data_folder
+from autotune.data import data_folder, shipped_spaces
 from autotune.errors import JobError
 from autotune.knobs import KNOBS, Context
 from autotune.knobs_page import documentation, tried_on
 from autotune.model import load_model
-from autotune.space import grid, load_space, shipped_spaces
+from autotune.space import grid, load_space
 from autotune.space_file import schema, schema_text
 from autotune.tried import recorded
 

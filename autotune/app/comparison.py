@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.app.pages import write_text
+from autotune.app.pages import table_of, write_text
 from autotune.app.studies import locate, read_report
 from autotune.errors import AutotuneError, StudyError
 from autotune.job import JobFile, read_job_file
@@ -15,7 +15,6 @@ from autotune.record import Study
 from autotune.render.templates import Templates
 from autotune.report.compare import MAX_RUNS, Comparison, Run, compare
 from autotune.report.compare_page import render_comparison
-from autotune.table import load_table
 
 _BESIDES_THE_TABLE = {
     "optimizer",
@@ -25,8 +24,10 @@ _BESIDES_THE_TABLE = {
     "baseline",
     "base_config",
     "templates",
+    "lengths",
 }
-"""Keys of the job that change what a trial runs or what `best` means, and are no columns."""
+"""Keys of the job that change what a trial runs or what `best` means, and that no column tells all
+of: two histograms are one word there."""
 
 
 def compare_studies(runs: Sequence[str], results: Path) -> Comparison:
@@ -48,17 +49,7 @@ def compare_studies(runs: Sequence[str], results: Path) -> Comparison:
         )
     if len(found) > MAX_RUNS:
         raise StudyError(f"compare: {len(found)} studies", f"name at most {MAX_RUNS}")
-    return compare(
-        [
-            Run(
-                key=key,
-                report=read_report(study),
-                frame=load_table(study.folder),
-                job=_job(study),
-            )
-            for key, study in zip(ascii_uppercase, found, strict=False)
-        ]
-    )
+    return compare([_run(key, study) for key, study in zip(ascii_uppercase, found, strict=False)])
 
 
 def write_comparison(comparison: Comparison, out: Path) -> Path:
@@ -68,6 +59,11 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
         StudyError: The file cannot be written.
     """
     return write_text(out, render_comparison(comparison, Templates()))
+
+
+def _run(key: str, study: Study) -> Run:
+    report = read_report(study)
+    return Run(key=key, report=report, frame=table_of(report), job=_job(study))
 
 
 def _job(study: Study) -> dict[str, Any]:

@@ -3,14 +3,18 @@
 import time
 from pathlib import Path
 
+import pandas as pd
+
 from autotune.app.studies import read_report
 from autotune.contract import Outcome
 from autotune.errors import AutotuneError, StudyError
+from autotune.facts import left_out_of
 from autotune.files import write_whole
 from autotune.job import read_job_file
 from autotune.record import Study
 from autotune.render.templates import Templates
 from autotune.report.page import render_page
+from autotune.report.study import Report
 from autotune.search.base import Observer, Snapshot, Stage
 from autotune.table import load_table
 
@@ -82,10 +86,19 @@ def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> 
         StudyError: The record cannot be read, or the file cannot be written.
         RenderError: A template of the user's does not render.
     """
-    text = render_page(
-        read_report(study), load_table(study.folder), _templates(study), snapshot=snapshot
-    )
+    report = read_report(study)
+    text = render_page(report, table_of(report), _templates(study), snapshot=snapshot)
     return write_text(out, text)
+
+
+def table_of(report: Report) -> pd.DataFrame:
+    """The rows of a study's table that a report is of, and those of unreadable trials.
+
+    Raises:
+        StudyError: The record cannot be read.
+    """
+    frame = load_table(report.folder)
+    return frame[~frame["trial"].isin(left_out_of(report.facts))]
 
 
 def write_text(out: Path, text: str) -> Path:

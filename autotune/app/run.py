@@ -19,15 +19,16 @@ from autotune.errors import (
     NothingFeasibleError,
     StudyError,
 )
+from autotune.files import write_whole
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import kill_all
 from autotune.record import Study
 from autotune.report.summary import summarize, summarize_failure
 from autotune.search.base import Observer, SearchResult
-from autotune.search.history import History
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
+from autotune.search.recall import history_of
 from autotune.table import write_table
 
 
@@ -87,7 +88,7 @@ def _begin(session: Session) -> None:
     objective = Objective.of(job, session.environment)
     text = yaml.safe_dump(dict(session.job_data), sort_keys=False)
     try:
-        study.job_file.write_text(text, encoding="utf-8")
+        write_whole(study.job_file, lambda path: path.write_text(text, encoding="utf-8"))
     except OSError as error:
         raise StudyError(
             f"{study.job_file}: cannot be written: {error.strerror}",
@@ -119,7 +120,7 @@ def _run(session: Session, fleet: LocalFleet, observer: Observer) -> SearchResul
 
 def _keep_failure(study: Study, error: AutotuneError) -> dict[str, Any]:
     """The answer of a search without a best candidate; a full disk does not hide the reason."""
-    answer = summarize_failure(error, History(study.trials()), study)
+    answer = summarize_failure(error, history_of(study), study)
     try:
         study.write_state({**study.read_state(), "answer": answer})
     except StudyError as failure:

@@ -12,7 +12,7 @@ from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.errors import JobError, StudyError
 from autotune.finetune import with_rank
 from autotune.hardware import Environment, detect_environment
-from autotune.job import Job, make_job, read_job_file
+from autotune.job import Job, make_job, read_job_file, resolve_paths
 from autotune.knobs import Context, canonical, explain, parse_settings
 from autotune.lattice import Lattice, build_lattice
 from autotune.record import Study
@@ -20,6 +20,7 @@ from autotune.render.export import export_candidate
 from autotune.report.plan import Plan, make_plan
 from autotune.rules import judge
 from autotune.search.history import History
+from autotune.search.recall import recall
 from autotune.search.sampler import check_installed
 from autotune.space import load_space
 
@@ -41,8 +42,6 @@ DEMO_BATCH_PER_RANK = 16
 """The small job's global batch is so many times the world: every world has legal candidates."""
 CPU_WORLD = 2
 """Ranks on CPU where nobody says: enough to communicate, few enough for any machine."""
-
-_FILES = ("baseline", "base_config", "templates", "nvme_path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +97,13 @@ def plan_search(session: Session, *, fresh: bool) -> Plan:
     Raises:
         StudyError: The record cannot be read.
     """
-    history = History() if fresh else History(session.study.trials())
-    return make_plan(session.job, session.environment, session.lattice, session.study, history)
+    job, environment, study = session.job, session.environment, session.study
+    history = (
+        History()
+        if fresh
+        else recall(study, job=job, engine=session.engine, environment=environment)
+    )
+    return make_plan(job, environment, session.lattice, study, history)
 
 
 def render(
@@ -171,7 +175,8 @@ def _read_job(
     data = {**_defaults(theirs, environment), **theirs}
     where = str(job_file) if job_file is not None else "command line"
     job = make_job(data, where=where, flags=given)
-    return job, _portable({**data, "study": job.study, "lengths": job.lengths.as_yaml()})
+    readable = resolve_paths(data, Path.cwd())
+    return job, {**readable, "study": job.study, "lengths": job.lengths.as_yaml()}
 
 
 def _defaults(given: Mapping[str, Any], environment: Environment) -> dict[str, Any]:
@@ -183,14 +188,3 @@ def _defaults(given: Mapping[str, Any], environment: Environment) -> dict[str, A
     # A world that is no number is refused later, by name.
     batch = DEMO_BATCH_PER_RANK * max(1, world if isinstance(world, int) else 1)
     return {"world": world, "global_batch": batch, **DEMO[environment.accelerator]}
-
-
-def _portable(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain YAML values, and paths that hold from any folder."""
-    plain = {key: str(value) if isinstance(value, Path) else value for key, value in data.items()}
-    for key in (*_FILES, "model", "space"):
-        value = plain.get(key)
-        # A preset or a shipped space comes before a file of the same name.
-        if isinstance(value, str) and ("/" in value or "." in value) and Path(value).exists():
-            plain[key] = str(Path(value).resolve())
-    return plain

@@ -16,12 +16,15 @@ from autotune.contract import (
     read_json,
 )
 from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.engines.ds_expected import expected
 from autotune.errors import JobError, StudyError
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import kill_all
 from autotune.hardware import Environment, detect_environment
 from autotune.record import Study
+from autotune.render.deepspeed import SETTINGS_FILE
 from autotune.render.templates import canonical_json
+from autotune.rules.base import Setup
 from autotune.search.interrupt import Interrupt
 from autotune.search.launch import MEASURE, Run, make_spec
 from autotune.search.soak import (
@@ -50,6 +53,8 @@ class Subject:
     trial: int | None
     spec: TrialSpec
     files: dict[str, str]
+    swaps: bool
+    """Whether it swaps to a disk: the extension for that is built only where it is needed."""
     n_params: int | None
     """None: nobody knows how large a checkpoint will be."""
 
@@ -112,7 +117,7 @@ def _soak(
     record.lock()
     try:
         kill_all(record.trials_folder)
-        extensions.build(environment.accelerator, note)
+        extensions.build(environment.accelerator, note, nvme=subject.swaps)
         with interrupt.on_signals(), closing(fleet):
             ran = soak_trials(
                 subject.spec,
@@ -180,6 +185,7 @@ def _of_study(study: Study, environment: Environment) -> Subject:
         trial=chosen.trial.spec.number,
         spec=spec,
         files=chosen.engine.files(chosen.candidate),
+        swaps=_swaps(chosen.engine.setup(chosen.candidate)),
         n_params=chosen.job.model.shape.n_params,
     )
 
@@ -188,14 +194,15 @@ def _of_export(folder: Path, environment: Environment) -> Subject:
     """Read an export back: DeepSpeed's configuration, and the settings that it has no key for."""
     name = DS_CONFIG_FILE.rpartition("/")[2]
     try:
-        config, settings = read_json(folder / name), read_json(folder / "settings.json")
+        config, settings = read_json(folder / name), read_json(folder / SETTINGS_FILE)
         model: dict[str, Any] = {
-            key: settings[key] for key in ("factory", "path", "vocab") if key in settings
+            key: settings[key] for key in ("factory", "path", "vocab", "lora") if key in settings
         }
         if "factory" not in model:
             model["config"] = read_json(folder / "model" / "config.json")
         text = canonical_json(config)
-        spec = _spec_of_export(folder, config, settings, model, digest_of({name: text}))
+        setup = _setup_of_export(config, settings, environment)
+        spec = _spec_of_export(folder, setup, settings, model, digest_of({name: text}))
     except (ContractError, KeyError, TypeError, ValueError) as error:
         raise JobError(
             f"{folder}: not an export of autotune: {error}",
@@ -203,50 +210,74 @@ def _of_export(folder: Path, environment: Environment) -> Subject:
         ) from error
     _check_devices(spec.accelerator, environment)
     return Subject(
-        source=str(folder), folder=folder, trial=None, spec=spec, files={name: text}, n_params=None
+        source=str(folder),
+        folder=folder,
+        trial=None,
+        spec=spec,
+        files={name: text},
+        swaps=_swaps(setup),
+        n_params=None,
+    )
+
+
+def _setup_of_export(
+    config: dict[str, Any], settings: dict[str, Any], environment: Environment
+) -> Setup:
+    """What runs; of the model the shape alone is unknown, it was judged before it was exported."""
+    return Setup(
+        ds_config=config,
+        world=int(settings["world"]),
+        tp=int(settings["tp"]),
+        pp=int(settings["pp"]),
+        global_batch=int(settings["global_batch"]),
+        seq_len=int(settings["seq_len"]),
+        recompute=str(settings["recompute"]),
+        precision=str(settings["precision"]),
+        model=None,
+        supports_tp=True,
+        supports_recompute=True,
+        environment=environment,
+        attention=str(settings["attention"]),
+        loss_chunk_tokens=int(settings["loss_chunk_tokens"]),
+        compile=str(settings["compile"]),
     )
 
 
 def _spec_of_export(
-    folder: Path,
-    config: dict[str, Any],
-    settings: dict[str, Any],
-    model: dict[str, Any],
-    digest: str,
+    folder: Path, setup: Setup, settings: dict[str, Any], model: dict[str, Any], digest: str
 ) -> TrialSpec:
-    dp, tp, pp = (int(settings[key]) for key in ("dp", "tp", "pp"))
-    micro_batch = int(config["train_micro_batch_size_per_gpu"])
-    grad_accum = int(config["gradient_accumulation_steps"])
     return TrialSpec(
         study=folder.name,
         number=0,
         role=Role.SOAK,
         candidate_hash=digest[:12],
         knobs={},
-        world=int(settings["world"]),
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        micro_batch=micro_batch,
-        grad_accum=grad_accum,
+        world=setup.world,
+        tp=setup.tp,
+        pp=setup.pp,
+        dp=int(settings["dp"]),
+        micro_batch=int(setup.ds_config["train_micro_batch_size_per_gpu"]),
+        grad_accum=int(setup.ds_config["gradient_accumulation_steps"]),
         global_batch=int(settings["global_batch"]),
         seq_len=int(settings["seq_len"]),
         precision=str(settings["precision"]),
         accelerator=str(settings["accelerator"]),
         model=model,
-        recompute=str(settings["recompute"]),
-        expected={
-            "stage": config["zero_optimization"]["stage"],
-            "micro_batch": micro_batch,
-            "grad_accum": grad_accum,
-            "dtype": settings["precision"],
-            "dp": dp,
-            "tp": tp,
-            "pp": pp,
-        },
+        recompute=setup.recompute,
+        attention=setup.attention,
+        loss_chunk_tokens=setup.loss_chunk_tokens,
+        compile=setup.compile,
+        environment=dict(settings["environment_variables"]),
+        binds_cores=bool(settings["binds_cores"]),
+        expected=expected(setup, model),
         measure=MEASURE,
         seed=int(settings["seed"]),
+        lengths=dict(settings["lengths"]),
     )
+
+
+def _swaps(setup: Setup) -> bool:
+    return "nvme" in (setup.optimizer_offload, setup.param_offload)
 
 
 def _check_devices(theirs: str, environment: Environment) -> None:

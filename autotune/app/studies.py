@@ -16,6 +16,7 @@ from autotune.facts import (
     answer_of,
     context_of,
     environment_at,
+    left_out_of,
     objective_of,
 )
 from autotune.hardware import Environment
@@ -27,8 +28,10 @@ from autotune.render.export import export_candidate
 from autotune.report.overview import State
 from autotune.report.rows import make_rows
 from autotune.report.study import Report
-from autotune.search.history import History, candidate_of
+from autotune.report.summary import place
+from autotune.search.history import candidate_of
 from autotune.search.objective import Objective
+from autotune.search.recall import changes_since, engine_of, history_of
 from autotune.soak_record import SoakResult, digest_of, read_soak
 
 
@@ -94,7 +97,7 @@ def state_of(study: Study) -> State:
     Raises:
         StudyError: The record cannot be read.
     """
-    history = History(study.trials())
+    history = history_of(study)
     facts = study.read_state()
     answer = answer_of(facts) or {}
     return State(
@@ -102,6 +105,7 @@ def state_of(study: Study) -> State:
         folder=str(study.folder),
         is_running=_is_running(study),
         n_trials=len(history.trials),
+        n_left_out=len(left_out_of(facts)),
         counts={outcome.value: count for outcome, count in history.counts.items()},
         best_samples_per_s=(answer.get("best") or {}).get("samples_per_s"),
         speedup=answer.get("speedup"),
@@ -116,8 +120,9 @@ def read_report(study: Study) -> Report:
         StudyError: The record cannot be read.
     """
     facts = study.read_state()
-    history = History(study.trials())
+    history = history_of(study)
     objective = _objective(facts)
+    answer = answer_of(facts)
     return Report(
         study=study.name,
         folder=study.folder,
@@ -126,7 +131,7 @@ def read_report(study: Study) -> Report:
         objective=objective,
         rows=make_rows(history, objective),
         context=_context(study, facts),
-        answer=answer_of(facts),
+        answer=None if answer is None else place(answer, study),
     )
 
 
@@ -152,7 +157,8 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
         trial: Number of the trial; None for the best.
 
     Raises:
-        StudyError: There is no such trial, or no best one yet.
+        StudyError: There is no such trial, no best one yet, or the job or a file that it names
+            has changed since the trial ran.
         JobError: The study's job cannot be read any more.
     """
     facts = study.read_state()
@@ -172,12 +178,14 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
     environment = _environment(facts, number)
     job = make_job(read_job_file(study.job_file), where=str(study.job_file))
     candidate = candidate_of(trials[number].spec)
+    engine = engine_of(candidate, job, DeepSpeedEngine(job, environment))
+    _check_answers(study, trials[number], job=job, engine=engine, environment=environment)
     return Chosen(
         trial=trials[number],
         candidate=candidate,
         job=job,
         environment=environment,
-        engine=_engine_of(candidate, job, environment),
+        engine=engine,
         answer=answer,
     )
 
@@ -192,7 +200,7 @@ def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list
         trial: Number of the trial; None for the best.
 
     Raises:
-        StudyError: There is no such trial, or no best one yet.
+        StudyError: As `find_chosen`.
         JobError: The study's job cannot be read any more.
         RenderError: A template does not render, or the folder cannot be written.
     """
@@ -272,14 +280,19 @@ def _objective(facts: Mapping[str, Any]) -> Objective:
     return Objective(wish=objective_of(facts), allowed_bytes=allowed_bytes_of(facts))
 
 
-def _engine_of(candidate: Candidate, job: Job, environment: Environment) -> Engine:
-    """The user's own baseline keeps keys of its file that no knob knows."""
-    engine = DeepSpeedEngine(job, environment)
-    if job.baseline is not None:
-        theirs, baseline = engine.baseline(job.baseline)
-        if baseline == candidate:
-            return theirs
-    return engine
+def _check_answers(
+    study: Study, trial: Trial, *, job: Job, engine: Engine, environment: Environment
+) -> None:
+    """Refuse to hand out a trial's figures with files that it did not run."""
+    changes = changes_since(trial, study, job=job, engine=engine, environment=environment)
+    if changes:
+        more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
+        raise StudyError(
+            f"study {study.name}: trial {trial.spec.number} ran another job or configuration than "
+            f"{study.job_file} and the files that it names describe now: "
+            f"{'; '.join(changes[:3])}{more}",
+            "search again to measure what they describe, or put back what changed",
+        )
 
 
 def _figures(answer: Mapping[str, Any], trial: Trial) -> Figures | None:

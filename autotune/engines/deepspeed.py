@@ -122,7 +122,7 @@ class DeepSpeedEngine:
 
         Names as in `autotune.trial.readback`; one that has no meaning there is left out.
         """
-        return expected(setup, self._job)
+        return expected(setup, self._job.model.source)
 
     def overridden(self, candidate: Candidate) -> Mapping[str, Note]:
         """Keys of the user's file that do not run as written: key -> (theirs, ours or None)."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from autotune.contract import KnobValue
 from autotune.engines.ds_keys import PATHS, read_knob
-from autotune.job import Job
 from autotune.knobs import KNOBS
 from autotune.model import ModelShape
 from autotune.nested import look_up
@@ -49,9 +48,10 @@ _STAGE_3 = {
 """Name read back -> knob, where ZeRO's optimizer holds the value as it was written."""
 
 
-def expected(setup: Setup, job: Job) -> dict[str, Any]:
-    """What the live engine must say of itself."""
+def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
+    """What the live engine must say of itself, training the model of `TrialSpec.model`."""
     config, stage = setup.ds_config, setup.stage
+    precision = setup.precision or setup.dtype
     found: dict[str, Any] = {
         "stage": stage,
         "micro_batch": config["train_micro_batch_size_per_gpu"],
@@ -59,12 +59,12 @@ def expected(setup: Setup, job: Job) -> dict[str, Any]:
         "dp": setup.world // (setup.tp * setup.pp),
         "tp": setup.tp,
         "pp": setup.pp,
-        "dtype": job.precision,
+        "dtype": precision,
         "gradient_clipping": config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
-        "communication_dtype": config.get("communication_data_type", job.precision),
+        "communication_dtype": config.get("communication_data_type", precision),
         "compiled": setup.compile != "none",
     }
-    if "config" in job.model.source:
+    if "config" in source:
         found |= _of_the_script(setup)
     if setup.model is not None and setup.tp == 1 and setup.pp == 1:
         found["n_params"] = setup.model.n_params
@@ -72,7 +72,7 @@ def expected(setup: Setup, job: Job) -> dict[str, Any]:
     if setup.optimizer in ("adam", "adamw"):
         found["optimizer"] = optimizer_class(setup)
     if stage > 0:
-        found["grad_accum_dtype"] = _dtype(config, "grad_accum_dtype", job.precision)
+        found["grad_accum_dtype"] = _dtype(config, "grad_accum_dtype", precision)
     if uses_bf16_optimizer(setup):
         return found
     names = _STAGE_3 | _ZERO if stage == 3 else (_BELOW_STAGE_3 | _ZERO if stage else {})

@@ -74,6 +74,7 @@ def _settings(export: Export) -> dict[str, Any]:
         "accelerator": export.environment.accelerator,
         "seed": job.seed,
         "binds_cores": binds_cores(candidate.values) or export.environment.accelerator == "cpu",
+        "environment_variables": environment_of(candidate.values),
     }
 
 

@@ -23,8 +23,10 @@ from autotune.search.history import Tried
 
 MAX_RUNS = len(ascii_uppercase)
 
-_JOB = ("model", "seq_len", "global_batch", "world", "precision")
+_JOB = ("model", "finetune", "seq_len", "lengths", "global_batch", "world", "precision")
 """Columns of the table without which samples/s are not of the same work."""
+_EMPTY = {"finetune": "every weight"}
+"""What an empty column means, where that is known."""
 _PLACE = ("accelerator", "device_name", "memory_limit_bytes")
 _CANDIDATES = {
     "settings": "string",
@@ -198,7 +200,7 @@ def _identity(tried: Tried) -> str:
 
 
 def _work_of(spec: TrialSpec) -> list[Any]:
-    return [spec.model, spec.seq_len, spec.precision]
+    return [spec.model, spec.seq_len, spec.lengths, spec.precision]
 
 
 def _config_of(tried: Tried) -> str:
@@ -215,19 +217,20 @@ def _config_of(tried: Tried) -> str:
 
 def _differences(runs: Sequence[Run]) -> list[str]:
     versions = [c for c in runs[0].frame.columns if str(c).startswith("version.")]
-    said = []
+    said: dict[str, str] = {}
     for column in (*_JOB, *_PLACE, *versions):
         seen = {run.key: _seen(run.frame, column) for run in runs}
         if len(set(seen.values())) > 1:
-            each = ", ".join(f"{key} {value or 'unknown'}" for key, value in seen.items())
+            empty = _EMPTY.get(column, "unknown")
+            each = ", ".join(f"{key} {value or empty}" for key, value in seen.items())
             weight = ": samples/s are not of the same work" if column in _JOB else ""
-            said.append(f"{column.removeprefix('version.')} differs ({each}){weight}")
+            said[column] = f"{column.removeprefix('version.')} differs ({each}){weight}"
     keys = dict.fromkeys(key for run in runs if run.job for key in run.job)
     for key in keys:
         values = {json.dumps(run.job.get(key), sort_keys=True) for run in runs if run.job}
         if len(values) > 1:
-            said.append(f"{key} of the job differs")
-    return said
+            said.setdefault(key, f"{key} of the job differs")
+    return list(said.values())
 
 
 def _seen(frame: pd.DataFrame, column: str) -> str:

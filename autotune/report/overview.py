@@ -26,6 +26,8 @@ class State:
     is_running: bool
     """Whether a search holds it now."""
     n_trials: int
+    n_left_out: int
+    """Trials of the record besides those, of another job or configuration."""
     counts: dict[str, int]
     """Ended trials by outcome."""
     best_samples_per_s: float | None

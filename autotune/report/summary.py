@@ -1,7 +1,9 @@
 """The answer of a search as JSON data: what `search --json` prints and `study.json` keeps."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from autotune.contract import DS_CONFIG_FILE
 from autotune.errors import AutotuneError, NothingFeasibleError
 from autotune.record import Study
 from autotune.search.base import SearchResult, Standing
@@ -34,10 +36,7 @@ def summarize(result: SearchResult, study: Study) -> dict[str, Any]:
         "stop_reason": result.stop_reason.value,
         "problem": None,
         "interrupted": result.interrupted,
-        "paths": {
-            "table": str(study.table_file),
-            "export": str(study.best_folder) if result.best is not None else None,
-        },
+        "paths": _paths(study, has_best=result.best is not None),
         **front,
     }
 
@@ -62,7 +61,36 @@ def summarize_failure(error: AutotuneError, history: History, study: Study) -> d
         "stop_reason": "nothing is feasible" if nothing else "the devices failed: search again",
         "problem": {"message": error.message, "fix": error.hint},
         "interrupted": False,
-        "paths": {"table": str(study.table_file), "export": None},
+        "paths": _paths(study, has_best=False),
+    }
+
+
+def place(answer: Mapping[str, Any], study: Study) -> dict[str, Any]:
+    """An answer that was kept, with the paths of the study as it lies now.
+
+    It may have been moved since, or set aside: its old place may be another study's.
+    """
+
+    def placed(standing: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        if standing is None:
+            return None
+        config = study.trial_folder(standing["trial"]) / DS_CONFIG_FILE
+        return {**standing, "ds_config": str(config)}
+
+    single = {name: placed(answer[name]) for name in ("baseline", "best")}
+    several = {
+        name: [placed(standing) for standing in answer[name]]
+        for name in ("ties", "front")
+        if name in answer
+    }
+    paths = _paths(study, has_best=answer["best"] is not None)
+    return {**answer, **single, **several, "study": study.name, "paths": paths}
+
+
+def _paths(study: Study, *, has_best: bool) -> dict[str, str | None]:
+    return {
+        "table": str(study.table_file),
+        "export": str(study.best_folder) if has_best else None,
     }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.facts import environment_of, model_of
+from autotune.facts import environment_of, left_out_of, model_of
 from autotune.knobs import choices_of
 from autotune.record import Study
 from autotune.render.deepspeed import describe_soak
@@ -48,6 +48,9 @@ def describe_outcome(row: Row, report: Report) -> str:
 def describe_verdict(report: Report) -> list[tuple[str, str]]:
     """What was found, fact by fact, as (name, text)."""
     facts = [("outcomes", describe_counts(report.counts))]
+    if left_out := left_out_of(report.facts):
+        trials = "1 trial" if len(left_out) == 1 else f"{len(left_out)} trials"
+        facts.append(("left out", f"{trials} of another job or configuration"))
     answer = report.answer
     if answer is None:
         facts.append(("unfinished", "the same search command again resumes it"))

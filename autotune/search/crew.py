@@ -6,7 +6,7 @@ from typing import Any
 from autotune.candidate import Candidate
 from autotune.contract import Outcome
 from autotune.engines.base import Engine
-from autotune.errors import FleetError, RenderError
+from autotune.errors import FleetError
 from autotune.fleet.base import Fleet, Handle
 from autotune.hardware import Environment
 from autotune.job import Job
@@ -14,7 +14,8 @@ from autotune.record import Study, Trial, lost_result
 from autotune.search.base import Running
 from autotune.search.history import History, candidate_of, results
 from autotune.search.interrupt import Interrupt
-from autotune.search.launch import Run, answers_for, make_spec
+from autotune.search.launch import Run, make_spec
+from autotune.search.recall import answers_for
 
 POLL_S = 0.1
 """Between two looks at the trials; the coordinator shares the processor with CPU ranks."""
@@ -41,6 +42,8 @@ class Crew:
         note: Callable[[str], None],
     ) -> None:
         self.history = History()
+        self.left_out: tuple[int, ...] = ()
+        """Numbers of the record's trials that ran another job or configuration."""
         self._job = job
         self._study = study
         self._fleet = fleet
@@ -64,23 +67,27 @@ class Crew:
         Raises:
             StudyError: The record cannot be read or written.
         """
-        n_foreign, n_lost = 0, 0
+        left_out, n_lost = [], 0
         for trial in self._study.trials():
             if trial.result is None:
                 result = lost_result(trial)
                 self._study.write_result(trial.folder, result)
                 trial = Trial(folder=trial.folder, spec=trial.spec, result=result)
                 n_lost += 1
-            if self._is_ours(trial):
+            engine = self.engine_of(candidate_of(trial.spec))
+            if answers_for(
+                trial, self._study, job=self._job, engine=engine, environment=self._environment
+            ):
                 self.history.put(trial)
             else:
-                n_foreign += 1
+                left_out.append(trial.spec.number)
+        self.left_out = tuple(left_out)
         if self.history.trials:
             self._note(f"resumed: {len(self.history.trials)} trials in the record, {n_lost} lost")
-        if n_foreign:
+        if left_out:
             self._note(
-                f"{n_foreign} trials of the record ran another job or configuration than this one "
-                "and are left out"
+                f"{len(left_out)} trials of the record ran another job or configuration than this "
+                "one and are left out"
             )
         for folder in self._study.unreadable():
             self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
@@ -171,21 +178,6 @@ class Crew:
                 )
             )
         return tuple(shown)
-
-    def _is_ours(self, trial: Trial) -> bool:
-        """Whether the trial ran what the same candidate would run now, to the letter.
-
-        The optimizer, the user's base configuration and the templates are in no knob: were only
-        the candidate compared, an edited file would be served the figures of the old one.
-        """
-        if not answers_for(trial.spec, self._job, self._environment):
-            return False
-        candidate = candidate_of(trial.spec)
-        try:
-            expected = self.engine_of(candidate).files(candidate)
-            return self._study.read_files(trial) == expected
-        except RenderError:
-            return False
 
     def _say_overridden(self, overridden: Mapping[str, Sequence[Any]]) -> None:
         """Say once what of the user's own configuration does not run as written."""

@@ -1,6 +1,5 @@
 """From a candidate to a trial: the spec that its ranks will read."""
 
-import json
 from dataclasses import dataclass
 
 from autotune.candidate import Candidate
@@ -96,31 +95,3 @@ def enforced_limit_bytes(job: Job, environment: Environment) -> int | None:
         return None
     limit_bytes = job.memory_limit_bytes or environment.device_memory_bytes
     return int(limit_bytes * (1 - job.head_room))
-
-
-def answers_for(spec: TrialSpec, job: Job, environment: Environment) -> bool:
-    """Whether a recorded trial ran what the job asks about, so that it may be compared.
-
-    A name given with `--study` may be used for another job; its trials stay in the record and out
-    of this search.
-    """
-    theirs = (
-        spec.world,
-        spec.global_batch,
-        spec.seq_len,
-        spec.precision,
-        spec.memory_limit_bytes,
-        spec.accelerator,
-        json.dumps(spec.model, sort_keys=True),
-        json.dumps(spec.lengths, sort_keys=True),
-    )
-    return theirs == (
-        job.world,
-        job.global_batch,
-        job.seq_len,
-        job.precision,
-        enforced_limit_bytes(job, environment),
-        environment.accelerator,
-        json.dumps(job.model.source, sort_keys=True),
-        json.dumps(job.lengths.as_spec(), sort_keys=True),
-    )

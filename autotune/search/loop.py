@@ -320,7 +320,7 @@ class _Search:
         )
 
     def _save_facts(self) -> None:
-        """Keep what the trials do not hold: the devices and the model's shape.
+        """Keep what the trials do not hold: the devices, the model's shape, who is left out.
 
         `environments` is where trials were run, each with the number of the first that ran there.
         """
@@ -341,6 +341,7 @@ class _Search:
                 "shape": dataclasses.asdict(self._job.model.shape),
                 "source": self._job.model.source,
             },
+            "left_out": list(self.crew.left_out),
             "stop_reason": None,
         }
         self._study.write_state({**state, **facts})

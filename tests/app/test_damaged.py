@@ -67,7 +67,8 @@ def test_no_damage_ends_in_a_traceback(study: Study, monkeypatch: pytest.MonkeyP
         facts = damaged(sound, place, value)
         monkeypatch.setattr(Study, "read_state", lambda _, facts=facts: facts)
         assert len(load_table(study.folder)) == len(trials), (place, value)
-        assert state_of(study).n_trials == len(trials)
+        state = state_of(study)
+        assert state.n_trials + state.n_left_out == len(trials)
         with contextlib.suppress(AutotuneError):
             _environment(facts, 0)
         with contextlib.suppress(AutotuneError):
@@ -81,3 +82,27 @@ def test_a_file_that_is_damaged_all_over_is_named(study: Study, tmp_path: Path) 
     with pytest.raises(AutotuneError, match=r"study\.json: missing, damaged"):
         read_report(other)
     assert state_of(other).stop_reason is None
+
+
+@pytest.mark.parametrize("name", ["spec.json", "result.json"])
+def test_a_field_of_another_type_is_damage(name: str, tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    path = study.trial_folder(0) / name
+    sound = json.loads(path.read_text(encoding="utf-8"))
+    n_trials = len(study.trials())
+    for key in sound:
+        kept = []
+        for value in (None, "0", [7], {"name": [3]}, 0.5, True):
+            path.write_text(json.dumps({**sound, key: value}), encoding="utf-8")
+            trials = study.trials()
+            damage = [*study.unreadable(), *(t for t in trials if t.problem)]
+            if not damage:
+                kept.append(value)
+        assert len(kept) < 6, f"{key} takes anything"
+    for key, value in (("number", "0"), ("candidate_hash", 7), ("role", {}), ("step_time_s", "x")):
+        if key in sound:
+            path.write_text(json.dumps({**sound, key: value}), encoding="utf-8")
+            assert f"{key}: " in load_table(study.folder)["problem"][0]
+            assert len(load_table(study.folder)) == n_trials
+            state_of(study)
+            shown(read_report(study))

@@ -1,5 +1,6 @@
 """Soaks of studies and exports on a scripted fleet, and what the exports say of them."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -10,13 +11,20 @@ import yaml
 from autotune import cli
 from autotune.app import soak as app
 from autotune.app.studies import read_report, write_export
-from autotune.contract import Outcome, Role
+from autotune.candidate import Candidate
+from autotune.contract import Outcome, Role, TrialSpec
+from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.errors import ExitCode, JobError, StudyError
+from autotune.finetune import Lora
+from autotune.knobs import Context, canonical
+from autotune.lengths import Lengths
 from autotune.record import Study
+from autotune.render.export import export_candidate
 from autotune.report.verdict import describe_verdict
-from autotune.soak_record import SOAK_FILE, SoakResult, read_soak
+from autotune.search.launch import Run, make_spec
+from autotune.soak_record import SOAK_FILE, SoakResult, read_soak, write_soak
 from tests.report.test_terminal import finished
-from tests.search.scripted import ENVIRONMENT, Behaviour, fault
+from tests.search.scripted import ENVIRONMENT, Behaviour, fault, make
 from tests.search.test_soak import SoakFleet, steady
 
 JOB = {
@@ -32,7 +40,7 @@ JOB = {
 
 @pytest.fixture
 def study(tmp_path: Path) -> Study:
-    study = finished(tmp_path / "results")
+    study = finished(tmp_path / "results", engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
     study.job_file.write_text(yaml.safe_dump(JOB))
     return study
 
@@ -41,7 +49,7 @@ def study(tmp_path: Path) -> Study:
 def machine(monkeypatch: pytest.MonkeyPatch):
     """Lets the next soak run on a scripted fleet; answers with the fleet."""
     monkeypatch.setattr(app, "detect_environment", lambda: ENVIRONMENT)
-    monkeypatch.setattr("autotune.extensions.build", lambda *_: None)
+    monkeypatch.setattr("autotune.extensions.build", lambda *_, **__: None)
 
     def use(behave: Behaviour = steady) -> SoakFleet:
         fleet = SoakFleet(behave)
@@ -102,10 +110,8 @@ def test_another_configuration_is_not_called_soaked(study: Study, machine, tmp_p
 
 def test_an_edited_configuration_is_not_called_soaked(study: Study, machine, tmp_path: Path):
     machine()
-    soak(study)
-    (tmp_path / "base.json").write_text('{"gradient_clipping": 0.5}')
-    edited = {**JOB, "base_config": str(tmp_path / "base.json")}
-    study.job_file.write_text(yaml.safe_dump(edited))
+    found = soak(study)
+    write_soak(study.folder, dataclasses.replace(found, ds_config_digest="of another"))
     write_export(study, tmp_path / "edited", to="deepspeed", trial=None)
     assert "It was not soaked" in (tmp_path / "edited" / "README.md").read_text()
 
@@ -147,14 +153,79 @@ def test_an_export_is_soaked_where_it_lies(study: Study, machine, tmp_path: Path
     assert found is not None
     assert found.passed
     assert read_soak(out) == found
-    theirs = next(t.spec for t in study.trials() if t.spec.number == best_of(study))
-    ours = fleet.specs[0]
-    for name in ("world", "dp", "tp", "micro_batch", "grad_accum", "seq_len", "precision"):
-        assert getattr(ours, name) == getattr(theirs, name)
-    assert ours.model == theirs.model
-    assert ours.recompute == theirs.recompute
+    (theirs,) = [t.spec for t in study.trials() if t.spec.number == best_of(study)]
+    check_same(theirs, fleet.specs[0])
     written = (out / "soak" / "trials" / "0000" / "config" / "ds_config.json").read_text()
     assert written == (out / "ds_config.json").read_text()
+
+
+CUDA = dataclasses.replace(ENVIRONMENT, accelerator="cuda")
+SWAPPED = {"zero__stage": 3, "offload__optimizer": "nvme"}
+PROCESS = {"allocator": "expandable_segments", "core_binding": "ranks"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "knobs"),
+    [
+        (ENVIRONMENT, {"attention": "eager", "loss_chunk_tokens": 16, "compile": "torch"}),
+        (ENVIRONMENT, {**SWAPPED, "micro_batch": 4, "recompute": "every_2"}),
+        (CUDA, {"zero__stage": 1, "tp": 2, **PROCESS}),
+    ],
+    ids=["script", "swapped", "process"],
+)
+def test_an_export_is_soaked_as_it_was_measured(
+    tmp_path: Path, machine, monkeypatch: pytest.MonkeyPatch, environment, knobs
+):
+    (tmp_path / "disk").mkdir()
+    job = make(seed=7, nvme_path=str(tmp_path / "disk"))
+    lora = Lora(rank=4, alpha=8.0, target_modules="all-linear", dropout=0.1)
+    adapted = {**job.model.source, "lora": lora.as_source()}
+    job = dataclasses.replace(
+        job,
+        model=dataclasses.replace(job.model, source=adapted),
+        lengths=Lengths(kind="histogram", histogram=((16, 0.5), (64, 0.5)), pad_to_multiple=8),
+    )
+    values = canonical(
+        {name.replace("__", "."): value for name, value in knobs.items()},
+        Context.of(job, environment),
+    )
+    chosen = Candidate.of(values, world=job.world, global_batch=job.global_batch)
+    for name, value in knobs.items():
+        assert chosen.get(name.replace("__", ".")) == value, "it acts"
+    engine = DeepSpeedEngine(job, environment)
+    run = Run(candidate=chosen, role=Role.SEARCH)
+    theirs = make_spec(run, study="any", number=0, job=job, engine=engine, environment=environment)
+    export_candidate(chosen, tmp_path / "out", engine=engine, job=job, environment=environment)
+
+    fleet = machine()
+    monkeypatch.setattr(app, "detect_environment", lambda: environment)
+    ours = app._of_export(tmp_path / "out", environment).spec
+    check_same(theirs, ours)
+    assert ours.lengths == theirs.lengths
+    expected = {k: v for k, v in theirs.expected.items() if k not in OF_THE_SHAPE}
+    assert ours.expected == expected
+    swaps: list[bool] = []
+    monkeypatch.setattr("autotune.extensions.build", lambda *_, nvme: swaps.append(nvme))
+    app.soak_export(tmp_path / "out", minutes=2.0, note=lambda _: None)
+    check_same(theirs, fleet.specs[0])
+    assert swaps == ["nvme" in knobs.values()]
+
+
+OF_THE_SHAPE = {"n_params", "n_params_frozen", "recomputed_layers"}
+NOT_HANDED_OUT = {
+    *("study", "number", "role", "candidate_hash", "knobs", "expected", "overridden"),
+    *("memory_limit_bytes", "timeout_s"),
+}
+OF_A_SOAK = {"measure", "checkpoint", "lengths"}
+
+
+def check_same(theirs: TrialSpec, ours: TrialSpec) -> None:
+    """A soak runs what the trial ran."""
+    for field in dataclasses.fields(TrialSpec):
+        if field.name not in NOT_HANDED_OUT | OF_A_SOAK:
+            same = getattr(ours, field.name) == getattr(theirs, field.name)
+            # A CPU rank is bound to its core whatever the candidate says.
+            assert same or (field.name, theirs.accelerator) == ("binds_cores", "cpu"), field.name
 
 
 def best_of(study: Study) -> int:
@@ -176,12 +247,14 @@ def test_other_devices_than_the_searchs_are_refused(
     state = study.read_state()
     state["environments"][0]["accelerator"] = "cuda"
     study.write_state(state)
+    for path in study.trials_folder.glob("*/spec.json"):
+        path.write_text(path.read_text().replace('"accelerator": "cpu"', '"accelerator": "cuda"'))
     with pytest.raises(StudyError, match="measured on cuda, this machine trains on cpu"):
         soak(study)
 
 
 def test_a_study_without_a_best_is_refused(tmp_path: Path, machine):
-    study = finished(tmp_path / "results")
+    study = finished(tmp_path / "results", engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
     study.job_file.write_text(yaml.safe_dump(JOB))
     study.write_state({**study.read_state(), "answer": None})
     with pytest.raises(StudyError, match="has not found a best configuration"):

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 import autotune
-from autotune.app.studies import locate
+from autotune.app.studies import find_chosen, locate, write_export
+from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.errors import StudyError
 from autotune.record import Study
 from autotune.table import SCHEMA
 from tests.report.test_terminal import finished
+from tests.search.scripted import ENVIRONMENT
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +54,38 @@ def test_importing_autotune_stays_light() -> None:
         "sys.exit(bool({'pandas', 'optuna', 'plotly', 'rich', 'pydantic'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+JOB = {
+    "model": "tiny-gpt2",
+    "seq_len": 64,
+    "global_batch": 16,
+    "world": 2,
+    "precision": "fp32",
+    "memory_limit": "24GiB",
+}
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        ({"seq_len": 128}, "seq_len was 64, is 128"),
+        ({"model": "tiny-llama"}, "model: config: "),
+        ({"memory_limit": "8GiB"}, "memory_limit_bytes was 25769803776, is 8589934592"),
+        ({"base_config": "base.json"}, "ds_config.json: gradient_clipping was 1.0, is 0.5"),
+    ],
+)
+def test_figures_of_another_configuration_are_not_handed_out(
+    tmp_path: Path, edit: dict[str, object], words: str
+) -> None:
+    study = finished(tmp_path, engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
+    (study.folder / "base.json").write_text('{"gradient_clipping": 0.5}', encoding="utf-8")
+    study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
+    assert find_chosen(study, trial=None).job.seq_len == 64
+    study.job_file.write_text(yaml.safe_dump(JOB | edit), encoding="utf-8")
+    for trial in (None, 0):
+        with pytest.raises(StudyError) as caught:
+            write_export(study, tmp_path / "out", to="deepspeed", trial=trial)
+        assert words in caught.value.message
+        assert "search again" in caught.value.hint
+    assert not (tmp_path / "out").exists()

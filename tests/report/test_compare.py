@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from rich.console import Console
 
 from autotune.app.comparison import compare_studies, write_comparison
@@ -88,6 +89,42 @@ def test_another_job_shares_no_candidate(wide: Study, tmp_path: Path) -> None:
     assert "seq_len differs (A 64, B 128): samples/s are not of the same work" in (
         comparison.warnings
     )
+
+
+SHORT = {"histogram": {16: 1, 64: 1}}
+LONG = {"histogram": {32: 1, 64: 9}}
+
+
+def test_samples_of_other_lengths_are_other_work(wide: Study, tmp_path: Path) -> None:
+    studies = [finished(tmp_path / n, lengths=drawn) for n, drawn in (("a", SHORT), ("b", LONG))]
+    for study, lengths in zip(studies, (SHORT, LONG), strict=True):
+        job = yaml.safe_load(JOB) | {"lengths": lengths}
+        study.job_file.write_text(yaml.safe_dump(job), encoding="utf-8")
+    wide.job_file.write_text(JOB, encoding="utf-8")
+    folders = [str(study.folder) for study in (wide, *studies)]
+    for pair, words in (
+        (
+            folders[:2],
+            "lengths differs (A fixed, B histogram): samples/s are not of the same work",
+        ),
+        (folders[1:], "lengths of the job differs"),
+    ):
+        comparison = compare_studies(pair, tmp_path)
+        assert comparison.candidates.empty
+        assert [text for text in comparison.warnings if "lengths" in text] == [words]
+
+
+def test_adapters_are_warned_of(wide: Study, tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    for path in study.trials_folder.glob("*/spec.json"):
+        spec = json.loads(path.read_text(encoding="utf-8"))
+        spec["model"]["lora"] = {"rank": 4}
+        path.write_text(json.dumps(spec), encoding="utf-8")
+    warnings = compare_studies([str(wide.folder), str(study.folder)], tmp_path).warnings
+    assert (
+        'finetune differs (A every weight, B {"lora": {"rank": 4}}): samples/s are not of the '
+        "same work"
+    ) in warnings
 
 
 def test_knobs_that_differ_between_the_bests(wide: Study, tmp_path: Path) -> None:

@@ -3,26 +3,34 @@
 import dataclasses
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from autotune.app.studies import read_report
+from autotune.app.pages import table_of
+from autotune.app.session import Session, plan_search
+from autotune.app.studies import read_report, state_of
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.engines.base import Engine
+from autotune.job import Job
 from autotune.knobs import Context
 from autotune.record import Study
+from autotune.report.markdown import render_markdown
 from autotune.report.plan import make_plan
 from autotune.report.rows import Row, make_rows
 from autotune.report.study import Report
 from autotune.report.summary import summarize
 from autotune.report.terminal import print_plan, print_report
+from autotune.report.verdict import describe_verdict
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
     Behaviour,
+    ScriptedEngine,
     fault,
     lattice_of,
     make,
@@ -32,10 +40,16 @@ from tests.search.scripted import (
 )
 
 
-def finished(folder: Path, behave: Behaviour = realistic, **job_changes: object) -> Study:
+def finished(
+    folder: Path,
+    behave: Behaviour = realistic,
+    *,
+    engine: Callable[[Job], Engine] = ScriptedEngine,
+    **job_changes: object,
+) -> Study:
     """A study whose search has ended, with the facts that the application adds."""
     study = Study(folder, "scripted")
-    study.trials_folder.mkdir(parents=True)
+    study.trials_folder.mkdir(parents=True, exist_ok=True)
     job = make(**job_changes)
     objective = Objective.of(job, ENVIRONMENT)
     facts = {
@@ -44,7 +58,7 @@ def finished(folder: Path, behave: Behaviour = realistic, **job_changes: object)
         "context": dataclasses.asdict(Context.of(job, ENVIRONMENT)),
     }
     study.write_state(facts)
-    result = search(study, job, behave)
+    result = search(study, job, behave, engine=engine(job))
     study.write_state({**study.read_state(), "answer": summarize(result, study)})
     return study
 
@@ -164,6 +178,70 @@ def test_the_answer_is_json_and_names_what_it_promises(tmp_path: Path) -> None:
         }  # fmt: skip
     assert answer["speedup_low"] <= answer["speedup"] <= answer["speedup_high"]
     assert sum(answer["counts"].values()) == len(study.trials())
+
+
+def test_what_an_earlier_job_ran_is_left_out_and_counted(tmp_path: Path) -> None:
+    # The earlier configuration was faster: its figures would stand first.
+    before = finished(tmp_path, lambda s: ok(s, 500.0 + s.micro_batch), engine=tagged("before"))
+    n_before = len(before.trials())
+    after = finished(tmp_path, engine=tagged("after"))
+    ours = {t.spec.number for t in after.trials() if t.spec.number >= n_before}
+
+    report = read_report(after)
+    assert {trial.spec.number for trial in report.history.trials} == ours
+    best = report.trial_of("best")
+    assert best is not None
+    assert report.rows[0].trial == best
+    assert sum(report.counts.values()) == len(ours)
+    verdict = dict(describe_verdict(report))
+    assert verdict["left out"] == f"{n_before} trials of another job or configuration"
+    assert verdict["change"] != "-"
+    assert max(row.figure.samples_per_s for row in report.rows if row.figure) < 500
+    assert "left out" in render_markdown(report)
+    state = state_of(after)
+    assert (state.n_trials, state.n_left_out) == (len(ours), n_before)
+    assert set(table_of(report)["trial"]) == ours
+
+    # What ran before counts again once its configuration is back.
+    again = finished(tmp_path, engine=tagged("before"))
+    assert sum(read_report(again).counts.values()) == n_before
+
+
+def tagged(tag: str) -> Callable[[Job], Engine]:
+    return lambda job: ScriptedEngine(job, tag=tag)
+
+
+def test_the_plan_counts_what_answers_for_the_job(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    for changes, n_recorded in (({}, len(study.trials())), ({"seq_len": 128}, 0)):
+        job = make(**changes)
+        session = Session(
+            job=job,
+            job_data={},
+            environment=ENVIRONMENT,
+            engine=ScriptedEngine(job),
+            lattice=lattice_of(job),
+            study=study,
+        )
+        assert plan_search(session, fresh=False).n_recorded == n_recorded
+
+
+def test_a_study_that_was_moved_names_its_own_files(tmp_path: Path) -> None:
+    study = finished(tmp_path / "results", objective="pareto")
+    (tmp_path / "results").rename(tmp_path / "moved")
+    moved = Study(tmp_path / "moved", study.name)
+    facts = dict(describe_verdict(read_report(moved)))
+    assert (facts["table"], facts["files"]) == (str(moved.table_file), str(moved.best_folder))
+    answer = read_report(moved).answer
+    assert answer is not None
+    assert str(study.folder) not in json.dumps(answer)
+    assert Path(answer["best"]["ds_config"]).is_file()
+
+    aside = moved.set_aside()
+    assert aside is not None
+    answer = read_report(Study(aside.parent, aside.name)).answer
+    assert answer is not None
+    assert answer["paths"]["export"] == str(aside / "best")
 
 
 def test_rows_of_an_empty_record() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.candidate import Candidate
 from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult, TrialSpec
+from autotune.engines.base import Engine
 from autotune.errors import FleetError
 from autotune.fleet.base import Progress
 from autotune.hardware import Environment
@@ -278,7 +279,7 @@ def search(
     *,
     fleet: ScriptedFleet | None = None,
     lattice: Lattice | None = None,
-    engine: ScriptedEngine | None = None,
+    engine: Engine | None = None,
     observer: Notebook | None = None,
     interrupt: Interrupt | None = None,
 ) -> SearchResult:
