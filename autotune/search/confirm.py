@@ -69,6 +69,11 @@ class Verdict:
     def gain(self, of: str, over: str) -> Speedup:
         """Ratio of two candidates' samples/s with its 95% interval, round by round.
 
+        The best is chosen by the very runs that judge it, and the luckiest of five equals looks
+        faster than the baseline too often. So the 95% hold for all the others against one of them
+        at once: each interval misses 5% / (candidates - 1) (Bonferroni, as in Dunn, Multiple
+        Comparisons Among Means, 1961). For two candidates that is Student's own interval.
+
         Of a candidate over itself it is exactly 1; the interval then says how large a gain this
         comparison would have missed.
         """
@@ -80,7 +85,8 @@ class Verdict:
             ratio = math.exp(self.paired.means[of] - self.paired.means[over])
             degrees = self.paired.degrees
             error = self.paired.deviation * math.sqrt(2 / self.paired.n_rounds)
-        half_width = t_quantile(_CONFIDENCE, degrees) * error
+        confidence = 1 - (1 - _CONFIDENCE) / max(1, len(self.figures) - 1)
+        half_width = t_quantile(confidence, degrees) * error
         return Speedup(
             ratio=ratio, low=ratio * math.exp(-half_width), high=ratio * math.exp(half_width)
         )
