@@ -14,7 +14,7 @@ from autotune.report.charts import Chart
 from autotune.report.optuna_study import MIN_CANDIDATES, importance_of
 from autotune.report.study import Report
 from autotune.report.summary import summarize_standing
-from autotune.report.verdict import describe_place, describe_verdict
+from autotune.report.verdict import describe_peaks, describe_place, describe_verdict
 from autotune.report.words import format_rate
 from autotune.search.base import Snapshot, Stage
 from autotune.units import format_bytes, format_seconds
@@ -132,7 +132,7 @@ def _job(report: Report) -> str:
 
 
 def _headline(report: Report) -> dict[str, str] | None:
-    """The one figure that the search was for."""
+    """What the search was for, in large print, and what it rests on."""
     answer = report.answer
     if answer is None or answer["best"] is None:
         return None
@@ -143,11 +143,16 @@ def _headline(report: Report) -> dict[str, str] | None:
     if answer["best"]["trial"] == answer["baseline"]["trial"]:
         return {"figure": "Nothing beat the baseline", "words": f"{rate}.", "tone": ""}
     gain = f"{answer['speedup']:.2f}x the baseline"
-    interval = f"95% interval {answer['speedup_low']:.2f} to {answer['speedup_high']:.2f}"
+    low, high = answer["speedup_low"], answer["speedup_high"]
+    interval = f"95% interval {low:.2f} to {high:.2f}"
+    words = f"{rate}, {gain}, {interval}"
+    if report.objective.wish.name != "samples_per_s":
+        said = "faster" if low > 1 else "slower" if high < 1 else "not told apart from it"
+        peaks = f"Peak {describe_peaks(answer)}"
+        return {"figure": peaks, "words": f"{words}: {said}.", "tone": ""}
     # The large print must not claim what the interval does not.
-    if answer["speedup_low"] <= 1:
-        words = f"{rate}, {gain}, {interval}."
-        return {"figure": "No proven gain", "words": words, "tone": ""}
+    if low <= 1:
+        return {"figure": "No proven gain", "words": f"{words}.", "tone": ""}
     return {"figure": gain, "words": f"{rate}, {interval}.", "tone": "good"}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from autotune.app.pages import PageWriter, write_page
 from autotune.app.studies import read_report
+from autotune.contract import TrialResult, TrialSpec
 from autotune.record import Study
 from autotune.render.templates import Templates
 from autotune.report import charts
@@ -20,7 +21,7 @@ from autotune.table import load_table
 from tests.report import samples
 from tests.report.test_terminal import finished
 from tests.report.wide import EVIL
-from tests.search.scripted import Notebook, ok
+from tests.search.scripted import GIB, Notebook, ok
 
 SHIPPED = Path(__file__).parents[2] / "templates" / "report"
 
@@ -82,6 +83,23 @@ def test_the_large_print_claims_no_more_than_the_interval(wide: Study, tmp_path:
         "No proven gain",
         "Nothing beat the baseline",
     )
+
+
+def test_where_memory_was_asked_for_the_large_print_says_memory(tmp_path: Path) -> None:
+    def smaller_is_slower(spec: TrialSpec) -> TrialResult:
+        size = spec.micro_batch
+        return ok(spec, {1: 50.0, 2: 60.0, 4: 87.0, 8: 100.0}[size], peak=(size + 4) * GIB)
+
+    study = finished(
+        tmp_path, smaller_is_slower, objective="peak_memory", objective_floor=0.8, trials=40
+    )
+    page = rendered(study)
+    assert '<p class="headline ">Peak 8 GiB, the baseline 12 GiB</p>' in page
+    assert "0.87x the baseline, 95% interval 0.87 to 0.87: slower." in page
+    facts = dict(describe_verdict(read_report(study)))
+    assert facts["speedup"] == "0.87x (0.87 to 0.87): slower than the baseline"
+    assert facts["memory"] == "8 GiB, the baseline 12 GiB"
+    assert "ties" not in facts, "candidates that are as fast need not be as small"
 
 
 def test_importance_waits_for_enough_candidates(wide: Study, tmp_path: Path) -> None:
