@@ -133,6 +133,25 @@ def test_a_candidate_that_the_platform_always_fails_is_left_after_two_retries(st
     assert again.ran(Role.SEARCH) == []
 
 
+def test_a_retry_leaves_the_final_comparison_its_time(study: Study):
+    """100 s, 10 s each, a third kept: what the last ones are owed would eat it up."""
+    job = make(trials=4, budget="100s")
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        if spec.role is Role.SEARCH and spec.micro_batch != 4:
+            return fault(spec, Outcome.COMM)
+        return ok(spec, 100.0 + spec.micro_batch)
+
+    fleet = ScriptedFleet(behave)
+    lattice = lattice_of(job, stages=(0,), recompute=("none",))
+    result = search(study, job, fleet=fleet, lattice=lattice)
+    assert len(fleet.ran(Role.BASELINE)) + len(fleet.ran(Role.SEARCH)) == 6
+    assert result.speedup is not None
+    again = ScriptedFleet(behave)
+    search(study, make(trials=4, budget="60s"), fleet=again, lattice=lattice)
+    assert again.ran(Role.SEARCH) == []
+
+
 def test_config_faults_are_never_repeated(study: Study):
     def behave(spec: TrialSpec) -> TrialResult:
         faults = {1: Outcome.OOM, 2: Outcome.INVALID, 4: Outcome.TIMEOUT}
