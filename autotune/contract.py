@@ -39,7 +39,6 @@ class Outcome(StrEnum):
     """How a trial ended."""
 
     OK = "ok"
-    STOPPED_EARLY = "stopped_early"
     OOM = "oom"
     TIMEOUT = "timeout"
     NONFINITE = "nonfinite"
@@ -53,7 +52,7 @@ class Outcome(StrEnum):
     @property
     def is_measured(self) -> bool:
         """Whether the trial has a step time that a search may compare."""
-        return self in (Outcome.OK, Outcome.STOPPED_EARLY)
+        return self is Outcome.OK
 
     @property
     def is_config_fault(self) -> bool:

@@ -53,11 +53,10 @@ def render_page(
         charts.phases(report),
     ]
     named = {chart.name: chart for chart in drawn if chart is not None}
-    predictions = charts.predictions(frame)
     best = standings["best"]
     config = None if best is None else page_change.ds_config(report, best["trial"])
     values = {
-        **page_values([*named.values(), *predictions]),
+        **page_values(list(named.values())),
         "title": report.study,
         "refresh_s": REFRESH_S if _is_running(snapshot) else None,
         "place": describe_place(report),
@@ -67,7 +66,6 @@ def render_page(
         "on_cpu": report.context.accelerator == "cpu",
         "verdict": describe_verdict(report) if not _is_running(snapshot) else [],
         "named": {name: named.get(name) for name in _CHARTS},
-        "predictions": predictions,
         "change": page_change.change(report, standings),
         "ds_config": None if config is None else canonical_json(config),
         "importance_said": _importance_said(report, shares is not None),

@@ -124,8 +124,8 @@ def plan(
     if not contenders:
         return None
     begun = [t for t in history.trials if t.spec.role is Role.CONFIRM]
-    block = max((t.spec.confirm_round or 0 for t in begun), default=0) // ROUNDS
-    for first_round in (block * ROUNDS, (block + 1) * ROUNDS):
+    last_begun = first_round_of(max((t.spec.confirm_round or 0 for t in begun), default=0))
+    for first_round in (last_begun, last_begun + ROUNDS):
         own = _runs_of(history, first_round)
         members, n_rounds = _affordable(contenders, baseline, own, left_s, run_s(history))
         comparison = Comparison(members=members, first_round=first_round, n_rounds=n_rounds)
@@ -134,6 +134,11 @@ def plan(
         if _is_open_to(comparison, own):
             return comparison
     raise AssertionError("a comparison without runs is open to everyone")
+
+
+def first_round_of(round_number: int) -> int:
+    """The first round of the comparison that a round belongs to; each has `ROUNDS` of its own."""
+    return round_number // ROUNDS * ROUNDS
 
 
 def run_s(history: History) -> float:

@@ -1,6 +1,5 @@
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -408,15 +407,6 @@ def test_lowest_memory_at_no_less_than_the_floor(study: Study):
     assert result.best is not None
     assert result.best.peak_memory_bytes == min(kept)
     assert result.best.samples_per_s >= 0.9 * fastest
-
-
-def test_stopped_early_is_a_measurement(study: Study):
-    def behave(spec: TrialSpec) -> TrialResult:
-        return replace(realistic(spec), outcome=Outcome.STOPPED_EARLY)
-
-    result = search(study, make(memory_limit="64GiB"), behave)
-    assert result.best is not None
-    assert result.speedup is not None
 
 
 def test_the_view_sees_every_trial_running(study: Study):
