@@ -19,6 +19,7 @@ from autotune.contract import (
     TrialSpec,
     read_json,
 )
+from autotune.secrecy import is_secret
 from autotune.trial.statistics import median_interval
 
 _CAUSES_FIRST = (
@@ -48,7 +49,6 @@ _ENVIRONMENT_ALLOWED = re.compile(
     r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS|CUDA_LAUNCH_BLOCKING|NCCL_\w+|GLOO_\w+|"
     r"PYTORCH_\w*ALLOC_CONF|TORCH_NCCL_\w+|TORCH_CUDA_ARCH_LIST|NVTE_\w+|MALLOC_\w+|LD_PRELOAD)"
 )
-_SECRET = re.compile(r"(TOKEN|SECRET|PASSW|CREDENTIAL|KEY$|AUTH)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(environment.items())
-        if _ENVIRONMENT_ALLOWED.fullmatch(name) and not _SECRET.search(name)
+        if _ENVIRONMENT_ALLOWED.fullmatch(name) and not is_secret(name)
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.app.pages import PageWriter, write_page
 from autotune.app.studies import read_report
-from autotune.contract import Role, TrialResult, TrialSpec
+from autotune.contract import DS_CONFIG_FILE, Role, TrialResult, TrialSpec
 from autotune.record import Study
 from autotune.render.templates import Templates
 from autotune.report import charts
@@ -51,6 +51,16 @@ def test_nothing_is_left_unescaped(wide: Study) -> None:
     page = rendered(wide)
     assert EVIL not in page
     assert "&lt;/script&gt;&lt;script&gt;window.evil" in page
+
+
+def test_secrets_of_a_configuration_are_not_shown(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    for trial in study.trials():
+        config = {"comet": {"api_key": f"s3cret {trial.spec.number}", "project": "mine"}}
+        (trial.folder / DS_CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+    page = rendered(study)
+    assert "api_key" in page
+    assert "s3cret" not in page
 
 
 def test_the_only_thing_that_goes_in_as_it_is_is_plotly() -> None:
