@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune import cgroup
 from autotune.contract import (
     RANKS_DIR,
     STACKS_FILE,
@@ -266,15 +267,9 @@ def _first(reports: list[RankReport], field: str) -> list[float]:
 
 
 def oom_kills() -> int:
-    """How often the kernel has killed for memory in this process's control group."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        try:
-            for line in Path(path).read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-        except (OSError, ValueError):
-            continue
-    return _host_oom_kills()
+    """How often the kernel has killed for memory, in this process's cgroup or on the machine."""
+    counted = cgroup.oom_kills()
+    return _host_oom_kills() if counted is None else counted
 
 
 def _host_oom_kills() -> int:
