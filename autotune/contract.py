@@ -263,7 +263,8 @@ class TrialResult:
     candidate_hash: str
     outcome: Outcome
     evidence: str = ""
-    """The line that the outcome was read from; empty for `ok`."""
+    """The line that the outcome was read from; empty for `ok`, but for a driver that stopped
+    answering after the trial."""
     evidence_source: str = ""
     """Where that line stands: `rank 1 in engine_init`, `exit code`, `stderr.log:41`."""
     started_at_s: float = 0.0

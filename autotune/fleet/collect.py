@@ -67,6 +67,8 @@ class Ending:
     """Whether the kernel killed a process of this machine's group for memory meanwhile."""
     undrained_bytes: int = 0
     """Device memory that somebody held when the trial was over, and nobody before it."""
+    driver_error: str = ""
+    """What the driver said when it was asked for that; empty: it answered."""
 
 
 def collect(
@@ -87,6 +89,10 @@ def collect(
     """
     reports = read_reports(folder, spec.world)
     outcome, evidence, source = _outcome(spec, folder, reports, ending)
+    if ending.driver_error:
+        # Whatever the trial came to, the next one may not find its devices.
+        evidence = f"{evidence}; {ending.driver_error}" if evidence else ending.driver_error
+        source = source or "driver, after the trial"
     result = TrialResult(
         number=spec.number,
         role=spec.role,
