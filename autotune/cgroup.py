@@ -1,4 +1,4 @@
-"""Limits that a container or a batch system puts on this process: cgroup v1 and v2."""
+"""What a container or a batch system does to this process: limits and kills, cgroup v1 and v2."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +12,23 @@ def memory_limit_bytes() -> int | None:
     names = ("memory.max", "memory.limit_in_bytes")
     texts = [_read(folder / name) for folder in _folders("memory") for name in names]
     return min((int(text) for text in texts if text.isdigit()), default=None)
+
+
+def oom_kills() -> int | None:
+    """How often the kernel has killed a process of this one's cgroup for memory; None: not said.
+
+    A kill counts in its victim's group, whichever limit was reached, and a trial's ranks are in
+    the group of their parent. The groups above hold other people's processes, so they are asked
+    only where the own one does not count.
+    """
+    names = ("memory.events", "memory.oom_control")
+    for folder in _folders("memory"):
+        for name in names:
+            for line in _read(folder / name).splitlines():
+                word, _, count = line.partition(" ")
+                if word == "oom_kill" and count.isdigit():
+                    return int(count)
+    return None
 
 
 def cpu_quota() -> float | None:

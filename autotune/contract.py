@@ -40,7 +40,6 @@ class Outcome(StrEnum):
     """How a trial ended."""
 
     OK = "ok"
-    STOPPED_EARLY = "stopped_early"
     OOM = "oom"
     TIMEOUT = "timeout"
     NONFINITE = "nonfinite"
@@ -54,7 +53,7 @@ class Outcome(StrEnum):
     @property
     def is_measured(self) -> bool:
         """Whether the trial has a step time that a search may compare."""
-        return self in (Outcome.OK, Outcome.STOPPED_EARLY)
+        return self is Outcome.OK
 
     @property
     def is_config_fault(self) -> bool:
@@ -267,7 +266,8 @@ class TrialResult:
     candidate_hash: str
     outcome: Outcome
     evidence: str = ""
-    """The line that the outcome was read from; empty for `ok`."""
+    """The line that the outcome was read from; empty for `ok`, but for a driver that stopped
+    answering after the trial."""
     evidence_source: str = ""
     """Where that line stands: `rank 1 in engine_init`, `exit code`, `stderr.log:41`."""
     started_at_s: float = 0.0

@@ -12,7 +12,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A module imports from its own layer or from those above it in this list.
 LAYERS: list[set[str]] = [
-    {"contract", "errors", "units", "files", "nested", "yaml_file"},
+    {"contract", "errors", "units", "files", "nested", "secrecy", "yaml_file"},
     {"trial", "data", "cgroup", "extensions"},
     {"finetune", "lengths", "model_shape", "model_families", "model_probe", "presets", "hardware"},
     {"model", "job", "knob", "catalogue", "knobs", "candidate", "record", "facts", "table"}

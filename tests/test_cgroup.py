@@ -63,3 +63,33 @@ def test_in_a_container_the_mount_is_the_own_cgroup(tree: Path) -> None:
 def test_no_cgroup_is_no_limit(tree: Path) -> None:
     assert cgroup.memory_limit_bytes() is None
     assert cgroup.cpu_quota() is None
+    assert cgroup.oom_kills() is None
+
+
+@pytest.mark.parametrize(
+    ("membership", "files"),
+    [
+        (
+            "0::/user/job\n",
+            {
+                "user/memory.events": "low 0\noom 9\noom_kill 9",
+                "user/job/memory.events": "low 0\noom 2\noom_kill 1\noom_group_kill 0",
+            },
+        ),
+        (
+            "5:memory:/job\n0::/\n",
+            {
+                "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 9",
+                "memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1",
+            },
+        ),
+        ("0::/not/shown/here\n", {"memory.events": "oom_kill 1"}),
+        ("0::/job/without/memory\n", {"job/memory.events": "oom_kill 1"}),
+    ],
+    ids=["v2", "v1", "container", "controller off"],
+)
+def test_only_kills_in_the_own_group_count(
+    tree: Path, membership: str, files: dict[str, str]
+) -> None:
+    write(tree, membership, files)
+    assert cgroup.oom_kills() == 1

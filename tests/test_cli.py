@@ -88,6 +88,25 @@ def test_a_dry_run_as_json_adds_up(tmp_path: Path) -> None:
     assert set(plan["refused"]) == set(plan["reasons"])
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("report", "--csv", "--json"),
+        ("report", "--markdown", "--json"),
+        ("report", "--html", "page.html", "--csv"),
+        ("compare", "a", "b", "--csv", "--json"),
+    ],
+    ids=" ".join,
+)
+def test_two_forms_of_a_report_are_refused(flags: tuple[str, ...], tmp_path: Path) -> None:
+    done = autotune(*flags, folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert done.stdout == ""
+    assert all(flag in done.stderr for flag in flags if flag.startswith("--"))
+    assert "fix: give one of --json, --csv" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_flags_it_plans_a_job_for_this_machine(tmp_path: Path) -> None:
     done = autotune("search", "--dry-run", "--json", folder=tmp_path)
     plan = json.loads(done.stdout)

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from autotune.errors import JobError
+
 cli = typer.Typer(
     name="autotune",
     help=(
@@ -65,6 +67,23 @@ JobPath = Annotated[
 def say(line: str) -> None:
     """Say a line of progress."""
     PROGRESS.print(line, markup=False, highlight=False)
+
+
+def refuse_several(**forms: object) -> None:
+    """See that at most one form of output is asked for.
+
+    Args:
+        forms: By flag without its dashes; what is off is False or None.
+
+    Raises:
+        JobError: Several are.
+    """
+    asked = [f"--{name}" for name, value in forms.items() if value]
+    if len(asked) > 1:
+        raise JobError(
+            f"{' and '.join(asked)}: each is another form of the same report",
+            f"give one of {', '.join(f'--{name}' for name in forms)}",
+        )
 
 
 def print_files(files: Sequence[Path], *, as_json: bool) -> None:

@@ -20,6 +20,7 @@ from autotune.cli.base import (
     cli,
     print_files,
     print_json,
+    refuse_several,
 )
 
 
@@ -51,6 +52,9 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Show a study's table, its best and the gain."""
+    # With --html, --json is how the file's path is printed.
+    as_data = as_json and html is None
+    refuse_several(json=as_data, csv=as_csv, markdown=as_markdown, html=html)
     from autotune.app.studies import find_study, read_report
     from autotune.report.markdown import render_markdown
     from autotune.report.terminal import print_report
@@ -92,6 +96,7 @@ def compare(
 
     Ratios are over the first one.
     """
+    refuse_several(json=as_json and html is None, csv=as_csv, html=html)
     from autotune.app.comparison import compare_studies, write_comparison
     from autotune.report.compare_terminal import print_comparison
 

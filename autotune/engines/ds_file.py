@@ -1,4 +1,4 @@
-"""A user's own ds_config.json: read, freed of "auto", and translated into knobs.
+"""A user's own ds_config.json: read, freed of "auto" and secrets, and translated into knobs.
 
 DeepSpeed itself resolves "auto" nowhere: a section drops the key and takes its default, the top
 level fails. It is Hugging Face that fills it in, so for raw DeepSpeed it has to go.
@@ -14,8 +14,12 @@ from autotune.engines.ds_keys import PATHS, SECTIONS, governed_keys, read_knob
 from autotune.errors import RenderError
 from autotune.nested import look_up, without
 from autotune.rules.keys import SPELLINGS
+from autotune.secrecy import HIDDEN, holds_secret, masked
 
 _PRECISIONS = ("bf16", "bfloat16", "fp16")
+
+MONITORS = ("comet", "csv_monitor", "tensorboard", "wandb")
+"""Sections that would have every trial write to the network or the disk in the user's name."""
 
 Note = tuple[Any, Any]
 """What became of a key: (the user's value, what runs instead or None if the key is left out)."""
@@ -53,9 +57,11 @@ def parse_json(text: str, path: Path) -> dict[str, Any]:
 def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
     """Read a ds_config.json for raw DeepSpeed.
 
+    Monitors and secrets are left out: what a trial ran with is recorded, shown and handed on.
+
     Returns:
         The configuration with no "auto" in it and DeepSpeed's alternative spellings made one;
-        and what was left out or respelled, by dotted key.
+        and what was left out or respelled, by dotted key, with secrets masked.
 
     Raises:
         RenderError: The file cannot be read, does not hold a JSON object, or has a key of
@@ -73,7 +79,10 @@ def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
     if _holds_auto(data.get("scheduler")):
         # Its lengths belong to the whole training; half of them make another schedule.
         notes["scheduler"] = (data.pop("scheduler"), None)
-    data = _without_auto(data, notes)
+    for section in MONITORS:
+        if section in data:
+            notes[section] = (masked({section: data.pop(section)})[section], None)
+    data = _usable(data, notes)
     if look_up(data, "tensor_parallel.autotp_size") == 0:
         data = without(data, "tensor_parallel.autotp_size")  # DeepSpeed's word for off
     if "zero_optimization" in data:
@@ -122,15 +131,18 @@ def _holds_auto(value: Any) -> bool:
     return bool(value == "auto")
 
 
-def _without_auto(
+def _usable(
     section: Mapping[str, Any], notes: dict[str, Note], prefix: str = ""
 ) -> dict[str, Any]:
+    """Without what is "auto" and what is secret."""
     kept: dict[str, Any] = {}
     for key, value in section.items():
         if value == "auto":
             notes[f"{prefix}{key}"] = (value, None)
+        elif holds_secret(key, value):
+            notes[f"{prefix}{key}"] = (HIDDEN, None)
         elif isinstance(value, dict):
-            kept[key] = _without_auto(value, notes, f"{prefix}{key}.")
+            kept[key] = _usable(value, notes, f"{prefix}{key}.")
         else:
             kept[key] = value
     return kept

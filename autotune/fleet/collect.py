@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune import cgroup
 from autotune.contract import (
     RANKS_DIR,
     STACKS_FILE,
@@ -19,6 +20,7 @@ from autotune.contract import (
     TrialSpec,
     read_json,
 )
+from autotune.secrecy import is_secret
 from autotune.trial.statistics import median_interval
 
 _CAUSES_FIRST = (
@@ -48,7 +50,6 @@ _ENVIRONMENT_ALLOWED = re.compile(
     r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS|CUDA_LAUNCH_BLOCKING|NCCL_\w+|GLOO_\w+|"
     r"PYTORCH_\w*ALLOC_CONF|TORCH_NCCL_\w+|TORCH_CUDA_ARCH_LIST|NVTE_\w+|MALLOC_\w+|LD_PRELOAD)"
 )
-_SECRET = re.compile(r"(TOKEN|SECRET|PASSW|CREDENTIAL|KEY$|AUTH)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,8 @@ class Ending:
     """Whether the kernel killed a process of this machine's group for memory meanwhile."""
     undrained_bytes: int = 0
     """Device memory that somebody held when the trial was over, and nobody before it."""
+    driver_error: str = ""
+    """What the driver said when it was asked for that; empty: it answered."""
 
 
 def collect(
@@ -86,6 +89,10 @@ def collect(
     """
     reports = read_reports(folder, spec.world)
     outcome, evidence, source = _outcome(spec, folder, reports, ending)
+    if ending.driver_error:
+        # Whatever the trial came to, the next one may not find its devices.
+        evidence = f"{evidence}; {ending.driver_error}" if evidence else ending.driver_error
+        source = source or "driver, after the trial"
     result = TrialResult(
         number=spec.number,
         role=spec.role,
@@ -139,7 +146,7 @@ def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(environment.items())
-        if _ENVIRONMENT_ALLOWED.fullmatch(name) and not _SECRET.search(name)
+        if _ENVIRONMENT_ALLOWED.fullmatch(name) and not is_secret(name)
     }
 
 
@@ -266,15 +273,9 @@ def _first(reports: list[RankReport], field: str) -> list[float]:
 
 
 def oom_kills() -> int:
-    """How often the kernel has killed for memory in this process's control group."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        try:
-            for line in Path(path).read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-        except (OSError, ValueError):
-            continue
-    return _host_oom_kills()
+    """How often the kernel has killed for memory, in this process's cgroup or on the machine."""
+    counted = cgroup.oom_kills()
+    return _host_oom_kills() if counted is None else counted
 
 
 def _host_oom_kills() -> int:

@@ -31,6 +31,9 @@ def wait_until_drained(gang: Gang, before: Mapping[int, int]) -> int:
     Returns:
         0 when it came to that. After 15 s, when somebody else took the memory: the bytes that the
         worst GPU lacks, which the next trial will lack as well.
+
+    Raises:
+        FleetError: The driver does not answer: what is free is not known.
     """
     deadline = time.monotonic() + _TIMEOUT_S
     while True:

@@ -233,11 +233,16 @@ class LocalTrial:
         kill_all(self.folder)
 
     def _collect(self) -> TrialResult:
-        kill_all(self.folder)
-        launcher_code = self._process.wait()
-        undrained_bytes = wait_until_drained(self.gang, self._device_used_before)
-        self._port.release()
-        self._on_end(self)
+        undrained_bytes, driver_error = 0, ""
+        try:
+            kill_all(self.folder)
+            launcher_code = self._process.wait()
+            undrained_bytes = wait_until_drained(self.gang, self._device_used_before)
+        except FleetError as error:
+            driver_error = error.message
+        finally:
+            self._port.release()
+            self._on_end(self)
         ending = Ending(
             started_at_s=self._started_at_s,
             wall_s=self._elapsed_s(),
@@ -247,6 +252,7 @@ class LocalTrial:
             timed_out_after_s=self._timed_out_after_s,
             oom_killed=oom_kills() > self._oom_kills_before,
             undrained_bytes=undrained_bytes,
+            driver_error=driver_error,
         )
         devices = [f"localhost:{slot.index}" for slot in self.gang.slots]
         return collect(self.spec, self.folder, ending, devices, self._environment)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
 import plotly.graph_objects as go
 
 from autotune.contract import Outcome, Phase, Role, TrialResult
@@ -231,41 +230,6 @@ def phases(report: Report) -> Chart | None:
         yaxis={"title": "seconds"},
     )
     return make_chart("phases", describe_phases(ended), figure)
-
-
-def predictions(frame: pd.DataFrame) -> list[Chart]:
-    """Predicted beside measured, for every column of the table that has a `predicted.` twin."""
-    charts: list[Chart] = []
-    for column in frame.columns:
-        measured = str(column).removeprefix("predicted.")
-        if measured == column or measured not in frame:
-            continue
-        both = frame[[measured, column, "trial"]].dropna()
-        if both.empty:
-            continue
-        figure = go.Figure()
-        figures = both[[measured, column]].to_numpy(dtype=float)
-        ends = [float(figures.min()), float(figures.max())]
-        figure.add_scatter(
-            x=ends, y=ends, mode="lines", line={"color": GREY, "dash": "dot"}, name="equal"
-        )
-        figure.add_scatter(
-            x=both[column].tolist(),
-            y=both[measured].tolist(),
-            mode="markers",
-            marker={"color": BLUE, "size": 8},
-            name="trial",
-            text=both["trial"].tolist(),
-            hovertemplate="trial %{text}: %{x:.4g} predicted, %{y:.4g} measured<extra></extra>",
-        )
-        figure.update_layout(
-            height=360,
-            xaxis={"title": f"{measured}, predicted"},
-            yaxis={"title": f"{measured}, measured"},
-        )
-        alt = f"{len(both)} trials: {measured} as predicted and as measured"
-        charts.append(make_chart(f"predicted-{len(charts)}", alt, figure))
-    return charts
 
 
 def make_chart(name: str, alt: str, figure: go.Figure, *, min_width: int = 0) -> Chart:

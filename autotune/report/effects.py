@@ -29,6 +29,8 @@ class Pair:
     """Trial with the best's value."""
     ratio: Ratio
     """Samples/s of `after` over `before`."""
+    is_interleaved: bool
+    """Whether both ran in the last final comparison, round by round."""
     memory_bytes: int | None
     """Peak of `after` less that of `before`; None where a meter said nothing."""
 
@@ -98,7 +100,7 @@ def _pairs(
     return tuple(
         sorted(
             found,
-            key=lambda p: (-min(p.ratio.n_runs), -len({p.before, p.after} & ends), p.after),
+            key=lambda p: (not p.is_interleaved, -len({p.before, p.after} & ends), p.after),
         )
     )
 
@@ -109,20 +111,21 @@ def _without(settings: Mapping[str, KnobValue], name: str) -> dict[str, KnobValu
 
 def _pair(before: Row, after: Row, tried: Mapping[str, Tried], verdict: Verdict | None) -> Pair:
     peaks = [row.figure.peak_memory_bytes if row.figure else None for row in (after, before)]
+    of, over = after.candidate.hash, before.candidate.hash
+    gain = None
+    if verdict is not None and {of, over} <= set(verdict.figures):
+        gain = _interleaved(of, over, verdict)
     return Pair(
         before=before.trial,
         after=after.trial,
-        ratio=_ratio(before.candidate.hash, after.candidate.hash, tried, verdict),
+        ratio=gain or ratio_of(telling_runs(tried[of].trials), telling_runs(tried[over].trials)),
+        is_interleaved=gain is not None,
         memory_bytes=None if None in peaks else (peaks[0] or 0) - (peaks[1] or 0),
     )
 
 
-def _ratio(before: str, after: str, tried: Mapping[str, Tried], verdict: Verdict | None) -> Ratio:
-    """As the headline's gain is judged, where the final comparison ran both."""
-    if verdict is not None and {before, after} <= set(verdict.figures):
-        gain = verdict.gain(of=after, over=before)
-        n_runs = verdict.n_runs[after], verdict.n_runs[before]
-        return Ratio(
-            ratio=gain.ratio, low=gain.low, high=gain.high, basis=Basis.RUNS, n_runs=n_runs
-        )
-    return ratio_of(telling_runs(tried[after].trials), telling_runs(tried[before].trials))
+def _interleaved(of: str, over: str, verdict: Verdict) -> Ratio:
+    """As the headline's gain is judged."""
+    gain = verdict.gain(of=of, over=over)
+    n_runs = verdict.n_runs[of], verdict.n_runs[over]
+    return Ratio(ratio=gain.ratio, low=gain.low, high=gain.high, basis=Basis.RUNS, n_runs=n_runs)

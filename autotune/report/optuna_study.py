@@ -24,8 +24,7 @@ from autotune.errors import StudyError
 from autotune.knobs import KNOBS
 from autotune.report.rows import Row
 from autotune.report.study import Report
-from autotune.search.history import Tried, results
-from autotune.search.objective import Objective
+from autotune.search.history import Tried
 
 MIN_CANDIDATES = 20
 """Fewer say nothing of importance: a quarter of them is five, the fewest that Optuna recommends
@@ -138,7 +137,6 @@ def _trial(
     if tried.measured is None and tried.fault is None:
         return create_trial(state=TrialState.FAIL, **known)
     constraints = report.objective.constraints(tried, best_samples_per_s)
-    constraints["memory"] = _memory_constraint(constraints["memory"], report.objective, tried)
     return create_trial(
         state=TrialState.COMPLETE,
         values=_values(report, tried, row, worst_peak_bytes),
@@ -154,14 +152,6 @@ def _values(report: Report, tried: Tried, row: Row, worst_peak_bytes: float) -> 
     if row.figure is not None and report.objective.directions[0] == "maximize":
         values[0] = row.figure.samples_per_s
     return values
-
-
-def _memory_constraint(told: float, objective: Objective, tried: Tried) -> float:
-    """As the report decides it: over all runs, and with the meter's slack."""
-    peaks = [r.peak_memory_bytes for r in results(tried.trials) if r.peak_memory_bytes is not None]
-    if not all(map(objective.fits, peaks)):
-        return max(peaks) / objective.allowed_bytes - 1
-    return told if tried.measured is None else min(told, 0.0)
 
 
 def _distributions(tried: Sequence[Tried]) -> dict[str, BaseDistribution]:

@@ -14,7 +14,7 @@ from autotune.report.charts import Chart
 from autotune.report.optuna_study import MIN_CANDIDATES, importance_of
 from autotune.report.study import Report
 from autotune.report.summary import summarize_standing
-from autotune.report.verdict import describe_place, describe_verdict
+from autotune.report.verdict import describe_peaks, describe_place, describe_verdict
 from autotune.report.words import format_rate
 from autotune.search.base import Snapshot, Stage
 from autotune.units import format_bytes, format_seconds
@@ -53,11 +53,10 @@ def render_page(
         charts.phases(report),
     ]
     named = {chart.name: chart for chart in drawn if chart is not None}
-    predictions = charts.predictions(frame)
     best = standings["best"]
     config = None if best is None else page_change.ds_config(report, best["trial"])
     values = {
-        **page_values([*named.values(), *predictions]),
+        **page_values(list(named.values())),
         "title": report.study,
         "refresh_s": REFRESH_S if _is_running(snapshot) else None,
         "place": describe_place(report),
@@ -67,7 +66,6 @@ def render_page(
         "on_cpu": report.context.accelerator == "cpu",
         "verdict": describe_verdict(report) if not _is_running(snapshot) else [],
         "named": {name: named.get(name) for name in _CHARTS},
-        "predictions": predictions,
         "change": page_change.change(report, standings),
         "ds_config": None if config is None else canonical_json(config),
         "importance_said": _importance_said(report, shares is not None),
@@ -132,7 +130,7 @@ def _job(report: Report) -> str:
 
 
 def _headline(report: Report) -> dict[str, str] | None:
-    """The one figure that the search was for."""
+    """What the search was for, in large print, and what it rests on."""
     answer = report.answer
     if answer is None or answer["best"] is None:
         return None
@@ -143,11 +141,16 @@ def _headline(report: Report) -> dict[str, str] | None:
     if answer["best"]["trial"] == answer["baseline"]["trial"]:
         return {"figure": "Nothing beat the baseline", "words": f"{rate}.", "tone": ""}
     gain = f"{answer['speedup']:.2f}x the baseline"
-    interval = f"95% interval {answer['speedup_low']:.2f} to {answer['speedup_high']:.2f}"
+    low, high = answer["speedup_low"], answer["speedup_high"]
+    interval = f"95% interval {low:.2f} to {high:.2f}"
+    words = f"{rate}, {gain}, {interval}"
+    if report.objective.wish.name != "samples_per_s":
+        said = "faster" if low > 1 else "slower" if high < 1 else "not told apart from it"
+        peaks = f"Peak {describe_peaks(answer)}"
+        return {"figure": peaks, "words": f"{words}: {said}.", "tone": ""}
     # The large print must not claim what the interval does not.
-    if answer["speedup_low"] <= 1:
-        words = f"{rate}, {gain}, {interval}."
-        return {"figure": "No proven gain", "words": words, "tone": ""}
+    if low <= 1:
+        return {"figure": "No proven gain", "words": f"{words}.", "tone": ""}
     return {"figure": gain, "words": f"{rate}, {interval}.", "tone": "good"}
 
 

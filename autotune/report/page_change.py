@@ -10,6 +10,7 @@ from autotune.report.charts import Standings
 from autotune.report.details import describe_cost, describe_gain, describe_setting
 from autotune.report.effects import Change, changes_of
 from autotune.report.study import Report
+from autotune.secrecy import masked
 
 
 def change(report: Report, standings: Standings) -> dict[str, Any] | None:
@@ -25,11 +26,11 @@ def change(report: Report, standings: Standings) -> dict[str, Any] | None:
 
 
 def ds_config(report: Report, trial: int) -> dict[str, Any] | None:
-    """A trial's ds_config.json as it ran; None where the file is gone or damaged."""
+    """A trial's ds_config.json as it ran, its secrets masked; None where it is gone or damaged."""
     for one in report.history.trials:
         if one.spec.number == trial:
             try:
-                return read_json(one.folder / DS_CONFIG_FILE)
+                return masked(read_json(one.folder / DS_CONFIG_FILE))
             except ContractError:
                 return None
     return None

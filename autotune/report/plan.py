@@ -19,7 +19,8 @@ from autotune.tried import is_tried, warning
 ASSUMED_TRIAL_S = 15.0
 """A trial of a small model while nothing is known: 8 to 12 s until its first step."""
 ASSUMED_BASELINE_TRIALS = 2
-"""The largest micro-batch of the lowest stage mostly runs; each bisection is one trial more."""
+"""The largest micro-batch of the lowest stage mostly runs; each bisection is one trial more, and a
+tight memory limit may take ten, stage by stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,9 @@ class Plan:
     n_recorded: int
     """Trials that the record already holds."""
     baseline_trials: int
+    """Assumed where the baseline is looked for: see `ASSUMED_BASELINE_TRIALS`."""
     search_trials: int
+    """At most."""
     confirm_trials: int
     """At most."""
     trial_s: float
@@ -69,7 +72,7 @@ class Plan:
 
     @property
     def trials(self) -> int:
-        """Trials that are still to run, at most."""
+        """Trials that are still to run, at most but for the baseline's."""
         return self.baseline_trials + self.search_trials + self.confirm_trials
 
     @property
@@ -81,7 +84,7 @@ class Plan:
 
     @property
     def accelerator_hours(self) -> float:
-        """Accelerators times hours, at most."""
+        """Accelerators times hours, at most but for the baseline's trials."""
         work_s = self._one_at_a_time_s + self.search_trials * self.trial_s
         if self.budget_s is not None:
             work_s = min(work_s, self.budget_s * self.at_once)
@@ -117,6 +120,7 @@ def make_plan(
     untried = len(lattice.candidates) - len(history.tried)
     search_trials = max(0, min(job.budget.trials - n_done(history), untried))
     finalists = min(MAX_FINALISTS, max(1, search_trials))
+    baseline_trials = 1 if job.baseline is not None else ASSUMED_BASELINE_TRIALS
     is_confirmed = any(trial.spec.role is Role.CONFIRM for trial in history.trials)
     return Plan(
         study=study.name,
@@ -147,7 +151,7 @@ def make_plan(
         else "the lowest ZeRO stage that runs without offload, with the largest power-of-two "
         "micro-batch that runs there",
         n_recorded=len(history.trials),
-        baseline_trials=0 if history.trials else ASSUMED_BASELINE_TRIALS,
+        baseline_trials=0 if history.trials else baseline_trials,
         search_trials=search_trials,
         confirm_trials=0 if is_confirmed and not search_trials else (finalists + 1) * ROUNDS,
         trial_s=ASSUMED_TRIAL_S if measured_s is None else measured_s,

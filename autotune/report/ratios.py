@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from autotune.contract import Role, TrialResult
 from autotune.record import Trial
+from autotune.search.confirm import first_round_of
 from autotune.search.history import results
 from autotune.search.objective import figure_of
 from autotune.search.student import t_quantile
@@ -50,11 +51,13 @@ class Ratio:
 def telling_runs(trials: Sequence[Trial]) -> list[TrialResult]:
     """The measured runs of one candidate that its figure rests on.
 
-    Those of final comparisons where there are any: the search's own trial may have been picked for
-    being lucky.
+    Those of its last final comparison where there is one: the search's own trial may have been
+    picked for being lucky, and runs of an earlier comparison may be hours older.
     """
     confirmed = [trial for trial in trials if trial.spec.role is Role.CONFIRM]
-    for some in (confirmed, trials):
+    blocks = [first_round_of(trial.spec.confirm_round or 0) for trial in confirmed]
+    last = [t for t, block in zip(confirmed, blocks, strict=True) if block == max(blocks)]
+    for some in (last, trials):
         measured = [r for r in results(some) if r.outcome.is_measured and r.samples_per_s]
         if measured:
             return measured

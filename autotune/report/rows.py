@@ -62,7 +62,7 @@ def last_verdict(history: History, objective: Objective) -> confirm.Verdict | No
     if not runs:
         return None
     last = max(t.spec.confirm_round or 0 for t in runs)
-    first_round = last // confirm.ROUNDS * confirm.ROUNDS
+    first_round = confirm.first_round_of(last)
     hashes = {t.spec.candidate_hash for t in runs if (t.spec.confirm_round or 0) >= first_round}
     comparison = confirm.Comparison(
         members=_candidates(history, hashes),

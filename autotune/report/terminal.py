@@ -136,14 +136,17 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
     if plan.untried:
         facts.append(("untried", plan.untried))
     source = "as measured" if plan.is_measured else "assumed until the first has run"
+    # How many the ladder takes is not known; a file of the user's own takes one.
+    about = "about " if plan.baseline_trials > 1 else ""
     facts += [
         ("baseline", plan.baseline),
         (
             "price",
-            f"{plan.baseline_trials} + {plan.search_trials} + {plan.confirm_trials} trials at "
-            f"most (baseline, search, final comparison) x {format_seconds(plan.trial_s)}, "
-            f"in the comparison {format_seconds(plan.confirm_s)} ({source}), "
-            f"x {plan.world} accelerators: {format_seconds(plan.total_s)}, "
+            f"trials: {about}{plan.baseline_trials} for the baseline, at most "
+            f"{plan.search_trials} for the search and {plan.confirm_trials} for the final "
+            f"comparison; {format_seconds(plan.trial_s)} each, in the comparison "
+            f"{format_seconds(plan.confirm_s)} ({source}), "
+            f"x {plan.world} accelerators: {about}{format_seconds(plan.total_s)}, "
             f"{plan.accelerator_hours:.2g} accelerator-hours",
         ),
     ]

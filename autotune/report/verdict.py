@@ -63,6 +63,8 @@ def describe_verdict(report: Report) -> list[tuple[str, str]]:
         if baseline is not None:
             facts.append(("change", _change(report, best["trial"], baseline["trial"])))
         facts.append(("speedup", describe_speedup(answer)))
+        if baseline is not None and report.objective.wish.name != "samples_per_s":
+            facts.append(("memory", describe_peaks(answer)))
         if soak := _soak(report, best["trial"]):
             facts.append(("soak", soak))
         if untried := _untried(report, best["trial"]):
@@ -100,7 +102,7 @@ def describe_figure(standing: Mapping[str, Any]) -> str:
 
 
 def describe_speedup(answer: Mapping[str, Any]) -> str:
-    """The gain with its interval, and whether it is one."""
+    """The gain in samples/s with its interval, and whether it is one."""
     speedup = answer["speedup"]
     if speedup is None:
         return "unknown: the best was not run again beside a baseline"
@@ -108,7 +110,15 @@ def describe_speedup(answer: Mapping[str, Any]) -> str:
     text = f"{speedup:.2f}x ({low:.2f} to {high:.2f})"
     if answer["best"]["trial"] == answer["baseline"]["trial"]:
         return f"{text}: nothing beat the baseline"
+    if high < 1:
+        return f"{text}: slower than the baseline"
     return f"{text}: no proven gain" if low <= 1 else text
+
+
+def describe_peaks(answer: Mapping[str, Any]) -> str:
+    """`12 GiB, the baseline 21 GiB`: peak memory of an answer that has both."""
+    peaks = [format_bytes(answer[name]["peak_memory_bytes"]) for name in ("best", "baseline")]
+    return f"{peaks[0]}, the baseline {peaks[1]}"
 
 
 def _soak(report: Report, best: int) -> str:

@@ -70,11 +70,7 @@ class Answer:
             counts=self._history.counts,
             baseline=start or self.baseline(baseline),
             best=standings[best],
-            ties=tuple(
-                standing
-                for key, standing in standings.items()
-                if key != best and not verdict.gain(best, key).is_told_apart
-            ),
+            ties=tuple(standings[key] for key in self._ties(verdict, best)),
             speedup=None
             if baseline is None or start is None
             else verdict.gain(best, baseline.hash),
@@ -82,6 +78,13 @@ class Answer:
             stop_reason=stop_reason,
             interrupted=interrupted,
         )
+
+    def _ties(self, verdict: confirm.Verdict, best: str) -> list[str]:
+        """Keys that are as good as the best; with memory at stake samples/s alone do not say."""
+        if self._objective.wish.name != "samples_per_s":
+            return []
+        others = [key for key in verdict.figures if key != best]
+        return [key for key in others if not verdict.gain(best, key).is_told_apart]
 
     def _front(self, verdict: confirm.Verdict | None) -> tuple[Standing, ...] | None:
         """The Pareto front, fastest first, by the final comparison's figures where there are."""

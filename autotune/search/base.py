@@ -111,7 +111,8 @@ class SearchResult:
     baseline: Standing | None
     best: Standing | None
     ties: tuple[Standing, ...]
-    """Confirmed candidates that the comparison does not tell apart from the best."""
+    """Confirmed candidates that the comparison does not tell apart from the best; only where the
+    objective is samples/s."""
     speedup: Speedup | None
     """None if no baseline ran or nothing was confirmed."""
     front: tuple[Standing, ...] | None = None

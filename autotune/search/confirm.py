@@ -69,6 +69,11 @@ class Verdict:
     def gain(self, of: str, over: str) -> Speedup:
         """Ratio of two candidates' samples/s with its 95% interval, round by round.
 
+        The best is chosen by the very runs that judge it, and the luckiest of five equals looks
+        faster than the baseline too often. So the 95% hold for all the others against one of them
+        at once: each interval misses 5% / (candidates - 1) (Bonferroni, as in Dunn, Multiple
+        Comparisons Among Means, 1961). For two candidates that is Student's own interval.
+
         Of a candidate over itself it is exactly 1; the interval then says how large a gain this
         comparison would have missed.
         """
@@ -80,7 +85,8 @@ class Verdict:
             ratio = math.exp(self.paired.means[of] - self.paired.means[over])
             degrees = self.paired.degrees
             error = self.paired.deviation * math.sqrt(2 / self.paired.n_rounds)
-        half_width = t_quantile(_CONFIDENCE, degrees) * error
+        confidence = 1 - (1 - _CONFIDENCE) / max(1, len(self.figures) - 1)
+        half_width = t_quantile(confidence, degrees) * error
         return Speedup(
             ratio=ratio, low=ratio * math.exp(-half_width), high=ratio * math.exp(half_width)
         )
@@ -118,8 +124,8 @@ def plan(
     if not contenders:
         return None
     begun = [t for t in history.trials if t.spec.role is Role.CONFIRM]
-    block = max((t.spec.confirm_round or 0 for t in begun), default=0) // ROUNDS
-    for first_round in (block * ROUNDS, (block + 1) * ROUNDS):
+    last_begun = first_round_of(max((t.spec.confirm_round or 0 for t in begun), default=0))
+    for first_round in (last_begun, last_begun + ROUNDS):
         own = _runs_of(history, first_round)
         members, n_rounds = _affordable(contenders, baseline, own, left_s, run_s(history))
         comparison = Comparison(members=members, first_round=first_round, n_rounds=n_rounds)
@@ -128,6 +134,11 @@ def plan(
         if _is_open_to(comparison, own):
             return comparison
     raise AssertionError("a comparison without runs is open to everyone")
+
+
+def first_round_of(round_number: int) -> int:
+    """The first round of the comparison that a round belongs to; each has `ROUNDS` of its own."""
+    return round_number // ROUNDS * ROUNDS
 
 
 def run_s(history: History) -> float:

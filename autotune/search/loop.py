@@ -33,7 +33,7 @@ from autotune.search.interrupt import Interrupt
 from autotune.search.launch import Run
 from autotune.search.objective import Objective
 from autotune.search.sampler import propose
-from autotune.search.stop import n_done, searched, why_stop
+from autotune.search.stop import has_time, n_done, searched, why_stop
 from autotune.search.walk import next_of_grid
 
 _SNAPSHOT_S = 0.5
@@ -223,18 +223,15 @@ class _Search:
         return self._lattice.violations(candidate, self.crew.engine_of(candidate))
 
     def _next_search(self) -> Run | None:
-        history = self.crew.history
-        for tried in history.tried:
-            # Rules may have changed since: an upgraded engine, another override.
-            if tried.is_owed and tried.is_searched and not self._violations(tried.candidate):
-                return self._run_of(tried.candidate, Role.SEARCH)
-        self._stop = why_stop(
-            history,
-            self._objective,
-            self._job.budget,
-            used_s=self._used_s(history.trials),
-            kept_s=2 * confirm.ROUNDS * confirm.run_s(history),
-        )
+        history, budget = self.crew.history, self._job.budget
+        used_s = self._used_s(history.trials)
+        kept_s = 2 * confirm.ROUNDS * confirm.run_s(history)
+        if has_time(history, budget, used_s=used_s, kept_s=kept_s):
+            for tried in history.tried:
+                # Rules may have changed since: an upgraded engine, another override.
+                if tried.is_owed and tried.is_searched and not self._violations(tried.candidate):
+                    return self._run_of(tried.candidate, Role.SEARCH)
+        self._stop = why_stop(history, self._objective, budget, used_s=used_s, kept_s=kept_s)
         if self._stop is not None:
             return None
         candidate = self._propose()

@@ -32,8 +32,11 @@ class Objective:
 
     def fits(self, peak_memory_bytes: int | None) -> bool:
         """Whether a peak keeps within what is allowed."""
-        allowed_bytes = self.allowed_bytes * (1 + METER_SLACK)
-        return peak_memory_bytes is None or peak_memory_bytes <= allowed_bytes
+        return peak_memory_bytes is None or self._over_memory(peak_memory_bytes) <= 0
+
+    def _over_memory(self, peak_memory_bytes: int) -> float:
+        """How far a peak is above what is allowed, as a share; at most 0: it keeps within."""
+        return peak_memory_bytes / (self.allowed_bytes * (1 + METER_SLACK)) - 1
 
     def figure(self, tried: Tried) -> Figure | None:
         """The candidate's figure from its own trial; None unless it ran and is feasible.
@@ -124,13 +127,14 @@ class Objective:
 
         Always the same names in the same order: Optuna takes a trial without a constraint for
         feasible, and its Gaussian process sampler relies on the order. All are shares, so that
-        none outweighs the others: a fault counts as one whole.
+        none outweighs the others: a fault counts as one whole. Memory is that of all its runs,
+        as in `figure`.
         """
         outcome = tried.fault.outcome if tried.fault is not None else Outcome.OK
         result = tried.measured
-        over_memory, too_slow = 0.0, 0.0
-        if result is not None and result.peak_memory_bytes is not None:
-            over_memory = result.peak_memory_bytes / self.allowed_bytes - 1
+        peaks = [run.peak_memory_bytes for run in results(tried.trials)]
+        over_memory = max((self._over_memory(p) for p in peaks if p is not None), default=0.0)
+        too_slow = 0.0
         if result is not None and self.wish.name == "peak_memory" and best_samples_per_s > 0:
             too_slow = 1 - (result.samples_per_s or 0.0) / (self.wish.floor * best_samples_per_s)
         return {

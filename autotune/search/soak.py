@@ -122,13 +122,18 @@ def check_space(folder: Path, n_params: int) -> None:
 
 
 def problems_of(halves: Sequence[Half], growth: Sequence[Growth]) -> list[str]:
-    """Why a soak failed; empty if it passed."""
+    """Why a soak failed; empty if it passed, with nothing of it left unjudged."""
     problems = []
     for name, half in zip(("first", "second"), halves, strict=False):
         result, limit = half.result, half.spec.memory_limit_bytes
         if not result.outcome.is_measured:
             where = f" [{result.evidence_source}]" if result.evidence_source else ""
             problems.append(f"{name} half: {result.outcome}: {result.evidence}{where}")
+        elif (n := min((len(_watched(r)) for r in half.reports), default=0)) < MIN_SAMPLES:
+            problems.append(
+                f"{name} half: whether memory grows is not known: {n} samples after the first "
+                f"{WARM_UP_SHARE:.0%}, it takes {MIN_SAMPLES}: give more --minutes"
+            )
         peak = result.peak_memory_bytes
         if limit is not None and peak is not None and peak > limit * (1 + METER_SLACK):
             problems.append(
@@ -136,6 +141,11 @@ def problems_of(halves: Sequence[Half], growth: Sequence[Growth]) -> list[str]:
                 f"{format_bytes(limit)} that are allowed"
             )
     deviation = loss_deviation(halves)
+    if deviation is None and all(half.result.outcome.is_measured for half in halves):
+        problems.append(
+            "whether the checkpoint holds all of the training is not known: not every rank has "
+            f"{STEPS_COMPARED} losses both after saving it and after resuming it"
+        )
     if deviation is not None and deviation > LOSS_TOLERANCE:
         problems.append(
             f"after the resume the losses differ by {deviation:.2g} of theirs from those without "
@@ -200,8 +210,13 @@ def loss_deviation(halves: Sequence[Half]) -> float | None:
     return max(shares, default=None)
 
 
+def _watched(report: RankReport) -> list[dict[str, float]]:
+    """The samples of a rank's memory that its growth is judged by."""
+    return report.memory_samples[round(len(report.memory_samples) * WARM_UP_SHARE) :]
+
+
 def _growth_on(report: RankReport) -> list[Growth]:
-    samples = report.memory_samples[round(len(report.memory_samples) * WARM_UP_SHARE) :]
+    samples = _watched(report)
     if len(samples) < MIN_SAMPLES:
         return []
     hours = [sample["elapsed_s"] / 3600 for sample in samples]

@@ -19,24 +19,37 @@ def n_done(history: History) -> int:
     return sum(t.is_settled for t in searched(history))
 
 
+def has_time(history: History, budget: Budget, *, used_s: float, kept_s: float) -> bool:
+    """Whether the time budget has room for another trial, be it a first one or a retry.
+
+    Args:
+        history: What was tried.
+        budget: The job's.
+        used_s: Wall-clock seconds that trials took so far, earlier sessions included.
+        kept_s: Seconds that the final comparison will need; at most `CONFIRM_SHARE` is kept.
+    """
+    if budget.time_s is None:
+        return True
+    kept_s = min(kept_s, budget.time_s * CONFIRM_SHARE)
+    return used_s + (history.typical_s or 0.0) + kept_s <= budget.time_s
+
+
 def why_stop(
     history: History, objective: Objective, budget: Budget, *, used_s: float, kept_s: float
 ) -> StopReason | None:
-    """The reason not to start another trial of the search; None to go on.
+    """The reason not to try another candidate; None to go on.
 
     Args:
         history: What was tried.
         objective: What is better.
         budget: The job's.
-        used_s: Wall-clock seconds that trials took so far, earlier sessions included.
-        kept_s: Seconds that the final comparison will need; at most `CONFIRM_SHARE` is kept.
+        used_s: As for `has_time`.
+        kept_s: As for `has_time`.
     """
     if len(searched(history)) >= budget.trials:
         return StopReason.TRIALS
-    if budget.time_s is not None:
-        kept_s = min(kept_s, budget.time_s * CONFIRM_SHARE)
-        if used_s + (history.typical_s or 0.0) + kept_s > budget.time_s:
-            return StopReason.TIME
+    if not has_time(history, budget, used_s=used_s, kept_s=kept_s):
+        return StopReason.TIME
     if budget.patience is not None and _n_since_gain(history, objective) >= budget.patience:
         return StopReason.PATIENCE
     return None

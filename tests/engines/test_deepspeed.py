@@ -197,6 +197,28 @@ def test_a_base_lies_under_the_knobs_and_what_gives_way_is_said(tmp_path):
     }
 
 
+def test_monitors_and_secrets_of_a_base_stay_out_of_trials_and_notes(tmp_path):
+    job = base_job(
+        tmp_path,
+        {
+            "comet": {"enabled": True, "api_key": "s3cret"},
+            "wandb": {"enabled": True, "project": "mine"},
+            "store": {"access_token": "s3cret", "max_tokens": 5},
+        },
+    )
+    engine = DeepSpeedEngine(job, CPU)
+    candidate = raw_candidate(job, {"zero.stage": 2, "micro_batch": 1})
+    (text,) = engine.files(candidate).values()
+    assert "s3cret" not in text
+    assert not {"comet", "wandb"} & set(json.loads(text))
+    assert json.loads(text)["store"] == {"max_tokens": 5}
+    assert engine.overridden(candidate) == {
+        "comet": ({"enabled": True, "api_key": "***"}, None),
+        "wandb": ({"enabled": True, "project": "mine"}, None),
+        "store.access_token": ("***", None),
+    }
+
+
 def test_a_base_keeps_the_options_of_what_the_knobs_choose(tmp_path):
     job = base_job(
         tmp_path,

@@ -30,6 +30,14 @@ def test_the_first_cause_wins_over_the_errors_that_it_made(tmp_path):
     assert (result.evidence, result.evidence_source) == ("can't allocate", "rank 1 in engine_init")
 
 
+def test_a_driver_that_stopped_answering_is_said_and_the_outcome_stays(tmp_path):
+    oom = report(1, outcome=Outcome.OOM, evidence="can't allocate")
+    result = result_of(tmp_path, [report(0), oom], ending(driver_error="GPU is lost"))
+    assert result.outcome is Outcome.OOM
+    assert result.evidence == "can't allocate; GPU is lost"
+    assert result.evidence_source == "rank 1 in engine_init"
+
+
 def test_a_rank_that_a_signal_ended_is_the_cause_of_the_others(tmp_path):
     comm = report(0, outcome=Outcome.COMM, evidence="closed by peer")
     result = result_of(tmp_path, [comm, report(1)], ending(exit_codes={0: 1, 1: -11}))

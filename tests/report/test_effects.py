@@ -33,6 +33,8 @@ def test_a_change_is_measured_by_candidates_that_differ_in_it_alone(wide: Study)
         assert 1.18 < pair.ratio.ratio < 1.25
         assert pair.memory_bytes == -6 * GIB
     assert {stage.pairs[0].before, stage.pairs[0].after} & {best, baseline}
+    together = [pair.is_interleaved for pair in stage.pairs]
+    assert together == sorted(together, reverse=True)
 
 
 def test_two_of_the_final_comparison_are_judged_as_the_headline_is(tmp_path: Path) -> None:
@@ -53,6 +55,7 @@ def test_two_of_the_final_comparison_are_judged_as_the_headline_is(tmp_path: Pat
     headline = tuple(report.answer[name] for name in ("speedup", "speedup_low", "speedup_high"))
     assert (pair.ratio.ratio, pair.ratio.low, pair.ratio.high) == headline
     assert pair.ratio.is_told_apart
+    assert pair.is_interleaved
 
 
 def test_what_was_only_tried_together_is_not_shared_out(tmp_path: Path) -> None:

@@ -10,17 +10,21 @@ import pytest
 
 from autotune.app.pages import PageWriter, write_page
 from autotune.app.studies import read_report
+from autotune.contract import DS_CONFIG_FILE, Role, TrialResult, TrialSpec
 from autotune.record import Study
 from autotune.render.templates import Templates
 from autotune.report import charts
 from autotune.report.page import render_page
+from autotune.report.rows import make_rows
 from autotune.report.verdict import describe_verdict
+from autotune.search import confirm
 from autotune.search.base import Stage
+from autotune.search.history import History
 from autotune.table import load_table
 from tests.report import samples
 from tests.report.test_terminal import finished
 from tests.report.wide import EVIL
-from tests.search.scripted import Notebook, ok
+from tests.search.scripted import GIB, Notebook, ok
 
 SHIPPED = Path(__file__).parents[2] / "templates" / "report"
 
@@ -49,6 +53,16 @@ def test_nothing_is_left_unescaped(wide: Study) -> None:
     assert "&lt;/script&gt;&lt;script&gt;window.evil" in page
 
 
+def test_secrets_of_a_configuration_are_not_shown(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    for trial in study.trials():
+        config = {"comet": {"api_key": f"s3cret {trial.spec.number}", "project": "mine"}}
+        (trial.folder / DS_CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+    page = rendered(study)
+    assert "api_key" in page
+    assert "s3cret" not in page
+
+
 def test_the_only_thing_that_goes_in_as_it_is_is_plotly() -> None:
     raw = [
         found
@@ -71,6 +85,27 @@ def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
     assert len(drawn["knobs"]["data"][0]["dimensions"]) == 4
 
 
+def test_ticks_are_the_runs_of_the_last_comparison(wide: Study) -> None:
+    report = read_report(wide)
+    confirmed = [t for t in report.history.trials if t.spec.role is Role.CONFIRM]
+    again = History(report.history.trials)
+    for trial in confirmed:
+        number = trial.spec.number + len(report.history.trials)
+        round_number = (trial.spec.confirm_round or 0) + confirm.ROUNDS
+        spec = dataclasses.replace(trial.spec, number=number, confirm_round=round_number)
+        assert trial.result is not None
+        again.put(
+            dataclasses.replace(
+                trial, spec=spec, result=dataclasses.replace(trial.result, number=number)
+            )
+        )
+    assert report.answer is not None
+    twice = dataclasses.replace(report, history=again, rows=make_rows(again, report.objective))
+    chart = charts.best_and_baseline(twice, {"best": report.answer["best"]})
+    assert chart is not None
+    assert len(chart.figure["data"][1]["x"]) == report.answer["best"]["n_runs"] == confirm.ROUNDS
+
+
 def test_the_large_print_claims_no_more_than_the_interval(wide: Study, tmp_path: Path) -> None:
     def headline(study: Study) -> str:
         found = re.search(r'<p class="headline [a-z]*">(.*?)</p>', rendered(study))
@@ -84,20 +119,28 @@ def test_the_large_print_claims_no_more_than_the_interval(wide: Study, tmp_path:
     )
 
 
+def test_where_memory_was_asked_for_the_large_print_says_memory(tmp_path: Path) -> None:
+    def smaller_is_slower(spec: TrialSpec) -> TrialResult:
+        size = spec.micro_batch
+        return ok(spec, {1: 50.0, 2: 60.0, 4: 87.0, 8: 100.0}[size], peak=(size + 4) * GIB)
+
+    study = finished(
+        tmp_path, smaller_is_slower, objective="peak_memory", objective_floor=0.8, trials=40
+    )
+    page = rendered(study)
+    assert '<p class="headline ">Peak 8 GiB, the baseline 12 GiB</p>' in page
+    assert "0.87x the baseline, 95% interval 0.87 to 0.87: slower." in page
+    facts = dict(describe_verdict(read_report(study)))
+    assert facts["speedup"] == "0.87x (0.87 to 0.87): slower than the baseline"
+    assert facts["memory"] == "8 GiB, the baseline 12 GiB"
+    assert "ties" not in facts, "candidates that are as fast need not be as small"
+
+
 def test_importance_waits_for_enough_candidates(wide: Study, tmp_path: Path) -> None:
     assert "importance" in charts_in(rendered(wide))
     few = rendered(finished(tmp_path))
     assert "importance" not in charts_in(few)
     assert "It takes 20 candidates to say" in few
-
-
-def test_predictions_are_drawn_where_the_table_has_them(wide: Study) -> None:
-    frame = load_table(wide.folder)
-    assert charts.predictions(frame) == []
-    frame["predicted.samples_per_s"] = frame["samples_per_s"] * 1.1
-    (chart,) = charts.predictions(frame)
-    points = chart.figure["data"][1]
-    assert points["x"] == pytest.approx([1.1 * y for y in points["y"]])
 
 
 def test_a_running_search_loads_its_page_again(wide: Study) -> None:

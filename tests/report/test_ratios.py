@@ -15,8 +15,8 @@ def run(samples_per_s: float) -> TrialResult:
     return ok(trials.spec(), samples_per_s)
 
 
-def trial(role: Role, samples_per_s: float, tmp_path) -> Trial:
-    spec: TrialSpec = trials.spec(role=role)
+def trial(role: Role, samples_per_s: float, tmp_path, confirm_round: int | None = None) -> Trial:
+    spec: TrialSpec = trials.spec(role=role, confirm_round=confirm_round)
     return Trial(folder=tmp_path, spec=spec, result=ok(spec, samples_per_s))
 
 
@@ -50,3 +50,8 @@ def test_the_runs_of_the_comparison_come_before_the_search_s_own(tmp_path):
     assert [r.samples_per_s for r in telling_runs(found[:1])] == [999.0]
     failed = dataclasses.replace(found[0], result=None)
     assert telling_runs([failed]) == []
+
+
+def test_runs_of_an_earlier_comparison_are_left_out(tmp_path):
+    found = [trial(Role.CONFIRM, 100.0 + n, tmp_path, confirm_round=n) for n in range(5)]
+    assert [r.samples_per_s for r in telling_runs(found)] == [103.0, 104.0]

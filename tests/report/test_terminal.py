@@ -276,6 +276,22 @@ def test_the_budget_caps_the_price(tmp_path: Path) -> None:
     assert "30.0 s for all of it" in console.file.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("baseline", "said"), [(None, "about 2 for the baseline"), ("mine.json", "1 for the baseline")]
+)
+def test_the_price_is_about_where_the_baseline_is_looked_for(
+    tmp_path: Path, baseline: str | None, said: str
+) -> None:
+    job = make() if baseline is None else make(baseline=baseline)
+    plan = make_plan(job, ENVIRONMENT, lattice_of(job), Study(tmp_path, "s"), History())
+    console = Console(file=io.StringIO(), width=400, color_system=None)
+    print_plan(console, plan, reasons=False)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert f"trials: {said}, at most 8 for the search" in text
+    assert (": about" in text) is (baseline is None)
+
+
 def test_an_exhausted_lattice_is_not_charged_for(tmp_path: Path) -> None:
     job = make(trials=1000)
     plan = make_plan(job, ENVIRONMENT, lattice_of(job), Study(tmp_path, "s"), History())

@@ -104,7 +104,24 @@ def test_interval_of_the_gain_covers_the_true_one(n_finalists: int, drift: float
         gain = verdict.gain(best, members[0].hash)
         true = 1.0 if best == members[0].hash else 1.1
         covered += gain.low <= true <= gain.high
-    assert covered >= 0.9 * 500
+    # Two standard errors of a count of 500 below 95%.
+    assert covered >= 0.93 * 500
+
+
+def test_the_luckiest_of_five_equals_is_no_gain():
+    """2.5% of the comparisons may say so; each pair judged alone, 8% would."""
+    members = members_of(confirm.MAX_FINALISTS + 1)
+    draw = numpy.random.default_rng(2)
+    n_false = 0
+    for _ in range(500):
+        rates = {m: list(100 * numpy.exp(draw.normal(0, 0.02, confirm.ROUNDS))) for m in members}
+        verdict = confirm.judge(*compared(rates), OBJECTIVE)
+        assert verdict is not None
+        best = OBJECTIVE.best(verdict.figures)
+        assert best is not None
+        n_false += verdict.gain(best, members[0].hash).low > 1
+    # And two standard errors of a count of 500.
+    assert n_false <= 500 * 0.025 + 2 * math.sqrt(500 * 0.025)
 
 
 def test_a_round_that_was_slow_for_all_is_no_noise_of_the_gain():

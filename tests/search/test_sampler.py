@@ -12,7 +12,7 @@ from autotune.job import Job, SamplerName
 from autotune.record import Trial
 from autotune.search.history import History
 from autotune.search.launch import Run, make_spec
-from autotune.search.objective import Objective
+from autotune.search.objective import METER_SLACK, Objective
 from autotune.search.sampler import check_installed, make_axes, propose, told_trials
 from tests.search.scripted import (
     ENVIRONMENT,
@@ -105,8 +105,24 @@ def test_each_fault_breaks_its_own_constraint(history: History):
 
 def test_memory_is_told_as_a_share_of_what_is_allowed(history: History):
     fits, over = told(history)[:2]
-    assert fits.constraints["memory"] == pytest.approx(-0.5)
-    assert over.constraints["memory"] == pytest.approx(0.5)
+    allowed = 24 * (1 + METER_SLACK)
+    assert fits.constraints["memory"] == pytest.approx(12 / allowed - 1)
+    assert over.constraints["memory"] == pytest.approx(36 / allowed - 1)
+
+
+@pytest.mark.parametrize("share", [1.0, 1.01, 1.03])
+def test_the_sampler_is_told_what_the_answer_goes_by(share: float):
+    """Between the limit and the meter's slack above it a candidate is feasible for both."""
+    spec = spec_of(make(), 0, zero__stage=0, micro_batch=1)
+    history = History([trial(spec, ok(spec, 100.0, peak=share * 24 * GIB))])
+    is_feasible = told(history)[0].constraints["memory"] <= 0
+    assert is_feasible is (objective().figure(history.tried[0]) is not None) is (share < 1.02)
+
+
+def test_a_run_of_the_comparison_that_breaks_the_limit_is_told(history: History):
+    spec = spec_of(make(), 8, role=Role.CONFIRM, zero__stage=0, micro_batch=1)
+    history.put(trial(spec, ok(spec, 100.0, peak=36 * GIB)))
+    assert told(history)[0].constraints["memory"] > 0
 
 
 def test_a_fault_is_worth_nothing(history: History):

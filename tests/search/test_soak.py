@@ -159,6 +159,26 @@ def test_a_leak_is_found_and_its_meter_named(tmp_path: Path):
     assert "memory grows: private_data by 14.1 GiB per hour over 15.0 s" in problems[0]
 
 
+def test_memory_that_was_not_judged_is_no_pass(tmp_path: Path):
+    halves, _, _ = soak(tmp_path)
+    short = [
+        dataclasses.replace(report, memory_samples=report.memory_samples[:6])
+        for report in halves[1].reports
+    ]
+    halves[1] = dataclasses.replace(halves[1], reports=short)
+    (problem,) = problems_of(halves, growth_of(halves))
+    assert problem.startswith("second half: whether memory grows is not known: 5 samples")
+    assert problem.endswith("it takes 6: give more --minutes")
+
+
+def test_losses_that_were_not_compared_are_no_pass(tmp_path: Path):
+    halves, _, _ = soak(tmp_path)
+    silent = [dataclasses.replace(report, losses=[1.0]) for report in halves[1].reports]
+    halves[1] = dataclasses.replace(halves[1], reports=silent)
+    (problem,) = problems_of(halves, growth_of(halves))
+    assert "not every rank has 4 losses" in problem
+
+
 def test_what_a_heap_gains_is_no_leak(tmp_path: Path):
     halves, _, _ = soak(tmp_path, how={"growth_bytes_per_s": MIB})
     assert problems_of(halves, growth_of(halves)) == []
