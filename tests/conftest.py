@@ -1,8 +1,15 @@
 """What holds for every test."""
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from autotune.extensions import build
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True)

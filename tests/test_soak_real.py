@@ -74,7 +74,7 @@ LLAMA = {"config": TINY, "vocab": TINY["vocab_size"]}
     ids=["stage3_offload", "stage1_tp2"],
 )
 def test_a_checkpoint_goes_on_where_the_training_was(record, zero, config, spec):
-    halves = soak(record, 0.05, zero, config, **spec)
+    halves = soak(record, 0.1, zero, config, **spec)
     assert problems_of(halves, growth_of(halves)) == []
 
 

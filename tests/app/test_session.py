@@ -26,7 +26,7 @@ def test_the_small_job_fits_every_world_and_ends_in_minutes(accelerator: str, wo
     job = make_job(_defaults({"world": world}, environment), where="test")
     assert job.world == world
     assert job.global_batch % world == 0
-    assert job.budget.time_s == 360
+    assert job.budget.time_s == {"cpu": 480, "cuda": 360}[accelerator]
 
 
 def test_the_job_of_a_study_holds_from_any_folder(
