@@ -40,7 +40,7 @@ TOLERANCE = 0.05
 _LARGEST_LOG = 700.0
 """Of which `exp` is finite: one round has no interval."""
 PLAIN = Path(__file__).with_name("plain_training.py")
-JOB = {"model": "tiny-llama", "seq_len": 64, "global_batch": 16, "world": 2, "precision": "bf16"}
+JOB = {"model": "tiny-llama", "seq_len": 32, "global_batch": 16, "world": 2, "precision": "bf16"}
 
 
 @dataclass(frozen=True, kw_only=True)

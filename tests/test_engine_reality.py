@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 
+from autotune import tried
 from autotune.candidate import Candidate
 from autotune.contract import Role, to_dict
-from autotune.data import shipped_spaces
+from autotune.data import data_folder, shipped_spaces
 from autotune.doctor.machine import has_libaio
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.extensions import build
@@ -32,7 +33,6 @@ from autotune.rules import judge
 from autotune.rules.releases import is_at_least
 from autotune.search.launch import Run, make_spec
 from autotune.space import Space, combinations, load_space
-from autotune.tried import recorded
 from tests.jobs import CPU, tiny_job
 from tests.rules.cases import NEWEST
 
@@ -52,6 +52,7 @@ BEYOND_THE_SPACES: list[dict[str, Any]] = [
     {"offload.optimizer": "nvme", "offload.pipeline": "write"},
     {"offload.param": "nvme", "offload.param_buffer_count": 6, "offload.param_max_in_cpu": 0},
     {"zero.stage": 1, "communication_dtype": "fp16"},
+    {"zero.stage": 1, "communication_dtype": "bf16"},
 ]
 """What no shipped space lists; at stage 3 where they do not say."""
 AT_LEAST = 40
@@ -71,12 +72,7 @@ def big_context() -> Context:
 
 
 def runs_here(name: str, value: Any) -> bool:
-    """Whether two CPU ranks can run a value; compiling has a test of its own, for its price.
-
-    What a process starts with is none of the driver's, whose ranks start once for all cases.
-    """
-    if KNOBS[name].group == "process":
-        return False
+    """Whether two CPU ranks can run a value; compiling has a test of its own, for its price."""
     if name == "tp":
         return int(value) <= WORLD
     if value == "nvme" and not SWAPS:
@@ -85,12 +81,17 @@ def runs_here(name: str, value: Any) -> bool:
 
 
 def listed(space: Space) -> set[tuple[str, Any]]:
-    """Every (knob, value) of a space that two ranks can run."""
+    """Every (knob, value) of a space that two ranks can run.
+
+    What a process starts with is not for the driver, whose ranks start once for all cases.
+    """
     return {
         (name, value)
         for name, domain in space.domains.items()
         for value in domain.values
-        if runs_here(name, value) and (SWAPS or name not in ONLY_SWAPPING)
+        if KNOBS[name].group != "process"
+        and runs_here(name, value)
+        and (SWAPS or name not in ONLY_SWAPPING)
     }
 
 
@@ -368,13 +369,13 @@ def test_a_difference_is_seen(results):
 
 def test_the_committed_record_says_what_trains(trained):
     """Both ways, but for what the test below compiles: nothing is claimed, nothing forgotten."""
-    record = next(r for r in recorded() if (r.accelerator, r.ranks) == ("cpu", WORLD))
+    record = tried.Run(**json.loads((data_folder("recorded") / "knobs-cpu-2.json").read_text()))
     claimed = {(name, v) for name, values in record.trained.items() for v in values}
-    tried = {pair for case, _ in trained for pair in acting(case).items()}
+    ran = {pair for case, _ in trained for pair in acting(case).items()}
     if not SWAPS:
         claimed = {p for p in claimed if p[1] != "nvme" and p[0] not in ONLY_SWAPPING}
-        tried = {pair for pair in tried if pair[0] not in ONLY_SWAPPING}
-    assert claimed - {("compile", "torch")} == tried, "python -m tests.record_knobs"
+        ran = {pair for pair in ran if pair[0] not in ONLY_SWAPPING}
+    assert claimed - {("compile", "torch")} == ran, "python -m tests.record_knobs"
 
 
 def test_a_compiled_engine_says_so(tmp_path):
