@@ -40,6 +40,8 @@ _EVIDENCE_LINE = re.compile(
 )
 _TAIL_BYTES = 64 * 1024
 
+_IN_A_COLLECTIVE = ", at distributed_c10d.py:"
+
 _STACK_OF_SIGNALLED_THREAD = re.compile(
     r'^Current thread .*\n +File "(.+)", line (\d+) in (.+)$', re.MULTILINE
 )
@@ -194,12 +196,17 @@ def _killed_silently(
 
 
 def _timeout(folder: Path, reports: list[RankReport], after_s: float) -> tuple[Outcome, str, str]:
-    slowest = min(reports, key=lambda r: list(Phase).index(r.phase), default=None)
-    if slowest is None:
+    if not reports:
         return Outcome.LAUNCH, f"no rank had started after {after_s:.0f} s", "coordinator"
+    # Of ranks in the same phase, the one that the others wait for in a collective.
+    places = {report.rank: _stopped_at(folder, report.rank) for report in reports}
+    slowest = min(
+        reports,
+        key=lambda r: (list(Phase).index(r.phase), _IN_A_COLLECTIVE in places[r.rank], r.rank),
+    )
     stepped = bool(slowest.warmup_step_times_s or slowest.step_times_s)
     where = f"rank {slowest.rank} in {slowest.phase}"
-    phase = f"{slowest.phase}{_stopped_at(folder, slowest.rank)}"
+    phase = f"{slowest.phase}{places[slowest.rank]}"
     if stepped:
         return Outcome.TIMEOUT, f"not done after {after_s:.0f} s, ended in {phase}", where
     outcome = Outcome.LAUNCH if slowest.phase in (Phase.SPAWN, Phase.IMPORT) else Outcome.COMM

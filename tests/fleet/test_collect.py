@@ -102,14 +102,21 @@ def test_only_listed_variables_are_recorded_and_no_secret():
     assert recorded == {"NCCL_DEBUG": "INFO"}
 
 
-def test_a_hung_rank_is_told_with_the_line_it_stood_at(tmp_path):
+STACKS = """\
+Thread 0x00007f01 (most recent call first):
+  File "/a/queue.py", line 3 in get
+
+Current thread 0x00007f02 (most recent call first):
+  File "/a/b/{file}", line 61 in wait
+  File "/a/c.py", line 7 in load
+"""
+
+
+def test_a_hung_rank_is_told_with_the_line_it_stood_at_and_not_one_that_waits_for_it(tmp_path):
     (tmp_path / "ranks").mkdir()
-    (tmp_path / "ranks" / "01.stacks").write_text(
-        'Thread 0x00007f01 (most recent call first):\n  File "/a/queue.py", line 3 in get\n\n'
-        "Current thread 0x00007f02 (most recent call first):\n"
-        '  File "/a/b/file_baton.py", line 61 in wait\n  File "/a/c.py", line 7 in load\n'
-    )
-    write_json(tmp_path / "ranks" / "01.json", to_dict(report(1)))
+    for rank, file in enumerate(("distributed_c10d.py", "file_baton.py")):
+        (tmp_path / "ranks" / f"{rank:02d}.stacks").write_text(STACKS.format(file=file))
+        write_json(tmp_path / "ranks" / f"{rank:02d}.json", to_dict(report(rank)))
     result = collect(spec(), tmp_path, ending(timed_out_after_s=60.0), ["localhost:0"], {})
     assert result.evidence == (
         "no first step after 60 s, hung in engine_init, at file_baton.py:61 in wait"
