@@ -42,6 +42,8 @@ def parse_bytes(text: str | int, *, where: str) -> int:
     if match is None or match[2].upper() not in _BYTES_PER_UNIT:
         raise JobError(f"{where}: {text!r} is not a size", "write it as 24GiB, 800MiB or 16GB")
     size_bytes = float(match[1]) * _BYTES_PER_UNIT[match[2].upper()]
+    if not match[2] and 0 < size_bytes < 2**20:
+        raise JobError(f"{where}: {text!r} is not a size with a unit", f"such as {match[1]}GiB")
     _check_range(size_bytes if size_bytes >= 1 else 0, text, where=where)
     return int(size_bytes)
 

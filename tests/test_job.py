@@ -19,7 +19,13 @@ def complaint(flags: tuple[str, ...] = (), **changes: Any) -> JobError:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("budget", "soon"), ("memory_limit", "lots"), ("trial_timeout", 0), ("memory_limit", 0.5)],
+    [
+        ("budget", "soon"),
+        ("memory_limit", "lots"),
+        ("trial_timeout", 0),
+        ("memory_limit", 0.5),
+        ("memory_limit", 24),
+    ],
 )
 def test_a_size_or_duration_names_its_file(key: str, value: Any) -> None:
     assert complaint(**{key: value}).message.startswith(f"job.yaml: {key}: {value!r} is not")

@@ -29,7 +29,7 @@ from autotune.report.overview import State
 from autotune.report.rows import make_rows
 from autotune.report.study import Report
 from autotune.report.summary import place
-from autotune.search.history import candidate_of
+from autotune.search.history import History, candidate_of
 from autotune.search.objective import Objective
 from autotune.search.recall import changes_since, engine_of, history_of
 from autotune.soak_record import SoakResult, digest_of, read_soak
@@ -132,7 +132,13 @@ def read_report(study: Study) -> Report:
         rows=make_rows(history, objective),
         context=_context(study, facts),
         answer=None if answer is None else place(answer, study),
+        damaged=_damaged(study, history),
     )
+
+
+def _damaged(study: Study, history: History) -> dict[int, str]:
+    found = {int(each.folder.name): each.problem for each in study.unreadable()}
+    return found | {t.spec.number: t.problem for t in history.trials if t.problem}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,9 +177,10 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
             "run the same search again to finish it, or name a trial with --trial",
         )
     if number not in trials:
+        known = ", ".join(map(str, trials)) or "none"
         raise StudyError(
-            f"study {study.name}: there is no trial {number}",
-            f"its trials are 0 to {max(trials)}" if trials else "it has none",
+            f"study {study.name}: there is no trial {number}, or its record is damaged",
+            f"name one of those that can be read with --trial: {known}",
         )
     environment = _environment(facts, number)
     job = make_job(read_job_file(study.job_file), where=str(study.job_file))

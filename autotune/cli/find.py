@@ -157,7 +157,10 @@ def search(
     session = open_session(job, flags, results=results)
     plan = plan_search(session, fresh=fresh)
     if dry_run:
-        print_json(plan.as_dict()) if as_json else print_plan(DATA, plan, reasons=True)
+        if as_json:
+            print_json(plan.as_dict(), indent=None)
+        else:
+            print_plan(DATA, plan, reasons=True)
         return
     print_plan(PROGRESS, plan, reasons=False)
     _confirm(yes)

@@ -1,5 +1,6 @@
 """Hand out a configuration as a folder that runs as it is."""
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from autotune.errors import RenderError
 from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.render.base import Dialect, Export, Figures
-from autotune.render.deepspeed import DeepSpeedDialect
+from autotune.render.deepspeed import SETTINGS_FILE, DeepSpeedDialect
 from autotune.render.templates import Templates
 from autotune.soak_record import SoakResult
 
@@ -59,6 +60,7 @@ def export_candidate(
         overridden=engine.overridden(candidate),
     )
     files = find_dialect(to).files(export, Templates(job.templates))
+    _check_ours(folder, files)
     try:
         return [_write(folder / name, text) for name, text in files.items()]
     except OSError as error:
@@ -82,6 +84,16 @@ def find_dialect(name: str) -> Dialect:
         return dialect
     known = ", ".join(sorted({*_SHIPPED, *offered}))
     raise RenderError(f"--to {name}: no such dialect", f"known dialects: {known}")
+
+
+def _check_ours(folder: Path, files: Mapping[str, str]) -> None:
+    """Refuse to write over what no earlier export has left: every export has its settings."""
+    theirs = [name for name in files if (folder / name).exists()]
+    if theirs and SETTINGS_FILE in files and SETTINGS_FILE not in theirs:
+        raise RenderError(
+            f"{folder}: holds {', '.join(theirs)}, and not from an earlier export",
+            "name a new folder with --out, or move those files away",
+        )
 
 
 def _write(path: Path, text: str) -> Path:

@@ -1,7 +1,7 @@
 """A study, ready to be shown: what every form of the report is made of."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class Report:
     context: Context
     answer: Mapping[str, Any] | None
     """As `summarize` gives it; None while the search has not ended."""
+    damaged: Mapping[int, str] = field(default_factory=dict)
+    """Number of a trial whose record is damaged -> what is wrong with it."""
 
     @property
     def counts(self) -> Mapping[Outcome, int]:

@@ -51,6 +51,7 @@ def describe_verdict(report: Report) -> list[tuple[str, str]]:
     if left_out := left_out_of(report.facts):
         trials = "1 trial" if len(left_out) == 1 else f"{len(left_out)} trials"
         facts.append(("left out", f"{trials} of another job or configuration"))
+    facts += [("damaged", f"trial {n}: {problem}") for n, problem in report.damaged.items()]
     answer = report.answer
     if answer is None:
         facts.append(("unfinished", "the same search command again resumes it"))
@@ -60,6 +61,9 @@ def describe_verdict(report: Report) -> list[tuple[str, str]]:
         facts.append(("baseline", describe_figure(baseline)))
     if best is not None:
         facts.append(("best", describe_figure(best)))
+        if report.row_of(best["trial"]) is None:
+            lost = f"the record of trial {best['trial']} is gone: the same search again mends it"
+            facts.append(("damaged", lost))
         if baseline is not None:
             facts.append(("change", _change(report, best["trial"], baseline["trial"])))
         facts.append(("speedup", describe_speedup(answer)))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from autotune.app.studies import _environment, read_report, state_of
-from autotune.errors import AutotuneError
+from autotune.app.studies import _environment, find_chosen, read_report, state_of
+from autotune.errors import AutotuneError, StudyError
 from autotune.facts import answer_of, context_of, environment_at, environment_of, model_of
 from autotune.record import Study
 from autotune.table import load_table
@@ -106,3 +106,18 @@ def test_a_field_of_another_type_is_damage(name: str, tmp_path: Path) -> None:
             assert len(load_table(study.folder)) == n_trials
             state_of(study)
             shown(read_report(study))
+
+
+def test_a_best_whose_record_is_gone_or_damaged_is_said(tmp_path: Path) -> None:
+    study = finished(tmp_path)
+    best = read_report(study).trial_of("best")
+    assert best is not None
+    spec = study.trial_folder(best) / "spec.json"
+    spec.write_text("{")
+    report = read_report(study)
+    assert set(report.damaged) == {best}
+    text = " ".join(shown(report).split())
+    assert f"damaged trial {best}: " in text
+    assert f"the record of trial {best} is gone: the same search again mends it" in text
+    with pytest.raises(StudyError, match=f"no trial {best}, or its record is damaged"):
+        find_chosen(study, trial=None)

@@ -142,6 +142,17 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         export(tmp_path)
 
 
+def test_files_of_somebody_else_are_not_written_over(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "README.md").write_text("my own")
+    with pytest.raises(RenderError, match=r"out: holds README.md, and not from an earlier export"):
+        export(tmp_path)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["README.md"]
+    (tmp_path / "out" / "README.md").unlink()
+    export(tmp_path)
+    export(tmp_path, zero__stage=2)
+
+
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("knobs", "changes"),
