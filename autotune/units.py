@@ -32,7 +32,7 @@ def parse_bytes(text: str | int, *, where: str) -> int:
     """Read a size in bytes.
 
     Args:
-        text: Such as `24GiB`, `800M`, `1.5 GB`, or a plain number of bytes.
+        text: Such as `24GiB`, `800M`, `1.5 GB`, or a plain number of bytes from a MiB on.
         where: The flag or key it came from, for the error.
 
     Raises:
