@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.rules.base import Setup
+from autotune.rules.base import Setup, UnknownFactError
 from autotune.rules.keys import SECTIONS, plain_keys
 from autotune.rules.values import Key, Section
 
@@ -41,13 +41,23 @@ def _is_plain(content: Mapping[str, Any], path: str, tables: Mapping[str, Any]) 
 
 
 def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Section]]:
-    """Every section of a configuration that the table describes: path, content, description."""
+    """Every section of a configuration that the table describes: path, content, description.
+
+    One of which nothing is known is left out: it must not silence what is said of the others.
+    """
     for path, section in SECTIONS.items():
-        content: Any = config
-        for part in path.split(".") if path else ():
-            content = content.get(part) if isinstance(content, Mapping) else None
+        content = _content(config, path)
         if content and isinstance(content, Mapping):
             yield path, content, section
+
+
+def _content(config: Mapping[str, Any], path: str) -> Any:
+    content: Any = config
+    with contextlib.suppress(UnknownFactError):
+        for part in path.split(".") if path else ():
+            content = content.get(part) if isinstance(content, Mapping) else None
+        return content
+    return None
 
 
 def dotted(path: str, name: object) -> str:

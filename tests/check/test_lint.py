@@ -143,6 +143,20 @@ def test_one_value_that_nobody_can_read_does_not_hide_the_rest(tmp_path):
     assert [violation.rule for violation in report.left] == ["schema.top_level_value"]
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"train_batch_size": "8", "zero_optimization": 3},
+        {"train_micro_batch_size_per_gpu": "8", "bf16": True},
+    ],
+)
+def test_a_section_that_is_none_leaves_other_values_judged(tmp_path, config):
+    """What such a section holds is not known; the text beside it is no number all the same."""
+    report = checked(write(tmp_path, config), world=4)
+    assert rules(report) == ["schema.top_level_value"]
+    assert all(name in messages(report, "schema.top_level_value") for name in config)
+
+
 def test_a_key_written_twice_stops_the_fix(tmp_path):
     text = '{"train_micro_batch_size_per_gpu": 1, "fp16": {}, "fp16": {}, "gradient_cliping": 1}'
     report = checked(write(tmp_path, text))
