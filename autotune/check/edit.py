@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -65,8 +66,8 @@ def duplicates(text: str) -> list[str]:
 
 def _duplicates(value: _Value, path: str) -> Iterator[str]:
     members = value.members or ()
-    names = [member.name for member in members]
-    yield from (f"{path}{name}" for name in dict.fromkeys(names) if names.count(name) > 1)
+    times = Counter(member.name for member in members)
+    yield from (f"{path}{name}" for name, count in times.items() if count > 1)
     for member in members:
         yield from _duplicates(member.value, f"{path}{member.name}.")
 
@@ -123,7 +124,9 @@ def _membership(
 ) -> Iterator[_Edit]:
     """Take members out of an object and put others at its end."""
     members = node.members or ()
-    kept = [member for member in members if member not in gone]
+    # By place, each once: a file may hold tens of thousands of keys.
+    going = {member.start for member in gone}
+    kept = [member for member in members if member.start not in going]
     written = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in added.items()]
     if not kept:
         if not gone and not written:
@@ -132,9 +135,10 @@ def _membership(
         body = inner + f",{inner}".join(written) + outer if written else ""
         yield _Edit(start=node.start, end=node.end, text=f"{{{body}}}")
         return
-    for member in gone:
-        index = members.index(member)
-        if any(other in kept for other in members[:index]):
+    for index, member in enumerate(members):
+        if member.start not in going:
+            continue
+        if kept[0].start < member.start:
             start, end = members[index - 1].value.end, member.value.end
         else:
             start, end = member.start, members[index + 1].start

@@ -1,7 +1,7 @@
 """What a rule is: it judges what would really run, and carries the cases that prove it."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
@@ -21,6 +21,9 @@ BATCH_KEYS = (
     "gradient_accumulation_steps",
     "train_batch_size",
 )
+
+_MOST_LISTED = 20
+"""Of the things that one finding names; `changes` holds them all."""
 
 _NO_SECTION: Mapping[str, Any] = {}
 
@@ -358,9 +361,15 @@ def patch(path: str, keys: Patch) -> dict[str, Any]:
     return changes
 
 
+def listed(parts: Sequence[str], joint: str) -> str:
+    """Parts in one line, as many as people read, and how many more there are."""
+    more = len(parts) - _MOST_LISTED
+    return joint.join((*parts[:_MOST_LISTED], *([f"{more} more"] if more > 0 else [])))
+
+
 def in_words(changes: Patch, path: str = "") -> str:
     """Changes as an instruction: `set a.b to 1 and remove c`."""
-    return " and ".join(_in_words(changes, path))
+    return listed(list(_in_words(changes, path)), " and ")
 
 
 def _in_words(changes: Patch, path: str) -> Iterator[str]:

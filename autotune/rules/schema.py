@@ -16,6 +16,7 @@ from autotune.rules.base import (
     as_section,
     converted,
     ignored,
+    listed,
     patch,
     raised,
 )
@@ -56,9 +57,9 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
         return None
     # Half a change leaves the rule talking: then somebody has to look anyway.
     return Finding(
-        message="; ".join(told),
+        message=listed(told, "; "),
         changes={} if open_questions else changes,
-        advice="; ".join(open_questions),
+        advice=listed(open_questions, "; "),
         consequence="raised" if open_questions or not is_taken else "converted",
     )
 
@@ -125,6 +126,7 @@ def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Finding | None:
     for path, content, section in sections(setup.ds_config):
         if section.is_strict(version) != strict or top_level == bool(path):
             continue
+        here: dict[str, Any] = {}
         for name in content:
             if name in section.keys:
                 continue
@@ -133,11 +135,11 @@ def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Finding | None:
             near = get_close_matches(str(name), _ALL_KEYS[path], n=1, cutoff=_LIKENESS)
             guess = f"did you mean {near[0]}?" if near else "nothing that is known is like it"
             told.append(f"{dotted(path, name)} is not a key of DeepSpeed's: {guess}")
-            change = {name: None}
+            here[name] = None
             if near and near[0] not in content and section.keys[near[0]].accepts(content[name]):
-                change[near[0]] = content[name]
-            changes = merge(changes, patch(path, change))
-    return Finding(message="; ".join(told), changes=changes) if told else None
+                here[near[0]] = content[name]
+        changes = merge(changes, patch(path, here)) if here else changes
+    return Finding(message=listed(told, "; "), changes=changes) if told else None
 
 
 def _is_remark(name: object) -> bool:

@@ -92,6 +92,14 @@ def test_the_last_of_two_equal_keys_is_the_one_that_changes():
     assert after == '{"a": 1, "b": 2, "a": 4}'
 
 
+def test_tens_of_thousands_of_keys_go_at_once():
+    """Each is looked at once, not held against all others."""
+    keys = {f"unknown_{at}": at for at in range(20_000)}
+    after = edited(json.dumps({"a": 1, **keys, "b": 2}), dict.fromkeys(keys))
+    assert after == '{"a": 1, "b": 2}'
+    assert duplicates(json.dumps(keys)) == []
+
+
 def test_keys_that_are_written_twice_are_named():
     assert duplicates('{"a": {"b": 1, "b": 2}, "c": 1, "c": {"c": 1}}') == ["c", "a.b"]
     assert duplicates(WRITTEN) == []

@@ -180,6 +180,17 @@ def test_only_a_name_that_is_much_alike_is_taken_for_another(tmp_path):
     assert after == {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0}
 
 
+def test_of_many_unknown_keys_the_first_are_named_and_the_rest_counted(tmp_path):
+    unknown = {f"{'x' * 9}{at}": at for at in range(1_000)}
+    report = checked(write(tmp_path, {"train_batch_size": 1, **unknown}))
+    (found,) = report.found
+    assert found.violation.message.count("nothing that is known is like it") == 20
+    assert found.violation.message.endswith("; 980 more")
+    assert found.violation.fix.endswith(f"remove {'x' * 9}19 and 980 more")
+    assert found.violation.changes == dict.fromkeys(unknown)
+    assert json.loads(report.fixed_text) == {"train_batch_size": 1}
+
+
 def test_keys_that_torch_compile_had_are_refused(tmp_path):
     config = AUTO | {"compile": {"disable": False, "backend": "inductor"}}
     report = checked(write(tmp_path, config))
