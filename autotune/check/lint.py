@@ -9,6 +9,7 @@ from autotune.check import huggingface
 from autotune.check.edit import duplicates, edited
 from autotune.check.partial import Partial, Path, WorldlessSetup
 from autotune.check.source import Source
+from autotune.consumers import Consumer
 from autotune.errors import ExitCode
 from autotune.hardware import Environment
 from autotune.nested import merge
@@ -19,6 +20,7 @@ from autotune.rules.base import (
     Setup,
     Violation,
     changed,
+    listed,
 )
 from autotune.rules.parallel import autotp_size
 from autotune.rules.sections import unreadable
@@ -56,6 +58,10 @@ class Report:
     fixed_text: str | None
     """The file after the fix; None where nothing changes, or the file cannot be edited."""
 
+    def is_written(self, *, fixed: bool) -> bool:
+        """Whether `--fix`, where it was said, changed the file."""
+        return fixed and self.fixed_text is not None and self.source.can_write
+
     @property
     def diff(self) -> str:
         """The fix as a unified diff; empty where there is none."""
@@ -77,15 +83,19 @@ class Report:
         """2 where the configuration, or what `--fix` made of it, would not run.
 
         Args:
-            fixed: Whether `--fix` was said; it writes only where `source.can_write`.
+            fixed: Whether `--fix` was said.
         """
-        written = fixed and self.source.can_write
+        written = self.is_written(fixed=fixed)
         violations = self.left if written else [found.violation for found in self.found]
         fails = any(violation.consequence == "raised" for violation in violations)
         return ExitCode.INVALID_INPUT if fails else ExitCode.FOUND
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+    def to_dict(self, *, fixed: bool) -> dict[str, Any]:
+        """For JSON.
+
+        Args:
+            fixed: Whether `--fix` was said: `would_run` is about the file as it is then.
+        """
         return {
             "file": str(self.source.path),
             "consumer": str(self.source.consumer),
@@ -96,7 +106,8 @@ class Report:
             "world_because": self.world_because,
             "unknown": list(self.unknown),
             "findings": [found.to_dict() for found in self.found],
-            "would_run": self.exit_code(fixed=False) is ExitCode.FOUND,
+            "fixed": self.is_written(fixed=fixed),
+            "would_run": self.exit_code(fixed=fixed) is ExitCode.FOUND,
             "would_run_after_fix": self.exit_code(fixed=True) is ExitCode.FOUND,
             "diff": self.diff,
         }
@@ -115,11 +126,10 @@ class _Looked:
 def check(source: Source, environment: Environment) -> Report:
     """Judge a configuration, and mend it one fix at a time until nothing changes any more."""
     first = _look(source.config, source, environment)
-    found = [Found(violation=violation, after_fix=False) for violation in first.violations]
-    if twice := _twice(source):
-        found.append(Found(violation=twice, after_fix=False))
-    if not_launched := _not_launched(source):
-        found.append(Found(violation=not_launched, after_fix=False))
+    twice = _twice(source)
+    around = [one for one in (twice, _not_launched(source)) if one is not None]
+    before = (*first.violations, *around)
+    found = [Found(violation=violation, after_fix=False) for violation in before]
     changes, left = _mend(source, environment, first, found)
     can_edit = source.can_edit and twice is None
     return Report(
@@ -128,7 +138,7 @@ def check(source: Source, environment: Environment) -> Report:
         world=first.world,
         world_because=first.world_because,
         found=tuple(found),
-        left=left if can_edit else first.violations,
+        left=(*left, *around) if can_edit else before,
         unknown=tuple(sorted(".".join(path) for path in first.unknown)),
         fixed_text=edited(source.text, _nested(source, changes)) if can_edit and changes else None,
     )
@@ -237,9 +247,13 @@ def _twice(source: Source) -> Violation | None:
     names = duplicates(source.text) if source.can_edit else []
     if not names:
         return None
+    # DeepSpeed refuses it in a file that it reads itself (runtime/config.py: DeepSpeedConfig); for
+    # Trainer and accelerate it is accelerate that reads, with a plain json.load.
+    is_refused = source.consumer is Consumer.DEEPSPEED and not source.at
+    then = "DeepSpeed refuses the file" if is_refused else "the last one counts"
     return Violation(
         rule="file.key_twice",
-        message=f"{', '.join(names)}: written twice in one section, and the last one counts",
+        message=f"{listed(names, ', ')}: written twice in one section, and {then}",
         fix="keep one of them; no other fix is written before",
-        consequence="ignored",
+        consequence="raised" if is_refused else "ignored",
     )

@@ -64,7 +64,7 @@ def check(
     )
     if fix:
         write_fix(found)
-    print_json(found.to_dict()) if as_json else print_check(DATA, found, fixed=fix)
+    print_json(found.to_dict(fixed=fix)) if as_json else print_check(DATA, found, fixed=fix)
     raise typer.Exit(found.exit_code(fixed=fix))
 
 

@@ -9,13 +9,14 @@ from rich.text import Text
 from autotune.check import Found, Report
 from autotune.rules.base import Consequence
 
-_SAID: dict[Consequence, tuple[str, str, str]] = {
-    "raised": ("would raise", "would raise", "red"),
-    "differs": ("runs differently", "run differently", "yellow"),
-    "ignored": ("is ignored", "ignored", "yellow"),
-    "converted": ("is converted", "converted", "dim"),
+_SAID: dict[Consequence, tuple[str, str, str, str]] = {
+    "raised": ("would raise", "would raise", "would have raised", "red"),
+    "differs": ("runs differently", "run differently", "ran differently", "yellow"),
+    "ignored": ("is ignored", "ignored", "{was} ignored", "yellow"),
+    "converted": ("is converted", "converted", "{was} converted", "dim"),
 }
-"""What is said of one finding, of several, and in which style; the worst comes first."""
+"""What is said of one finding, of several, of those that are fixed, and in which style; the worst
+comes first."""
 
 
 def print_check(console: Console, report: Report, *, fixed: bool) -> None:
@@ -52,12 +53,13 @@ def _above_the_diff(report: Report, *, fixed: bool) -> str:
             f"the fix of {source.path} (--fix writes into the file that is checked, which is "
             f"{source.asked}):"
         )
-    return "fixed, with this diff:" if fixed else "the fix (--fix writes it):"
+    written = report.is_written(fixed=fixed)
+    return "fixed, with this diff:" if written else "the fix (--fix writes it):"
 
 
 def _print_found(console: Console, found: Found) -> None:
     violation = found.violation
-    said, _, style = _SAID[violation.consequence]
+    said, _, _, style = _SAID[violation.consequence]
     then = " (once the rest is mended)" if found.after_fix else ""
     console.print(Text.assemble((said, style), "  ", (violation.rule, "cyan"), then))
     for line in (violation.message, f"fix: {violation.fix}"):
@@ -94,10 +96,19 @@ def _print_diff(console: Console, diff: str) -> None:
 
 
 def _conclusion(report: Report, *, fixed: bool) -> str:
-    counts = dict.fromkeys(_SAID, 0)
+    """What is wrong with the file as it is now, and what was."""
+    left = {violation.rule for violation in report.left}
+    written = report.is_written(fixed=fixed)
+    now, before = dict.fromkeys(_SAID, 0), dict.fromkeys(_SAID, 0)
     for found in report.found:
-        counts[found.violation.consequence] += 1
-    told = [f"{count} {_SAID[kind][1]}" for kind, count in counts.items() if count]
+        is_gone = written and found.violation.rule not in left
+        (before if is_gone else now)[found.violation.consequence] += 1
+    told = ", ".join(f"{count} {_SAID[kind][1]}" for kind, count in now.items() if count)
+    mended = ", ".join(
+        f"{count} {_SAID[kind][2].format(was='was' if count == 1 else 'were')}"
+        for kind, count in before.items()
+        if count
+    )
+    said = "; ".join(filter(None, (told, mended and f"{mended}, fixed"))) or "nothing found"
     runs = "would run" if report.exit_code(fixed=fixed) == 0 else "would not run"
-    now = " now" if fixed and report.diff and report.source.can_write else ""
-    return f"{', '.join(told) or 'nothing found'}: it {runs}{now}"
+    return f"{said}: it {runs}"

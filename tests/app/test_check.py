@@ -43,7 +43,7 @@ def test_exit_codes_and_the_fix(tmp_path):
 
     done = autotune("check", path.name, "--fix", folder=tmp_path)
     assert done.returncode == ExitCode.FOUND
-    assert done.stdout.splitlines()[-1] == "1 would raise: it would run now"
+    assert done.stdout.splitlines()[-1] == "1 would have raised, fixed: it would run"
     assert path.read_text(encoding="utf-8") == before.replace("overlap_com", "overlap_comm")
 
     done = autotune("check", path.name, "--fix", folder=tmp_path)
@@ -61,6 +61,15 @@ def test_the_fix_goes_into_no_file_but_the_one_that_was_named(tmp_path):
     assert '+    "overlap_comm": true' in done.stdout
     assert done.stdout.splitlines()[-1] == "1 would raise: it would not run"
     assert other.read_bytes() == before
+
+
+def test_what_programs_read_is_about_the_file_as_it_is_now(tmp_path):
+    path = write(tmp_path, REFUSED)
+    for flags, code, fixed in (((), 2, False), (("--fix",), 0, True), (("--fix",), 0, False)):
+        done = autotune("check", path.name, "--json", *flags, folder=tmp_path)
+        answer = json.loads(done.stdout)
+        assert (done.returncode, answer["fixed"]) == (code, fixed)
+        assert answer["would_run"] is (done.returncode == 0)
 
 
 def test_warnings_alone_end_with_0(tmp_path):

@@ -165,6 +165,27 @@ def test_a_key_written_twice_stops_the_fix(tmp_path):
     assert report.diff == ""
 
 
+@pytest.mark.parametrize(
+    ("consumer", "section", "consequence"),
+    [
+        (Consumer.DEEPSPEED, "", "raised"),
+        (Consumer.TRAINER, "", "ignored"),
+        (Consumer.ACCELERATE, "", "ignored"),
+        (Consumer.DEEPSPEED, "deepspeed", "ignored"),
+    ],
+)
+def test_who_reads_the_file_decides_what_becomes_of_a_key_twice(
+    tmp_path, consumer, section, consequence
+):
+    """DeepSpeed refuses it in a file that it reads itself; the others take the last one."""
+    text = '{"train_batch_size": 8, "train_batch_size": 16}'
+    path = write(tmp_path, f'{{"{section}": {text}}}' if section else text)
+    report = checked(path, consumer=consumer)
+    (twice,) = [one.violation for one in report.found if one.violation.rule == "file.key_twice"]
+    assert twice.consequence == consequence
+    assert twice in report.left
+
+
 @pytest.mark.parametrize("name", ["_comment", "//", "#1", "comment"])
 def test_a_remark_is_no_key_that_was_mistaken(tmp_path, name):
     config = {"train_micro_batch_size_per_gpu": 1, name: "https://example.org"}
@@ -205,7 +226,7 @@ def test_the_version_decides(tmp_path):
 
 
 def test_the_answer_for_programs(tmp_path):
-    answer = checked(write(tmp_path, BROKEN), world=8).to_dict()
+    answer = checked(write(tmp_path, BROKEN), world=8).to_dict(fixed=False)
     assert json.loads(json.dumps(answer)) == answer
     assert (answer["would_run"], answer["would_run_after_fix"]) == (False, True)
     first = answer["findings"][0]

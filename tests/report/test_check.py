@@ -43,6 +43,17 @@ def test_the_worst_comes_first_and_the_last_line_counts(tmp_path):
     assert lines[-1] == "1 would raise, 2 ignored: it would not run"
 
 
+def test_the_last_line_tells_what_is_fixed_from_what_is_left(tmp_path):
+    def last(config):
+        return printed(checked(write(tmp_path, config)), fixed=True).splitlines()[-1]
+
+    one = {"train_batch_size": 1, "gradient_cliping": 1.0}
+    assert last(one) == "1 was ignored, fixed: it would run"
+    assert last(BROKEN) == "1 would have raised, 2 were ignored, fixed: it would run"
+    open_question = one | {"zero_optimization": {"stage": "two"}}
+    assert last(open_question) == "1 would raise; 1 was ignored, fixed: it would not run"
+
+
 def test_a_pipe_gets_the_diff_as_it_is(tmp_path):
     ones = ", ".join("1" * 99)
     text = f'{{"train_micro_batch_size_per_gpu": 1, "not_known": [{ones}]}}'
