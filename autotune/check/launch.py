@@ -1,5 +1,6 @@
 """A launch line: how many ranks it starts, and what it tells the script."""
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,17 @@ from autotune.consumers import Consumer
 from autotune.errors import JobError
 
 _SCRIPT_COMMANDS = ("llamafactory-cli", "axolotl")
+
+_DEVICE_KINDS = ("auto", "gpu", "cpu", "xpu", "npu", "hpu")
+"""All devices of a kind, for torchrun (torch/distributed/run.py: determine_local_world_size)."""
+
+_ALL = (-1,)
+"""DeepSpeed's launcher's word for all that there are (launcher/runner.py)."""
+
+_COUNT = "a whole number above 0"
+
+_RANGE = re.compile(r"\d+:\d+")
+"""Of nodes, for torchrun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +57,10 @@ def read_launch(line: str) -> Launch:
     """Read a line that starts `deepspeed`, `torchrun`, `accelerate launch` or a script.
 
     Raises:
-        JobError: Its quotes do not close.
+        JobError: It is empty, its quotes do not close, or a count in it is none.
     """
+    if not line.strip():
+        raise JobError("--launch is empty", "give the line that starts the training, or leave it")
     parsed = _parse(line)
     world, per_node = _ranks(parsed)
     script, launcher = parsed.script, parsed.launcher
@@ -63,7 +77,7 @@ def read_launch(line: str) -> Launch:
     return Launch(
         world=world,
         per_node=per_node,
-        n_nodes=_count(launcher, "num_machines", None),
+        n_nodes=_count(launcher, "num_machines"),
         arguments=script,
         config=config,
         accelerate_config=accelerate_config if isinstance(accelerate_config, str) else None,
@@ -140,17 +154,21 @@ def _ranks(line: _Line) -> tuple[int | None, int | None]:
     flags = line.launcher
     if line.kind == "accelerate":
         # Without num_machines the YAML decides, also one that the line does not name.
-        world, nodes = _count(flags, "num_processes", None), _count(flags, "num_machines", None)
+        world, nodes = _count(flags, "num_processes"), _count(flags, "num_machines")
         return world, (world // nodes if world and nodes and world % nodes == 0 else None)
     if line.kind == "torchrun":
-        per_node = _count(flags, "nproc_per_node", _count(flags, "nproc", 1))
-        return _product(per_node, _count(flags, "nnodes", 1)), per_node
+        given = "nproc_per_node" if "nproc_per_node" in flags else "nproc"
+        per_node = _count(flags, given, default=1, words=_DEVICE_KINDS)
+        if _RANGE.fullmatch(str(flags.get("nnodes"))):
+            return None, per_node
+        return _product(per_node, _count(flags, "nnodes", default=1)), per_node
     if line.kind == "deepspeed":
         if isinstance(flags.get("include"), str):
             return _included(flags["include"])
-        per_node = _count(flags, "num_gpus", None)
+        per_node = _count(flags, "num_gpus", words=_ALL)
         remote = "hostfile" in flags and "num_nodes" not in flags
-        return (None if remote else _product(per_node, _count(flags, "num_nodes", 1))), per_node
+        nodes = _count(flags, "num_nodes", default=1, words=_ALL)
+        return (None if remote else _product(per_node, nodes)), per_node
     return None, None
 
 
@@ -163,10 +181,35 @@ def _included(filter_text: str) -> tuple[int | None, int | None]:
     return sum(sizes), max(sizes)
 
 
-def _count(flags: Mapping[str, Any], name: str, default: int | None) -> int | None:
-    """A count that the line gives; None where it gives another thing (`gpu`, `1:4`)."""
-    value = flags.get(name, default)
-    return value if type(value) is int and value > 0 else None
+def _count(
+    flags: Mapping[str, Any], name: str, *, default: int | None = None, words: Sequence[Any] = ()
+) -> int | None:
+    """A count that the line gives; None where it gives one of the words that stand for one."""
+    return count(flags.get(name, default), name=f"--launch: --{name}", words=words)
+
+
+def count(value: Any, *, name: str, words: Sequence[Any] = ()) -> int | None:
+    """A number of processes or machines that somebody states.
+
+    Args:
+        value: As it stands there; None where it does not.
+        name: Where it stands, for the error.
+        words: What stands for a number that only the machine knows.
+
+    Returns:
+        None where the number is not known: also where the shell fills it in (`$GPUS`).
+
+    Raises:
+        JobError: It is no number above 0, and nothing that stands for one.
+    """
+    if type(value) is int and value > 0:
+        return value
+    if value is None or (isinstance(value, str) and not {"$", "`"}.isdisjoint(value)):
+        return None
+    if type(value) is not bool and value in words:
+        return None
+    allowed = ", or one of ".join(filter(None, (_COUNT, ", ".join(map(str, words)))))
+    raise JobError(f"{name}: {value!r} is not {_COUNT}", f"write {allowed}")
 
 
 def _product(*sizes: int | None) -> int | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.check.launch import Launch, read_launch, typed
+from autotune.check.launch import Launch, count, read_launch, typed
 from autotune.consumers import FILLED, Consumer, autos
 from autotune.engines.ds_file import parse_json, read_text
 from autotune.errors import JobError, RenderError
@@ -24,6 +24,9 @@ _TELLING = frozenset(
 )
 
 _YAML = (".yaml", ".yml")
+
+_UNSAID = -1
+"""`num_processes` of an accelerate YAML that leaves it to the launch line (config_args.py)."""
 
 _MOST_DEPTH = 50
 """Sections inside of each other: far above any ds_config, far below what Python's stack takes."""
@@ -76,11 +79,11 @@ class Source:
 class _Accelerate:
     path: Path
     data: Mapping[str, Any]
-
-    @property
-    def section(self) -> Mapping[str, Any]:
-        section = self.data.get("deepspeed_config")
-        return section if isinstance(section, Mapping) else {}
+    section: Mapping[str, Any]
+    n_processes: int | None
+    """Ranks; None where the YAML does not say."""
+    n_machines: int | None
+    """Nodes; None where the YAML does not say."""
 
     @property
     def file(self) -> str | None:
@@ -120,7 +123,8 @@ def read_source(
 
     Raises:
         RenderError: A file cannot be read.
-        JobError: The launch line or the YAML is not one, or says twice what it says.
+        JobError: The launch line or the YAML is not one, or says twice what it says, or a value in
+            them is none of those that are allowed there.
     """
     asked = path
     line = None if launch is None else read_launch(launch)
@@ -131,14 +135,14 @@ def read_source(
     yaml_file = (
         None
         if accelerate is None
-        else _Accelerate(path=accelerate, data=_parse(read_text(accelerate), accelerate))
+        else _read_accelerate(_parse(read_text(accelerate), accelerate), accelerate)
     )
     arguments: dict[str, Any] = {}
     at: tuple[str, ...] = ()
     because = ""
     config: Mapping[str, Any] = data
     if yaml_file is None and "deepspeed_config" in data and "zero_optimization" not in data:
-        yaml_file = _Accelerate(path=path, data=data)
+        yaml_file = _read_accelerate(data, path)
         if yaml_file.file is not None:
             path, text, config = _follow(yaml_file.file, path)
         else:
@@ -179,6 +183,25 @@ def read_source(
         not_for=""
         if yaml_file is None or "--use_deepspeed" in (launch or "")
         else yaml_file.not_for,
+    )
+
+
+def _read_accelerate(data: Mapping[str, Any], path: Path) -> _Accelerate:
+    section = data.get("deepspeed_config")
+    if section is not None and not isinstance(section, Mapping):
+        raise JobError(
+            f"{path}: deepspeed_config: {section!r} is no section",
+            "write `key: value` lines below it, such as `zero_stage: 2`, or "
+            "`deepspeed_config_file: ds_config.json`",
+        )
+    return _Accelerate(
+        path=path,
+        data=data,
+        section=section or {},
+        n_processes=count(
+            data.get("num_processes"), name=f"{path}: num_processes", words=(_UNSAID,)
+        ),
+        n_machines=count(data.get("num_machines"), name=f"{path}: num_machines"),
     )
 
 
@@ -293,8 +316,7 @@ def _another(named: str | None, path: Path) -> str | None:
 def _world(line: Launch | None, file: _Accelerate | None) -> int | None:
     if line is not None and line.world is not None:
         return line.world
-    count = None if file is None else file.data.get("num_processes")
-    return count if type(count) is int and count > 0 else None
+    return None if file is None else file.n_processes
 
 
 def _per_node(line: Launch | None, file: _Accelerate | None) -> int | None:
@@ -302,10 +324,10 @@ def _per_node(line: Launch | None, file: _Accelerate | None) -> int | None:
     if line is not None and line.per_node is not None:
         return line.per_node
     world = _world(line, file)
-    nodes = None if file is None else file.data.get("num_machines")
+    nodes = None if file is None else file.n_machines
     if line is not None and line.n_nodes is not None:
         nodes = line.n_nodes
-    if world is None or type(nodes) is not int or nodes < 1 or world % nodes:
+    if world is None or nodes is None or world % nodes:
         return None
     return world // nodes
 

@@ -62,6 +62,49 @@ def test_the_script_has_its_own_arguments():
     }
 
 
+@pytest.mark.parametrize(
+    ("line", "said", "hint"),
+    [
+        ("torchrun --nproc_per_node -1 train.py", "--nproc_per_node: -1", "auto, gpu, cpu"),
+        ("torchrun --nproc-per-node eight train.py", "--nproc_per_node: 'eight'", "auto, gpu"),
+        ("torchrun --nnodes 0 train.py", "--nnodes: 0", "above 0"),
+        ("torchrun --nnodes train.py", "--nnodes: True", "above 0"),
+        ("deepspeed --num_gpus 0 train.py", "--num_gpus: 0", "above 0, or one of -1"),
+        ("deepspeed --num_gpus 2 --num_nodes two train.py", "--num_nodes: 'two'", "-1"),
+        ("accelerate launch --num_processes 2.5 train.py", "--num_processes: 2.5", "above 0"),
+        (
+            "accelerate launch --num_machines --multi_gpu train.py",
+            "--num_machines: True",
+            "above 0",
+        ),
+    ],
+)
+def test_a_count_that_is_none_is_named_with_what_is_allowed(line, said, hint):
+    with pytest.raises(JobError) as raised:
+        read_launch(line)
+    assert said in raised.value.message
+    assert hint in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun --nproc_per_node $GPUS --nnodes ${NODES:-1} train.py",
+        "torchrun --nproc_per_node `nproc` train.py",
+        "deepspeed --num_gpus -1 --num_nodes -1 train.py",
+    ],
+)
+def test_what_only_the_machine_knows_is_no_error(line):
+    launch = read_launch(line)
+    assert (launch.world, launch.per_node) == (None, None)
+
+
+@pytest.mark.parametrize("line", ["", "  "])
+def test_a_line_that_says_nothing_is_refused(line):
+    with pytest.raises(JobError, match="--launch is empty"):
+        read_launch(line)
+
+
 def test_quotes_that_do_not_close_are_named():
     with pytest.raises(JobError, match="No closing quotation"):
         read_launch("deepspeed 'train.py")

@@ -117,6 +117,31 @@ def test_a_launch_line_for_another_file_is_said(tmp_path, monkeypatch):
         assert rules(said(named)) == []
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"deepspeed_config": 7}, "deepspeed_config: 7 is no section"),
+        ({"deepspeed_config": "ds.json"}, "deepspeed_config: 'ds.json' is no section"),
+        ({"num_processes": "eight"}, "num_processes: 'eight'"),
+        ({"num_processes": -3}, "num_processes: -3"),
+        ({"num_machines": 0}, "num_machines: 0"),
+        ({"num_machines": True}, "num_machines: "),
+    ],
+)
+def test_a_value_of_an_accelerate_file_that_is_none_is_named(tmp_path, wrong, said):
+    path = yaml_file(tmp_path, ACCELERATE | wrong)
+    with pytest.raises(JobError) as raised:
+        read_source(path, world=8)
+    assert f"{path}: {said}" in raised.value.message
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize("unsaid", [-1, None, "$GPUS"])
+def test_an_accelerate_file_may_leave_the_world_to_others(tmp_path, unsaid):
+    path = yaml_file(tmp_path, ACCELERATE | {"num_processes": unsaid, "num_machines": None})
+    assert read_source(path).world is None
+
+
 def test_what_is_said_comes_before_what_is_read(tmp_path):
     path = yaml_file(tmp_path, ACCELERATE)
     line = "accelerate launch --num_processes 2 train.py"
