@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from autotune.engines.ds_file import BYTE_ORDER_MARK
 from autotune.rules.base import Patch, as_section, changed
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -44,9 +45,11 @@ def edited(text: str, changes: Patch) -> str:
     """A JSON text after changes.
 
     Args:
-        text: A valid JSON object.
+        text: A valid JSON object, with a byte order mark or without.
         changes: Nested as the text; None takes a key away.
     """
+    if text.startswith(BYTE_ORDER_MARK):
+        return BYTE_ORDER_MARK + edited(text.removeprefix(BYTE_ORDER_MARK), changes)
     root = _value(text, _skip(text, 0))
     after, at = "", 0
     for edit in sorted(_edits(text, root, changes, depth=1), key=lambda e: (e.start, e.end)):
@@ -60,8 +63,8 @@ def edited(text: str, changes: Patch) -> str:
 
 def duplicates(text: str) -> list[str]:
     """Dotted names of keys that an object of the text holds more than once."""
-    root = _value(text, _skip(text, 0))
-    return list(_duplicates(root, ""))
+    plain = text.removeprefix(BYTE_ORDER_MARK)
+    return list(_duplicates(_value(plain, _skip(plain, 0)), ""))
 
 
 def _duplicates(value: _Value, path: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ from autotune.check.edit import duplicates, edited
 from autotune.check.partial import Partial, Path, WorldlessSetup
 from autotune.check.source import Source
 from autotune.consumers import Consumer
+from autotune.engines.ds_file import BYTE_ORDER_MARK
 from autotune.errors import ExitCode
 from autotune.hardware import Environment
 from autotune.nested import merge
@@ -127,7 +128,8 @@ def check(source: Source, environment: Environment) -> Report:
     """Judge a configuration, and mend it one fix at a time until nothing changes any more."""
     first = _look(source.config, source, environment)
     twice = _twice(source)
-    around = [one for one in (twice, _not_launched(source)) if one is not None]
+    asked = (_marked(source), twice, _not_launched(source))
+    around = [one for one in asked if one is not None]
     before = (*first.violations, *around)
     found = [Found(violation=violation, after_fix=False) for violation in before]
     changes, left = _mend(source, environment, first, found)
@@ -240,6 +242,19 @@ def _not_launched(source: Source) -> Violation | None:
         "reads nothing of this",
         fix=f"check {source.launched}, or name {source.path} in the line",
         consequence="ignored",
+    )
+
+
+def _marked(source: Source) -> Violation | None:
+    if source.consumer is Consumer.DEEPSPEED or not source.text.startswith(BYTE_ORDER_MARK):
+        return None
+    if not source.can_edit:
+        return None
+    return Violation(
+        rule="file.byte_order_mark",
+        message=f"{source.path} begins with a byte order mark: DeepSpeed reads past it, "
+        f"{source.consumer} does not",
+        fix="save it as UTF-8 without the mark",
     )
 
 

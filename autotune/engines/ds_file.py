@@ -4,6 +4,7 @@ DeepSpeed itself resolves "auto" nowhere: a section drops the key and takes its 
 level fails. It is Hugging Face that fills it in, so for raw DeepSpeed it has to go.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,8 +26,12 @@ Note = tuple[Any, Any]
 """What became of a key: (the user's value, what runs instead or None if the key is left out)."""
 
 
+BYTE_ORDER_MARK = "\ufeff"
+"""What some editors put before a text; DeepSpeed reads past it."""
+
+
 def read_text(path: Path) -> str:
-    """The text of a user's file, its line ends as they are.
+    """The text of a user's file, its line ends and a byte order mark as they are.
 
     Raises:
         RenderError: It cannot be read.
@@ -44,9 +49,13 @@ def parse_json(text: str, path: Path) -> dict[str, Any]:
         RenderError: It is not JSON, or not an object.
     """
     try:
-        data = json.loads(text)
+        data = json.loads(text.removeprefix(BYTE_ORDER_MARK))
     except (ValueError, RecursionError) as error:
-        raise RenderError(f"{path}: not valid JSON: {error}", "mend the file there") from error
+        message, hint = f"{path}: not valid JSON: {error}", "mend the file there"
+        if _is_hjson(text):
+            message += "; DeepSpeed itself reads it as Hjson, Trainer and accelerate do not"
+            hint = "make it plain JSON: no comments, keys and text in quotes, no comma at an end"
+        raise RenderError(message, hint) from error
     if not isinstance(data, dict):
         raise RenderError(
             f"{path}: holds a {type(data).__name__}, not an object", "write one { ... }"
@@ -123,6 +132,15 @@ def precision_of(config: Mapping[str, Any]) -> str:
         if config.get(name, {}).get("enabled") is True:
             return name
     return "fp32"
+
+
+def _is_hjson(text: str) -> bool:
+    """Whether DeepSpeed's own reader takes a text; False where that reader is not installed."""
+    with contextlib.suppress(ImportError, ValueError, RecursionError):
+        import hjson  # installed with DeepSpeed
+
+        return isinstance(hjson.loads(text), dict)
+    return False
 
 
 def _holds_auto(value: Any) -> bool:

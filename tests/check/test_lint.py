@@ -165,6 +165,24 @@ def test_a_key_written_twice_stops_the_fix(tmp_path):
     assert report.diff == ""
 
 
+def test_a_byte_order_mark_is_read_past_and_kept(tmp_path):
+    text = '\ufeff{"train_batch_size": 1, "gradient_cliping": 1.0}'
+    report = checked(write(tmp_path, text))
+    assert rules(report) == ["schema.unknown_top_level_key"]
+    assert report.fixed_text == text.replace("cliping", "clipping")
+    twice = checked(write(tmp_path, text.replace("train_batch_size", "gradient_cliping")))
+    assert "file.key_twice" in rules(twice)
+
+
+def test_accelerate_does_not_read_past_a_byte_order_mark(tmp_path):
+    """It opens the file as plain UTF-8, also for Trainer."""
+    path = write(tmp_path, "\ufeff" + json.dumps(AUTO))
+    report = checked(path)
+    assert rules(report) == ["file.byte_order_mark"]
+    assert report.exit_code(fixed=True) == 2
+    assert rules(checked(path, consumer=Consumer.DEEPSPEED)) != rules(report)
+
+
 @pytest.mark.parametrize(
     ("consumer", "section", "consequence"),
     [
