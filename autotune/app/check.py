@@ -14,6 +14,9 @@ from autotune.rules.releases import NEWEST_READ
 
 ACCELERATORS = ("cuda", "cpu")
 
+_MOST_ACCELERATORS = 1_000_000
+"""Above any machine there is: more is a slip of the key."""
+
 
 def check_file(
     path: Path,
@@ -37,8 +40,11 @@ def check_file(
         )
     if consumer is not None and consumer not in list(Consumer):
         raise JobError(f"--consumer {consumer} is not known", f"say one of {', '.join(Consumer)}")
-    if world is not None and world < 1:
-        raise JobError(f"--world {world} is not above 0", "name the number of accelerators")
+    if world is not None and not 1 <= world <= _MOST_ACCELERATORS:
+        raise JobError(
+            f"--world {world} is not from 1 to {_MOST_ACCELERATORS}",
+            "name the number of accelerators",
+        )
     source = read_source(
         path,
         world=world,

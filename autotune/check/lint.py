@@ -24,6 +24,7 @@ from autotune.rules.base import (
     listed,
 )
 from autotune.rules.parallel import autotp_size
+from autotune.rules.releases import NEWEST_READ, release_of
 from autotune.rules.sections import unreadable
 
 _MOST_FIXES = 100
@@ -64,6 +65,17 @@ class Report:
         return fixed and self.fixed_text is not None and self.source.can_write
 
     @property
+    def version_note(self) -> str:
+        """What the rules cannot know of the release; empty where they were read off it."""
+        version = self.environment.deepspeed_version
+        if release_of(version) <= release_of(NEWEST_READ):
+            return ""
+        return (
+            f"DeepSpeed {version} is newer than {NEWEST_READ}, the last that the rules were read "
+            "off: what it changed is not known here"
+        )
+
+    @property
     def diff(self) -> str:
         """The fix as a unified diff; empty where there is none."""
         if self.fixed_text is None:
@@ -102,6 +114,7 @@ class Report:
             "consumer": str(self.source.consumer),
             "consumer_because": self.source.because,
             "deepspeed_version": self.environment.deepspeed_version,
+            "version_note": self.version_note,
             "accelerator": self.environment.accelerator,
             "world": self.world,
             "world_because": self.world_because,

@@ -22,6 +22,8 @@ comes first."""
 def print_check(console: Console, report: Report, *, fixed: bool) -> None:
     """The findings, the fix as a diff, and one line that concludes."""
     _print_text(console, _about(report), style="dim")
+    if report.version_note:
+        _print_text(console, report.version_note, style="yellow")
     if report.unknown:
         said = f'known at run time only ("auto"): {", ".join(report.unknown)}'
         _print_text(console, said, style="dim")

@@ -87,7 +87,8 @@ def test_warnings_alone_end_with_0(tmp_path):
     [
         (("--accelerator", "tpu"), "cuda, cpu"),
         (("--consumer", "trl"), "deepspeed, trainer, accelerate"),
-        (("--world", "0"), "--world 0"),
+        (("--world", "0"), "--world 0 is not from 1 to 1000000"),
+        (("--world", "1000001"), "--world 1000001 is not from 1 to 1000000"),
         (("--deepspeed-version", "new"), "--deepspeed-version new"),
         (("--launch", "torchrun 'x"), "No closing quotation"),
         (("--accelerate", "nowhere.yaml"), "nowhere.yaml"),

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from autotune.report.check import print_check
 from tests.check.files import AUTO, checked, write
+from tests.rules.cases import NEWEST
 
 BROKEN: dict[str, Any] = {
     "gradient_cliping": 1.0,
@@ -52,6 +53,16 @@ def test_the_last_line_tells_what_is_fixed_from_what_is_left(tmp_path):
     assert last(BROKEN) == "1 would have raised, 2 were ignored, fixed: it would run"
     open_question = one | {"zero_optimization": {"stage": "two"}}
     assert last(open_question) == "1 would raise; 1 was ignored, fixed: it would not run"
+
+
+@pytest.mark.parametrize(
+    ("version", "is_said"), [("99.0.0", True), (f"{NEWEST}+cpu", False), ("0.18.9", False)]
+)
+def test_a_release_that_the_rules_do_not_know_is_said(tmp_path, version, is_said):
+    report = checked(write(tmp_path, AUTO), version=version)
+    said = f"DeepSpeed {version} is newer than {NEWEST}"
+    assert (said in printed(report, 300)) is is_said
+    assert report.to_dict(fixed=False)["version_note"].startswith(said) is is_said
 
 
 def test_a_pipe_gets_the_diff_as_it_is(tmp_path):
