@@ -208,7 +208,7 @@ def count(value: Any, *, name: str, words: Sequence[Any] = ()) -> int | None:
         return None
     if type(value) is not bool and value in words:
         return None
-    allowed = ", or one of ".join(filter(None, (_COUNT, ", ".join(map(str, words)))))
+    allowed = ", or ".join(filter(None, (_COUNT, ", ".join(map(str, words)))))
     raise JobError(f"{name}: {value!r} is not {_COUNT}", f"write {allowed}")
 
 

@@ -69,7 +69,7 @@ def test_the_script_has_its_own_arguments():
         ("torchrun --nproc-per-node eight train.py", "--nproc_per_node: 'eight'", "auto, gpu"),
         ("torchrun --nnodes 0 train.py", "--nnodes: 0", "above 0"),
         ("torchrun --nnodes train.py", "--nnodes: True", "above 0"),
-        ("deepspeed --num_gpus 0 train.py", "--num_gpus: 0", "above 0, or one of -1"),
+        ("deepspeed --num_gpus 0 train.py", "--num_gpus: 0", "above 0, or -1"),
         ("deepspeed --num_gpus 2 --num_nodes two train.py", "--num_nodes: 'two'", "-1"),
         ("accelerate launch --num_processes 2.5 train.py", "--num_processes: 2.5", "above 0"),
         (
