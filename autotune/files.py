@@ -22,6 +22,9 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     os.close(handle)
     try:
         write(Path(aside))
+        # On the disk before it is in place: a power cut leaves no empty file under the old name.
+        with Path(aside).open("rb") as file:
+            os.fsync(file.fileno())
         Path(aside).chmod(mode_of(path))
         os.replace(aside, path)
     except BaseException:

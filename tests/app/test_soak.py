@@ -24,18 +24,8 @@ from autotune.report.verdict import describe_verdict
 from autotune.search.launch import Run, make_spec
 from autotune.soak_record import SOAK_FILE, SoakResult, read_soak, write_soak
 from tests.report.test_terminal import finished
-from tests.search.scripted import ENVIRONMENT, Behaviour, fault, make
+from tests.search.scripted import ENVIRONMENT, JOB, Behaviour, fault, make
 from tests.search.test_soak import SoakFleet, steady
-
-JOB = {
-    "model": "tiny-gpt2",
-    "seq_len": 64,
-    "global_batch": 16,
-    "world": 2,
-    "precision": "fp32",
-    "memory_limit": "24GiB",
-    "study": "scripted",
-}
 
 
 @pytest.fixture

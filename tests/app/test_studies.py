@@ -15,7 +15,7 @@ from autotune.errors import StudyError
 from autotune.record import Study
 from autotune.table import SCHEMA
 from tests.report.test_terminal import finished
-from tests.search.scripted import ENVIRONMENT
+from tests.search.scripted import ENVIRONMENT, JOB
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +54,6 @@ def test_importing_autotune_stays_light() -> None:
         "sys.exit(bool({'pandas', 'optuna', 'plotly', 'rich', 'pydantic'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-JOB = {
-    "model": "tiny-gpt2",
-    "seq_len": 64,
-    "global_batch": 16,
-    "world": 2,
-    "precision": "fp32",
-    "memory_limit": "24GiB",
-}
 
 
 @pytest.mark.parametrize(

@@ -36,19 +36,21 @@ ENVIRONMENT = Environment(
 Behaviour = Callable[[TrialSpec], TrialResult]
 
 
+JOB: dict[str, Any] = {
+    "model": "tiny-gpt2",
+    "seq_len": 64,
+    "global_batch": 16,
+    "world": 2,
+    "precision": "fp32",
+    "memory_limit": "24GiB",
+    "study": "scripted",
+}
+"""World 2 and global batch 16: micro-batches 1 to 8."""
+
+
 def make(**changes: Any) -> Job:
-    """A job of world 2 and global batch 16: micro-batches 1 to 8."""
-    keys: dict[str, Any] = {
-        "model": "tiny-gpt2",
-        "seq_len": 64,
-        "global_batch": 16,
-        "world": 2,
-        "precision": "fp32",
-        "memory_limit": "24GiB",
-        "trials": 8,
-        "study": "scripted",
-    }
-    return make_job(keys | changes, where="test")
+    """`JOB` with changes, in 8 trials."""
+    return make_job({**JOB, "trials": 8, **changes}, where="test")
 
 
 def candidate(job: Job, **knobs: KnobValue) -> Candidate:
