@@ -12,9 +12,10 @@ STAMP  := $(VENV)/.installed
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
 
-# One thread per rank: two CPU ranks on two cores would otherwise fight for them.
+# One thread per rank: two CPU ranks on two cores would otherwise fight for them. Tests with real
+# ranks take turns, the others run beside them.
 test: extensions  ## every test that can run on this machine
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: install  ## lint, types and the direction of imports
 	$(BIN)/ruff check .

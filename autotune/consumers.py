@@ -31,8 +31,6 @@ class Argument:
     key: str
     kind: type
     """Of its values: `int`, `float` (a whole number is one, too) or `bool`."""
-    must_match: bool = True
-    """Whether Trainer raises where the file has another value (`fill_match`)."""
 
 
 ARGUMENTS = (

@@ -7,6 +7,27 @@ from pathlib import Path
 
 from autotune.contract import mode_of
 
+_HEAD_BYTES = 8192
+
+
+def is_foreign(path: Path, marker: bytes) -> bool:
+    """Whether what stands at a path, if anything, is no file of the kind to be written there.
+
+    Args:
+        path: Where one is to be written.
+        marker: Stands near the beginning of every file of that kind.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    if not path.exists():
+        return False
+    if not path.is_file():
+        return True
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    return bool(head) and marker not in head
+
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Write aside, then move; a file that is there keeps its permissions.

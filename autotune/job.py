@@ -82,7 +82,7 @@ class Job:
     trial_timeout_s: float
     seed: int
     baseline: Path | None
-    """A ds_config.json of the user's that is the baseline; None: see DESIGN of the baseline."""
+    """A ds_config.json of the user's that is the baseline; None: the one of `search.baseline`."""
     base_config: Path | None
     """A ds_config.json that is merged under the tuned knobs."""
     templates: Path | None
@@ -95,6 +95,20 @@ class Job:
     finetune: Lora | None = None
     """None: every weight is trained."""
     lengths: Lengths = FIXED
+
+    def enforced_limit_bytes(self, device_memory_bytes: int) -> int | None:
+        """What a trial may take per device: the limit less the head room; None: all there is.
+
+        A trial that ends well within it fits by that alone. An allocator fills what it is given,
+        so its peak under a wider limit would not tell whether the candidate needs the room.
+
+        Args:
+            device_memory_bytes: The limit where the job names none.
+        """
+        if self.memory_limit_bytes is None and not self.head_room:
+            return None
+        limit_bytes = self.memory_limit_bytes or device_memory_bytes
+        return int(limit_bytes * (1 - self.head_room))
 
 
 class JobFile(BaseModel):

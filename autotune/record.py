@@ -46,6 +46,14 @@ class Unreadable:
     problem: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """All that the trial folders of a study say, in the order of their numbers."""
+
+    trials: tuple[Trial, ...]
+    unreadable: tuple[Unreadable, ...]
+
+
 class Study:
     """The folder `results/<study>/`."""
 
@@ -148,21 +156,25 @@ class Study:
             self.unlock()
         return aside
 
-    def trials(self) -> list[Trial]:
-        """Every trial of the record, by number; see `unreadable` for the folders left out.
+    def read(self) -> Recorded:
+        """Read every trial folder.
 
         Raises:
             StudyError: The folder cannot be read, or a newer autotune wrote it.
         """
-        return [trial for trial in self._read() if isinstance(trial, Trial)]
+        found = [_read_trial(folder) for folder in self._folders()]
+        return Recorded(
+            trials=tuple(each for each in found if isinstance(each, Trial)),
+            unreadable=tuple(each for each in found if isinstance(each, Unreadable)),
+        )
 
-    def unreadable(self) -> list[Unreadable]:
-        """Trial folders whose spec is missing or damaged, by number.
+    def trials(self) -> tuple[Trial, ...]:
+        """The trials that `read` finds.
 
         Raises:
-            StudyError: The folder cannot be read, or a newer autotune wrote it.
+            StudyError: As `read`.
         """
-        return [trial for trial in self._read() if isinstance(trial, Unreadable)]
+        return self.read().trials
 
     def next_number(self) -> int:
         """The first number that no folder has, readable or not.
@@ -231,9 +243,6 @@ class Study:
             write_json(self.state_file, state)
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
-
-    def _read(self) -> list[Trial | Unreadable]:
-        return [_read_trial(folder) for folder in self._folders()]
 
     def _folders(self) -> list[Path]:
         try:

@@ -9,13 +9,16 @@ HIDDEN = "***"
 
 _SECRET = re.compile(r"(TOKEN|SECRET|PASSW|CREDENTIAL|KEY$|AUTH)", re.IGNORECASE)
 
+_STRING = r'"((?:[^"\\\n]|\\.)*)"'
+_PAIR = re.compile(rf"({_STRING}\s*:\s*)(?:{_STRING}|\[[^\[\]]*\])")
 
-def is_secret(name: str) -> bool:
+
+def is_secret(name: object) -> bool:
     """Whether a variable or a key of this name is taken to hold a secret."""
-    return _SECRET.search(name) is not None
+    return _SECRET.search(str(name)) is not None  # YAML has keys that are no text
 
 
-def holds_secret(name: str, value: Any) -> bool:
+def holds_secret(name: object, value: Any) -> bool:
     """Whether a key with this value is taken to hold a secret: a number or a switch is none."""
     return is_secret(name) and isinstance(value, str | list)
 
@@ -25,7 +28,12 @@ def masked(section: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _masked(key, value) for key, value in section.items()}
 
 
-def _masked(key: str, value: Any) -> Any:
+def masked_text(text: str) -> str:
+    """A JSON text with `***` for its secret strings and lists; all else as it is written."""
+    return _PAIR.sub(lambda pair: f'{pair[1]}"{HIDDEN}"' if is_secret(pair[2]) else pair[0], text)
+
+
+def _masked(key: object, value: Any) -> Any:
     if isinstance(value, Mapping):
         return masked(value)
     return HIDDEN if holds_secret(key, value) else value

@@ -18,7 +18,7 @@ from autotune.facts import ModelFacts, environment_at, model_of
 from autotune.files import write_whole
 from autotune.knobs import KNOBS
 from autotune.model import ModelShape, train_flops_per_token
-from autotune.record import Study, Trial
+from autotune.record import Recorded, Study, Trial
 from autotune.trial.lengths import batch_lengths, is_drawn
 
 TABLE_VERSION = 1
@@ -247,12 +247,25 @@ def load_table(study_folder: Path) -> pd.DataFrame:
         StudyError: The record cannot be read.
     """
     study = Study(study_folder.parent, study_folder.name)
-    facts = study.read_state()
+    return make_table(study.name, study.read(), study.read_state())
+
+
+def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.DataFrame:
+    """The table of a record that has been read.
+
+    Args:
+        study: Name of the study.
+        recorded: Its trials; those that are unreadable become rows too.
+        facts: What its `study.json` says.
+
+    Returns:
+        As `load_table`.
+    """
     model = model_of(facts)
-    rows = {trial.spec.number: _row(trial, study.name, facts, model) for trial in study.trials()}
-    for unreadable in study.unreadable():
+    rows = {trial.spec.number: _row(trial, study, facts, model) for trial in recorded.trials}
+    for unreadable in recorded.unreadable:
         number = int(unreadable.folder.name)
-        rows[number] = {"study": study.name, "trial": number, "problem": unreadable.problem}
+        rows[number] = {"study": study, "trial": number, "problem": unreadable.problem}
     ordered = [rows[number] for number in sorted(rows)]
     frame = pd.DataFrame(
         {
@@ -263,7 +276,7 @@ def load_table(study_folder: Path) -> pd.DataFrame:
         }
     )
     frame.attrs = {
-        "study": study.name,
+        "study": study,
         "units": {column.name: column.unit for column in SCHEMA if column.unit},
         "meanings": {column.name: column.meaning for column in SCHEMA},
     }

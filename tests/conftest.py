@@ -12,6 +12,22 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
+_GROUPS = {"ranks": ("real", "gpu", "package"), "browser": ("browser",)}
+"""Tests of a group run one after the other, in one process: group -> its markers."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests with real ranks take turns where others run beside them: each wants every device."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        for group, markers in _GROUPS.items():
+            if any(item.get_closest_marker(marker) is not None for marker in markers):
+                item.add_marker(pytest.mark.xdist_group(group))
+                break
+
+
 @pytest.fixture(autouse=True)
 def built_extensions(request: pytest.FixtureRequest) -> None:
     """Real ranks find DeepSpeed's extensions built, and no lock that something killed has left.

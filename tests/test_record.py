@@ -37,7 +37,7 @@ def test_what_is_written_is_read(study: Study):
 
 
 def test_a_study_without_a_folder_is_empty(study: Study):
-    assert (study.trials(), study.unreadable(), study.next_number()) == ([], [], 0)
+    assert (study.trials(), study.read().unreadable, study.next_number()) == ((), (), 0)
 
 
 def test_numbers_go_past_four_digits(study: Study):
@@ -65,15 +65,15 @@ def test_a_damaged_spec_is_unreadable_and_a_damaged_result_missing(study: Study,
     trial = study.trials()[0]
     assert (trial.spec.number, trial.result) == (1, None)
     assert trial.problem
-    assert [u.folder for u in study.unreadable()] == [study.trial_folder(0)]
+    assert [u.folder for u in study.read().unreadable] == [study.trial_folder(0)]
     assert lost_result(trial).evidence == trial.problem
 
 
 def test_a_copied_folder_is_not_a_trial(study: Study):
     study.write_spec(a_spec(0), FILES)
     study.trial_folder(0).rename(study.trial_folder(7))
-    assert study.trials() == []
-    assert "trial 0" in study.unreadable()[0].problem
+    assert study.trials() == ()
+    assert "trial 0" in study.read().unreadable[0].problem
 
 
 def test_a_result_of_another_trial_is_not_taken(study: Study):
@@ -170,7 +170,7 @@ def test_a_fresh_start_keeps_the_old_study(study: Study):
         aside = study.set_aside()
         assert aside == study.root / f"a.old-{number}"
         assert len(Study(study.root, aside.name).trials()) == 1
-        assert study.trials() == []
+        assert study.trials() == ()
 
 
 def test_state_survives_and_a_damaged_one_is_empty(study: Study):

@@ -1,4 +1,4 @@
-from autotune.secrecy import holds_secret, is_secret, masked
+from autotune.secrecy import holds_secret, is_secret, masked, masked_text
 
 
 def test_names_of_secrets():
@@ -15,3 +15,10 @@ def test_secrets_are_masked_at_any_depth_and_settings_are_not():
     }
     assert section["comet"]["api_key"] == "abc"
     assert not holds_secret("use_auth", True)
+
+
+def test_a_text_keeps_all_but_its_secrets():
+    text = '{"comet": {"api_key": "a\\"b",\n "project" : "key"}, "tokens": 3,\n "auth": ["b"]}\n'
+    assert masked_text(text) == (
+        '{"comet": {"api_key": "***",\n "project" : "key"}, "tokens": 3,\n "auth": "***"}\n'
+    )

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.app.pages import table_of, write_text
+from autotune.app.pages import refuse_foreign, table_of, write_text
 from autotune.app.studies import locate, read_report
 from autotune.errors import AutotuneError, StudyError
 from autotune.job import JobFile, read_job_file
@@ -56,8 +56,9 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
     """Write the comparison as one HTML file.
 
     Raises:
-        StudyError: The file cannot be written.
+        StudyError: The file cannot be written, or is there and none of ours.
     """
+    refuse_foreign(out)
     return write_text(out, render_comparison(comparison, Templates()))
 
 

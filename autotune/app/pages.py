@@ -9,17 +9,19 @@ from autotune.app.studies import read_report
 from autotune.contract import Outcome
 from autotune.errors import AutotuneError, StudyError
 from autotune.facts import left_out_of
-from autotune.files import write_whole
+from autotune.files import is_foreign, write_whole
 from autotune.job import read_job_file
 from autotune.record import Study
 from autotune.render.templates import Templates
 from autotune.report.page import render_page
 from autotune.report.study import Report
 from autotune.search.base import Observer, Snapshot, Stage
-from autotune.table import load_table
+from autotune.table import make_table
 
 _SHARE_OF_TIME = 0.05
 """Of a search, at most, for drawing its page."""
+_MARK = "<!-- a page of autotune -->"
+"""Begins every page, whatever the templates make of it."""
 
 
 class PageWriter(Observer):
@@ -83,22 +85,39 @@ def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> 
         snapshot: What a running search says of itself; its page loads itself again and again.
 
     Raises:
-        StudyError: The record cannot be read, or the file cannot be written.
+        StudyError: The record cannot be read, or the file cannot be written or is none of ours.
         RenderError: A template of the user's does not render.
     """
+    if out != study.page_file:
+        refuse_foreign(out)
     report = read_report(study)
     text = render_page(report, table_of(report), _templates(study), snapshot=snapshot)
     return write_text(out, text)
 
 
 def table_of(report: Report) -> pd.DataFrame:
-    """The rows of a study's table that a report is of, and those of unreadable trials.
+    """The rows of a study's table that a report is of, and those of unreadable trials."""
+    frame = make_table(report.study, report.recorded, report.facts)
+    return frame[~frame["trial"].isin(left_out_of(report.facts))]
+
+
+def refuse_foreign(out: Path) -> None:
+    """Refuse to write a page over what is none of ours.
 
     Raises:
-        StudyError: The record cannot be read.
+        StudyError: Something else is there, or it cannot be read.
     """
-    frame = load_table(report.folder)
-    return frame[~frame["trial"].isin(left_out_of(report.facts))]
+    try:
+        foreign = is_foreign(out, _MARK.encode())
+    except OSError as error:
+        raise StudyError(
+            f"{out}: cannot be read: {error.strerror}", "name another file"
+        ) from error
+    if foreign:
+        raise StudyError(
+            f"{out}: is there and was not written as a page by autotune",
+            "name another file, or move that one away",
+        )
 
 
 def write_text(out: Path, text: str) -> Path:
@@ -109,7 +128,7 @@ def write_text(out: Path, text: str) -> Path:
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, lambda path: path.write_text(text, encoding="utf-8"))
+        write_whole(out, lambda path: path.write_text(f"{_MARK}\n{text}", encoding="utf-8"))
     except OSError as error:
         raise StudyError(
             f"{out}: cannot be written: {error.strerror or error}",

@@ -84,7 +84,7 @@ def soak_study(study: Study, *, minutes: float, note: Note) -> SoakResult | None
 
 
 def soak_export(folder: Path, *, minutes: float, note: Note) -> SoakResult | None:
-    """Soak the configuration in an export's folder, on all the memory that the devices have.
+    """Soak the configuration in an export's folder, within the memory limit that it names.
 
     Returns:
         As `soak_study`.
@@ -271,9 +271,16 @@ def _spec_of_export(
         binds_cores=bool(settings["binds_cores"]),
         expected=expected(setup, model),
         measure=MEASURE,
+        memory_limit_bytes=_limit_of_export(settings, setup.environment),
         seed=int(settings["seed"]),
         lengths=dict(settings["lengths"]),
     )
+
+
+def _limit_of_export(settings: dict[str, Any], environment: Environment) -> int | None:
+    """What it was tuned for, where there is as much here; an older export does not say."""
+    limit = settings.get("memory_limit_bytes")
+    return None if limit is None else min(int(limit), environment.device_memory_bytes)
 
 
 def _swaps(setup: Setup) -> bool:

@@ -29,7 +29,7 @@ from autotune.report.overview import State
 from autotune.report.rows import make_rows
 from autotune.report.study import Report
 from autotune.report.summary import place
-from autotune.search.history import History, candidate_of
+from autotune.search.history import candidate_of
 from autotune.search.objective import Objective
 from autotune.search.recall import changes_since, engine_of, history_of
 from autotune.soak_record import SoakResult, digest_of, read_soak
@@ -42,8 +42,8 @@ def studies(results: Path) -> list[Study]:
         StudyError: The folder cannot be read.
     """
     try:
-        found = [path for path in results.iterdir() if (path / "job.yaml").is_file()]
-        found.sort(key=lambda path: (path / "job.yaml").stat().st_mtime)
+        found = [path for path in results.iterdir() if _is_study(path)]
+        found.sort(key=_searched_at_s)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -51,6 +51,18 @@ def studies(results: Path) -> list[Study]:
             f"{results}: cannot be read: {error.strerror}", "name another folder with --results"
         ) from error
     return [Study(results, path.name) for path in found]
+
+
+def _is_study(folder: Path) -> bool:
+    """Whether a search has begun there; one that only took its lock has not."""
+    trials = folder / "trials"
+    return (folder / "job.yaml").is_file() or (trials.is_dir() and any(trials.iterdir()))
+
+
+def _searched_at_s(folder: Path) -> float:
+    """When its job was written; a study whose job is lost is as old as its last new trial."""
+    job = folder / "job.yaml"
+    return (job if job.is_file() else folder / "trials").stat().st_mtime
 
 
 def find_study(results: Path, name: str | None) -> Study:
@@ -97,8 +109,8 @@ def state_of(study: Study) -> State:
     Raises:
         StudyError: The record cannot be read.
     """
-    history = history_of(study)
     facts = study.read_state()
+    history = history_of(study.read(), facts)
     answer = answer_of(facts) or {}
     return State(
         study=study.name,
@@ -119,8 +131,8 @@ def read_report(study: Study) -> Report:
     Raises:
         StudyError: The record cannot be read.
     """
-    facts = study.read_state()
-    history = history_of(study)
+    facts, recorded = study.read_state(), study.read()
+    history = history_of(recorded, facts)
     objective = _objective(facts)
     answer = answer_of(facts)
     return Report(
@@ -132,13 +144,8 @@ def read_report(study: Study) -> Report:
         rows=make_rows(history, objective),
         context=_context(study, facts),
         answer=None if answer is None else place(answer, study),
-        damaged=_damaged(study, history),
+        recorded=recorded,
     )
-
-
-def _damaged(study: Study, history: History) -> dict[int, str]:
-    found = {int(each.folder.name): each.problem for each in study.unreadable()}
-    return found | {t.spec.number: t.problem for t in history.trials if t.problem}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from autotune.rules.base import (
 from autotune.rules.parallel import autotp_size
 from autotune.rules.releases import NEWEST_READ, release_of
 from autotune.rules.sections import unreadable
+from autotune.secrecy import masked, masked_text
 
 _MOST_FIXES = 100
 """More than there are rules: a fix that calls for another ends somewhere."""
@@ -41,7 +42,8 @@ class Found:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self.violation), "after_fix": self.after_fix}
+        told = asdict(self.violation)
+        return {**told, "changes": masked(told["changes"]), "after_fix": self.after_fix}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +79,13 @@ class Report:
 
     @property
     def diff(self) -> str:
-        """The fix as a unified diff; empty where there is none."""
+        """The fix as a unified diff, secrets masked; empty where there is none."""
         if self.fixed_text is None:
             return ""
         name = str(self.source.path)
         lines = difflib.unified_diff(
-            self.source.text.splitlines(keepends=True),
-            self.fixed_text.splitlines(keepends=True),
+            masked_text(self.source.text).splitlines(keepends=True),
+            masked_text(self.fixed_text).splitlines(keepends=True),
             fromfile=name,
             tofile=name,
         )

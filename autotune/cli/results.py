@@ -58,7 +58,7 @@ def report(
     from autotune.app.studies import find_study, read_report
     from autotune.report.markdown import render_markdown
     from autotune.report.terminal import print_report
-    from autotune.table import load_table
+    from autotune.table import load_table, make_table
 
     found = find_study(results, study)
     if html is not None:
@@ -70,9 +70,10 @@ def report(
     elif as_csv:
         sys.stdout.write(load_table(found.folder).to_csv(index=False))
     elif as_json:
-        answer = read_report(found).answer
-        rows = json.loads(load_table(found.folder).to_json(orient="records"))
-        print_json({"study": found.name, "answer": answer, "trials": rows})
+        whole = read_report(found)
+        frame = make_table(whole.study, whole.recorded, whole.facts)
+        rows = json.loads(frame.to_json(orient="records"))
+        print_json({"study": found.name, "answer": whole.answer, "trials": rows})
     else:
         print_report(DATA, read_report(found), details=True)
 

@@ -4,7 +4,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV
 from autotune.doctor.diagnosis import Speed
 from autotune.errors import FleetError
 from autotune.fleet.ports import lease_port
-from autotune.fleet.processes import kill_all
+from autotune.fleet.processes import kill_all, ranks_command
 from autotune.trial.launcher import COORDINATOR_ENV
 
 MAX_CORES = 16
@@ -62,13 +61,13 @@ def measure_speed(accelerator: str, devices: Sequence[int]) -> Speed:
 def _run(folder: Path, accelerator: str, devices: Sequence[int]) -> str:
     """Start the ranks and wait; returns what went wrong, or nothing."""
     port = lease_port()
-    command = [
-        *(sys.executable, "-m", "autotune.trial.launcher", str(folder), "--"),
-        *("--nnodes=1", f"--nproc-per-node={len(devices)}", "--max-restarts=0"),
-        *("--rdzv-backend=static", f"--rdzv-endpoint=127.0.0.1:{port.port}"),
-        *("--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={port.port}"),
-        *("-m", "autotune.doctor.rank", str(folder), accelerator, ",".join(map(str, devices))),
-    ]
+    command = ranks_command(
+        folder,
+        world=len(devices),
+        port=port.port,
+        module="autotune.doctor.rank",
+        arguments=[str(folder), accelerator, ",".join(map(str, devices))],
+    )
     environment = {
         **os.environ,
         TRIAL_ENV: str(folder),

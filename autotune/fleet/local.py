@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from autotune.fleet.collect import Ending, collect, oom_kills, read_reports
 from autotune.fleet.drain import used_bytes, wait_until_drained
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.ports import PortLease, lease_port, sweep_segments
-from autotune.fleet.processes import ask_for_stacks, kill_all
+from autotune.fleet.processes import ask_for_stacks, kill_all, ranks_command
 from autotune.hardware import Environment, usable_cores, visible_gpus
 from autotune.trial.launcher import COORDINATOR_ENV, EXIT_FILE
 from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
@@ -176,13 +175,13 @@ class LocalTrial:
 
     def _start(self) -> subprocess.Popen[bytes]:
         (self.folder / RANKS_DIR).mkdir(exist_ok=True)
-        command = [
-            *(sys.executable, "-m", "autotune.trial.launcher", str(self.folder), "--"),
-            *("--nnodes=1", f"--nproc-per-node={self.spec.world}", "--max-restarts=0"),
-            *("--rdzv-backend=static", f"--rdzv-endpoint=127.0.0.1:{self._port.port}"),
-            *("--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={self._port.port}"),
-            *("-m", "autotune.trial.wrapper", str(self.folder)),
-        ]
+        command = ranks_command(
+            self.folder,
+            world=self.spec.world,
+            port=self._port.port,
+            module="autotune.trial.wrapper",
+            arguments=[str(self.folder)],
+        )
         with (
             (self.folder / STDOUT_FILE).open("wb") as stdout,
             (self.folder / STDERR_FILE).open("wb") as stderr,

@@ -1,4 +1,4 @@
-"""Finds and ends every process of a trial, wherever it hangs in the process tree.
+"""Starts, finds and ends the processes of a trial, wherever they hang in the process tree.
 
 Every process of a trial carries the trial's folder in its environment (`TRIAL_ENV`), and so do
 its children: that finds ranks whose torchrun is gone and workers whose rank is gone.
@@ -7,7 +7,9 @@ its children: that finds ranks whose torchrun is gone and workers whose rank is 
 import contextlib
 import os
 import signal
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -15,6 +17,27 @@ import psutil
 from autotune.contract import TRIAL_ENV
 
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, FileNotFoundError)
+
+
+def ranks_command(
+    folder: Path, *, world: int, port: int, module: str, arguments: Sequence[str]
+) -> list[str]:
+    """The command that starts a trial's ranks on this machine, under a launcher tied to us.
+
+    Args:
+        folder: The trial's; the launcher writes how the ranks ended there.
+        world: Ranks to start.
+        port: Leased, for the ranks' rendezvous; on loopback alone.
+        module: What each rank runs, as `python -m` does.
+        arguments: The module's.
+    """
+    return [
+        *(sys.executable, "-m", "autotune.trial.launcher", str(folder), "--"),
+        *("--nnodes=1", f"--nproc-per-node={world}", "--max-restarts=0"),
+        *("--rdzv-backend=static", f"--rdzv-endpoint=127.0.0.1:{port}"),
+        *("--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={port}"),
+        *("-m", module, *arguments),
+    ]
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:

@@ -72,6 +72,7 @@ def _settings(export: Export) -> dict[str, Any]:
         "tp": candidate.tp,
         "pp": candidate.pp,
         "accelerator": export.environment.accelerator,
+        "memory_limit_bytes": job.enforced_limit_bytes(export.environment.device_memory_bytes),
         "seed": job.seed,
         "binds_cores": binds_cores(candidate.values) or export.environment.accelerator == "cpu",
         "environment_variables": environment_of(candidate.values),

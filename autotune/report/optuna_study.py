@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.contract import KnobValue
 from autotune.errors import StudyError
+from autotune.files import is_foreign
 from autotune.knobs import KNOBS
 from autotune.report.rows import Row
 from autotune.report.study import Report
@@ -29,6 +30,8 @@ from autotune.search.history import Tried
 MIN_CANDIDATES = 20
 """Fewer say nothing of importance: a quarter of them is five, the fewest that Optuna recommends
 above the quantile."""
+_MARK = b'"user_attr":{"objective":'
+"""Near the beginning of every journal of ours."""
 TOP_SHARE = 0.25
 """Importance is for being among this share of the candidates."""
 
@@ -69,7 +72,7 @@ def importance_of(report: Report) -> dict[str, float] | None:
 
 
 def write_storage(report: Report, path: Path) -> Path:
-    """Write the study as an Optuna journal, whole or not at all; an older file is replaced.
+    """Write the study as an Optuna journal, whole or not at all; an older journal is replaced.
 
     `optuna-dashboard FILE` opens it; in Python, `optuna.load_study(study_name=...,
     storage=JournalStorage(JournalFileBackend(FILE)))`.
@@ -79,11 +82,16 @@ def write_storage(report: Report, path: Path) -> Path:
         path: The file to write.
 
     Raises:
-        StudyError: It cannot be written.
+        StudyError: It cannot be written, or is there and no journal of ours.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if is_foreign(path, _MARK):
+            raise StudyError(
+                f"{path}: is there and was not written by `autotune export --to optuna`",
+                "name another file with --out, or move that one away",
+            )
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".optuna-") as aside:
             file = Path(aside) / path.name
             study = optuna.create_study(

@@ -1,12 +1,13 @@
 """A study, ready to be shown: what every form of the report is made of."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.contract import Outcome
 from autotune.knobs import Context
+from autotune.record import Recorded
 from autotune.report.rows import Row
 from autotune.search.history import History
 from autotune.search.objective import Objective
@@ -27,8 +28,14 @@ class Report:
     context: Context
     answer: Mapping[str, Any] | None
     """As `summarize` gives it; None while the search has not ended."""
-    damaged: Mapping[int, str] = field(default_factory=dict)
-    """Number of a trial whose record is damaged -> what is wrong with it."""
+    recorded: Recorded
+    """The record that it was made of, trials included that answer for another job."""
+
+    @property
+    def damaged(self) -> Mapping[int, str]:
+        """Number of a trial whose record is damaged -> what is wrong with it."""
+        found = {int(each.folder.name): each.problem for each in self.recorded.unreadable}
+        return found | {t.spec.number: t.problem for t in self.history.trials if t.problem}
 
     @property
     def counts(self) -> Mapping[Outcome, int]:

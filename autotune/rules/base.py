@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 from autotune.hardware import Environment
 from autotune.model import ModelShape
 from autotune.nested import merge
+from autotune.secrecy import HIDDEN, holds_secret
 
 Consequence = Literal["raised", "ignored", "differs", "converted"]
 """What the engine does with a clash: it raises, it runs as if the value were not there, it runs
@@ -378,7 +379,8 @@ def _in_words(changes: Patch, path: str) -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from _in_words(value, f"{dotted}.")
         else:
-            told = f"set {dotted} to {value if isinstance(value, str) else json.dumps(value)}"
+            shown = HIDDEN if holds_secret(name, value) else value
+            told = f"set {dotted} to {shown if isinstance(shown, str) else json.dumps(shown)}"
             yield f"remove {dotted}" if value is None else told
 
 

@@ -68,7 +68,8 @@ class Crew:
             StudyError: The record cannot be read or written.
         """
         left_out, n_lost = [], 0
-        for trial in self._study.trials():
+        recorded = self._study.read()
+        for trial in recorded.trials:
             if trial.result is None:
                 result = lost_result(trial)
                 self._study.write_result(trial.folder, result)
@@ -89,7 +90,7 @@ class Crew:
                 f"{len(left_out)} trials of the record ran another job or configuration than this "
                 "one and are left out"
             )
-        for folder in self._study.unreadable():
+        for folder in recorded.unreadable:
             self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
 
     def render_with(self, candidate: Candidate, engine: Engine) -> None:

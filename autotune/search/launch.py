@@ -75,7 +75,7 @@ def make_spec(
         binds_cores=binds_cores(run.candidate.values),
         expected=engine.expected(setup),
         measure=CONFIRM_MEASURE if run.role is Role.CONFIRM else MEASURE,
-        memory_limit_bytes=enforced_limit_bytes(job, environment),
+        memory_limit_bytes=job.enforced_limit_bytes(environment.device_memory_bytes),
         timeout_s=job.trial_timeout_s,
         seed=job.seed,
         overridden={key: list(pair) for key, pair in engine.overridden(run.candidate).items()},
@@ -83,15 +83,3 @@ def make_spec(
         retry_of=run.retry_of,
         lengths=job.lengths.as_spec(),
     )
-
-
-def enforced_limit_bytes(job: Job, environment: Environment) -> int | None:
-    """What a trial may take per device: the limit less the head room; None: all there is.
-
-    A trial that ends well within it fits by that alone. An allocator fills what it is given, so
-    its peak under a wider limit would not tell whether the candidate needs the room.
-    """
-    if job.memory_limit_bytes is None and not job.head_room:
-        return None
-    limit_bytes = job.memory_limit_bytes or environment.device_memory_bytes
-    return int(limit_bytes * (1 - job.head_room))

@@ -15,21 +15,21 @@ from autotune.errors import RenderError
 from autotune.facts import left_out_of
 from autotune.hardware import Environment
 from autotune.job import Job
-from autotune.record import Study, Trial
+from autotune.record import Recorded, Study, Trial
 from autotune.search.history import History, candidate_of
-from autotune.search.launch import enforced_limit_bytes
 
 _MISSING = object()
 
 
-def history_of(study: Study) -> History:
+def history_of(recorded: Recorded, facts: Mapping[str, Any]) -> History:
     """The trials of a record that answer for the job and configuration that it last searched.
 
-    Raises:
-        StudyError: The record cannot be read.
+    Args:
+        recorded: The record.
+        facts: The study's, which say what the last search left out.
     """
-    left_out = left_out_of(study.read_state())
-    return History(trial for trial in study.trials() if trial.spec.number not in left_out)
+    left_out = left_out_of(facts)
+    return History(trial for trial in recorded.trials if trial.spec.number not in left_out)
 
 
 def recall(study: Study, *, job: Job, engine: Engine, environment: Environment) -> History:
@@ -119,7 +119,7 @@ def _asks(job: Job, environment: Environment) -> dict[str, Any]:
         "global_batch": job.global_batch,
         "seq_len": job.seq_len,
         "precision": job.precision,
-        "memory_limit_bytes": enforced_limit_bytes(job, environment),
+        "memory_limit_bytes": job.enforced_limit_bytes(environment.device_memory_bytes),
         "accelerator": environment.accelerator,
         "model": job.model.source,
         "lengths": job.lengths.as_spec(),

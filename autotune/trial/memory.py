@@ -8,11 +8,11 @@ GPU: what the allocator reserved, plus what the process holds on the device besi
 NCCL buffers) by NVML. A limit is handed to the allocator less that rest.
 """
 
+import functools
 import os
 import resource
 import threading
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -196,5 +196,10 @@ def _rss_bytes() -> int:
 
 
 def _statm_bytes(field: int) -> int:
-    with Path("/proc/self/statm").open("rb") as file:
-        return int(file.read().split()[field]) * _PAGE_BYTES
+    return int(os.pread(_statm(), 256, 0).split()[field]) * _PAGE_BYTES
+
+
+@functools.cache
+def _statm() -> int:
+    # Opened once: opened 200 times a second it takes 4% of a small model's step from the core.
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)

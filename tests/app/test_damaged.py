@@ -61,8 +61,9 @@ def test_no_damage_ends_in_a_traceback(study: Study, monkeypatch: pytest.MonkeyP
         *itertools.product(tops, (None, 7, [3], {}, ...)),
         *zip(deep, itertools.cycle((*WRONG, ...))),
     ]
-    trials = study.trials()
-    monkeypatch.setattr(Study, "trials", lambda _: trials)
+    recorded = study.read()
+    trials = recorded.trials
+    monkeypatch.setattr(Study, "read", lambda _: recorded)
     for place, value in cases:
         facts = damaged(sound, place, value)
         monkeypatch.setattr(Study, "read_state", lambda _, facts=facts: facts)
@@ -95,7 +96,7 @@ def test_a_field_of_another_type_is_damage(name: str, tmp_path: Path) -> None:
         for value in (None, "0", [7], {"name": [3]}, 0.5, True):
             path.write_text(json.dumps({**sound, key: value}), encoding="utf-8")
             trials = study.trials()
-            damage = [*study.unreadable(), *(t for t in trials if t.problem)]
+            damage = [*study.read().unreadable, *(t for t in trials if t.problem)]
             if not damage:
                 kept.append(value)
         assert len(kept) < 6, f"{key} takes anything"

@@ -1,5 +1,6 @@
 """Studies found by name and by folder, and their table in one line."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 import autotune
-from autotune.app.studies import find_chosen, locate, write_export
+from autotune.app.studies import find_chosen, find_study, locate, studies, write_export
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.errors import StudyError
 from autotune.record import Study
@@ -30,6 +31,19 @@ def test_a_study_by_name_and_by_folder(study: Study, monkeypatch: pytest.MonkeyP
     assert locate(str(study.folder), Path("elsewhere")).folder == study.folder
     monkeypatch.chdir(study.folder)
     assert locate(".", Path("elsewhere")).folder == study.folder
+
+
+def test_a_study_whose_job_is_lost_is_still_a_study(tmp_path: Path) -> None:
+    lost, searched_last = (finished(tmp_path / name) for name in ("a", "b"))
+    lost.folder.rename(tmp_path / "b" / "lost")
+    searched_last.job_file.write_text("model: tiny-gpt2\n", encoding="utf-8")
+    lost_trials = tmp_path / "b" / "lost" / "trials"
+    (tmp_path / "b" / "only locked" / "trials").mkdir(parents=True)
+    for lost_at_s, order in ((100, ["lost", "scripted"]), (300, ["scripted", "lost"])):
+        os.utime(lost_trials, (lost_at_s, lost_at_s))
+        os.utime(searched_last.job_file, (200, 200))
+        assert [study.name for study in studies(tmp_path / "b")] == order
+    assert find_study(tmp_path / "b", None).trials()
 
 
 @pytest.mark.parametrize(("run", "said"), [("skripted", "scripted"), ("a/b", "trials")])

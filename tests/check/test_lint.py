@@ -53,6 +53,17 @@ def test_the_diff_is_one_that_patch_takes(tmp_path):
     ]
 
 
+def test_the_diff_hides_secrets_and_the_fix_keeps_them(tmp_path):
+    text = (
+        '{"comt": {"api_key": "s3cret"},\n "zero_optimization": {"stage": 2, "overlap_com": true}}'
+    )
+    report = checked(write(tmp_path, text))
+    assert "s3cret" not in report.diff + json.dumps(report.to_dict(fixed=False))
+    assert '"api_key": "***"' in report.diff
+    assert report.fixed_text is not None
+    assert '"api_key": "s3cret"' in report.fixed_text
+
+
 def test_what_comes_to_light_after_a_fix_is_told_as_such(tmp_path):
     """A removed optimizer is an Adam once it is mended, and then its parameters are judged."""
     config = {

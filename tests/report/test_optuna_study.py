@@ -91,6 +91,12 @@ def test_what_a_storage_cannot_be_is_refused(wide: Study, tmp_path: Path) -> Non
         write_export(wide, tmp_path / "o", to="optuna", trial=3)
     with pytest.raises(StudyError, match="is a folder"):
         write_export(wide, tmp_path, to="optuna", trial=None)
+    theirs = tmp_path / "theirs.journal"
+    optuna.create_study(storage=JournalStorage(JournalFileBackend(str(theirs)))).ask()
+    before = theirs.read_text(encoding="utf-8")
+    with pytest.raises(StudyError, match=r"theirs.journal: is there and was not written by"):
+        write_export(wide, theirs, to="optuna", trial=None)
+    assert theirs.read_text(encoding="utf-8") == before
 
 
 def test_what_decides_is_important(wide: Study) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from autotune.app.pages import PageWriter, write_page
 from autotune.app.studies import read_report
 from autotune.contract import DS_CONFIG_FILE, Role, TrialResult, TrialSpec
+from autotune.errors import StudyError
 from autotune.record import Study
 from autotune.render.templates import Templates
 from autotune.report import charts
@@ -200,4 +202,22 @@ def test_a_user_s_template_comes_first(tmp_path: Path) -> None:
     (own / "study.html.j2").write_text("<p>{{ title | html }}</p>", encoding="utf-8")
     study.job_file.write_text(f"templates: {own.parent}\n", encoding="utf-8")
     out = write_page(study, tmp_path / "mine.html")
-    assert out.read_text(encoding="utf-8") == "<p>scripted</p>"
+    assert out.read_text(encoding="utf-8").splitlines()[1:] == ["<p>scripted</p>"]
+    assert write_page(study, out) == out, "its own page it replaces"
+
+
+@pytest.mark.parametrize("theirs", ["notes of mine", "<!doctype html><p>a page of mine</p>"])
+def test_a_file_that_is_no_page_of_ours_is_kept(theirs: str, tmp_path: Path) -> None:
+    study, out = finished(tmp_path / "results"), tmp_path / "mine.html"
+    out.write_text(theirs)
+    with pytest.raises(StudyError, match=r"mine.html: is there and was not written as a page"):
+        write_page(study, out)
+    assert out.read_text() == theirs
+
+
+def test_a_device_is_no_place_for_a_page(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(StudyError, match="pipe: is there"):
+        write_page(finished(tmp_path / "results"), pipe)
+    assert pipe.is_fifo()
