@@ -28,6 +28,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 break
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Stop where the groups are not kept together, which only the names of the tests tell."""
+    if not getattr(session.config.option, "loadgroup", False):
+        return
+    for item in session.items:
+        if item.get_closest_marker("xdist_group") is not None and "@" not in item.nodeid:
+            raise pytest.UsageError("this pytest-xdist does not group the tests of this pytest")
+
+
 @pytest.fixture(autouse=True)
 def built_extensions(request: pytest.FixtureRequest) -> None:
     """Real ranks find DeepSpeed's extensions built, and no lock that something killed has left.

@@ -18,7 +18,6 @@ from typing import Any
 import pynvml
 import torch
 
-_SAMPLE_PERIOD_S = 0.005
 _AT_LIMIT = 0.97
 _PAGE_BYTES = resource.getpagesize()
 
@@ -53,6 +52,8 @@ class Meter(ABC):
 
 class CpuMeter(Meter):
     """Private data above the base after imports, sampled by a thread."""
+
+    sample_period_s = 0.005
 
     def __init__(self) -> None:
         self._base_bytes = 0
@@ -103,7 +104,7 @@ class CpuMeter(Meter):
 
     def _watch(self) -> None:
         period = threading.Event()
-        while not period.wait(_SAMPLE_PERIOD_S):
+        while not period.wait(self.sample_period_s):
             self._sample()
 
 
@@ -201,5 +202,6 @@ def _statm_bytes(field: int) -> int:
 
 @functools.cache
 def _statm() -> int:
-    # Opened once: opened 200 times a second it takes 4% of a small model's step from the core.
+    # Opened once: opening it 200 times a second costs a small model 4% of its step, reading it
+    # nothing that could be told from noise (benchmarks/meter_cost.py).
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
