@@ -27,6 +27,7 @@ _NEEDED = {
     "cuda": ("fused_adam", "cpu_adam"),
 }
 _NVME = ("async_io", "pin_memory")
+"""For swapping to a disk; releases before 0.19 pin memory within async_io."""
 _LOCK_FILE = "autotune.lock"
 
 
@@ -63,7 +64,7 @@ def needed(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
         nvme: Whether any of them swaps to a disk. The extension for that needs libaio's headers,
             which many machines lack: it is asked for only then.
     """
-    return (*_NEEDED[accelerator], *(_NVME if nvme else ()))
+    return (*_NEEDED[accelerator], *(filter(_exists, _NVME) if nvme else ()))
 
 
 def built(accelerator: str, *, nvme: bool = False) -> list[str]:
@@ -190,6 +191,12 @@ def _held(folder: Path, *, blocking: bool) -> Iterator[int]:
         yield lock
     finally:
         os.close(lock)
+
+
+def _exists(name: str) -> bool:
+    """Whether the installed DeepSpeed has such an extension."""
+    builders = Path(_location("deepspeed") or "").parent / "ops" / "op_builder"
+    return (builders / f"{name}.py").exists()
 
 
 def _location(package: str) -> str | None:

@@ -64,3 +64,15 @@ def test_the_folder_depends_on_the_environment(monkeypatch, tmp_path):
 
 def test_cpu_and_cuda_builds_of_one_name_do_not_meet():
     assert extensions.extensions_folder("cpu") != extensions.extensions_folder("cuda")
+
+
+def test_an_extension_that_the_release_lacks_is_not_needed(monkeypatch, tmp_path):
+    builders = tmp_path / "ops" / "op_builder"
+    builders.mkdir(parents=True)
+    (builders / "async_io.py").touch()
+    monkeypatch.setattr(extensions, "_location", lambda _: str(tmp_path / "__init__.py"))
+    assert "async_io" in extensions.needed("cpu", nvme=True)
+    assert "pin_memory" not in extensions.needed("cpu", nvme=True)
+    (builders / "pin_memory.py").touch()
+    assert "pin_memory" in extensions.needed("cpu", nvme=True)
+    assert "pin_memory" not in extensions.needed("cpu")
