@@ -9,22 +9,20 @@ the most.
 """
 
 import argparse
-import importlib.util
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+
+from plain_agreement import compared
+from plain_training import load
 
 from autotune.extensions import build
 from autotune.extensions import environment as extensions_environment
-from autotune.search.student import t_quantile
 from autotune.trial.memory import CpuMeter
 
 WARMUP_STEPS = 4
@@ -93,26 +91,9 @@ def train(options: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("exported_train", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def report(times_s: dict[bool, list[float]], options: argparse.Namespace) -> None:
     logs = [math.log(on / off) for on, off in zip(times_s[True], times_s[False], strict=False)]
-    error = statistics.stdev(logs) / math.sqrt(len(logs))
-    half_width = t_quantile(0.975, len(logs) - 1) * error
-    mean = statistics.fmean(logs)
-    found: dict[str, Any] = {
-        "ratio": math.exp(mean),
-        "low": math.exp(mean - half_width),
-        "high": math.exp(mean + half_width),
-        "pairs": len(logs),
-    }
+    found = {**compared(logs), "pairs": len(logs)}
     if options.json:
         print(json.dumps(found))
         return

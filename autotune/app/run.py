@@ -120,9 +120,10 @@ def _run(session: Session, fleet: LocalFleet, observer: Observer) -> SearchResul
 
 def _keep_failure(study: Study, error: AutotuneError) -> dict[str, Any]:
     """The answer of a search without a best candidate; a full disk does not hide the reason."""
-    answer = summarize_failure(error, history_of(study.read(), study.read_state()), study)
+    facts = study.read_state()
+    answer = summarize_failure(error, history_of(study.read(), facts), study)
     try:
-        study.write_state({**study.read_state(), "answer": answer})
+        study.write_state({**facts, "answer": answer})
     except StudyError as failure:
         error.add_note(failure.message)
     return answer

@@ -54,6 +54,7 @@ class CpuMeter(Meter):
     """Private data above the base after imports, sampled by a thread."""
 
     sample_period_s = 0.005
+    """Between two readings of the thread."""
 
     def __init__(self) -> None:
         self._base_bytes = 0
@@ -202,6 +203,6 @@ def _statm_bytes(field: int) -> int:
 
 @functools.cache
 def _statm() -> int:
-    # Opened once: opening it 200 times a second costs a small model 4% of its step, reading it
-    # nothing that could be told from noise (benchmarks/meter_cost.py).
+    # Opened once: the thread shares the rank's core, and to open it for each reading slows the
+    # steps of a small model (benchmarks/meter_cost.py measures what the meter takes).
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
