@@ -171,6 +171,9 @@ class TrialSpec:
     """Environment variables that the candidate sets for its ranks."""
     binds_cores: bool = False
     """Whether each GPU rank is bound to its own share of the cores; a CPU rank always is."""
+    start: str = "cold"
+    """`cold`: torchrun starts the ranks; `warm`: they are forked from a process that has imported
+    what they need, where the fleet can (CPU ranks)."""
     checkpoint: Checkpoint | None = None
     """Of a soak; its ranks also watch their memory all the time."""
     lengths: dict[str, Any] = field(default_factory=dict)
@@ -274,6 +277,8 @@ class TrialResult:
     """Wall-clock time (Unix) at which the trial was submitted."""
     wall_s: float = 0.0
     """Seconds from submission until the last process had ended."""
+    start: str = "cold"
+    """How its ranks did start, `cold` or `warm`: see `TrialSpec.start`."""
     phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds per phase on rank 0; they add up to `wall_s`."""
     warmup_step_times_s: list[float] = field(default_factory=list)

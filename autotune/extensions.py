@@ -20,12 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.errors import FleetError
-from autotune.trial.prebuilt import BUILT_FILE
+from autotune.trial.prebuilt import BUILT_FILE, NEEDED
 
-_NEEDED = {
-    "cpu": ("deepspeed_shm_comm", "fused_adam", "cpu_adam"),
-    "cuda": ("fused_adam", "cpu_adam"),
-}
 _NVME = ("async_io", "pin_memory")
 """For swapping to a disk; releases before 0.19 pin memory within async_io."""
 _LOCK_FILE = "autotune.lock"
@@ -64,7 +60,7 @@ def needed(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
         nvme: Whether any of them swaps to a disk. The extension for that needs libaio's headers,
             which many machines lack: it is asked for only then.
     """
-    return (*_NEEDED[accelerator], *(filter(_exists, _NVME) if nvme else ()))
+    return (*NEEDED[accelerator], *(filter(_exists, _NVME) if nvme else ()))
 
 
 def built(accelerator: str, *, nvme: bool = False) -> list[str]:

@@ -183,6 +183,7 @@ _PROVENANCE = (
     _column("environment", "string", "allow-listed environment variables, as JSON"),
     _column("seed", "Int64", "of weights and data"),
     _column("started_at", "datetime64[us, UTC]", "when it was submitted"),
+    _column("start", "string", "how its ranks started: cold (torchrun) or warm (forked)"),
     _column("wall_s", "float64", "from submission until its last process had ended", unit="s"),
 )
 
@@ -361,7 +362,7 @@ def _result_cells(result: TrialResult) -> dict[str, Any]:
     }
     if result.started_at_s:  # of a lost trial nobody knows
         cells["started_at"] = pd.Timestamp(round(result.started_at_s * 1e6), unit="us", tz="UTC")
-        cells["wall_s"] = result.wall_s
+        cells |= {"wall_s": result.wall_s, "start": result.start}
     return cells
 
 

@@ -83,6 +83,9 @@ def train(options: argparse.Namespace) -> None:
             sys.exit("the optimizer applies no steps: the loss scale does not settle")
     if engine.global_rank == 0:
         report(times_s[WARMUP_STEPS:], settings, options)
+    sys.stdout.flush()
+    # The interpreter's end aborts a rank now and then: gloo's threads outlive their group.
+    os._exit(0)
 
 
 def load(path: Path) -> ModuleType:

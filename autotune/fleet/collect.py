@@ -63,6 +63,8 @@ class Ending:
     exit_codes: Mapping[int, int]
     """Exit codes of failed ranks, where torchrun could tell; negative: killed by that signal."""
     launcher_code: int | None
+    start: str = "cold"
+    """As in `TrialSpec.start`, but how they did start."""
     was_cancelled: bool = False
     timed_out_after_s: float | None = None
     oom_killed: bool = False
@@ -104,6 +106,7 @@ def collect(
         evidence_source=source,
         started_at_s=ending.started_at_s,
         wall_s=ending.wall_s,
+        start=ending.start,
         phases_s=_phases(reports, ending),
         warmup_step_times_s=_first(reports, "warmup_step_times_s"),
         step_times_s=_first(reports, "step_times_s"),
@@ -174,7 +177,8 @@ def _outcome(
     if silent is not None:
         return silent
     evidence, source = _last_error_line(folder / STDERR_FILE)
-    return Outcome.LAUNCH, evidence or f"torchrun ended with code {ending.launcher_code}", source
+    evidence = evidence or f"the launcher ended with code {ending.launcher_code}"
+    return Outcome.LAUNCH, evidence, source
 
 
 def _rank_of_cause(outcome: Outcome | None) -> int:

@@ -1,4 +1,4 @@
-"""The accelerators of this machine: one torchrun per trial, on a gang of its own."""
+"""The accelerators of this machine: each trial has a gang, and processes, of its own."""
 
 import os
 import subprocess
@@ -28,6 +28,7 @@ from autotune.fleet.drain import used_bytes, wait_until_drained
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.ports import PortLease, lease_port, sweep_segments
 from autotune.fleet.processes import ask_for_stacks, kill_all, ranks_command
+from autotune.fleet.warm import Templates, WarmProcess
 from autotune.hardware import Environment, usable_cores, visible_gpus
 from autotune.trial.launcher import COORDINATOR_ENV, EXIT_FILE
 from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
@@ -60,6 +61,7 @@ class LocalFleet:
             )
         sweep_segments()
         self._world = world
+        self._templates = Templates()
         self._running: list[LocalTrial] = []
 
     def capacity(self, world: int) -> int:
@@ -70,7 +72,9 @@ class LocalFleet:
         """See `Fleet.submit`."""
         gang = self._allocator.allocate(spec.world)
         try:
-            trial = LocalTrial(spec, folder, gang, self._capacity_bytes(), self._release)
+            trial = LocalTrial(
+                spec, folder, gang, self._capacity_bytes(), self._release, self._templates
+            )
         except BaseException:
             self._allocator.release(gang)
             raise
@@ -82,6 +86,7 @@ class LocalFleet:
         for trial in list(self._running):
             trial.cancel()
             trial.wait()
+        self._templates.close()
 
     def _release(self, trial: "LocalTrial") -> None:
         self._running.remove(trial)
@@ -96,7 +101,7 @@ class LocalFleet:
 
 
 class LocalTrial:
-    """One torchrun; implements `autotune.fleet.base.Handle`."""
+    """One torchrun, or what does its work in a warm start; implements `Handle`."""
 
     def __init__(
         self,
@@ -105,6 +110,7 @@ class LocalTrial:
         gang: Gang,
         capacity_bytes: int | None,
         on_end: Callable[["LocalTrial"], None],
+        templates: Templates,
     ) -> None:
         """Start the trial's processes.
 
@@ -127,7 +133,7 @@ class LocalTrial:
         self._port: PortLease = lease_port()
         self._environment = self._make_environment(capacity_bytes)
         try:
-            self._process = self._start()
+            self._process = self._start(templates)
         except OSError as error:
             self._port.release()
             raise StudyError(
@@ -166,26 +172,37 @@ class LocalTrial:
         # One that has ended by itself keeps its result, polled or not.
         if self._result is None and self._process.poll() is None:
             self._cancelled = True
-            kill_all(self.folder)
+            self._kill()
             self._process.wait()
 
     def _elapsed_s(self) -> float:
         """Seconds since the trial was submitted; the wall clock may jump meanwhile."""
         return time.monotonic() - self._started
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, templates: Templates) -> subprocess.Popen[bytes] | WarmProcess:
         (self.folder / RANKS_DIR).mkdir(exist_ok=True)
-        command = ranks_command(
-            self.folder,
-            world=self.spec.world,
-            port=self._port.port,
-            module="autotune.trial.wrapper",
-            arguments=[str(self.folder)],
-        )
         with (
             (self.folder / STDOUT_FILE).open("wb") as stdout,
             (self.folder / STDERR_FILE).open("wb") as stderr,
         ):
+            if self.spec.start == "warm":
+                warm = templates.launch(
+                    self.spec,
+                    self.folder,
+                    port=self._port.port,
+                    environment=self._environment,
+                    stdout=stdout,
+                    stderr=stderr,
+                )
+                if warm is not None:
+                    return warm
+            command = ranks_command(
+                self.folder,
+                world=self.spec.world,
+                port=self._port.port,
+                module="autotune.trial.wrapper",
+                arguments=[str(self.folder)],
+            )
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -194,6 +211,11 @@ class LocalTrial:
                 env=self._environment,
                 start_new_session=True,
             )
+
+    def _kill(self) -> None:
+        if isinstance(self._process, WarmProcess):
+            self._process.end_unless_started()
+        kill_all(self.folder)
 
     def _make_environment(self, capacity_bytes: int | None) -> dict[str, str]:
         slots = self.gang.slots
@@ -229,7 +251,7 @@ class LocalTrial:
         reports = read_reports(self.folder, self.spec.world)
         ask_for_stacks([r.pid for r in reports if psutil.pid_exists(r.pid)])
         time.sleep(_STACKS_WAIT_S)
-        kill_all(self.folder)
+        self._kill()
 
     def _collect(self) -> TrialResult:
         undrained_bytes, driver_error = 0, ""
@@ -247,6 +269,7 @@ class LocalTrial:
             wall_s=self._elapsed_s(),
             exit_codes=_exit_codes(self.folder),
             launcher_code=launcher_code,
+            start="warm" if isinstance(self._process, WarmProcess) else "cold",
             was_cancelled=self._cancelled,
             timed_out_after_s=self._timed_out_after_s,
             oom_killed=oom_kills() > self._oom_kills_before,

@@ -9,8 +9,8 @@ from autotune.rules.base import Finding, Rule, Setup, as_section, raised
 _TENSORS = 4
 """Weights, two moments and gradients of a sub-group, as Adam has them."""
 _FOLDER = str(Path(tempfile.gettempdir()) / "autotune-swap")
-# Two sub-groups of a mebibyte per rank: below that nothing is swapped.
-_MODEL = {"vocab": 16_384}
+SWAPPED_MODEL = {"vocab": 16_384}
+"""Two sub-groups of a mebibyte per rank: below that nothing is swapped."""
 _GROUPS = {"stage": 3, "sub_group_size": 262_144}
 
 
@@ -31,7 +31,8 @@ def _pipeline_buffers(setup: Setup) -> Finding | None:
     )
 
 
-def _swapped(name: str, **keys: Any) -> dict[str, Any]:
+def swapped(name: str, **keys: Any) -> dict[str, Any]:
+    """A configuration for witnesses: `offload_optimizer` or `offload_param` goes to a disk."""
     section = {"device": "nvme", "nvme_path": _FOLDER, **keys}
     return {
         "optimizer": {"params": {"torch_adam": None}},
@@ -47,9 +48,9 @@ RULES = (
         witnesses=(
             raised(
                 r"^AssertionError: (PipelinedOptimizerSwapper ran out of swap buffers.*)?$",
-                _swapped("offload_optimizer", pipeline_read=True),
+                swapped("offload_optimizer", pipeline_read=True),
                 {"zero_optimization": {"offload_optimizer": {"buffer_count": 8}}},
-                model=_MODEL,
+                model=SWAPPED_MODEL,
             ),
         ),
     ),

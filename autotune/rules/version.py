@@ -12,10 +12,12 @@ from autotune.rules.base import (
     Rule,
     Setup,
     Witness,
+    as_section,
     patch,
     raised,
 )
 from autotune.rules.keys import SECTIONS, missing_keys, removed_keys
+from autotune.rules.nvme import SWAPPED_MODEL, swapped
 from autotune.rules.parallel import autotp_size
 from autotune.rules.releases import is_at_least
 from autotune.rules.sections import dotted, sections
@@ -39,6 +41,7 @@ AUTOTP_AT_STAGE_3_SINCE = "0.19.4"
 _AUTOTP_UNEVEN_SINCE = "0.19.7"
 PLAIN_BF16_SINCE = "0.17.6"
 _FP16_MASTERS_SINCE = "0.18.3"
+_CPU_PINS_SINCE = "0.19.6"
 _FLAT_BUFFER_BROKEN_IN, _FLAT_BUFFER_MENDED_IN = "0.18.7", "0.19.0"
 
 
@@ -197,6 +200,22 @@ def _flat_buffer_on_cpu(setup: Setup) -> Finding | None:
     )
 
 
+def _param_nvme_on_cpu(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    section = as_section(setup.zero.get("offload_param"))
+    if setup.environment.accelerator != "cpu" or setup.stage != 3:
+        return None
+    if section.get("device") != "nvme" or is_at_least(version, _CPU_PINS_SINCE):
+        return None
+    return Finding(
+        message="zero_optimization.offload_param.device=nvme on CPU ranks: DeepSpeed "
+        f"{version} swaps parameters from pinned memory alone, which CPU ranks have from "
+        f"{_CPU_PINS_SINCE} on",
+        changes={"zero_optimization": {"offload_param": None}},
+        advice=f"or install deepspeed>={_CPU_PINS_SINCE}",
+    )
+
+
 _BF16 = {"bf16": {"enabled": True}}
 _FP16 = {
     "fp16": {"enabled": True, "fp16_master_weights_and_grads": True},
@@ -339,6 +358,22 @@ RULES = (
                     {"zero_optimization": {"stage": 0}},
                 ),
                 deepspeed="0.18.9",
+            ),
+        ),
+    ),
+    Rule(
+        name="version.param_nvme_on_cpu",
+        check=_param_nvme_on_cpu,
+        source="runtime/swap_tensor/utils.py:100 of 0.18.6; accelerator/cpu_accelerator.py",
+        witnesses=(
+            replace(
+                raised(
+                    "AssertionError",
+                    swapped("offload_param"),
+                    {"zero_optimization": {"offload_param": None}},
+                    model=SWAPPED_MODEL,
+                ),
+                deepspeed="0.16.9",
             ),
         ),
     ),

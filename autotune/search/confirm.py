@@ -26,6 +26,8 @@ Every further finalist adds as many again."""
 MIN_ROUNDS = 2
 """Below two runs of each there is no between-run variance to speak of."""
 MAX_FINALISTS = 5
+COLD_START_S = 8.0
+"""What torchrun and the imports add to a warm start, about (`benchmarks/trial_overhead.py`)."""
 
 _CONFIDENCE = 0.975
 """Upper quantile of a two-sided 95% interval."""
@@ -144,11 +146,14 @@ def first_round_of(round_number: int) -> int:
 def run_s(history: History) -> float:
     """Seconds that one run of the comparison takes, at most as a rule; 0 with nothing to go by.
 
-    It starts like a search's trial and measures for longer. The comparison's own runs do not
-    count: what is planned by them would change on resume.
+    It starts cold, which a search's trial need not, and measures for longer. The comparison's own
+    runs do not count: what is planned by them would change on resume.
     """
-    typical_s = history.explored.typical_s
-    return 0.0 if typical_s is None else typical_s + CONFIRM_MEASURE.budget_s - MEASURE.budget_s
+    explored = history.explored
+    if explored.typical_s is None:
+        return 0.0
+    start_s = COLD_START_S if explored.is_warm else 0.0
+    return explored.typical_s + start_s + CONFIRM_MEASURE.budget_s - MEASURE.budget_s
 
 
 def next_run(

@@ -106,6 +106,12 @@ class History:
         measured = [r for r in ended if r.outcome.is_measured]
         return statistics.median(r.wall_s for r in measured or ended) if ended else None
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether most ended trials started warm."""
+        starts = [result.start for result in results(self.trials)]
+        return 2 * starts.count("warm") > len(starts)
+
 
 def results(trials: Iterable[Trial]) -> list[TrialResult]:
     """The results that there are."""

@@ -8,6 +8,7 @@ from autotune.contract import Measure, Role, TrialSpec
 from autotune.engines.base import Engine
 from autotune.hardware import Environment
 from autotune.job import Job
+from autotune.rules.base import Setup
 from autotune.trial.statistics import MIN_SAMPLES
 
 MEASURE = Measure(
@@ -82,4 +83,20 @@ def make_spec(
         confirm_round=run.confirm_round,
         retry_of=run.retry_of,
         lengths=job.lengths.as_spec(),
+        start="warm" if _starts_warm(run, setup) else "cold",
+    )
+
+
+def _starts_warm(run: Run, setup: Setup) -> bool:
+    """Whether a trial's ranks may be forked from a process that has imported everything.
+
+    The claim rests on cold starts, a platform fault is answered by one, and what is compiled on
+    import or at the first step goes cold too.
+    """
+    return (
+        setup.environment.accelerator == "cpu"
+        and run.role in (Role.BASELINE, Role.SEARCH)
+        and run.retry_of is None
+        and setup.compile == "none"
+        and setup.optimizer != "muon"
     )

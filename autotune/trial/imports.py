@@ -28,10 +28,9 @@ def preload(ds_config: dict[str, Any], model: dict[str, Any]) -> None:
     optimizer = str(ds_config.get("optimizer", {}).get("type", ""))
     if "muon" not in optimizer.lower():
         _import_uncompiled(_MUON)
-    if ds_config.get("zero_optimization", {}).get("stage") == 3:
-        # zero.Init replaces Tensor.__new__, over which torch._dynamo stumbles when a model brings
-        # it in only then (seen with Mixtral).
-        _import_if_there("torch._dynamo")
+    # The engine brings it in (70 MiB), or the model does; under zero.Init, which replaces
+    # Tensor.__new__, that would be too late (seen with Mixtral).
+    _import_if_there("torch._dynamo")
     for module in _ENGINE:
         _import_if_there(module)
     if "lora" in model:

@@ -40,6 +40,15 @@ def main() -> None:
         sys.exit(2)
 
 
+def listen_on(port: int) -> socket.socket:
+    """Where a trial's ranks find one another: a socket on 127.0.0.1, and nowhere else.
+
+    Raises:
+        OSError: Somebody else has the port.
+    """
+    return socket.create_server(("127.0.0.1", port), backlog=128)
+
+
 def _listen_on_loopback() -> None:
     """Make torchrun's key-value store listen on 127.0.0.1; torch binds it to every interface."""
     import torch.distributed as dist
@@ -48,8 +57,7 @@ def _listen_on_loopback() -> None:
     class LoopbackStore(dist.TCPStore):  # type: ignore[misc]  # mypy does not read torch
         def __init__(self, host: str, port: int, *args: Any, **kwargs: Any) -> None:
             if kwargs.get("is_master", args[1] if len(args) > 1 else False):
-                listener = socket.create_server(("127.0.0.1", port), backlog=128)
-                kwargs["master_listen_fd"] = listener.detach()
+                kwargs["master_listen_fd"] = listen_on(port).detach()
             super().__init__(host, port, *args, **kwargs)
 
     static_tcp_rendezvous.TCPStore = LoopbackStore

@@ -8,6 +8,7 @@ it; and what ninja then takes for outdated is compiled again, minutes in the mid
 import functools
 import importlib.util
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,19 +16,27 @@ from typing import Any
 BUILT_FILE = "autotune.built"
 """In an extension's folder once its build has ended well; a library alone may be half linked."""
 
+NEEDED = {
+    "cpu": ("deepspeed_shm_comm", "fused_adam", "cpu_adam"),
+    "cuda": ("fused_adam", "cpu_adam"),
+}
+"""Extensions that trials on an accelerator load, whatever their configuration."""
+
 
 def load_as_built() -> None:
     """Make torch load those extensions that are built below `TORCH_EXTENSIONS_DIR` as they are.
 
-    Any other is compiled by torch as ever. Without the variable nothing changes.
+    Any other is compiled by torch as ever. Without the variable nothing changes, nor if this was
+    called before.
     """
-    named = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if not named:
+    folder = _folder()
+    if folder is None:
         return
     from torch.utils import cpp_extension
 
-    folder = Path(named)
     compile_and_load = cpp_extension.load
+    if hasattr(compile_and_load, "__wrapped__"):
+        return
 
     @functools.wraps(compile_and_load)
     def load(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -36,6 +45,26 @@ def load_as_built() -> None:
         return compile_and_load(name, *args, **kwargs)
 
     cpp_extension.load = load
+
+
+def load_now(names: Iterable[str]) -> None:
+    """Load those of the named extensions that are built, before the memory base is taken.
+
+    They are code as imports are. DeepSpeed, which finds them loaded, then neither looks for ninja
+    nor asks the processor for compiler flags: half a second per extension and rank.
+    """
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    folder = _folder()
+    for name in names if folder is not None else ():
+        if name not in OpBuilder._loaded_ops and (folder / name / BUILT_FILE).exists():
+            OpBuilder._loaded_ops[name] = _import_library(name, folder / name / f"{name}.so")
+
+
+def _folder() -> Path | None:
+    """Where the extensions are built, if anybody said so."""
+    named = os.environ.get("TORCH_EXTENSIONS_DIR")
+    return Path(named) if named else None
 
 
 def _import_library(name: str, library: Path) -> ModuleType:

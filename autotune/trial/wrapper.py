@@ -34,10 +34,12 @@ CAPACITY_ENV = "AUTOTUNE_CAPACITY_BYTES"
 """Memory limit where the spec names none: a CPU rank's share of the host."""
 
 
-def main() -> None:
-    """Run this rank to its end and leave without waiting for destructors."""
-    end_with_parent()
-    folder = Path(sys.argv[1])
+def main(folder: Path) -> None:
+    """Run this rank to its end and leave without waiting for destructors.
+
+    Args:
+        folder: The trial's.
+    """
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     stacks = (folder / RANKS_DIR / STACKS_FILE.format(rank=rank)).open("wb")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -59,21 +61,34 @@ def main() -> None:
     os._exit(0)
 
 
-def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
-    reporter.enter(Phase.IMPORT)
-    import deepspeed
-    import torch
+def load_code(accelerator: str) -> None:
+    """Load what every rank uses, whatever it trains; a second call costs nothing.
 
-    from autotune.trial import readback, workload  # noqa: F401  readback: part of the base
+    Args:
+        accelerator: `cpu` or `cuda`.
+    """
+    from autotune.trial import readback, workload  # noqa: F401  they bring torch and deepspeed
     from autotune.trial.cpu_info import reuse_cpu_info
-    from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
-    from autotune.trial.imports import preload
-    from autotune.trial.memory import make_meter, peak_rss_bytes
-    from autotune.trial.prebuilt import load_as_built
-    from autotune.trial.stopwatch import TrialDone
+    from autotune.trial.prebuilt import NEEDED, load_as_built, load_now
 
     reuse_cpu_info()
     load_as_built()
+    if accelerator == "cpu":  # those of CUDA are left to DeepSpeed
+        load_now(NEEDED[accelerator])
+
+
+def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
+    reporter.enter(Phase.IMPORT)
+    load_code(spec.accelerator)
+    import deepspeed
+    import torch
+
+    from autotune.trial import workload
+    from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
+    from autotune.trial.imports import preload
+    from autotune.trial.memory import make_meter, peak_rss_bytes
+    from autotune.trial.stopwatch import TrialDone
+
     ds_config = json.loads((folder / DS_CONFIG_FILE).read_text(encoding="utf-8"))
     preload(ds_config, spec.model)
     reporter.report.versions = _versions()
@@ -191,4 +206,5 @@ def _versions() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main()
+    end_with_parent()
+    main(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""A coordinator that waits for one trial that hangs: `lone_coordinator.py RESULTS`."""
+"""A coordinator that waits for one trial that hangs: `lone_coordinator.py RESULTS START`."""
 
 import sys
 from pathlib import Path
@@ -10,6 +10,6 @@ from autotune.record import Study
 from tests.trials import CPU, ds_config, files, spec
 
 if __name__ == "__main__":
-    study, trial = Study(Path(sys.argv[1]), "test"), spec(factory="hangs")
+    study, trial = Study(Path(sys.argv[1]), "test"), spec(factory="hangs", start=sys.argv[2])
     folder = study.write_spec(trial, files(ds_config()))
     LocalFleet(CPU, world=2).submit(trial, folder).wait()

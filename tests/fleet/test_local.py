@@ -28,7 +28,7 @@ def study(tmp_path):
     assert processes_of(study.folder) == [], "a trial left processes behind"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def fleet():
     fleet = LocalFleet(CPU, world=2)
     yield fleet
@@ -67,24 +67,28 @@ def test_a_good_trial_measures_and_reads_back(fleet, study, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("factory", "outcome", "evidence"),
+    ("factory", "start", "outcome", "evidence"),
     [
-        ("hangs", Outcome.TIMEOUT, "not done after"),
-        ("is_killed", Outcome.CRASH, "SIGKILL"),
-        ("turns_nan", Outcome.NONFINITE, "in optimizer step 4"),
-        ("raises", Outcome.INVALID, "this model cannot be trained so"),
-        ("hoards", Outcome.OOM, "can't allocate memory"),
-        ("does_not_exist", Outcome.INVALID, "does_not_exist"),
+        ("hangs", "cold", Outcome.TIMEOUT, "not done after"),
+        ("hangs", "warm", Outcome.TIMEOUT, "not done after"),
+        ("is_killed", "cold", Outcome.CRASH, "SIGKILL"),
+        ("is_killed", "warm", Outcome.CRASH, "SIGKILL"),
+        ("turns_nan", "warm", Outcome.NONFINITE, "in optimizer step 4"),
+        ("raises", "warm", Outcome.INVALID, "this model cannot be trained so"),
+        ("hoards", "cold", Outcome.OOM, "can't allocate memory"),
+        ("hoards", "warm", Outcome.OOM, "can't allocate memory"),
+        ("does_not_exist", "warm", Outcome.INVALID, "does_not_exist"),
     ],
 )
-def test_an_ending_is_told_by_its_cause(fleet, study, factory, outcome, evidence):
+def test_an_ending_is_told_by_its_cause(fleet, study, factory, start, outcome, evidence):
     limits = {
-        "hangs": {"timeout_s": 25.0},
+        "hangs": {"timeout_s": 20.0 if start == "cold" else 8.0},
         "hoards": {"memory_limit_bytes": 200 * 2**20},
     }
-    result = run(fleet, study, spec(factory=factory, **limits.get(factory, {})))
+    result = run(fleet, study, spec(factory=factory, start=start, **limits.get(factory, {})))
 
     assert result.outcome is outcome, (result.evidence, result.evidence_source)
+    assert result.start == start
     assert evidence in result.evidence
     if factory == "hangs":
         assert "at faulty_models.py:" in result.evidence
@@ -113,9 +117,10 @@ def test_a_cancelled_trial_ends_at_once_and_frees_its_gang(fleet, study):
     fleet.submit(spec(2), study.write_spec(spec(2), files(ds_config()))).cancel()
 
 
-def test_nothing_outlives_a_killed_coordinator(study):
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_nothing_outlives_a_killed_coordinator(study, start):
     script = Path(__file__).with_name("lone_coordinator.py")
-    coordinator = subprocess.Popen([sys.executable, str(script), str(study.root)])
+    coordinator = subprocess.Popen([sys.executable, str(script), str(study.root), start])
     _wait_until(lambda: len(processes_of(study.folder)) >= 3, "launcher and two ranks are up")
     listeners = [
         c.laddr.ip
@@ -125,9 +130,11 @@ def test_nothing_outlives_a_killed_coordinator(study):
     ]
     assert set(listeners) <= {"127.0.0.1", "::ffff:127.0.0.1"}, "listens beyond loopback"
 
+    started = psutil.Process(coordinator.pid).children(recursive=True)
     os.kill(coordinator.pid, signal.SIGKILL)
     coordinator.wait()
     _wait_until(lambda: processes_of(study.folder) == [], "its trial ends with it")
+    _wait_until(lambda: not any(map(psutil.Process.is_running, started)), "so does a template")
 
 
 def _wait_until(condition, what, timeout_s=60.0):

@@ -1,0 +1,212 @@
+"""Warm starts: templates that have imported what ranks import, and the trials forked from them.
+
+`autotune.trial.template` is the other end.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from autotune.contract import TRIAL_ENV, TrialSpec
+from autotune.trial.template import READY, STARTED
+from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
+
+MAX_TEMPLATES = 3
+"""Each holds what it imported: some 400 MiB. One that no trial runs from gives way to another."""
+
+_OF_ONE_TRIAL = (TRIAL_ENV, CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV)
+"""Variables that a rank reads itself, after the fork; any other makes another template."""
+_PATH_MAX_BYTES = 4096
+
+
+class Templates:
+    """This machine's templates: one for every environment that its warm trials start in."""
+
+    def __init__(self) -> None:
+        self._templates: dict[frozenset[tuple[str, str]], _Template] = {}
+        self._refused = False
+
+    def launch(
+        self,
+        spec: TrialSpec,
+        folder: Path,
+        *,
+        port: int,
+        environment: Mapping[str, str],
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+    ) -> "WarmProcess | None":
+        """Fork a trial's launcher and ranks.
+
+        Args:
+            spec: The trial.
+            folder: Its folder, absolute.
+            port: Leased, for the ranks' rendezvous.
+            environment: Of the ranks; what torchrun would add is added.
+            stdout: The trial's log; of a template that has to start first, what it says too.
+            stderr: Likewise.
+
+        Returns:
+            The launcher; None where templates do not work, and the trial has to start cold.
+
+        Raises:
+            OSError: No process can be started.
+        """
+        own = {name: environment[name] for name in _OF_ONE_TRIAL if name != TRIAL_ENV}
+        request = {"folder": str(folder), "port": port, "world": spec.world, "environment": own}
+        shared = {name: v for name, v in environment.items() if name not in _OF_ONE_TRIAL}
+        template = self._template(frozenset(shared.items()), spec, stdout, stderr)
+        return None if template is None else template.launch(request, stdout, stderr)
+
+    def close(self) -> None:
+        """End the templates, and with them what runs from them."""
+        for template in self._templates.values():
+            template.end()
+        self._templates.clear()
+
+    def _template(
+        self,
+        key: frozenset[tuple[str, str]],
+        spec: TrialSpec,
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+    ) -> "_Template | None":
+        for dead in [k for k, template in self._templates.items() if not template.is_alive()]:
+            # One that ends before it is ready would do so again. The trial that waited for it has
+            # its last words, and is tried again.
+            self._refused |= not self._templates.pop(dead).was_ready()
+        if self._refused:
+            return None
+        template = self._templates.pop(key, None)
+        if template is None:
+            self._make_room()
+            template = _Template(dict(key), spec, stdout, stderr)
+        self._templates[key] = template  # the last is the one that was used last
+        return template
+
+    def _make_room(self) -> None:
+        idle = [key for key, template in self._templates.items() if template.is_idle()]
+        for key in idle[: max(0, len(self._templates) - MAX_TEMPLATES + 1)]:
+            self._templates.pop(key).end()
+
+
+class WarmProcess:
+    """The launcher of a trial that was forked from a template; polled as a `Popen` is."""
+
+    def __init__(self, template: "_Template", status: int) -> None:
+        self._template = template
+        self._status = status
+        self._said = b""
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended; negative: it was killed before it could say one."""
+        return self._read(timeout_s=0)
+
+    def wait(self) -> int:
+        """Block until it has ended."""
+        while (code := self._read(timeout_s=None)) is None:
+            pass
+        return code
+
+    def end_unless_started(self) -> None:
+        """End the template if it has not come to this trial; else `kill_all` finds the trial."""
+        if self.poll() is None and not self._said:
+            self._template.end()
+
+    def _read(self, *, timeout_s: float | None) -> int | None:
+        while self._code is None and select.select([self._status], [], [], timeout_s)[0]:
+            heard = os.read(self._status, 64)
+            self._said += heard
+            if not heard:
+                os.close(self._status)
+                if not self._said:
+                    self._template.end()  # it is about to, and counts as dead from now on
+                code = self._said.removeprefix(STARTED)
+                self._code = int(code) if code else -signal.SIGKILL
+        return self._code
+
+
+class _Template:
+    """One process of `autotune.trial.template`."""
+
+    def __init__(
+        self,
+        environment: dict[str, str],
+        spec: TrialSpec,
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+    ) -> None:
+        self._trials: list[WarmProcess] = []
+        self._was_ready = False
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [
+            *(sys.executable, "-m", "autotune.trial.template"),
+            *(str(theirs.fileno()), spec.accelerator, json.dumps(_imported_for(spec.model))),
+        ]
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                # Room for the folder of a trial: see `_show_trial` over there.
+                env={**environment, TRIAL_ENV: " " * _PATH_MAX_BYTES},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+
+    def launch(self, request: dict[str, Any], stdout: IO[bytes], stderr: IO[bytes]) -> WarmProcess:
+        """Ask for a trial; one that this process does not live to fork counts as killed."""
+        ours, theirs = os.pipe()
+        try:
+            files = [stdout.fileno(), stderr.fileno(), theirs]
+            with contextlib.suppress(ConnectionError):
+                socket.send_fds(self._channel, [json.dumps(request).encode()], files)
+        finally:
+            os.close(theirs)
+        self._trials = [trial for trial in self._trials if trial.poll() is None]
+        self._trials.append(WarmProcess(self, ours))
+        return self._trials[-1]
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def is_idle(self) -> bool:
+        return all(trial.poll() is not None for trial in self._trials)
+
+    def was_ready(self) -> bool:
+        """Whether it has ever imported everything."""
+        while not self._was_ready and self._channel.fileno() >= 0:
+            if not select.select([self._channel], [], [], 0)[0]:
+                break
+            try:
+                heard = self._channel.recv(len(READY))
+            except ConnectionError:
+                continue  # it left requests unread, which is told once; then comes what it said
+            if not heard:
+                break
+            self._was_ready = heard == READY
+        return self._was_ready
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self.was_ready()
+        self._channel.close()
+
+
+def _imported_for(model: dict[str, Any]) -> dict[str, Any]:
+    """What of a model decides which modules are imported; see `autotune.trial.imports`."""
+    made: dict[str, Any] = {"lora": True} if "lora" in model else {}
+    if "config" in model:
+        made["config"] = {"model_type": model["config"].get("model_type")}
+    return made

@@ -1,0 +1,221 @@
+"""A warm template: a process that has imported what trials import, and forks their ranks.
+
+`python -m autotune.trial.template CHANNEL ACCELERATOR MODEL`, started by the fleet. What it costs
+to start a trial is nearly all imports. Here they are paid once. Each trial is still processes of
+its own, forked from this one, which runs a single thread and never computes or trains: no trial's
+state reaches the next. What is read when a process starts or imports (its environment) is the
+template's, so the fleet keeps one template per environment.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autotune.contract import RANKS_DIR, TRIAL_ENV, write_json
+from autotune.trial.launcher import COORDINATOR_ENV, EXIT_FILE, listen_on
+from autotune.trial.parent import end_with_parent
+
+READY = b"ready"
+"""What the template says once it has imported everything."""
+STARTED = b"s"
+"""What a trial's launcher says first; its exit code follows when it has ended."""
+FILES_PASSED = 3
+"""With every request: the trial's stdout and stderr, and where its launcher answers."""
+MAX_REQUEST_BYTES = 64 * 1024
+
+_POLL_S = 0.02
+_GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL for ranks whose neighbour has failed."""
+
+
+def main() -> None:
+    """Import everything, then fork a trial for each request until the fleet hangs up."""
+    end_with_parent(int(os.environ[COORDINATOR_ENV]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    _load(sys.argv[2], json.loads(sys.argv[3]))
+    if (n_threads := len(os.listdir("/proc/self/task"))) != 1:
+        sys.exit(f"template: importing left {n_threads} threads, only one may fork")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for a trial's launcher
+    channel.send(READY)
+    while True:
+        message, files, *_ = socket.recv_fds(channel, MAX_REQUEST_BYTES, FILES_PASSED)
+        if not message:
+            return
+        template = os.getpid()
+        if os.fork() == 0:
+            _in_a_child(_launch, json.loads(message), files, channel, template)
+        for file in files:
+            os.close(file)
+
+
+def _load(accelerator: str, model: dict[str, Any]) -> None:
+    """Import what every trial of a model does."""
+    from autotune.trial import (  # noqa: F401  what a rank imports in its own phases
+        memory,
+        reporter,
+        stopwatch,
+        wrapper,
+    )
+    from autotune.trial.imports import preload
+
+    wrapper.load_code(accelerator)
+    preload({}, model)
+
+
+def _launch(request: dict[str, Any], files: list[int], channel: socket.socket, parent: int) -> int:
+    """Fork the ranks of one trial and wait for them; does for them what torchrun would.
+
+    Args:
+        request: `folder`, `port`, `world` and the trial's own `environment`.
+        files: See `FILES_PASSED`.
+        channel: The template's, not for this process.
+        parent: The template's process id.
+
+    Returns:
+        Exit code: 0 if every rank ended well.
+    """
+    folder, stdout, stderr, status = Path(request["folder"]), *files
+    _show_trial(request["folder"])
+    end_with_parent(parent)
+    os.setsid()
+    channel.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for file, number in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout, 1), (stderr, 2)):
+        os.dup2(file, number)
+        os.close(file)
+    os.write(status, STARTED)
+    code = 1
+    try:
+        os.environ.update(request["environment"])
+        codes = _run_ranks(folder, request["world"], request["port"], status)
+        if codes:
+            write_json(folder / RANKS_DIR / EXIT_FILE, {str(r): c for r, c in codes.items()})
+        code = 1 if codes else 0
+    finally:
+        os.write(status, str(code).encode())
+    return code
+
+
+def _run_ranks(folder: Path, world: int, port: int, status: int) -> dict[int, int]:
+    """Fork the ranks and wait until all have ended.
+
+    Returns:
+        Exit codes of the ranks that failed of themselves; negative: ended by that signal.
+    """
+    import torch.distributed as dist
+
+    launcher = os.getpid()
+    listener = listen_on(port)
+    ranks = {}
+    for rank in range(world):
+        pid = os.fork()
+        if pid == 0:
+            os.close(status)
+            listener.close()
+            _in_a_child(_be_rank, folder, rank, world, port, launcher)
+        ranks[pid] = rank
+    # The store has a thread, so it comes after the forks; a rank that is earlier waits for it.
+    store = dist.TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    failed = _wait_for(ranks)
+    del store
+    return failed
+
+
+def _be_rank(folder: Path, rank: int, world: int, port: int, launcher: int) -> int:
+    """Run one rank as torchrun would have started it; does not return."""
+    from autotune.trial import wrapper
+
+    end_with_parent(launcher)
+    os.environ.update(
+        {
+            **{name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")},
+            **{f"{name}WORLD_SIZE": str(world) for name in ("", "LOCAL_", "ROLE_")},
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+    )
+    wrapper.main(folder)
+    return 0
+
+
+def _wait_for(ranks: dict[int, int]) -> dict[int, int]:
+    """Wait for all ranks (process id -> rank); once one has failed, end the others."""
+    failed: dict[int, int] = {}
+    deadline = float("inf")
+    while ranks:
+        for pid in list(ranks):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                continue
+            rank, code = ranks.pop(pid), os.waitstatus_to_exitcode(status)
+            if code and deadline == float("inf"):
+                failed[rank] = code
+        if failed and deadline == float("inf"):
+            deadline = time.monotonic() + _GRACE_S
+            _signal(ranks, signal.SIGTERM)
+        if time.monotonic() > deadline:
+            _signal(ranks, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    return failed
+
+
+def _signal(ranks: dict[int, int], number: signal.Signals) -> None:
+    for pid in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _in_a_child(run: Callable[..., int], *arguments: Any) -> NoReturn:
+    """Run what a forked process is for and end it: it must never go on with its parent's work."""
+    code = 1
+    try:
+        code = run(*arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _show_trial(folder: str) -> None:
+    """Write the trial's folder into the environment as the kernel shows it to other processes.
+
+    `/proc/PID/environ` is the memory that the environment had when the process began. The sweep
+    for what a trial left behind reads it there, and the fleet has left room in it.
+    """
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    place = libc.getenv(TRIAL_ENV.encode())
+    value = os.fsencode(folder) + b"\0"
+    if len(value) > len(os.environ[TRIAL_ENV]):
+        raise ValueError(f"{folder}: longer than the room for it")
+    ctypes.memmove(place, value, len(value))
+    os.environ[TRIAL_ENV] = folder
+
+
+if __name__ == "__main__":
+    main()

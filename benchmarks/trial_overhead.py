@@ -1,0 +1,120 @@
+"""What a trial costs besides its steps: cold starts and warm ones of one candidate, in turns.
+
+    python benchmarks/trial_overhead.py [--rounds N] [--json]
+
+The overhead is the trial's wall time without its warm-up and measured steps, by phase and as a
+median. The first warm trial also starts the template that the others share; it is shown alone.
+Cold and warm figures are compared as well: the geometric mean of warm over cold samples/s.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from plain_agreement import JOB, compared
+
+from autotune.app.session import Session, open_session
+from autotune.candidate import Candidate
+from autotune.contract import Phase, Role, TrialResult
+from autotune.extensions import build
+from autotune.fleet.local import LocalFleet
+from autotune.knobs import Context, canonical
+from autotune.search.launch import Run, make_spec
+
+KNOBS = {"zero.stage": 1, "micro_batch": 8}
+STEPS = (Phase.WARM_UP, Phase.MEASURED)
+STARTS = ("cold", "warm")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="last line: one JSON object")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        session = open_session(None, {**JOB, "study": "overhead"}, results=Path(scratch))
+        build(session.environment.accelerator, print)
+        fleet = LocalFleet(session.environment, world=session.job.world)
+        try:
+            first = run(session, fleet, "warm")
+            starts = [run(session, fleet, s) for _ in range(options.rounds) for s in STARTS]
+        finally:
+            fleet.close()
+    found = report(first, starts)
+    if options.json:
+        print(json.dumps(found))
+    return 0
+
+
+def run(session: Session, fleet: LocalFleet, start: str) -> TrialResult:
+    """One trial of the candidate."""
+    context = Context.of(session.job, session.environment)
+    candidate = Candidate.of(
+        canonical(KNOBS, context),
+        world=session.job.world,
+        global_batch=session.job.global_batch,
+    )
+    spec = make_spec(
+        Run(candidate=candidate, role=Role.SEARCH),
+        study=session.study.name,
+        number=session.study.next_number(),
+        job=session.job,
+        engine=session.engine,
+        environment=session.environment,
+    )
+    spec = dataclasses.replace(spec, start=start)
+    folder = session.study.write_spec(spec, session.engine.files(candidate))
+    result = fleet.submit(spec, folder).wait()
+    if not result.outcome.is_measured or result.start != start:
+        sys.exit(f"a trial to start {start} ended {result.outcome}: {result.evidence}")
+    return result
+
+
+def overhead_s(result: TrialResult) -> float:
+    """Seconds of a trial outside its steps."""
+    return result.wall_s - sum(result.phases_s.get(phase, 0.0) for phase in STEPS)
+
+
+def report(first: TrialResult, results: list[TrialResult]) -> dict[str, Any]:
+    """Print the medians, and return them."""
+    by_start = {start: [r for r in results if r.start == start] for start in STARTS}
+    medians = {s: statistics.median(map(overhead_s, by_start[s])) for s in STARTS}
+    phases = {
+        start: {
+            str(phase): statistics.median(r.phases_s.get(phase, 0.0) for r in by_start[start])
+            for phase in Phase
+            if phase not in STEPS
+        }
+        for start in STARTS
+    }
+    logs = [
+        math.log((warm.samples_per_s or 0.0) / (cold.samples_per_s or 1.0))
+        for cold, warm in zip(by_start["cold"], by_start["warm"], strict=True)
+    ]
+    agreement = compared(logs)
+    print(f"{'phase':16}{'cold':>8}{'warm':>8}  seconds, medians of {len(logs)}")
+    for phase in phases["cold"]:
+        print(f"{phase:16}{phases['cold'][phase]:8.2f}{phases['warm'][phase]:8.2f}")
+    print(f"{'all':16}{medians['cold']:8.2f}{medians['warm']:8.2f}")
+    print(f"the first warm start, which starts the template: {overhead_s(first):.2f} s")
+    print(
+        f"samples/s, warm over cold: {agreement['ratio']:.3f} "
+        f"({agreement['low']:.3f} to {agreement['high']:.3g})"
+    )
+    return {
+        "warm_s": medians["warm"],
+        "cold_s": medians["cold"],
+        "first_warm_s": overhead_s(first),
+        "phases": phases,
+        "warm_over_cold": agreement,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
