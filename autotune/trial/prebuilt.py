@@ -56,7 +56,9 @@ def load_now(names: Iterable[str]) -> None:
     from deepspeed.ops.op_builder.builder import OpBuilder
 
     folder = _folder()
-    for name in names if folder is not None else ():
+    if folder is None:
+        return
+    for name in names:
         if name not in OpBuilder._loaded_ops and (folder / name / BUILT_FILE).exists():
             OpBuilder._loaded_ops[name] = _import_library(name, folder / name / f"{name}.so")
 

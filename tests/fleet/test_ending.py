@@ -28,7 +28,7 @@ def test_a_driver_that_stops_answering_keeps_no_gang(
         raise FleetError("the NVIDIA driver does not answer for a GPU: lost", "see nvidia-smi")
 
     monkeypatch.setattr(local, "wait_until_drained", lost)
-    monkeypatch.setattr(local.LocalTrial, "_start", lambda _: Ended())
+    monkeypatch.setattr(local.LocalTrial, "_start", lambda *_: Ended())
     (tmp_path / RANKS_DIR).mkdir()
     fleet = LocalFleet(CPU, world=2)
     trial = fleet.submit(spec(), tmp_path)
