@@ -96,7 +96,10 @@ def soak_export(folder: Path, *, minutes: float, note: Note) -> SoakResult | Non
     """
     _check(minutes)
     environment = detect_environment()
-    return _soak(_of_export(folder, environment), environment, minutes, note)
+    subject = _of_export(folder, environment)
+    if subject.spec.memory_limit_bytes is None:
+        note("the export names no memory limit: it may take all of a device")
+    return _soak(subject, environment, minutes, note)
 
 
 def _check(minutes: float) -> None:

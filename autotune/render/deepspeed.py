@@ -101,6 +101,7 @@ def _values(export: Export) -> dict[str, Any]:
             ("device", f"{environment.device_name} ({environment.accelerator})"),
             ("DeepSpeed", environment.deepspeed_version),
             ("torch", environment.torch_version),
+            ("memory limit per device", _limit_said(export)),
         ],
         "untried": warning(choices_of(candidate.values, context), environment.accelerator),
         "overridden": [
@@ -134,6 +135,11 @@ def describe_soak(soak: SoakResult) -> str:
     if soak.checkpoint is not None and soak.checkpoint.load_s is not None:
         text += ", with a checkpoint saved and resumed on the way"
     return f"{text}; peak memory {format_bytes(soak.peak_memory_bytes)} per device"
+
+
+def _limit_said(export: Export) -> str:
+    limit = export.job.enforced_limit_bytes(export.environment.device_memory_bytes)
+    return "the device's own" if limit is None else format_bytes(limit)
 
 
 def _said(value: Any) -> str:

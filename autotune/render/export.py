@@ -83,7 +83,10 @@ def find_dialect(name: str) -> Dialect:
         dialect: Dialect = offered[name].load()()
         return dialect
     known = ", ".join(sorted({*_SHIPPED, *offered}))
-    raise RenderError(f"--to {name}: no such dialect", f"known dialects: {known}")
+    raise RenderError(
+        f"--to {name}: no such dialect",
+        f"known dialects: {known}; a study also exports to optuna, for its dashboard",
+    )
 
 
 def _check_ours(folder: Path, files: Mapping[str, str]) -> None:

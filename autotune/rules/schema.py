@@ -23,6 +23,7 @@ from autotune.rules.base import (
 from autotune.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.rules.sections import PARAMS, dotted, is_auto, meaning, sections
 from autotune.rules.values import Section
+from autotune.secrecy import HIDDEN, holds_secret
 
 _ALL_KEYS: Mapping[str, tuple[str, ...]] = {
     path: tuple(name for name, key in section.keys.items() if not key.removed_in)
@@ -45,7 +46,8 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
             key = section.keys.get(name)
             if key is None or key.accepts(value) or is_auto(value):
                 continue
-            told.append(f"{dotted(path, name)}: {value!r} is not {key.wants}")
+            shown = HIDDEN if holds_secret(name, value) else repr(value)
+            told.append(f"{dotted(path, name)}: {shown} is not {key.wants}")
             meant = meaning(key, value)
             if meant is None:
                 open_questions.append(f"set {dotted(path, name)} to {key.wants}, or leave it out")

@@ -254,6 +254,7 @@ def _half_of(spec: TrialSpec, record: Study, minutes: float, checkpoint: Checkpo
         # Once more for the checkpoint, which may be hundreds of gigabytes.
         timeout_s=budget_s + 2 * spec.timeout_s,
         checkpoint=checkpoint,
+        start="cold",
     )
 
 

@@ -340,3 +340,12 @@ def test_the_view_counts_the_runs_that_are_missing(study: Study):
     assert left[0] == 108.0
     assert left[-1] == 0.0
     assert left == sorted(left, reverse=True)
+
+
+def test_after_warm_trials_a_run_of_the_comparison_is_expected_to_start_cold():
+    def history(start: str) -> History:
+        spec = spec_of(0, members_of(1)[0])
+        return History([trial(spec, replace(ok(spec, 100.0), wall_s=5.0, start=start))])
+
+    longer_s = confirm.run_s(history("warm")) - confirm.run_s(history("cold"))
+    assert longer_s == confirm.COLD_START_S

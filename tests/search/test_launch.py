@@ -1,0 +1,53 @@
+"""From a run to its spec: which trials start warm."""
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.contract import Role, TrialSpec
+from autotune.rules.base import Setup
+from autotune.search.launch import Run, make_spec
+from tests.search.scripted import ENVIRONMENT, ScriptedEngine, candidate, make
+
+JOB = make()
+ONE = candidate(JOB, zero__stage=1, micro_batch=2)
+
+
+class Changed(ScriptedEngine):
+    """Its setups differ in what the test names."""
+
+    changes: dict[str, object] = {}
+
+    def setup(self, candidate) -> Setup:
+        return replace(super().setup(candidate), **self.changes)
+
+
+def spec_of(run: Run, **changes: object) -> TrialSpec:
+    engine = Changed(JOB)
+    engine.changes = changes
+    return make_spec(
+        run, study="any", number=0, job=JOB, engine=engine, environment=ENVIRONMENT
+    )
+
+
+@pytest.mark.parametrize("role", [Role.BASELINE, Role.SEARCH])
+def test_trials_of_cpu_ranks_start_warm(role):
+    assert spec_of(Run(candidate=ONE, role=role)).start == "warm"
+
+
+@pytest.mark.parametrize(
+    ("run", "changes"),
+    [
+        (Run(candidate=ONE, role=Role.CONFIRM, confirm_round=0), {}),
+        (Run(candidate=ONE, role=Role.SEARCH, retry_of=3), {}),
+        (Run(candidate=ONE, role=Role.SEARCH), {"compile": "torch"}),
+        (Run(candidate=ONE, role=Role.SEARCH), {"ds_config": {"optimizer": {"type": "Muon"}}}),
+        (
+            Run(candidate=ONE, role=Role.SEARCH),
+            {"environment": replace(ENVIRONMENT, accelerator="cuda")},
+        ),
+    ],
+    ids=["the claim", "after a fault", "compiled", "compiled on import", "on a GPU"],
+)
+def test_torchrun_starts_what_the_claim_rests_on_and_what_is_read_at_a_start(run, changes):
+    assert spec_of(run, **changes).start == "cold"
