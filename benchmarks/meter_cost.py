@@ -1,11 +1,11 @@
 """What the memory meter of a CPU rank takes from a training step.
 
-    python benchmarks/meter_cost.py EXPORT_DIR [--steps N] [--json]
+    python benchmarks/meter_cost.py EXPORT_DIR [--steps N] [--period SECONDS] [--json]
 
 Trains an exported configuration on CPU ranks; in every second optimizer step the meter's thread
-watches, in the others it rests. The ratio is the geometric mean over pairs of neighbouring steps,
-with its 95% interval: it is 1 where measuring costs nothing. A small model at micro-batch 1 shows
-the most.
+watches as it does while steps are measured, in the others it rests. The ratio is the geometric
+mean over pairs of neighbouring steps, with its 95% interval: it is 1 where the meter changes
+nothing. A small model at micro-batch 1 shows the most.
 """
 
 import argparse
@@ -31,14 +31,15 @@ WARMUP_STEPS = 4
 class PausedMeter(CpuMeter):
     """A meter that watches only while it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, period_s: float) -> None:
         super().__init__()
+        self._rest_s = period_s
         self.resume = threading.Event()
 
     def _watch(self) -> None:
         while True:
             self.resume.wait()
-            time.sleep(self.sample_period_s)
+            time.sleep(self._rest_s)
             self._sample()
 
 
@@ -66,6 +67,12 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("export", type=Path, help="folder written by `autotune export`")
     parser.add_argument("--steps", type=int, default=160, help="optimizer steps that are timed")
+    parser.add_argument(
+        "--period",
+        type=float,
+        default=CpuMeter.settled_period_s,
+        help="seconds between two readings (default: the meter's own)",
+    )
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     return parser.parse_args()
 
@@ -74,7 +81,7 @@ def train(options: argparse.Namespace) -> None:
     script = load(options.export / "train.py")
     engine, settings = script.make_engine()
     batches = script.micro_batches(settings, engine)
-    meter = PausedMeter()
+    meter = PausedMeter(options.period)
     meter.start(None)
     times_s: dict[bool, list[float]] = {True: [], False: []}
     for step in range(WARMUP_STEPS + options.steps):

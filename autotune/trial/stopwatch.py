@@ -44,6 +44,7 @@ class Stopwatch:
         *,
         is_loss_scaled: bool,
         on_first_step: Callable[[], None],
+        on_warm: Callable[[], None] = lambda: None,
         after_step: Callable[[], None] = lambda: None,
         finale: Callable[[], bool] = no_finale,
         tokens: TokenCounter | None = None,
@@ -55,6 +56,7 @@ class Stopwatch:
             measure: How long to measure.
             is_loss_scaled: Whether training is fp16, where steps are skipped until the scale fits.
             on_first_step: Called after the first step that was applied.
+            on_warm: Called after the last step that is thrown away.
             after_step: Called after every step that is measured.
             finale: Called after the last measured step and every one after it; says whether the
                 trial is done. Those steps are not measured.
@@ -64,6 +66,7 @@ class Stopwatch:
         self._measure = measure
         self._is_loss_scaled = is_loss_scaled
         self._on_first_step = on_first_step
+        self._on_warm = on_warm
         self._after_step = after_step
         self._finale = finale
         self._measured_s = 0.0
@@ -143,6 +146,7 @@ class Stopwatch:
             if self._applied == 1:
                 self._reporter.write()  # cut off from here on, it was slow; before, it hung
             if self._applied == self._measure.warmup_steps:
+                self._on_warm()
                 self._reporter.enter(Phase.MEASURED)
             return
         if not self._has_enough:

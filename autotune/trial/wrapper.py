@@ -156,6 +156,7 @@ def _put_candidate_in(
             spec.measure,
             is_loss_scaled=spec.precision == "fp16",
             on_first_step=lambda: _read_back(made[0], spec, reporter),
+            on_warm=meter.settle,
             **_soak(made[0], spec, reporter, meter),
             tokens=TokenCounter(made[0]) if is_drawn(spec.lengths) else None,
         )

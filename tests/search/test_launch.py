@@ -1,9 +1,11 @@
 """From a run to its spec: which trials start warm."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from autotune.candidate import Candidate
 from autotune.contract import Role, TrialSpec
 from autotune.rules.base import Setup
 from autotune.search.launch import Run, make_spec
@@ -16,18 +18,17 @@ ONE = candidate(JOB, zero__stage=1, micro_batch=2)
 class Changed(ScriptedEngine):
     """Its setups differ in what the test names."""
 
-    changes: dict[str, object] = {}
+    def __init__(self, changes: dict[str, Any]) -> None:
+        super().__init__(JOB)
+        self._changes = changes
 
-    def setup(self, candidate) -> Setup:
-        return replace(super().setup(candidate), **self.changes)
+    def setup(self, candidate: Candidate) -> Setup:
+        return replace(super().setup(candidate), **self._changes)
 
 
-def spec_of(run: Run, **changes: object) -> TrialSpec:
-    engine = Changed(JOB)
-    engine.changes = changes
-    return make_spec(
-        run, study="any", number=0, job=JOB, engine=engine, environment=ENVIRONMENT
-    )
+def spec_of(run: Run, **changes: Any) -> TrialSpec:
+    engine = Changed(changes)
+    return make_spec(run, study="any", number=0, job=JOB, engine=engine, environment=ENVIRONMENT)
 
 
 @pytest.mark.parametrize("role", [Role.BASELINE, Role.SEARCH])

@@ -23,3 +23,19 @@ def test_the_first_step_is_on_disk_before_the_second_begins(tmp_path):
     assert read_back == [True]
     report = json.loads((tmp_path / "ranks" / "00.json").read_text())
     assert report["warmup_step_times_s"] == [0.1]
+
+
+def test_it_says_when_warming_up_is_over_and_only_then(tmp_path):
+    (tmp_path / "ranks").mkdir()
+    warm_after = []
+    stopwatch = Stopwatch(
+        Reporter(tmp_path, 0, 0.0),
+        MEASURE,
+        is_loss_scaled=False,
+        on_first_step=lambda: None,
+        on_warm=lambda: warm_after.append(stopwatch._applied),
+    )
+    for _ in range(5):
+        stopwatch._count(0.1)
+
+    assert warm_after == [MEASURE.warmup_steps]
