@@ -76,6 +76,15 @@ class Role(StrEnum):
     """Trains for minutes instead of seconds, with a checkpoint on the way; no part of a search."""
 
 
+class Start(StrEnum):
+    """How the ranks of a trial start."""
+
+    COLD = "cold"
+    """Under torchrun: the reference."""
+    WARM = "warm"
+    """Forked from a process that has imported what they need, where the fleet can (CPU ranks)."""
+
+
 class Phase(StrEnum):
     """The phases of a trial, in order; each rank records how many seconds it spent in each."""
 
@@ -171,9 +180,8 @@ class TrialSpec:
     """Environment variables that the candidate sets for its ranks."""
     binds_cores: bool = False
     """Whether each GPU rank is bound to its own share of the cores; a CPU rank always is."""
-    start: str = "cold"
-    """`cold`: torchrun starts the ranks; `warm`: they are forked from a process that has imported
-    what they need, where the fleet can (CPU ranks)."""
+    start: Start = Start.COLD
+    """How the ranks are to start; a fleet that cannot do it warm does it cold."""
     checkpoint: Checkpoint | None = None
     """Of a soak; its ranks also watch their memory all the time."""
     lengths: dict[str, Any] = field(default_factory=dict)
@@ -194,6 +202,7 @@ class TrialSpec:
         try:
             fields["measure"] = Measure(**fields["measure"])
             fields["role"] = Role(fields["role"])
+            fields["start"] = Start(fields.get("start", Start.COLD))
             if fields.get("checkpoint") is not None:
                 fields["checkpoint"] = Checkpoint(**fields["checkpoint"])
         except (TypeError, ValueError) as error:
@@ -277,8 +286,8 @@ class TrialResult:
     """Wall-clock time (Unix) at which the trial was submitted."""
     wall_s: float = 0.0
     """Seconds from submission until the last process had ended."""
-    start: str = "cold"
-    """How its ranks did start, `cold` or `warm`: see `TrialSpec.start`."""
+    start: Start = Start.COLD
+    """How its ranks did start."""
     phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds per phase on rank 0; they add up to `wall_s`."""
     warmup_step_times_s: list[float] = field(default_factory=list)
@@ -326,6 +335,7 @@ class TrialResult:
         try:
             fields["outcome"] = Outcome(fields["outcome"])
             fields["role"] = Role(fields["role"])
+            fields["start"] = Start(fields.get("start", Start.COLD))
         except ValueError as error:
             raise ContractError(f"TrialResult: {error}") from error
         return cls(**fields)

@@ -93,9 +93,7 @@ def train(options: argparse.Namespace) -> None:
             times_s[watches].append(time.perf_counter() - start)
     if engine.global_rank == 0:
         report(times_s, options)
-    sys.stdout.flush()
-    # The meter's thread never ends.
-    os._exit(0)
+    script.leave()
 
 
 def report(times_s: dict[bool, list[float]], options: argparse.Namespace) -> None:

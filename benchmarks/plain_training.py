@@ -83,9 +83,7 @@ def train(options: argparse.Namespace) -> None:
             sys.exit("the optimizer applies no steps: the loss scale does not settle")
     if engine.global_rank == 0:
         report(times_s[WARMUP_STEPS:], settings, options)
-    sys.stdout.flush()
-    # The interpreter's end aborts a rank now and then: gloo's threads outlive their group.
-    os._exit(0)
+    script.leave()
 
 
 def load(path: Path) -> ModuleType:

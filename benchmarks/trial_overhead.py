@@ -21,7 +21,7 @@ from plain_agreement import JOB, compared
 
 from autotune.app.session import Session, open_session
 from autotune.candidate import Candidate
-from autotune.contract import Phase, Role, TrialResult
+from autotune.contract import Phase, Role, Start, TrialResult
 from autotune.extensions import build
 from autotune.fleet.local import LocalFleet
 from autotune.knobs import Context, canonical
@@ -29,7 +29,7 @@ from autotune.search.launch import Run, make_spec
 
 KNOBS = {"zero.stage": 1, "micro_batch": 8}
 STEPS = (Phase.WARM_UP, Phase.MEASURED)
-STARTS = ("cold", "warm")
+STARTS = tuple(Start)
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def main() -> int:
         build(session.environment.accelerator, print)
         fleet = LocalFleet(session.environment, world=session.job.world)
         try:
-            first = run(session, fleet, "warm")
+            first = run(session, fleet, Start.WARM)
             starts = [run(session, fleet, s) for _ in range(options.rounds) for s in STARTS]
         finally:
             fleet.close()
@@ -52,7 +52,7 @@ def main() -> int:
     return 0
 
 
-def run(session: Session, fleet: LocalFleet, start: str) -> TrialResult:
+def run(session: Session, fleet: LocalFleet, start: Start) -> TrialResult:
     """One trial of the candidate."""
     context = Context.of(session.job, session.environment)
     candidate = Candidate.of(
@@ -95,21 +95,21 @@ def report(first: TrialResult, results: list[TrialResult]) -> dict[str, Any]:
     }
     logs = [
         math.log((warm.samples_per_s or 0.0) / (cold.samples_per_s or 1.0))
-        for cold, warm in zip(by_start["cold"], by_start["warm"], strict=True)
+        for cold, warm in zip(by_start[Start.COLD], by_start[Start.WARM], strict=True)
     ]
     agreement = compared(logs)
     print(f"{'phase':16}{'cold':>8}{'warm':>8}  seconds, medians of {len(logs)}")
-    for phase in phases["cold"]:
-        print(f"{phase:16}{phases['cold'][phase]:8.2f}{phases['warm'][phase]:8.2f}")
-    print(f"{'all':16}{medians['cold']:8.2f}{medians['warm']:8.2f}")
+    for phase in phases[Start.COLD]:
+        print(f"{phase:16}{phases[Start.COLD][phase]:8.2f}{phases[Start.WARM][phase]:8.2f}")
+    print(f"{'all':16}{medians[Start.COLD]:8.2f}{medians[Start.WARM]:8.2f}")
     print(f"the first warm start, which starts the template: {overhead_s(first):.2f} s")
     print(
         f"samples/s, warm over cold: {agreement['ratio']:.3f} "
         f"({agreement['low']:.3f} to {agreement['high']:.3g})"
     )
     return {
-        "warm_s": medians["warm"],
-        "cold_s": medians["cold"],
+        "warm_s": medians[Start.WARM],
+        "cold_s": medians[Start.COLD],
         "first_warm_s": overhead_s(first),
         "phases": phases,
         "warm_over_cold": agreement,

@@ -83,6 +83,11 @@ class _LeaksAndForgets(_Tiny):
         return loss * (1 + 0.001 * self.n_forwards)
 
 
+def tells_environment():
+    """Answers by its error what a rank finds in its environment."""
+    raise ValueError(f"MALLOC_TRIM_THRESHOLD_ is {os.environ.get('MALLOC_TRIM_THRESHOLD_')}")
+
+
 leaks_and_forgets = _LeaksAndForgets
 tiny, hangs, is_killed, turns_nan, raises, hoards, hoards_on_device = (
     _Tiny,

@@ -7,6 +7,7 @@ configuration are what a trial pays for, and what these checks do without.
 import gc
 import json
 import logging
+import os
 import sys
 import time
 import traceback
@@ -18,6 +19,7 @@ import torch
 from deepspeed.utils import groups, logger
 
 from autotune.contract import TrialSpec
+from autotune.fleet.shared_memory import remove_segments
 from autotune.trial.cpu_info import reuse_cpu_info
 from autotune.trial.imports import preload
 from autotune.trial.prebuilt import load_as_built
@@ -68,7 +70,9 @@ def main() -> None:
             results.append({"error": traceback.format_exc()})
         gc.collect()
         results[-1]["s"] = time.perf_counter() - start
+    torch.distributed.barrier()
     if torch.distributed.get_rank() == 0:
+        remove_segments(int(os.environ["MASTER_PORT"]), os.environ["MASTER_ADDR"])
         Path(sys.argv[2]).write_text(json.dumps(results))
 
 

@@ -16,6 +16,7 @@ from autotune.contract import (
     Outcome,
     Phase,
     RankReport,
+    Start,
     TrialResult,
     TrialSpec,
     read_json,
@@ -61,10 +62,9 @@ class Ending:
     started_at_s: float
     wall_s: float
     exit_codes: Mapping[int, int]
-    """Exit codes of failed ranks, where torchrun could tell; negative: killed by that signal."""
+    """Exit codes of failed ranks, where their launcher knew; negative: killed by that signal."""
     launcher_code: int | None
-    start: str = "cold"
-    """As in `TrialSpec.start`, but how they did start."""
+    start: Start = Start.COLD
     was_cancelled: bool = False
     timed_out_after_s: float | None = None
     oom_killed: bool = False
@@ -188,7 +188,7 @@ def _rank_of_cause(outcome: Outcome | None) -> int:
 def _killed_silently(
     reports: list[RankReport], ending: Ending, world: int
 ) -> tuple[Outcome, str, str] | None:
-    """A rank that a signal ended before it could say anything (SIGTERM is torchrun's own)."""
+    """A rank that a signal ended before it could say anything (SIGTERM is the launcher's own)."""
     phases = {r.rank: r.phase for r in reports}
     for rank, code in sorted(ending.exit_codes.items()):
         if code < 0 and code != -15 and rank < world:

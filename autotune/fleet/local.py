@@ -3,8 +3,10 @@
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -16,6 +18,7 @@ from autotune.contract import (
     TRIAL_ENV,
     ContractError,
     Phase,
+    Start,
     TrialResult,
     TrialSpec,
     read_json,
@@ -151,6 +154,10 @@ class LocalTrial:
                 return None
             self._timed_out_after_s = elapsed_s
             self._end_hung()
+        elif self._was_never_started():
+            # Its template is gone, and says why in the trial's log.
+            self._process = self._start_cold()
+            return None
         self._result = self._collect()
         return self._result
 
@@ -172,7 +179,7 @@ class LocalTrial:
         # One that has ended by itself keeps its result, polled or not.
         if self._result is None and self._process.poll() is None:
             self._cancelled = True
-            self._kill()
+            self._kill(hangs=False)
             self._process.wait()
 
     def _elapsed_s(self) -> float:
@@ -181,11 +188,8 @@ class LocalTrial:
 
     def _start(self, templates: Templates) -> subprocess.Popen[bytes] | WarmProcess:
         (self.folder / RANKS_DIR).mkdir(exist_ok=True)
-        with (
-            (self.folder / STDOUT_FILE).open("wb") as stdout,
-            (self.folder / STDERR_FILE).open("wb") as stderr,
-        ):
-            if self.spec.start == "warm":
+        if self.spec.start is Start.WARM and self.spec.accelerator == "cpu":
+            with self._logs("wb") as (stdout, stderr):
                 warm = templates.launch(
                     self.spec,
                     self.folder,
@@ -194,15 +198,19 @@ class LocalTrial:
                     stdout=stdout,
                     stderr=stderr,
                 )
-                if warm is not None:
-                    return warm
-            command = ranks_command(
-                self.folder,
-                world=self.spec.world,
-                port=self._port.port,
-                module="autotune.trial.wrapper",
-                arguments=[str(self.folder)],
-            )
+            if warm is not None:
+                return warm
+        return self._start_cold()
+
+    def _start_cold(self) -> subprocess.Popen[bytes]:
+        command = ranks_command(
+            self.folder,
+            world=self.spec.world,
+            port=self._port.port,
+            module="autotune.trial.wrapper",
+            arguments=[str(self.folder)],
+        )
+        with self._logs("ab") as (stdout, stderr):
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -212,9 +220,22 @@ class LocalTrial:
                 start_new_session=True,
             )
 
-    def _kill(self) -> None:
+    @contextmanager
+    def _logs(self, mode: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+        with (
+            (self.folder / STDOUT_FILE).open(mode) as stdout,
+            (self.folder / STDERR_FILE).open(mode) as stderr,
+        ):
+            yield stdout, stderr
+
+    def _was_never_started(self) -> bool:
+        if self._cancelled or not isinstance(self._process, WarmProcess):
+            return False
+        return not self._process.was_started
+
+    def _kill(self, *, hangs: bool) -> None:
         if isinstance(self._process, WarmProcess):
-            self._process.end_unless_started()
+            self._process.give_up(hangs=hangs)
         kill_all(self.folder)
 
     def _make_environment(self, capacity_bytes: int | None) -> dict[str, str]:
@@ -251,7 +272,7 @@ class LocalTrial:
         reports = read_reports(self.folder, self.spec.world)
         ask_for_stacks([r.pid for r in reports if psutil.pid_exists(r.pid)])
         time.sleep(_STACKS_WAIT_S)
-        self._kill()
+        self._kill(hangs=True)
 
     def _collect(self) -> TrialResult:
         undrained_bytes, driver_error = 0, ""
@@ -269,7 +290,7 @@ class LocalTrial:
             wall_s=self._elapsed_s(),
             exit_codes=_exit_codes(self.folder),
             launcher_code=launcher_code,
-            start="warm" if isinstance(self._process, WarmProcess) else "cold",
+            start=Start.WARM if isinstance(self._process, WarmProcess) else Start.COLD,
             was_cancelled=self._cancelled,
             timed_out_after_s=self._timed_out_after_s,
             oom_killed=oom_kills() > self._oom_kills_before,

@@ -13,9 +13,14 @@ from pathlib import Path
 _FOLDER = Path("/dev/shm")
 
 
-def remove_segments(port: int) -> None:
-    """Remove those of this user's ended trials on a port; the caller holds its lease."""
-    for path in _FOLDER.glob(f"{_prefix()}{port}_*"):
+def remove_segments(port: int, address: str = "127.0.0.1") -> None:
+    """Remove those of this user's ended ranks that met at an address; nobody else may meet there.
+
+    Args:
+        port: A trial's: the caller holds its lease.
+        address: As the ranks were told it.
+    """
+    for path in _FOLDER.glob(f"{_prefix(address)}{port}_*"):
         with contextlib.suppress(OSError):
             path.unlink()
 
@@ -31,5 +36,5 @@ def ports_of_segments(is_ours: Callable[[int], bool]) -> set[int]:
     return ports
 
 
-def _prefix() -> str:
-    return f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_"
+def _prefix(address: str = "127.0.0.1") -> str:
+    return f"deepspeed_allreduce_buffer_{os.getuid()}_{address}_"

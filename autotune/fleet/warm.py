@@ -1,6 +1,6 @@
 """Warm starts: templates that have imported what ranks import, and the trials forked from them.
 
-`autotune.trial.template` is the other end.
+`autotune.trial.warm` is the other end.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from autotune.contract import TRIAL_ENV, TrialSpec
-from autotune.trial.template import READY, STARTED
+from autotune.trial.warm import READY, STARTED
 from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
 MAX_TEMPLATES = 3
@@ -24,7 +24,11 @@ MAX_TEMPLATES = 3
 
 _OF_ONE_TRIAL = (TRIAL_ENV, CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV)
 """Variables that a rank reads itself, after the fork; any other makes another template."""
+_READ_WITH_THE_CORES = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
+"""Libraries read them once, when they are loaded, together with the cores that they may use: a
+cold rank has its own by then."""
 _PATH_MAX_BYTES = 4096
+_LAST_WORDS_S = 1.0
 
 
 class Templates:
@@ -32,6 +36,8 @@ class Templates:
 
     def __init__(self) -> None:
         self._templates: dict[frozenset[tuple[str, str]], _Template] = {}
+        self._hanging: list[_Template] = []
+        """No more trials for them, but some still run from them."""
         self._refused = False
 
     def launch(
@@ -47,7 +53,7 @@ class Templates:
         """Fork a trial's launcher and ranks.
 
         Args:
-            spec: The trial.
+            spec: The trial, of CPU ranks.
             folder: Its folder, absolute.
             port: Leased, for the ranks' rendezvous.
             environment: Of the ranks; what torchrun would add is added.
@@ -60,6 +66,8 @@ class Templates:
         Raises:
             OSError: No process can be started.
         """
+        if _READ_WITH_THE_CORES & environment.keys():
+            return None
         own = {name: environment[name] for name in _OF_ONE_TRIAL if name != TRIAL_ENV}
         request = {"folder": str(folder), "port": port, "world": spec.world, "environment": own}
         shared = {name: v for name, v in environment.items() if name not in _OF_ONE_TRIAL}
@@ -68,9 +76,10 @@ class Templates:
 
     def close(self) -> None:
         """End the templates, and with them what runs from them."""
-        for template in self._templates.values():
+        for template in (*self._templates.values(), *self._hanging):
             template.end()
         self._templates.clear()
+        self._hanging.clear()
 
     def _template(
         self,
@@ -79,10 +88,14 @@ class Templates:
         stdout: IO[bytes],
         stderr: IO[bytes],
     ) -> "_Template | None":
-        for dead in [k for k, template in self._templates.items() if not template.is_alive()]:
-            # One that ends before it is ready would do so again. The trial that waited for it has
-            # its last words, and is tried again.
-            self._refused |= not self._templates.pop(dead).was_ready()
+        for dead in [k for k, template in self._templates.items() if not template.is_of_use()]:
+            useless = self._templates.pop(dead)
+            # One that ends before it is ready, or hangs, would do so again.
+            self._refused |= not useless.was_ready()
+            if useless.is_idle():
+                useless.end()
+            else:
+                self._hanging.append(useless)
         if self._refused:
             return None
         template = self._templates.pop(key, None)
@@ -107,6 +120,12 @@ class WarmProcess:
         self._said = b""
         self._code: int | None = None
 
+    @property
+    def was_started(self) -> bool:
+        """Whether the template has come to this trial; from then on `kill_all` finds it."""
+        self.poll()
+        return bool(self._said)
+
     def poll(self) -> int | None:
         """Its exit code once it has ended; negative: it was killed before it could say one."""
         return self._read(timeout_s=0)
@@ -117,26 +136,34 @@ class WarmProcess:
             pass
         return code
 
-    def end_unless_started(self) -> None:
-        """End the template if it has not come to this trial; else `kill_all` finds the trial."""
-        if self.poll() is None and not self._said:
-            self._template.end()
+    def give_up(self, *, hangs: bool) -> None:
+        """Do without a trial that was not started: should its turn come, it ends at once.
+
+        Args:
+            hangs: Whether it had its time; then the template is not used again.
+        """
+        if not self.was_started and self._code is None:
+            self._close(-signal.SIGKILL)
+            self._template.is_hanging |= hangs
 
     def _read(self, *, timeout_s: float | None) -> int | None:
         while self._code is None and select.select([self._status], [], [], timeout_s)[0]:
             heard = os.read(self._status, 64)
             self._said += heard
             if not heard:
-                os.close(self._status)
-                if not self._said:
-                    self._template.end()  # it is about to, and counts as dead from now on
                 code = self._said.removeprefix(STARTED)
-                self._code = int(code) if code else -signal.SIGKILL
+                self._close(int(code) if code else -signal.SIGKILL)
+                if not self._said:
+                    self._template.hear_last_words()
         return self._code
+
+    def _close(self, code: int) -> None:
+        os.close(self._status)
+        self._code = code
 
 
 class _Template:
-    """One process of `autotune.trial.template`."""
+    """One process of `autotune.trial.warm`."""
 
     def __init__(
         self,
@@ -145,11 +172,12 @@ class _Template:
         stdout: IO[bytes],
         stderr: IO[bytes],
     ) -> None:
+        self.is_hanging = False
         self._trials: list[WarmProcess] = []
         self._was_ready = False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [
-            *(sys.executable, "-m", "autotune.trial.template"),
+            *(sys.executable, "-m", "autotune.trial.warm"),
             *(str(theirs.fileno()), spec.accelerator, json.dumps(_imported_for(spec.model))),
         ]
         with theirs:
@@ -165,20 +193,23 @@ class _Template:
             )
 
     def launch(self, request: dict[str, Any], stdout: IO[bytes], stderr: IO[bytes]) -> WarmProcess:
-        """Ask for a trial; one that this process does not live to fork counts as killed."""
+        """Ask for a trial; what this process does not live to fork was never started."""
         ours, theirs = os.pipe()
         try:
             files = [stdout.fileno(), stderr.fileno(), theirs]
             with contextlib.suppress(ConnectionError):
                 socket.send_fds(self._channel, [json.dumps(request).encode()], files)
+        except BaseException:
+            os.close(ours)
+            raise
         finally:
             os.close(theirs)
         self._trials = [trial for trial in self._trials if trial.poll() is None]
         self._trials.append(WarmProcess(self, ours))
         return self._trials[-1]
 
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
+    def is_of_use(self) -> bool:
+        return self._process.poll() is None and not self.is_hanging
 
     def is_idle(self) -> bool:
         return all(trial.poll() is not None for trial in self._trials)
@@ -197,10 +228,14 @@ class _Template:
             self._was_ready = heard == READY
         return self._was_ready
 
+    def hear_last_words(self) -> None:
+        """Give it the moment that it takes to be gone, if that is why a trial was not started."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_WORDS_S)
+
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
-        self.was_ready()
         self._channel.close()
 
 

@@ -17,7 +17,8 @@ from autotune.search.stop import n_done
 from autotune.tried import is_tried, warning
 
 ASSUMED_TRIAL_S = 15.0
-"""A trial of a small model while nothing is known: 8 to 12 s until its first step."""
+"""A trial of a small model while nothing is known: 5 to 12 s until its first step if it starts
+cold."""
 ASSUMED_BASELINE_TRIALS = 2
 """The largest micro-batch of the lowest stage mostly runs; each bisection is one trial more, and a
 tight memory limit may take ten, stage by stage."""

@@ -26,8 +26,6 @@ Every further finalist adds as many again."""
 MIN_ROUNDS = 2
 """Below two runs of each there is no between-run variance to speak of."""
 MAX_FINALISTS = 5
-COLD_START_S = 8.0
-"""What torchrun and the imports add to a warm start, about (`benchmarks/trial_overhead.py`)."""
 
 _CONFIDENCE = 0.975
 """Upper quantile of a two-sided 95% interval."""
@@ -152,8 +150,8 @@ def run_s(history: History) -> float:
     explored = history.explored
     if explored.typical_s is None:
         return 0.0
-    start_s = COLD_START_S if explored.is_warm else 0.0
-    return explored.typical_s + start_s + CONFIRM_MEASURE.budget_s - MEASURE.budget_s
+    longer_s = CONFIRM_MEASURE.budget_s - MEASURE.budget_s
+    return explored.typical_s + explored.slower_start_s + longer_s
 
 
 def next_run(

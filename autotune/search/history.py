@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autotune.candidate import Candidate
-from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.contract import Outcome, Phase, Role, TrialResult, TrialSpec
 from autotune.record import Trial
 
 MAX_RETRIES = 2
@@ -107,10 +107,14 @@ class History:
         return statistics.median(r.wall_s for r in measured or ended) if ended else None
 
     @property
-    def is_warm(self) -> bool:
-        """Whether most ended trials started warm."""
-        starts = [result.start for result in results(self.trials)]
-        return 2 * starts.count("warm") > len(starts)
+    def slower_start_s(self) -> float:
+        """Seconds until its imports were done that the slowest trial took more than the median.
+
+        Of warm trials that is the first: its template imports what a cold one does.
+        """
+        phases = (Phase.SPAWN, Phase.IMPORT)
+        starts = [sum(r.phases_s.get(p, 0.0) for p in phases) for r in results(self.trials)]
+        return max(starts) - statistics.median(starts) if starts else 0.0
 
 
 def results(trials: Iterable[Trial]) -> list[TrialResult]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from autotune.candidate import Candidate
 from autotune.catalogue.process import binds_cores, environment_of
-from autotune.contract import Measure, Role, TrialSpec
+from autotune.contract import Measure, Role, Start, TrialSpec
 from autotune.engines.base import Engine
 from autotune.hardware import Environment
 from autotune.job import Job
@@ -83,7 +83,7 @@ def make_spec(
         confirm_round=run.confirm_round,
         retry_of=run.retry_of,
         lengths=job.lengths.as_spec(),
-        start="warm" if _starts_warm(run, setup) else "cold",
+        start=Start.WARM if _starts_warm(run, setup) else Start.COLD,
     )
 
 

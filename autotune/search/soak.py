@@ -12,7 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.contract import Checkpoint, Measure, RankReport, Role, TrialResult, TrialSpec
+from autotune.contract import (
+    Checkpoint,
+    Measure,
+    RankReport,
+    Role,
+    Start,
+    TrialResult,
+    TrialSpec,
+)
 from autotune.errors import StudyError
 from autotune.fleet.base import Fleet
 from autotune.fleet.collect import read_reports
@@ -254,7 +262,7 @@ def _half_of(spec: TrialSpec, record: Study, minutes: float, checkpoint: Checkpo
         # Once more for the checkpoint, which may be hundreds of gigabytes.
         timeout_s=budget_s + 2 * spec.timeout_s,
         checkpoint=checkpoint,
-        start="cold",
+        start=Start.COLD,
     )
 
 

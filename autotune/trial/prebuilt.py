@@ -35,7 +35,7 @@ def load_as_built() -> None:
     from torch.utils import cpp_extension
 
     compile_and_load = cpp_extension.load
-    if hasattr(compile_and_load, "__wrapped__"):
+    if getattr(compile_and_load, "loads_as_built", False):
         return
 
     @functools.wraps(compile_and_load)
@@ -44,6 +44,7 @@ def load_as_built() -> None:
             return _import_library(name, folder / name / f"{name}.so")
         return compile_and_load(name, *args, **kwargs)
 
+    load.loads_as_built = True  # type: ignore[attr-defined]
     cpp_extension.load = load
 
 

@@ -1,4 +1,4 @@
-"""One rank of a trial: `python -m autotune.trial.wrapper FOLDER`, started by torchrun.
+"""One rank of a trial: `python -m autotune.trial.wrapper FOLDER` under torchrun, or forked warm.
 
 Puts the candidate into `deepspeed.initialize`, times real optimizer steps of the training script,
 reads the live engine back, and writes what it saw to `ranks/NN.json`. Anything that goes
@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from autotune.contract import (
     DS_CONFIG_FILE,
@@ -34,7 +34,7 @@ CAPACITY_ENV = "AUTOTUNE_CAPACITY_BYTES"
 """Memory limit where the spec names none: a CPU rank's share of the host."""
 
 
-def main(folder: Path) -> None:
+def main(folder: Path) -> NoReturn:
     """Run this rank to its end and leave without waiting for destructors.
 
     Args:

@@ -5,11 +5,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from autotune.contract import Start
 from autotune.fleet.local import LocalFleet
 from autotune.record import Study
 from tests.trials import CPU, ds_config, files, spec
 
 if __name__ == "__main__":
-    study, trial = Study(Path(sys.argv[1]), "test"), spec(factory="hangs", start=sys.argv[2])
+    study, trial = (
+        Study(Path(sys.argv[1]), "test"),
+        spec(factory="hangs", start=Start(sys.argv[2])),
+    )
     folder = study.write_spec(trial, files(ds_config()))
     LocalFleet(CPU, world=2).submit(trial, folder).wait()

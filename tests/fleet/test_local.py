@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.contract import Outcome, Phase, TrialResult
+from autotune.contract import Outcome, Phase, Start, TrialResult
 from autotune.errors import FleetError
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import processes_of
@@ -69,20 +69,20 @@ def test_a_good_trial_measures_and_reads_back(fleet, study, monkeypatch):
 @pytest.mark.parametrize(
     ("factory", "start", "outcome", "evidence"),
     [
-        ("hangs", "cold", Outcome.TIMEOUT, "not done after"),
-        ("hangs", "warm", Outcome.TIMEOUT, "not done after"),
-        ("is_killed", "cold", Outcome.CRASH, "SIGKILL"),
-        ("is_killed", "warm", Outcome.CRASH, "SIGKILL"),
-        ("turns_nan", "warm", Outcome.NONFINITE, "in optimizer step 4"),
-        ("raises", "warm", Outcome.INVALID, "this model cannot be trained so"),
-        ("hoards", "cold", Outcome.OOM, "can't allocate memory"),
-        ("hoards", "warm", Outcome.OOM, "can't allocate memory"),
-        ("does_not_exist", "warm", Outcome.INVALID, "does_not_exist"),
+        ("is_killed", Start.COLD, Outcome.CRASH, "SIGKILL"),
+        ("is_killed", Start.WARM, Outcome.CRASH, "SIGKILL"),
+        ("hangs", Start.COLD, Outcome.TIMEOUT, "not done after"),
+        ("hangs", Start.WARM, Outcome.TIMEOUT, "not done after"),
+        ("turns_nan", Start.WARM, Outcome.NONFINITE, "in optimizer step 4"),
+        ("raises", Start.WARM, Outcome.INVALID, "this model cannot be trained so"),
+        ("hoards", Start.COLD, Outcome.OOM, "can't allocate memory"),
+        ("hoards", Start.WARM, Outcome.OOM, "can't allocate memory"),
+        ("does_not_exist", Start.WARM, Outcome.INVALID, "does_not_exist"),
     ],
 )
 def test_an_ending_is_told_by_its_cause(fleet, study, factory, start, outcome, evidence):
     limits = {
-        "hangs": {"timeout_s": 20.0 if start == "cold" else 8.0},
+        "hangs": {"timeout_s": 20.0 if start is Start.COLD else 8.0},
         "hoards": {"memory_limit_bytes": 200 * 2**20},
     }
     result = run(fleet, study, spec(factory=factory, start=start, **limits.get(factory, {})))
@@ -117,7 +117,7 @@ def test_a_cancelled_trial_ends_at_once_and_frees_its_gang(fleet, study):
     fleet.submit(spec(2), study.write_spec(spec(2), files(ds_config()))).cancel()
 
 
-@pytest.mark.parametrize("start", ["cold", "warm"])
+@pytest.mark.parametrize("start", list(Start))
 def test_nothing_outlives_a_killed_coordinator(study, start):
     script = Path(__file__).with_name("lone_coordinator.py")
     coordinator = subprocess.Popen([sys.executable, str(script), str(study.root), start])

@@ -8,7 +8,8 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from autotune.contract import Outcome
+from autotune.contract import STDERR_FILE, Outcome, Start
+from autotune.fleet import warm
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import processes_of
 from autotune.record import Study
@@ -39,14 +40,14 @@ def fleet():
 def templates() -> list[psutil.Process]:
     """The templates of this process; the trials forked from them are their children."""
     children = psutil.Process().children()
-    return [c for c in children if "autotune.trial.template" in c.cmdline()]
+    return [c for c in children if "autotune.trial.warm" in c.cmdline()]
 
 
 def submit(fleet, study, trial_spec):
     return fleet.submit(trial_spec, study.write_spec(trial_spec, files(ds_config())))
 
 
-def run(fleet, study, number, start="warm", **changes):
+def run(fleet, study, number, start=Start.WARM, **changes):
     return submit(fleet, study, spec(number, start=start, measure=EIGHT, **changes)).wait()
 
 
@@ -61,7 +62,7 @@ def test_what_goes_wrong_in_a_trial_does_not_reach_the_next(fleet, study):
 
     assert [r.outcome for r in broken] == [Outcome.OOM, Outcome.CRASH, Outcome.TIMEOUT]
     assert {before.outcome, after.outcome} == {Outcome.OK}
-    assert {r.start for r in (before, *broken, after)} == {"warm"}
+    assert {r.start for r in (before, *broken, after)} == {Start.WARM}
     assert (before.loss_first, before.loss_last) == (after.loss_first, after.loss_last)
     assert after.peak_memory_bytes == pytest.approx(before.peak_memory_bytes, rel=0.02)
     assert len(templates()) == 1
@@ -69,29 +70,32 @@ def test_what_goes_wrong_in_a_trial_does_not_reach_the_next(fleet, study):
 
 
 def test_warm_and_cold_trials_train_alike(fleet, study):
-    warm = run(fleet, study, 0)
-    cold = run(fleet, study, 1, start="cold")
+    forked = run(fleet, study, 0)
+    cold = run(fleet, study, 1, start=Start.COLD)
 
-    assert (warm.start, cold.start) == ("warm", "cold")
-    assert (warm.loss_first, warm.loss_last) == (cold.loss_first, cold.loss_last)
-    assert warm.read_back == cold.read_back
-    assert warm.environment == cold.environment
-    assert warm.peak_memory_bytes == pytest.approx(cold.peak_memory_bytes, rel=0.02)
+    assert (forked.start, cold.start) == (Start.WARM, Start.COLD)
+    assert (forked.loss_first, forked.loss_last) == (cold.loss_first, cold.loss_last)
+    assert forked.read_back == cold.read_back
+    assert forked.peak_memory_bytes == pytest.approx(cold.peak_memory_bytes, rel=0.02)
 
 
-def test_an_environment_has_a_template_of_its_own(fleet, study):
-    plain = run(fleet, study, 0)
+def test_an_environment_has_a_template_of_its_own_and_an_idle_one_gives_way(
+    fleet, study, monkeypatch
+):
+    monkeypatch.setattr(warm, "MAX_TEMPLATES", 1)
+    plain = run(fleet, study, 0, factory="tells_environment")
+    (first,) = templates()
     kept = {"MALLOC_TRIM_THRESHOLD_": "-1"}
-    changed = run(fleet, study, 1, environment=kept)
+    changed = run(fleet, study, 1, factory="tells_environment", environment=kept)
+    (second,) = templates()
 
-    assert {plain.outcome, changed.outcome} == {Outcome.OK}
-    assert "MALLOC_TRIM_THRESHOLD_" not in plain.environment
-    assert changed.environment.items() >= kept.items()
-    assert len(templates()) == 2
+    assert "MALLOC_TRIM_THRESHOLD_ is None" in plain.evidence
+    assert "MALLOC_TRIM_THRESHOLD_ is -1" in changed.evidence
+    assert first != second
 
 
 def test_a_killed_template_takes_its_trial_along_and_another_takes_its_place(fleet, study):
-    handle = submit(fleet, study, spec(0, factory="hangs", start="warm"))
+    handle = submit(fleet, study, spec(0, factory="hangs", start=Start.WARM))
     _wait_until(lambda: len(processes_of(study.folder)) >= 3, "launcher and two ranks are up")
     (template,) = templates()
     os.kill(template.pid, signal.SIGKILL)
@@ -100,26 +104,54 @@ def test_a_killed_template_takes_its_trial_along_and_another_takes_its_place(fle
 
     assert lost.outcome.is_platform_fault, lost.evidence
     again = run(fleet, study, 1)
-    assert (again.outcome, again.start) == (Outcome.OK, "warm")
+    assert (again.outcome, again.start) == (Outcome.OK, Start.WARM)
 
 
-def test_a_template_that_cannot_import_is_said_and_not_tried_again(fleet, study, tmp_path):
-    (tmp_path / "deepspeed.py").write_text("raise ImportError('half installed')")
-    failed = run(fleet, study, 0, environment={"PYTHONPATH": str(tmp_path)})
-    assert failed.outcome is Outcome.LAUNCH
-    assert "half installed" in failed.evidence
+def test_where_a_template_cannot_start_trials_start_cold_and_their_log_says_why(
+    fleet, study, tmp_path
+):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, threading, time\n"
+        "if 'autotune.trial.warm' in ' '.join(sys.orig_argv):\n"
+        "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    first = run(fleet, study, 0, environment={"PYTHONPATH": path})
+    assert (first.outcome, first.start) == (Outcome.OK, Start.COLD)
+    log = (study.trial_folder(0) / STDERR_FILE).read_text()
+    assert "importing left 2 threads, and only one may fork" in log
 
     after = run(fleet, study, 1)
-    assert (after.outcome, after.start) == (Outcome.OK, "cold")
-
-
-def test_a_trial_is_cancelled_before_its_template_is_ready(fleet, study):
-    handle = submit(fleet, study, spec(0, start="warm"))
-    handle.cancel()
-
-    assert handle.wait().outcome is Outcome.CANCELLED
-    assert processes_of(study.folder) == []
+    assert (after.outcome, after.start) == (Outcome.OK, Start.COLD), "it is not tried again"
     assert templates() == []
+
+
+def test_what_binds_threads_when_it_is_loaded_starts_cold(fleet, study):
+    bound = run(fleet, study, 0, environment={"OMP_PROC_BIND": "true"})
+    assert (bound.outcome, bound.start) == (Outcome.OK, Start.COLD)
+
+
+def test_one_trial_is_cancelled_or_late_and_its_neighbour_goes_on(study):
+    fleet = LocalFleet(CPU, world=1)
+    try:
+        alone = {"world": 1, "dp": 1, "global_batch": 2, "start": Start.WARM}
+        cancelled = submit(fleet, study, spec(0, **alone))
+        neighbour = submit(fleet, study, spec(1, **alone))
+        cancelled.cancel()  # while their template imports
+        assert cancelled.wait().outcome is Outcome.CANCELLED
+        result = neighbour.wait()
+        assert (result.outcome, result.start) == (Outcome.OK, Start.WARM), result.evidence
+
+        (template,) = templates()
+        template.suspend()
+        late = submit(fleet, study, spec(2, timeout_s=1.0, **alone)).wait()
+        template.resume()
+        assert (late.outcome, late.evidence) == (Outcome.LAUNCH, "no rank had started after 1 s")
+        after = submit(fleet, study, spec(3, **alone)).wait()
+        assert (after.outcome, after.start) == (Outcome.OK, Start.WARM), after.evidence
+        assert template not in templates(), "one that hung is not used again"
+    finally:
+        fleet.close()
 
 
 def _wait_until(condition, what, timeout_s=60.0):

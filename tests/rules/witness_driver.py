@@ -12,6 +12,7 @@ import gc
 import inspect
 import json
 import logging
+import os
 import sys
 import time
 import traceback
@@ -36,6 +37,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from autotune.fleet.shared_memory import remove_segments
 from autotune.trial.adapters import add_adapters
 from autotune.trial.loss import chunk_loss
 from autotune.trial.prebuilt import load_as_built
@@ -86,6 +88,8 @@ def main(runs_file: str, results_file: str) -> None:
             reports = [json.loads(store.get(key)) for key in keys]
             with Path(results_file).open("a") as file:
                 file.write(json.dumps({"id": run["id"], "ranks": reports}) + "\n")
+    if rank == 0:  # all have met by now
+        remove_segments(int(os.environ["MASTER_PORT"]), os.environ["MASTER_ADDR"])
 
 
 @contextlib.contextmanager

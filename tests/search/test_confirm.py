@@ -342,10 +342,19 @@ def test_the_view_counts_the_runs_that_are_missing(study: Study):
     assert left == sorted(left, reverse=True)
 
 
-def test_after_warm_trials_a_run_of_the_comparison_is_expected_to_start_cold():
-    def history(start: str) -> History:
-        spec = spec_of(0, members_of(1)[0])
-        return History([trial(spec, replace(ok(spec, 100.0), wall_s=5.0, start=start))])
+def test_a_run_of_the_comparison_is_expected_to_start_as_slowly_as_any_did():
+    def history(*import_s: float) -> History:
+        return History(
+            trial(
+                spec_of(number, member),
+                replace(
+                    ok(spec_of(number, member), 100.0),
+                    wall_s=5.0,
+                    phases_s={"spawn": 1.0, "import": seconds},
+                ),
+            )
+            for number, (member, seconds) in enumerate(zip(members_of(3), import_s, strict=True))
+        )
 
-    longer_s = confirm.run_s(history("warm")) - confirm.run_s(history("cold"))
-    assert longer_s == confirm.COLD_START_S
+    warm, cold = history(3.0, 0.0, 0.0), history(3.0, 3.0, 3.0)
+    assert confirm.run_s(warm) - confirm.run_s(cold) == 3.0

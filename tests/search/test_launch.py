@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotune.candidate import Candidate
-from autotune.contract import Role, TrialSpec
+from autotune.contract import Role, Start, TrialSpec
 from autotune.rules.base import Setup
 from autotune.search.launch import Run, make_spec
 from tests.search.scripted import ENVIRONMENT, ScriptedEngine, candidate, make
@@ -33,7 +33,7 @@ def spec_of(run: Run, **changes: Any) -> TrialSpec:
 
 @pytest.mark.parametrize("role", [Role.BASELINE, Role.SEARCH])
 def test_trials_of_cpu_ranks_start_warm(role):
-    assert spec_of(Run(candidate=ONE, role=role)).start == "warm"
+    assert spec_of(Run(candidate=ONE, role=role)).start is Start.WARM
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_trials_of_cpu_ranks_start_warm(role):
     ids=["the claim", "after a fault", "compiled", "compiled on import", "on a GPU"],
 )
 def test_torchrun_starts_what_the_claim_rests_on_and_what_is_read_at_a_start(run, changes):
-    assert spec_of(run, **changes).start == "cold"
+    assert spec_of(run, **changes).start is Start.COLD

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.contract import RANKS_DIR, TRIAL_ENV, write_json
+from autotune.trial import wrapper
 from autotune.trial.launcher import COORDINATOR_ENV, EXIT_FILE, listen_on
 from autotune.trial.parent import end_with_parent
 
@@ -38,62 +39,74 @@ _GRACE_S = 5.0
 
 
 def main() -> None:
-    """Import everything, then fork a trial for each request until the fleet hangs up."""
+    """Import everything, then fork a trial for each request until the fleet hangs up.
+
+    Raises:
+        RuntimeError: Importing left threads behind: a fork would hang in what they hold.
+    """
     end_with_parent(int(os.environ[COORDINATOR_ENV]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
     channel = socket.socket(fileno=int(sys.argv[1]))
     _load(sys.argv[2], json.loads(sys.argv[3]))
     if (n_threads := len(os.listdir("/proc/self/task"))) != 1:
-        sys.exit(f"template: importing left {n_threads} threads, only one may fork")
+        raise RuntimeError(f"importing left {n_threads} threads, and only one may fork")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for a trial's launcher
+    # So far it spoke into the logs of the trial that it was started for.
+    _redirect(os.open(os.devnull, os.O_WRONLY), 1, 2)
     channel.send(READY)
     while True:
         message, files, *_ = socket.recv_fds(channel, MAX_REQUEST_BYTES, FILES_PASSED)
         if not message:
             return
-        template = os.getpid()
-        if os.fork() == 0:
-            _in_a_child(_launch, json.loads(message), files, channel, template)
+        _fork_launcher(json.loads(message), files, channel)
         for file in files:
             os.close(file)
 
 
+def _fork_launcher(request: dict[str, Any], files: list[int], channel: socket.socket) -> None:
+    template = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:  # that trial starts cold; the others go on
+        os.write(files[1], f"no warm start: {error}\n".encode())
+        return
+    if pid == 0:
+        channel.close()
+        _in_a_child(_launch, request, files, template)
+
+
 def _load(accelerator: str, model: dict[str, Any]) -> None:
     """Import what every trial of a model does."""
-    from autotune.trial import (  # noqa: F401  what a rank imports in its own phases
-        memory,
-        reporter,
-        stopwatch,
-        wrapper,
-    )
+    # What a rank imports in its own phases; heavy.
+    from autotune.trial import memory, reporter, stopwatch  # noqa: F401
     from autotune.trial.imports import preload
 
     wrapper.load_code(accelerator)
     preload({}, model)
 
 
-def _launch(request: dict[str, Any], files: list[int], channel: socket.socket, parent: int) -> int:
+def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
     """Fork the ranks of one trial and wait for them; does for them what torchrun would.
 
     Args:
         request: `folder`, `port`, `world` and the trial's own `environment`.
         files: See `FILES_PASSED`.
-        channel: The template's, not for this process.
         parent: The template's process id.
 
     Returns:
         Exit code: 0 if every rank ended well.
     """
     folder, stdout, stderr, status = Path(request["folder"]), *files
-    _show_trial(request["folder"])
+    _redirect(stdout, 1)
+    _redirect(stderr, 2)
     end_with_parent(parent)
+    _show_trial(request["folder"])
     os.setsid()
-    channel.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for file, number in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout, 1), (stderr, 2)):
-        os.dup2(file, number)
-        os.close(file)
-    os.write(status, STARTED)
+    try:
+        os.write(status, STARTED)
+    except BrokenPipeError:
+        return 1  # cancelled before its turn came
     code = 1
     try:
         os.environ.update(request["environment"])
@@ -137,11 +150,13 @@ def _run_ranks(folder: Path, world: int, port: int, status: int) -> dict[int, in
     return failed
 
 
-def _be_rank(folder: Path, rank: int, world: int, port: int, launcher: int) -> int:
-    """Run one rank as torchrun would have started it; does not return."""
-    from autotune.trial import wrapper
-
+def _be_rank(folder: Path, rank: int, world: int, port: int, launcher: int) -> NoReturn:
+    """Run one rank as torchrun would have started it, in a session of its own."""
     end_with_parent(launcher)
+    os.setsid()
+    sys.argv = [wrapper.__file__, str(folder)]
+    if "numpy" in sys.modules:  # torch's is seeded by the workload, and Python's at a fork
+        sys.modules["numpy"].random.seed()
     os.environ.update(
         {
             **{name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")},
@@ -158,24 +173,22 @@ def _be_rank(folder: Path, rank: int, world: int, port: int, launcher: int) -> i
         }
     )
     wrapper.main(folder)
-    return 0
 
 
 def _wait_for(ranks: dict[int, int]) -> dict[int, int]:
     """Wait for all ranks (process id -> rank); once one has failed, end the others."""
     failed: dict[int, int] = {}
-    deadline = float("inf")
+    deadline = 0.0
     while ranks:
-        for pid in list(ranks):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if not ended:
-                continue
+        # Waiting costs the ranks nothing; only once one has failed is there something to do.
+        pid, status = os.waitpid(-1, os.WNOHANG if failed else 0)
+        if pid:
             rank, code = ranks.pop(pid), os.waitstatus_to_exitcode(status)
-            if code and deadline == float("inf"):
+            if code and not failed:
                 failed[rank] = code
-        if failed and deadline == float("inf"):
-            deadline = time.monotonic() + _GRACE_S
-            _signal(ranks, signal.SIGTERM)
+                deadline = time.monotonic() + _GRACE_S
+                _signal(ranks, signal.SIGTERM)
+            continue
         if time.monotonic() > deadline:
             _signal(ranks, signal.SIGKILL)
         time.sleep(_POLL_S)
@@ -186,6 +199,13 @@ def _signal(ranks: dict[int, int], number: signal.Signals) -> None:
     for pid in ranks:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def _redirect(source: int, *targets: int) -> None:
+    """Let the target descriptors be the source, which is closed."""
+    for target in targets:
+        os.dup2(source, target)
+    os.close(source)
 
 
 def _in_a_child(run: Callable[..., int], *arguments: Any) -> NoReturn:
