@@ -41,7 +41,9 @@ AUTOTP_AT_STAGE_3_SINCE = "0.19.4"
 _AUTOTP_UNEVEN_SINCE = "0.19.7"
 PLAIN_BF16_SINCE = "0.17.6"
 _FP16_MASTERS_SINCE = "0.18.3"
-_CPU_PINS_SINCE = "0.19.6"
+CPU_PINS_SINCE = "0.19.6"
+_KEPT_IN_MEMORY = 1_000_000_000
+"""Elements, where `offload_param.max_in_cpu` is not set."""
 _FLAT_BUFFER_BROKEN_IN, _FLAT_BUFFER_MENDED_IN = "0.18.7", "0.19.0"
 
 
@@ -205,14 +207,20 @@ def _param_nvme_on_cpu(setup: Setup) -> Finding | None:
     section = as_section(setup.zero.get("offload_param"))
     if setup.environment.accelerator != "cpu" or setup.stage != 3:
         return None
-    if section.get("device") != "nvme" or is_at_least(version, _CPU_PINS_SINCE):
+    if section.get("device") != "nvme" or is_at_least(version, CPU_PINS_SINCE):
         return None
+    kept = section.get("max_in_cpu", _KEPT_IN_MEMORY)
+    n_params = setup.model.n_params if setup.model is not None else 1
+    if n_params <= kept * setup.dp:
+        return None  # no parameter leaves the memory
     return Finding(
-        message="zero_optimization.offload_param.device=nvme on CPU ranks: DeepSpeed "
-        f"{version} swaps parameters from pinned memory alone, which CPU ranks have from "
-        f"{_CPU_PINS_SINCE} on",
-        changes={"zero_optimization": {"offload_param": None}},
-        advice=f"or install deepspeed>={_CPU_PINS_SINCE}",
+        message=f"zero_optimization.offload_param.device=nvme with max_in_cpu={kept:.0f} on CPU "
+        f"ranks: DeepSpeed {version} swaps parameters from pinned memory alone, which CPU ranks "
+        f"have from {CPU_PINS_SINCE} on",
+        changes={"zero_optimization": {"offload_param": {"max_in_cpu": None}}}
+        if n_params <= _KEPT_IN_MEMORY * setup.dp
+        else {"zero_optimization": {"offload_param": None}},
+        advice=f"or install deepspeed>={CPU_PINS_SINCE}",
     )
 
 
@@ -369,8 +377,8 @@ RULES = (
             replace(
                 raised(
                     "AssertionError",
-                    swapped("offload_param"),
-                    {"zero_optimization": {"offload_param": None}},
+                    swapped("offload_param", max_in_cpu=0),
+                    {"zero_optimization": {"offload_param": {"max_in_cpu": None}}},
                     model=SWAPPED_MODEL,
                 ),
                 deepspeed="0.16.9",
