@@ -1,6 +1,6 @@
 """A warm template: a process that has imported what trials import, and forks their ranks.
 
-`python -m autotune.trial.template CHANNEL ACCELERATOR MODEL`, started by the fleet. What it costs
+`python -m autotune.trial.warm CHANNEL ACCELERATOR MODEL`, started by the fleet. What it costs
 to start a trial is nearly all imports. Here they are paid once. Each trial is still processes of
 its own, forked from this one, which runs a single thread and never computes or trains: no trial's
 state reaches the next. What is read when a process starts or imports (its environment) is the
