@@ -113,7 +113,7 @@ _COMPILE = {
     "keep_int_input_tensors": since("0.16.9", BOOL),
     "keep_all_input_tensors": since("0.16.9", BOOL),
     "free_activation_threshold": since("0.17.6", ELEMENTS),
-    "passes": since("0.17.6", optional(_PASSES)),
+    "passes": since("0.18.7", optional(_PASSES)),
     "offload_activation_pin_memory": since("0.19.0", BOOL),
     "autoep_non_moe": since("0.19.7", BOOL),
 }

@@ -41,6 +41,7 @@ AUTOTP_AT_STAGE_3_SINCE = "0.19.4"
 _AUTOTP_UNEVEN_SINCE = "0.19.7"
 PLAIN_BF16_SINCE = "0.17.6"
 _FP16_MASTERS_SINCE = "0.18.3"
+_ZENFLOW_SUPPORTED_SINCE = "0.19.4"
 CPU_PINS_SINCE = "0.19.6"
 _KEPT_IN_MEMORY = 1_000_000_000
 """Elements, where `offload_param.max_in_cpu` is not set."""
@@ -224,11 +225,37 @@ def _param_nvme_on_cpu(setup: Setup) -> Finding | None:
     )
 
 
+def _zenflow_untested(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    if not as_section(setup.zero.get("zenflow")) or setup.stage == 0:
+        return None
+    if setup.ds_config.get("zero_allow_untested_optimizer") is True:
+        return None
+    if is_at_least(version, _ZENFLOW_SUPPORTED_SINCE):
+        return None
+    return Finding(
+        message=f"zero_optimization.zenflow: DeepSpeed {version} does not count ZenFlow's own "
+        f"optimizer among those that ZeRO supports ({_ZENFLOW_SUPPORTED_SINCE} and later do)",
+        changes={"zero_allow_untested_optimizer": True},
+        advice=f"or install deepspeed>={_ZENFLOW_SUPPORTED_SINCE}",
+    )
+
+
 _BF16 = {"bf16": {"enabled": True}}
 _FP16 = {
     "fp16": {"enabled": True, "fp16_master_weights_and_grads": True},
     "optimizer": {"params": {"torch_adam": None}},
     "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
+}
+
+_ZENFLOW = {
+    "optimizer": {"params": {"torch_adam": None}},
+    "zero_optimization": {
+        "stage": 2,
+        "offload_optimizer": {"device": "cpu"},
+        "zenflow": {"topk_ratio": 0.1, "select_strategy": "step", "select_interval": 1}
+        | {"update_interval": 1, "overlap_step": False},
+    },
 }
 
 
@@ -382,6 +409,21 @@ RULES = (
                     model=SWAPPED_MODEL,
                 ),
                 deepspeed="0.16.9",
+            ),
+        ),
+    ),
+    Rule(
+        name="version.zenflow_untested",
+        check=_zenflow_untested,
+        source="runtime/zero/utils.py of 0.18.6, 0.19.0 and 0.19.4: ZERO_SUPPORTED_OPTIMIZERS",
+        witnesses=(
+            replace(
+                raised(
+                    "AssertionError: You are using an untested ZeRO Optimizer",
+                    _ZENFLOW,
+                    {"zero_allow_untested_optimizer": True},
+                ),
+                deepspeed="0.18.6",
             ),
         ),
     ),
