@@ -236,7 +236,8 @@ def _zenflow_untested(setup: Setup) -> Finding | None:
     return Finding(
         message=f"zero_optimization.zenflow: DeepSpeed {version} does not count ZenFlow's own "
         f"optimizer among those that ZeRO supports ({_ZENFLOW_SUPPORTED_SINCE} and later do)",
-        changes={"zero_allow_untested_optimizer": True},
+        # Allowed by zero_allow_untested_optimizer, 0.18.6 trained to NaN in the second step.
+        changes={"zero_optimization": {"zenflow": None}},
         advice=f"or install deepspeed>={_ZENFLOW_SUPPORTED_SINCE}",
     )
 
@@ -253,8 +254,8 @@ _ZENFLOW = {
     "zero_optimization": {
         "stage": 2,
         "offload_optimizer": {"device": "cpu"},
-        "zenflow": {"topk_ratio": 0.1, "select_strategy": "step", "select_interval": 1}
-        | {"update_interval": 1, "overlap_step": False},
+        "zenflow": {"topk_ratio": 0.1, "select_strategy": "step", "select_interval": 2}
+        | {"update_interval": 2, "overlap_step": False},
     },
 }
 
@@ -421,7 +422,7 @@ RULES = (
                 raised(
                     "AssertionError: You are using an untested ZeRO Optimizer",
                     _ZENFLOW,
-                    {"zero_allow_untested_optimizer": True},
+                    {"zero_optimization": {"zenflow": None}},
                 ),
                 deepspeed="0.18.6",
             ),
