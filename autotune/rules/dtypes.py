@@ -1,7 +1,9 @@
 """Formats of master weights and states: where DeepSpeed takes no notice of them."""
 
 from autotune.catalogue.situation import is_bf16_optimizer
-from autotune.rules.base import Finding, Rule, Setup, ignored
+from autotune.rules.adam import uses_cpu_adam
+from autotune.rules.base import Case, Finding, Rule, Setup, Witness, ignored
+from autotune.rules.releases import is_at_least
 
 CANONICAL = {
     name: short
@@ -15,6 +17,7 @@ CANONICAL = {
 """DeepSpeed's words for a format (runtime/config.py: DtypeEnum) -> ours."""
 
 _LOW = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}
+OFFLOADED_STATES_SINCE = "0.19.1"  # DeepSpeed's pull request 8010
 _STATES = {"bf16": {"bf16_optimizer_states": True}}
 
 
@@ -47,6 +50,26 @@ def _bf16_optimizer(setup: Setup) -> Finding | None:
     )
 
 
+def _offloaded_states(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    if setup.bf16.get("bf16_optimizer_states") is not True or not setup.stage:
+        return None
+    if setup.optimizer_offload == "none" or not uses_cpu_adam(setup):
+        return None
+    if is_at_least(version, OFFLOADED_STATES_SINCE):
+        return None
+    return Finding(
+        message=f"{setup.bf16_name}.bf16_optimizer_states=true with "
+        f"zero_optimization.offload_optimizer: in DeepSpeed {version} the CPU Adam keeps fp32 "
+        f"states ({OFFLOADED_STATES_SINCE} and later do not)",
+        changes={setup.bf16_name: {"bf16_optimizer_states": None}},
+        advice=f"or install deepspeed>={OFFLOADED_STATES_SINCE}",
+    )
+
+
+_OFFLOADED = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+_CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
+
 RULES = (
     Rule(
         name="dtypes.masters_of_bf16_optimizer",
@@ -62,6 +85,28 @@ RULES = (
                 {"bf16": {"bf16_master_weights_and_grads": None, "bf16_optimizer_states": None}},
                 acts_with={"zero_optimization": {"stage": 2}},
                 precision="bf16",
+            ),
+        ),
+    ),
+    Rule(
+        name="dtypes.offloaded_states",
+        check=_offloaded_states,
+        source="runtime/base_optimizer.py of 0.18.6 and 0.19.4: bf16_optimizer_states",
+        witnesses=(
+            Witness(
+                broken=Case(
+                    ds_config=_CPU_ADAM
+                    | {"zero_optimization": _OFFLOADED, "bf16": _LOW["bf16"] | _STATES["bf16"]},
+                    precision="bf16",
+                ),
+                repaired=Case(
+                    ds_config=_CPU_ADAM | {"zero_optimization": _OFFLOADED} | _LOW,
+                    precision="bf16",
+                ),
+                consequence="differs",
+                reads={"states_dtype": "float32"},
+                takes_back=True,
+                deepspeed="0.18.6",
             ),
         ),
     ),

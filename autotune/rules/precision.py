@@ -4,13 +4,12 @@ from typing import Any
 
 from autotune.rules.adam import adam_in_words, cpu_adam_by, uses_cpu_adam
 from autotune.rules.base import Case, Finding, Patch, Rule, Setup, Witness, ignored, raised
-from autotune.rules.dtypes import CANONICAL, uses_bf16_optimizer
+from autotune.rules.dtypes import CANONICAL, OFFLOADED_STATES_SINCE, uses_bf16_optimizer
 from autotune.rules.releases import is_at_least
 
 _BF16 = {"bf16": {"enabled": True}}
 _FP16 = {"fp16": {"enabled": True}}
 _CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
-_OFFLOADED_STATES_ASKED_SINCE = "0.19.1"  # DeepSpeed's pull request 8010
 _OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 _ADAGRAD = {"optimizer": {"type": "Adagrad", "params": {"torch_adam": None}}}
 _NO_MASTERS = {"bf16_master_weights_and_grads": False, "bf16_optimizer_states": None}
@@ -128,7 +127,7 @@ def _masters_offload(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     is_bf16, is_offloaded = section != "fp16", setup.optimizer_offload != "none"
     if is_bf16 and setup.bf16.get("bf16_optimizer_states") is True:
-        is_asked = is_offloaded and is_at_least(version, _OFFLOADED_STATES_ASKED_SINCE)
+        is_asked = is_offloaded and is_at_least(version, OFFLOADED_STATES_SINCE)
     else:
         is_asked = True
     if not is_asked or uses_bf16_optimizer(setup) or (is_offloaded and uses_cpu_adam(setup)):

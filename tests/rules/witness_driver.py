@@ -256,7 +256,15 @@ def read_back(engine: Any) -> dict[str, Any]:
         "optimizer_swap": bool(getattr(inner, "swap_optimizer", False)),
         "param_offload": bool(getattr(inner, "offload_param", False)),
         "recomputed_layers": recomputed_layers(engine.module),
+        "states_dtype": states_dtype(wrapped),
     }
+
+
+def states_dtype(optimizer: Any) -> str:
+    """Of Adam's moments; empty where there are none."""
+    states = getattr(optimizer, "state", {}).values()
+    found = (state["exp_avg"] for state in states if "exp_avg" in state)
+    return next((str(moment.dtype).removeprefix("torch.") for moment in found), "")
 
 
 def scalars(optimizer: Any) -> dict[str, Any]:
