@@ -86,10 +86,12 @@ class LocalFleet:
 
     def close(self) -> None:
         """See `Fleet.close`."""
-        for trial in list(self._running):
-            trial.cancel()
-            trial.wait()
-        self._templates.close()
+        try:
+            for trial in list(self._running):
+                trial.cancel()
+                trial.wait()
+        finally:
+            self._templates.close()
 
     def _release(self, trial: "LocalTrial") -> None:
         self._running.remove(trial)
@@ -139,10 +141,7 @@ class LocalTrial:
             self._process = self._start(templates)
         except OSError as error:
             self._port.release()
-            raise StudyError(
-                f"{self.folder}: the trial could not be started: {error}",
-                "free some space or mend the permissions, then run the same command again",
-            ) from error
+            raise _not_started(self.folder, error) from error
 
     def poll(self) -> TrialResult | None:
         """See `Handle.poll`."""
@@ -156,7 +155,7 @@ class LocalTrial:
             self._end_hung()
         elif self._was_never_started():
             # Its template is gone, and says why in the trial's log.
-            self._process = self._start_cold()
+            self._restart_cold()
             return None
         self._result = self._collect()
         return self._result
@@ -177,7 +176,7 @@ class LocalTrial:
     def cancel(self) -> None:
         """See `Handle.cancel`."""
         # One that has ended by itself keeps its result, polled or not.
-        if self._result is None and self._process.poll() is None:
+        if self._result is None and (self._process.poll() is None or self._was_never_started()):
             self._cancelled = True
             self._kill(hangs=False)
             self._process.wait()
@@ -219,6 +218,13 @@ class LocalTrial:
                 env=self._environment,
                 start_new_session=True,
             )
+
+    def _restart_cold(self) -> None:
+        try:
+            self._process = self._start_cold()
+        except OSError as error:
+            self._cancelled = True  # it is not started again
+            raise _not_started(self.folder, error) from error
 
     @contextmanager
     def _logs(self, mode: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
@@ -299,6 +305,13 @@ class LocalTrial:
         )
         devices = [f"localhost:{slot.index}" for slot in self.gang.slots]
         return collect(self.spec, self.folder, ending, devices, self._environment)
+
+
+def _not_started(folder: Path, error: OSError) -> StudyError:
+    return StudyError(
+        f"{folder}: the trial could not be started: {error}",
+        "free some space or mend the permissions, then run the same command again",
+    )
 
 
 def _slots(environment: Environment, world: int) -> tuple[Slot, ...]:

@@ -88,6 +88,9 @@ class Templates:
         stdout: IO[bytes],
         stderr: IO[bytes],
     ) -> "_Template | None":
+        for hanging in [template for template in self._hanging if template.is_idle()]:
+            self._hanging.remove(hanging)
+            hanging.end()
         for dead in [k for k, template in self._templates.items() if not template.is_of_use()]:
             useless = self._templates.pop(dead)
             # One that ends before it is ready, or hangs, would do so again.
@@ -180,7 +183,7 @@ class _Template:
             *(sys.executable, "-m", "autotune.trial.warm"),
             *(str(theirs.fileno()), spec.accelerator, json.dumps(_imported_for(spec.model))),
         ]
-        with theirs:
+        try:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -191,6 +194,11 @@ class _Template:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
+        except BaseException:
+            self._channel.close()
+            raise
+        finally:
+            theirs.close()
 
     def launch(self, request: dict[str, Any], stdout: IO[bytes], stderr: IO[bytes]) -> WarmProcess:
         """Ask for a trial; what this process does not live to fork was never started."""

@@ -42,7 +42,7 @@ _AUTOTP_UNEVEN_SINCE = "0.19.7"
 PLAIN_BF16_SINCE = "0.17.6"
 _FP16_MASTERS_SINCE = "0.18.3"
 _ZENFLOW_SUPPORTED_SINCE = "0.19.4"
-CPU_PINS_SINCE = "0.19.6"
+_CPU_PINS_SINCE = "0.19.6"
 _KEPT_IN_MEMORY = 1_000_000_000
 """Elements, where `offload_param.max_in_cpu` is not set."""
 _FLAT_BUFFER_BROKEN_IN, _FLAT_BUFFER_MENDED_IN = "0.18.7", "0.19.0"
@@ -208,7 +208,7 @@ def _param_nvme_on_cpu(setup: Setup) -> Finding | None:
     section = as_section(setup.zero.get("offload_param"))
     if setup.environment.accelerator != "cpu" or setup.stage != 3:
         return None
-    if section.get("device") != "nvme" or is_at_least(version, CPU_PINS_SINCE):
+    if section.get("device") != "nvme" or is_at_least(version, _CPU_PINS_SINCE):
         return None
     kept = section.get("max_in_cpu", _KEPT_IN_MEMORY)
     n_params = setup.model.n_params if setup.model is not None else 1
@@ -217,11 +217,11 @@ def _param_nvme_on_cpu(setup: Setup) -> Finding | None:
     return Finding(
         message=f"zero_optimization.offload_param.device=nvme with max_in_cpu={kept:.0f} on CPU "
         f"ranks: DeepSpeed {version} swaps parameters from pinned memory alone, which CPU ranks "
-        f"have from {CPU_PINS_SINCE} on",
+        f"have from {_CPU_PINS_SINCE} on",
         changes={"zero_optimization": {"offload_param": {"max_in_cpu": None}}}
         if n_params <= _KEPT_IN_MEMORY * setup.dp
         else {"zero_optimization": {"offload_param": None}},
-        advice=f"or install deepspeed>={CPU_PINS_SINCE}",
+        advice=f"or install deepspeed>={_CPU_PINS_SINCE}",
     )
 
 

@@ -35,7 +35,7 @@ class Meter(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Disturb no step from here on: they are measured, and what peaks has peaked before."""
+        """Disturb no step from here on: they are measured, and have shown their peak by now."""
 
     @abstractmethod
     def lift(self) -> None:

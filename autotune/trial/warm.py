@@ -184,14 +184,15 @@ def _wait_for(ranks: dict[int, int]) -> dict[int, int]:
         pid, status = os.waitpid(-1, os.WNOHANG if failed else 0)
         if pid:
             rank, code = ranks.pop(pid), os.waitstatus_to_exitcode(status)
-            if code and not failed:
+            if code and not deadline:
                 failed[rank] = code
-                deadline = time.monotonic() + _GRACE_S
-                _signal(ranks, signal.SIGTERM)
-            continue
-        if time.monotonic() > deadline:
-            _signal(ranks, signal.SIGKILL)
-        time.sleep(_POLL_S)
+        elif not deadline:  # all that had failed of themselves by now are told
+            deadline = time.monotonic() + _GRACE_S
+            _signal(ranks, signal.SIGTERM)
+        else:
+            if time.monotonic() > deadline:
+                _signal(ranks, signal.SIGKILL)
+            time.sleep(_POLL_S)
     return failed
 
 
@@ -216,9 +217,11 @@ def _in_a_child(run: Callable[..., int], *arguments: Any) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
 
 
 def _show_trial(folder: str) -> None:

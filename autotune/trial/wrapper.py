@@ -156,7 +156,8 @@ def _put_candidate_in(
             spec.measure,
             is_loss_scaled=spec.precision == "fp16",
             on_first_step=lambda: _read_back(made[0], spec, reporter),
-            on_warm=meter.settle,
+            # A soak is there to see what memory does later on.
+            on_warm=meter.settle if spec.checkpoint is None else lambda: None,
             **_soak(made[0], spec, reporter, meter),
             tokens=TokenCounter(made[0]) if is_drawn(spec.lengths) else None,
         )

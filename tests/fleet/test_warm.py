@@ -126,6 +126,16 @@ def test_where_a_template_cannot_start_trials_start_cold_and_their_log_says_why(
     assert templates() == []
 
 
+def test_a_trial_is_cancelled_after_its_template_died(fleet, study):
+    handle = submit(fleet, study, spec(0, start=Start.WARM))
+    (template,) = templates()
+    template.kill()
+    template.wait()
+    handle.cancel()
+    assert handle.poll().outcome is Outcome.CANCELLED
+    assert processes_of(study.folder) == []
+
+
 def test_what_binds_threads_when_it_is_loaded_starts_cold(fleet, study):
     bound = run(fleet, study, 0, environment={"OMP_PROC_BIND": "true"})
     assert (bound.outcome, bound.start) == (Outcome.OK, Start.COLD)

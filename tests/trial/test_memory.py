@@ -52,3 +52,14 @@ def test_an_odd_failure_at_the_limit_is_explained_by_it():
         "print(meter.explains(SystemError('returned NULL')), meter.explains(KeyboardInterrupt()))"
     )
     assert run(body, limit=100 * 2**20) == "True False"
+
+
+def test_while_steps_are_measured_it_looks_seldom():
+    body = (
+        "import threading, time\n"
+        "looks = []; sample = meter._sample; meter._sample = lambda: looks.append(sample())\n"
+        "time.sleep(0.5); closely = len(looks); meter.settle(); time.sleep(0.5)\n"
+        "print(closely, len(looks) - closely)"
+    )
+    closely, settled = map(int, run(body).split())
+    assert settled <= 6 < 30 < closely
