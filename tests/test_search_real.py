@@ -166,11 +166,15 @@ def test_ctrl_c_once_drains_and_reports_and_a_second_search_is_refused(search):
     assert code == 2
     assert f"process {process.pid}" in stderr
 
+    # One may have ended while the second search was refused, and the next one begun.
+    n_begun = len(search.study.trials())
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 130, stderr
-    assert len(search.finished()) == 1, "the running trial was drained, no other was started"
-    assert json.loads(stdout.splitlines()[-1])["counts"]["ok"] == 1
+    n_finished = len(search.finished())
+    assert len(search.study.trials()) == n_finished, "the running trial was drained"
+    assert n_begun <= n_finished <= n_begun + 1, "no other was started"
+    assert json.loads(stdout.splitlines()[-1])["counts"]["ok"] == n_finished
 
 
 def test_ctrl_c_twice_ends_at_once(search):
