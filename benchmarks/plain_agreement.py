@@ -11,6 +11,7 @@ quieter machine.
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -25,7 +26,7 @@ from typing import Any
 from autotune.app.session import Session, open_session
 from autotune.candidate import Candidate
 from autotune.catalogue.process import environment_of
-from autotune.contract import Role
+from autotune.contract import Role, TrialResult
 from autotune.errors import NothingFeasibleError
 from autotune.extensions import build
 from autotune.extensions import environment as extensions_environment
@@ -98,12 +99,7 @@ def compare(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
     except NothingFeasibleError as error:
         return {"refused": error.hint}
     build(session.environment.accelerator, print)
-    context = Context.of(session.job, session.environment)
-    candidate = Candidate.of(
-        canonical(case.knobs, context),
-        world=session.job.world,
-        global_batch=session.job.global_batch,
-    )
+    candidate = candidate_of(session, case.knobs)
     if violations := judge(session.engine.setup(candidate)):
         return {"refused": violations[0].message}
     exported = folder / "export"
@@ -156,6 +152,13 @@ def trial_samples_per_s(
     session: Session, fleet: LocalFleet, candidate: Candidate, turn: int
 ) -> float:
     run = Run(candidate=candidate, role=Role.CONFIRM, confirm_round=turn)
+    samples_per_s = run_trial(session, fleet, run).samples_per_s
+    assert samples_per_s is not None
+    return samples_per_s
+
+
+def run_trial(session: Session, fleet: LocalFleet, run: Run, **changes: Any) -> TrialResult:
+    """A measured trial, with changes to its spec."""
     spec = make_spec(
         run,
         study=session.study.name,
@@ -164,11 +167,21 @@ def trial_samples_per_s(
         engine=session.engine,
         environment=session.environment,
     )
-    folder = session.study.write_spec(spec, session.engine.files(candidate))
+    spec = dataclasses.replace(spec, **changes)
+    folder = session.study.write_spec(spec, session.engine.files(run.candidate))
     result = fleet.submit(spec, folder).wait()
     if result.samples_per_s is None:
-        sys.exit(f"the trial of {candidate} ended {result.outcome}: {result.evidence}")
-    return result.samples_per_s
+        sys.exit(f"the trial of {run.candidate} ended {result.outcome}: {result.evidence}")
+    return result
+
+
+def candidate_of(session: Session, knobs: dict[str, Any]) -> Candidate:
+    """The canonical candidate of some knobs."""
+    return Candidate.of(
+        canonical(knobs, Context.of(session.job, session.environment)),
+        world=session.job.world,
+        global_batch=session.job.global_batch,
+    )
 
 
 def plain_samples_per_s(session: Session, exported: Path) -> float:

@@ -8,7 +8,6 @@ Cold and warm figures are compared as well: the geometric mean of warm over cold
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import statistics
@@ -17,15 +16,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from plain_agreement import JOB, compared
+from plain_agreement import JOB, candidate_of, compared, run_trial
 
 from autotune.app.session import Session, open_session
-from autotune.candidate import Candidate
 from autotune.contract import Phase, Role, Start, TrialResult
 from autotune.extensions import build
 from autotune.fleet.local import LocalFleet
-from autotune.knobs import Context, canonical
-from autotune.search.launch import Run, make_spec
+from autotune.search.launch import Run
 
 KNOBS = {"zero.stage": 1, "micro_batch": 8}
 STEPS = (Phase.WARM_UP, Phase.MEASURED)
@@ -54,25 +51,10 @@ def main() -> int:
 
 def run(session: Session, fleet: LocalFleet, start: Start) -> TrialResult:
     """One trial of the candidate."""
-    context = Context.of(session.job, session.environment)
-    candidate = Candidate.of(
-        canonical(KNOBS, context),
-        world=session.job.world,
-        global_batch=session.job.global_batch,
-    )
-    spec = make_spec(
-        Run(candidate=candidate, role=Role.SEARCH),
-        study=session.study.name,
-        number=session.study.next_number(),
-        job=session.job,
-        engine=session.engine,
-        environment=session.environment,
-    )
-    spec = dataclasses.replace(spec, start=start)
-    folder = session.study.write_spec(spec, session.engine.files(candidate))
-    result = fleet.submit(spec, folder).wait()
-    if not result.outcome.is_measured or result.start != start:
-        sys.exit(f"a trial to start {start} ended {result.outcome}: {result.evidence}")
+    search = Run(candidate=candidate_of(session, KNOBS), role=Role.SEARCH)
+    result = run_trial(session, fleet, search, start=start)
+    if result.start != start:
+        sys.exit(f"a trial to start {start} started {result.start}")
     return result
 
 

@@ -1,6 +1,7 @@
 """Specs of small real trials for tests."""
 
 import json
+import time
 from pathlib import Path
 
 from autotune.contract import Measure, Role, TrialSpec
@@ -69,3 +70,11 @@ def spec(number=0, *, factory="tiny", **changes):
 def files(config):
     """Configuration files of a trial."""
     return {"ds_config.json": json.dumps(config)}
+
+
+def wait_until(condition, what, timeout_s=60.0):
+    """Fail with `what` unless the condition comes true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)

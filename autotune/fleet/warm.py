@@ -20,7 +20,7 @@ from autotune.trial.warm import READY, STARTED
 from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
 MAX_TEMPLATES = 3
-"""Each holds what it imported: some 400 MiB. One that no trial runs from gives way to another."""
+"""Each holds what it imported. One that no trial runs from gives way to another."""
 
 _OF_ONE_TRIAL = (TRIAL_ENV, CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV)
 """Variables that a rank reads itself, after the fork; any other makes another template."""
@@ -36,7 +36,7 @@ class Templates:
 
     def __init__(self) -> None:
         self._templates: dict[frozenset[tuple[str, str]], _Template] = {}
-        self._hanging: list[_Template] = []
+        self._retired: list[_Template] = []
         """No more trials for them, but some still run from them."""
         self._refused = False
 
@@ -76,10 +76,10 @@ class Templates:
 
     def close(self) -> None:
         """End the templates, and with them what runs from them."""
-        for template in (*self._templates.values(), *self._hanging):
+        for template in (*self._templates.values(), *self._retired):
             template.end()
         self._templates.clear()
-        self._hanging.clear()
+        self._retired.clear()
 
     def _template(
         self,
@@ -88,17 +88,7 @@ class Templates:
         stdout: IO[bytes],
         stderr: IO[bytes],
     ) -> "_Template | None":
-        for hanging in [template for template in self._hanging if template.is_idle()]:
-            self._hanging.remove(hanging)
-            hanging.end()
-        for dead in [k for k, template in self._templates.items() if not template.is_of_use()]:
-            useless = self._templates.pop(dead)
-            # One that ends before it is ready, or hangs, would do so again.
-            self._refused |= not useless.was_ready()
-            if useless.is_idle():
-                useless.end()
-            else:
-                self._hanging.append(useless)
+        self._retire()
         if self._refused:
             return None
         template = self._templates.pop(key, None)
@@ -107,6 +97,16 @@ class Templates:
             template = _Template(dict(key), spec, stdout, stderr)
         self._templates[key] = template  # the last is the one that was used last
         return template
+
+    def _retire(self) -> None:
+        """Put aside what is of no more use, and end it once no trial runs from it."""
+        for key in [k for k, template in self._templates.items() if not template.is_of_use()]:
+            self._retired.append(self._templates.pop(key))
+            # One that ends before it is ready, or hangs, would do so again.
+            self._refused |= not self._retired[-1].was_ready()
+        for template in [template for template in self._retired if template.is_idle()]:
+            self._retired.remove(template)
+            template.end()
 
     def _make_room(self) -> None:
         idle = [key for key, template in self._templates.items() if template.is_idle()]

@@ -83,8 +83,11 @@ def _values(export: Export) -> dict[str, Any]:
     """What the launch templates may use."""
     candidate, environment = export.candidate, export.environment
     context = Context.of(export.job, environment, optimizer=export.setup.optimizer)
+    settings = _settings(export)
+    limit_bytes = settings["memory_limit_bytes"]
+    limit = "the device's own" if limit_bytes is None else format_bytes(limit_bytes)
     return {
-        **_settings(export),
+        **settings,
         "stage": export.setup.stage,
         "variables": sorted(environment_of(candidate.values).items()),
         "lists": LISTS,
@@ -101,7 +104,7 @@ def _values(export: Export) -> dict[str, Any]:
             ("device", f"{environment.device_name} ({environment.accelerator})"),
             ("DeepSpeed", environment.deepspeed_version),
             ("torch", environment.torch_version),
-            ("memory limit per device", _limit_said(export)),
+            ("memory limit per device", limit),
         ],
         "untried": warning(choices_of(candidate.values, context), environment.accelerator),
         "overridden": [
@@ -135,11 +138,6 @@ def describe_soak(soak: SoakResult) -> str:
     if soak.checkpoint is not None and soak.checkpoint.load_s is not None:
         text += ", with a checkpoint saved and resumed on the way"
     return f"{text}; peak memory {format_bytes(soak.peak_memory_bytes)} per device"
-
-
-def _limit_said(export: Export) -> str:
-    limit = export.job.enforced_limit_bytes(export.environment.device_memory_bytes)
-    return "the device's own" if limit is None else format_bytes(limit)
 
 
 def _said(value: Any) -> str:

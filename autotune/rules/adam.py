@@ -1,5 +1,7 @@
 """Adam and AdamW: which of its implementations a configuration makes, and their parameters."""
 
+from typing import Any
+
 from autotune.rules.base import Patch, Setup
 
 _COMMON = ("lr", "betas", "eps", "weight_decay", "amsgrad")
@@ -12,6 +14,9 @@ PARAMS = {
 }
 """Implementation -> what its constructor takes (torch/optim/adamw.py, ops/adam/fused_adam.py,
 cpu_adam.py)."""
+
+CPU_ADAM: dict[str, Any] = {"optimizer": {"params": {"torch_adam": None}}}
+"""Laid over a configuration that offloads an Adam, it makes it DeepSpeed's own."""
 
 
 def implementation(setup: Setup) -> str:
@@ -45,7 +50,7 @@ def cpu_adam_by(setup: Setup) -> Patch:
     """What makes an offloaded optimizer DeepSpeedCPUAdam; empty where it would be another one."""
     if setup.optimizer not in ("adam", "adamw") or setup.zero.get("zenflow") is not None:
         return {}
-    return {"optimizer": {"params": {"torch_adam": None}}}
+    return CPU_ADAM
 
 
 def adam_in_words(setup: Setup) -> str:

@@ -1,7 +1,7 @@
 """Formats of master weights and states: where DeepSpeed takes no notice of them."""
 
 from autotune.catalogue.situation import is_bf16_optimizer
-from autotune.rules.adam import uses_cpu_adam
+from autotune.rules.adam import CPU_ADAM, uses_cpu_adam
 from autotune.rules.base import Case, Finding, Rule, Setup, Witness, ignored
 from autotune.rules.releases import is_at_least
 
@@ -68,7 +68,6 @@ def _offloaded_states(setup: Setup) -> Finding | None:
 
 
 _OFFLOADED = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
-_CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
 
 RULES = (
     Rule(
@@ -95,12 +94,12 @@ RULES = (
         witnesses=(
             Witness(
                 broken=Case(
-                    ds_config=_CPU_ADAM
+                    ds_config=CPU_ADAM
                     | {"zero_optimization": _OFFLOADED, "bf16": _LOW["bf16"] | _STATES["bf16"]},
                     precision="bf16",
                 ),
                 repaired=Case(
-                    ds_config=_CPU_ADAM | {"zero_optimization": _OFFLOADED} | _LOW,
+                    ds_config=CPU_ADAM | {"zero_optimization": _OFFLOADED} | _LOW,
                     precision="bf16",
                 ),
                 consequence="differs",

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from autotune.rules.adam import CPU_ADAM
 from autotune.rules.base import Finding, Rule, Setup, as_section, raised
 
 _TENSORS = 4
@@ -34,10 +35,7 @@ def _pipeline_buffers(setup: Setup) -> Finding | None:
 def swapped(name: str, **keys: Any) -> dict[str, Any]:
     """A configuration for witnesses: `offload_optimizer` or `offload_param` goes to a disk."""
     section = {"device": "nvme", "nvme_path": _FOLDER, **keys}
-    return {
-        "optimizer": {"params": {"torch_adam": None}},
-        "zero_optimization": _GROUPS | {name: section},
-    }
+    return {**CPU_ADAM, "zero_optimization": _GROUPS | {name: section}}
 
 
 RULES = (

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.rules.adam import adam_in_words, cpu_adam_by, uses_cpu_adam
+from autotune.rules.adam import CPU_ADAM, adam_in_words, cpu_adam_by, uses_cpu_adam
 from autotune.rules.base import (
     Case,
     Finding,
@@ -16,8 +16,6 @@ from autotune.rules.base import (
     patch,
     raised,
 )
-
-_CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
 
 
 def _section(setup: Setup, name: str) -> Mapping[str, Any]:
@@ -161,8 +159,8 @@ RULES = (
         source="runtime/engine.py:2384: zero_use_cpu_optimizer does not ask for the stage",
         witnesses=(
             Witness(
-                broken=Case(ds_config=_CPU_ADAM | _optimizer(0)),
-                repaired=Case(ds_config=_CPU_ADAM | _optimizer(1)),
+                broken=Case(ds_config=CPU_ADAM | _optimizer(0)),
+                repaired=Case(ds_config=CPU_ADAM | _optimizer(1)),
                 consequence="differs",
                 reads={"optimizer": "DeepSpeedCPUAdam", "optimizer_offload": False},
             ),
@@ -191,8 +189,8 @@ RULES = (
         source="runtime/zero/stage_1_and_2.py:220",
         witnesses=(
             Witness(
-                broken=Case(ds_config=_CPU_ADAM | _optimizer(2, device="nvme")),
-                repaired=Case(ds_config=_CPU_ADAM | _optimizer(2)),
+                broken=Case(ds_config=CPU_ADAM | _optimizer(2, device="nvme")),
+                repaired=Case(ds_config=CPU_ADAM | _optimizer(2)),
                 consequence="differs",
                 reads={"optimizer_offload": True, "optimizer_swap": False},
                 takes_back=True,
@@ -206,7 +204,7 @@ RULES = (
         witnesses=(
             raised(
                 "Partial offloading only supported for ZeRO Stage 3",
-                _optimizer(2, ratio=0.5) | _CPU_ADAM,
+                _optimizer(2, ratio=0.5) | CPU_ADAM,
                 _optimizer(3),
             ),
         ),
@@ -219,7 +217,7 @@ RULES = (
             raised(
                 "AssertionError: Hybrid Optimizer Only Supports DeepSpeedCPUAdam",
                 _optimizer(3, ratio=0.5),
-                _CPU_ADAM,
+                CPU_ADAM,
             ),
         ),
     ),
@@ -229,7 +227,7 @@ RULES = (
         source="runtime/engine.py: super_offload is asked at stage 3 only",
         witnesses=(
             ignored(
-                _optimizer(2, super_offload=True) | _CPU_ADAM,
+                _optimizer(2, super_offload=True) | CPU_ADAM,
                 _without("offload_optimizer", "super_offload"),
             ),
         ),
@@ -241,7 +239,7 @@ RULES = (
         witnesses=(
             raised(
                 "AssertionError: SuperOffload only supports NVIDIA CUDA GPUs",
-                _optimizer(3, super_offload=True) | _CPU_ADAM,
+                _optimizer(3, super_offload=True) | CPU_ADAM,
                 _without("offload_optimizer", "super_offload"),
             ),
         ),

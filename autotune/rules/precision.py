@@ -2,14 +2,13 @@
 
 from typing import Any
 
-from autotune.rules.adam import adam_in_words, cpu_adam_by, uses_cpu_adam
+from autotune.rules.adam import CPU_ADAM, adam_in_words, cpu_adam_by, uses_cpu_adam
 from autotune.rules.base import Case, Finding, Patch, Rule, Setup, Witness, ignored, raised
 from autotune.rules.dtypes import CANONICAL, OFFLOADED_STATES_SINCE, uses_bf16_optimizer
 from autotune.rules.releases import is_at_least
 
 _BF16 = {"bf16": {"enabled": True}}
 _FP16 = {"fp16": {"enabled": True}}
-_CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
 _OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 _ADAGRAD = {"optimizer": {"type": "Adagrad", "params": {"torch_adam": None}}}
 _NO_MASTERS = {"bf16_master_weights_and_grads": False, "bf16_optimizer_states": None}
@@ -287,13 +286,13 @@ RULES = (
             raised(
                 "AssertionError: Master weights feature requires ZeRO-1 Offload",
                 _masters("fp16") | _zero(1, **_OFFLOAD),
-                _CPU_ADAM,
+                CPU_ADAM,
                 precision="fp16",
             ),
             raised(
                 "AssertionError: Master weights feature requires ZeRO-2 Offload",
                 _with_states() | _zero(2, **_OFFLOAD),
-                _CPU_ADAM,
+                CPU_ADAM,
                 precision="bf16",
             ),
             raised(
@@ -304,7 +303,7 @@ RULES = (
             ),
             raised(
                 "AssertionError: Master weights feature requires ZeRO-2 Offload",
-                _masters("bf16") | _zero(2, **_OFFLOAD, zenflow=_ZENFLOW) | _CPU_ADAM,
+                _masters("bf16") | _zero(2, **_OFFLOAD, zenflow=_ZENFLOW) | CPU_ADAM,
                 {"bf16": {"bf16_master_weights_and_grads": False}},
                 precision="bf16",
             ),

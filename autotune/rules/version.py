@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.nested import merge
-from autotune.rules.adam import params_of
+from autotune.rules.adam import CPU_ADAM, params_of
 from autotune.rules.base import (
     Case,
     Finding,
@@ -21,6 +21,7 @@ from autotune.rules.nvme import SWAPPED_MODEL, swapped
 from autotune.rules.parallel import autotp_size
 from autotune.rules.releases import is_at_least
 from autotune.rules.sections import dotted, sections
+from autotune.rules.zenflow import STEP, zenflow_config
 
 _LAMB_PARAMS = (
     *("lr", "bias_correction", "betas", "eps", "eps_inside_sqrt", "weight_decay"),
@@ -245,18 +246,8 @@ def _zenflow_untested(setup: Setup) -> Finding | None:
 _BF16 = {"bf16": {"enabled": True}}
 _FP16 = {
     "fp16": {"enabled": True, "fp16_master_weights_and_grads": True},
-    "optimizer": {"params": {"torch_adam": None}},
+    **CPU_ADAM,
     "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
-}
-
-_ZENFLOW = {
-    "optimizer": {"params": {"torch_adam": None}},
-    "zero_optimization": {
-        "stage": 2,
-        "offload_optimizer": {"device": "cpu"},
-        "zenflow": {"topk_ratio": 0.1, "select_strategy": "step", "select_interval": 2}
-        | {"update_interval": 2, "overlap_step": False},
-    },
 }
 
 
@@ -421,7 +412,7 @@ RULES = (
             replace(
                 raised(
                     "AssertionError: You are using an untested ZeRO Optimizer",
-                    _ZENFLOW,
+                    zenflow_config(2, STEP),
                     {"zero_optimization": {"zenflow": None}},
                 ),
                 deepspeed="0.18.6",

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.rules.adam import CPU_ADAM
 from autotune.rules.base import Case, Finding, Rule, Setup, Witness, as_section, raised
 
-_STEP = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
+STEP = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
 
 
 def _section(setup: Setup) -> Mapping[str, Any]:
@@ -76,10 +77,11 @@ def _select(setup: Setup) -> Finding | None:
     return None
 
 
-def _zenflow(stage: int, section: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def zenflow_config(stage: int, section: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """A configuration for witnesses: a ZenFlow section, and the offload that it needs."""
     offload = {"offload_optimizer": {"device": "cpu"}, **more}
     return {
-        "optimizer": {"params": {"torch_adam": None}},
+        **CPU_ADAM,
         "zero_optimization": {"stage": stage, "zenflow": dict(section)} | offload,
     }
 
@@ -96,7 +98,7 @@ RULES = (
         witnesses=(
             raised(
                 "ValueError: Zenflow must be used with cpu offload",
-                _zenflow(2, _STEP, offload_optimizer=None),
+                zenflow_config(2, STEP, offload_optimizer=None),
                 {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
             ),
         ),
@@ -105,7 +107,7 @@ RULES = (
         name="zenflow.stage_3_needs_cuda",
         check=_stage_3,
         source="runtime/zenflow/engine_stage3.py: device='cuda'",
-        witnesses=(raised(".", _zenflow(3, _STEP), {"zero_optimization": {"stage": 2}}),),
+        witnesses=(raised(".", zenflow_config(3, STEP), {"zero_optimization": {"stage": 2}}),),
     ),
     Rule(
         name="zenflow.batch",
@@ -113,8 +115,8 @@ RULES = (
         source="runtime/zenflow/engine.py:69",
         witnesses=(
             Witness(
-                broken=Case(ds_config=_zenflow(2, _STEP | {"update_interval": 1})),
-                repaired=Case(ds_config=_zenflow(2, _STEP)),
+                broken=Case(ds_config=zenflow_config(2, STEP | {"update_interval": 1})),
+                repaired=Case(ds_config=zenflow_config(2, STEP)),
                 consequence="differs",
                 reads={"grad_accum": 1},
             ),
@@ -127,17 +129,17 @@ RULES = (
         witnesses=(
             raised(
                 "Warning: If use auto select strategy",
-                _zenflow(2, _STEP | {"select_strategy": "auto"}),
+                zenflow_config(2, STEP | {"select_strategy": "auto"}),
                 _set(select_strategy="step"),
             ),
             raised(
                 "ValueError: If don't use auto select strategy",
-                _zenflow(2, _STEP | {"select_interval": "auto"}),
+                zenflow_config(2, STEP | {"select_interval": "auto"}),
                 _set(select_interval=2),
             ),
             raised(
                 "ValueError: Select interval must be greater",
-                _zenflow(2, _STEP | {"select_interval": 1}),
+                zenflow_config(2, STEP | {"select_interval": 1}),
                 _set(select_interval=2),
             ),
         ),

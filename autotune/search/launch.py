@@ -20,7 +20,7 @@ MEASURE = Measure(
 )
 """Two steps cover the allocator's growth and lazy kernels; `MIN_SAMPLES` are the fewest from which
 the median's interval means anything; candidates closer than 3% are the final comparison's to tell
-apart, and a trial should not measure for longer than it takes to start."""
+apart."""
 
 CONFIRM_MEASURE = Measure(
     warmup_steps=2,

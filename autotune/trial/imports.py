@@ -28,7 +28,7 @@ def preload(ds_config: dict[str, Any], model: dict[str, Any]) -> None:
     optimizer = str(ds_config.get("optimizer", {}).get("type", ""))
     if "muon" not in optimizer.lower():
         _import_uncompiled(_MUON)
-    # The engine brings it in (70 MiB), or the model does; under zero.Init, which replaces
+    # The engine brings it in, or the model does; under zero.Init, which replaces
     # Tensor.__new__, that would be too late (seen with Mixtral).
     _import_if_there("torch._dynamo")
     for module in _ENGINE:

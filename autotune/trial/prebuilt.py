@@ -5,7 +5,6 @@ behind a lock *file*. A rank killed in that moment leaves the lock, and every la
 it; and what ninja then takes for outdated is compiled again, minutes in the middle of a trial.
 """
 
-import functools
 import importlib.util
 import os
 from collections.abc import Iterable
@@ -35,16 +34,14 @@ def load_as_built() -> None:
     from torch.utils import cpp_extension
 
     compile_and_load = cpp_extension.load
-    if getattr(compile_and_load, "loads_as_built", False):
+    if compile_and_load.__module__ == __name__:
         return
 
-    @functools.wraps(compile_and_load)
     def load(name: str, *args: Any, **kwargs: Any) -> Any:
         if (folder / name / BUILT_FILE).exists():
             return _import_library(name, folder / name / f"{name}.so")
         return compile_and_load(name, *args, **kwargs)
 
-    load.loads_as_built = True  # type: ignore[attr-defined]
     cpp_extension.load = load
 
 
@@ -52,7 +49,7 @@ def load_now(names: Iterable[str]) -> None:
     """Load those of the named extensions that are built, before the memory base is taken.
 
     They are code as imports are. DeepSpeed, which finds them loaded, then neither looks for ninja
-    nor asks the processor for compiler flags: half a second per extension and rank.
+    nor asks the processor for compiler flags.
     """
     from deepspeed.ops.op_builder.builder import OpBuilder
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -15,18 +14,9 @@ from autotune.contract import Outcome, Phase, Start, TrialResult
 from autotune.errors import FleetError
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import processes_of
-from autotune.record import Study
-from tests.trials import CPU, ds_config, files, spec
+from tests.trials import CPU, ds_config, files, spec, wait_until
 
 pytestmark = pytest.mark.real
-
-
-@pytest.fixture
-def study(tmp_path):
-    study = Study(tmp_path / "results", "test")
-    study.lock()
-    yield study
-    assert processes_of(study.folder) == [], "a trial left processes behind"
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +112,7 @@ def test_a_cancelled_trial_ends_at_once_and_frees_its_gang(fleet, study):
 def test_nothing_outlives_a_killed_coordinator(study, start):
     script = Path(__file__).with_name("lone_coordinator.py")
     coordinator = subprocess.Popen([sys.executable, str(script), str(study.root), start])
-    _wait_until(lambda: len(processes_of(study.folder)) >= 3, "launcher and two ranks are up")
+    wait_until(lambda: len(processes_of(study.folder)) >= 3, "launcher and two ranks are up")
     listeners = set()
     for process in processes_of(study.folder):
         with contextlib.suppress(psutil.NoSuchProcess):  # imports start short-lived ones
@@ -133,12 +123,5 @@ def test_nothing_outlives_a_killed_coordinator(study, start):
     started = psutil.Process(coordinator.pid).children(recursive=True)
     os.kill(coordinator.pid, signal.SIGKILL)
     coordinator.wait()
-    _wait_until(lambda: processes_of(study.folder) == [], "its trial ends with it")
-    _wait_until(lambda: not any(map(psutil.Process.is_running, started)), "so does a template")
-
-
-def _wait_until(condition, what, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
+    wait_until(lambda: processes_of(study.folder) == [], "its trial ends with it")
+    wait_until(lambda: not any(map(psutil.Process.is_running, started)), "so does a template")

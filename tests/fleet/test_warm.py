@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from dataclasses import replace
 
 import psutil
@@ -12,21 +11,12 @@ from autotune.contract import STDERR_FILE, Outcome, Start
 from autotune.fleet import warm
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import processes_of
-from autotune.record import Study
-from tests.trials import CPU, QUICK, ds_config, files, spec
+from tests.trials import CPU, QUICK, ds_config, files, spec, wait_until
 
 pytestmark = pytest.mark.real
 
 EIGHT = replace(QUICK, min_steps=8)
 """As many steps in each trial, so that their losses compare."""
-
-
-@pytest.fixture
-def study(tmp_path):
-    study = Study(tmp_path / "results", "test")
-    study.lock()
-    yield study
-    assert processes_of(study.folder) == [], "a trial left processes behind"
 
 
 @pytest.fixture
@@ -96,11 +86,11 @@ def test_an_environment_has_a_template_of_its_own_and_an_idle_one_gives_way(
 
 def test_a_killed_template_takes_its_trial_along_and_another_takes_its_place(fleet, study):
     handle = submit(fleet, study, spec(0, factory="hangs", start=Start.WARM))
-    _wait_until(lambda: len(processes_of(study.folder)) >= 3, "launcher and two ranks are up")
+    wait_until(lambda: len(processes_of(study.folder)) >= 3, "launcher and two ranks are up")
     (template,) = templates()
     os.kill(template.pid, signal.SIGKILL)
     lost = handle.wait()
-    _wait_until(lambda: processes_of(study.folder) == [], "the trial ends with its template")
+    wait_until(lambda: processes_of(study.folder) == [], "the trial ends with its template")
 
     assert lost.outcome.is_platform_fault, lost.evidence
     again = run(fleet, study, 1)
@@ -162,10 +152,3 @@ def test_one_trial_is_cancelled_or_late_and_its_neighbour_goes_on(study):
         assert template not in templates(), "one that hung is not used again"
     finally:
         fleet.close()
-
-
-def _wait_until(condition, what, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)

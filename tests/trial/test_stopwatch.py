@@ -9,15 +9,16 @@ from autotune.trial.stopwatch import Stopwatch
 MEASURE = Measure(warmup_steps=2, min_steps=6, max_steps=6, target_half_width=0.1, budget_s=1.0)
 
 
+def make(folder, *, on_first_step=lambda: None, **hooks):
+    """A stopwatch of a rank whose trial is in the folder."""
+    (folder / "ranks").mkdir()
+    reporter = Reporter(folder, 0, 0.0)
+    return Stopwatch(reporter, MEASURE, is_loss_scaled=False, on_first_step=on_first_step, **hooks)
+
+
 def test_the_first_step_is_on_disk_before_the_second_begins(tmp_path):
-    (tmp_path / "ranks").mkdir()
     read_back = []
-    stopwatch = Stopwatch(
-        Reporter(tmp_path, 0, 0.0),
-        MEASURE,
-        is_loss_scaled=False,
-        on_first_step=lambda: read_back.append(True),
-    )
+    stopwatch = make(tmp_path, on_first_step=lambda: read_back.append(True))
     stopwatch._count(0.1)
 
     assert read_back == [True]
@@ -26,15 +27,8 @@ def test_the_first_step_is_on_disk_before_the_second_begins(tmp_path):
 
 
 def test_it_says_when_warming_up_is_over_and_only_then(tmp_path):
-    (tmp_path / "ranks").mkdir()
     warm_after = []
-    stopwatch = Stopwatch(
-        Reporter(tmp_path, 0, 0.0),
-        MEASURE,
-        is_loss_scaled=False,
-        on_first_step=lambda: None,
-        on_warm=lambda: warm_after.append(stopwatch._applied),
-    )
+    stopwatch = make(tmp_path, on_warm=lambda: warm_after.append(stopwatch._applied))
     for _ in range(5):
         stopwatch._count(0.1)
 
