@@ -1,0 +1,74 @@
+"""What goes into a trial and what comes out of it: TrialSpec, RankReport, TrialResult, Outcome.
+
+The ranks of a trial import this and `autotune.trial` and nothing else of ours, so it uses the
+standard library alone.
+"""
+
+import dataclasses
+from typing import Any
+
+from autotune.contract.files import (
+    CONFIG_DIR,
+    DS_CONFIG_FILE,
+    RANKS_DIR,
+    RESULT_FILE,
+    SCHEMA_VERSION,
+    SPEC_FILE,
+    STACKS_FILE,
+    STDERR_FILE,
+    STDOUT_FILE,
+    TRIAL_ENV,
+    ContractError,
+    mode_of,
+    read_json,
+    write_json,
+)
+from autotune.contract.result import (
+    RankReport,
+    TrialResult,
+)
+from autotune.contract.spec import (
+    Checkpoint,
+    KnobValue,
+    Measure,
+    TrialSpec,
+)
+from autotune.contract.words import (
+    Outcome,
+    Phase,
+    Role,
+    Start,
+)
+
+__all__ = [
+    "CONFIG_DIR",
+    "DS_CONFIG_FILE",
+    "RANKS_DIR",
+    "RESULT_FILE",
+    "SCHEMA_VERSION",
+    "SPEC_FILE",
+    "STACKS_FILE",
+    "STDERR_FILE",
+    "STDOUT_FILE",
+    "TRIAL_ENV",
+    "Checkpoint",
+    "ContractError",
+    "KnobValue",
+    "Measure",
+    "Outcome",
+    "Phase",
+    "RankReport",
+    "Role",
+    "Start",
+    "TrialResult",
+    "TrialSpec",
+    "mode_of",
+    "read_json",
+    "to_dict",
+    "write_json",
+]
+
+
+def to_dict(value: TrialSpec | RankReport | TrialResult) -> dict[str, Any]:
+    """The JSON form of a contract object."""
+    return dataclasses.asdict(value)

@@ -1,0 +1,131 @@
+"""The files of a trial: their names, and JSON that is written whole and read with suspicion.
+
+Files are versioned: a reader refuses a version it does not know instead of guessing.
+"""
+
+import dataclasses
+import json
+import os
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin
+
+SCHEMA_VERSION = 1
+
+SPEC_FILE = "spec.json"
+RESULT_FILE = "result.json"
+RANKS_DIR = "ranks"
+STDOUT_FILE = "stdout.log"
+STDERR_FILE = "stderr.log"
+STACKS_FILE = "{rank:02d}.stacks"
+"""In `RANKS_DIR`: where each thread of a rank stood, once the rank is asked for it."""
+CONFIG_DIR = "config"
+DS_CONFIG_FILE = "config/ds_config.json"
+
+TRIAL_ENV = "AUTOTUNE_TRIAL_DIR"
+"""Environment variable of every process of a trial: the sweep for orphans looks for it."""
+
+
+class ContractError(ValueError):
+    """A spec, report or result file is missing, cut short, or of another schema."""
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write a JSON file so that a reader sees the old one or the new one, never a part.
+
+    Raises:
+        OSError: The disk is full or the folder cannot be written; the old file still stands.
+    """
+    text = json.dumps(data, indent=2, sort_keys=True, allow_nan=True) + "\n"
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(aside, mode_of(path))
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def mode_of(path: Path) -> int:
+    """Permissions for what is written aside and then moved to a path; mkstemp makes it private.
+
+    A file that is there keeps its own, a new one is as readable as its neighbours.
+    """
+    if path.exists():
+        return path.stat().st_mode
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ContractError: There is no such file, or it does not hold one JSON object.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ContractError(f"{path}: no such file") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ContractError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ContractError(f"{path}: holds a {type(data).__name__}, not an object")
+    return data
+
+
+def checked_fields(cls: type, data: dict[str, Any]) -> dict[str, Any]:
+    """JSON data as a dataclass's fields.
+
+    Raises:
+        ContractError: A field is missing, unknown or of another type, or the schema is another.
+    """
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise ContractError(f"{cls.__name__}: schema {version!r}, this is {SCHEMA_VERSION}")
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    unknown = sorted(set(data) - set(known))
+    missing = sorted(
+        name
+        for name, f in known.items()
+        if name not in data
+        and f.default is dataclasses.MISSING
+        and f.default_factory is dataclasses.MISSING
+    )
+    if unknown or missing:
+        raise ContractError(f"{cls.__name__}: unknown fields {unknown}, missing fields {missing}")
+    for name, value in data.items():
+        if not _fits(value, known[name].type):
+            raise ContractError(f"{cls.__name__}: {name}: {str(value)[:60]!r} is of another type")
+    return dict(data)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether JSON data has the type of a field, all the way down."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return True
+    if origin is UnionType:
+        return any(_fits(value, argument) for argument in arguments)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
+    if origin is dict:
+        items = value.values() if isinstance(value, dict) else ()
+        return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in items)
+    if dataclasses.is_dataclass(kind):
+        types = {f.name: f.type for f in dataclasses.fields(kind)}
+        return isinstance(value, dict) and all(
+            _fits(item, types.get(name, Any)) for name, item in value.items()
+        )
+    if isinstance(value, bool):  # Python calls it an int, too
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float)
+    return isinstance(value, str if issubclass(kind, StrEnum) else kind)

@@ -1,0 +1,138 @@
+"""What comes out of a trial: of one rank, and of all of them."""
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from autotune.contract.files import SCHEMA_VERSION, ContractError, checked_fields
+from autotune.contract.words import Outcome, Phase, Role, Start
+
+
+@dataclass(kw_only=True)
+class RankReport:
+    """What one rank says when it ends, well or badly."""
+
+    rank: int
+    pid: int = 0
+    phase: Phase = Phase.IMPORT
+    """The phase it was in when it wrote this."""
+    ended_at_s: float = 0.0
+    """Wall-clock time (Unix) of this report: the first failure is the cause of the others."""
+    outcome: Outcome | None = None
+    """None while the rank is running."""
+    evidence: str = ""
+    traceback: str = ""
+    phases_s: dict[str, float] = field(default_factory=dict)
+    warmup_step_times_s: list[float] = field(default_factory=list)
+    step_times_s: list[float] = field(default_factory=list)
+    """Per applied optimizer step, of the slowest rank."""
+    steps_skipped: int = 0
+    """Measured optimizer steps that the engine did not apply (fp16 overflow)."""
+    tokens: int = 0
+    """Tokens of this rank in the measured steps, padding left out; counted where samples differ in
+    length."""
+    padded_tokens: int = 0
+    """The same with padding."""
+    losses: list[float] = field(default_factory=list)
+    """Mean loss of each optimizer step since the first, warm-up included, on this rank's data."""
+    memory_bytes: dict[str, int] = field(default_factory=dict)
+    """By meter; the key `peak` is the device's meter that limits are checked against."""
+    host_construction_bytes: int | None = None
+    """Peak resident host memory that building the model and the engine added on this rank."""
+    read_back: dict[str, Any] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    memory_samples: list[dict[str, float]] = field(default_factory=list)
+    """Of a soak: bytes by meter as they stood after a step, and `elapsed_s` since training began;
+    warm-up steps are left out."""
+    checkpoint: dict[str, float] = field(default_factory=dict)
+    """Of a soak: `steps` trained when it was saved or loaded, `seconds` that this took."""
+    schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Rebuild a report from JSON data.
+
+        Raises:
+            ContractError: A field is missing, unknown or of another type, or the schema is
+                another.
+        """
+        fields = checked_fields(cls, data)
+        try:
+            fields["phase"] = Phase(fields["phase"])
+            if fields.get("outcome") is not None:
+                fields["outcome"] = Outcome(fields["outcome"])
+        except ValueError as error:
+            raise ContractError(f"RankReport: {error}") from error
+        return cls(**fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """What one trial measured, or why it did not; written once, atomically, when it has ended."""
+
+    number: int
+    role: Role
+    candidate_hash: str
+    outcome: Outcome
+    evidence: str = ""
+    """The line that the outcome was read from; empty for `ok`, but for a driver that stopped
+    answering after the trial."""
+    evidence_source: str = ""
+    """Where that line stands: `rank 1 in engine_init`, `exit code`, `stderr.log:41`."""
+    started_at_s: float = 0.0
+    """Wall-clock time (Unix) at which the trial was submitted."""
+    wall_s: float = 0.0
+    """Seconds from submission until the last process had ended."""
+    start: Start = Start.COLD
+    """How its ranks did start."""
+    phases_s: dict[str, float] = field(default_factory=dict)
+    """Seconds per phase on rank 0; they add up to `wall_s`."""
+    warmup_step_times_s: list[float] = field(default_factory=list)
+    step_times_s: list[float] = field(default_factory=list)
+    """Per applied optimizer step, of the slowest rank."""
+    step_time_s: float | None = None
+    """Median of `step_times_s`."""
+    step_time_low_s: float | None = None
+    """Lower end of the 95% interval of that median."""
+    step_time_high_s: float | None = None
+    samples_per_s: float | None = None
+    """micro_batch * grad_accum * dp / step_time_s."""
+    samples_per_s_low: float | None = None
+    samples_per_s_high: float | None = None
+    tokens_per_step: float | None = None
+    """Of all ranks, padding left out; counted where samples differ in length."""
+    padded_tokens_per_step: float | None = None
+    """The same with padding."""
+    steps_skipped: int = 0
+    peak_memory_bytes: int | None = None
+    """Highest of any rank, by the device's meter (the one that the limit is checked against)."""
+    memory_bytes: dict[str, int] = field(default_factory=dict)
+    """By meter, each the highest of any rank."""
+    host_construction_bytes: int | None = None
+    loss_first: float | None = None
+    loss_last: float | None = None
+    read_back: dict[str, Any] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the trial that are on the allow-list, and nothing else."""
+    devices: list[str] = field(default_factory=list)
+    """The slots of the gang, such as `localhost:0`."""
+    schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Rebuild a result from JSON data.
+
+        Raises:
+            ContractError: A field is missing, unknown or of another type, or the schema is
+                another.
+        """
+        fields = checked_fields(cls, data)
+        try:
+            fields["outcome"] = Outcome(fields["outcome"])
+            fields["role"] = Role(fields["role"])
+            fields["start"] = Start(fields.get("start", Start.COLD))
+        except ValueError as error:
+            raise ContractError(f"TrialResult: {error}") from error
+        return cls(**fields)

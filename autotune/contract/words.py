@@ -1,0 +1,65 @@
+"""The words that a trial's files use: how it ended, why it was run, how it starts, its phases."""
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """How a trial ended."""
+
+    OK = "ok"
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    NONFINITE = "nonfinite"
+    INVALID = "invalid"
+    COMM = "comm"
+    LAUNCH = "launch"
+    CRASH = "crash"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the trial has a step time that a search may compare."""
+        return self is Outcome.OK
+
+    @property
+    def is_config_fault(self) -> bool:
+        """Whether the configuration caused it: it would happen again, so it teaches the search."""
+        return self in (Outcome.OOM, Outcome.TIMEOUT, Outcome.NONFINITE, Outcome.INVALID)
+
+    @property
+    def is_platform_fault(self) -> bool:
+        """Whether the machine caused it: the same candidate deserves another try."""
+        return self in (Outcome.COMM, Outcome.LAUNCH, Outcome.CRASH, Outcome.LOST)
+
+
+class Role(StrEnum):
+    """Why a trial was run."""
+
+    BASELINE = "baseline"
+    SEARCH = "search"
+    CONFIRM = "confirm"
+    SOAK = "soak"
+    """Trains for minutes instead of seconds, with a checkpoint on the way; no part of a search."""
+
+
+class Start(StrEnum):
+    """How the ranks of a trial start."""
+
+    COLD = "cold"
+    """Under torchrun: the reference."""
+    WARM = "warm"
+    """Forked from a process that has imported what they need, where the fleet can (CPU ranks)."""
+
+
+class Phase(StrEnum):
+    """The phases of a trial, in order; each rank records how many seconds it spent in each."""
+
+    SPAWN = "spawn"
+    IMPORT = "import"
+    PROCESS_GROUP = "process_group"
+    MODEL = "model"
+    ENGINE_INIT = "engine_init"
+    WARM_UP = "warm_up"
+    MEASURED = "measured"
+    TEARDOWN = "teardown"
