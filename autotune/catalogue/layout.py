@@ -33,6 +33,16 @@ ENTRIES = (
         source="module_inject/auto_tp.py",
     ),
     Knob(
+        name="pp",
+        group="layout",
+        kind="int",
+        default=1,
+        minimum=1,
+        help="pipeline parallel degree: stages of about as many parameters each (DeepSpeed's "
+        "PipelineModule); from 2 on our own transformer of the model's shapes is trained",
+        source="runtime/pipe/module.py",
+    ),
+    Knob(
         name="micro_batch",
         group="layout",
         kind="int",

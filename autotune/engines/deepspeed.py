@@ -13,7 +13,12 @@ from typing import Any
 from autotune.candidate import Candidate
 from autotune.catalogue.situation import ADAM
 from autotune.contract import DS_CONFIG_FILE, KnobValue
-from autotune.engines.ds_expected import DEFAULT_GRADIENT_CLIPPING, config_value, expected
+from autotune.engines.ds_expected import (
+    DEFAULT_GRADIENT_CLIPPING,
+    config_value,
+    expected,
+    recompute_interval,
+)
 from autotune.engines.ds_file import Note, knobs_of, leftover, precision_of, read_ds_config
 from autotune.engines.ds_keys import PATHS, SECTIONS, governed_keys
 from autotune.errors import JobError, RenderError
@@ -204,6 +209,8 @@ class DeepSpeedEngine:
                 "dp": candidate.dp,
                 "knobs": knobs,
                 "tp": candidate.tp,
+                "pp": candidate.pp,
+                "recompute_interval": recompute_interval(str(knobs.get("recompute", "none"))),
                 "micro_batch": candidate.micro_batch,
                 "grad_accum": candidate.grad_accum,
                 "global_batch": candidate.global_batch,
@@ -315,6 +322,8 @@ def _check_obeyed(tuned: Mapping[str, Any], candidate: Candidate) -> None:
     """A template that ignores a knob would make two candidates the same run."""
     for knob, asked in candidate.knobs:
         if knob not in PATHS or (knob, asked) == ("compile", "torch"):  # a call, no key
+            continue
+        if knob == "tp" and candidate.pp > 1:  # the transformer's, in its script
             continue
         if (written := config_value(tuned, knob)) != asked:
             raise RenderError(

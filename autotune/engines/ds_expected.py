@@ -66,7 +66,7 @@ def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "config" in source:
         found |= _of_the_script(setup)
-    if setup.model is not None and setup.tp == 1 and setup.pp == 1:
+    if setup.model is not None and (setup.tp == 1 or setup.pp > 1):
         found["n_params"] = setup.model.n_params
         found["n_params_frozen"] = setup.model.n_params_frozen
     if setup.optimizer in ("adam", "adamw"):
@@ -101,7 +101,9 @@ def optimizer_class(setup: Setup) -> str:
 
 def _of_the_script(setup: Setup) -> dict[str, Any]:
     found: dict[str, Any] = {"loss_chunk_tokens": setup.loss_chunk_tokens}
-    if setup.model is not None:
+    if setup.pp > 1:
+        found["recompute_interval"] = recompute_interval(setup.recompute)
+    elif setup.model is not None:
         found["recomputed_layers"] = _recomputed_layers(setup.recompute, setup.model)
     if setup.attention != "default":
         found["attention"] = setup.attention
@@ -139,6 +141,13 @@ def _derived(setup: Setup) -> dict[str, Any]:
 def _dtype(config: Mapping[str, Any], knob: str, precision: str) -> KnobValue:
     value = config_value(config, knob)
     return precision if value == "model" else value
+
+
+def recompute_interval(recompute: str) -> int:
+    """Layers of a pipeline's stage that are recomputed together; 0: none are."""
+    if recompute.startswith("every_"):
+        return int(recompute.removeprefix("every_"))
+    return 1 if recompute == "full" else 0
 
 
 def _recomputed_layers(recompute: str, model: ModelShape) -> int:

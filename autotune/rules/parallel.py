@@ -34,7 +34,7 @@ def _world(setup: Setup) -> Finding | None:
 
 def _degree(setup: Setup) -> Finding | None:
     size = autotp_size(setup.ds_config)
-    if size == setup.tp:
+    if size == setup.tp or setup.pp > 1:
         return None
     return Finding(
         message=f"the layout has tp={setup.tp}, the configuration splits the model over {size} "
@@ -69,7 +69,7 @@ def _sizes(setup: Setup) -> Finding | None:
 
 
 def _model(setup: Setup) -> Finding | None:
-    if setup.tp == 1 or setup.supports_tp:
+    if setup.tp == 1 or setup.supports_tp or setup.pp > 1:
         return None
     return Finding(
         message=f"tp={setup.tp}: AutoTP cannot split this model (Hugging Face architectures with "

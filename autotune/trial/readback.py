@@ -29,21 +29,26 @@ def read_back(engine: Any) -> dict[str, Any]:
     """
     optimizer, stage = engine.optimizer, _stage(engine)
     accum = engine.gradient_accumulation_steps()
-    found = {
+    if isinstance(engine.module, PipelineModule):
+        layout = _read_pipeline(engine)
+    else:
+        layout = {
+            "tp": _tp(engine.module),
+            "pp": 1,
+            "n_params": _n_params(engine.module, trained=True),
+            "n_params_frozen": _n_params(engine.module, trained=False),
+            "recomputed_layers": recomputed_layers(engine.module),
+        }
+    found = layout | {
         "stage": stage,
         "micro_batch": engine.train_micro_batch_size_per_gpu(),
         "grad_accum": getattr(optimizer, "gradient_accumulation_steps", accum),
         "dp": dist.get_world_size(group=engine.seq_data_parallel_group),
-        "tp": _tp(engine.module),
-        "pp": engine.module.num_stages if isinstance(engine.module, PipelineModule) else 1,
         "dtype": _dtype_name(_parameter_dtype(engine.module)),
         "gradient_clipping": _clipping(engine),
         "communication_dtype": _dtype_name(
             getattr(optimizer, "communication_data_type", engine.communication_data_type)
         ),
-        "n_params": _n_params(engine.module, trained=True),
-        "n_params_frozen": _n_params(engine.module, trained=False),
-        "recomputed_layers": recomputed_layers(engine.module),
         "compiled": bool(engine.is_compiled),
         "loss_chunk_tokens": getattr(engine.module.forward, "chunk_tokens", 0),
         "optimizer": type(engine.basic_optimizer).__name__,
@@ -64,6 +69,27 @@ def read_back(engine: Any) -> dict[str, Any]:
     elif isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
         found |= _read_stage_3(engine, optimizer)
     return found
+
+
+def _read_pipeline(engine: Any) -> dict[str, Any]:
+    """What stands on several stages, put together; every rank has to call it."""
+    module, grid = engine.module, engine.grid
+    tp = _tp(module)  # a stage with the embeddings alone has nothing to split
+    facts = torch.tensor([tp, 0, 0], device=get_accelerator().current_device_name())
+    for parameter in module.parameters():
+        if not getattr(parameter, "ds_pipe_replicated", False):
+            shares = tp if getattr(parameter, "tensor_model_parallel", False) else 1
+            facts[1 if parameter.requires_grad else 2] += shares * parameter.numel()
+    per_stage = [torch.zeros_like(facts) for _ in range(module.num_stages)]
+    torch.distributed.all_gather(per_stage, facts, group=grid.get_pipe_parallel_group())
+    tps, trained, frozen = torch.stack(per_stage).unbind(dim=1)
+    return {
+        "tp": int(tps.max()),
+        "pp": module.num_stages,
+        "n_params": int(trained.sum()),
+        "n_params_frozen": int(frozen.sum()),
+        "recompute_interval": module.activation_checkpoint_interval,
+    }
 
 
 def recomputed_layers(module: torch.nn.Module) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from autotune.contract import Measure, Phase
 from autotune.trial.faults import NonFiniteLossError
@@ -35,7 +36,7 @@ class TrialDone(BaseException):
 
 
 class Stopwatch:
-    """Hooks into one engine's `backward` and `step`."""
+    """Hooks into one engine's `backward` and `step`, or into the `train_batch` of a pipeline."""
 
     def __init__(
         self,
@@ -79,6 +80,26 @@ class Stopwatch:
 
     def attach(self, engine: Any) -> None:
         """Wrap the engine's methods on this instance; call once, before the first step."""
+        if isinstance(engine, PipelineEngine):
+            self._attach_to_pipeline(engine)
+        else:
+            self._attach_to_steps(engine)
+        self._reporter.enter(Phase.WARM_UP)
+        self._restart()
+
+    def _attach_to_pipeline(self, engine: Any) -> None:
+        train_batch = engine.train_batch
+
+        def timed_train_batch(*args: Any, **kwargs: Any) -> Any:
+            mean_loss = train_batch(*args, **kwargs)
+            # Only the last stage computes it; the engine has sent it to the others.
+            self._micro_losses.append(engine.dp_group_loss)
+            self._on_step(bool(engine.was_step_applied()))
+            return mean_loss
+
+        engine.train_batch = timed_train_batch
+
+    def _attach_to_steps(self, engine: Any) -> None:
         backward, step = engine.backward, engine.step
 
         def timed_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -93,8 +114,6 @@ class Stopwatch:
             return outcome
 
         engine.backward, engine.step = timed_backward, timed_step
-        self._reporter.enter(Phase.WARM_UP)
-        self._restart()
 
     def _on_step(self, was_applied: bool) -> None:
         get_accelerator().synchronize()

@@ -25,6 +25,10 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 def train(spec: TrialSpec, ds_config: dict[str, Any]) -> None:
     """Train for ever: build the model, initialize the engine, step."""
     engine = make_engine(spec, ds_config)
+    if spec.pp > 1:
+        micro_batches = ((tokens, tokens) for tokens in batches(spec))
+        while True:
+            engine.train_batch(data_iter=micro_batches)
     for batch in inputs(spec, engine):
         output = engine(**batch)
         engine.backward(output if isinstance(output, torch.Tensor) else output.loss)
@@ -34,14 +38,7 @@ def train(spec: TrialSpec, ds_config: dict[str, Any]) -> None:
 def make_engine(spec: TrialSpec, ds_config: dict[str, Any]) -> Any:
     """The model as the candidate wants it, under DeepSpeed."""
     torch.manual_seed(spec.seed)
-    model = build_model(spec, ds_config)
-    if "lora" in spec.model:
-        add_adapters(model, spec.model["lora"])
-    apply_recompute(model, spec.recompute)
-    if spec.loss_chunk_tokens:
-        from autotune.trial.loss import chunk_loss  # heavy: it needs transformers
-
-        chunk_loss(model, spec.loss_chunk_tokens)
+    model = build_pipeline(spec) if spec.pp > 1 else _build_adapted(spec, ds_config)
     model.train()
     engine, *_ = deepspeed.initialize(
         model=model,
@@ -51,6 +48,33 @@ def make_engine(spec: TrialSpec, ds_config: dict[str, Any]) -> Any:
     if spec.compile != "none":
         engine.compile()
     return engine
+
+
+def build_pipeline(spec: TrialSpec) -> torch.nn.Module:
+    """This rank's stage of the job's model, as our own transformer computes it.
+
+    Raises:
+        NoPipelineError: It cannot compute what the model's config describes.
+    """
+    from autotune.trial.transformer import Shape, make_pipeline  # heavy, and not for every trial
+    from autotune.trial.transformer_shape import shape_of
+
+    shape = Shape(**shape_of(spec.model["config"], spec.seq_len))
+    dtype = _DTYPES[spec.precision]
+    return make_pipeline(shape, pp=spec.pp, tp=spec.tp, seed=spec.seed, dtype=dtype)
+
+
+def _build_adapted(spec: TrialSpec, ds_config: dict[str, Any]) -> torch.nn.Module:
+    """The whole model, with what the trial does to it besides DeepSpeed."""
+    model = build_model(spec, ds_config)
+    if "lora" in spec.model:
+        add_adapters(model, spec.model["lora"])
+    apply_recompute(model, spec.recompute)
+    if spec.loss_chunk_tokens:
+        from autotune.trial.loss import chunk_loss  # heavy: it needs transformers
+
+        chunk_loss(model, spec.loss_chunk_tokens)
+    return model
 
 
 def build_model(spec: TrialSpec, ds_config: dict[str, Any]) -> torch.nn.Module:
@@ -125,9 +149,13 @@ def inputs(spec: TrialSpec, engine: Any) -> Iterator[Inputs]:
 
 
 def batches(spec: TrialSpec) -> Iterator[torch.Tensor]:
-    """Random tokens, (micro_batch, seq_len), for ever; the same in a tensor-parallel group."""
+    """Random tokens, (micro_batch, seq_len), for ever; the same in a tensor-parallel group.
+
+    And in a pipeline, whose first stage takes the tokens and whose last one the labels.
+    """
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    generator = torch.Generator().manual_seed(spec.seed * 100_003 + rank // spec.tp)
+    replica = rank // spec.tp % spec.dp
+    generator = torch.Generator().manual_seed(spec.seed * 100_003 + replica)
     device = get_accelerator().current_device_name()
     shape = (spec.micro_batch, spec.seq_len)
     for _ in range(steps_trained(spec) * spec.grad_accum):

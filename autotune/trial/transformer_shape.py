@@ -1,0 +1,168 @@
+"""Which Hugging Face configs the pipeline's transformer can be, and with which sizes.
+
+Nothing here imports torch: the searching side asks before a trial, a rank when it builds.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+"""Architectures that `autotune.trial.transformer` computes exactly."""
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+"""Hugging Face's name -> the transformer's."""
+
+_SCALED_BY = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
+"""Kind of rotary positions -> the keys that it reads besides `rope_theta`."""
+
+_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
+"""Of a config that does not name the key; null, and Llama's silence, mean as many as heads."""
+
+Config = Mapping[str, Any]
+
+
+class NoPipelineError(ValueError):
+    """The transformer cannot compute what this config describes; the message says what."""
+
+
+def shape_of(config: Config, seq_len: int) -> dict[str, Any]:
+    """The fields of `autotune.trial.transformer.Shape` for a Hugging Face config.
+
+    Keys that the config leaves out are those of transformers' own config classes.
+
+    Args:
+        config: What stands in a config.json.
+        seq_len: Tokens per sample: a window of attention matters only below that.
+
+    Raises:
+        NoPipelineError: The transformer has no such architecture, activation, positions, ...
+    """
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise NoPipelineError(
+            f"model_type {family}: the pipeline's transformer knows {', '.join(FAMILIES)}"
+        )
+    return _gpt2(config) if family == "gpt2" else _rotary_family(config, seq_len)
+
+
+def _gpt2(config: Config) -> dict[str, Any]:
+    for key, plain in (
+        ("scale_attn_weights", True),
+        ("scale_attn_by_inverse_layer_idx", False),
+        ("reorder_and_upcast_attn", False),
+        ("add_cross_attention", False),
+    ):
+        if config.get(key, plain) is not plain:
+            raise NoPipelineError(f"gpt2 with {key}={config[key]}: only {plain} is known")
+
+    def size(key: str, also: str, default: int) -> int:
+        return int(config.get(key, config.get(also, default)))
+
+    hidden = size("n_embd", "hidden_size", 768)
+    heads = size("n_head", "num_attention_heads", 12)
+    return {
+        "n_layers": size("n_layer", "num_hidden_layers", 12),
+        "hidden": hidden,
+        "ffn_hidden": int(config.get("n_inner") or 4 * hidden),
+        "n_heads": heads,
+        "n_kv_heads": heads,
+        "head_dim": hidden // heads,
+        "vocab": int(config.get("vocab_size", 50257)),
+        "n_positions": size("n_positions", "max_position_embeddings", 1024),
+        "norm": "layer",
+        "norm_eps": float(config.get("layer_norm_epsilon", 1e-5)),
+        "activation": _activation(config.get("activation_function", "gelu_new")),
+        "gated_mlp": False,
+        "qkv_bias": True,
+        "output_bias": True,
+        "mlp_bias": True,
+        "qk_norm": False,
+        "tied_embeddings": bool(config.get("tie_word_embeddings", True)),
+        "embedding_dropout": float(config.get("embd_pdrop", 0.1)),
+        "attention_dropout": float(config.get("attn_pdrop", 0.1)),
+        "residual_dropout": float(config.get("resid_pdrop", 0.1)),
+        "init_std": float(config.get("initializer_range", 0.02)),
+    }
+
+
+def _rotary_family(config: Config, seq_len: int) -> dict[str, Any]:
+    family = config["model_type"]
+    _check_window(config, seq_len)
+    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+    # qwen3 has a head size of its own; the others divide the hidden size unless told otherwise.
+    head_dim = config.get("head_dim") or (128 if family == "qwen3" else hidden // heads)
+    kv_heads = config.get("num_key_value_heads", _KV_HEADS.get(family)) or heads
+    has_bias = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")
+    return {
+        "n_layers": int(config["num_hidden_layers"]),
+        "hidden": hidden,
+        "ffn_hidden": int(config["intermediate_size"]),
+        "n_heads": heads,
+        "n_kv_heads": int(kv_heads),
+        "head_dim": int(head_dim),
+        "vocab": int(config["vocab_size"]),
+        "n_positions": 0,
+        "norm": "rms",
+        "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+        "activation": _activation(config.get("hidden_act", "silu")),
+        "gated_mlp": True,
+        "qkv_bias": has_bias or family == "qwen2",
+        "output_bias": has_bias,
+        "mlp_bias": family == "llama" and bool(config.get("mlp_bias", False)),
+        "qk_norm": family == "qwen3",
+        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "rotary": _rotary(config),
+        "attention_dropout": float(config.get("attention_dropout") or 0.0),
+        "init_std": float(config.get("initializer_range", 0.02)),
+    }
+
+
+def _check_window(config: Config, seq_len: int) -> None:
+    """A window that no sample fills is none."""
+    is_on = config["model_type"] == "mistral" or config.get("use_sliding_window", False)
+    window = config.get("sliding_window", 4096) if is_on and config["model_type"] != "llama" else 0
+    if window and seq_len > int(window):
+        raise NoPipelineError(
+            f"{config['model_type']} attends to a window of {window} tokens (sliding_window), and "
+            f"samples have {seq_len}: only whole samples are known"
+        )
+
+
+def _rotary(config: Config) -> dict[str, Any]:
+    """What the frequencies follow from, in the old spelling (`rope_scaling`) or the new one."""
+    rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if kind not in _SCALED_BY or partial not in (None, 1.0):
+        raise NoPipelineError(
+            f"{config['model_type']} with rotary positions of type {kind} over a share of "
+            f"{partial}: known are {', '.join(_SCALED_BY)}, over whole heads"
+        )
+    if kind == "llama3":
+        rope.setdefault(
+            "original_max_position_embeddings", config.get("max_position_embeddings", 2048)
+        )
+    theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+    return {"kind": kind, "theta": float(theta)} | {key: rope[key] for key in _SCALED_BY[kind]}
+
+
+def _activation(name: object) -> str:
+    if name not in _ACTIVATIONS:
+        raise NoPipelineError(f"activation {name}: known are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[str(name)]

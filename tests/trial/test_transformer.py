@@ -1,0 +1,188 @@
+"""The pipeline's transformer in one process: it is the Hugging Face model, weight for weight."""
+
+import re
+from functools import reduce
+
+import pytest
+
+from autotune.model import load_model, presets
+from autotune.trial.transformer_shape import FAMILIES, NoPipelineError, shape_of
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from autotune.trial.transformer import (  # noqa: E402  they need torch
+    Build,
+    Shape,
+    layer_specs,
+    next_token_loss,
+)
+
+TOKENS = 12
+ROTARY = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 32,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 16,
+    "vocab_size": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+}
+CONFIGS = {
+    "llama": ROTARY | {"model_type": "llama"},
+    "llama, all biases, tied": ROTARY
+    | {
+        "model_type": "llama",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+        "hidden_act": "gelu_new",
+    },
+    "llama, scaled as Llama 3.1": ROTARY | {"model_type": "llama", "rope_parameters": LLAMA3},
+    "llama, old spelling": ROTARY
+    | {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 99},
+    "llama, a head size of its own": ROTARY | {"model_type": "llama", "head_dim": 16},
+    "mistral": ROTARY | {"model_type": "mistral", "sliding_window": TOKENS},
+    "qwen2": ROTARY | {"model_type": "qwen2", "rope_theta": 1e6},
+    "qwen3, tied": ROTARY
+    | {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
+    "gpt2": GPT2,
+    "gpt2, untied": GPT2 | {"tie_word_embeddings": False, "n_inner": 80},
+}
+
+NAMES = {
+    r"(.*)\.weight": r"\1",  # of a norm, a table or a linear layer, and the bias likewise
+}
+LAYER = {
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "mlp_norm",
+    "self_attn.q_proj": "attention.q",
+    "self_attn.k_proj": "attention.k",
+    "self_attn.v_proj": "attention.v",
+    "self_attn.o_proj": "attention.out",
+    "self_attn.q_norm": "attention.q_norm",
+    "self_attn.k_norm": "attention.k_norm",
+    "mlp.gate_proj": "mlp.gate",
+    "mlp.up_proj": "mlp.up",
+    "mlp.down_proj": "mlp.down",
+    "ln_1": "attention_norm",
+    "ln_2": "mlp_norm",
+    "attn.c_proj": "attention.out",
+    "mlp.c_fc": "mlp.up",
+    "mlp.c_proj": "mlp.down",
+}
+"""Hugging Face's names within a layer -> ours."""
+
+
+def their_model(config):
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(**config)
+    )
+    with torch.no_grad():  # zeros and ones hide what they multiply
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+class Whole(torch.nn.Module):
+    """All layers of the pipeline, one after the other."""
+
+    def __init__(self, shape, seed=0):
+        super().__init__()
+        self.specs = layer_specs(Build(shape=shape, seed=seed))
+        built = {}
+        for index, spec in enumerate(self.specs):
+            key = getattr(spec, "key", index)
+            built[key] = built[key] if key in built else spec.build()
+        self.layers = torch.nn.ModuleDict({str(key): layer for key, layer in built.items()})
+
+    def steps(self):
+        for index, spec in enumerate(self.specs):
+            layer = self.layers[str(getattr(spec, "key", index))]
+            forward = getattr(spec, "forward_fn", None)
+            yield layer if forward is None else lambda x, f=forward, m=layer: f(m, x)
+
+    def forward(self, tokens):
+        return reduce(lambda x, layer: layer(x), self.steps(), tokens)
+
+
+def copied(model, theirs):
+    """Give our model the weights of theirs."""
+    embedding, *positions = [layer for layer in model.layers.values() if hasattr(layer, "weight")]
+    inner = theirs.base_model
+    blocks = [layer for layer in model.layers.values() if hasattr(layer, "attention")]
+    norm = next(layer.norm for layer in model.layers.values() if hasattr(layer, "norm"))
+    pairs = [(embedding.weight, theirs.get_input_embeddings().weight)]
+    pairs += [(table.weight, inner.wpe.weight) for table in positions]
+    pairs += zip(norm.parameters(), (inner.ln_f if positions else inner.norm).parameters())
+    for ours, block in zip(blocks, inner.h if positions else inner.layers, strict=True):
+        for name, weight in block.named_parameters():
+            layer, _, kind = name.rpartition(".")
+            weight = weight.t() if positions and weight.ndim == 2 else weight
+            if layer == "attn.c_attn":
+                whole = dict(ours.attention.named_parameters())
+                thirds = weight.chunk(3)
+                pairs += [(whole[f"{n}.{kind}"], w) for n, w in zip("qkv", thirds, strict=True)]
+            else:
+                pairs.append((dict(ours.named_parameters())[f"{LAYER[layer]}.{kind}"], weight))
+    head = [layer.out.weight for layer in model.layers.values() if hasattr(layer, "out")]
+    pairs += [(weight, theirs.lm_head.weight) for weight in head]
+    with torch.no_grad():
+        for mine, their in pairs:
+            mine.copy_(their)
+    assert len(pairs) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_it_computes_what_the_hugging_face_model_computes(name):
+    config = CONFIGS[name]
+    theirs = their_model(config).train()
+    ours = Whole(Shape(**shape_of(config, TOKENS))).train()
+    copied(ours, theirs)
+    tokens = torch.randint(0, 64, (3, TOKENS))
+    labels = tokens.clone()
+    labels[1, 7:] = -100
+    their_loss = theirs(input_ids=tokens, labels=labels).loss
+    our_loss = next_token_loss(ours(tokens), labels)
+    torch.testing.assert_close(our_loss, their_loss, rtol=1e-6, atol=1e-6)
+    their_loss.backward()
+    our_loss.backward()
+    norms = [
+        torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        for model in (ours, theirs)
+    ]
+    torch.testing.assert_close(*norms, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in presets() if load_model(n).source["config"]["model_type"] in FAMILIES]
+)
+def test_it_has_as_many_parameters_as_the_model(name):
+    model = load_model(name)
+    shape = Shape(**shape_of(model.source["config"], 1))
+    build = Build(shape=shape, device="meta")
+    layers = {getattr(s, "key", i): s.build() for i, s in enumerate(layer_specs(build))}
+    count = sum(p.numel() for layer in layers.values() for p in layer.parameters())
+    assert count == model.shape.n_params
