@@ -1,12 +1,12 @@
 """Knobs of the computation itself: attention, loss, compilation, the optimizer's kernel."""
 
-from autotune.catalogue.situation import ADAM, has_adam
+from autotune.catalogue.situation import ADAM, has_adam, has_pipeline
 from autotune.contract import KnobValue
 from autotune.knob import Context, Knob, Knobs
 
 
-def _is_hugging_face(_: Knobs, context: Context) -> bool:
-    return context.is_hugging_face
+def _is_hugging_face(values: Knobs, context: Context) -> bool:
+    return context.is_hugging_face and not has_pipeline(values)
 
 
 def _fold_chunk(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
@@ -31,7 +31,7 @@ ENTRIES = (
         kind="choice",
         default="default",
         choices=("default", "eager", "sdpa", "flash_attention_2"),
-        scope="for Hugging Face models",
+        scope="for Hugging Face models without a pipeline",
         acts=_is_hugging_face,
         needs_cuda=("flash_attention_2",),
         help="attention implementation; default: what transformers takes by itself, which is sdpa "
@@ -43,7 +43,8 @@ ENTRIES = (
         group="compute",
         kind="int",
         default=0,
-        scope="for Hugging Face models whose loss is known to be plain cross entropy",
+        scope="without a pipeline, for Hugging Face models whose loss is known to be plain cross "
+        "entropy",
         acts=_is_hugging_face,
         fold=_fold_chunk,
         help="compute logits and cross entropy over so many tokens at a time and again in "

@@ -60,7 +60,8 @@ ENTRIES = (
         choices=("none", "full"),
         pattern=r"every_([2-9]|[1-9]\d{1,3})",
         fold=_fold_recompute,
-        help="activation recomputation: none, full, or every_K (layers 0, K, 2K, ...)",
-        source="transformers: gradient_checkpointing_enable",
+        help="activation recomputation: none, full, or every_K (layers 0, K, 2K, ...; in a "
+        "pipeline all but the output head, K layers of a stage at once)",
+        source="transformers: gradient_checkpointing_enable; runtime/pipe/module.py: forward",
     ),
 )

@@ -16,6 +16,11 @@ def stage(values: Knobs) -> int:
     return int(values.get("zero.stage", 0))
 
 
+def has_pipeline(values: Knobs) -> bool:
+    """Whether our own transformer is trained, stage by stage, and not Hugging Face's model."""
+    return degree(values, "pp") > 1
+
+
 def data_parallel(values: Knobs, context: Context) -> int:
     """Data-parallel ranks."""
     return max(1, context.world // (degree(values, "tp") * degree(values, "pp")))

@@ -7,6 +7,7 @@ from autotune.catalogue.situation import (
     fetches_parameters,
     fold_elements,
     gathered_elements,
+    has_pipeline,
     is_contiguous,
     never,
     offloads_optimizer,
@@ -67,7 +68,8 @@ def _overlaps(values: Knobs, context: Context) -> bool:
     # inside backward (stage_1_and_2.py: setup_buckets, process_gradients).
     if stage(values) == 3:
         return context.accelerator != "cpu"
-    return shards_gradients(values, context)
+    # A pipeline has none (engine.py: _configure_zero_optimizer).
+    return shards_gradients(values, context) and not has_pipeline(values)
 
 
 def _may_scatter_bucket(values: Knobs, context: Context) -> bool:

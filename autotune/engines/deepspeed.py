@@ -30,6 +30,7 @@ from autotune.nested import clashes, look_up, merge, without
 from autotune.render.templates import Templates, canonical_json
 from autotune.rules.base import Setup
 from autotune.rules.zero import inert_keys
+from autotune.trial.transformer_shape import refusal
 
 TEMPLATE = "deepspeed/ds_config.json.j2"
 
@@ -75,6 +76,9 @@ class DeepSpeedEngine:
         self._job = job
         self._environment = environment
         self._templates = Templates(job.templates)
+        self._pipeline_refusal = refusal(
+            job.model.source, seq_len=job.seq_len, lengths=job.lengths.as_spec()
+        )
         self._use_base(_NO_BASE if job.base_config is None else _read_base(job.base_config))
 
     @property
@@ -111,6 +115,7 @@ class DeepSpeedEngine:
             loss_chunk_tokens=int(candidate.get("loss_chunk_tokens", 0) or 0),
             compile=str(candidate.get("compile", "none")),
             supports_loss_chunks=job.model.supports_loss_chunks,
+            pipeline_refusal=self._pipeline_refusal,
         )
 
     def files(self, candidate: Candidate) -> dict[str, str]:
@@ -147,6 +152,7 @@ class DeepSpeedEngine:
         engine = object.__new__(DeepSpeedEngine)
         engine._job, engine._environment = self._job, self._environment
         engine._templates = self._templates
+        engine._pipeline_refusal = self._pipeline_refusal
         engine._use_base(
             _Base(config=rest, knobs={}, notes=notes), optimizer=self._optimizer_section
         )

@@ -116,6 +116,8 @@ def _derived(setup: Setup) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if stage < 3 and setup.optimizer_offload != "none":
         found["contiguous_gradients"] = True  # forced
+    if setup.pp > 1:
+        found["overlap_comm"] = False  # switched off
     if stage < 3 and setup.optimizer_offload == "nvme":
         found["offload_optimizer"] = "cpu"  # nothing swaps below stage 3
     masters = config_value(config, "master_dtype")

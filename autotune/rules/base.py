@@ -105,6 +105,8 @@ class Setup:
     """Whether the training script calls `engine.compile()`: `none`, `torch` or `deepcompile`."""
     supports_loss_chunks: bool = True
     """Whether the model's loss is known to be plain cross entropy over its output head."""
+    pipeline_refusal: str = ""
+    """Why the pipeline's transformer cannot be this model; empty where it can, or is not asked."""
 
     def section(self, name: str) -> Mapping[str, Any]:
         """A section of the configuration by its top-level name; empty where there is none."""
@@ -247,6 +249,7 @@ class Case:
     """Laid over the plain configuration, section by section; None takes a key away."""
     world: int = 2
     tp: int = 1
+    pp: int = 1
     recompute: str = "none"
     attention: str = "default"
     loss_chunk_tokens: int = 0

@@ -46,7 +46,7 @@ def _every(setup: Setup) -> Finding | None:
         return None
     return Finding(
         message=f"recompute={setup.recompute}: K={every} exceeds the model's {layers} layers, so "
-        "it means the first layer alone",
+        f"it means {'the first layer alone' if setup.pp == 1 else 'a whole stage at once'}",
         advice=f"set recompute to {'full' if layers == 1 else f'every_{layers}'}",
     )
 

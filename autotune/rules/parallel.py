@@ -34,12 +34,14 @@ def _world(setup: Setup) -> Finding | None:
 
 def _degree(setup: Setup) -> Finding | None:
     size = autotp_size(setup.ds_config)
-    if size == setup.tp or setup.pp > 1:
+    # The layers of a pipeline are split as they are built, and not by AutoTP.
+    wanted = setup.tp if setup.pp == 1 else 1
+    if size == wanted:
         return None
     return Finding(
         message=f"the layout has tp={setup.tp}, the configuration splits the model over {size} "
         "(tensor_parallel.autotp_size)",
-        changes={"tensor_parallel": {"autotp_size": setup.tp} if setup.tp > 1 else None},
+        changes={"tensor_parallel": {"autotp_size": wanted} if wanted > 1 else None},
     )
 
 
@@ -79,7 +81,9 @@ def _model(setup: Setup) -> Finding | None:
 
 
 def _adapters(setup: Setup) -> Finding | None:
-    if setup.tp == 1 or setup.model is None or not setup.model.n_params_frozen:
+    if setup.tp == 1 or setup.pp > 1:  # a pipeline has a rule of its own
+        return None
+    if setup.model is None or not setup.model.n_params_frozen:
         return None
     return Finding(
         message=f"tp={setup.tp} with LoRA: AutoTP takes an adapted layer for a linear one and "

@@ -189,9 +189,7 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Causal attention; every rank has its share of the heads."""
 
-    def __init__(
-        self, build: Build, generator: torch.Generator, rotary: "Rotary | None"
-    ) -> None:
+    def __init__(self, build: Build, generator: torch.Generator, rotary: "Rotary | None") -> None:
         super().__init__()
         shape = build.shape
         self.head_dim, self.rotary = shape.head_dim, rotary
@@ -245,7 +243,7 @@ class MLP(nn.Module):
 
 
 class FinalNorm(nn.Module):
-    """The norm before the output head."""
+    """The norm before the output head, where that is the embeddings' weight."""
 
     def __init__(self, build: Build) -> None:
         super().__init__()
@@ -258,17 +256,18 @@ class FinalNorm(nn.Module):
 
 
 class Head(nn.Module):
-    """Vectors to logits, by a weight of its own."""
+    """Vectors to logits, by a weight of its own and after the last norm."""
 
     def __init__(self, build: Build) -> None:
         super().__init__()
         shape = build.shape
+        self.norm = build.norm(shape.hidden)
         generator = build.generator(2 + shape.n_layers)
         self.out = build.column(shape.hidden, shape.vocab, False, generator, gathers=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(samples, tokens, hidden) to (samples, tokens, vocabulary)."""
-        logits: torch.Tensor = self.out(x)
+        logits: torch.Tensor = self.out(self.norm(x))
         return logits
 
 
@@ -323,17 +322,16 @@ def layer_specs(build: Build) -> list[LayerSpec]:
     """The layers, from tokens to logits."""
     shape = build.shape
     rotary = None if shape.n_positions else Rotary(shape)
-    first: LayerSpec = LayerSpec(Embedding, build)
-    last: LayerSpec = LayerSpec(Head, build)
-    if shape.tied_embeddings:
-        first = TiedLayerSpec("embedding", Embedding, build)
-        last = TiedLayerSpec("embedding", Embedding, build, forward_fn=project)
+    blocks = [LayerSpec(Block, build, index, rotary) for index in range(shape.n_layers)]
+    if shape.n_positions:
+        blocks.insert(0, LayerSpec(Positions, build))
+    if not shape.tied_embeddings:
+        return [LayerSpec(Embedding, build), *blocks, LayerSpec(Head, build)]
     return [
-        first,
-        *([LayerSpec(Positions, build)] if shape.n_positions else []),
-        *(LayerSpec(Block, build, index, rotary) for index in range(shape.n_layers)),
+        TiedLayerSpec("embedding", Embedding, build),
+        *blocks,
         LayerSpec(FinalNorm, build),
-        last,
+        TiedLayerSpec("embedding", Embedding, build, forward_fn=project),
     ]
 
 

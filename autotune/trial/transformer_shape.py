@@ -6,6 +6,8 @@ Nothing here imports torch: the searching side asks before a trial, a rank when 
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.trial.lengths import is_drawn
+
 FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 """Architectures that `autotune.trial.transformer` computes exactly."""
 
@@ -41,18 +43,40 @@ class NoPipelineError(ValueError):
     """The transformer cannot compute what this config describes; the message says what."""
 
 
-def shape_of(config: Config, seq_len: int) -> dict[str, Any]:
-    """The fields of `autotune.trial.transformer.Shape` for a Hugging Face config.
-
-    Keys that the config leaves out are those of transformers' own config classes.
+def refusal(source: Config, *, seq_len: int, lengths: Config) -> str:
+    """Why a job cannot be trained as a pipeline; empty where it can.
 
     Args:
-        config: What stands in a config.json.
+        source: `TrialSpec.model`.
+        seq_len: Tokens per sample.
+        lengths: `TrialSpec.lengths`.
+    """
+    if is_drawn(lengths):
+        return "samples of different lengths are padded and masked, which its layers do not know"
+    try:
+        shape_of(source, seq_len)
+    except NoPipelineError as error:
+        return str(error)
+    return ""
+
+
+def shape_of(source: Config, seq_len: int) -> dict[str, Any]:
+    """The fields of `autotune.trial.transformer.Shape` for a model.
+
+    Keys that its Hugging Face config leaves out are those of transformers' own config classes.
+
+    Args:
+        source: `TrialSpec.model`.
         seq_len: Tokens per sample: a window of attention matters only below that.
 
     Raises:
         NoPipelineError: The transformer has no such architecture, activation, positions, ...
     """
+    if "lora" in source:
+        raise NoPipelineError("LoRA: the pipeline's transformer has no adapters")
+    if "config" not in source:
+        raise NoPipelineError("a factory's model is a module, which nobody can cut into layers")
+    config = source["config"]
     family = config.get("model_type")
     if family not in FAMILIES:
         raise NoPipelineError(
@@ -158,7 +182,7 @@ def _rotary(config: Config) -> dict[str, Any]:
         rope.setdefault(
             "original_max_position_embeddings", config.get("max_position_embeddings", 2048)
         )
-    theta = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+    theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
     return {"kind": kind, "theta": float(theta)} | {key: rope[key] for key in _SCALED_BY[kind]}
 
 

@@ -19,7 +19,8 @@ from autotune.trial.adapters import add_adapters
 from autotune.trial.lengths import is_drawn
 from autotune.trial.samples import Inputs, drawn
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""Precision of a job -> of its weights."""
 
 
 def train(spec: TrialSpec, ds_config: dict[str, Any]) -> None:
@@ -59,8 +60,8 @@ def build_pipeline(spec: TrialSpec) -> torch.nn.Module:
     from autotune.trial.transformer import Shape, make_pipeline  # heavy, and not for every trial
     from autotune.trial.transformer_shape import shape_of
 
-    shape = Shape(**shape_of(spec.model["config"], spec.seq_len))
-    dtype = _DTYPES[spec.precision]
+    shape = Shape(**shape_of(spec.model, spec.seq_len))
+    dtype = DTYPES[spec.precision]
     return make_pipeline(shape, pp=spec.pp, tp=spec.tp, seed=spec.seed, dtype=dtype)
 
 
@@ -89,10 +90,10 @@ def build_model(spec: TrialSpec, ds_config: dict[str, Any]) -> torch.nn.Module:
             stack.enter_context(deepspeed.zero.Init(config_dict_or_path=ds_config))
         elif spec.tp == 1:
             stack.enter_context(torch.device(get_accelerator().current_device_name()))
-            stack.enter_context(_default_dtype(_DTYPES[spec.precision]))
+            stack.enter_context(_default_dtype(DTYPES[spec.precision]))
         if "factory" in spec.model:
             return _from_factory(spec.model)
-        return _from_config(spec.model["config"], _DTYPES[spec.precision], spec.attention)
+        return _from_config(spec.model["config"], DTYPES[spec.precision], spec.attention)
 
 
 def apply_recompute(model: torch.nn.Module, recompute: str) -> None:

@@ -10,6 +10,7 @@ from autotune.rules.base import (
     Case,
     Setup,
 )
+from autotune.trial.transformer_shape import refusal
 
 NEWEST = "0.19.8"
 
@@ -55,7 +56,7 @@ def setup_of(case: Case, *, version: str = NEWEST) -> Setup:
         ds_config=config_of(case),
         world=case.world,
         tp=case.tp,
-        pp=1,
+        pp=case.pp,
         global_batch=case.global_batch,
         seq_len=case.seq_len,
         recompute=case.recompute,
@@ -78,7 +79,26 @@ def setup_of(case: Case, *, version: str = NEWEST) -> Setup:
         loss_chunk_tokens=case.loss_chunk_tokens,
         compile=case.compile,
         supports_loss_chunks=architecture in SUPPORTS_RECOMPUTE,
+        pipeline_refusal=refusal(source_of(model_of(case)), seq_len=case.seq_len, lengths={}),
     )
+
+
+def source_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A case's model as a trial's spec would name it."""
+    if model["architecture"] == "plain":
+        return {"factory": "tests.rules.witness_driver:PlainModel"}
+    if model["architecture"] == "gpt2":
+        sizes = {"n_embd": "hidden", "n_inner": "ffn_hidden", "n_layer": "n_layers"}
+        sizes |= {"n_head": "n_heads", "vocab_size": "vocab", "n_positions": "max_seq_len"}
+    else:
+        sizes = {"hidden_size": "hidden", "intermediate_size": "ffn_hidden"}
+        sizes |= {"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
+        sizes |= {"num_key_value_heads": "n_kv_heads", "vocab_size": "vocab"}
+    config = {name: model[size] for name, size in sizes.items() if model[size] is not None}
+    config["model_type"] = model["architecture"]
+    config["tie_word_embeddings"] = model["tied_embeddings"]
+    adapters = {"lora": {}} if model.get("lora_rank") else {}
+    return {"config": config, **adapters}
 
 
 def environment(

@@ -30,6 +30,9 @@ NEEDS_SOMEBODY = {
     "optimizer.needs_cuda",  # another optimizer trains something else
     "optimizer.unknown_type",
     "parallel.adapters",
+    "pipeline.heads",
+    "pipeline.layers",
+    "pipeline.model",
     "parallel.model",
     "parallel.world",
     "precision.unsupported",

@@ -10,8 +10,10 @@ import copy
 import datetime
 import gc
 import inspect
+import itertools
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -27,6 +29,8 @@ import torch.distributed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.comm import comm as ds_comm
 from deepspeed.module_inject import auto_tp, layers
+from deepspeed.runtime import engine as ds_engine
+from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.utils import groups, logger
 from transformers import (
     CTRLConfig,
@@ -42,7 +46,9 @@ from autotune.trial.adapters import add_adapters
 from autotune.trial.loss import chunk_loss
 from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import recomputed_layers
-from autotune.trial.workload import apply_recompute
+from autotune.trial.transformer import Shape, make_pipeline
+from autotune.trial.transformer_shape import shape_of
+from autotune.trial.workload import DTYPES, apply_recompute
 
 STEPS = 2
 RANK_TIMEOUT_S = 10.0
@@ -125,8 +131,10 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
         accelerator.is_fp16_supported = lambda: run["fp16_supported"]
     try:
         config = run["config"]
-        model = build_model(run["model"])
-        if rank := run["model"].get("lora_rank"):
+        model = build_pipeline(run) if run["pp"] > 1 else build_model(run["model"])
+        if run["pp"] > 1:
+            run = run | {"recompute": "none"}  # it stands in the configuration
+        elif rank := run["model"].get("lora_rank"):
             targets = "all-linear"
             lora = {"rank": rank, "alpha": rank, "dropout": 0.0, "target_modules": targets}
             add_adapters(model, lora)
@@ -145,11 +153,12 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
         knows = "log_name" in inspect.signature(ds_comm.broadcast_object_list).parameters
         ds_comm.configure(enabled=knows or engine.autotp_size() <= 1, prof_all=True, verbose=False)
         ds_comm.comms_logger.comms_dict.clear()
+        norms = watch_norms(engine) if isinstance(engine, PipelineEngine) else []
         losses = train(engine, run)
         return {
             "error": None,
             "losses": losses,
-            "read_back": read_back(engine),
+            "read_back": read_back(engine) | norm_facts(norms),
             "scalars": scalars(engine.optimizer),
             "collectives": collectives(),
         }
@@ -164,6 +173,13 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
         if engine is not None:
             with contextlib.suppress(Exception):
                 engine.destroy()
+
+
+def build_pipeline(run: dict[str, Any]) -> torch.nn.Module:
+    """The stage of this rank."""
+    shape = Shape(**shape_of(run["source"], run["seq_len"]))
+    dtype = DTYPES[run["precision"]]
+    return make_pipeline(shape, pp=run["pp"], tp=run["tp"], seed=0, dtype=dtype)
 
 
 def build_model(shape: dict[str, Any]) -> torch.nn.Module:
@@ -213,6 +229,14 @@ def train(engine: Any, run: dict[str, Any]) -> list[float]:
     device = get_accelerator().current_device_name()
     generator = torch.Generator().manual_seed(1)
     losses = []
+    if isinstance(engine, PipelineEngine):
+        size = (engine.train_micro_batch_size_per_gpu(), run["seq_len"])
+        drawn = (
+            torch.randint(0, run["model"]["vocab"], size, generator=generator).to(device)
+            for _ in itertools.count()
+        )
+        data = ((ids, ids) for ids in drawn)
+        return [round(float(engine.train_batch(data_iter=data)), 6) for _ in range(STEPS)]
     for _ in range(STEPS):
         total = 0.0
         for _ in range(engine.gradient_accumulation_steps()):
@@ -229,6 +253,40 @@ def train(engine: Any, run: dict[str, Any]) -> list[float]:
             total += float(loss.detach())
         losses.append(round(total, 6))
     return losses
+
+
+def watch_norms(engine: Any) -> list[tuple[float, float]]:
+    """Note at every step the norm that DeepSpeed clips by, and that of all stages' gradients.
+
+    At ZeRO's stages the gradients lie elsewhere by then: there the two are the same figure.
+    """
+    seen: list[tuple[float, float]] = []
+    if engine.zero_optimization() or run_dtype(engine) != torch.float32:
+        return seen
+
+    def noting(parameters: Any, **kwargs: Any) -> Any:
+        parameters = list(parameters)
+        whole = sum(p.grad.float().pow(2).sum() for p in parameters if p.grad is not None)
+        torch.distributed.all_reduce(whole, group=engine.grid.get_model_parallel_group())
+        norm = clip(parameters=parameters, **kwargs)
+        seen.append((float(norm), float(whole.sqrt())))
+        return norm
+
+    clip = ds_engine.clip_grad_norm_
+    engine.clip_fp32_gradients = lambda: noting(
+        engine.module.parameters(), max_norm=engine.gradient_clipping(), mpu=engine.mpu
+    )
+    return seen
+
+
+def run_dtype(engine: Any) -> torch.dtype:
+    """Of the parameters."""
+    return next(engine.module.parameters()).dtype
+
+
+def norm_facts(norms: list[tuple[float, float]]) -> dict[str, Any]:
+    """Whether gradients were clipped by the norm of all of them."""
+    return {"norm_is_whole": all(math.isclose(a, b, rel_tol=1e-4) for a, b in norms)}
 
 
 def read_back(engine: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from autotune.extensions import build
 from autotune.extensions import environment as extensions_environment
 from autotune.rules.base import Case, as_section
-from tests.rules.cases import config_of, model_of
+from tests.rules.cases import config_of, model_of, source_of
 
 DRIVER = Path(__file__).with_name("witness_driver.py")
 START_S = 90.0
@@ -21,8 +21,9 @@ START_S = 90.0
 
 
 def key_of(case: Case) -> str:
-    """Two cases with the same key are the same run."""
-    return json.dumps([asdict(case) | {"global_batch": None, "tp": None}], sort_keys=True)
+    """Two cases with the same key are the same run; AutoTP is told by the configuration alone."""
+    tp = {} if case.pp > 1 else {"tp": None}
+    return json.dumps([asdict(case) | {"global_batch": None} | tp], sort_keys=True)
 
 
 def run_cases(cases: Iterable[Case], folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -95,6 +96,9 @@ def _run_of(key: str, case: Case) -> dict[str, Any]:
         "id": key,
         "config": config_of(case),
         "model": model_of(case),
+        "source": source_of(model_of(case)),
+        "tp": case.tp,
+        "pp": case.pp,
         "recompute": case.recompute,
         "attention": case.attention,
         "loss_chunk_tokens": case.loss_chunk_tokens,

@@ -1,12 +1,9 @@
 """The pipeline's transformer in one process: it is the Hugging Face model, weight for weight."""
 
-import re
-from functools import reduce
-
 import pytest
 
 from autotune.model import load_model, presets
-from autotune.trial.transformer_shape import FAMILIES, NoPipelineError, shape_of
+from autotune.trial.transformer_shape import FAMILIES, shape_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -17,6 +14,7 @@ from autotune.trial.transformer import (  # noqa: E402  they need torch
     layer_specs,
     next_token_loss,
 )
+from tests.pipelines import Whole  # noqa: E402
 
 TOKENS = 12
 ROTARY = {
@@ -65,15 +63,11 @@ CONFIGS = {
     "llama, a head size of its own": ROTARY | {"model_type": "llama", "head_dim": 16},
     "mistral": ROTARY | {"model_type": "mistral", "sliding_window": TOKENS},
     "qwen2": ROTARY | {"model_type": "qwen2", "rope_theta": 1e6},
-    "qwen3, tied": ROTARY
-    | {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
+    "qwen3, tied": ROTARY | {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
     "gpt2": GPT2,
     "gpt2, untied": GPT2 | {"tie_word_embeddings": False, "n_inner": 80},
 }
 
-NAMES = {
-    r"(.*)\.weight": r"\1",  # of a norm, a table or a linear layer, and the bias likewise
-}
 LAYER = {
     "input_layernorm": "attention_norm",
     "post_attention_layernorm": "mlp_norm",
@@ -106,28 +100,6 @@ def their_model(config):
     return model
 
 
-class Whole(torch.nn.Module):
-    """All layers of the pipeline, one after the other."""
-
-    def __init__(self, shape, seed=0):
-        super().__init__()
-        self.specs = layer_specs(Build(shape=shape, seed=seed))
-        built = {}
-        for index, spec in enumerate(self.specs):
-            key = getattr(spec, "key", index)
-            built[key] = built[key] if key in built else spec.build()
-        self.layers = torch.nn.ModuleDict({str(key): layer for key, layer in built.items()})
-
-    def steps(self):
-        for index, spec in enumerate(self.specs):
-            layer = self.layers[str(getattr(spec, "key", index))]
-            forward = getattr(spec, "forward_fn", None)
-            yield layer if forward is None else lambda x, f=forward, m=layer: f(m, x)
-
-    def forward(self, tokens):
-        return reduce(lambda x, layer: layer(x), self.steps(), tokens)
-
-
 def copied(model, theirs):
     """Give our model the weights of theirs."""
     embedding, *positions = [layer for layer in model.layers.values() if hasattr(layer, "weight")]
@@ -136,7 +108,8 @@ def copied(model, theirs):
     norm = next(layer.norm for layer in model.layers.values() if hasattr(layer, "norm"))
     pairs = [(embedding.weight, theirs.get_input_embeddings().weight)]
     pairs += [(table.weight, inner.wpe.weight) for table in positions]
-    pairs += zip(norm.parameters(), (inner.ln_f if positions else inner.norm).parameters())
+    their_norm = inner.ln_f if positions else inner.norm
+    pairs += zip(norm.parameters(), their_norm.parameters(), strict=True)
     for ours, block in zip(blocks, inner.h if positions else inner.layers, strict=True):
         for name, weight in block.named_parameters():
             layer, _, kind = name.rpartition(".")
@@ -159,7 +132,7 @@ def copied(model, theirs):
 def test_it_computes_what_the_hugging_face_model_computes(name):
     config = CONFIGS[name]
     theirs = their_model(config).train()
-    ours = Whole(Shape(**shape_of(config, TOKENS))).train()
+    ours = Whole(Shape(**shape_of({"config": config}, TOKENS))).train()
     copied(ours, theirs)
     tokens = torch.randint(0, 64, (3, TOKENS))
     labels = tokens.clone()
@@ -170,8 +143,7 @@ def test_it_computes_what_the_hugging_face_model_computes(name):
     their_loss.backward()
     our_loss.backward()
     norms = [
-        torch.stack([p.grad.norm() for p in model.parameters()]).norm()
-        for model in (ours, theirs)
+        torch.stack([p.grad.norm() for p in model.parameters()]).norm() for model in (ours, theirs)
     ]
     torch.testing.assert_close(*norms, rtol=1e-5, atol=1e-6)
 
@@ -181,7 +153,7 @@ def test_it_computes_what_the_hugging_face_model_computes(name):
 )
 def test_it_has_as_many_parameters_as_the_model(name):
     model = load_model(name)
-    shape = Shape(**shape_of(model.source["config"], 1))
+    shape = Shape(**shape_of(model.source, 1))
     build = Build(shape=shape, device="meta")
     layers = {getattr(s, "key", i): s.build() for i, s in enumerate(layer_specs(build))}
     count = sum(p.numel() for layer in layers.values() for p in layer.parameters())

@@ -1,0 +1,111 @@
+"""Trains pipelines one after the other in one set of ranks, and says what came of each.
+
+Started under torchrun: `pipeline_driver.py CASES.json OUT.json`. A case is a trial's spec and its
+ds_config; the answer holds the loss and the gradient's norm of every step, and the read-back.
+"""
+
+import copy
+import gc
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.utils import groups, logger
+
+from autotune.contract import TrialSpec
+from autotune.fleet.shared_memory import remove_segments
+from autotune.trial.cpu_info import reuse_cpu_info
+from autotune.trial.imports import preload
+from autotune.trial.prebuilt import load_as_built
+from autotune.trial.readback import differences, read_back
+from autotune.trial.transformer import Shape, make_pipeline
+from autotune.trial.transformer_shape import shape_of
+from autotune.trial.workload import DTYPES, batches
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    """Train one case for its number of steps."""
+    spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
+    preload(ds_config, {})
+    shape = Shape(**shape_of(spec.model, spec.seq_len))
+    # Also with one stage, which a trial would leave to Hugging Face's model.
+    dtype = DTYPES[spec.precision]
+    model = make_pipeline(shape, pp=spec.pp, tp=spec.tp, seed=spec.seed, dtype=dtype)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=list(model.parameters()), config=copy.deepcopy(ds_config)
+    )
+    norms: list[float] = []
+    take_step = engine._take_model_step
+
+    def noting_step(*args: Any, **kwargs: Any) -> Any:
+        if not engine.zero_optimization():
+            norms.append(norm_of(engine))
+        done = take_step(*args, **kwargs)
+        if engine.zero_optimization():
+            norms.append(float(engine.get_global_grad_norm()))
+        return done
+
+    engine._take_model_step = noting_step
+    try:
+        data = ((tokens, tokens) for tokens in batches(spec))
+        losses = [float(engine.train_batch(data_iter=data)) for _ in range(case["steps"])]
+        found = read_back(engine)
+        return {
+            "losses": losses,
+            "norms": norms,
+            "read_back": found,
+            "differences": differences(spec.expected, found),
+            "layers": [int(model._local_start), int(model._local_stop)],
+        }
+    finally:
+        engine.destroy()
+
+
+def norm_of(engine: Any) -> float:
+    """The norm of the whole model's gradient, every element counted once."""
+    total = torch.zeros(())
+    is_first = engine.grid.get_slice_parallel_rank() == 0
+    for parameter in engine.module.parameters():
+        is_split = getattr(parameter, "tensor_model_parallel", False)
+        is_copy = getattr(parameter, "ds_pipe_replicated", False)
+        if parameter.grad is not None and not is_copy and (is_split or is_first):
+            total += parameter.grad.float().pow(2).sum().cpu()
+    torch.distributed.all_reduce(total, group=engine.grid.get_model_parallel_group())
+    return float(total.sqrt())
+
+
+def main() -> None:
+    """Run every case; an exception is part of the answer."""
+    cases = json.loads(Path(sys.argv[1]).read_text())
+    logger.setLevel(logging.ERROR)
+    reuse_cpu_info()
+    load_as_built()
+    deepspeed.init_distributed()
+    gc.freeze()
+    results = []
+    for case in cases:
+        start = time.perf_counter()
+        groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+        try:
+            results.append(run(case))
+        except Exception:
+            results.append({"error": traceback.format_exc()})
+        gc.collect()
+        results[-1]["s"] = time.perf_counter() - start
+    everybodys: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everybodys, results)
+    if torch.distributed.get_rank() == 0:
+        remove_segments(int(os.environ["MASTER_PORT"]), os.environ["MASTER_ADDR"])
+        answers = [list(ranks) for ranks in zip(*everybodys, strict=True)]
+        Path(sys.argv[2]).write_text(json.dumps(answers, default=str))
+
+
+if __name__ == "__main__":
+    main()

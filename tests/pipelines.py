@@ -1,0 +1,159 @@
+"""Pipelines for tests: cases for `pipeline_driver.py`, and the same training without ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autotune.contract import Role, to_dict
+from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.extensions import build
+from autotune.extensions import environment as extensions_environment
+from autotune.job import make_job
+from autotune.search.launch import Run, make_spec
+from autotune.trial.transformer import Build, Shape, layer_specs, next_token_loss
+from autotune.trial.transformer_shape import shape_of
+from tests.jobs import CPU, canonical_candidate
+
+STEPS = 3
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": True,
+}
+
+
+class Whole(torch.nn.Module):
+    """All layers of a pipeline, one after the other in one process."""
+
+    def __init__(self, shape: Shape, seed: int = 0) -> None:
+        super().__init__()
+        self.specs = layer_specs(Build(shape=shape, seed=seed))
+        built: dict[str, torch.nn.Module] = {}
+        for index, spec in enumerate(self.specs):
+            key = str(getattr(spec, "key", index))
+            built[key] = built[key] if key in built else spec.build()
+        self.layers = torch.nn.ModuleDict(built)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Tokens to logits."""
+        return reduce(self._step, enumerate(self.specs), tokens)
+
+    def _step(self, x: torch.Tensor, numbered: Any) -> torch.Tensor:
+        index, spec = numbered
+        layer = self.layers[str(getattr(spec, "key", index))]
+        forward = getattr(spec, "forward_fn", None)
+        return layer(x) if forward is None else forward(layer, x)
+
+
+def make_case(
+    folder: Path,
+    *,
+    world: int,
+    config: dict[str, Any] | None = None,
+    optimizer: dict[str, Any] | None = None,
+    clipping: float = 0.0,
+    precision: str = "fp32",
+    global_batch: int = 8,
+    **knobs: Any,
+) -> dict[str, Any]:
+    """A candidate as the driver takes it; `__` in a knob's name stands for a dot."""
+    text = json.dumps(config or LLAMA)
+    model = folder / f"{abs(hash(text))}" / "config.json"
+    model.parent.mkdir(parents=True, exist_ok=True)
+    model.write_text(text)
+    base = folder / f"clip{clipping}.json"
+    base.write_text(json.dumps({"gradient_clipping": clipping}))
+    job = make_job(
+        {
+            "model": str(model),
+            "seq_len": 8,
+            "global_batch": global_batch,
+            "world": world,
+            "precision": precision,
+            "optimizer": optimizer or {"type": "SGD", "params": {"lr": 0.5}},
+            "base_config": str(base),
+        },
+        where="test",
+    )
+    engine = DeepSpeedEngine(job, CPU)
+    candidate = canonical_candidate(job, **knobs)
+    spec = make_spec(
+        Run(candidate=candidate, role=Role.SEARCH),
+        study="pipeline",
+        number=0,
+        job=job,
+        engine=engine,
+        environment=CPU,
+    )
+    ds_config = dict(engine.setup(candidate).ds_config)
+    ds_config["zero_allow_untested_optimizer"] = True
+    return {"spec": to_dict(spec), "ds_config": ds_config, "steps": STEPS}
+
+
+def run(folder: Path, world: int, cases: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Train the cases one after the other; answers by case and rank."""
+    build("cpu", lambda _: None)
+    (folder / "cases.json").write_text(json.dumps(cases))
+    driver = Path(__file__).with_name("pipeline_driver.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(world), str(driver)]
+    done = subprocess.run(
+        [*command, str(folder / "cases.json"), str(folder / "answers.json")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={
+            **os.environ,
+            **extensions_environment("cpu"),
+            "DS_ACCELERATOR": "cpu",
+            "LOCAL_SIZE": str(world),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parent.parent),
+        },
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers: list[list[dict[str, Any]]] = json.loads((folder / "answers.json").read_text())
+    return answers
+
+
+def unsplit(case: dict[str, Any]) -> dict[str, list[float]]:
+    """The same training with all layers in this process and plain SGD."""
+    spec, config = case["spec"], case["ds_config"]
+    model = Whole(Shape(**shape_of(spec["model"], spec["seq_len"])), spec["seed"])
+    rate = config["optimizer"]["params"]["lr"]
+    clipping = config.get("gradient_clipping", 0.0)
+    generators = [
+        torch.Generator().manual_seed(spec["seed"] * 100_003 + replica)
+        for replica in range(spec["dp"])
+    ]
+    size = (spec["micro_batch"], spec["seq_len"])
+    found: dict[str, list[float]] = {"losses": [], "norms": []}
+    for _ in range(case["steps"]):
+        model.zero_grad()
+        total = 0.0
+        n_parts = spec["grad_accum"] * spec["dp"]
+        for _ in range(spec["grad_accum"]):
+            for generator in generators:
+                tokens = torch.randint(0, spec["model"]["vocab"], size, generator=generator)
+                loss = next_token_loss(model(tokens), tokens) / n_parts
+                loss.backward()
+                total += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clipping or float("inf"))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= rate * parameter.grad
+        found["losses"].append(total)
+        found["norms"].append(norm.item())
+    return found
