@@ -25,27 +25,19 @@ from autotune.trial.cpu_info import reuse_cpu_info
 from autotune.trial.imports import preload
 from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import differences, read_back
-from autotune.trial.transformer import Shape, make_pipeline
-from autotune.trial.transformer_shape import shape_of
-from autotune.trial.workload import DTYPES, batches
+from autotune.trial.workload import batches, build_pipeline, make_engine
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """Train one case for its number of steps."""
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
-    preload(ds_config, {})
-    shape = Shape(**shape_of(spec.model, spec.seq_len))
-    # Also with one stage, which a trial would leave to Hugging Face's model.
-    dtype = DTYPES[spec.precision]
-    model = make_pipeline(shape, pp=spec.pp, tp=spec.tp, seed=spec.seed, dtype=dtype)
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=list(model.parameters()), config=copy.deepcopy(ds_config)
-    )
+    preload(ds_config, spec.model)
+    engine = own_engine(spec, ds_config) if case["own"] else make_engine(spec, ds_config)
     norms: list[float] = []
     take_step = engine._take_model_step
 
     def noting_step(*args: Any, **kwargs: Any) -> Any:
-        if not engine.zero_optimization():
+        if case["own"] and not engine.zero_optimization():
             norms.append(norm_of(engine))
         done = take_step(*args, **kwargs)
         if engine.zero_optimization():
@@ -54,18 +46,39 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
     engine._take_model_step = noting_step
     try:
-        data = ((tokens, tokens) for tokens in batches(spec))
-        losses = [float(engine.train_batch(data_iter=data)) for _ in range(case["steps"])]
+        losses = [train_step(engine, spec, data) for data in [batches(spec)] * case["steps"]]
         found = read_back(engine)
         return {
             "losses": losses,
             "norms": norms,
             "read_back": found,
             "differences": differences(spec.expected, found),
-            "layers": [int(model._local_start), int(model._local_stop)],
         }
     finally:
         engine.destroy()
+
+
+def own_engine(spec: TrialSpec, ds_config: dict[str, Any]) -> Any:
+    """The pipeline's transformer, also with one stage, which a trial leaves to Hugging Face."""
+    model = build_pipeline(spec)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=list(model.parameters()), config=copy.deepcopy(ds_config)
+    )
+    return engine
+
+
+def train_step(engine: Any, spec: TrialSpec, data: Any) -> float:
+    """One optimizer step; its loss, for a pipeline the mean over all replicas."""
+    if hasattr(engine, "train_batch"):
+        return float(engine.train_batch(data_iter=((tokens, tokens) for tokens in data)))
+    total = 0.0
+    for _ in range(spec.grad_accum):
+        tokens = next(data)
+        loss = engine(input_ids=tokens, labels=tokens).loss
+        engine.backward(loss)
+        engine.step()
+        total += loss.item() / spec.grad_accum
+    return total
 
 
 def norm_of(engine: Any) -> float:
@@ -104,7 +117,7 @@ def main() -> None:
     if torch.distributed.get_rank() == 0:
         remove_segments(int(os.environ["MASTER_PORT"]), os.environ["MASTER_ADDR"])
         answers = [list(ranks) for ranks in zip(*everybodys, strict=True)]
-        Path(sys.argv[2]).write_text(json.dumps(answers, default=str))
+        Path(sys.argv[2]).write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from autotune.contract import Role, to_dict
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.extensions import build
 from autotune.extensions import environment as extensions_environment
-from autotune.job import make_job
+from autotune.job import Job, make_job
 from autotune.search.launch import Run, make_spec
 from autotune.trial.transformer import Build, Shape, layer_specs, next_token_loss
 from autotune.trial.transformer_shape import shape_of
@@ -57,6 +57,32 @@ class Whole(torch.nn.Module):
         return layer(x) if forward is None else forward(layer, x)
 
 
+def make_job_for(
+    folder: Path,
+    *,
+    world: int,
+    config: dict[str, Any] | None = None,
+    optimizer: dict[str, Any] | None = None,
+    clipping: float = 0.0,
+    precision: str = "fp32",
+    global_batch: int = 8,
+) -> Job:
+    """A job for a tiny model, with SGD unless another optimizer is given."""
+    model, base = folder / "config.json", folder / "base.json"
+    model.write_text(json.dumps(config or LLAMA))
+    base.write_text(json.dumps({"gradient_clipping": clipping}))
+    data = {
+        "model": str(model),
+        "seq_len": 8,
+        "global_batch": global_batch,
+        "world": world,
+        "precision": precision,
+        "optimizer": optimizer or {"type": "SGD", "params": {"lr": 0.5}},
+        "base_config": str(base),
+    }
+    return make_job(data, where="test")
+
+
 def make_case(
     folder: Path,
     *,
@@ -66,26 +92,22 @@ def make_case(
     clipping: float = 0.0,
     precision: str = "fp32",
     global_batch: int = 8,
+    steps: int = STEPS,
+    own: bool = True,
     **knobs: Any,
 ) -> dict[str, Any]:
-    """A candidate as the driver takes it; `__` in a knob's name stands for a dot."""
-    text = json.dumps(config or LLAMA)
-    model = folder / f"{abs(hash(text))}" / "config.json"
-    model.parent.mkdir(parents=True, exist_ok=True)
-    model.write_text(text)
-    base = folder / f"clip{clipping}.json"
-    base.write_text(json.dumps({"gradient_clipping": clipping}))
-    job = make_job(
-        {
-            "model": str(model),
-            "seq_len": 8,
-            "global_batch": global_batch,
-            "world": world,
-            "precision": precision,
-            "optimizer": optimizer or {"type": "SGD", "params": {"lr": 0.5}},
-            "base_config": str(base),
-        },
-        where="test",
+    """A candidate as the driver takes it; `__` in a knob's name stands for a dot.
+
+    With `own` it is the pipeline's transformer also where a trial would take Hugging Face's model.
+    """
+    job = make_job_for(
+        folder,
+        world=world,
+        config=config,
+        optimizer=optimizer,
+        clipping=clipping,
+        precision=precision,
+        global_batch=global_batch,
     )
     engine = DeepSpeedEngine(job, CPU)
     candidate = canonical_candidate(job, **knobs)
@@ -98,8 +120,10 @@ def make_case(
         environment=CPU,
     )
     ds_config = dict(engine.setup(candidate).ds_config)
-    ds_config["zero_allow_untested_optimizer"] = True
-    return {"spec": to_dict(spec), "ds_config": ds_config, "steps": STEPS}
+    ds_config["zero_allow_untested_optimizer"] = True  # SGD
+    if own:
+        ds_config.pop("tensor_parallel", None)
+    return {"spec": to_dict(spec), "ds_config": ds_config, "steps": steps, "own": own}
 
 
 def run(folder: Path, world: int, cases: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

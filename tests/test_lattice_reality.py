@@ -35,6 +35,7 @@ FEW_WORLDS = {
     "compile": (1, 8),
     "lossy": (2, 8),
     "zeropp": (2, 3, 8),
+    "parallel_3d": (1, 2, 6, 8),
 }
 """Spaces whose candidates do not depend on the world beyond what these show."""
 SAMPLE = 300
@@ -115,11 +116,14 @@ def test_every_candidate_renders_parses_and_passes_deepspeeds_classes(
         candidates = random.Random(0).sample(candidates, SAMPLE)
     for candidate in candidates:
         text = engine.files(candidate)["ds_config.json"]
-        parsed = parse(json.loads(text), world)
+        # A pipeline's grid tells DeepSpeed how many ranks hold one copy of the model.
+        copy_ranks = candidate.pp * candidate.tp if candidate.pp > 1 else 1
+        parsed = parse(json.loads(text), world // copy_ranks)
         values = candidate.values
         read = read_from(parsed, json.loads(text))
         # No keys of a ds_config: what the script does, and what its processes start with.
-        read |= {name: values[name] for name in (*SCRIPT, *PROCESS) if name in values}
+        split = ("tp", "pp") if candidate.pp > 1 else ("pp",)
+        read |= {name: values[name] for name in (*SCRIPT, *PROCESS, *split) if name in values}
         assert {name: read[name] for name in values} == values
         assert parsed.gradient_accumulation_steps == candidate.grad_accum
         assert candidate.micro_batch * candidate.grad_accum * candidate.dp == GLOBAL_BATCH

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from importlib import resources
 from typing import Any
 
 from autotune.candidate import format_value
@@ -12,11 +13,14 @@ from autotune.render.base import Export, Figures
 from autotune.render.templates import Templates, canonical_json
 from autotune.soak_record import SoakResult
 from autotune.trial.lengths import is_drawn
+from autotune.trial.transformer_shape import shape_of
 from autotune.tried import warning
 from autotune.units import format_bytes, format_seconds
 
 FIGURES_FILE = "figures.json"
 SETTINGS_FILE = "settings.json"
+TRANSFORMER_FILE = "transformer.py"
+"""In an export of a pipeline; the trials' own, which imports nothing of ours."""
 
 
 class DeepSpeedDialect:
@@ -39,6 +43,9 @@ class DeepSpeedDialect:
             "train.py": templates.text("launch/train.py.j2", values),
             "README.md": templates.text("launch/README.md.j2", values),
         }
+        if export.candidate.pp > 1:
+            source = resources.files("autotune.trial") / TRANSFORMER_FILE
+            files[TRANSFORMER_FILE] = source.read_text(encoding="utf-8")
         if "config" in export.job.model.source:
             files["model/config.json"] = canonical_json(export.job.model.source["config"])
         if export.figures is not None:
@@ -56,6 +63,8 @@ def _settings(export: Export) -> dict[str, Any]:
     """What DeepSpeed has no key for."""
     job, candidate = export.job, export.candidate
     source = {key: value for key, value in job.model.source.items() if key != "config"}
+    if candidate.pp > 1:
+        source["transformer"] = shape_of(job.model.source, job.seq_len)
     return {
         **source,
         "model": job.model.name,
