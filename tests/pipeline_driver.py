@@ -17,7 +17,7 @@ from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.utils import groups, logger
+from deepspeed.utils import logger
 
 from autotune.contract import TrialSpec
 from autotune.fleet.shared_memory import remove_segments
@@ -26,6 +26,7 @@ from autotune.trial.imports import preload
 from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import differences, read_back
 from autotune.trial.workload import batches, build_pipeline, make_engine
+from tests.deepspeed_state import clean_globals
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
@@ -105,9 +106,9 @@ def main() -> None:
     results = []
     for case in cases:
         start = time.perf_counter()
-        groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
         try:
-            results.append(run(case))
+            with clean_globals():
+                results.append(run(case))
         except Exception:
             results.append({"error": traceback.format_exc()})
         gc.collect()

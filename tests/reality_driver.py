@@ -38,7 +38,11 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     try:
         losses = []
         tokens = batches(spec)
-        for _ in range(STEPS * spec.grad_accum):
+        if spec.pp > 1:
+            pairs = ((batch, batch) for batch in tokens)
+            means = [engine.train_batch(data_iter=pairs).item() for _ in range(STEPS)]
+            losses = [mean for mean in means for _ in range(spec.grad_accum)]
+        for _ in range(STEPS * spec.grad_accum if spec.pp == 1 else 0):
             batch = next(tokens)
             loss = engine(input_ids=batch, labels=batch).loss
             engine.backward(loss)

@@ -18,9 +18,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import deepspeed
@@ -28,10 +26,9 @@ import torch
 import torch.distributed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.comm import comm as ds_comm
-from deepspeed.module_inject import auto_tp, layers
 from deepspeed.runtime import engine as ds_engine
 from deepspeed.runtime.pipe.engine import PipelineEngine
-from deepspeed.utils import groups, logger
+from deepspeed.utils import logger
 from transformers import (
     CTRLConfig,
     CTRLLMHeadModel,
@@ -49,11 +46,10 @@ from autotune.trial.readback import recomputed_layers
 from autotune.trial.transformer import Shape, make_pipeline
 from autotune.trial.transformer_shape import shape_of
 from autotune.trial.workload import DTYPES, apply_recompute
+from tests.deepspeed_state import clean_globals
 
 STEPS = 2
 RANK_TIMEOUT_S = 10.0
-STATEFUL = (groups, auto_tp, layers)
-"""Modules of DeepSpeed that keep what one engine set up in module globals."""
 
 
 class PlainModel(torch.nn.Module):
@@ -96,28 +92,6 @@ def main(runs_file: str, results_file: str) -> None:
                 file.write(json.dumps({"id": run["id"], "ranks": reports}) + "\n")
     if rank == 0:  # all have met by now
         remove_segments(int(os.environ["MASTER_PORT"]), os.environ["MASTER_ADDR"])
-
-
-@contextlib.contextmanager
-def clean_globals() -> Iterator[None]:
-    """Give DeepSpeed's module globals back the values that they had before."""
-    before: list[tuple[ModuleType, dict[str, Any]]] = [
-        (module, {k: copy.copy(v) for k, v in vars(module).items() if is_state(k, v)})
-        for module in STATEFUL
-    ]
-    try:
-        yield
-    finally:
-        for module, values in before:
-            vars(module).update(values)
-        gc.collect()
-
-
-def is_state(name: str, value: Any) -> bool:
-    """Whether a module global holds state: not a function, class, module or constant."""
-    return not name.startswith("__") and (
-        value is None or isinstance(value, (bool, int, float, str, list, dict))
-    )
 
 
 def run_one(run: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,36 @@
+"""What DeepSpeed keeps from one engine to the next in a process, and tests take back."""
+
+import contextlib
+import copy
+import gc
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from deepspeed.module_inject import auto_tp, layers
+from deepspeed.utils import groups
+
+STATEFUL = (groups, auto_tp, layers)
+"""Modules of DeepSpeed that keep what one engine set up in module globals."""
+
+
+@contextlib.contextmanager
+def clean_globals() -> Iterator[None]:
+    """Give DeepSpeed's module globals back the values that they had before."""
+    before: list[tuple[ModuleType, dict[str, Any]]] = [
+        (module, {k: copy.copy(v) for k, v in vars(module).items() if is_state(k, v)})
+        for module in STATEFUL
+    ]
+    try:
+        yield
+    finally:
+        for module, values in before:
+            vars(module).update(values)
+        gc.collect()
+
+
+def is_state(name: str, value: Any) -> bool:
+    """Whether a module global holds state: not a function, class, module or constant."""
+    return not name.startswith("__") and (
+        value is None or isinstance(value, (bool, int, float, str, list, dict))
+    )
