@@ -213,8 +213,8 @@ def _setup(
     return kind(
         world=world or 1,
         ds_config=Partial(config, unknown) if unknown else config,
-        tp=autotp_size(config),
-        pp=1,
+        tp=autotp_size(config) if source.pipeline is None else source.pipeline.tp,
+        pp=1 if source.pipeline is None else source.pipeline.pp,
         global_batch=None,
         seq_len=None,
         recompute="none",
@@ -239,7 +239,9 @@ def _world(
     micro, accum, total = sizes
     groups = max(1, total // (micro * accum))
     sp = config.get("sequence_parallel_size", 1)
-    return groups * (sp if type(sp) is int and sp > 0 else 1), "from the three batch sizes"
+    copy = 1 if source.pipeline is None else source.pipeline.pp * source.pipeline.tp
+    ranks = groups * copy * (sp if type(sp) is int and sp > 0 else 1)
+    return ranks, "from the three batch sizes"
 
 
 def _nested(source: Source, changes: Patch) -> Patch:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.check.exported import Pipeline, pipeline_beside
 from autotune.check.launch import Launch, count, read_launch, typed
 from autotune.consumers import FILLED, Consumer, autos
 from autotune.engines.ds_file import parse_json, read_text
@@ -63,6 +64,8 @@ class Source:
     """The ds_config that the launch line names, where it is another file."""
     not_for: str = ""
     """What accelerate runs instead of DeepSpeed, where its YAML says so."""
+    pipeline: Pipeline | None = None
+    """Of an export: how its model is cut into stages."""
 
     @property
     def can_edit(self) -> bool:
@@ -183,6 +186,7 @@ def read_source(
         not_for=""
         if yaml_file is None or "--use_deepspeed" in (launch or "")
         else yaml_file.not_for,
+        pipeline=pipeline_beside(path),
     )
 
 

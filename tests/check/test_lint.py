@@ -38,6 +38,31 @@ def test_everything_that_is_wrong_is_found_and_mended(tmp_path):
     assert rules(again) == []
 
 
+PIPELINE = {
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+    "train_batch_size": 16,
+    "zero_optimization": {"stage": 2},
+    "bf16": {"enabled": True},
+}
+
+
+def test_an_exported_pipeline_is_judged_in_its_layout(tmp_path):
+    path = write(tmp_path, PIPELINE)
+    assert rules(checked(path, world=8)) == ["batch.product"]
+    (tmp_path / "settings.json").write_text('{"pp": 2, "tp": 2, "transformer": {}}')
+    report = checked(path)
+    assert (report.world, rules(report)) == (8, ["pipeline.stage"])
+    for others in (
+        '{"pp": 2, "tp": 2}',
+        "[]",
+        "no JSON",
+        '{"pp": "2", "tp": 2, "transformer": 0}',
+    ):
+        (tmp_path / "settings.json").write_text(others)
+        assert rules(checked(path, world=8)) == ["batch.product"]
+
+
 def test_the_diff_is_one_that_patch_takes(tmp_path):
     report = checked(write(tmp_path, '{"zero_optimization": {"stage": 2, "overlap_com": true},\n'
                                      '"train_micro_batch_size_per_gpu": 1}'))  # fmt: skip

@@ -114,6 +114,23 @@ def test_the_script_draws_the_lengths_that_the_trial_drew(tmp_path):
         assert drawn == step_lengths(lengths, samples, seed=7, step=step)
 
 
+def test_a_pipeline_is_handed_out_with_its_transformer(tmp_path):
+    out = export(tmp_path, pp=2, zero__stage=1, micro_batch=2, recompute="every_2")
+    source = REPOSITORY / "autotune" / "trial" / "transformer.py"
+    assert (out / "transformer.py").read_text() == source.read_text()
+    imported = {
+        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert imported - set(sys.stdlib_module_names) == {"torch", "deepspeed"}
+    config = json.loads((out / "ds_config.json").read_text())
+    assert config["pipeline"] == {"activation_checkpoint_interval": 2, "use_reentrant": False}
+    assert "tensor_parallel" not in config
+    assert json.loads((out / "settings.json").read_text())["transformer"]["n_layers"] == 3
+    assert "cut into 2 stages" in (out / "README.md").read_text()
+
+
 def test_the_readme_says_what_tensor_parallelism_changes(tmp_path):
     text = (export(tmp_path, tp=2, micro_batch=2) / "README.md").read_text()
     assert "2 * 4 * 1 = 8 samples" in text
@@ -159,9 +176,10 @@ def test_files_of_somebody_else_are_not_written_over(tmp_path):
     [
         ({"zero__stage": 3, "micro_batch": 2, "recompute": "every_2"}, {}),
         ({"zero__stage": 1, "tp": 2, "micro_batch": 2}, {}),
+        ({"zero__stage": 1, "pp": 2, "micro_batch": 2, "recompute": "full"}, {}),
         ({"zero__stage": 3, "micro_batch": 2}, ADAPTED),
     ],
-    ids=["stage3", "tp2", "adapters"],
+    ids=["stage3", "tp2", "pp2", "adapters"],
 )
 def test_the_folder_trains_as_it_is(tmp_path, knobs, changes):
     out = export(tmp_path, job=tiny_job(tmp_path, **changes), **knobs)
