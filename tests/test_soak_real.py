@@ -70,8 +70,13 @@ LLAMA = {"config": TINY, "vocab": TINY["vocab_size"]}
             {"tensor_parallel": {"autotp_size": 2}, "gradient_accumulation_steps": 2},
             {"tp": 2, "dp": 1, "grad_accum": 2, "model": LLAMA},
         ),
+        (
+            {"stage": 1},
+            {"gradient_accumulation_steps": 2},
+            {"pp": 2, "dp": 1, "grad_accum": 2, "model": LLAMA},
+        ),
     ],
-    ids=["stage3_offload", "stage1_tp2"],
+    ids=["stage3_offload", "stage1_tp2", "stage1_pp2"],
 )
 def test_a_checkpoint_goes_on_where_the_training_was(record, zero, config, spec):
     halves = soak(record, 0.1, zero, config, **spec)

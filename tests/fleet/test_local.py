@@ -14,6 +14,7 @@ from autotune.contract import Outcome, Phase, Start, TrialResult
 from autotune.errors import FleetError
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import processes_of
+from tests.jobs import TINY
 from tests.trials import CPU, ds_config, files, spec, wait_until
 
 pytestmark = pytest.mark.real
@@ -55,6 +56,24 @@ def test_a_good_trial_measures_and_reads_back(fleet, study, monkeypatch):
     assert "do_not_tell" not in str(result)
     assert "do-not-tell" not in str(result)
     assert sum(result.phases_s.values()) == pytest.approx(result.wall_s, rel=0.05)
+
+
+def test_a_pipeline_is_measured_and_its_loss_is_seen_on_every_stage(fleet, study):
+    layout = {"pp": 2, "dp": 1, "grad_accum": 2, "start": Start.WARM}
+    layout["model"] = {"config": TINY, "vocab": TINY["vocab_size"]}
+    expected = {"stage": 1, "pp": 2, "dp": 1, "tp": 1, "grad_accum": 2, "recompute_interval": 0}
+    config = ds_config(gradient_accumulation_steps=2)
+    good = run(fleet, study, spec(**layout, expected=expected), config)
+    assert good.outcome is Outcome.OK, good.evidence
+    assert good.start is Start.WARM
+    assert 6 <= len(good.step_times_s) <= 8
+    assert good.samples_per_s == pytest.approx(4 / good.step_time_s)
+    assert 4 < good.loss_first < 8  # ln 256 = 5.5; rank 0 holds the first stage
+    config["optimizer"] = {"type": "SGD", "params": {"lr": 1e30}}
+    config["zero_allow_untested_optimizer"] = True
+    bad = run(fleet, study, spec(1, **layout), config)
+    assert bad.outcome is Outcome.NONFINITE, bad.evidence
+    assert "loss" in bad.evidence
 
 
 @pytest.mark.parametrize(
