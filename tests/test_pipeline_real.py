@@ -33,7 +33,9 @@ GPT2 = {
     "embd_pdrop": 0.0,
     "resid_pdrop": 0.0,
 }
-UNTIED = LLAMA | {"tie_word_embeddings": False, "model_type": "qwen2", "vocab_size": 62}
+UNTIED = LLAMA | {"tie_word_embeddings": False, "model_type": "qwen2"}
+UNTIED |= {"vocab_size": 63, "intermediate_size": 49}
+"""Nothing but the heads divides evenly."""
 CLIPPED = {"zero__stage": 1, "clipping": 0.1}
 LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {

@@ -72,22 +72,25 @@ def read_back(engine: Any) -> dict[str, Any]:
 
 
 def _read_pipeline(engine: Any) -> dict[str, Any]:
-    """What stands on several stages, put together; every rank has to call it."""
+    """What stands on several stages and slices, put together; every rank has to call it."""
     module, grid = engine.module, engine.grid
-    tp = _tp(module)  # a stage with the embeddings alone has nothing to split
-    facts = torch.tensor([tp, 0, 0], device=get_accelerator().current_device_name())
+    counts = {True: 0, False: 0}
     for parameter in module.parameters():
-        if not getattr(parameter, "ds_pipe_replicated", False):
-            shares = tp if getattr(parameter, "tensor_model_parallel", False) else 1
-            facts[1 if parameter.requires_grad else 2] += shares * parameter.numel()
-    per_stage = [torch.zeros_like(facts) for _ in range(module.num_stages)]
-    torch.distributed.all_gather(per_stage, facts, group=grid.get_pipe_parallel_group())
-    tps, trained, frozen = torch.stack(per_stage).unbind(dim=1)
+        is_whole = not getattr(parameter, "tensor_model_parallel", False)
+        is_copy = getattr(parameter, "ds_pipe_replicated", False)  # tied, and another stage's
+        if not is_copy and not (is_whole and grid.get_slice_parallel_rank() > 0):
+            counts[parameter.requires_grad] += parameter.numel()
+    device = get_accelerator().current_device_name()
+    n_params = torch.tensor([counts[True], counts[False]], device=device)
+    tp = torch.tensor(_tp(module), device=device)  # a stage of embeddings alone splits nothing
+    group = grid.get_model_parallel_group()
+    dist.all_reduce(n_params, group=group)
+    dist.all_reduce(tp, op=dist.ReduceOp.MAX, group=group)
     return {
-        "tp": int(tps.max()),
+        "tp": int(tp),
         "pp": module.num_stages,
-        "n_params": int(trained.sum()),
-        "n_params_frozen": int(frozen.sum()),
+        "n_params": int(n_params[0]),
+        "n_params_frozen": int(n_params[1]),
         "recompute_interval": module.activation_checkpoint_interval,
     }
 
