@@ -29,7 +29,7 @@ ENTRIES = (
         kind="int",
         default=1,
         minimum=1,
-        help="tensor parallel degree (DeepSpeed AutoTP)",
+        help="tensor parallel degree (DeepSpeed AutoTP; its split layers in a pipeline)",
         source="module_inject/auto_tp.py",
     ),
     Knob(
