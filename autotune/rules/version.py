@@ -117,7 +117,7 @@ def _removed_optimizer(setup: Setup) -> Finding | None:
 
 def _autotp_by_script(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
-    size = max(setup.tp if setup.pp == 1 else 1, autotp_size(setup.ds_config))
+    size = max(setup.tp, autotp_size(setup.ds_config))
     if size == 1 or is_at_least(version, AUTOTP_BY_CONFIG_SINCE):
         return None
     return Finding(

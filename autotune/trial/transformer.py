@@ -6,6 +6,7 @@ layers are split by DeepSpeed's own tensor-parallel ones. Every layer draws its 
 of its own and as a whole before it is split, so that all layouts start from the same weights.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,12 @@ IGNORED = -100
 RECOMPUTABLE = ["Embedding", "Positions", "Block", "FinalNorm"]
 """Layers that activation checkpointing may recompute: all but the output head, whose product is
 the largest of all and whose input is small."""
+
+_CAN_GATHER = "gather_output" in inspect.signature(LinearLayer.__init__).parameters
+"""Older releases of DeepSpeed cannot: there every rank holds the whole output head."""
+
+_NAME = "pipeline"
+"""Of every split layer: releases that know models by their layers' names want one."""
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
@@ -108,14 +115,15 @@ class Build:
     def column(self, *sizes: Any, gathers: bool = False) -> nn.Module:
         """A linear layer of which each rank computes a share of the outputs."""
         layer = self.linear(*sizes)
-        if self.group is None:
+        if self.group is None or (gathers and not _CAN_GATHER):
             return layer
-        return LinearLayer(layer, self.group, gather_output=gathers)
+        how = {"gather_output": True} if gathers else {}
+        return LinearLayer(layer, self.group, name=_NAME, **how)
 
     def row(self, *sizes: Any) -> nn.Module:
         """A linear layer of which each rank holds a share of the inputs; the sum is on all."""
         layer = self.linear(*sizes)
-        return layer if self.group is None else LinearAllreduce(layer, self.group)
+        return layer if self.group is None else LinearAllreduce(layer, self.group, name=_NAME)
 
     def norm(self, size: int) -> nn.Module:
         """A norm over the last dimension."""
