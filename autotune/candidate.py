@@ -46,9 +46,14 @@ class Candidate:
         return int(self.values.get("pp", 1))
 
     @property
+    def sp(self) -> int:
+        """Sequence parallel degree."""
+        return int(self.values.get("sp", 1))
+
+    @property
     def dp(self) -> int:
-        """Data parallel degree: world / (tp * pp), rounded down; the batch rules refuse a rest."""
-        return max(1, self.world // (self.tp * self.pp))
+        """Data parallel degree: world / (tp * pp * sp), rounded down; rules refuse a rest."""
+        return max(1, self.world // (self.tp * self.pp * self.sp))
 
     @property
     def micro_batch(self) -> int:

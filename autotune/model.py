@@ -25,6 +25,7 @@ from autotune.model_families import (
     SPLIT_BY_AUTOTP,
     has_closed_form,
     has_plain_loss,
+    is_split_by_ulysses,
 )
 from autotune.model_shape import ModelShape, train_flops_per_token
 
@@ -53,6 +54,12 @@ class Model:
     supports_tp: bool
     """Whether DeepSpeed's AutoTP splits it (most Hugging Face architectures, no others)."""
     supports_recompute: bool
+
+    @property
+    def supports_sp(self) -> bool:
+        """Whether Ulysses is known to split its attention right."""
+        config = self.source.get("config")
+        return config is not None and is_split_by_ulysses(config)
 
     @property
     def supports_loss_chunks(self) -> bool:

@@ -34,6 +34,23 @@ def has_plain_loss(config: Mapping[str, Any]) -> bool:
     return config["model_type"] in _PLAIN_LOSS and not config.get("output_router_logits")
 
 
+_SPLIT_BY_ULYSSES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "olmo2"})
+"""Architectures that train the same with their sequences split; a test holds them to it."""
+
+
+def is_split_by_ulysses(config: Mapping[str, Any]) -> bool:
+    """Whether sequence parallelism trains what the whole model does.
+
+    DeepSpeed drops the mask that a window of attention needs, and the balance of routers is that
+    of whole sequences.
+    """
+    has_window = config.get("sliding_window") is not None and (
+        config["model_type"] in ("mistral", "mixtral") or config.get("use_sliding_window", False)
+    )
+    is_known = config["model_type"] in _SPLIT_BY_ULYSSES
+    return is_known and not has_window and not config.get("output_router_logits")
+
+
 class _Keys:
     """Reads the sizes of a config and refuses, by file and key, what cannot be a size."""
 

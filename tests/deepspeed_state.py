@@ -8,10 +8,14 @@ from types import ModuleType
 from typing import Any
 
 from deepspeed.module_inject import auto_tp, layers
+from deepspeed.runtime.sequence_parallel import parallel_state_sp
 from deepspeed.utils import groups
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 STATEFUL = (groups, auto_tp, layers)
 """Modules of DeepSpeed that keep what one engine set up in module globals."""
+_ATTENTION = dict(ALL_ATTENTION_FUNCTIONS)
+"""As transformers has it: Ulysses puts its own in place."""
 
 
 @contextlib.contextmanager
@@ -26,6 +30,9 @@ def clean_globals() -> Iterator[None]:
     finally:
         for module, values in before:
             vars(module).update(values)
+        parallel_state_sp._release_sequence_parallel_groups()
+        for name, function in _ATTENTION.items():
+            ALL_ATTENTION_FUNCTIONS[name] = function
         gc.collect()
 
 

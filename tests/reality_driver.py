@@ -4,6 +4,7 @@ Started under torchrun: `reality_driver.py CASES.json OUT.json`. Not a trial: fr
 configuration are what a trial pays for, and what these checks do without.
 """
 
+import contextlib
 import gc
 import json
 import logging
@@ -24,7 +25,9 @@ from autotune.trial.cpu_info import reuse_cpu_info
 from autotune.trial.imports import preload
 from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import differences, read_back
-from autotune.trial.workload import batches, make_engine
+from autotune.trial.sequence import gradient_scale
+from autotune.trial.workload import batches, inputs, make_engine, micro_step
+from tests.deepspeed_state import clean_globals
 
 STEPS = 2
 
@@ -36,18 +39,14 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     engine = make_engine(spec, ds_config)
     try:
-        losses = []
-        tokens = batches(spec)
         if spec.pp > 1:
-            pairs = ((batch, batch) for batch in tokens)
+            pairs = ((batch, batch) for batch in batches(spec))
             means = [engine.train_batch(data_iter=pairs).item() for _ in range(STEPS)]
             losses = [mean for mean in means for _ in range(spec.grad_accum)]
-        for _ in range(STEPS * spec.grad_accum if spec.pp == 1 else 0):
-            batch = next(tokens)
-            loss = engine(input_ids=batch, labels=batch).loss
-            engine.backward(loss)
-            engine.step()
-            losses.append(loss.item())
+        else:
+            fed, scale = inputs(spec, engine), gradient_scale(ds_config, spec.sp)
+            micro_steps = range(STEPS * spec.grad_accum)
+            losses = [micro_step(engine, next(fed), scale).item() for _ in micro_steps]
         found = read_back(engine)
         return {
             "read_back": found,
@@ -69,7 +68,8 @@ def main() -> None:
     for case in cases:
         start = time.perf_counter()
         try:
-            results.append(run(case))
+            with clean_globals() if case["spec"]["sp"] > 1 else contextlib.nullcontext():
+                results.append(run(case))
         except Exception:
             results.append({"error": traceback.format_exc()})
         gc.collect()

@@ -75,7 +75,7 @@ def big_context() -> Context:
 
 def runs_here(name: str, value: Any) -> bool:
     """Whether two CPU ranks can run a value; compiling has a test of its own, for its price."""
-    if name in ("tp", "pp"):
+    if name in ("tp", "pp", "sp"):
         return int(value) <= WORLD
     if value == "nvme" and not SWAPS:
         return False
@@ -168,7 +168,7 @@ def has_release(knobs: dict[str, Any], folder: Path, index: int = 0) -> bool:
 
 def make_candidate(tmp_path: Path, index: int, knobs: dict[str, Any]) -> tuple[Job, Candidate]:
     """One or two accumulation steps, fp32 and bf16 in turn."""
-    dp = WORLD // (int(knobs["tp"]) * int(knobs["pp"]))
+    dp = WORLD // (int(knobs["tp"]) * int(knobs["pp"]) * int(knobs.get("sp", 1)))
     global_batch = int(knobs["micro_batch"]) * dp * (1 + index % 2)
     precision = ("fp32", "bf16")[index // 2 % 2]
     if NEEDS_BF16 & knobs.items() or knobs.get("grad_accum_dtype") == "fp32":
@@ -211,6 +211,8 @@ ASKED_INSTEAD = {
     "grad_accum": 2,
     "dp": 1,
     "tp": 2,
+    "sp": 2,
+    "ep": 2,
     "pp": 2,
     "gradient_clipping": 0.5,
     "communication_dtype": "fp16",

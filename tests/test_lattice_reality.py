@@ -33,6 +33,7 @@ FEW_WORLDS = {
     "cpu": (2, 8),
     "full": (2, 8),
     "compile": (1, 8),
+    "long_context": (2, 6, 8),
     "lossy": (2, 8),
     "zeropp": (2, 3, 8),
     "parallel_3d": (1, 2, 6, 8),
@@ -120,7 +121,7 @@ def test_every_candidate_renders_parses_and_passes_deepspeeds_classes(
         copy_ranks = candidate.pp * candidate.tp if candidate.pp > 1 else 1
         parsed = parse(json.loads(text), world // copy_ranks)
         values = candidate.values
-        read = read_from(parsed, json.loads(text))
+        read = read_from(parsed, json.loads(text)) | {"sp": int(world / parsed.world_size)}
         # No keys of a ds_config: what the script does, and what its processes start with.
         split = ("tp", "pp") if candidate.pp > 1 else ("pp",)
         read |= {name: values[name] for name in (*SCRIPT, *PROCESS, *split) if name in values}

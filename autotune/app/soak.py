@@ -243,6 +243,7 @@ def _setup_of_export(
         attention=str(settings["attention"]),
         loss_chunk_tokens=int(settings["loss_chunk_tokens"]),
         compile=str(settings["compile"]),
+        sp_by_script=int(settings.get("sp", 1)),
     )
 
 
@@ -258,6 +259,7 @@ def _spec_of_export(
         world=setup.world,
         tp=setup.tp,
         pp=setup.pp,
+        sp=setup.sp,
         dp=int(settings["dp"]),
         micro_batch=int(setup.ds_config["train_micro_batch_size_per_gpu"]),
         grad_accum=int(setup.ds_config["gradient_accumulation_steps"]),

@@ -12,6 +12,10 @@ def _fold_recompute(value: KnobValue, _: Knobs, context: Context) -> KnobValue:
     return "full" if every == 1 else f"every_{every}"
 
 
+def _has_experts(_: Knobs, context: Context) -> bool:
+    return context.model.n_experts > 0 and context.is_hugging_face
+
+
 ENTRIES = (
     Knob(
         name="zero.stage",
@@ -41,6 +45,28 @@ ENTRIES = (
         help="pipeline parallel degree: stages of about as many parameters each (DeepSpeed's "
         "PipelineModule); from 2 on our own transformer of the model's shapes is trained",
         source="runtime/pipe/module.py",
+    ),
+    Knob(
+        name="sp",
+        group="layout",
+        kind="int",
+        default=1,
+        minimum=1,
+        help="sequence parallel degree (Ulysses): ranks that share each sample, a piece of its "
+        "sequence each, and in attention a part of the heads each",
+        source="runtime/sequence_parallel/ulysses_sp.py",
+    ),
+    Knob(
+        name="ep",
+        group="layout",
+        kind="int",
+        default=1,
+        minimum=1,
+        scope="for Mixtral-like models built from a Hugging Face config",
+        acts=_has_experts,
+        help="expert parallel degree (DeepSpeed AutoEP): neighbouring ranks over which the "
+        "experts of each layer are spread; 1: every rank has all of them",
+        source="module_inject/auto_ep.py",
     ),
     Knob(
         name="micro_batch",

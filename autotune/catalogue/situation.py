@@ -22,12 +22,12 @@ def has_pipeline(values: Knobs) -> bool:
 
 
 def data_parallel(values: Knobs, context: Context) -> int:
-    """Data-parallel ranks."""
+    """Ranks that train the same parameters, and over which ZeRO shards, sharing samples or not."""
     return max(1, context.world // (degree(values, "tp") * degree(values, "pp")))
 
 
 def communicates(values: Knobs, context: Context) -> bool:
-    """Whether there is another data-parallel rank; a reduction over one is a copy."""
+    """Whether there is another rank with the same parameters; a reduction over one is a copy."""
     return data_parallel(values, context) > 1
 
 

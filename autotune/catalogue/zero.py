@@ -3,6 +3,7 @@
 from autotune.catalogue.situation import (
     communicates,
     data_parallel,
+    degree,
     elements_in_partition,
     fetches_parameters,
     fold_elements,
@@ -50,6 +51,12 @@ def _fold_sub_group(value: KnobValue, values: Knobs, context: Context) -> KnobVa
 def _fold_communication(value: KnobValue, _: Knobs, context: Context) -> KnobValue:
     # engine.py: communication_data_type answers the training precision where none is set.
     return "model" if value == context.precision else value
+
+
+def _has_own_dtype(values: Knobs, context: Context) -> bool:
+    # engine.py: _configure_distributed_model; where samples are shared, gradients are reduced in
+    # seq_parallel_communication_data_type, which is fp32 unless a base configuration says so.
+    return communicates(values, context) and degree(values, "sp") == 1
 
 
 def _fold_hpz(value: KnobValue, _: Knobs, context: Context) -> KnobValue:
@@ -249,8 +256,8 @@ ENTRIES = (
         kind="choice",
         default="model",
         choices=("model", "fp32", "fp16", "bf16"),
-        scope="where gradients are reduced over more than one rank",
-        acts=communicates,
+        scope="where gradients are reduced over more than one rank, and sp is 1",
+        acts=_has_own_dtype,
         fold=_fold_communication,
         help="data type of gradient reduction; model: the training precision",
         changes_training="below the training precision, sums of gradients are rounded to it",

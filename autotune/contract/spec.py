@@ -95,6 +95,8 @@ class TrialSpec:
     """How the ranks are to start; a fleet that cannot do it warm does it cold."""
     checkpoint: Checkpoint | None = None
     """Of a soak; its ranks also watch their memory all the time."""
+    sp: int = 1
+    """Ranks that share each sample, a piece of its sequence each; dp = world / (tp * pp * sp)."""
     lengths: dict[str, Any] = field(default_factory=dict)
     """Empty: every sample has `seq_len` tokens. `{"kind": "packed"}`: so has every row, filled
     from several documents. `{"kind": "histogram", "histogram": [[tokens, weight], ...],

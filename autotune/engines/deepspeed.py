@@ -40,7 +40,10 @@ _IMPLEMENTATIONS: Mapping[str, Mapping[str, bool]] = {
 }
 """What `optimizer.implementation` adds to the optimizer's parameters."""
 
-_LAYOUT = ("train_batch_size", "tensor_parallel", "fp16", "bf16")
+_LAYOUT = (
+    *("train_batch_size", "tensor_parallel", "fp16", "bf16"),
+    *("sequence_parallel_size", "data_parallel_size"),
+)
 """Keys that a base configuration cannot keep when the rendered one leaves them out."""
 
 
@@ -116,6 +119,8 @@ class DeepSpeedEngine:
             compile=str(candidate.get("compile", "none")),
             supports_loss_chunks=job.model.supports_loss_chunks,
             pipeline_refusal=self._pipeline_refusal,
+            sp_by_script=candidate.sp,
+            supports_sp=job.model.supports_sp,
         )
 
     def files(self, candidate: Candidate) -> dict[str, str]:
@@ -172,7 +177,8 @@ class DeepSpeedEngine:
                 f"set the job's precision to {precision}, or mend the file",
             )
         tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
-        micro_batch = _micro_batch(config, self._job, tp, path)
+        sp = _whole(config, "sequence_parallel_size", path) or 1
+        micro_batch = _micro_batch(config, self._job, tp, sp, path)
         chosen = {**knobs_of(config, path), "micro_batch": micro_batch}
         context = Context.of(self._job, self._environment, optimizer=self.optimizer)
         knobs = canonical(chosen, context)
@@ -217,6 +223,7 @@ class DeepSpeedEngine:
                 "tp": candidate.tp,
                 "pp": candidate.pp,
                 "recompute_interval": recompute_interval(str(knobs.get("recompute", "none"))),
+                "sp": candidate.sp,
                 "micro_batch": candidate.micro_batch,
                 "grad_accum": candidate.grad_accum,
                 "global_batch": candidate.global_batch,
@@ -272,7 +279,7 @@ def _read_base(path: Path) -> _Base:
     return _Base(config=config, knobs=knobs_of(config, path), notes=notes)
 
 
-def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, path: Path) -> int:
+def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, sp: int, path: Path) -> int:
     """Samples per rank and forward pass, as DeepSpeed would work them out of the batch keys."""
     total, micro, accum = (
         _whole(config, key, path)
@@ -282,12 +289,13 @@ def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, path: Path) -> in
             "gradient_accumulation_steps",
         )
     )
-    if tp < 1 or job.world % tp:
+    if job.world % (tp * sp):
+        named = f"autotp_size {tp}" if sp == 1 else f"{tp} * sequence_parallel_size {sp}"
         raise JobError(
-            f"{path}: autotp_size {tp} does not divide the job's world of {job.world}",
+            f"{path}: {named} does not divide the job's world of {job.world}",
             "choose a divisor of the world",
         )
-    dp = job.world // tp
+    dp = job.world // (tp * sp)
     if micro is None and accum is None and total is None:
         raise JobError(f"{path}: names no batch", "write train_micro_batch_size_per_gpu into it")
     if micro is None:

@@ -56,18 +56,20 @@ def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
         "stage": stage,
         "micro_batch": config["train_micro_batch_size_per_gpu"],
         "grad_accum": config["gradient_accumulation_steps"],
-        "dp": setup.world // (setup.tp * setup.pp),
+        "dp": setup.world // (setup.tp * setup.pp * setup.sp),
         "tp": setup.tp,
+        "sp": setup.sp,
+        "ep": setup.ep,
         "pp": setup.pp,
         "dtype": precision,
         "gradient_clipping": config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
-        "communication_dtype": config.get("communication_data_type", precision),
+        "communication_dtype": _communication_dtype(setup, precision),
         "compiled": setup.compile != "none",
     }
     if "config" in source:
         found |= _of_the_script(setup)
     if setup.model is not None and (setup.tp == 1 or setup.pp > 1):
-        found["n_params"] = setup.model.n_params
+        found["n_params"] = setup.model.n_params - _experts_elsewhere(setup)
         found["n_params_frozen"] = setup.model.n_params_frozen
     if setup.optimizer in ("adam", "adamw"):
         found["optimizer"] = optimizer_class(setup)
@@ -138,6 +140,23 @@ def _derived(setup: Setup) -> dict[str, Any]:
             kept = config_value(config, "offload.param_max_in_cpu")
             found["offload_param_max_in_cpu"] = kept
     return found
+
+
+def _experts_elsewhere(setup: Setup) -> int:
+    """Parameters of the experts that other ranks have."""
+    shape = setup.model
+    if shape is None or setup.ep == 1:
+        return 0
+    here = shape.n_experts // setup.ep
+    per_expert = (3 if shape.gated_mlp else 2) * shape.hidden * shape.ffn_hidden
+    return shape.n_layers * (shape.n_experts - here) * per_expert
+
+
+def _communication_dtype(setup: Setup, precision: str) -> str:
+    # engine.py: _configure_distributed_model; what shards sequences has a key of its own.
+    if setup.sp > 1:
+        return str(setup.ds_config.get("seq_parallel_communication_data_type", "fp32"))
+    return str(setup.ds_config.get("communication_data_type", precision))
 
 
 def _dtype(config: Mapping[str, Any], knob: str, precision: str) -> KnobValue:

@@ -14,6 +14,8 @@ _PARAM = "zero_optimization.offload_param"
 PATHS: dict[str, str] = {
     "zero.stage": "zero_optimization.stage",
     "tp": "tensor_parallel.autotp_size",
+    "sp": "sequence_parallel_size",
+    "ep": "expert_parallel.autoep_size",
     "micro_batch": "train_micro_batch_size_per_gpu",
     "offload.optimizer": _OFFLOAD,
     "offload.param": _PARAM,
@@ -49,6 +51,8 @@ PATHS: dict[str, str] = {
 """Knob -> the key of ds_config.json that it governs, dotted; the first one of several."""
 
 _MORE_KEYS: dict[str, tuple[str, ...]] = {
+    "sp": ("data_parallel_size",),
+    "ep": ("expert_parallel.enabled",),
     "master_dtype": ("fp16.fp16_master_weights_and_grads",),
     "offload.pipeline": (f"{_OFFLOAD}.pipeline_write", f"{_OFFLOAD}.buffer_count"),
     "offload.param_buffer_count": (f"{_PARAM}.buffer_size",),
@@ -158,6 +162,10 @@ def _deepcompile(config: Mapping[str, Any]) -> Any:
     return "deepcompile" if look_up(config, PATHS["compile"]) is True else None
 
 
+def _experts(config: Mapping[str, Any]) -> Any:
+    return look_up(config, PATHS["ep"]) if look_up(config, "expert_parallel.enabled") else None
+
+
 def _implementation(config: Mapping[str, Any]) -> Any:
     return optimizer_implementation(look_up(config, "optimizer.params"))
 
@@ -172,5 +180,6 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "zenflow": _zenflow,
     "zenflow.select_interval": _selection,
     "compile": _deepcompile,
+    "ep": _experts,
     "optimizer.implementation": _implementation,
 }

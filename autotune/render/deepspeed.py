@@ -80,6 +80,7 @@ def _settings(export: Export) -> dict[str, Any]:
         "dp": candidate.dp,
         "tp": candidate.tp,
         "pp": candidate.pp,
+        "sp": candidate.sp,
         "accelerator": export.environment.accelerator,
         "memory_limit_bytes": job.enforced_limit_bytes(export.environment.device_memory_bytes),
         "seed": job.seed,
@@ -98,6 +99,7 @@ def _values(export: Export) -> dict[str, Any]:
     return {
         **settings,
         "stage": export.setup.stage,
+        "ep": export.setup.ep,
         "variables": sorted(environment_of(candidate.values).items()),
         "lists": LISTS,
         "lora": export.job.model.source.get("lora"),

@@ -107,6 +107,11 @@ class Setup:
     """Whether the model's loss is known to be plain cross entropy over its output head."""
     pipeline_refusal: str = ""
     """Why the pipeline's transformer cannot be this model; empty where it can, or is not asked."""
+    sp_by_script: int = 1
+    """Ranks over which the training script splits each sequence, handing DeepSpeed the groups
+    (Ulysses); 1: it splits none."""
+    supports_sp: bool = True
+    """Whether the model's attention is known to be split right by Ulysses."""
 
     def section(self, name: str) -> Mapping[str, Any]:
         """A section of the configuration by its top-level name; empty where there is none."""
@@ -164,11 +169,20 @@ class Setup:
 
     @_once
     def sp(self) -> int:
-        """Sequence parallel degree; without AutoSP, DeepSpeed wants both sizes of the mesh."""
+        """Sequence parallel degree: the script's, or AutoSP's, or that of DeepSpeed's own mesh."""
+        if self.sp_by_script > 1:
+            return self.sp_by_script
         size = self._sequence_parallel_size
         if size == 1 or self.has_auto_sp or type(self.ds_config.get("data_parallel_size")) is int:
             return size
         return 1
+
+    @_once
+    def ep(self) -> int:
+        """Ranks over which AutoEP spreads the experts of a layer; 1: it is off."""
+        section = self.section("expert_parallel")
+        size = section.get("autoep_size")
+        return size if section.get("enabled") is True and type(size) is int and size > 1 else 1
 
     @_once
     def has_auto_sp(self) -> bool:
@@ -254,6 +268,7 @@ class Case:
     attention: str = "default"
     loss_chunk_tokens: int = 0
     compile: str = "none"
+    sp_by_script: int = 1
     precision: str = "fp32"
     global_batch: int | None = None
     """None: what the configuration amounts to."""

@@ -110,7 +110,7 @@ def _liger(setup: Setup) -> Finding | None:
 def _sequence(setup: Setup) -> Finding | None:
     sp = setup.ds_config.get("sequence_parallel_size", 1)
     dp = setup.ds_config.get("data_parallel_size")
-    if (sp == 1 and dp is None) or setup.has_auto_sp:
+    if (sp == 1 and dp is None) or setup.has_auto_sp or setup.sp_by_script > 1:
         return None
     changes = {"data_parallel_size": max(1, setup.world // sp)}
     advice = (
@@ -120,8 +120,9 @@ def _sequence(setup: Setup) -> Finding | None:
     )
     if dp is None:
         return Finding(
-            message=f"sequence_parallel_size={sp} without data_parallel_size: the batch is "
-            f"divided by {sp}, and no sequence is split",
+            message=f"sequence_parallel_size={sp} without data_parallel_size: unless the script "
+            f"hands over groups of its own (mpu), the batch is divided by {sp} and no sequence is "
+            "split",
             changes={} if advice else changes,
             advice=advice,
             consequence="differs",

@@ -57,6 +57,8 @@ def rung(job: Job, context: Context, stage: int, micro_batch: int, recompute: st
     chosen: dict[str, KnobValue] = {
         "zero.stage": stage,
         "tp": 1,
+        "sp": 1,
+        "ep": 1,
         "micro_batch": micro_batch,
         "recompute": recompute,
         "offload.optimizer": "none",

@@ -60,6 +60,7 @@ def make_spec(
         world=run.candidate.world,
         tp=run.candidate.tp,
         pp=run.candidate.pp,
+        sp=run.candidate.sp,
         dp=run.candidate.dp,
         micro_batch=run.candidate.micro_batch,
         grad_accum=run.candidate.grad_accum,

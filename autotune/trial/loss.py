@@ -28,37 +28,50 @@ def chunk_loss(model: Any, chunk_tokens: int) -> None:
     if not chunk_tokens:
         return
 
-    def forward(input_ids: torch.Tensor, labels: torch.Tensor, **rest: Any) -> CausalLMOutput:
+    def forward(
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        shift_labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | None = None,
+        **rest: Any,
+    ) -> CausalLMOutput:
         hidden = model.base_model(input_ids=input_ids, **rest).last_hidden_state
         # Asked anew each time: AutoTP replaces the head after the model is built.
         head = model.get_output_embeddings()
-        return CausalLMOutput(loss=chunked_cross_entropy(head, hidden, labels, chunk_tokens))
+        targets = shifted(labels) if shift_labels is None else shift_labels
+        loss = chunked_cross_entropy(head, hidden, targets, chunk_tokens, num_items_in_batch)
+        return CausalLMOutput(loss=loss)
 
     forward.chunk_tokens = chunk_tokens  # type: ignore[attr-defined]  # for the read-back
     model.forward = forward
 
 
+def shifted(labels: torch.Tensor) -> torch.Tensor:
+    """The label of each token's successor; the last token of a sample has none."""
+    return functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+
+
 def chunked_cross_entropy(
     head: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
-    labels: torch.Tensor,
+    targets: torch.Tensor,
     chunk_tokens: int,
+    n_counted: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Mean cross entropy of each token's successor.
 
     Args:
         head: From (tokens, hidden) to logits (tokens, vocabulary).
         hidden: (batch, sequence, hidden).
-        labels: (batch, sequence); the label of a token is the input token at its place, and
-            `IGNORED` does not count.
+        targets: (batch, sequence): each token's successor; `IGNORED` does not count.
         chunk_tokens: Tokens whose logits exist at the same time.
+        n_counted: Tokens that the sum is divided by; None: those that count here.
     """
-    targets = functional.pad(labels, (0, 1), value=IGNORED)[:, 1:].flatten()
-    states = hidden.flatten(0, 1)
+    targets, states = targets.flatten(), hidden.flatten(0, 1)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     for part, wanted in zip(states.split(chunk_tokens), targets.split(chunk_tokens), strict=True):
         total = total + checkpoint(_summed, head, part, wanted, use_reentrant=False)
-    return total / (targets != IGNORED).sum()
+    return total / ((targets != IGNORED).sum() if n_counted is None else n_counted)
 
 
 def _summed(

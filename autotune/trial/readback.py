@@ -43,7 +43,9 @@ def read_back(engine: Any) -> dict[str, Any]:
         "stage": stage,
         "micro_batch": engine.train_micro_batch_size_per_gpu(),
         "grad_accum": getattr(optimizer, "gradient_accumulation_steps", accum),
-        "dp": dist.get_world_size(group=engine.seq_data_parallel_group),
+        "dp": dist.get_world_size(group=engine.seq_data_parallel_group) // _sp(engine),
+        "sp": _sp(engine),
+        "ep": _ep(engine.module),
         "dtype": _dtype_name(_parameter_dtype(engine.module)),
         "gradient_clipping": _clipping(engine),
         "communication_dtype": _dtype_name(
@@ -131,6 +133,19 @@ def _tp(module: torch.nn.Module) -> int:
     """Largest group over which a layer is really split; AutoTP may find nothing to split."""
     degrees = [m.tp_world_size for m in module.modules() if _is_split(m)]
     return max(degrees, default=1)
+
+
+def _sp(engine: Any) -> int:
+    """Ranks of the group that shares each sample, as gradients are scaled by it."""
+    if engine.sequence_parallel_size == 1:
+        return 1
+    return int(dist.get_world_size(group=engine.seq_parallel_group))
+
+
+def _ep(module: torch.nn.Module) -> int:
+    """Ranks of the group over which the experts of a layer are spread."""
+    spread = [m.ep_group for m in module.modules() if getattr(m, "ep_group", None) is not None]
+    return max((dist.get_world_size(group=group) for group in spread), default=1)
 
 
 def _is_split(module: torch.nn.Module) -> bool:

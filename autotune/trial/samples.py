@@ -1,5 +1,6 @@
 """Micro-batches of samples of different lengths, padded as Hugging Face's collators pad."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -40,7 +41,7 @@ def drawn(
             )
             numbers = range(first, first + spec.micro_batch)
             samples = [_tokens(spec, step, number, lengths[number]) for number in numbers]
-            inputs = collate(samples, int(spec.lengths["pad_to_multiple"]))
+            inputs = collate(samples, math.lcm(int(spec.lengths["pad_to_multiple"]), spec.sp))
             yield inputs if takes_mask else {k: inputs[k] for k in ("input_ids", "labels")}
         step += 1
 

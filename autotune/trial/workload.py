@@ -16,8 +16,10 @@ from deepspeed.accelerator import get_accelerator
 
 from autotune.contract import TrialSpec
 from autotune.trial.adapters import add_adapters
+from autotune.trial.experts import initialize_experts, prepare_autoep
 from autotune.trial.lengths import is_drawn
 from autotune.trial.samples import Inputs, drawn
+from autotune.trial.sequence import gradient_scale, own_piece, split_attention, whole_loss
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """Precision of a job -> of its weights."""
@@ -30,21 +32,39 @@ def train(spec: TrialSpec, ds_config: dict[str, Any]) -> None:
         micro_batches = ((tokens, tokens) for tokens in batches(spec))
         while True:
             engine.train_batch(data_iter=micro_batches)
+    scale = gradient_scale(ds_config, spec.sp)
     for batch in inputs(spec, engine):
-        output = engine(**batch)
-        engine.backward(output if isinstance(output, torch.Tensor) else output.loss)
-        engine.step()
+        micro_step(engine, batch, scale)
+
+
+def micro_step(engine: Any, batch: Inputs, scale: int) -> torch.Tensor:
+    """One forward and backward pass, and every so many the optimizer's step; returns the loss.
+
+    Args:
+        engine: DeepSpeed's.
+        batch: What this rank is fed.
+        scale: See `autotune.trial.sequence.gradient_scale`.
+    """
+    output = engine(**batch)
+    loss: torch.Tensor = output if isinstance(output, torch.Tensor) else output.loss
+    if engine.sequence_parallel_size > 1:
+        loss = whole_loss(loss, group=engine.seq_parallel_group, scale=scale)
+    engine.backward(loss)
+    engine.step()
+    return loss
 
 
 def make_engine(spec: TrialSpec, ds_config: dict[str, Any]) -> Any:
     """The model as the candidate wants it, under DeepSpeed."""
     torch.manual_seed(spec.seed)
     model = build_pipeline(spec) if spec.pp > 1 else _build_adapted(spec, ds_config)
+    mpu = split_attention(model, sp=spec.sp, micro_batch=spec.micro_batch)
     model.train()
     engine, *_ = deepspeed.initialize(
         model=model,
         model_parameters=[p for p in model.parameters() if p.requires_grad],
         config=ds_config,
+        mpu=mpu,
     )
     if spec.compile != "none":
         engine.compile()
@@ -75,6 +95,7 @@ def _build_adapted(spec: TrialSpec, ds_config: dict[str, Any]) -> torch.nn.Modul
         from autotune.trial.loss import chunk_loss  # heavy: it needs transformers
 
         chunk_loss(model, spec.loss_chunk_tokens)
+    prepare_autoep(model, ds_config)
     return model
 
 
@@ -93,7 +114,10 @@ def build_model(spec: TrialSpec, ds_config: dict[str, Any]) -> torch.nn.Module:
             stack.enter_context(_default_dtype(DTYPES[spec.precision]))
         if "factory" in spec.model:
             return _from_factory(spec.model)
-        return _from_config(spec.model["config"], DTYPES[spec.precision], spec.attention)
+        model = _from_config(spec.model["config"], DTYPES[spec.precision], spec.attention)
+    if spec.tp == 1 and ds_config.get("zero_optimization", {}).get("stage") == 3:
+        initialize_experts(model)
+    return model
 
 
 def apply_recompute(model: torch.nn.Module, recompute: str) -> None:
@@ -131,7 +155,16 @@ def accepts_mask(model: torch.nn.Module) -> bool:
 
 
 def inputs(spec: TrialSpec, engine: Any) -> Iterator[Inputs]:
-    """Micro-batches of the job's lengths, on the rank's device, for ever."""
+    """Micro-batches of the job's lengths, on the rank's device, for ever: this rank's pieces."""
+    for samples in _samples(spec, engine):
+        if spec.sp == 1:
+            yield samples
+        else:
+            rank = torch.distributed.get_rank() % spec.sp
+            yield own_piece(samples, sp=spec.sp, rank=rank)
+
+
+def _samples(spec: TrialSpec, engine: Any) -> Iterator[Inputs]:
     if not is_drawn(spec.lengths):
         # A packed row is full: documents follow one another, and every token attends to all
         # before it, over their boundaries. Nothing but the meaning of the tokens differs.
@@ -142,7 +175,7 @@ def inputs(spec: TrialSpec, engine: Any) -> Iterator[Inputs]:
         applied: int = engine.global_steps - engine.skipped_steps
         return applied < spec.measure.warmup_steps
 
-    rank = torch.distributed.get_rank() // spec.tp
+    rank = torch.distributed.get_rank() // (spec.tp * spec.sp)
     device = get_accelerator().current_device_name()
     takes_mask = accepts_mask(engine.module)
     for batch in drawn(spec, rank=rank, is_warming_up=is_warming_up, takes_mask=takes_mask):
@@ -150,12 +183,12 @@ def inputs(spec: TrialSpec, engine: Any) -> Iterator[Inputs]:
 
 
 def batches(spec: TrialSpec) -> Iterator[torch.Tensor]:
-    """Random tokens, (micro_batch, seq_len), for ever; the same in a tensor-parallel group.
+    """Random tokens, (micro_batch, seq_len), for ever; the same for ranks that share samples.
 
     And in a pipeline, whose first stage takes the tokens and whose last one the labels.
     """
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    replica = rank // spec.tp % spec.dp
+    replica = rank // (spec.tp * spec.sp) % spec.dp
     generator = torch.Generator().manual_seed(spec.seed * 100_003 + replica)
     device = get_accelerator().current_device_name()
     shape = (spec.micro_batch, spec.seq_len)

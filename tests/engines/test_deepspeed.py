@@ -88,6 +88,8 @@ def test_expected_has_what_the_stage_has(tmp_path):
         "grad_accum": 2,
         "dp": 2,
         "tp": 1,
+        "sp": 1,
+        "ep": 1,
         "pp": 1,
         "dtype": "bf16",
         "gradient_clipping": 1.0,

@@ -63,12 +63,10 @@ def setup_of(case: Case, *, version: str = NEWEST) -> Setup:
         precision=case.precision,
         model=ModelShape(
             gated_mlp=True,
-            n_experts=0,
-            experts_per_token=0,
             n_params=3_000 if has_adapters else 22_688,
             n_params_frozen=22_688 if has_adapters else 0,
             n_params_active=25_688 if has_adapters else 22_688,
-            **({"largest_param": 2048} | model),
+            **({"largest_param": 2048, "n_experts": 0, "experts_per_token": 0} | model),
         ),
         supports_tp=architecture in SUPPORTS_TP,
         supports_recompute=architecture in SUPPORTS_RECOMPUTE,
@@ -80,6 +78,8 @@ def setup_of(case: Case, *, version: str = NEWEST) -> Setup:
         compile=case.compile,
         supports_loss_chunks=architecture in SUPPORTS_RECOMPUTE,
         pipeline_refusal=refusal(source_of(model_of(case)), seq_len=case.seq_len, lengths={}),
+        sp_by_script=case.sp_by_script,
+        supports_sp=architecture in ("llama", "mixtral"),
     )
 
 

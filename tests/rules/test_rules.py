@@ -41,6 +41,13 @@ NEEDS_SOMEBODY = {
     "schema.auto_unresolved",
     "schema.section_value",
     "schema.top_level_value",
+    "sequence.attention",  # the layout, the model and the job are not in the configuration
+    "sequence.heads",
+    "sequence.kv_heads",
+    "sequence.length",
+    "sequence.model",
+    "sequence.other_splits",
+    "sequence.world",
     "version.autotp_by_script",  # the layout, or another DeepSpeed
     "version.autotp_uneven_heads",
     "version.flat_buffer_on_cpu",  # no sharding, or all of it

@@ -36,13 +36,17 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
 )
 
 from autotune.fleet.shared_memory import remove_segments
 from autotune.trial.adapters import add_adapters
+from autotune.trial.experts import prepare_autoep
 from autotune.trial.loss import chunk_loss
 from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import recomputed_layers
+from autotune.trial.sequence import own_piece, split_attention
 from autotune.trial.transformer import Shape, make_pipeline
 from autotune.trial.transformer_shape import shape_of
 from autotune.trial.workload import DTYPES, apply_recompute
@@ -116,7 +120,10 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
         if run["attention"] != "default":
             model.set_attn_implementation(run["attention"])
         chunk_loss(model, run["loss_chunk_tokens"])
+        micro_batch = config.get("train_micro_batch_size_per_gpu", 1)
+        prepare_autoep(model, config)
         engine, *_ = deepspeed.initialize(
+            mpu=split_attention(model, sp=run["sp"], micro_batch=micro_batch),
             model=model,
             config=copy.deepcopy(config),
             model_parameters=[p for p in model.parameters() if p.requires_grad],
@@ -183,8 +190,12 @@ def build_model(shape: dict[str, Any]) -> torch.nn.Module:
                 use_cache=False,
             )
         )
-    return LlamaForCausalLM(
-        LlamaConfig(
+    is_mixture = shape["architecture"] == "mixtral"
+    kind = MixtralForCausalLM if is_mixture else LlamaForCausalLM
+    experts = {"num_local_experts": shape["n_experts"]} if is_mixture else {}
+    return kind(
+        (MixtralConfig if is_mixture else LlamaConfig)(
+            **experts,
             hidden_size=shape["hidden"],
             intermediate_size=shape["ffn_hidden"],
             num_hidden_layers=shape["n_layers"],
@@ -220,7 +231,11 @@ def train(engine: Any, run: dict[str, Any]) -> list[float]:
                 (engine.train_micro_batch_size_per_gpu(), run["seq_len"]),
                 generator=generator,
             ).to(device)
-            answer = engine(input_ids=ids, labels=ids)
+            inputs = {"input_ids": ids, "labels": ids}
+            if run["sp"] > 1:
+                rank = torch.distributed.get_rank() % run["sp"]
+                inputs = own_piece(inputs, sp=run["sp"], rank=rank)
+            answer = engine(**inputs)
             loss = answer if isinstance(answer, torch.Tensor) else answer.loss
             engine.backward(loss)
             engine.step()
@@ -272,11 +287,12 @@ def read_back(engine: Any) -> dict[str, Any]:
         "micro_batch": engine.train_micro_batch_size_per_gpu(),
         "grad_accum": engine.gradient_accumulation_steps(),
         "train_batch_size": engine.train_batch_size(),
-        "dp": engine.dp_world_size,
+        "dp": dp_of(engine),
         "tp": max(1, engine.autotp_size()),
+        "sp": engine.sequence_parallel_size,
         "samples_per_step": engine.train_micro_batch_size_per_gpu()
         * engine.gradient_accumulation_steps()
-        * engine.dp_world_size,
+        * dp_of(engine),
         "dtype": str(next(engine.module.parameters()).dtype).removeprefix("torch."),
         "communication_dtype": str(engine.communication_data_type).removeprefix("torch."),
         "clipping": engine.gradient_clipping(),
@@ -290,6 +306,12 @@ def read_back(engine: Any) -> dict[str, Any]:
         "recomputed_layers": recomputed_layers(engine.module),
         "states_dtype": states_dtype(wrapped),
     }
+
+
+def dp_of(engine: Any) -> int:
+    """Data-parallel ranks; DeepSpeed does not say where the script has made the groups."""
+    ranks = torch.distributed.get_world_size() // engine.sequence_parallel_size
+    return ranks if engine.dp_world_size is None else engine.dp_world_size
 
 
 def states_dtype(optimizer: Any) -> str:

@@ -103,6 +103,7 @@ def _run_of(key: str, case: Case) -> dict[str, Any]:
         "attention": case.attention,
         "loss_chunk_tokens": case.loss_chunk_tokens,
         "compile": case.compile,
+        "sp": case.sp_by_script,
         "precision": case.precision,
         "seq_len": case.seq_len,
         "fp16_supported": case.fp16_supported,

@@ -1,0 +1,149 @@
+"""Expert parallelism (AutoEP): over which ranks the experts of each layer are spread."""
+
+from typing import Any
+
+from autotune.rules.base import Case, Finding, Rule, Setup, Witness
+from autotune.rules.values import ELEMENTS
+
+
+def _world(setup: Setup) -> Finding | None:
+    ep, ranks = setup.ep, setup.world // max(1, setup.pp)
+    if ep == 1 or ranks % ep == 0:
+        return None
+    return Finding(
+        message=f"ep={ep} (expert_parallel.autoep_size) does not divide the {ranks} ranks: "
+        f"{ranks} % {ep} = {ranks % ep}",
+        changes=_size(_divisor(ranks, ep)),
+    )
+
+
+def _count(setup: Setup) -> Finding | None:
+    experts = setup.model.n_experts if setup.model is not None else 0
+    if setup.ep == 1 or not experts or experts % setup.ep == 0:
+        return None
+    return Finding(
+        message=f"ep={setup.ep} (expert_parallel.autoep_size) does not divide the {experts} "
+        f"experts of a layer: {experts} % {setup.ep} = {experts % setup.ep}",
+        changes=_size(_divisor(experts, setup.ep)),
+    )
+
+
+def _dense(setup: Setup) -> Finding | None:
+    if setup.ep == 1 or setup.model is None or setup.model.n_experts:
+        return None
+    return Finding(
+        message=f"ep={setup.ep} (expert_parallel.autoep_size): the model has no experts",
+        changes={"expert_parallel": None},
+    )
+
+
+def _sequence(setup: Setup) -> Finding | None:
+    if setup.ep == 1 or setup.sp_by_script == 1:
+        return None
+    return Finding(
+        message=f"ep={setup.ep} (expert_parallel.autoep_size) with sp={setup.sp_by_script}: "
+        "AutoEP and Ulysses are not known to train the same together, and stage 3 refuses them",
+        changes={"expert_parallel": None},
+    )
+
+
+def _secondary(setup: Setup) -> Finding | None:
+    size = setup.zero.get("zero_hpz_partition_size", 1)
+    if setup.ep == 1 or setup.stage != 3 or not ELEMENTS.accepts(size) or int(size) <= 1:
+        return None
+    return Finding(
+        message=f"ep={setup.ep} (expert_parallel.autoep_size) at stage 3 with "
+        f"zero_hpz_partition_size={size}: experts have no second copy",
+        changes={"zero_optimization": {"zero_hpz_partition_size": 1}},
+    )
+
+
+def _divisor(total: int, most: int) -> int:
+    return max(d for d in range(1, most) if total % d == 0)
+
+
+def _size(ep: int) -> dict[str, Any]:
+    if ep == 1:
+        return {"expert_parallel": None}
+    return {"expert_parallel": {"autoep_size": ep}}
+
+
+def _spread(stage: int = 0, **zero: Any) -> dict[str, Any]:
+    return {
+        "expert_parallel": {"enabled": True, "autoep_size": 2},
+        "zero_optimization": {"stage": stage, **zero},
+    }
+
+
+_EXPERTS = {"architecture": "mixtral", "n_experts": 4, "experts_per_token": 2}
+
+RULES = (
+    Rule(
+        name="experts.world",
+        check=_world,
+        source="module_inject/auto_ep_folding.py: build_folding_spec",
+        witnesses=(
+            Witness(
+                broken=Case(ds_config=_spread(), model=_EXPERTS, world=3),
+                repaired=Case(model=_EXPERTS, world=3),
+                consequence="raised",
+                raises="ValueError: expert_parallel.autoep_size",
+            ),
+        ),
+    ),
+    Rule(
+        name="experts.count",
+        check=_count,
+        source="module_inject/auto_ep_config.py: validate_autoep_post_detection",
+        witnesses=(
+            Witness(
+                broken=Case(ds_config=_spread(), model=_EXPERTS | {"n_experts": 3}),
+                repaired=Case(model=_EXPERTS | {"n_experts": 3}),
+                consequence="raised",
+                raises="ValueError: num_experts=3 in layer .* is not divisible",
+            ),
+        ),
+    ),
+    Rule(
+        name="experts.dense",
+        check=_dense,
+        source="module_inject/auto_ep.py: ep_parser finds nothing to replace",
+        witnesses=(
+            Witness(broken=Case(ds_config=_spread()), repaired=Case(), consequence="ignored"),
+        ),
+    ),
+    Rule(
+        name="experts.sequence",
+        check=_sequence,
+        source="runtime/engine.py: _validate_zero3_moe_compatibility",
+        witnesses=(
+            Witness(
+                broken=Case(
+                    ds_config={**_spread(3), "sequence_parallel_size": 2},
+                    model=_EXPERTS,
+                    sp_by_script=2,
+                ),
+                repaired=Case(
+                    ds_config={"zero_optimization": {"stage": 3}, "sequence_parallel_size": 2},
+                    model=_EXPERTS,
+                    sp_by_script=2,
+                ),
+                consequence="raised",
+                raises="AssertionError: AutoEP with ZeRO Stage 3 does not support sequence",
+            ),
+        ),
+    ),
+    Rule(
+        name="experts.second_copy",
+        check=_secondary,
+        source="runtime/engine.py: _validate_zero3_moe_compatibility",
+        witnesses=(
+            Witness(
+                broken=Case(ds_config=_spread(3, zero_hpz_partition_size=2), model=_EXPERTS),
+                repaired=Case(ds_config=_spread(3, zero_hpz_partition_size=1), model=_EXPERTS),
+                consequence="raised",
+                raises="AssertionError: AutoEP with ZeRO Stage 3 does not support hpZeRO",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,101 @@
+"""Trains the same samples split and whole, in one set of ranks: `split_driver.py CASES OUT`.
+
+Says of each case the loss and the norm of the whole gradient of every optimizer step, and what
+the live engine reads back.
+"""
+
+import dataclasses
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.utils import logger, safe_get_full_grad
+
+from autotune.contract import TrialSpec
+from autotune.trial.prebuilt import load_as_built
+from autotune.trial.readback import differences, read_back
+from autotune.trial.samples import Inputs
+from autotune.trial.sequence import gradient_scale
+from autotune.trial.workload import batches, inputs, make_engine, micro_step
+from tests.deepspeed_state import clean_globals
+
+STEPS = 3
+
+
+def rows(spec: TrialSpec) -> Iterator[Inputs]:
+    """The samples of a case whose ranks share them, each rank another part of the rows."""
+    whole = dataclasses.replace(spec, micro_batch=spec.micro_batch * spec.dp, sp=spec.world)
+    rank, size = torch.distributed.get_rank(), spec.micro_batch
+    for tokens in batches(whole):
+        own = tokens[rank * size : (rank + 1) * size]
+        yield {"input_ids": own, "labels": own}
+
+
+def norm_of_gradient(module: torch.nn.Module) -> float:
+    total, of_experts = 0.0, torch.zeros(1, dtype=torch.float64)
+    for parameter in module.parameters():
+        gradient = safe_get_full_grad(parameter)
+        squares = gradient.double().square().sum()
+        if getattr(parameter, "allreduce", True):
+            total += float(squares)
+        else:  # each rank has others
+            of_experts += squares
+    torch.distributed.all_reduce(of_experts)
+    return (total + float(of_experts)) ** 0.5
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
+    engine = make_engine(spec, ds_config)
+    scale = gradient_scale(ds_config, spec.sp)
+    norms: list[float] = []
+    step = engine.step
+
+    def seen_step() -> None:
+        if engine.is_gradient_accumulation_boundary() and case["norms"]:
+            norms.append(norm_of_gradient(engine.module))
+        step()
+
+    engine.step = seen_step
+    try:
+        stream = inputs(spec, engine) if spec.sp > 1 else rows(spec)
+        losses = []
+        for _ in range(STEPS):
+            of_step = [micro_step(engine, next(stream), scale) for _ in range(spec.grad_accum)]
+            loss = torch.stack([loss.detach().float() for loss in of_step]).mean()
+            torch.distributed.all_reduce(loss)
+            losses.append(loss.item() / spec.world)
+        found = read_back(engine)
+        return {
+            "losses": losses,
+            "norms": norms,
+            "read_back": found,
+            "differences": differences(spec.expected, found),
+        }
+    finally:
+        engine.destroy()
+
+
+def main() -> None:
+    logger.setLevel(logging.ERROR)
+    load_as_built()
+    deepspeed.init_distributed()
+    results: list[dict[str, Any]] = []
+    for case in json.loads(Path(sys.argv[1]).read_text()):
+        try:
+            with clean_globals():
+                results.append(run(case))
+        except (AssertionError, TypeError, ValueError) as error:  # the same on all ranks
+            results.append({"error": repr(error), "traceback": traceback.format_exc()})
+    if torch.distributed.get_rank() == 0:
+        Path(sys.argv[2]).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

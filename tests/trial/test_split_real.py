@@ -1,0 +1,172 @@
+"""Sequence parallelism and mixtures of experts train what the whole model trains, on real ranks.
+
+Compared with plain SGD: AdamW and clipping hide gradients that are too large by a factor. Losses
+and norms of the whole gradient, step for step, from the same weights and samples.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.contract import to_dict
+from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.extensions import build
+from autotune.extensions import environment as extensions_environment
+from autotune.job import Job
+from autotune.search.launch import Role, Run, make_spec
+from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
+
+pytestmark = pytest.mark.real
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STAGES = (0, 1, 2, 3)
+CLIPPINGS = (0.0, 0.1)
+"""Off, and below every norm that is seen here."""
+SGD = {"type": "SGD", "params": {"lr": 0.3}}
+SMALL = {"reduce_bucket_size": 10_000, "stage3__prefetch_bucket_size": 10_000}
+"""Buckets of the default size reserve gigabytes."""
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": TINY | {"num_key_value_heads": 2},
+    "one key-value head": TINY | {"num_key_value_heads": 1},
+    "mistral": TINY | {"model_type": "mistral", "sliding_window": None},
+    "qwen2": TINY | {"model_type": "qwen2"},
+    "qwen3": TINY | {"model_type": "qwen3", "head_dim": 32},
+    "olmo2": TINY | {"model_type": "olmo2"},
+    "mixtral": TINY | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+def make_case(
+    job: Job,
+    stage: int,
+    *,
+    clipping: float = 0.0,
+    zero: dict[str, Any] | None = None,
+    **knobs: Any,
+) -> dict[str, Any]:
+    """A case for the driver; the whole model where no knob splits it."""
+    engine = DeepSpeedEngine(job, CPU)
+    small = {name: SMALL[name] for name in (list(SMALL) if stage == 3 else list(SMALL)[:1])}
+    split = knobs.get("sp", 1)
+    candidate = canonical_candidate(
+        job, zero__stage=stage, micro_batch=split, **(small if stage else {}), **knobs
+    )
+    run = Run(candidate=candidate, role=Role.SEARCH)
+    spec = make_spec(run, study="split", number=0, job=job, engine=engine, environment=CPU)
+    ds_config = {
+        **engine.setup(candidate).ds_config,
+        "gradient_clipping": clipping,
+        "zero_allow_untested_optimizer": True,
+    }
+    ds_config["zero_optimization"] = {**ds_config["zero_optimization"], **(zero or {})}
+    expected = {**spec.expected, "gradient_clipping": clipping, **(zero or {})}
+    spec = dataclasses.replace(spec, expected=expected)
+    return {"spec": to_dict(spec), "ds_config": ds_config, "norms": True}
+
+
+def job_of(folder: Path, name: str) -> Job:
+    model = folder / name.replace(" ", "-") / "config.json"
+    model.parent.mkdir()
+    model.write_text(json.dumps(MODELS[name]))
+    return tiny_job(folder, model=str(model), precision="fp32", global_batch=4, optimizer=SGD)
+
+
+def make_cases(folder: Path) -> dict[str, dict[str, Any]]:
+    found = {}
+    jobs = {name: job_of(folder, name) for name in MODELS}
+    for stage in STAGES:
+        for clipping in CLIPPINGS:
+            for sp in (1, 2):
+                case = make_case(jobs["llama"], stage, clipping=clipping, sp=sp)
+                found[f"llama {stage} {clipping} {sp}"] = case
+    for name, job in jobs.items():
+        if name != "llama":
+            found |= {f"{name} {sp}": make_case(job, 1, sp=sp) for sp in (1, 2)}
+    for stage in STAGES:
+        for clipping in CLIPPINGS:
+            for ep in (1, 2):
+                case = make_case(jobs["mixtral"], stage, clipping=clipping, ep=ep)
+                found[f"experts {stage} {clipping} {ep}"] = case
+    return found | {
+        "not scattered 1": make_case(jobs["llama"], 3, zero={"reduce_scatter": False}),
+        "not scattered 2": make_case(jobs["llama"], 3, zero={"reduce_scatter": False}, sp=2),
+        "all of it 1": make_case(jobs["llama"], 3),
+        "all of it 2": make_case(
+            jobs["llama"], 3, sp=2, recompute="full", loss_chunk_tokens=3, attention="sdpa"
+        ),
+    }
+
+
+def run_cases(cases: dict[str, dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
+    """What each case did, in one set of two ranks."""
+    build("cpu", lambda _: None)
+    asked, answered = folder / "cases.json", folder / "results.json"
+    asked.write_text(json.dumps(list(cases.values())))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2"),
+            *(str(Path(__file__).with_name("split_driver.py")), str(asked), str(answered)),
+        ],
+        env={
+            **os.environ,
+            **extensions_environment("cpu"),
+            "DS_ACCELERATOR": "cpu",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(REPOSITORY),
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(zip(cases, json.loads(answered.read_text()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("split")
+    return run_cases(make_cases(folder), folder)
+
+
+def assert_same(whole: dict[str, Any], split: dict[str, Any]) -> None:
+    for found in (whole, split):
+        assert "error" not in found, found["traceback"]
+        assert found["differences"] == []
+    assert min(whole["norms"]) > max(CLIPPINGS), "clipping has nothing to clip"
+    assert split["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+    assert split["norms"] == pytest.approx(whole["norms"], rel=1e-4)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_two_ranks_share_samples_at_every_stage(
+    results: dict[str, dict[str, Any]], stage: int, clipping: float
+) -> None:
+    whole, split = (results[f"llama {stage} {clipping} {sp}"] for sp in (1, 2))
+    assert (whole["read_back"]["dp"], whole["read_back"]["sp"]) == (2, 1)
+    assert (split["read_back"]["dp"], split["read_back"]["sp"]) == (1, 2)
+    assert_same(whole, split)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_two_ranks_spread_experts_at_every_stage(
+    results: dict[str, dict[str, Any]], stage: int, clipping: float
+) -> None:
+    """And a mixture of experts trains at every stage, whose ranks send their tokens elsewhere."""
+    whole, spread = (results[f"experts {stage} {clipping} {ep}"] for ep in (1, 2))
+    assert (whole["read_back"]["ep"], spread["read_back"]["ep"]) == (1, 2)
+    assert whole["read_back"]["n_params"] > spread["read_back"]["n_params"]
+    assert_same(whole, spread)
+
+
+@pytest.mark.parametrize("name", [*list(MODELS)[1:], "not scattered", "all of it"])
+def test_two_ranks_share_samples_of(results: dict[str, dict[str, Any]], name: str) -> None:
+    assert_same(results[f"{name} 1"], results[f"{name} 2"])
