@@ -55,11 +55,10 @@ class Model:
     """Whether DeepSpeed's AutoTP splits it (most Hugging Face architectures, no others)."""
     supports_recompute: bool
 
-    @property
-    def supports_sp(self) -> bool:
-        """Whether Ulysses is known to split its attention right."""
+    def supports_sp(self, seq_len: int) -> bool:
+        """Whether Ulysses is known to split its attention over so many tokens right."""
         config = self.source.get("config")
-        return config is not None and is_split_by_ulysses(config)
+        return config is not None and is_split_by_ulysses(config, seq_len)
 
     @property
     def supports_loss_chunks(self) -> bool:

@@ -38,17 +38,22 @@ _SPLIT_BY_ULYSSES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", 
 """Architectures that train the same with their sequences split; a test holds them to it."""
 
 
-def is_split_by_ulysses(config: Mapping[str, Any]) -> bool:
+_MISTRALS_WINDOW = 4096
+"""Tokens that a Mistral attends to where its config does not say."""
+
+
+def is_split_by_ulysses(config: Mapping[str, Any], seq_len: int) -> bool:
     """Whether sequence parallelism trains what the whole model does.
 
-    DeepSpeed drops the mask that a window of attention needs, and the balance of routers is that
-    of whole sequences.
+    DeepSpeed drops the mask that a window of attention needs, which matters for samples that are
+    longer, and the balance of routers is that of whole sequences.
     """
-    has_window = config.get("sliding_window") is not None and (
-        config["model_type"] in ("mistral", "mixtral") or config.get("use_sliding_window", False)
-    )
-    is_known = config["model_type"] in _SPLIT_BY_ULYSSES
-    return is_known and not has_window and not config.get("output_router_logits")
+    kind = config["model_type"]
+    window = config.get("sliding_window", _MISTRALS_WINDOW if kind == "mistral" else None)
+    if kind.startswith("qwen") and not config.get("use_sliding_window", False):
+        window = None
+    is_seen = isinstance(window, int) and 0 < window < seq_len
+    return kind in _SPLIT_BY_ULYSSES and not is_seen and not config.get("output_router_logits")
 
 
 class _Keys:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from autotune import model_probe
 from autotune.errors import JobError
 from autotune.model import ModelShape, load_model, presets, train_flops_per_token
-from autotune.model_families import FAMILIES
+from autotune.model_families import FAMILIES, is_split_by_ulysses
 
 # Parameters by the model cards and papers, not by our formulas.
 PUBLISHED = {
@@ -393,3 +393,21 @@ def test_flops_of_experts_count_the_active_ones() -> None:
     shape = load_model("mixtral-8x7b").shape
     assert train_flops_per_token(shape, 1) < 6 * shape.n_params_active
     assert train_flops_per_token(shape, 1) > 5.9 * shape.n_params_active
+
+
+@pytest.mark.parametrize(
+    ("config", "seq_len", "expected"),
+    [
+        ({"model_type": "llama"}, 10**6, True),
+        ({"model_type": "gpt2"}, 16, False),
+        ({"model_type": "mistral"}, 4096, True),
+        ({"model_type": "mistral"}, 4097, False),
+        ({"model_type": "mistral", "sliding_window": None}, 10**6, True),
+        ({"model_type": "mixtral", "sliding_window": 8}, 16, False),
+        ({"model_type": "qwen2", "sliding_window": 8}, 16, True),
+        ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True}, 16, False),
+        ({"model_type": "mixtral", "output_router_logits": True}, 16, False),
+    ],
+)
+def test_a_window_that_samples_do_not_fit_in_is_not_split(config, seq_len, expected):
+    assert is_split_by_ulysses(config, seq_len) is expected

@@ -120,7 +120,7 @@ class DeepSpeedEngine:
             supports_loss_chunks=job.model.supports_loss_chunks,
             pipeline_refusal=self._pipeline_refusal,
             sp_by_script=candidate.sp,
-            supports_sp=job.model.supports_sp,
+            supports_sp=job.model.supports_sp(job.seq_len),
         )
 
     def files(self, candidate: Candidate) -> dict[str, str]:
