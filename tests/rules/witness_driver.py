@@ -134,7 +134,8 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
         knows = "log_name" in inspect.signature(ds_comm.broadcast_object_list).parameters
         ds_comm.configure(enabled=knows or engine.autotp_size() <= 1, prof_all=True, verbose=False)
         ds_comm.comms_logger.comms_dict.clear()
-        norms = watch_norms(engine) if isinstance(engine, PipelineEngine) else []
+        is_split = isinstance(engine, PipelineEngine) or "expert_parallel" in config
+        norms = watch_norms(engine) if is_split else []
         losses = train(engine, run)
         return {
             "error": None,
@@ -245,7 +246,7 @@ def train(engine: Any, run: dict[str, Any]) -> list[float]:
 
 
 def watch_norms(engine: Any) -> list[tuple[float, float]]:
-    """Note at every step the norm that DeepSpeed clips by, and that of all stages' gradients.
+    """Note at every step the norm that DeepSpeed clips by, and that of all ranks' gradients.
 
     At ZeRO's stages the gradients lie elsewhere by then: there the two are the same figure.
     """
@@ -255,8 +256,15 @@ def watch_norms(engine: Any) -> list[tuple[float, float]]:
 
     def noting(parameters: Any, **kwargs: Any) -> Any:
         parameters = list(parameters)
-        whole = sum(p.grad.float().pow(2).sum() for p in parameters if p.grad is not None)
-        torch.distributed.all_reduce(whole, group=engine.grid.get_model_parallel_group())
+        graded = [p for p in parameters if p.grad is not None]
+        if isinstance(engine, PipelineEngine):
+            group, shared, own = engine.grid.get_model_parallel_group(), [], graded
+        else:
+            group, shared = None, [p for p in graded if getattr(p, "allreduce", True)]
+            own = [p for p in graded if not getattr(p, "allreduce", True)]
+        whole = torch.stack([torch.zeros(()), *(p.grad.float().pow(2).sum() for p in own)]).sum()
+        torch.distributed.all_reduce(whole, group=group)
+        whole += sum(p.grad.float().pow(2).sum() for p in shared)
         norm = clip(parameters=parameters, **kwargs)
         seen.append((float(norm), float(whole.sqrt())))
         return norm
