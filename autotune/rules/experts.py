@@ -42,7 +42,7 @@ def _sequence(setup: Setup) -> Finding | None:
         return None
     return Finding(
         message=f"ep={setup.ep} (expert_parallel.autoep_size) with sp={setup.sp_by_script}: "
-        "AutoEP and Ulysses are not known to train the same together, and stage 3 refuses them",
+        "AutoEP takes the ranks that share a sample for parts of the model",
         changes={"expert_parallel": None},
     )
 
@@ -58,6 +58,18 @@ def _secondary(setup: Setup) -> Finding | None:
     )
 
 
+def _clipping(setup: Setup) -> Finding | None:
+    clipping = setup.ds_config.get("gradient_clipping", 1.0)
+    if setup.ep == 1 or setup.stage or not clipping:
+        return None
+    return Finding(
+        message=f"ep={setup.ep} (expert_parallel.autoep_size) at stage 0 with gradient_clipping="
+        f"{clipping}: each rank clips by a norm that is not that of all experts' gradients",
+        changes={"zero_optimization": {"stage": 1}},
+        advice="or set gradient_clipping to 0",
+    )
+
+
 def _divisor(total: int, most: int) -> int:
     return max(d for d in range(1, most) if total % d == 0)
 
@@ -68,7 +80,7 @@ def _size(ep: int) -> dict[str, Any]:
     return {"expert_parallel": {"autoep_size": ep}}
 
 
-def _spread(stage: int = 0, **zero: Any) -> dict[str, Any]:
+def _spread(stage: int = 1, **zero: Any) -> dict[str, Any]:
     return {
         "expert_parallel": {"enabled": True, "autoep_size": 2},
         "zero_optimization": {"stage": stage, **zero},
@@ -115,21 +127,22 @@ RULES = (
     Rule(
         name="experts.sequence",
         check=_sequence,
-        source="runtime/engine.py: _validate_zero3_moe_compatibility",
+        source="runtime/engine.py: _configure_expert_parallel; parallel_state_sp.py: "
+        "get_model_parallel_world_size",
         witnesses=(
             Witness(
                 broken=Case(
-                    ds_config={**_spread(3), "sequence_parallel_size": 2},
+                    ds_config={**_spread(1), "sequence_parallel_size": 2},
                     model=_EXPERTS,
                     sp_by_script=2,
                 ),
                 repaired=Case(
-                    ds_config={"zero_optimization": {"stage": 3}, "sequence_parallel_size": 2},
+                    ds_config={"zero_optimization": {"stage": 1}, "sequence_parallel_size": 2},
                     model=_EXPERTS,
                     sp_by_script=2,
                 ),
                 consequence="raised",
-                raises="AssertionError: AutoEP with ZeRO Stage 3 does not support sequence",
+                raises="ValueError: AutoEP does not currently support tensor model parallelism",
             ),
         ),
     ),
@@ -143,6 +156,19 @@ RULES = (
                 repaired=Case(ds_config=_spread(3, zero_hpz_partition_size=1), model=_EXPERTS),
                 consequence="raised",
                 raises="AssertionError: AutoEP with ZeRO Stage 3 does not support hpZeRO",
+            ),
+        ),
+    ),
+    Rule(
+        name="experts.clipping_at_stage_0",
+        check=_clipping,
+        source="runtime/engine.py: clip_fp32_gradients; runtime/utils.py: clip_grad_norm_",
+        witnesses=(
+            Witness(
+                broken=Case(ds_config=_spread(0), model=_EXPERTS),
+                repaired=Case(ds_config=_spread(1), model=_EXPERTS),
+                consequence="differs",
+                reads={"norm_is_whole": False},
             ),
         ),
     ),

@@ -237,8 +237,8 @@ RULES = (
             Witness(
                 broken=_split({"tensor_parallel": {"autotp_size": 2}}, tp=2, world=4),
                 repaired=Case(ds_config={"tensor_parallel": {"autotp_size": 2}}, tp=2, world=4),
-                consequence="differs",
-                reads={"sp": 1},
+                consequence="raised",
+                raises="AssertionError: Data inconsistency within the TP group",
             ),
         ),
     ),

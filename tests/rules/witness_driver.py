@@ -134,7 +134,8 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
         knows = "log_name" in inspect.signature(ds_comm.broadcast_object_list).parameters
         ds_comm.configure(enabled=knows or engine.autotp_size() <= 1, prof_all=True, verbose=False)
         ds_comm.comms_logger.comms_dict.clear()
-        norms = watch_norms(engine) if isinstance(engine, PipelineEngine) else []
+        is_split = isinstance(engine, PipelineEngine) or "expert_parallel" in config
+        norms = watch_norms(engine) if is_split else []
         losses = train(engine, run)
         return {
             "error": None,
@@ -245,26 +246,20 @@ def train(engine: Any, run: dict[str, Any]) -> list[float]:
 
 
 def watch_norms(engine: Any) -> list[tuple[float, float]]:
-    """Note at every step the norm that DeepSpeed clips by, and that of all stages' gradients.
+    """Note at every step the norm that DeepSpeed clips by, and that of all ranks' gradients.
 
     Only at stage 0: ZeRO has taken the gradients elsewhere by then.
     """
     seen: list[tuple[float, float]] = []
     clip, take_step = ds_engine.clip_grad_norm_, engine._take_model_step
 
-    def whole_norm() -> float:
-        grads = [p.grad for p in engine.module.parameters() if p.grad is not None]
-        total = sum(grad.float().pow(2).sum() for grad in grads)
-        torch.distributed.all_reduce(total, group=engine.grid.get_model_parallel_group())
-        return float(total.sqrt())
-
     def noting_clip() -> None:
-        whole = whole_norm()
+        whole = whole_norm(engine)
         parameters, most = engine.module.parameters(), engine.gradient_clipping()
         seen.append((float(clip(parameters, max_norm=most, mpu=engine.mpu)), whole))
 
     def noting_step(*args: Any, **kwargs: Any) -> Any:
-        whole = whole_norm()
+        whole = whole_norm(engine)
         done = take_step(*args, **kwargs)
         seen.append((float(engine.get_global_grad_norm()), whole))
         return done
@@ -276,6 +271,25 @@ def watch_norms(engine: Any) -> list[tuple[float, float]]:
     elif run_dtype(engine) == torch.float32:
         engine.clip_fp32_gradients = noting_clip
     return seen
+
+
+def whole_norm(engine: Any) -> float:
+    """Norm of all gradients: of all stages of a pipeline, of all ranks' experts."""
+    graded = [p for p in engine.module.parameters() if p.grad is not None]
+    if isinstance(engine, PipelineEngine):
+        group, own = engine.grid.get_model_parallel_group(), graded
+    else:
+        group, own = None, [p for p in graded if not getattr(p, "allreduce", True)]
+    total = torch.stack([torch.zeros(()), *(square(p) for p in own)]).sum()
+    torch.distributed.all_reduce(total, group=group)
+    mine = {id(p) for p in own}
+    total += sum(square(p) for p in graded if id(p) not in mine)
+    return float(total.sqrt())
+
+
+def square(parameter: torch.Tensor) -> torch.Tensor:
+    """Of a parameter's gradient."""
+    return parameter.grad.float().pow(2).sum()
 
 
 def run_dtype(engine: Any) -> torch.dtype:
