@@ -100,6 +100,13 @@ def search(
     nvme_path: Annotated[
         Path | None, typer.Option(help="Folder on a local disk, for offload to nvme.")
     ] = None,
+    diagnose: Annotated[
+        bool | None,
+        typer.Option(
+            "--diagnose/--no-diagnose",
+            help="A few more steps per trial, to see where its time goes; on by default.",
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampler and the trials.")] = None,
     study: Annotated[
         str | None, typer.Option(help="Name of the study; follows from the job by default.")
@@ -151,6 +158,7 @@ def search(
         base_config=base_config,
         templates=templates,
         nvme_path=nvme_path,
+        diagnose=diagnose,
         seed=seed,
         study=study,
     )
