@@ -32,6 +32,7 @@ _PHASE_COLOURS = (
     ORANGE,
     "#edc948",
     GREEN,
+    BLUE,
     "#c4c9d1",
 )
 """In the order of `Phase`."""
