@@ -22,6 +22,7 @@ from autotune.contract import (
     read_json,
 )
 from autotune.fleet.diagnosis import diagnosis_of, use_of
+from autotune.fleet.telemetry import Telemetry
 from autotune.secrecy import is_secret
 from autotune.trial.statistics import median_interval
 
@@ -74,6 +75,8 @@ class Ending:
     """Device memory that somebody held when the trial was over, and nobody before it."""
     driver_error: str = ""
     """What the driver said when it was asked for that; empty: it answered."""
+    telemetry: Telemetry | None = None
+    """What was read of its GPUs; None on CPU ranks."""
 
 
 def collect(
@@ -127,7 +130,7 @@ def collect(
         devices=devices,
         diagnosis=diagnosis_of(reports) if outcome.is_measured else None,
     )
-    return _with_figures(result, spec, reports) if outcome.is_measured else result
+    return _with_figures(result, spec, reports, ending) if outcome.is_measured else result
 
 
 def _memory(reports: list[RankReport], ending: Ending) -> dict[str, int]:
@@ -251,12 +254,14 @@ def _last_error_line(log: Path) -> tuple[str, str]:
     return "", ""
 
 
-def _with_figures(result: TrialResult, spec: TrialSpec, reports: list[RankReport]) -> TrialResult:
+def _with_figures(
+    result: TrialResult, spec: TrialSpec, reports: list[RankReport], ending: Ending
+) -> TrialResult:
     step_time_s, low_s, high_s = median_interval(result.step_times_s)
     samples = spec.micro_batch * spec.grad_accum * spec.dp
     return dataclasses.replace(
         result,
-        use=use_of(reports),
+        use=use_of(reports, ending.started_at_s, ending.telemetry),
         tokens_per_step=_per_step(spec, reports, "tokens"),
         padded_tokens_per_step=_per_step(spec, reports, "padded_tokens"),
         step_time_s=step_time_s,

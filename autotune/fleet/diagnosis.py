@@ -3,7 +3,8 @@
 import statistics
 from collections.abc import Mapping, Sequence
 
-from autotune.contract import Collective, CollectiveCalls, Diagnosis, RankReport, Use
+from autotune.contract import Collective, CollectiveCalls, Diagnosis, Phase, RankReport, Use
+from autotune.fleet.telemetry import Telemetry
 
 MAX_COLLECTIVES = 40
 """Of a trial, kept in its result: those that take longest."""
@@ -33,13 +34,28 @@ def diagnosis_of(reports: Sequence[RankReport]) -> Diagnosis | None:
     )
 
 
-def use_of(reports: Sequence[RankReport]) -> Use | None:
-    """What the measured steps took of the processors; None where a rank did not say."""
-    measured_s = reports[0].phases_s.get("measured", 0.0) if reports else 0.0
+def use_of(
+    reports: Sequence[RankReport], started_at_s: float, telemetry: Telemetry | None
+) -> Use | None:
+    """What the measured steps took of the processors; None where a rank did not say.
+
+    Args:
+        reports: Of all ranks.
+        started_at_s: Wall-clock time (Unix) at which their first phase began.
+        telemetry: Of their GPUs; None where they have none.
+    """
+    phases_s = reports[0].phases_s if reports else {}
+    measured_s = phases_s.get(Phase.MEASURED, 0.0)
     cpu_s = [r.cpu_s for r in reports if r.cpu_s is not None]
     if not measured_s or len(cpu_s) < len(reports):
         return None
-    return Use(cpu_s=sum(cpu_s), cpu_utilization=statistics.mean(cpu_s) / measured_s)
+    before = list(Phase)[: list(Phase).index(Phase.MEASURED)]
+    began_s = started_at_s + sum(phases_s.get(phase, 0.0) for phase in before)
+    return Use(
+        cpu_s=sum(cpu_s),
+        cpu_utilization=statistics.mean(cpu_s) / measured_s,
+        gpu=None if telemetry is None else telemetry.between(began_s, began_s + measured_s),
+    )
 
 
 def _collectives(ranks: Sequence[Sequence[CollectiveCalls]]) -> list[Collective]:

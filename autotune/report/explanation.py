@@ -81,7 +81,7 @@ def explain(report: Report, number: int, row: Mapping[str, Any]) -> Explanation 
 
 def rows_of(frame: pd.DataFrame) -> dict[int, dict[str, Any]]:
     """The rows of a table by the number of their trial."""
-    return {int(row["trial"]): row for row in frame.to_dict("records")}
+    return {int(row["trial"]): {str(k): v for k, v in row.items()} for _, row in frame.iterrows()}
 
 
 def describe(explanation: Explanation) -> list[tuple[str, str]]:
