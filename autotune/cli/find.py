@@ -118,6 +118,10 @@ def search(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan and its price, and run nothing.")
     ] = False,
+    metrics_file: Annotated[
+        Path | None,
+        typer.Option(help="Keep Prometheus metrics there too, such as for node_exporter."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")
@@ -173,7 +177,7 @@ def search(
     print_plan(PROGRESS, plan, reasons=False)
     _confirm(yes)
     with view_for(PROGRESS, session.lattice.context) as view:
-        ending = run(session, view, fresh=fresh)
+        ending = run(session, view, fresh=fresh, metrics_file=metrics_file)
     if as_json:
         print_json(ending.answer, indent=None)
     if ending.error is not None:
