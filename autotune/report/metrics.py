@@ -228,7 +228,9 @@ def describe() -> str:
 
 def _of_search(snapshot: Snapshot) -> dict[str, Values]:
     best, baseline = snapshot.best, snapshot.baseline
-    ratio = best.samples_per_s / baseline.samples_per_s if best and baseline else None
+    best_rate = None if best is None else best.samples_per_s
+    baseline_rate = None if baseline is None else baseline.samples_per_s
+    ratio = best_rate / baseline_rate if best_rate and baseline_rate else None
     return {
         "autotune_stage": [((s.value,), float(s is snapshot.stage)) for s in Stage],
         "autotune_trials_running": _one(len(snapshot.running)),
@@ -236,11 +238,9 @@ def _of_search(snapshot: Snapshot) -> dict[str, Values]:
         "autotune_search_trials_budget": _one(snapshot.n_budget),
         "autotune_elapsed_seconds": _one(snapshot.elapsed_s),
         "autotune_remaining_seconds": _one(snapshot.time_left_s),
-        "autotune_best_samples_per_second": _one(None if best is None else best.samples_per_s),
+        "autotune_best_samples_per_second": _one(best_rate),
         "autotune_best_peak_memory_bytes": _one(None if best is None else best.peak_memory_bytes),
-        "autotune_baseline_samples_per_second": _one(
-            None if baseline is None else baseline.samples_per_s
-        ),
+        "autotune_baseline_samples_per_second": _one(baseline_rate),
         "autotune_speedup_ratio": _one(ratio),
         "autotune_running_trial_elapsed_seconds": [
             ((str(r.number), r.role.value, r.phase.value), r.elapsed_s) for r in snapshot.running
