@@ -13,6 +13,8 @@ MAX_COLLECTIVES = 40
 def diagnosis_of(reports: Sequence[RankReport]) -> Diagnosis | None:
     """The diagnosis of a trial; None where no rank had a diagnostic pass."""
     seen = {r.rank: r.diagnosis for r in reports if r.diagnosis is not None}
+    for cut_off in (r for r in reports if r.diagnosis is None and r.phase is Phase.DIAGNOSE):
+        seen[cut_off.rank] = RankDiagnosis(problem=f"rank {cut_off.rank} did not finish it")
     if not seen:
         return None
     problems = sorted({each.problem for each in seen.values() if each.problem})

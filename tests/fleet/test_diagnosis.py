@@ -110,6 +110,11 @@ def test_a_problem_of_one_rank_is_the_trials_and_the_rest_stands():
     assert found.split == SPLIT
 
 
+def test_a_rank_that_was_cut_off_is_named():
+    found = diagnosis_of([report(0, RankDiagnosis(steps=1)), RankReport(rank=1, phase="diagnose")])
+    assert found.problem == "rank 1 did not finish it"
+
+
 def test_without_a_pass_there_is_nothing():
     assert diagnosis_of([RankReport(rank=0)]) is None
 

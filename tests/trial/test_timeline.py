@@ -1,4 +1,4 @@
-"""Where the time went, from events that are made up: each rule of the split, and that it adds up."""
+"""Where the time went, from made-up events: each rule of the split, and that it adds up."""
 
 import pytest
 from hypothesis import given
@@ -105,11 +105,8 @@ def test_a_trace_without_the_ranges_is_refused():
         split([event("aten::mm", 0, 1)], steps=1, on_device=False)
 
 
-spans = st.tuples(
-    st.integers(0, 45),
-    st.integers(0, 20),
-    st.sampled_from(["aten::mm", "aten::add", "gloo:all_reduce", "c10d::allreduce_"]),
-)
+names = st.sampled_from(["aten::mm", "aten::add", "gloo:all_reduce", "c10d::allreduce_"])
+spans = st.tuples(st.integers(0, 45), st.integers(0, 20), names)
 
 
 @given(st.lists(spans, max_size=30), st.booleans())
