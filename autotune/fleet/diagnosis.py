@@ -3,7 +3,15 @@
 import statistics
 from collections.abc import Mapping, Sequence
 
-from autotune.contract import Collective, CollectiveCalls, Diagnosis, Phase, RankReport, Use
+from autotune.contract import (
+    Collective,
+    CollectiveCalls,
+    Diagnosis,
+    Phase,
+    RankDiagnosis,
+    RankReport,
+    Use,
+)
 from autotune.fleet.telemetry import Telemetry
 
 MAX_COLLECTIVES = 40
