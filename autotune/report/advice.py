@@ -70,8 +70,8 @@ class _Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rule:
-    """A change that may address a bound."""
+class Rule:
+    """A change that may address a bound; docs/explain.md lists them."""
 
     bound: Bound
     knob: str
@@ -102,23 +102,23 @@ def _stage(case: _Case) -> int:
     return case.number("zero.stage")
 
 
-_RULES = (
+RULES: tuple[Rule, ...] = (
     # Communication
-    _Rule(
+    Rule(
         bound=Bound.COMMUNICATION,
         knob="tp",
         reason="tensor parallel ranks reduce activations in every layer, forward and backward: "
         "fewer of them, fewer of those",
         after=_when(lambda c: c.spec.tp > 1, lambda c: c.spec.tp // 2),
     ),
-    _Rule(
+    Rule(
         bound=Bound.COMMUNICATION,
         knob="micro_batch",
         reason="ZeRO 2 reduces gradients, and ZeRO 3 gathers parameters too, in every "
         "micro-batch: half as many, half as often",
         after=_when(lambda c: _stage(c) >= 2 and _accumulates(c), _twice("micro_batch")),
     ),
-    _Rule(
+    Rule(
         bound=Bound.COMMUNICATION,
         knob="micro_batch",
         reason="the collectives of tensor parallelism are small, one message per layer and "
@@ -128,14 +128,14 @@ _RULES = (
             _twice("micro_batch"),
         ),
     ),
-    _Rule(
+    Rule(
         bound=Bound.COMMUNICATION,
         knob="reduce_bucket_size",
         reason="most of it goes into messages below 1 MiB, which cost their latency: reduce more "
         "gradients at once",
         after=_when(lambda c: c.has_small_messages, lambda c: 4 * c.number("reduce_bucket_size")),
     ),
-    _Rule(
+    Rule(
         bound=Bound.COMMUNICATION,
         knob="stage3.param_persistence_threshold",
         reason="most of it goes into messages below 1 MiB: keep small parameters gathered, for "
@@ -145,7 +145,7 @@ _RULES = (
             lambda c: max(100_000, 10 * c.number("stage3.param_persistence_threshold")),
         ),
     ),
-    _Rule(
+    Rule(
         bound=Bound.COMMUNICATION,
         knob="stage3.prefetch_bucket_size",
         reason="most of it goes into messages below 1 MiB: fetch more parameters at once, ahead",
@@ -154,21 +154,21 @@ _RULES = (
             lambda c: max(1_000_000, 4 * c.number("stage3.prefetch_bucket_size")),
         ),
     ),
-    _Rule(
+    Rule(
         bound=Bound.COMMUNICATION,
         knob="overlap_comm",
         reason="reduce gradients while backward still runs",
         # CPU ranks have no streams: nothing runs beside a collective there.
         after=_when(lambda c: c.context.accelerator != "cpu", _to(True)),
     ),
-    _Rule(
+    Rule(
         bound=Bound.COMMUNICATION,
         knob="zero.stage",
         reason="stage 3 gathers every parameter in forward and in backward; stage 2 once a step, "
         "for the memory of the parameters",
         after=_when(lambda c: _stage(c) == 3, _to(2)),
     ),
-    _Rule(
+    Rule(
         bound=Bound.COMMUNICATION,
         knob="zero.stage",
         reason="stage 1 reduces gradients once a step, stage 2 in every micro-batch; it keeps "
@@ -176,13 +176,13 @@ _RULES = (
         after=_when(lambda c: _stage(c) == 2 and _accumulates(c), _to(1)),
     ),
     # Memory bandwidth
-    _Rule(
+    Rule(
         bound=Bound.MEMORY,
         knob="zero.stage",
         reason="without ZeRO every rank updates every parameter; at stage 1 each updates its part",
         after=_when(lambda c: _stage(c) == 0 and c.optimizer_leads and c.spec.dp > 1, _to(1)),
     ),
-    _Rule(
+    Rule(
         bound=Bound.MEMORY,
         knob="optimizer.implementation",
         reason="the update is the larger part of it: one kernel that passes over the states once",
@@ -191,46 +191,46 @@ _RULES = (
             _to("torch_fused"),
         ),
     ),
-    _Rule(
+    Rule(
         bound=Bound.MEMORY,
         knob="attention",
         reason="eager attention writes the scores of all pairs to memory",
         after=_when(lambda c: c.get("attention") == "eager", _to("sdpa")),
     ),
-    _Rule(
+    Rule(
         bound=Bound.MEMORY,
         knob="host_allocator",
         reason="on CPU ranks the kernel clears the pages of large blocks again in every step",
         after=_when(lambda c: c.get("host_allocator") == "default", _to("keep")),
     ),
-    _Rule(
+    Rule(
         bound=Bound.MEMORY,
         knob="compile",
         reason="compiled operations that follow one another pass over memory once",
         after=_when(lambda c: c.get("compile") == "none", _to("torch")),
     ),
     # Compute
-    _Rule(
+    Rule(
         bound=Bound.COMPUTE,
         knob="recompute",
         reason="recomputation runs the forward of its layers a second time; it saves the memory "
         "of their activations",
         after=_when(lambda c: c.get("recompute") not in (None, "none"), _to("none")),
     ),
-    _Rule(
+    Rule(
         bound=Bound.COMPUTE,
         knob="loss_chunk_tokens",
         reason="a chunked loss computes its logits again in backward; it saves their memory",
         after=_when(lambda c: c.number("loss_chunk_tokens") > 0, _to(0)),
     ),
-    _Rule(
+    Rule(
         bound=Bound.COMPUTE,
         knob="micro_batch",
         reason="larger matrices come nearer the device's peak",
         after=_when(_accumulates, _twice("micro_batch")),
     ),
     # Host
-    _Rule(
+    Rule(
         bound=Bound.HOST,
         knob="offload.optimizer",
         reason="the host updates the parameters: on the device that is memory bandwidth of the "
@@ -242,7 +242,7 @@ _RULES = (
             _to("none"),
         ),
     ),
-    _Rule(
+    Rule(
         bound=Bound.HOST,
         knob="offload.ratio",
         reason="the host updates all of the offloaded parameters: leave a part on the device",
@@ -251,36 +251,30 @@ _RULES = (
             lambda c: float(c.values["offload.ratio"]) / 2,
         ),
     ),
-    _Rule(
+    Rule(
         bound=Bound.HOST,
         knob="micro_batch",
         reason="each micro-batch launches every operation once more: half as many",
         after=_when(_accumulates, _twice("micro_batch")),
     ),
-    _Rule(
+    Rule(
         bound=Bound.HOST,
         knob="compile",
         reason="a compiled model launches fewer operations",
         after=_when(lambda c: c.get("compile") == "none", _to("torch")),
     ),
-    _Rule(
+    Rule(
         bound=Bound.HOST,
         knob="core_binding",
         reason="ranks whose threads share cores keep one another from launching",
         after=_when(lambda c: c.get("core_binding") == "none", _to("ranks")),
     ),
     # Bubble
-    _Rule(
+    Rule(
         bound=Bound.BUBBLE,
         knob="micro_batch",
         reason="the bubble is (pp - 1) / (micro-batches + pp - 1): twice as many micro-batches",
         after=_when(lambda c: c.spec.micro_batch > 1, lambda c: c.spec.micro_batch // 2),
-    ),
-    _Rule(
-        bound=Bound.BUBBLE,
-        knob="pp",
-        reason="the bubble is (pp - 1) / (micro-batches + pp - 1): fewer stages",
-        after=_when(lambda c: c.spec.pp > 1, lambda c: c.spec.pp // 2),
     ),
 )
 
@@ -334,9 +328,9 @@ def describe_advice(advice: Advice) -> str:
     return f"{change}: {advice.reason}; trial {advice.tried} tried it: {found}"
 
 
-def _changes(case: _Case, bound: Bound) -> Iterator[tuple[_Rule, dict[str, KnobValue]]]:
+def _changes(case: _Case, bound: Bound) -> Iterator[tuple[Rule, dict[str, KnobValue]]]:
     """The rules that have something to say, with the candidate that they would make."""
-    for rule in _RULES:
+    for rule in RULES:
         if rule.bound is not bound or rule.knob not in case.values:
             continue
         after = rule.after(case)

@@ -111,7 +111,9 @@ def test_a_problem_of_one_rank_is_the_trials_and_the_rest_stands():
 
 
 def test_a_rank_that_was_cut_off_is_named():
-    found = diagnosis_of([report(0, RankDiagnosis(steps=1)), RankReport(rank=1, phase="diagnose")])
+    found = diagnosis_of(
+        [report(0, RankDiagnosis(steps=1)), RankReport(rank=1, phase=Phase.DIAGNOSE)]
+    )
     assert found.problem == "rank 1 did not finish it"
 
 
