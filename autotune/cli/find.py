@@ -100,13 +100,10 @@ def search(
     nvme_path: Annotated[
         Path | None, typer.Option(help="Folder on a local disk, for offload to nvme.")
     ] = None,
-    diagnose: Annotated[
-        bool | None,
-        typer.Option(
-            "--diagnose/--no-diagnose",
-            help="A few more steps per trial, to see where its time goes; on by default.",
-        ),
-    ] = None,
+    no_diagnose: Annotated[
+        bool,
+        typer.Option("--no-diagnose", help="Leave out the steps that see where time goes."),
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Of the sampler and the trials.")] = None,
     study: Annotated[
         str | None, typer.Option(help="Name of the study; follows from the job by default.")
@@ -162,7 +159,7 @@ def search(
         base_config=base_config,
         templates=templates,
         nvme_path=nvme_path,
-        diagnose=diagnose,
+        diagnose=False if no_diagnose else None,
         seed=seed,
         study=study,
     )
