@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from deepspeed.accelerator import get_accelerator
+from deepspeed.comm import comm
+from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch.autograd import DeviceType
 from torch.autograd.profiler import profile, record_function
 
@@ -23,10 +25,19 @@ from autotune.trial import timeline
 from autotune.trial.comm_log import MAX_CALLS, CommLog
 from autotune.trial.faults import evidence_of
 from autotune.trial.reporter import Reporter
-from autotune.trial.timeline import BACKWARD, BEGIN, FORWARD, OPTIMIZER
+from autotune.trial.timeline import BACKWARD, BEGIN, EXCHANGE, FORWARD, OPTIMIZER
 
 _RANGES = {"forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
 """What a training script calls, in this order."""
+
+_INSTRUCTIONS = {
+    "ForwardPass": FORWARD,
+    "BackwardPass": BACKWARD,
+    "ReduceGrads": BACKWARD,
+    "ReduceTiedGrads": BACKWARD,
+    "OptimizerStep": OPTIMIZER,
+}
+"""Of a pipeline's schedule; what is not here passes activations on, or loads them."""
 
 _MAX_PROFILED = 3
 """Steps under the profiler, at the most: more only where they are short and so differ much."""
@@ -53,7 +64,11 @@ class DiagnosticPass:
         self._engine = engine
         self._reporter = reporter
         self._done = done
-        self._methods = {name: getattr(engine, name) for name in _RANGES}
+        self._methods = {
+            name: getattr(engine, name)
+            for name in (*_RANGES, "train_batch")
+            if hasattr(engine, name)
+        }
         self._steps = 0
         self._n_done = 0
         self._profiler: Any = None
@@ -93,6 +108,12 @@ class DiagnosticPass:
     def _watch(self) -> None:
         """Put ranges around what a training script calls, in place of what was there."""
         engine = self._engine
+        for name in ("send", "recv"):
+            if (method := getattr(comm.cdb, name, None)) is not None:
+                setattr(comm.cdb, name, _in_range(EXCHANGE, method))
+        if isinstance(engine, PipelineEngine):
+            self._watch_pipeline()
+            return
         for name, label in _RANGES.items():
             setattr(engine, name, _in_range(label, self._methods[name]))
         step = engine.step
@@ -105,6 +126,21 @@ class DiagnosticPass:
             return outcome
 
         engine.step = last_of_a_step
+
+    def _watch_pipeline(self) -> None:
+        """A pipeline's only call is `train_batch`: its instructions are what gets the ranges."""
+        engine, train_batch = self._engine, self._methods["train_batch"]
+        engine._INSTRUCTION_MAP = {
+            kind: _in_range(label, run) if (label := _INSTRUCTIONS.get(kind.__name__)) else run
+            for kind, run in engine._INSTRUCTION_MAP.items()
+        }
+
+        def last_of_a_step(*args: Any, **kwargs: Any) -> Any:
+            loss = train_batch(*args, **kwargs)
+            self._on_step()
+            return loss
+
+        engine.train_batch = last_of_a_step
 
     def _on_step(self) -> None:
         self._n_done += 1

@@ -16,6 +16,8 @@ BEGIN = "autotune::begin"
 FORWARD = "autotune::forward"
 BACKWARD = "autotune::backward"
 OPTIMIZER = "autotune::optimizer"
+EXCHANGE = "autotune::exchange"
+"""Around what sends to one rank or receives from it: gloo's receives are no events of theirs."""
 
 Spans = list[tuple[int, int]]
 """Sorted, disjoint intervals in nanoseconds."""
@@ -43,7 +45,7 @@ _MATMUL_KERNELS = re.compile(
 )
 """Kernels likewise, by the names that cuBLAS, CUTLASS and the attention libraries give theirs."""
 _COLLECTIVE_KERNELS = re.compile(r"nccl", re.IGNORECASE)
-_HOST_COLLECTIVES = ("gloo:", "c10d::")
+_HOST_COLLECTIVES = ("gloo:", "c10d::", EXCHANGE)
 
 
 def split(events: Sequence[Event], *, steps: int, on_device: bool) -> Split:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.trial.timeline import BACKWARD, BEGIN, FORWARD, OPTIMIZER, Event, split
+from autotune.trial.timeline import BACKWARD, BEGIN, EXCHANGE, FORWARD, OPTIMIZER, Event, split
 
 MAIN, GLOO = 1, 2
 MS = 1_000_000
@@ -60,6 +60,11 @@ def test_a_collective_counts_where_nothing_is_computed_beside_it():
 def test_what_other_threads_of_a_cpu_rank_compute_is_not_the_step():
     events = [*a_step(), event("aten::mm", 4, 9, thread=7)]
     assert split(events, steps=1, on_device=False).matmul_s == 0
+
+
+def test_waiting_for_one_other_rank_is_communication():
+    events = [*a_step(), event(EXCHANGE, 15, 25), event("aten::add", 26, 28)]
+    assert split(events, steps=1, on_device=False).communication_s == pytest.approx(0.010)
 
 
 def test_nested_operations_count_once():
