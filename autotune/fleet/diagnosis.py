@@ -86,13 +86,13 @@ def _collective(
     """One collective from the times of its calls, rank by rank.
 
     The last rank to arrive waits for nobody, so the shortest time of a call is that of the
-    transfer. Ranks that made another number of calls are not comparable call by call, such as the
+    transfer. A receive has nobody beside it to tell the two apart: it is all waiting. Ranks that made another number of calls are not comparable call by call, such as the
     stages of a pipeline: those that made the most are looked at.
     """
     n_calls = max(len(each) for each in times)
     alike = [each for each in times if len(each) == n_calls]
     transfers = [min(call) for call in zip(*alike, strict=True)]
-    transfer_s = sum(transfers)
+    transfer_s = 0.0 if name in _RECEIVES else sum(transfers)
     waiting_s = statistics.mean(sum(each) for each in alike) - transfer_s
     algbw, busbw = _bandwidths(name, message_bytes, group_size, transfer_s / n_calls)
     return Collective(
@@ -107,6 +107,7 @@ def _collective(
     )
 
 
+_RECEIVES = ("recv", "irecv")
 _GATHERS = ("all_gather", "all_gather_into_tensor")
 _BUS: Mapping[str, int] = {
     "all_reduce": 2,

@@ -34,6 +34,8 @@ _COLLECTIVES = (
 """Methods of DeepSpeed's backend that all ranks of a group call in the same order, so that one
 may be waited for at once. Not so a send and its receive."""
 
+_PAIRWISE = ("send", "recv", "isend", "irecv")
+
 MAX_CALLS = 4000
 """Of one step, that are kept; what comes after is not looked at."""
 
@@ -84,7 +86,8 @@ class CommLog:
         comm.timers(record_name).reset()
         self._n_calls += 1
         if not self.is_cut:
-            key = (raw_name, int(msg_size), self._group_size)
+            group_size = 2 if raw_name in _PAIRWISE else self._group_size
+            key = (raw_name, int(msg_size), group_size)
             self._calls.setdefault(key, []).append(latency / 1e3)
         self._group_size = dist.get_world_size()
 

@@ -99,6 +99,12 @@ def test_stages_that_send_another_number_of_times_are_not_compared_call_by_call(
     assert (found.calls, found.transfer_s) == (2, pytest.approx(0.6))
 
 
+def test_a_receive_is_all_waiting():
+    (found,) = seen_by(RankDiagnosis(calls=[calls(0.5, 0.5, name="recv")])).collectives
+    assert (found.transfer_s, found.waiting_s) == (0.0, 1.0)
+    assert found.busbw_bytes_per_s is None
+
+
 def test_groups_of_another_size_are_apart():
     found = seen_by(RankDiagnosis(calls=[calls(0.1, group_size=2), calls(0.2, group_size=4)]))
     assert [c.group_size for c in found.collectives] == [4, 2], "the longest first"
