@@ -86,8 +86,9 @@ def _collective(
     """One collective from the times of its calls, rank by rank.
 
     The last rank to arrive waits for nobody, so the shortest time of a call is that of the
-    transfer. A receive has nobody beside it to tell the two apart: it is all waiting. Ranks that made another number of calls are not comparable call by call, such as the
-    stages of a pipeline: those that made the most are looked at.
+    transfer. A receive has nobody beside it to tell the two apart: it is all waiting. Ranks that
+    made another number of calls are not comparable call by call, such as the stages of a
+    pipeline: those that made the most are looked at.
     """
     n_calls = max(len(each) for each in times)
     alike = [each for each in times if len(each) == n_calls]
