@@ -11,7 +11,7 @@ import functools
 import os
 import statistics
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from deepspeed.accelerator import get_accelerator
@@ -167,17 +167,8 @@ class DiagnosticPass:
         if self._profiler is None:
             return
         self._profiler.__exit__(None, None, None)
-        events = [
-            timeline.Event(
-                raw.name(),
-                raw.start_ns(),
-                raw.end_ns(),
-                raw.start_thread_id(),
-                raw.device_type() != DeviceType.CPU,
-            )
-            for raw in self._profiler.kineto_results.events()
-        ]
         on_device = get_accelerator().device_name() != "cpu"
+        events = _read(self._profiler.kineto_results.events())
         self._split = timeline.split(events, steps=self._steps, on_device=on_device)
 
     def _keep(self) -> None:
@@ -210,6 +201,17 @@ class DiagnosticPass:
             yield
         except Exception as error:
             self._problems.append(f"{what}: {evidence_of(error)}")
+
+
+def _read(raw_events: Iterable[Any]) -> list[timeline.Event]:
+    """The events that count; each question to one of the others would cost as much."""
+    events = []
+    for raw in raw_events:
+        name, on_device = raw.name(), raw.device_type() != DeviceType.CPU
+        if on_device or name.startswith(timeline.HOST_NAMES):
+            span = (raw.start_ns(), raw.end_ns())
+            events.append(timeline.Event(name, *span, raw.start_thread_id(), on_device))
+    return events
 
 
 def _in_range(label: str, method: Callable[..., Any]) -> Callable[..., Any]:

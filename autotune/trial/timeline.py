@@ -46,6 +46,9 @@ _MATMUL_KERNELS = re.compile(
 """Kernels likewise, by the names that cuBLAS, CUTLASS and the attention libraries give theirs."""
 _COLLECTIVE_KERNELS = re.compile(r"nccl", re.IGNORECASE)
 _HOST_COLLECTIVES = ("gloo:", "c10d::", EXCHANGE)
+_HOST_WORK = ("aten::", "mkldnn::")
+HOST_NAMES = (*_HOST_WORK, *_HOST_COLLECTIVES, "autotune::")
+"""How the events of the host that count begin."""
 
 
 def split(events: Sequence[Event], *, steps: int, on_device: bool) -> Split:
@@ -109,7 +112,7 @@ def _work(events: Iterable[Event], *, on_device: bool) -> tuple[Spans, Spans, Sp
                 multiplies.append(span)
         elif event.name.startswith(_HOST_COLLECTIVES):
             communicates.append(span)
-        elif event.name.startswith(("aten::", "mkldnn::")):
+        elif event.name.startswith(_HOST_WORK):
             computes.append(span)
             if _MATMUL_OPS.match(event.name):
                 multiplies.append(span)
