@@ -61,9 +61,11 @@ def cells(spec: TrialSpec, result: TrialResult) -> dict[str, Any]:
 
 
 def energy_per_sample_j(spec: TrialSpec, result: TrialResult) -> float | None:
-    """Energy of all devices over the measured steps, per sample that was trained in them."""
+    """Energy of all devices over the measured phase, per sample that was trained in it."""
     gpu = None if result.use is None else result.use.gpu
     if gpu is None or gpu.energy_j is None or not result.step_times_s:
         return None
-    n_steps = len(result.step_times_s) + result.steps_skipped
+    # All that was trained in the phase that was measured, whatever counts for the figure.
+    thrown_away = max(0, len(result.warmup_step_times_s) - spec.measure.warmup_steps)
+    n_steps = len(result.step_times_s) + result.steps_skipped + thrown_away
     return gpu.energy_j / (n_steps * spec.global_batch)
