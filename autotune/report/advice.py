@@ -276,6 +276,12 @@ RULES: tuple[Rule, ...] = (
         reason="the bubble is (pp - 1) / (micro-batches + pp - 1): twice as many micro-batches",
         after=_when(lambda c: c.spec.micro_batch > 1, lambda c: c.spec.micro_batch // 2),
     ),
+    Rule(
+        bound=Bound.BUBBLE,
+        knob="pp",
+        reason="the bubble is (pp - 1) / (micro-batches + pp - 1): fewer stages",
+        after=_when(lambda c: c.spec.pp > 1, lambda c: c.spec.pp // 2),
+    ),
 )
 
 

@@ -28,6 +28,7 @@ def advice(bound: Bound, *seen: object, **knobs: KnobValue) -> dict[str, Advice]
         grad_accum=candidate.grad_accum,
         dp=candidate.dp,
         tp=candidate.tp,
+        pp=candidate.pp,
     )
     what = seen[0] if seen and isinstance(seen[0], Diagnosis) else diagnosis()
     found = advise(bound, trial, what, candidate, CONTEXT, History())
@@ -54,7 +55,8 @@ def test_every_rule_names_a_knob_and_the_page_names_every_rule() -> None:
         (Bound.HOST, {"micro_batch": 2}, "micro_batch=4"),
         (Bound.MEMORY, {"micro_batch": 2, "attention": "eager"}, "attention=sdpa"),
         (Bound.MEMORY, {"micro_batch": 2}, "host_allocator=keep"),
-        (Bound.BUBBLE, {"micro_batch": 2}, "micro_batch=1"),
+        (Bound.BUBBLE, {"micro_batch": 2, "pp": 2}, "micro_batch=1"),
+        (Bound.BUBBLE, {"micro_batch": 2, "pp": 2}, "pp=1"),
     ],
 )
 def test_a_bound_has_its_knob(bound: Bound, knobs: dict[str, KnobValue], change: str) -> None:
