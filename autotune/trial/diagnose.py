@@ -75,6 +75,7 @@ class DiagnosticPass:
         self._log = CommLog()
         self._split: Split | None = None
         self._problems: list[str] = []
+        self._is_kept = False
         self._ending = threading.Lock()
 
     def begin(self) -> bool:
@@ -172,7 +173,10 @@ class DiagnosticPass:
         self._split = timeline.split(events, steps=self._steps, on_device=on_device)
 
     def _keep(self) -> None:
-        """Put what was found into the report; whoever comes second finds it done."""
+        """Put what was found into the report, once: an error may come after the last step."""
+        if self._is_kept:
+            return
+        self._is_kept = True
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # the clock has run out, and ends this process
         if self._log.is_cut:

@@ -71,6 +71,8 @@ def test_it_ends_by_itself_and_says_where_the_time_went(tmp_path, alone):
     assert min(found.split.forward_s, found.split.backward_s, found.split.optimizer_s) > 0
     assert found.split.matmul_s > 0
     assert reporter.report.phase is Phase.DIAGNOSE
+    watched.fail(ValueError("a script's last words"))
+    assert reporter.report.diagnosis is found
     assert reporter.report.step_times_s == [0.06] * 6, "no step of the pass is one of the trial's"
 
 
