@@ -113,6 +113,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         bound=Bound.COMMUNICATION,
+        knob="sp",
+        reason="ranks that share a sample exchange activations in every layer, forward and "
+        "backward: fewer of them, fewer of those",
+        after=_when(lambda c: c.spec.sp > 1, lambda c: c.spec.sp // 2),
+    ),
+    Rule(
+        bound=Bound.COMMUNICATION,
         knob="micro_batch",
         reason="ZeRO 2 reduces gradients, and ZeRO 3 gathers parameters too, in every "
         "micro-batch: half as many, half as often",
@@ -353,10 +360,11 @@ def _can_run(name: str, value: KnobValue, case: _Case) -> bool:
     knob = KNOBS[name]
     if value in knob.needs_cuda and case.context.accelerator != "cuda":
         return False
-    if name not in ("micro_batch", "tp", "pp"):
+    if name not in ("micro_batch", "tp", "pp", "sp"):
         return True
-    degrees = {"tp": case.spec.tp, "pp": case.spec.pp, name: int(value)}
-    ranks = degrees["tp"] * degrees["pp"]
+    spec = case.spec
+    degrees = {"tp": spec.tp, "pp": spec.pp, "sp": spec.sp, name: int(value)}
+    ranks = degrees["tp"] * degrees["pp"] * degrees["sp"]
     micro_batch = int(value) if name == "micro_batch" else case.spec.micro_batch
     if case.spec.world % ranks:
         return False

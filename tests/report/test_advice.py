@@ -29,6 +29,7 @@ def advice(bound: Bound, *seen: object, **knobs: KnobValue) -> dict[str, Advice]
         dp=candidate.dp,
         tp=candidate.tp,
         pp=candidate.pp,
+        sp=candidate.sp,
     )
     what = seen[0] if seen and isinstance(seen[0], Diagnosis) else diagnosis()
     found = advise(bound, trial, what, candidate, CONTEXT, History())
@@ -50,6 +51,7 @@ def test_every_rule_names_a_knob_and_the_page_names_every_rule() -> None:
         (Bound.COMMUNICATION, {"zero__stage": 3, "micro_batch": 8}, "zero.stage=2"),
         (Bound.COMMUNICATION, {"zero__stage": 2, "micro_batch": 2}, "zero.stage=1"),
         (Bound.COMMUNICATION, {"zero__stage": 0, "micro_batch": 2, "tp": 2}, "tp=1"),
+        (Bound.COMMUNICATION, {"zero__stage": 0, "micro_batch": 2, "sp": 2}, "sp=1"),
         (Bound.COMPUTE, {"micro_batch": 2, "recompute": "full"}, "recompute=none"),
         (Bound.COMPUTE, {"micro_batch": 2}, "micro_batch=4"),
         (Bound.HOST, {"micro_batch": 2}, "micro_batch=4"),
