@@ -8,6 +8,7 @@ problem, and a clock ends a rank that does not come back.
 
 import contextlib
 import functools
+import gc
 import os
 import statistics
 import threading
@@ -169,8 +170,14 @@ class DiagnosticPass:
             return
         self._profiler.__exit__(None, None, None)
         on_device = get_accelerator().device_name() != "cpu"
-        events = _read(self._profiler.kineto_results.events())
-        self._split = timeline.split(events, steps=self._steps, on_device=on_device)
+        # Thousands of new objects would have Python look at all that torch and transformers made,
+        # again and again.
+        gc.disable()
+        try:
+            events = _read(self._profiler.kineto_results.events())
+            self._split = timeline.split(events, steps=self._steps, on_device=on_device)
+        finally:
+            gc.enable()
 
     def _keep(self) -> None:
         """Put what was found into the report, once: an error may come after the last step."""
