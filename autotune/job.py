@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
 )
 
@@ -95,6 +96,8 @@ class Job:
     finetune: Lora | None = None
     """None: every weight is trained."""
     lengths: Lengths = FIXED
+    diagnose: bool = True
+    """Whether a short diagnostic pass follows the measured steps of a search's trials."""
 
     def enforced_limit_bytes(self, device_memory_bytes: int) -> int | None:
         """What a trial may take per device: the limit less the head room; None: all there is.
@@ -167,9 +170,15 @@ class JobFile(BaseModel):
         default=None, description="method: lora, with rank, alpha, target_modules, dropout"
     )
     lengths: Annotated[Lengths, BeforeValidator(parse_lengths)] = FIXED
+    diagnose: bool = Field(
+        default=True, description="whether trials end with a short diagnostic pass"
+    )
     study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
-    _refuse_switches = field_validator("*", mode="before")(refuse_switch)
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_switches(cls, value: Any, info: ValidationInfo) -> Any:
+        return value if info.field_name == "diagnose" else refuse_switch(value)
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
@@ -256,6 +265,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         study=file.study or default_study_name(file),
         finetune=lora,
         lengths=file.lengths,
+        diagnose=file.diagnose,
     )
 
 
@@ -273,6 +283,7 @@ def default_study_name(file: JobFile) -> str:
         "seed",
         "study",
         "trial_timeout",
+        "diagnose",
     }
     if file.nvme_path is None:  # another disk is another problem; none is as it always was
         continued.add("nvme_path")

@@ -88,6 +88,11 @@ class Study:
         return self.folder / "report.html"
 
     @property
+    def metrics_file(self) -> Path:
+        """How a running search goes, for Prometheus."""
+        return self.folder / "metrics.prom"
+
+    @property
     def best_folder(self) -> Path:
         """The exported best configuration."""
         return self.folder / "best"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from autotune import table_seen as seen
 from autotune.contract import Phase, TrialResult, TrialSpec
 from autotune.errors import StudyError
 from autotune.facts import ModelFacts, environment_at, model_of
@@ -169,6 +170,10 @@ _MEMORY = (
     ),
 )
 
+_SEEN = tuple(
+    _column(name, dtype, meaning, unit=unit) for name, dtype, unit, meaning in seen.COLUMNS
+)
+
 _PROVENANCE = (
     *(
         _column(f"phase.{phase}_s", "float64", "seconds in this phase", unit="s")
@@ -195,6 +200,7 @@ SCHEMA: tuple[Column, ...] = (
     *_OUTCOME,
     *_SPEED,
     *_MEMORY,
+    *_SEEN,
     *_PROVENANCE,
 )
 """Every column, in order; the table always has all of them."""
@@ -344,6 +350,7 @@ def _row(
     row["lengths"] = spec.lengths.get("kind", "fixed")
     if result is not None:
         row |= _result_cells(result)
+        row |= seen.cells(spec, result)
         row |= _arithmetic_cells(spec, result, shape, facts)
     return row
 

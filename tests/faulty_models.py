@@ -60,6 +60,20 @@ class _Raises(_Tiny):
         return loss
 
 
+class _RaisesWhenWatched(_Tiny):
+    def _act(self, loss):
+        if _on_rank_1() and torch.autograd._profiler_enabled():
+            raise ValueError("this model does not like to be watched")
+        return loss
+
+
+class _IsKilledWhenWatched(_Tiny):
+    def _act(self, loss):
+        if _on_rank_1() and torch.autograd._profiler_enabled():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return loss
+
+
 class _Hoards(_Tiny):
     def _act(self, loss):
         self.hoard = getattr(self, "hoard", [])
@@ -98,3 +112,4 @@ tiny, hangs, is_killed, turns_nan, raises, hoards, hoards_on_device = (
     _Hoards,
     _HoardsOnDevice,
 )
+raises_when_watched, is_killed_when_watched = _RaisesWhenWatched, _IsKilledWhenWatched

@@ -4,11 +4,13 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from autotune import extensions
+from autotune.app.metrics import MetricsWriter, check_writable
 from autotune.app.pages import PageWriter
 from autotune.app.session import Session
 from autotune.app.studies import write_export
@@ -42,19 +44,33 @@ class Ending:
     """Why there is no best candidate: nothing is feasible, or the devices failed."""
 
 
-def search(session: Session, observer: Observer, *, fresh: bool) -> Ending:
+def search(
+    session: Session, observer: Observer, *, fresh: bool, metrics_file: Path | None = None
+) -> Ending:
     """Run the search, or go on with it.
+
+    Args:
+        session: The job and what is legal for it here.
+        observer: Is shown what happens.
+        fresh: Whether to set an old study aside.
+        metrics_file: Where the metrics stand besides the study's folder; None: nowhere.
 
     Raises:
         FleetError: The devices are not there; nothing was opened.
-        StudyError: The record cannot be read or written, or another search holds it.
+        StudyError: The record cannot be read or written, or another search holds it; or the
+            metrics cannot be written there.
     """
     study = session.study
+    if metrics_file is not None:
+        check_writable(metrics_file)
     fleet = LocalFleet(session.environment, world=session.job.world)
     if fresh and (aside := study.set_aside()) is not None:
         observer.on_note(f"the old study is kept as {aside}")
     study.lock()
-    observer = page = PageWriter(study, observer)
+    page = PageWriter(study, observer)
+    observer = MetricsWriter(
+        study, page, accelerator=session.environment.accelerator, extra=metrics_file
+    )
     try:
         # What a killed search may have left: its trials hold devices that the next ones need.
         kill_all(study.trials_folder)

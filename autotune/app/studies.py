@@ -25,6 +25,7 @@ from autotune.knobs import Context
 from autotune.record import Study, Trial
 from autotune.render.base import Figures
 from autotune.render.export import export_candidate
+from autotune.report.explanation import Explanation, explain, rows_of
 from autotune.report.overview import State
 from autotune.report.rows import make_rows
 from autotune.report.study import Report
@@ -33,6 +34,7 @@ from autotune.search.history import candidate_of
 from autotune.search.objective import Objective
 from autotune.search.recall import changes_since, engine_of, history_of
 from autotune.soak_record import SoakResult, digest_of, read_soak
+from autotune.table import make_table
 
 
 def studies(results: Path) -> list[Study]:
@@ -145,6 +147,29 @@ def read_report(study: Study) -> Report:
         context=_context(study, facts),
         answer=None if answer is None else place(answer, study),
         recorded=recorded,
+    )
+
+
+def explain_trial(study: Study, number: int) -> Explanation:
+    """Where a trial's time went, what bounds it and what addresses that.
+
+    Raises:
+        StudyError: There is no such trial, or it had no diagnostic pass.
+    """
+    report = read_report(study)
+    rows = rows_of(make_table(report.study, report.recorded, report.facts))
+    explanation = explain(report, number, rows.get(number, {}))
+    if explanation is not None:
+        return explanation
+    trials = {t.spec.number: t for t in report.history.trials}
+    known = [str(n) for n, t in trials.items() if t.result is not None and t.result.diagnosis]
+    hint = f"name one of {', '.join(known)}" if known else "search again, without --no-diagnose"
+    if number not in trials:
+        raise StudyError(f"study {study.name}: there is no trial {number}", hint)
+    raise StudyError(
+        f"study {study.name}: trial {number} had no diagnostic pass: it did not measure, was a "
+        "run of the final comparison, or --no-diagnose was given",
+        hint,
     )
 
 

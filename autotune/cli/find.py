@@ -100,6 +100,10 @@ def search(
     nvme_path: Annotated[
         Path | None, typer.Option(help="Folder on a local disk, for offload to nvme.")
     ] = None,
+    no_diagnose: Annotated[
+        bool,
+        typer.Option("--no-diagnose", help="Leave out the steps that see where time goes."),
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Of the sampler and the trials.")] = None,
     study: Annotated[
         str | None, typer.Option(help="Name of the study; follows from the job by default.")
@@ -111,6 +115,10 @@ def search(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan and its price, and run nothing.")
     ] = False,
+    metrics_file: Annotated[
+        Path | None,
+        typer.Option(help="Keep Prometheus metrics there too, such as for node_exporter."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")
@@ -151,6 +159,7 @@ def search(
         base_config=base_config,
         templates=templates,
         nvme_path=nvme_path,
+        diagnose=False if no_diagnose else None,
         seed=seed,
         study=study,
     )
@@ -165,7 +174,7 @@ def search(
     print_plan(PROGRESS, plan, reasons=False)
     _confirm(yes)
     with view_for(PROGRESS, session.lattice.context) as view:
-        ending = run(session, view, fresh=fresh)
+        ending = run(session, view, fresh=fresh, metrics_file=metrics_file)
     if as_json:
         print_json(ending.answer, indent=None)
     if ending.error is not None:

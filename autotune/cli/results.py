@@ -49,10 +49,17 @@ def report(
     html: Annotated[
         Path | None, typer.Option(help="Write one HTML file that needs no network.")
     ] = None,
+    trial: Annotated[
+        int | None, typer.Option(help="Explain one trial: where its time went, what bounds it.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Show a study's table, its best and the gain."""
     # With --html, --json is how the file's path is printed.
+    if trial is not None:
+        refuse_several(csv=as_csv, markdown=as_markdown, html=html, trial=str(trial))
+        _print_trial(study, results, trial, as_json=as_json)
+        return
     as_data = as_json and html is None
     refuse_several(json=as_data, csv=as_csv, markdown=as_markdown, html=html)
     from autotune.app.studies import find_study, read_report
@@ -76,6 +83,17 @@ def report(
         print_json({"study": found.name, "answer": whole.answer, "trials": rows})
     else:
         print_report(DATA, read_report(found), details=True)
+
+
+def _print_trial(study: str | None, results: Path, trial: int, *, as_json: bool) -> None:
+    from autotune.app.studies import explain_trial, find_study
+    from autotune.report.terminal import print_explanation
+
+    found = explain_trial(find_study(results, study), trial)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        print_explanation(DATA, found)
 
 
 @cli.command()

@@ -7,6 +7,15 @@ standard library alone.
 import dataclasses
 from typing import Any
 
+from autotune.contract.diagnosis import (
+    Collective,
+    CollectiveCalls,
+    Diagnosis,
+    GpuUse,
+    RankDiagnosis,
+    Split,
+    Use,
+)
 from autotune.contract.files import (
     CONFIG_DIR,
     DS_CONFIG_FILE,
@@ -52,16 +61,23 @@ __all__ = [
     "STDOUT_FILE",
     "TRIAL_ENV",
     "Checkpoint",
+    "Collective",
+    "CollectiveCalls",
     "ContractError",
+    "Diagnosis",
+    "GpuUse",
     "KnobValue",
     "Measure",
     "Outcome",
     "Phase",
+    "RankDiagnosis",
     "RankReport",
     "Role",
+    "Split",
     "Start",
     "TrialResult",
     "TrialSpec",
+    "Use",
     "mode_of",
     "read_json",
     "to_dict",

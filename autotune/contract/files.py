@@ -107,6 +107,27 @@ def checked_fields(cls: type, data: dict[str, Any]) -> dict[str, Any]:
     return dict(data)
 
 
+def rebuilt(kind: Any, data: Any) -> Any:
+    """JSON data that fits a type (see `checked_fields`), with its dataclasses made again.
+
+    Raises:
+        ContractError: A nested field is missing or unknown.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if data is None else rebuilt(arguments[0], data)
+    if origin is list:
+        return [rebuilt(arguments[0], item) for item in data]
+    if not dataclasses.is_dataclass(kind):
+        return data
+    types = {f.name: f.type for f in dataclasses.fields(kind)}
+    fields = {name: rebuilt(types.get(name, Any), value) for name, value in data.items()}
+    try:
+        return kind(**fields)  # type: ignore[operator]  # it is a class, not an instance
+    except TypeError as error:
+        raise ContractError(f"{getattr(kind, '__name__', kind)}: {error}") from error
+
+
 def _fits(value: Any, kind: Any) -> bool:
     """Whether JSON data has the type of a field, all the way down."""
     origin, arguments = get_origin(kind), get_args(kind)

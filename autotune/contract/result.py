@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from autotune.contract.files import SCHEMA_VERSION, ContractError, checked_fields
+from autotune.contract.diagnosis import Diagnosis, RankDiagnosis, Use
+from autotune.contract.files import SCHEMA_VERSION, ContractError, checked_fields, rebuilt
 from autotune.contract.words import Outcome, Phase, Role, Start
 
 
@@ -46,6 +47,10 @@ class RankReport:
     warm-up steps are left out."""
     checkpoint: dict[str, float] = field(default_factory=dict)
     """Of a soak: `steps` trained when it was saved or loaded, `seconds` that this took."""
+    cpu_s: float | None = None
+    """Processor time of this rank, all threads, over its measured steps; None: not read."""
+    diagnosis: RankDiagnosis | None = None
+    """None: there was no diagnostic pass."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
@@ -61,6 +66,7 @@ class RankReport:
             fields["phase"] = Phase(fields["phase"])
             if fields.get("outcome") is not None:
                 fields["outcome"] = Outcome(fields["outcome"])
+            fields["diagnosis"] = rebuilt(RankDiagnosis | None, fields.get("diagnosis"))
         except ValueError as error:
             raise ContractError(f"RankReport: {error}") from error
         return cls(**fields)
@@ -118,6 +124,10 @@ class TrialResult:
     """Environment variables of the trial that are on the allow-list, and nothing else."""
     devices: list[str] = field(default_factory=list)
     """The slots of the gang, such as `localhost:0`."""
+    use: Use | None = None
+    """None where nothing was measured."""
+    diagnosis: Diagnosis | None = None
+    """None: there was no diagnostic pass."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
@@ -133,6 +143,8 @@ class TrialResult:
             fields["outcome"] = Outcome(fields["outcome"])
             fields["role"] = Role(fields["role"])
             fields["start"] = Start(fields.get("start", Start.COLD))
+            fields["use"] = rebuilt(Use | None, fields.get("use"))
+            fields["diagnosis"] = rebuilt(Diagnosis | None, fields.get("diagnosis"))
         except ValueError as error:
             raise ContractError(f"TrialResult: {error}") from error
         return cls(**fields)

@@ -97,6 +97,8 @@ class TrialSpec:
     """Of a soak; its ranks also watch their memory all the time."""
     sp: int = 1
     """Ranks that share each sample, a piece of its sequence each; dp = world / (tp * pp * sp)."""
+    diagnoses: bool = False
+    """Whether a short diagnostic pass follows the measured steps."""
     lengths: dict[str, Any] = field(default_factory=dict)
     """Empty: every sample has `seq_len` tokens. `{"kind": "packed"}`: so has every row, filled
     from several documents. `{"kind": "histogram", "histogram": [[tokens, weight], ...],

@@ -62,4 +62,6 @@ class Phase(StrEnum):
     ENGINE_INIT = "engine_init"
     WARM_UP = "warm_up"
     MEASURED = "measured"
+    DIAGNOSE = "diagnose"
+    """A few steps more, watched closely; whatever happens in them, the trial has its figure."""
     TEARDOWN = "teardown"

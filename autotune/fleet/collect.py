@@ -21,6 +21,8 @@ from autotune.contract import (
     TrialSpec,
     read_json,
 )
+from autotune.fleet.diagnosis import diagnosis_of, use_of
+from autotune.fleet.telemetry import Telemetry
 from autotune.secrecy import is_secret
 from autotune.trial.statistics import median_interval
 
@@ -73,6 +75,8 @@ class Ending:
     """Device memory that somebody held when the trial was over, and nobody before it."""
     driver_error: str = ""
     """What the driver said when it was asked for that; empty: it answered."""
+    telemetry: Telemetry | None = None
+    """What was read of its GPUs; None on CPU ranks."""
 
 
 def collect(
@@ -124,8 +128,9 @@ def collect(
         versions=reports[0].versions if reports else {},
         environment=allowed_environment(environment),
         devices=devices,
+        diagnosis=diagnosis_of(reports) if outcome.is_measured else None,
     )
-    return _with_figures(result, spec, reports) if outcome.is_measured else result
+    return _with_figures(result, spec, reports, ending) if outcome.is_measured else result
 
 
 def _memory(reports: list[RankReport], ending: Ending) -> dict[str, int]:
@@ -158,6 +163,8 @@ def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def _outcome(
     spec: TrialSpec, folder: Path, reports: list[RankReport], ending: Ending
 ) -> tuple[Outcome, str, str]:
+    if _is_complete(reports, spec.world):
+        return Outcome.OK, "", ""
     if ending.was_cancelled:
         return Outcome.CANCELLED, "cancelled by the coordinator", "coordinator"
     failed = [r for r in reports if r.outcome is not None]
@@ -170,15 +177,20 @@ def _outcome(
         return cause.outcome, cause.evidence, f"rank {cause.rank} in {cause.phase}"
     if ending.timed_out_after_s is not None:
         return _timeout(folder, reports, ending.timed_out_after_s)
-    complete = len(reports) == spec.world and all(r.phase is Phase.TEARDOWN for r in reports)
-    if complete and reports[0].step_times_s:
-        return Outcome.OK, "", ""
     silent = _killed_silently(reports, ending, spec.world)
     if silent is not None:
         return silent
     evidence, source = _last_error_line(folder / STDERR_FILE)
     evidence = evidence or f"the launcher ended with code {ending.launcher_code}"
     return Outcome.LAUNCH, evidence, source
+
+
+def _is_complete(reports: list[RankReport], world: int) -> bool:
+    """Whether every rank had measured all its steps: what came after costs no figure."""
+    return len(reports) == world and all(
+        r.phase in (Phase.DIAGNOSE, Phase.TEARDOWN) and r.outcome is None and r.step_times_s
+        for r in reports
+    )
 
 
 def _rank_of_cause(outcome: Outcome | None) -> int:
@@ -242,11 +254,14 @@ def _last_error_line(log: Path) -> tuple[str, str]:
     return "", ""
 
 
-def _with_figures(result: TrialResult, spec: TrialSpec, reports: list[RankReport]) -> TrialResult:
+def _with_figures(
+    result: TrialResult, spec: TrialSpec, reports: list[RankReport], ending: Ending
+) -> TrialResult:
     step_time_s, low_s, high_s = median_interval(result.step_times_s)
     samples = spec.micro_batch * spec.grad_accum * spec.dp
     return dataclasses.replace(
         result,
+        use=use_of(reports, ending.started_at_s, ending.telemetry),
         tokens_per_step=_per_step(spec, reports, "tokens"),
         padded_tokens_per_step=_per_step(spec, reports, "padded_tokens"),
         step_time_s=step_time_s,

@@ -31,6 +31,7 @@ from autotune.fleet.drain import used_bytes, wait_until_drained
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.ports import PortLease, lease_port, sweep_segments
 from autotune.fleet.processes import ask_for_stacks, kill_all, ranks_command
+from autotune.fleet.telemetry import Telemetry
 from autotune.fleet.warm import Templates, WarmProcess
 from autotune.hardware import Environment, usable_cores, visible_gpus
 from autotune.trial.launcher import COORDINATOR_ENV, EXIT_FILE
@@ -133,6 +134,8 @@ class LocalTrial:
         self._oom_kills_before = oom_kills()
         is_gpu = spec.accelerator == "cuda"
         self._device_used_before = used_bytes(gang) if is_gpu else {}
+        uuids = [slot.device for slot in gang.slots]
+        self._telemetry = Telemetry(uuids) if is_gpu else None
         self._started_at_s = time.time()
         self._started = time.monotonic()
         self._port: PortLease = lease_port()
@@ -142,6 +145,8 @@ class LocalTrial:
         except OSError as error:
             self._port.release()
             raise _not_started(self.folder, error) from error
+        if self._telemetry is not None:
+            self._telemetry.start()
 
     def poll(self) -> TrialResult | None:
         """See `Handle.poll`."""
@@ -282,6 +287,8 @@ class LocalTrial:
 
     def _collect(self) -> TrialResult:
         undrained_bytes, driver_error = 0, ""
+        if self._telemetry is not None:
+            self._telemetry.stop()
         try:
             kill_all(self.folder)
             launcher_code = self._process.wait()
@@ -302,6 +309,7 @@ class LocalTrial:
             oom_killed=oom_kills() > self._oom_kills_before,
             undrained_bytes=undrained_bytes,
             driver_error=driver_error,
+            telemetry=self._telemetry,
         )
         devices = [f"localhost:{slot.index}" for slot in self.gang.slots]
         return collect(self.spec, self.folder, ending, devices, self._environment)

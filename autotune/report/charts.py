@@ -9,6 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from autotune.bottleneck import shares_of_calls
 from autotune.contract import Outcome, Phase, Role, TrialResult
 from autotune.report.details import (
     LEAST_SHARE,
@@ -32,9 +33,17 @@ _PHASE_COLOURS = (
     ORANGE,
     "#edc948",
     GREEN,
+    BLUE,
     "#c4c9d1",
 )
 """In the order of `Phase`."""
+_PART_COLOURS = {
+    "forward": BLUE,
+    "backward": "#76b7b2",
+    "optimizer": GREEN,
+    "communication": ORANGE,
+    "data": GREY,
+}
 
 Standings = Mapping[str, Mapping[str, Any] | None]
 """`best` and `baseline`, as `summarize` gives them."""
@@ -230,6 +239,37 @@ def phases(report: Report) -> Chart | None:
         yaxis={"title": "seconds"},
     )
     return make_chart("phases", describe_phases(ended), figure)
+
+
+def steps(report: Report) -> Chart | None:
+    """Where the time of a step went, trial by trial, as shares."""
+    seen = [
+        (trial.spec.number, shares_of_calls(trial.result.diagnosis.split))
+        for trial in report.history.trials
+        if trial.result is not None
+        and trial.result.diagnosis is not None
+        and trial.result.diagnosis.split is not None
+    ]
+    if not seen:
+        return None
+    figure = go.Figure()
+    for part, colour in _PART_COLOURS.items():
+        figure.add_bar(
+            x=[number for number, _ in seen],
+            y=[shares[part] for _, shares in seen],
+            name=part,
+            marker_color=colour,
+            hovertemplate=f"trial %{{x}}: {part} %{{y:.0%}}<extra></extra>",
+        )
+    figure.update_layout(
+        height=340,
+        barmode="stack",
+        legend={"traceorder": "normal"},
+        xaxis={"title": "trial", "type": "category"},
+        yaxis={"title": "share of a step", "tickformat": ".0%", "range": [0, 1]},
+    )
+    alt = f"Where the time of an optimizer step went, as shares, in {len(seen)} trials."
+    return make_chart("steps", alt, figure)
 
 
 def make_chart(name: str, alt: str, figure: go.Figure, *, min_width: int = 0) -> Chart:

@@ -6,6 +6,7 @@ without one.
 
 from collections.abc import Mapping, Sequence
 
+from autotune.bottleneck import bottleneck
 from autotune.candidate import format_value
 from autotune.contract import KnobValue, Phase, TrialResult
 from autotune.report.effects import Change, Pair, changes_of
@@ -32,6 +33,7 @@ def describe_details(report: Report, shares: Mapping[str, float] | None) -> list
         facts.append(("front", describe_front(front)))
     if shares is not None:
         facts.append(("importance", describe_importance(shares)))
+    facts += [("bound", text) for text in describe_bounds(report)]
     if ended := with_phases(report):
         facts.append(("time", describe_phases(ended)))
     return facts
@@ -87,6 +89,23 @@ def describe_importance(shares: Mapping[str, float]) -> str:
     text = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if _counts(share))
     rest = [name for name, share in shares.items() if not _counts(share)]
     return f"{text}; below {LEAST_SHARE:.1%}: {', '.join(rest)}" if rest else text
+
+
+def describe_bounds(report: Report) -> list[str]:
+    """What the best and the baseline mostly wait for, where they had a diagnostic pass."""
+    numbers = dict.fromkeys(report.trial_of(name) for name in ("best", "baseline"))
+    said = []
+    for trial in report.history.trials:
+        found = None
+        if trial.result is not None and trial.spec.number in numbers:
+            found = bottleneck(trial.spec, trial.result.diagnosis)
+        if found is not None:
+            said.append(
+                f"trial {trial.spec.number}: {found.bound.value}, "
+                f"{found.shares[found.bound]:.0%} of a step; "
+                f"`report --trial {trial.spec.number}` explains it"
+            )
+    return said
 
 
 def with_phases(report: Report) -> list[TrialResult]:

@@ -51,6 +51,7 @@ def render_page(
         None if shares is None else charts.importance(shares),
         charts.outcomes(report),
         charts.phases(report),
+        charts.steps(report),
     ]
     named = {chart.name: chart for chart in drawn if chart is not None}
     best = standings["best"]
@@ -73,12 +74,13 @@ def render_page(
         "outcome_names": [outcome.value for outcome in report.counts],
         "trials": page_tables.trials(report, standings),
         "unreadable": page_tables.unreadable(frame),
+        "explanations": page_tables.explanations(report, frame),
         "provenance": page_tables.provenance(report, frame),
     }
     return templates.text("report/study.html.j2", values)
 
 
-_CHARTS = ("standings", "history", "memory", "knobs", "importance", "outcomes", "phases")
+_CHARTS = ("standings", "history", "memory", "knobs", "importance", "outcomes", "phases", "steps")
 
 
 def page_values(drawn: Sequence[Chart]) -> dict[str, Any]:

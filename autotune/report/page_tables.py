@@ -1,12 +1,14 @@
 """The tables of a study's page."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
 from autotune.contract import Outcome
 from autotune.record import Trial
 from autotune.report.charts import Standings
+from autotune.report.explanation import describe, explain, rows_of
 from autotune.report.study import Report
 from autotune.report.words import describe_candidate, format_interval, format_rate
 from autotune.search.history import candidate_of
@@ -61,6 +63,23 @@ def _trial(trial: Trial, report: Report, marks: Mapping[int, str]) -> dict[str, 
         "settings": describe_candidate(candidate_of(spec), report.context),
         "evidence": _said_by(trial),
     }
+
+
+def explanations(report: Report, frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Every trial that had a diagnostic pass, explained."""
+    rows = rows_of(frame)
+    numbers = [trial.spec.number for trial in report.history.trials]
+    found = [explain(report, number, rows.get(number, {})) for number in numbers]
+    return [
+        {
+            "trial": str(each.trial),
+            "bound": "unknown" if each.bottleneck is None else each.bottleneck.bound.value,
+            "settings": describe_candidate(candidate_of(each.spec), report.context),
+            "facts": describe(each),
+        }
+        for each in found
+        if each is not None
+    ]
 
 
 def unreadable(frame: pd.DataFrame) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from rich.text import Text
 from autotune.candidate import format_value
 from autotune.knobs import KNOBS
 from autotune.report.details import describe_details
+from autotune.report.explanation import Explanation, describe
 from autotune.report.plan import Plan
 from autotune.report.rows import Row
 from autotune.report.study import Report
@@ -43,6 +44,14 @@ def print_report(console: Console, report: Report, *, details: bool = False) -> 
 
         facts = [*describe_details(report, importance_of(report)), *facts]
     for name, text in facts:
+        console.print(_fact(name, text))
+
+
+def print_explanation(console: Console, explanation: Explanation) -> None:
+    """Print where a trial's time went, what bounds it and what addresses that."""
+    knobs = " ".join(f"{k}={format_value(v)}" for k, v in explanation.spec.knobs.items())
+    console.print(Text(f"trial {explanation.trial}: {knobs}", style="bold"), soft_wrap=False)
+    for name, text in describe(explanation):
         console.print(_fact(name, text))
 
 

@@ -84,6 +84,8 @@ def make_spec(
         confirm_round=run.confirm_round,
         retry_of=run.retry_of,
         lengths=job.lengths.as_spec(),
+        # The claim rests on the final comparison: nothing but its steps is run there.
+        diagnoses=job.diagnose and run.role in (Role.BASELINE, Role.SEARCH),
         start=Start.WARM if _starts_warm(run, setup) else Start.COLD,
     )
 

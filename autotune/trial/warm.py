@@ -78,7 +78,7 @@ def _fork_launcher(request: dict[str, Any], files: list[int], channel: socket.so
 def _load(accelerator: str, model: dict[str, Any]) -> None:
     """Import what every trial of a model does."""
     # What a rank imports in its own phases; heavy.
-    from autotune.trial import memory, reporter, stopwatch  # noqa: F401
+    from autotune.trial import diagnose, memory, reporter, stopwatch  # noqa: F401
     from autotune.trial.imports import preload
 
     wrapper.load_code(accelerator)

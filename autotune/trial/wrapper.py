@@ -11,9 +11,10 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from autotune.contract import (
     DS_CONFIG_FILE,
@@ -26,6 +27,9 @@ from autotune.contract import (
     read_json,
 )
 from autotune.trial.parent import end_with_parent
+
+if TYPE_CHECKING:  # it brings torch
+    from autotune.trial.diagnose import DiagnosticPass
 
 SUBMITTED_ENV = "AUTOTUNE_SUBMITTED_AT"
 CORES_ENV = "AUTOTUNE_CORES"
@@ -110,14 +114,17 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
         reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
         meter.cap()
 
-    _put_candidate_in(ds_config, spec, reporter, meter, on_initialized)
+    aftermath = _Aftermath(spec, reporter, meter)
+    _put_candidate_in(ds_config, spec, reporter, meter, on_initialized, aftermath)
     reporter.enter(Phase.MODEL)
     try:
         workload.train(spec, ds_config)
     except TrialDone:
-        reporter.report.memory_bytes = meter.read()
         reporter.enter(Phase.TEARDOWN)
     except BaseException as error:
+        if aftermath.absorbs(error):
+            reporter.enter(Phase.TEARDOWN)
+            return
         meter.lift()
         reporter.report.memory_bytes = meter.read()
         says_so = outcome_of(error, reporter.report.phase) is Outcome.OOM
@@ -135,6 +142,7 @@ def _put_candidate_in(
     reporter: Any,
     meter: Any,
     on_initialized: Callable[[], None],
+    aftermath: "_Aftermath",
 ) -> None:
     """Make `deepspeed.initialize` use the candidate's configuration and watch its engine."""
     import deepspeed
@@ -151,14 +159,15 @@ def _put_candidate_in(
         kwargs["config"] = ds_config
         made = initialize(*args, **kwargs)
         on_initialized()
+        aftermath.prepare(made[0])
         stopwatch = Stopwatch(
             reporter,
             spec.measure,
             is_loss_scaled=spec.precision == "fp16",
             on_first_step=lambda: _read_back(made[0], spec, reporter),
-            # A soak is there to see what memory does later on.
-            on_warm=meter.settle if spec.checkpoint is None else lambda: None,
-            **_soak(made[0], spec, reporter, meter),
+            on_warm=aftermath.on_warm,
+            after_step=aftermath.after_step,
+            finale=aftermath.finale,
             tokens=TokenCounter(made[0]) if is_drawn(spec.lengths) else None,
         )
         stopwatch.attach(made[0])
@@ -167,14 +176,63 @@ def _put_candidate_in(
     deepspeed.initialize = watched_initialize
 
 
-def _soak(engine: Any, spec: TrialSpec, reporter: Any, meter: Any) -> dict[str, Callable[[], Any]]:
-    """What a soak asks of the stopwatch besides; nothing for any other trial."""
-    if spec.checkpoint is None:
-        return {}
-    from autotune.trial.checkpoint import Soak
+class _Aftermath:
+    """What a trial does around its measured steps and after the last of them."""
 
-    soak = Soak(spec.checkpoint, engine, spec, reporter, meter)
-    return {"after_step": soak.after_step, "finale": soak.finale}
+    def __init__(self, spec: TrialSpec, reporter: Any, meter: Any) -> None:
+        self._spec = spec
+        self._reporter = reporter
+        self._meter = meter
+        self._soak: Any = None
+        self._pass: DiagnosticPass | None = None
+        self._cpu_s_before = 0.0
+        self._is_read = False
+
+    def prepare(self, engine: Any) -> None:
+        """Take the engine, before anything watches it."""
+        if self._spec.checkpoint is not None:
+            from autotune.trial.checkpoint import Soak
+
+            self._soak = Soak(
+                self._spec.checkpoint, engine, self._spec, self._reporter, self._meter
+            )
+        elif self._spec.diagnoses:
+            from autotune.trial.diagnose import DiagnosticPass
+            from autotune.trial.stopwatch import TrialDone
+
+            self._pass = DiagnosticPass(engine, self._reporter, TrialDone)
+
+    def on_warm(self) -> None:
+        """The next step is the first that is measured."""
+        if self._soak is None:  # which is there to see what memory does later on
+            self._meter.settle()
+        self._cpu_s_before = time.process_time()
+
+    def after_step(self) -> None:
+        """A step was measured."""
+        if self._soak is not None:
+            self._soak.after_step()
+
+    def finale(self) -> bool:
+        """All steps were measured, or this is one of those that follow; says whether it ends."""
+        if not self._is_read:
+            self._is_read = True
+            self._reporter.report.cpu_s = time.process_time() - self._cpu_s_before
+        if self._soak is not None and not self._soak.finale():
+            return False
+        self._reporter.report.memory_bytes = self._meter.read()
+        if self._pass is None:
+            return True
+        self._meter.lift()  # the profiler's own memory is no part of the configuration's
+        return self._pass.begin()
+
+    def absorbs(self, error: BaseException) -> bool:
+        """Whether an error costs the trial nothing: it came after everything was measured."""
+        if self._reporter.report.phase is not Phase.DIAGNOSE:
+            return False
+        assert self._pass is not None, "nothing else enters that phase"
+        self._pass.fail(error)
+        return True
 
 
 def _read_back(engine: Any, spec: TrialSpec, reporter: Any) -> None:

@@ -206,7 +206,7 @@ NOT_HANDED_OUT = {
     *("study", "number", "role", "candidate_hash", "knobs", "expected", "overridden"),
     "timeout_s",
 }
-OF_A_SOAK = {"measure", "checkpoint", "lengths", "start"}
+OF_A_SOAK = {"measure", "checkpoint", "lengths", "start", "diagnoses"}
 
 
 def check_same(theirs: TrialSpec, ours: TrialSpec) -> None:

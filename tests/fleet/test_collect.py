@@ -121,3 +121,32 @@ def test_a_hung_rank_is_told_with_the_line_it_stood_at_and_not_one_that_waits_fo
     assert result.evidence == (
         "no first step after 60 s, hung in engine_init, at file_baton.py:61 in wait"
     )
+
+
+@pytest.mark.parametrize(
+    "cut_off",
+    [
+        {"exit_codes": {1: -11}},
+        {"exit_codes": {1: -9}, "oom_killed": True},
+        {"timed_out_after_s": 60.0},
+        {"was_cancelled": True},
+    ],
+)
+def test_what_happens_after_the_last_measured_step_costs_no_figure(tmp_path, cut_off):
+    measured = {"step_times_s": [0.5] * 6, "losses": [4.0]}
+    reports = [
+        report(0, phase=Phase.TEARDOWN, **measured),
+        report(1, phase=Phase.DIAGNOSE, **measured),
+    ]
+    result = result_of(tmp_path, reports, ending(**cut_off))
+    assert (result.outcome, result.step_time_s) == (Outcome.OK, 0.5)
+
+
+def test_a_rank_that_still_measured_has_no_figure(tmp_path):
+    measured = {"step_times_s": [0.5] * 6, "losses": [4.0]}
+    reports = [
+        report(0, phase=Phase.DIAGNOSE, **measured),
+        report(1, phase=Phase.MEASURED, **measured),
+    ]
+    result = result_of(tmp_path, reports, ending(exit_codes={1: -11}))
+    assert (result.outcome, result.step_time_s) == (Outcome.CRASH, None)

@@ -36,12 +36,36 @@ def run(fleet, study, trial_spec, config=None) -> TrialResult:
     return fleet.submit(trial_spec, folder).wait()
 
 
+def sees_what_it_ran(result: TrialResult) -> None:
+    """Stage 1 of a model of 2,112 parameters in bf16, over two ranks."""
+    diagnosis = result.diagnosis
+    assert diagnosis.problem == ""
+    split = diagnosis.split
+    parts = (split.forward_s, split.backward_s, split.optimizer_s, split.communication_s)
+    assert min(parts) > 0
+    assert sum(parts) + split.data_s == pytest.approx(split.step_s)
+    sent = {(c.name, c.message_bytes): c.calls for c in diagnosis.collectives}
+    assert sent["all_reduce", 2 * 2112] == 1, "the gradients, in bf16"
+    assert sent["all_gather_into_tensor", 2112] == 1, "half of the parameters, in bf16"
+
+
+@pytest.mark.parametrize("factory", ["raises_when_watched", "is_killed_when_watched"])
+def test_a_pass_that_fails_costs_the_trial_nothing(fleet, study, factory):
+    result = run(fleet, study, spec(factory=factory, diagnoses=True, start=Start.WARM))
+    assert (result.outcome, result.evidence) == (Outcome.OK, "")
+    assert len(result.step_times_s) >= 6
+    assert result.peak_memory_bytes > 0
+    said = {"raises": "does not like to be watched", "is_killed": "rank 1 did not finish it"}
+    assert said[factory.removesuffix("_when_watched")] in result.diagnosis.problem
+
+
 def test_a_good_trial_measures_and_reads_back(fleet, study, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_do_not_tell")
     monkeypatch.setenv("NCCL_API_KEY", "do-not-tell-either")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     before = segments()
-    result = run(fleet, study, spec(expected={"stage": 1, "micro_batch": 2, "dp": 2}))
+    expected = {"stage": 1, "micro_batch": 2, "dp": 2}
+    result = run(fleet, study, spec(expected=expected, diagnoses=True))
 
     assert result.outcome is Outcome.OK, result.evidence
     assert segments() <= before, "the trial left shared memory"
@@ -52,6 +76,8 @@ def test_a_good_trial_measures_and_reads_back(fleet, study, monkeypatch):
     assert 0 < result.peak_memory_bytes == result.memory_bytes["private_data"]
     assert set(result.phases_s) == {str(phase) for phase in Phase}
     assert result.loss_first > 0
+    assert result.use.cpu_utilization > 0
+    sees_what_it_ran(result)
     assert result.environment["NCCL_DEBUG"] == "WARN"
     assert "do_not_tell" not in str(result)
     assert "do-not-tell" not in str(result)

@@ -15,7 +15,7 @@ from tests.report.wide import wide_study
 
 pytestmark = pytest.mark.browser
 
-CHARTS = {"standings", "history", "memory", "knobs", "importance", "outcomes", "phases"}
+CHARTS = {"standings", "history", "memory", "knobs", "importance", "outcomes", "phases", "steps"}
 DRAWN = """
 return Object.fromEntries(Array.from(document.querySelectorAll(".chart")).map((chart) => [
   chart.id.replace("chart-", ""),

@@ -8,6 +8,7 @@ from typing import Any
 from autotune.contract import DS_CONFIG_FILE, Outcome, Phase, Role, TrialResult, TrialSpec
 from autotune.record import Study
 from autotune.report.study import Report
+from tests.report.diagnosed import collective, diagnosis
 from tests.report.test_terminal import finished
 from tests.search.scripted import fault, ok, rate_of, realistic
 
@@ -36,6 +37,7 @@ def varied(spec: TrialSpec) -> TrialResult:
     peak = float(result.peak_memory_bytes or 0)
     return dataclasses.replace(
         ok(spec, rate_of(spec) * jitter * boost, peak=peak),
+        diagnosis=diagnosis(collective(4096), communication=0.3, host=0.1),
         phases_s={phase.value: 0.5 + i for i, phase in enumerate(Phase)},
         versions={"python": "3.11.9", "torch": "2.13.0", "deepspeed": EVIL},
     )

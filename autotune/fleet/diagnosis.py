@@ -1,0 +1,140 @@
+"""What the ranks of a trial saw, as one: whose time is shown, and what a collective took."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from autotune.contract import (
+    Collective,
+    CollectiveCalls,
+    Diagnosis,
+    Phase,
+    RankDiagnosis,
+    RankReport,
+    Use,
+)
+from autotune.fleet.telemetry import Telemetry
+
+MAX_COLLECTIVES = 40
+"""Of a trial, kept in its result: those that take longest."""
+
+
+def diagnosis_of(reports: Sequence[RankReport]) -> Diagnosis | None:
+    """The diagnosis of a trial; None where no rank had a diagnostic pass."""
+    seen = {r.rank: r.diagnosis for r in reports if r.diagnosis is not None}
+    for cut_off in (r for r in reports if r.diagnosis is None and r.phase is Phase.DIAGNOSE):
+        seen[cut_off.rank] = RankDiagnosis(problem=f"rank {cut_off.rank} did not finish it")
+    if not seen:
+        return None
+    problems = sorted({each.problem for each in seen.values() if each.problem})
+    collectives = _collectives([each.calls for each in seen.values()])
+    splits = {rank: each.split for rank, each in seen.items() if each.split is not None}
+    if not splits:
+        return Diagnosis(collectives=collectives, problem="; ".join(problems))
+    # Who waits least is who the others wait for: its time is the trial's.
+    busiest = min(splits, key=lambda rank: (splits[rank].communication_s, rank))
+    split = splits[busiest]
+    others = [s.communication_s for rank, s in splits.items() if rank != busiest]
+    return Diagnosis(
+        steps=seen[busiest].steps,
+        rank=busiest,
+        split=split,
+        waiting_s=statistics.mean(others) - split.communication_s if others else 0.0,
+        collectives=collectives,
+        problem="; ".join(problems),
+    )
+
+
+def use_of(
+    reports: Sequence[RankReport], started_at_s: float, telemetry: Telemetry | None
+) -> Use | None:
+    """What the measured steps took of the processors; None where a rank did not say.
+
+    Args:
+        reports: Of all ranks.
+        started_at_s: Wall-clock time (Unix) at which their first phase began.
+        telemetry: Of their GPUs; None where they have none.
+    """
+    phases_s = reports[0].phases_s if reports else {}
+    measured_s = phases_s.get(Phase.MEASURED, 0.0)
+    cpu_s = [r.cpu_s for r in reports if r.cpu_s is not None]
+    if not measured_s or len(cpu_s) < len(reports):
+        return None
+    before = list(Phase)[: list(Phase).index(Phase.MEASURED)]
+    began_s = started_at_s + sum(phases_s.get(phase, 0.0) for phase in before)
+    return Use(
+        cpu_s=sum(cpu_s),
+        cpu_utilization=statistics.mean(cpu_s) / measured_s,
+        gpu=None if telemetry is None else telemetry.between(began_s, began_s + measured_s),
+    )
+
+
+def _collectives(ranks: Sequence[Sequence[CollectiveCalls]]) -> list[Collective]:
+    """The calls of all ranks, those that take longest first."""
+    groups: dict[tuple[str, int, int], list[list[float]]] = {}
+    for calls in ranks:
+        for each in calls:
+            key = (each.name, each.message_bytes, each.group_size)
+            groups.setdefault(key, []).append(each.seconds)
+    found = [_collective(*key, times) for key, times in groups.items()]
+    found.sort(key=lambda c: (-c.transfer_s - c.waiting_s, c.name, c.message_bytes))
+    return found[:MAX_COLLECTIVES]
+
+
+def _collective(
+    name: str, message_bytes: int, group_size: int, times: Sequence[Sequence[float]]
+) -> Collective:
+    """One collective from the times of its calls, rank by rank.
+
+    The last rank to arrive waits for nobody, so the shortest time of a call is that of the
+    transfer. A receive has nobody beside it to tell the two apart: it is all waiting. Ranks that
+    made another number of calls are not comparable call by call, such as the stages of a
+    pipeline: those that made the most are looked at.
+    """
+    n_calls = max(len(each) for each in times)
+    alike = [each for each in times if len(each) == n_calls]
+    transfers = [min(call) for call in zip(*alike, strict=True)]
+    transfer_s = 0.0 if name in _RECEIVES else sum(transfers)
+    waiting_s = statistics.mean(sum(each) for each in alike) - transfer_s
+    algbw, busbw = _bandwidths(name, message_bytes, group_size, transfer_s / n_calls)
+    return Collective(
+        name=name,
+        message_bytes=message_bytes,
+        group_size=group_size,
+        calls=n_calls,
+        transfer_s=transfer_s,
+        waiting_s=waiting_s,
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=busbw,
+    )
+
+
+_RECEIVES = ("recv", "irecv")
+_GATHERS = ("all_gather", "all_gather_into_tensor")
+_BUS: Mapping[str, int] = {
+    "all_reduce": 2,
+    "inference_all_reduce": 2,
+    "all_reduce_coalesced": 2,
+    "reduce_scatter": 1,
+    "reduce_scatter_tensor": 1,
+    "all_gather": 1,
+    "all_gather_into_tensor": 1,
+    "all_to_all": 1,
+    "all_to_all_single": 1,
+}
+"""How often a link carries the (n - 1)/n of the result that is not its rank's own; what is not
+here passes a link once, whole."""
+
+
+def _bandwidths(
+    name: str, message_bytes: int, group_size: int, call_s: float
+) -> tuple[float | None, float | None]:
+    """Algorithm and bus bandwidth as nccl-tests defines them (doc/PERFORMANCE.md).
+
+    The message is what a rank hands in. The result of a gather is as large as all of those.
+    """
+    total_bytes = message_bytes * (group_size if name in _GATHERS else 1)
+    if not total_bytes or call_s <= 0:
+        return None, None
+    algbw = total_bytes / call_s
+    times = _BUS.get(name)
+    return algbw, algbw * (1 if times is None else times * (group_size - 1) / group_size)

@@ -1,0 +1,162 @@
+"""What the GPUs of a trial do while it measures, read from NVML beside the ranks, not in them."""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pynvml
+
+from autotune.contract import GpuUse
+
+PERIOD_S = 0.25
+"""Between two readings: NVML's own counters change no faster than a few times a second."""
+
+_REASONS: Mapping[int, str] = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "temperature, by the driver",
+    0x40: "temperature, by the hardware",
+    0x80: "power brake",
+}
+"""Bits of nvmlClocksThrottleReason (nvml.h) that hold the clock below what was asked for: not
+an idle device, nor clocks that somebody set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One device at one moment; None: the device does not report it."""
+
+    device: int
+    at_s: float
+    """Wall-clock time (Unix): the ranks' phases are told in it."""
+    utilization: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    """Since the driver was loaded."""
+    clock_hz: float | None = None
+    temperature_c: float | None = None
+    throttle_reasons: int = 0
+
+
+@dataclass
+class Telemetry:
+    """Reads the devices of a gang from a thread until it is told to stop.
+
+    Not run on a GPU so far: the tests put an object with NVML's functions in the driver's place.
+    """
+
+    uuids: Sequence[str]
+    driver: Any = pynvml
+    """NVML's functions by their names."""
+    period_s: float = PERIOD_S
+    readings: list[Reading] = field(default_factory=list)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to read; a driver that does not answer is read nothing from."""
+        self._thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Read no more."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+
+    def between(self, start_s: float, end_s: float) -> GpuUse | None:
+        """What the devices did from one wall-clock time to another; None: nothing was read."""
+        return use_between(list(self.readings), start_s, end_s)
+
+    def _watch(self) -> None:
+        try:
+            self.driver.nvmlInit()
+        except self.driver.NVMLError:
+            return
+        try:
+            handles = [self.driver.nvmlDeviceGetHandleByUUID(uuid) for uuid in self.uuids]
+            while True:
+                for device, handle in enumerate(handles):
+                    self.readings.append(read_device(self.driver, device, handle))
+                if self._stopped.wait(self.period_s):
+                    return
+        except self.driver.NVMLError:
+            return  # a device that is gone is the trial's matter; what was read stands
+        finally:
+            self.driver.nvmlShutdown()
+
+
+def read_device(driver: Any, device: int, handle: Any) -> Reading:
+    """One reading of one device."""
+
+    def ask(question: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return question(handle, *arguments)
+        except driver.NVMLError:  # not on this device, or not for this user
+            return None
+
+    rates = ask(driver.nvmlDeviceGetUtilizationRates)
+    power_mw = ask(driver.nvmlDeviceGetPowerUsage)
+    energy_mj = ask(driver.nvmlDeviceGetTotalEnergyConsumption)
+    clock_mhz = ask(driver.nvmlDeviceGetClockInfo, driver.NVML_CLOCK_SM)
+    temperature = ask(driver.nvmlDeviceGetTemperature, driver.NVML_TEMPERATURE_GPU)
+    return Reading(
+        device=device,
+        at_s=time.time(),
+        utilization=None if rates is None else rates.gpu / 100,
+        power_w=None if power_mw is None else power_mw / 1e3,
+        energy_j=None if energy_mj is None else energy_mj / 1e3,
+        clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
+        temperature_c=None if temperature is None else float(temperature),
+        throttle_reasons=ask(driver.nvmlDeviceGetCurrentClocksThrottleReasons) or 0,
+    )
+
+
+def use_between(readings: Sequence[Reading], start_s: float, end_s: float) -> GpuUse | None:
+    """What the devices did from one wall-clock time to another; None: nothing was read then."""
+    inside = [r for r in readings if start_s <= r.at_s <= end_s]
+    devices = sorted({r.device for r in readings})
+    if not inside:
+        return None
+    energies = [_energy_j([r for r in readings if r.device == d], start_s, end_s) for d in devices]
+    known = [energy for energy in energies if energy is not None]
+    held = [r.throttle_reasons & sum(_REASONS) for r in inside]
+    temperatures = [r.temperature_c for r in inside if r.temperature_c is not None]
+    return GpuUse(
+        samples=len(inside) // len(devices),
+        utilization=_mean(r.utilization for r in inside),
+        power_w=_mean(r.power_w for r in inside),
+        # Of a gang that is known in part the sum would be too low.
+        energy_j=sum(known) if len(known) == len(devices) else None,
+        clock_hz=_mean(r.clock_hz for r in inside),
+        temperature_c=max(temperatures, default=None),
+        throttled=sum(map(bool, held)) / len(held),
+        throttle_reasons=[name for bit, name in _REASONS.items() if any(h & bit for h in held)],
+    )
+
+
+def _energy_j(readings: Sequence[Reading], start_s: float, end_s: float) -> float | None:
+    """Energy of one device: by its counter, or where it has none the power over the time."""
+    counted = [(r.at_s, r.energy_j) for r in readings if r.energy_j is not None]
+    if len(counted) == len(readings) > 1:
+        return _at(counted, end_s) - _at(counted, start_s)
+    powers = [(r.at_s, r.power_w) for r in readings if r.power_w is not None]
+    inside = [power for at_s, power in powers if start_s <= at_s <= end_s]
+    return statistics.mean(inside) * (end_s - start_s) if inside else None
+
+
+def _at(points: Sequence[tuple[float, float]], at_s: float) -> float:
+    """A counter at a moment, on the line between the readings around it."""
+    after = next((i for i, (time_s, _) in enumerate(points) if time_s >= at_s), len(points) - 1)
+    (x0, y0), (x1, y1) = points[max(0, after - 1)], points[after]
+    if x1 == x0:
+        return y1
+    return y0 + (y1 - y0) * (at_s - x0) / (x1 - x0)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.mean(known) if known else None

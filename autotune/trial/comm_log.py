@@ -1,0 +1,106 @@
+"""Every collective of one optimizer step that goes through DeepSpeed, by its comms logger.
+
+The logger times each call until the device is synchronised after it. Three things of it are mended
+here (0.19.8): its timer is never reset, so that each figure holds all calls before it; a call with
+`async_op` is timed until it is launched where the accelerator has no streams (CPU); and an
+operation whose bandwidth it cannot tell ends the process.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from deepspeed.comm import comm
+
+from autotune.contract import CollectiveCalls
+
+_COLLECTIVES = (
+    "all_reduce",
+    "inference_all_reduce",
+    "all_reduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_to_all_single",
+    "all_to_all",
+    "gather",
+    "scatter",
+)
+"""Methods of DeepSpeed's backend that all ranks of a group call in the same order, so that one
+may be waited for at once. Not so a send and its receive."""
+
+_PAIRWISE = ("send", "recv", "isend", "irecv")
+
+MAX_CALLS = 4000
+"""Of one step, that are kept; what comes after is not looked at."""
+
+
+class CommLog:
+    """Listens between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[str, int, int], list[float]] = {}
+        self._n_calls = 0
+        self._group_size = dist.get_world_size()
+        self._settings: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Listen from now on."""
+        logger = comm.comms_logger
+        self._settings = {
+            name: getattr(logger, name) for name in ("enabled", "prof_all", "verbose", "debug")
+        }
+        logger.append = self._append
+        for name in _COLLECTIVES:
+            if (method := getattr(comm.cdb, name, None)) is not None:
+                setattr(comm.cdb, name, self._blocking(method))
+        comm.configure(enabled=True, prof_all=True, verbose=False, debug=False)
+
+    def stop(self) -> None:
+        """Listen no more, and leave the logger as it was."""
+        comm.configure(**self._settings)
+        del comm.comms_logger.append
+        for name in _COLLECTIVES:
+            vars(comm.cdb).pop(name, None)
+
+    @property
+    def calls(self) -> list[CollectiveCalls]:
+        """What was heard."""
+        return [
+            CollectiveCalls(name=name, message_bytes=size, group_size=group, seconds=seconds)
+            for (name, size, group), seconds in self._calls.items()
+        ]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether there were more calls than are kept."""
+        return self._n_calls > MAX_CALLS
+
+    def _append(self, raw_name: str, record_name: str, latency: float, msg_size: int) -> None:
+        """In place of the logger's own; `latency` is in milliseconds."""
+        comm.timers(record_name).reset()
+        self._n_calls += 1
+        if not self.is_cut:
+            group_size = 2 if raw_name in _PAIRWISE else self._group_size
+            key = (raw_name, int(msg_size), group_size)
+            self._calls.setdefault(key, []).append(latency / 1e3)
+        self._group_size = dist.get_world_size()
+
+    def _blocking(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(method)
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            group = signature.bind(*args, **kwargs).arguments.get("group")
+            self._group_size = dist.get_world_size(group)
+            handle = method(*args, **kwargs)
+            if hasattr(handle, "wait"):
+                handle.wait()
+            return handle
+
+        return call

@@ -1,0 +1,238 @@
+"""The diagnostic pass: a few optimizer steps after the measured ones, watched closely.
+
+First under torch's profiler, which says where the time of a step goes, then one under DeepSpeed's
+comms logger, which says what each collective costs. None of them counts as a step of the trial.
+Nothing that happens here costs the trial its figure: what fails is written down as the pass's
+problem, and a clock ends a rank that does not come back.
+"""
+
+import contextlib
+import functools
+import gc
+import os
+import statistics
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from deepspeed.accelerator import get_accelerator
+from deepspeed.comm import comm
+from deepspeed.runtime.pipe.engine import PipelineEngine
+from torch.autograd import DeviceType
+from torch.autograd.profiler import profile, record_function
+
+from autotune.contract import Phase, RankDiagnosis, Split
+from autotune.trial import timeline
+from autotune.trial.comm_log import MAX_CALLS, CommLog
+from autotune.trial.faults import evidence_of
+from autotune.trial.reporter import Reporter
+from autotune.trial.timeline import BACKWARD, BEGIN, EXCHANGE, FORWARD, OPTIMIZER
+
+_RANGES = {"forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
+"""What a training script calls, in this order."""
+
+_INSTRUCTIONS = {
+    "ForwardPass": FORWARD,
+    "BackwardPass": BACKWARD,
+    "ReduceGrads": BACKWARD,
+    "ReduceTiedGrads": BACKWARD,
+    "OptimizerStep": OPTIMIZER,
+}
+"""Of a pipeline's schedule; what is not here passes activations on, or loads them."""
+
+_MAX_PROFILED = 3
+"""Steps under the profiler, at the most: more only where they are short and so differ much."""
+_PROFILED_S = 0.15
+"""Seconds of steps that are enough."""
+_LONGEST_STEP_S = 60.0
+"""A step that takes longer is not worth two more."""
+_PATIENCE = 20
+"""Times the pass may take as long as its steps did when they were measured, and so many seconds
+besides: reading a trace of a million events takes a while."""
+
+
+class DiagnosticPass:
+    """One engine's pass; made before anything watches the engine, so that it can do without."""
+
+    def __init__(self, engine: Any, reporter: Reporter, done: type[BaseException]) -> None:
+        """Prepare the pass.
+
+        Args:
+            engine: The engine, as DeepSpeed made it.
+            reporter: Where the diagnosis goes.
+            done: Raised out of the pass's last step.
+        """
+        self._engine = engine
+        self._reporter = reporter
+        self._done = done
+        self._methods = {
+            name: getattr(engine, name)
+            for name in (*_RANGES, "train_batch")
+            if hasattr(engine, name)
+        }
+        self._steps = 0
+        self._n_done = 0
+        self._profiler: Any = None
+        self._log = CommLog()
+        self._split: Split | None = None
+        self._problems: list[str] = []
+        self._is_kept = False
+        self._ending = threading.Lock()
+
+    def begin(self) -> bool:
+        """Watch from the next step on.
+
+        Returns:
+            Whether the trial is done all the same.
+        """
+        # The slowest rank's times, which all ranks know: so all decide alike.
+        step_time_s = statistics.median(self._reporter.report.step_times_s)
+        if step_time_s > _LONGEST_STEP_S:
+            self._problems.append(f"left out: a step takes {step_time_s:.0f} s")
+            self._keep()
+            return True
+        self._steps = max(1, min(_MAX_PROFILED, int(_PROFILED_S / max(step_time_s, 1e-6))))
+        limit_s = _PATIENCE * (1 + (self._steps + 1) * step_time_s)
+        clock = threading.Timer(limit_s, self._run_out, (limit_s,))
+        clock.daemon = True
+        clock.start()
+        self._reporter.enter(Phase.DIAGNOSE)
+        self._watch()
+        with self._attempt("profiler"):
+            self._start_profiler()
+        return False
+
+    def fail(self, error: BaseException) -> None:
+        """The pass has ended with an error; what it had found until then is kept."""
+        self._problems.append(evidence_of(error))
+        self._keep()
+
+    def _watch(self) -> None:
+        """Put ranges around what a training script calls, in place of what was there."""
+        engine = self._engine
+        for name in ("send", "recv"):
+            if (method := getattr(comm.cdb, name, None)) is not None:
+                setattr(comm.cdb, name, _in_range(EXCHANGE, method))
+        if isinstance(engine, PipelineEngine):
+            self._watch_pipeline()
+            return
+        for name, label in _RANGES.items():
+            setattr(engine, name, _in_range(label, self._methods[name]))
+        step = engine.step
+
+        def last_of_a_step(*args: Any, **kwargs: Any) -> Any:
+            is_boundary = engine.is_gradient_accumulation_boundary()
+            outcome = step(*args, **kwargs)
+            if is_boundary:
+                self._on_step()
+            return outcome
+
+        engine.step = last_of_a_step
+
+    def _watch_pipeline(self) -> None:
+        """A pipeline's only call is `train_batch`: its instructions are what gets the ranges."""
+        engine, train_batch = self._engine, self._methods["train_batch"]
+        engine._INSTRUCTION_MAP = {
+            kind: _in_range(label, run) if (label := _INSTRUCTIONS.get(kind.__name__)) else run
+            for kind, run in engine._INSTRUCTION_MAP.items()
+        }
+
+        def last_of_a_step(*args: Any, **kwargs: Any) -> Any:
+            loss = train_batch(*args, **kwargs)
+            self._on_step()
+            return loss
+
+        engine.train_batch = last_of_a_step
+
+    def _on_step(self) -> None:
+        self._n_done += 1
+        if self._n_done == self._steps:
+            with self._attempt("profiler"):
+                self._stop_profiler()
+            with self._attempt("comms logger"):
+                self._log.start()
+        elif self._n_done > self._steps:
+            with self._attempt("comms logger"):
+                self._log.stop()
+            self._keep()
+            raise self._done
+
+    def _start_profiler(self) -> None:
+        # Not torch.profiler.profile: to write down versions it imports torch's whole inductor.
+        is_cuda = get_accelerator().device_name() == "cuda"
+        self._profiler = profile(use_kineto=True, use_device="cuda" if is_cuda else None)
+        self._profiler.__enter__()
+        with record_function(BEGIN):
+            get_accelerator().synchronize()
+
+    def _stop_profiler(self) -> None:
+        if self._profiler is None:
+            return
+        self._profiler.__exit__(None, None, None)
+        on_device = get_accelerator().device_name() != "cpu"
+        # Thousands of new objects would have Python look at all that torch and transformers made,
+        # again and again.
+        gc.disable()
+        try:
+            events = _read(self._profiler.kineto_results.events())
+            self._split = timeline.split(events, steps=self._steps, on_device=on_device)
+        finally:
+            gc.enable()
+
+    def _keep(self) -> None:
+        """Put what was found into the report, once: an error may come after the last step."""
+        if self._is_kept:
+            return
+        self._is_kept = True
+        if not self._ending.acquire(blocking=False):
+            threading.Event().wait()  # the clock has run out, and ends this process
+        if self._log.is_cut:
+            self._problems.append(f"of the collectives only the first {MAX_CALLS} were looked at")
+        self._reporter.report.diagnosis = RankDiagnosis(
+            steps=self._steps if self._split is not None else 0,
+            split=self._split,
+            calls=self._log.calls,
+            problem="; ".join(self._problems),
+        )
+
+    def _run_out(self, limit_s: float) -> None:
+        """End this rank, which is stuck; the others' clocks end them too."""
+        if not self._ending.acquire(blocking=False):
+            return
+        problem = f"ended after {limit_s:.0f} s"
+        self._reporter.report.diagnosis = RankDiagnosis(problem=problem)
+        self._reporter.enter(Phase.TEARDOWN)
+        self._reporter.finish()
+        os._exit(0)
+
+    @contextlib.contextmanager
+    def _attempt(self, what: str) -> Iterator[None]:
+        """Go on without a part that fails."""
+        try:
+            yield
+        except Exception as error:
+            self._problems.append(f"{what}: {evidence_of(error)}")
+
+
+def _read(raw_events: Iterable[Any]) -> list[timeline.Event]:
+    """The events that count; each question to one of the others would cost as much."""
+    events = []
+    for raw in raw_events:
+        name, on_device = raw.name(), raw.device_type() != DeviceType.CPU
+        if on_device or name.startswith(timeline.HOST_NAMES):
+            span = (raw.start_ns(), raw.end_ns())
+            events.append(timeline.Event(name, *span, raw.start_thread_id(), on_device))
+    return events
+
+
+def _in_range(label: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method as a range of the profiler, which ends when the device has done its work."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with record_function(label):
+            outcome = method(*args, **kwargs)
+            get_accelerator().synchronize()
+        return outcome
+
+    return call

@@ -1,0 +1,151 @@
+"""From what each rank saw to what is said of the trial."""
+
+import dataclasses
+
+import pytest
+
+from autotune.contract import (
+    CollectiveCalls,
+    Phase,
+    RankDiagnosis,
+    RankReport,
+    Split,
+    TrialResult,
+    to_dict,
+)
+from autotune.fleet.diagnosis import diagnosis_of, use_of
+
+SPLIT = Split(
+    step_s=1.0,
+    forward_s=0.3,
+    backward_s=0.4,
+    optimizer_s=0.1,
+    communication_s=0.2,
+    data_s=0.0,
+    overlapped_s=0.0,
+    matmul_s=0.5,
+    memory_s=0.1,
+    host_s=0.1,
+)
+
+
+def waits(communication_s):
+    spare_s = SPLIT.communication_s - communication_s
+    return dataclasses.replace(
+        SPLIT, communication_s=communication_s, forward_s=SPLIT.forward_s + spare_s
+    )
+
+
+def calls(*seconds, name="all_reduce", message_bytes=1000, group_size=2):
+    return CollectiveCalls(
+        name=name, message_bytes=message_bytes, group_size=group_size, seconds=list(seconds)
+    )
+
+
+def report(rank, diagnosis):
+    return RankReport(rank=rank, phase=Phase.TEARDOWN, diagnosis=diagnosis)
+
+
+def seen_by(*ranks):
+    return diagnosis_of([report(rank, each) for rank, each in enumerate(ranks)])
+
+
+def test_the_rank_that_waits_least_is_shown_and_what_the_others_wait_more():
+    found = seen_by(
+        RankDiagnosis(steps=2, split=waits(0.30)),
+        RankDiagnosis(steps=2, split=waits(0.05)),
+        RankDiagnosis(steps=2, split=waits(0.20)),
+    )
+    assert (found.rank, found.steps, found.split) == (1, 2, waits(0.05))
+    assert found.waiting_s == pytest.approx(0.20)
+
+
+def test_a_transfer_takes_as_long_as_the_last_rank_to_arrive_was_in_it():
+    early = RankDiagnosis(calls=[calls(0.5, 0.01)])
+    late = RankDiagnosis(calls=[calls(0.01, 0.3)])
+    (found,) = seen_by(early, late).collectives
+    assert found.transfer_s == pytest.approx(0.02)
+    assert found.waiting_s == pytest.approx((0.5 - 0.01 + 0.3 - 0.01) / 2)
+    assert found.algbw_bytes_per_s == pytest.approx(1000 / 0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "group_size", "algbw", "busbw"),
+    [
+        ("all_reduce", 4, 1000, 1500),
+        ("all_gather_into_tensor", 4, 4000, 3000),
+        ("reduce_scatter_tensor", 4, 1000, 750),
+        ("broadcast", 4, 1000, 1000),
+        ("send", 4, 1000, 1000),
+    ],
+)
+def test_bandwidths_are_those_of_nccl_tests(name, group_size, algbw, busbw):
+    """One second for 1000 bytes that a rank hands in (nccl-tests, doc/PERFORMANCE.md)."""
+    one = RankDiagnosis(calls=[calls(1.0, name=name, group_size=group_size)])
+    (found,) = seen_by(one).collectives
+    assert (found.algbw_bytes_per_s, found.busbw_bytes_per_s) == (algbw, busbw)
+
+
+def test_a_barrier_has_no_bandwidth():
+    (found,) = seen_by(
+        RankDiagnosis(calls=[calls(1.0, name="barrier", message_bytes=0)])
+    ).collectives
+    assert (found.algbw_bytes_per_s, found.busbw_bytes_per_s) == (None, None)
+
+
+def test_stages_that_send_another_number_of_times_are_not_compared_call_by_call():
+    first, last = RankDiagnosis(calls=[calls(0.2, 0.4)]), RankDiagnosis(calls=[calls(0.001)])
+    (found,) = seen_by(first, last).collectives
+    assert (found.calls, found.transfer_s) == (2, pytest.approx(0.6))
+
+
+def test_a_receive_is_all_waiting():
+    (found,) = seen_by(RankDiagnosis(calls=[calls(0.5, 0.5, name="recv")])).collectives
+    assert (found.transfer_s, found.waiting_s) == (0.0, 1.0)
+    assert found.busbw_bytes_per_s is None
+
+
+def test_groups_of_another_size_are_apart():
+    found = seen_by(RankDiagnosis(calls=[calls(0.1, group_size=2), calls(0.2, group_size=4)]))
+    assert [c.group_size for c in found.collectives] == [4, 2], "the longest first"
+
+
+def test_a_problem_of_one_rank_is_the_trials_and_the_rest_stands():
+    found = seen_by(RankDiagnosis(steps=1, split=SPLIT), RankDiagnosis(problem="ended after 20 s"))
+    assert found.problem == "ended after 20 s"
+    assert found.split == SPLIT
+
+
+def test_a_rank_that_was_cut_off_is_named():
+    found = diagnosis_of(
+        [report(0, RankDiagnosis(steps=1)), RankReport(rank=1, phase=Phase.DIAGNOSE)]
+    )
+    assert found.problem == "rank 1 did not finish it"
+
+
+def test_without_a_pass_there_is_nothing():
+    assert diagnosis_of([RankReport(rank=0)]) is None
+
+
+def test_processor_time_is_that_of_all_ranks_over_the_measured_steps():
+    ranks = [
+        RankReport(rank=rank, cpu_s=cpu_s, phases_s={"warm_up": 3.0, "measured": 4.0})
+        for rank, cpu_s in enumerate((2.0, 3.0))
+    ]
+    found = use_of(ranks, 0.0, None)
+    assert (found.cpu_s, found.cpu_utilization, found.gpu) == (5.0, pytest.approx(0.625), None)
+    assert use_of([*ranks, RankReport(rank=2)], 0.0, None) is None
+
+
+def test_a_diagnosis_survives_its_file():
+    whole = report(0, RankDiagnosis(steps=1, split=SPLIT, calls=[calls(0.1)]))
+    assert RankReport.from_dict(to_dict(whole)) == whole
+    result = TrialResult(
+        number=0,
+        role="search",
+        candidate_hash="0",
+        outcome="ok",
+        diagnosis=diagnosis_of([whole]),
+        use=use_of([RankReport(rank=0, cpu_s=1.0, phases_s={"measured": 2.0})], 0.0, None),
+    )
+    assert TrialResult.from_dict(to_dict(result)) == result

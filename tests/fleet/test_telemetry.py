@@ -1,0 +1,147 @@
+"""What NVML is asked and what is made of its answers. No GPU: an object answers in its place."""
+
+import types
+
+import pytest
+
+from autotune.contract import Phase, RankReport
+from autotune.fleet.diagnosis import use_of
+from autotune.fleet.telemetry import Reading, Telemetry, read_device, use_between
+
+
+class NvmlError(Exception):
+    pass
+
+
+class Driver:
+    """NVML's functions as pynvml names them; its units are milliwatts, millijoules and MHz."""
+
+    NVMLError = NvmlError
+    NVML_CLOCK_SM = 1
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, *, lacks=(), answers=True):
+        self.lacks, self.answers = lacks, answers
+        self.users, self.energy_mj, self.reasons = 0, 1_000_000, 0
+
+    def nvmlInit(self):
+        if not self.answers:
+            raise NvmlError("driver not loaded")
+        self.users += 1
+
+    def nvmlShutdown(self):
+        self.users -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return uuid
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return types.SimpleNamespace(gpu=75)
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return 300_000
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        if "energy" in self.lacks:
+            raise NvmlError("not supported")
+        self.energy_mj += 30_000
+        return self.energy_mj
+
+    def nvmlDeviceGetClockInfo(self, handle, which):
+        assert which == self.NVML_CLOCK_SM
+        return 1410
+
+    def nvmlDeviceGetTemperature(self, handle, which):
+        assert which == self.NVML_TEMPERATURE_GPU
+        return 61
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return self.reasons
+
+
+def test_a_reading_is_in_base_units():
+    found = read_device(Driver(), 0, "GPU-1")
+    assert (found.utilization, found.power_w, found.energy_j) == (0.75, 300.0, 1030.0)
+    assert (found.clock_hz, found.temperature_c) == (1.41e9, 61.0)
+
+
+def test_what_a_device_does_not_report_is_unknown_and_the_rest_stands():
+    found = read_device(Driver(lacks=("energy",)), 0, "GPU-1")
+    assert (found.energy_j, found.power_w) == (None, 300.0)
+
+
+def reading(at_s, *, device=0, **fields):
+    return Reading(device=device, at_s=at_s, **fields)
+
+
+def test_only_the_measured_steps_count():
+    busy = [reading(t, utilization=1.0, temperature_c=60.0 + t) for t in range(3, 7)]
+    idle = [reading(t, utilization=0.0, temperature_c=99.0) for t in (0, 1, 2, 7, 8)]
+    found = use_between(sorted(idle + busy, key=lambda r: r.at_s), 2.5, 6.5)
+    assert (found.samples, found.utilization, found.temperature_c) == (4, 1.0, 66.0)
+
+
+def test_energy_is_the_counter_between_its_readings_over_all_devices():
+    counted = [
+        reading(t, device=device, energy_j=100.0 * t * (device + 1))
+        for t in range(10)
+        for device in (0, 1)
+    ]
+    assert use_between(counted, 2.5, 4.5).energy_j == pytest.approx(200.0 + 400.0)
+
+
+def test_without_a_counter_energy_is_power_over_the_time():
+    powers = [reading(t, power_w=250.0) for t in range(10)]
+    assert use_between(powers, 2.0, 6.0).energy_j == pytest.approx(1000.0)
+
+
+def test_a_gang_that_is_known_in_part_has_no_energy():
+    readings = [r for t in range(10) for r in (reading(t, power_w=250.0), reading(t, device=1))]
+    assert use_between(readings, 2.0, 6.0).energy_j is None
+
+
+@pytest.mark.parametrize(
+    ("bits", "throttled", "reasons"),
+    [
+        (0x1, 0.0, []),  # idle
+        (0x2, 0.0, []),  # clocks that somebody set
+        (0x4, 1.0, ["power cap"]),
+        (0x48, 1.0, ["hardware slowdown", "temperature, by the hardware"]),
+    ],
+)
+def test_an_idle_device_is_not_throttled(bits, throttled, reasons):
+    found = use_between([reading(1.0, throttle_reasons=bits)], 0.0, 2.0)
+    assert (found.throttled, found.throttle_reasons) == (throttled, reasons)
+
+
+def test_nothing_read_in_time_is_nothing():
+    assert use_between([reading(1.0)], 5.0, 6.0) is None
+    assert use_between([], 5.0, 6.0) is None
+
+
+def test_it_reads_until_it_is_told_to_stop_and_gives_the_driver_back():
+    driver = Driver()
+    telemetry = Telemetry(["GPU-1", "GPU-2"], driver=driver, period_s=0.001)
+    telemetry.start()
+    while len(telemetry.readings) < 6:
+        pass
+    telemetry.stop()
+    assert {r.device for r in telemetry.readings} == {0, 1}
+    assert driver.users == 0
+
+
+def test_without_a_driver_a_trial_goes_on():
+    telemetry = Telemetry(["GPU-1"], driver=Driver(answers=False))
+    telemetry.start()
+    telemetry.stop()
+    assert telemetry.between(0.0, 1e12) is None
+
+
+def test_the_window_is_that_of_rank_0s_measured_phase():
+    telemetry = Telemetry(["GPU-1"], driver=Driver())
+    telemetry.readings += [reading(100.0 + t, utilization=float(t)) for t in range(20)]
+    phases = {Phase.SPAWN: 2.0, Phase.WARM_UP: 3.5, Phase.MEASURED: 4.0, Phase.TEARDOWN: 9.0}
+    rank = RankReport(rank=0, cpu_s=1.0, phases_s={str(p): s for p, s in phases.items()})
+    found = use_of([rank], 100.0, telemetry)
+    assert found.gpu.samples == 4
+    assert found.gpu.utilization == pytest.approx((6 + 7 + 8 + 9) / 4)

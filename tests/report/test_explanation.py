@@ -1,0 +1,119 @@
+"""A trial explained, in the terminal, in the page and as data."""
+
+import html
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from autotune.app.studies import explain_trial, read_report
+from autotune.errors import StudyError
+from autotune.record import Study
+from autotune.render.templates import Templates
+from autotune.report.details import describe_bounds
+from autotune.report.explanation import describe, explain
+from autotune.report.page import render_page
+from autotune.report.terminal import print_explanation
+from autotune.table import load_table
+from tests.report.diagnosed import diagnosed
+from tests.report.test_terminal import finished
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return finished(tmp_path_factory.mktemp("diagnosed"), diagnosed, trials=40)
+
+
+def number_at(study: Study, stage: int) -> int:
+    specs = [trial.spec for trial in study.trials()]
+    return next(s.number for s in specs if s.knobs["zero.stage"] == stage and s.grad_accum > 1)
+
+
+def test_it_says_where_the_time_went_what_bounds_it_and_what_addresses_that(study: Study) -> None:
+    facts = describe(explain_trial(study, number_at(study, 3)))
+    said = dict(reversed(facts))
+    assert said["step"].startswith(
+        "forward 12%, backward 24%, communication 60%, data 4% on rank 1"
+    )
+    assert "the others wait 10% of a step more; 5% more of communication is hidden" in said["step"]
+    assert said["bound by"].startswith("communication: 60% of a step")
+    assert said["bound by"].endswith("then compute 40%")
+    assert said["try"].startswith("micro_batch")
+    assert said["collective"] == (
+        "all_reduce of 4 KiB over 2 ranks, 8 calls a step: 200 ms at 160 KiB/s per link, "
+        "50 ms more waiting for slower ranks"
+    )
+    assert said["device"] == "90% busy, 400 W, 1400 MHz, at most 71 degrees C"
+    assert said["throttled"] == "in 25% of the readings: power cap"
+    assert said["energy"] == "40 J/sample", "3200 J over 5 steps of 16 samples"
+
+
+def test_a_share_of_the_peak_is_told_only_where_the_peak_is_known(study: Study) -> None:
+    report, number = read_report(study), number_at(study, 1)
+
+    def speed(row: dict[str, object]) -> str:
+        explanation = explain(report, number, row)
+        assert explanation is not None
+        return dict(describe(explanation))["speed"]
+
+    assert speed({}) == "FLOP/s of the model are unknown"
+    assert speed({"tflops_per_device": 12.34, "mfu": float("nan")}) == (
+        "12.3 TFLOP/s of the model per device; the peak of this device is unknown at this "
+        "precision"
+    )
+    assert speed({"tflops_per_device": 120.0, "mfu": 0.4}) == (
+        "120 TFLOP/s of the model per device, 40% of its peak of 300"
+    )
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_it_fits_a_terminal_of_80_columns(study: Study, stage: int) -> None:
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    print_explanation(console, explain_trial(study, number_at(study, stage)))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.startswith(f"trial {number_at(study, stage)}: ")
+
+
+def test_the_page_explains_every_trial_that_was_watched(study: Study) -> None:
+    page = render_page(read_report(study), load_table(study.folder), Templates())
+    watched = [t for t in study.trials() if t.result is not None and t.result.diagnosis]
+    assert page.count('<details class="explanation">') == len(watched) > 8
+    assert 'id="chart-steps"' in page
+    for _, text in describe(explain_trial(study, number_at(study, 3))):
+        assert html.escape(text, quote=False).replace("'", "&#39;") in page
+
+
+def test_the_report_names_what_bounds_the_best(study: Study) -> None:
+    report = read_report(study)
+    best = report.trial_of("best")
+    assert f"trial {best}: compute, 90% of a step; `report --trial {best}` explains it" in (
+        describe_bounds(report)
+    )
+
+
+def test_as_data_it_is_json(study: Study) -> None:
+    data = json.loads(json.dumps(explain_trial(study, number_at(study, 3)).as_dict()))
+    assert data["bound"] == "communication"
+    assert sum(data["shares"].values()) == pytest.approx(1)
+    assert sum(data["bound_shares"].values()) == pytest.approx(1)
+    assert {"knob", "before", "after", "reason", "tried", "ratio"} == set(data["advice"][0])
+
+
+def test_the_table_has_it_too(study: Study) -> None:
+    row = load_table(study.folder).set_index("trial").loc[number_at(study, 3)]
+    assert row["bound"] == "communication"
+    assert row["share.communication"] == pytest.approx(0.6)
+    assert (row["energy_per_sample_j"], row["power_w"]) == (pytest.approx(40.0), 400.0)
+    assert (row["gpu_throttled"], row["cpu_utilization"]) == (0.25, 0.95)
+
+
+def test_a_trial_that_is_not_there_or_was_not_watched_is_refused(
+    study: Study, tmp_path: Path
+) -> None:
+    with pytest.raises(StudyError, match="there is no trial 999"):
+        explain_trial(study, 999)
+    with pytest.raises(StudyError, match="had no diagnostic pass"):
+        explain_trial(finished(tmp_path), 0)
