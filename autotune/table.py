@@ -14,14 +14,15 @@ import pandas as pd
 
 from autotune.contract import Phase, TrialResult, TrialSpec
 from autotune.errors import StudyError
-from autotune.facts import ModelFacts, environment_at, model_of
+from autotune.facts import ModelFacts, environment_at, left_out_of, model_of
 from autotune.files import write_whole
 from autotune.knobs import KNOBS
 from autotune.model import ModelShape, train_flops_per_token
 from autotune.record import Recorded, Study, Trial
+from autotune.spread import Spread, spread_of
 from autotune.trial.lengths import batch_lengths, is_drawn
 
-TABLE_VERSION = 1
+TABLE_VERSION = 2
 """Rises when a column changes its name, type or meaning, or goes; new columns keep it."""
 
 METERS = ("private_data", "host_rss", "allocated", "reserved", "context_and_comm")
@@ -61,6 +62,7 @@ _IDENTITY = (
     _column("role", "string", "why it was run: baseline, search, confirm (final comparison)"),
     _column("confirm_round", "Int64", "round of the final comparison; empty for other roles"),
     _column("retry_of", "Int64", "number of the trial that it repeats after a platform fault"),
+    _column("repeat_of", "Int64", "number of the disturbed trial that it repeats"),
     _column("candidate_hash", "string", "identity of the candidate: equal hashes, equal runs"),
     _column("problem", "string", "why spec or result cannot be read; empty for a sound trial"),
 )
@@ -106,13 +108,29 @@ _OUTCOME = (
     _column("outcome", "string", "how it ended (see `Outcome`); empty while it is in flight"),
     _column("evidence", "string", "the line that the outcome was read from"),
     _column("evidence_source", "string", "where that line stands"),
+    _column(
+        "disturbed",
+        "string",
+        "what disturbed it while it measured; empty: nothing that was noticed",
+    ),
     _column("differences", "string", "where the live engine differs from what was asked"),
 )
 
 _SPEED = (
     _column("samples_per_s", "float64", "global_batch / step_time_s", unit="samples/s"),
-    _column("samples_per_s_low", "float64", "lower end of its 95% interval", unit="samples/s"),
-    _column("samples_per_s_high", "float64", "upper end of its 95% interval", unit="samples/s"),
+    _column(
+        "samples_per_s_low",
+        "float64",
+        "lower end of its 95% prediction interval: where a re-run would be, by how much runs of "
+        "this study differ",
+        unit="samples/s",
+    ),
+    _column(
+        "samples_per_s_high",
+        "float64",
+        "upper end of its 95% prediction interval",
+        unit="samples/s",
+    ),
     _column(
         "tokens_per_s",
         "float64",
@@ -136,9 +154,21 @@ _SPEED = (
         unit="share, 0 to 1",
     ),
     _column("step_time_s", "float64", "median optimizer step of the slowest rank", unit="s"),
-    _column("step_time_low_s", "float64", "lower end of its 95% interval", unit="s"),
-    _column("step_time_high_s", "float64", "upper end of its 95% interval", unit="s"),
+    _column(
+        "step_time_low_s",
+        "float64",
+        "lower end of the 95% interval of that median: of the steps of this run, not of a re-run",
+        unit="s",
+    ),
+    _column("step_time_high_s", "float64", "upper end of the same", unit="s"),
     _column("n_steps", "Int64", "optimizer steps that were measured", unit="steps"),
+    _column(
+        "n_warmup_steps",
+        "Int64",
+        "optimizer steps before them that were thrown away as warm-up",
+        unit="steps",
+    ),
+    _column("is_steady", "boolean", "whether warm-up was over before half of the steps were"),
     _column(
         "steps_skipped",
         "Int64",
@@ -204,6 +234,7 @@ _SPEC_FIELDS = (
     "role",
     "confirm_round",
     "retry_of",
+    "repeat_of",
     "candidate_hash",
     "precision",
     "world",
@@ -221,8 +252,6 @@ _SPEC_FIELDS = (
 )
 _RESULT_FIELDS = (
     "samples_per_s",
-    "samples_per_s_low",
-    "samples_per_s_high",
     "step_time_s",
     "step_time_low_s",
     "step_time_high_s",
@@ -265,7 +294,9 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
         As `load_table`.
     """
     model = model_of(facts)
-    rows = {trial.spec.number: _row(trial, study, facts, model) for trial in recorded.trials}
+    left_out = left_out_of(facts)
+    spread = spread_of(t for t in recorded.trials if t.spec.number not in left_out)
+    rows = {t.spec.number: _row(t, study, facts, model, spread) for t in recorded.trials}
     for unreadable in recorded.unreadable:
         number = int(unreadable.folder.name)
         rows[number] = {"study": study, "trial": number, "problem": unreadable.problem}
@@ -326,7 +357,11 @@ def describe() -> str:
 
 
 def _row(
-    trial: Trial, study: str, facts: Mapping[str, Any], model: ModelFacts | None
+    trial: Trial,
+    study: str,
+    facts: Mapping[str, Any],
+    model: ModelFacts | None,
+    spread: Spread,
 ) -> dict[str, Any]:
     spec, result = trial.spec, trial.result
     row: dict[str, Any] = {name: getattr(spec, name) for name in _SPEC_FIELDS}
@@ -344,7 +379,7 @@ def _row(
     row["lengths"] = spec.lengths.get("kind", "fixed")
     if result is not None:
         row |= _result_cells(result)
-        row |= _arithmetic_cells(spec, result, shape, facts)
+        row |= _arithmetic_cells(spec, result, shape, facts, spread)
     return row
 
 
@@ -358,7 +393,9 @@ def _result_cells(result: TrialResult) -> dict[str, Any]:
         "evidence": result.evidence or None,
         "evidence_source": result.evidence_source or None,
         "differences": "; ".join(result.differences) or None,
+        "disturbed": result.disturbed or None,
         "n_steps": len(result.step_times_s),
+        "n_warmup_steps": len(result.warmup_step_times_s),
         "devices": " ".join(result.devices) or None,
         "environment": json.dumps(result.environment, sort_keys=True),
     }
@@ -369,7 +406,11 @@ def _result_cells(result: TrialResult) -> dict[str, Any]:
 
 
 def _arithmetic_cells(
-    spec: TrialSpec, result: TrialResult, shape: ModelShape | None, facts: Mapping[str, Any]
+    spec: TrialSpec,
+    result: TrialResult,
+    shape: ModelShape | None,
+    facts: Mapping[str, Any],
+    spread: Spread,
 ) -> dict[str, Any]:
     """What follows from the figures, the model's shape and the devices of the time."""
     environment = environment_at(facts, spec.number)
@@ -378,6 +419,12 @@ def _arithmetic_cells(
         cells["device_name"] = environment.device_name
     if result.samples_per_s is None:
         return cells
+    interval = spread.interval([result])
+    cells |= {
+        "samples_per_s_low": interval.low,
+        "samples_per_s_high": interval.high,
+        "is_steady": result.is_steady,
+    }
     cells |= _token_cells(spec, result, result.samples_per_s)
     if shape is None or "tokens_per_s" not in cells:
         return cells

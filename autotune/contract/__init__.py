@@ -25,6 +25,7 @@ from autotune.contract.files import (
 )
 from autotune.contract.result import (
     RankReport,
+    Surroundings,
     TrialResult,
 )
 from autotune.contract.spec import (
@@ -60,6 +61,7 @@ __all__ = [
     "RankReport",
     "Role",
     "Start",
+    "Surroundings",
     "TrialResult",
     "TrialSpec",
     "mode_of",

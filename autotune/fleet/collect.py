@@ -1,6 +1,7 @@
 """From what a trial left in its folder to its result."""
 
 import dataclasses
+import math
 import re
 import signal
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from autotune.contract import (
     TrialSpec,
     read_json,
 )
+from autotune.fleet.disturbance import disturbance
 from autotune.secrecy import is_secret
 from autotune.trial.statistics import median_interval
 
@@ -172,6 +174,8 @@ def _outcome(
         return _timeout(folder, reports, ending.timed_out_after_s)
     complete = len(reports) == spec.world and all(r.phase is Phase.TEARDOWN for r in reports)
     if complete and reports[0].step_times_s:
+        if reports[0].stopped_early:
+            return Outcome.STOPPED_EARLY, *_losing(spec, reports[0])
         return Outcome.OK, "", ""
     silent = _killed_silently(reports, ending, spec.world)
     if silent is not None:
@@ -242,11 +246,23 @@ def _last_error_line(log: Path) -> tuple[str, str]:
     return "", ""
 
 
+def _losing(spec: TrialSpec, report: RankReport) -> tuple[str, str]:
+    low_s = median_interval(report.step_times_s)[1]
+    allowed_s = spec.measure.losing_step_time_s or math.nan
+    return (
+        f"step time is at least {low_s:.4g} s, above {allowed_s:.4g} s it cannot come near the "
+        f"best so far: stopped after {len(report.step_times_s)} steps",
+        "interval of the median step",
+    )
+
+
 def _with_figures(result: TrialResult, spec: TrialSpec, reports: list[RankReport]) -> TrialResult:
     step_time_s, low_s, high_s = median_interval(result.step_times_s)
     samples = spec.micro_batch * spec.grad_accum * spec.dp
     return dataclasses.replace(
         result,
+        is_steady=reports[0].is_steady,
+        disturbed=disturbance(spec, reports),
         tokens_per_step=_per_step(spec, reports, "tokens"),
         padded_tokens_per_step=_per_step(spec, reports, "padded_tokens"),
         step_time_s=step_time_s,

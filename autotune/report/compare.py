@@ -157,7 +157,9 @@ def _shared(first: Run, other: Run) -> Iterable[dict[str, Any]]:
             continue
         a, b = telling_runs(tried.trials), telling_runs(twin.trials)
         if a and b:
-            yield _side_by_side(first, other, tried, twin, ratio_of(b, a))
+            yield _side_by_side(
+                first, other, tried, twin, ratio_of(b, a, spreads=(twin.spread, tried.spread))
+            )
 
 
 def _side_by_side(

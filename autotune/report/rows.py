@@ -80,7 +80,7 @@ def _row(tried: Tried, objective: Objective, confirmed: Figure | None, n_runs: i
     result = _telling(tried)
     figure = confirmed
     if figure is None and result is not None and result.outcome.is_measured:
-        figure = figure_of(result)
+        figure = figure_of(result, tried.spread)
     return Row(
         trial=tried.trials[0].spec.number if result is None else result.number,
         candidate=tried.candidate,

@@ -29,7 +29,7 @@ class Answer:
         tried = None if candidate is None else self._history.find(candidate)
         if tried is None or tried.measured is None:
             return None
-        return self._standing(tried.candidate, figure_of(tried.measured), 1)
+        return self._standing(tried.candidate, figure_of(tried.measured, tried.spread), 1)
 
     def final(
         self,

@@ -23,7 +23,7 @@ class Figure:
 
     samples_per_s: float
     low: float
-    """Lower end of the 95% interval of `samples_per_s`."""
+    """Lower end of the 95% prediction interval: where a re-run would be."""
     high: float
     peak_memory_bytes: int | None
     """None where the device's meter said nothing; such a candidate is taken to fit."""

@@ -141,6 +141,7 @@ def _put_candidate_in(
 
     from autotune.trial.lengths import is_drawn
     from autotune.trial.stopwatch import Stopwatch
+    from autotune.trial.surroundings import Watch
     from autotune.trial.tokens import TokenCounter
 
     initialize = deepspeed.initialize
@@ -151,13 +152,23 @@ def _put_candidate_in(
         kwargs["config"] = ds_config
         made = initialize(*args, **kwargs)
         on_initialized()
+        watch = Watch(os.sched_getaffinity(0) if os.environ.get(CORES_ENV) else set())
+
+        def on_warm() -> None:
+            if spec.checkpoint is None:  # a soak is there to see what memory does later on
+                meter.settle()
+            watch.begin()
+
+        def on_measured() -> None:
+            reporter.report.surroundings = watch.end()
+
         stopwatch = Stopwatch(
             reporter,
             spec.measure,
             is_loss_scaled=spec.precision == "fp16",
             on_first_step=lambda: _read_back(made[0], spec, reporter),
-            # A soak is there to see what memory does later on.
-            on_warm=meter.settle if spec.checkpoint is None else lambda: None,
+            on_warm=on_warm,
+            on_measured=on_measured,
             **_soak(made[0], spec, reporter, meter),
             tokens=TokenCounter(made[0]) if is_drawn(spec.lengths) else None,
         )

@@ -6,7 +6,7 @@ import pytest
 from autotune.contract import Role, TrialResult, TrialSpec
 from autotune.record import Trial
 from autotune.report.ratios import Basis, describe_ratio, ratio_of, telling_runs
-from autotune.search.student import t_quantile
+from autotune.student import t_quantile
 from tests import trials
 from tests.search.scripted import ok
 

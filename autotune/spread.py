@@ -1,0 +1,141 @@
+"""How much two runs of one configuration differ, and the interval that follows from it.
+
+The steps of one run say how well its own median is known. Another set of processes of the same
+configuration has other addresses, other threads on other cores, another moment: its median is a
+different one. So the interval that is reported with samples/s is a prediction interval: where a
+re-run that measures as long will be, in 95% of cases. This file is the one place that makes it.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from autotune.contract import Role, TrialResult
+from autotune.record import Trial
+from autotune.student import t_quantile
+
+PRIOR_DEVIATION = 0.02
+"""Between processes, of log samples/s."""
+PRIOR_DEGREES = 8
+"""How many degrees of freedom of repeats the prior counts as."""
+
+_CONFIDENCE = 0.975
+"""Upper quantile of a two-sided 95% interval."""
+_NORMAL = 1.96
+"""The same of the normal distribution: an interval of steps reaches so many standard errors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A rate with its 95% prediction interval."""
+
+    rate: float
+    """Samples/s; the geometric mean of several runs."""
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The variance between sets of processes of one configuration, of log samples/s."""
+
+    variance: float = PRIOR_DEVIATION**2
+    degrees: int = PRIOR_DEGREES
+
+    @property
+    def knows_repeats(self) -> bool:
+        """Whether the study has repeats that it could be estimated from."""
+        return self.degrees > PRIOR_DEGREES
+
+    def interval(self, runs: Sequence[TrialResult]) -> Interval:
+        """Where another run of a configuration would be, given these.
+
+        A run is off by v = `variance` + the square of its own median's standard error. The mean of
+        n runs is off by v / n, the re-run by v again: the interval reaches t sqrt(v (1 + 1/n)) to
+        either side (Student's t; Hahn and Meeker, Statistical Intervals, 1991, section 4.7).
+
+        Args:
+            runs: Measured, of one configuration; at least one.
+
+        Raises:
+            ValueError: There is no run.
+        """
+        if not runs:
+            raise ValueError("no runs")
+        mean = mean_log_rate(runs)
+        half_width = self.half_width(statistics.fmean(map(_own_variance, runs)), n_runs=len(runs))
+        return Interval(
+            rate=math.exp(mean),
+            low=math.exp(mean - half_width),
+            high=math.exp(mean + half_width),
+        )
+
+    def variance_of_mean(self, runs: Sequence[TrialResult]) -> float:
+        """Of the mean log samples/s of some runs of one configuration; at least one run."""
+        return (self.variance + statistics.fmean(map(_own_variance, runs))) / len(runs)
+
+    def half_width(self, own_variance: float = 0.0, *, n_runs: int = 1) -> float:
+        """How far a re-run may be from the mean of some runs, in log samples/s.
+
+        Args:
+            own_variance: Of a run's median, from its own steps; 0: leave that out.
+            n_runs: Runs behind the mean.
+        """
+        variance = (self.variance + own_variance) * (1 + 1 / n_runs)
+        return t_quantile(_CONFIDENCE, self.degrees) * math.sqrt(variance)
+
+
+def spread_of(trials: Iterable[Trial]) -> Spread:
+    """The spread of a study, from the candidates that it ran more than once.
+
+    The repeats' variance, pooled over candidates and less what the steps of each run explain, is
+    weighted with the prior by degrees of freedom: the conjugate scaled inverse chi-squared prior
+    (Gelman et al., Bayesian Data Analysis, 3rd edition, 2.6). With none it is the prior alone.
+    Trials of the search and of the final comparison are kept apart, since the first may have been
+    picked for being lucky; disturbed ones are left out.
+
+    Args:
+        trials: Of one job.
+    """
+    groups: dict[tuple[str, bool], list[TrialResult]] = {}
+    for trial in trials:
+        result = trial.result
+        if result is None or not is_figure(result) or result.disturbed:
+            continue
+        key = (trial.spec.candidate_hash, trial.spec.role is Role.CONFIRM)
+        groups.setdefault(key, []).append(result)
+    squares, degrees = 0.0, 0
+    for runs in groups.values():
+        mean = mean_log_rate(runs)
+        squares += math.fsum((log_rate(run) - mean) ** 2 for run in runs)
+        squares -= (len(runs) - 1) * statistics.fmean(map(_own_variance, runs))
+        degrees += len(runs) - 1
+    prior = PRIOR_DEGREES * PRIOR_DEVIATION**2
+    return Spread(
+        variance=(prior + max(0.0, squares)) / (PRIOR_DEGREES + degrees),
+        degrees=PRIOR_DEGREES + degrees,
+    )
+
+
+def is_figure(result: TrialResult) -> bool:
+    """Whether a result has samples/s to compare."""
+    return result.outcome.is_measured and bool(result.samples_per_s)
+
+
+def log_rate(result: TrialResult) -> float:
+    """Logarithm of a measured result's samples/s."""
+    return math.log(result.samples_per_s or 1.0)
+
+
+def mean_log_rate(runs: Sequence[TrialResult]) -> float:
+    """Mean of the logarithms of some measured results' samples/s."""
+    return statistics.fmean(map(log_rate, runs))
+
+
+def _own_variance(result: TrialResult) -> float:
+    """Of log samples/s, as the interval of the run's own steps says; 0 where it has none."""
+    low, high = result.samples_per_s_low, result.samples_per_s_high
+    if not low or not high:
+        return 0.0
+    return (math.log(high / low) / 2 / _NORMAL) ** 2
