@@ -12,15 +12,14 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from autotune.contract import Phase, TrialResult, TrialSpec
+from autotune.contract import Phase, TrialResult
 from autotune.errors import StudyError
 from autotune.facts import ModelFacts, environment_at, left_out_of, model_of
 from autotune.files import write_whole
 from autotune.knobs import KNOBS
-from autotune.model import ModelShape, train_flops_per_token
 from autotune.record import Recorded, Study, Trial
 from autotune.spread import Spread, spread_of
-from autotune.trial.lengths import batch_lengths, is_drawn
+from autotune.throughput import throughput_cells
 
 TABLE_VERSION = 2
 """Rises when a column changes its name, type or meaning, or goes; new columns keep it."""
@@ -379,7 +378,14 @@ def _row(
     row["lengths"] = spec.lengths.get("kind", "fixed")
     if result is not None:
         row |= _result_cells(result)
-        row |= _arithmetic_cells(spec, result, shape, facts, spread)
+        environment = environment_at(facts, spec.number)
+        if environment is not None:
+            row["device_name"] = environment.device_name
+        if result.samples_per_s is not None:
+            interval = spread.interval([result])
+            row |= {"samples_per_s_low": interval.low, "samples_per_s_high": interval.high}
+            row["is_steady"] = result.is_steady
+            row |= throughput_cells(spec, result, shape, environment)
     return row
 
 
@@ -403,60 +409,6 @@ def _result_cells(result: TrialResult) -> dict[str, Any]:
         cells["started_at"] = pd.Timestamp(round(result.started_at_s * 1e6), unit="us", tz="UTC")
         cells |= {"wall_s": result.wall_s, "start": result.start}
     return cells
-
-
-def _arithmetic_cells(
-    spec: TrialSpec,
-    result: TrialResult,
-    shape: ModelShape | None,
-    facts: Mapping[str, Any],
-    spread: Spread,
-) -> dict[str, Any]:
-    """What follows from the figures, the model's shape and the devices of the time."""
-    environment = environment_at(facts, spec.number)
-    cells: dict[str, Any] = {}
-    if environment is not None:
-        cells["device_name"] = environment.device_name
-    if result.samples_per_s is None:
-        return cells
-    interval = spread.interval([result])
-    cells |= {
-        "samples_per_s_low": interval.low,
-        "samples_per_s_high": interval.high,
-        "is_steady": result.is_steady,
-    }
-    cells |= _token_cells(spec, result, result.samples_per_s)
-    if shape is None or "tokens_per_s" not in cells:
-        return cells
-    flops_per_token = train_flops_per_token(shape, _attended(spec))
-    flops_per_s = flops_per_token * cells["tokens_per_s"] / spec.world
-    cells["tflops_per_device"] = flops_per_s / 1e12
-    peak_flops = None if environment is None else environment.peak_flops
-    if peak_flops and spec.precision != "fp32":
-        cells["mfu"] = flops_per_s / peak_flops
-    return cells
-
-
-def _token_cells(spec: TrialSpec, result: TrialResult, samples_per_s: float) -> dict[str, float]:
-    """Tokens per second: counted by the ranks where samples differ in length."""
-    if not is_drawn(spec.lengths):
-        tokens_per_s = samples_per_s * spec.seq_len
-        return {"tokens_per_s": tokens_per_s, "padded_tokens_per_s": tokens_per_s}
-    if result.tokens_per_step is None or result.padded_tokens_per_step is None:
-        return {}
-    steps_per_s = samples_per_s / spec.global_batch
-    return {
-        "tokens_per_s": result.tokens_per_step * steps_per_s,
-        "padded_tokens_per_s": result.padded_tokens_per_step * steps_per_s,
-    }
-
-
-def _attended(spec: TrialSpec) -> float:
-    """Tokens that an average token of a batch attends among, itself included."""
-    if not is_drawn(spec.lengths):
-        return spec.seq_len
-    drawn = batch_lengths(spec.lengths, spec.global_batch)
-    return sum(length * length for length in drawn) / sum(drawn)
 
 
 def _cell(row: Mapping[str, Any], name: str) -> Any:

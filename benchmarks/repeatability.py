@@ -2,7 +2,7 @@
 
     python benchmarks/repeatability.py [--repeats N] [--plain N] [--json]
 
-Every run is a trial as a search starts it. Printed are how often the interval of one run covers
+Every run is a trial as a search starts it, repeated once where it was disturbed. Printed are how often the interval of one run covers
 another run of the same candidate (the prediction interval as reported where nothing was repeated,
 the same with this study's own repeats, and the interval of the median step alone), the rank
 correlation between repeats, the deviation between processes, and how the figures of one candidate
@@ -72,7 +72,8 @@ def main() -> int:
         fleet = LocalFleet(session.environment, world=session.job.world)
         candidates = [candidate_of(session, knobs) for knobs in KNOBS]
         try:
-            trial(session, fleet, candidates[0])  # starts the template that the others share
+            # Starts the template that the others share.
+            run_trial(session, fleet, Run(candidate=candidates[0], role=Role.SEARCH))
             found = {
                 **(repeat(session, fleet, candidates, options) if options.repeats else {}),
                 **(plain(session, fleet, Path(scratch), options.plain) if options.plain else {}),
@@ -86,8 +87,12 @@ def main() -> int:
 
 
 def trial(session: Session, fleet: LocalFleet, candidate: Candidate) -> TrialResult:
-    """A trial as a search starts it."""
-    return run_trial(session, fleet, Run(candidate=candidate, role=Role.SEARCH))
+    """What a search counts: a trial, or its repeat where it was disturbed."""
+    result = run_trial(session, fleet, Run(candidate=candidate, role=Role.SEARCH))
+    if not result.disturbed:
+        return result
+    again = Run(candidate=candidate, role=Role.SEARCH, repeat_of=result.number)
+    return run_trial(session, fleet, again)
 
 
 def repeat(
@@ -109,6 +114,11 @@ def repeat(
         f"re-runs covered: {found['coverage_reported']:.1%} by the reported interval, "
         f"{found['coverage_with_repeats']:.1%} by that which knows these repeats, "
         f"{found['coverage_of_median']:.1%} by that of the median step"
+    )
+    print(
+        f"disturbed: {found['n_repeated']} of {len(found['runs'])} runs, and their repeats "
+        f"{found['n_disturbed']} times; the others alone: {found['coverage_undisturbed']:.1%} "
+        "covered by the reported interval"
     )
     print(
         f"rank correlation between repeats: {found['rank_correlation']:.3f} (lowest "
@@ -134,7 +144,12 @@ def summary(runs: Runs, trials: Sequence[Trial]) -> dict[str, Any]:
     reported = Spread()
     own_variances = [math.log(high / low) / 2 / 1.96 for low, high in map(of_steps, everything)]
     squares, degrees = between(runs)
+    calm = {key: [run for run in own if not run.disturbed] for key, own in runs.items()}
+    n_trials = sum(t.spec.candidate_hash in runs for t in trials) - 1  # less the template's first
     return {
+        "coverage_undisturbed": coverage(calm, lambda run: ends(reported, run)),
+        "n_repeated": n_trials - len(everything),
+        "n_disturbed": sum(bool(run.disturbed) for run in everything),
         "coverage_reported": coverage(runs, lambda run: ends(reported, run)),
         "coverage_with_repeats": coverage(runs, lambda run: ends(knowing, run)),
         "coverage_of_median": coverage(runs, of_steps),
@@ -146,7 +161,6 @@ def summary(runs: Runs, trials: Sequence[Trial]) -> dict[str, Any]:
         "half_width": statistics.median(
             math.log(high / low) / 2 for low, high in (ends(reported, r) for r in everything)
         ),
-        "disturbed": sum(bool(run.disturbed) for run in everything),
         "runs": [
             {
                 "candidate": run.candidate_hash,
@@ -177,7 +191,7 @@ def coverage(runs: Runs, interval: Interval) -> float:
     for run, other in pairs(runs):
         low, high = interval(run)
         hits.append(low <= (other.samples_per_s or 0.0) <= high)
-    return statistics.fmean(hits)
+    return statistics.fmean(hits) if hits else math.nan
 
 
 def ends(spread: Spread, run: TrialResult) -> tuple[float, float]:
@@ -205,9 +219,12 @@ def between(runs: Runs) -> tuple[float, int]:
 
 
 def rank_correlation(ones: list[TrialResult], others: list[TrialResult]) -> float:
-    """Spearman's, of samples/s."""
-    rates = [[run.samples_per_s or 0.0 for run in side] for side in (ones, others)]
-    return statistics.correlation(*rates, method="ranked")
+    """Spearman's, of samples/s, of which no two are equal."""
+    ranks = []
+    for side in (ones, others):
+        rates = [run.samples_per_s or 0.0 for run in side]
+        ranks.append([float(sorted(rates).index(rate)) for rate in rates])
+    return statistics.correlation(*ranks)
 
 
 def plain(

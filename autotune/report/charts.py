@@ -112,17 +112,16 @@ def history(report: Report) -> Chart | None:
     figure = go.Figure()
     for role, colour in ((Role.BASELINE, ORANGE), (Role.SEARCH, BLUE), (Role.CONFIRM, GREEN)):
         own = [t for t in trials if t.spec.role is role and t.result and t.result.samples_per_s]
-        rates = [(t.spec.number, t.result) for t in own if t.result is not None]
+        spread = report.history.spread
+        rates = [(t.spec.number, spread.interval([t.result])) for t in own if t.result is not None]
         figure.add_scatter(
             x=[number for number, _ in rates],
-            y=[result.samples_per_s for _, result in rates],
+            y=[interval.rate for _, interval in rates],
             error_y={
                 "type": "data",
                 "symmetric": False,
-                "array": [(r.samples_per_s_high or 0) - (r.samples_per_s or 0) for _, r in rates],
-                "arrayminus": [
-                    (r.samples_per_s or 0) - (r.samples_per_s_low or 0) for _, r in rates
-                ],
+                "array": [interval.high - interval.rate for _, interval in rates],
+                "arrayminus": [interval.rate - interval.low for _, interval in rates],
                 "thickness": 1,
                 "width": 2,
             },

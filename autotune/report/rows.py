@@ -28,6 +28,8 @@ class Row:
     """Whether it keeps the memory limit."""
     evidence: str
     """Why it failed, with the place where it says so; empty where it did not."""
+    is_disturbed: bool = False
+    """Whether something else on the machine disturbed the trial that its figure rests on."""
 
     @property
     def rate(self) -> float:
@@ -88,6 +90,7 @@ def _row(tried: Tried, objective: Objective, confirmed: Figure | None, n_runs: i
         n_runs=n_runs,
         outcome=None if result is None else result.outcome,
         fits=figure is None or objective.fits(figure.peak_memory_bytes),
+        is_disturbed=confirmed is None and result is not None and bool(result.disturbed),
         evidence="" if result is None or result.outcome is Outcome.OK else _evidence(result),
     )
 

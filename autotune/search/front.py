@@ -28,6 +28,10 @@ class Figure:
     peak_memory_bytes: int | None
     """None where the device's meter said nothing; such a candidate is taken to fit."""
 
+    def overlaps(self, other: "Figure") -> bool:
+        """Whether the intervals have a rate in common: then nobody knows which is faster."""
+        return self.low <= other.high and other.low <= self.high
+
 
 def peak_of(figure: Figure) -> float:
     """Peak bytes; infinite where the meter said nothing."""

@@ -34,7 +34,7 @@ CONFIRM_MEASURE = Measure(
     min_steps=10,
     max_steps=1000,
     target_half_width=0.02,
-    budget_s=12.0,
+    budget_s=10.0,
 )
 """The claim rests on these runs; they start cold."""
 

@@ -114,7 +114,7 @@ class Objective:
         if self.wish.name == "pareto":
             return nearest_on_front(best, figures)
         if self.wish.name == "samples_per_s":
-            near = [key for key in figures if figures[key].high >= figures[best].low]
+            near = [key for key in figures if figures[key].overlaps(figures[best])]
             return sorted(near, key=lambda key: (key != best, -figures[key].samples_per_s))
         fastest = max(figures, key=lambda key: figures[key].samples_per_s)
         floor = self.wish.floor * figures[fastest].samples_per_s
