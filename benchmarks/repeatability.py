@@ -2,12 +2,12 @@
 
     python benchmarks/repeatability.py [--repeats N] [--plain N] [--json]
 
-Every run is a trial as a search starts it, repeated once where it was disturbed. Printed are how often the interval of one run covers
-another run of the same candidate (the prediction interval as reported where nothing was repeated,
-the same with this study's own repeats, and the interval of the median step alone), the rank
-correlation between repeats, the deviation between processes, and how the figures of one candidate
-agree with plain training of its export. Exits 1 if the reported interval covers less than 90%, or
-if the figures are more than 3% off.
+Every run is a trial as a search starts it, repeated once where it was disturbed. Printed are how
+often the interval of one run covers another run of the same candidate (the prediction interval as
+reported where nothing was repeated, the same with this study's own repeats, and that of the median
+step alone), the rank correlation between repeats, the deviation between processes, and how
+the figures of one candidate agree with plain training of its export. Exits 1 if the reported
+interval covers less than 90%, or if the figures are more than 3% off.
 """
 
 import argparse

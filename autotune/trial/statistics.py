@@ -24,6 +24,8 @@ _MAD_OF_NORMAL = 0.6745
 _NOISE_OF_CORRELATION = 0.5
 """Standard errors of a correlation of nothing, 1 / sqrt(n), that are taken for nothing."""
 _LARGEST_CORRELATION = 0.99
+_EQUAL = 1e-9
+"""Share by which samples may differ and count as equal: what is left then is rounding."""
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
@@ -79,7 +81,7 @@ def n_effective(samples: Sequence[float]) -> float:
     mean = statistics.fmean(tamed)
     off = [x - mean for x in tamed]
     square = math.fsum(x * x for x in off)
-    if square <= 0:
+    if square <= n * (_EQUAL * mean) ** 2:
         return float(n)
     r = math.fsum(a * b for a, b in itertools.pairwise(off)) / square
     # Without the band, noise alone would look like correlation in every second short series.
@@ -110,7 +112,7 @@ def steady_from(samples: Sequence[float]) -> int | None:
         if left < MIN_SAMPLES and d:  # of so few the error is anything
             continue
         error = max(0.0, square - total * total / left) / left**2
-        if error <= best * (1 + 1e-9) + 1e-18:  # of equals the one that keeps most
+        if error <= best or error <= (_EQUAL * tamed[d]) ** 2:  # of equals what keeps most
             best, best_d = error, d
     return best_d if best_d <= n // 2 else None
 
