@@ -56,13 +56,13 @@ class Spread:
         either side (Student's t; Hahn and Meeker, Statistical Intervals, 1991, section 4.7).
 
         Args:
-            runs: Measured, of one configuration; at least one.
+            runs: Of one configuration; at least one, and `is_figure` each.
 
         Raises:
-            ValueError: There is no run.
+            ValueError: There is no run, or one without samples/s.
         """
-        if not runs:
-            raise ValueError("no runs")
+        if not runs or not all(map(is_figure, runs)):
+            raise ValueError("no runs, or one without samples/s")
         mean = mean_log_rate(runs)
         half_width = self.half_width(statistics.fmean(map(_own_variance, runs)), n_runs=len(runs))
         return Interval(
@@ -119,8 +119,8 @@ def spread_of(trials: Iterable[Trial]) -> Spread:
 
 
 def is_figure(result: TrialResult) -> bool:
-    """Whether a result has samples/s to compare."""
-    return result.outcome.is_measured and bool(result.samples_per_s)
+    """Whether a result has samples/s to compare; a damaged record may hold anything."""
+    return result.outcome.is_measured and _is_rate(result.samples_per_s)
 
 
 def log_rate(result: TrialResult) -> float:
@@ -136,6 +136,10 @@ def mean_log_rate(runs: Sequence[TrialResult]) -> float:
 def _own_variance(result: TrialResult) -> float:
     """Of log samples/s, as the interval of the run's own steps says; 0 where it has none."""
     low, high = result.samples_per_s_low, result.samples_per_s_high
-    if not low or not high:
+    if low is None or high is None or not (_is_rate(low) and _is_rate(high)):
         return 0.0
     return (math.log(high / low) / 2 / _NORMAL) ** 2
+
+
+def _is_rate(samples_per_s: float | None) -> bool:
+    return samples_per_s is not None and 0 < samples_per_s < math.inf

@@ -18,7 +18,7 @@ from autotune.facts import ModelFacts, environment_at, left_out_of, model_of
 from autotune.files import write_whole
 from autotune.knobs import KNOBS
 from autotune.record import Recorded, Study, Trial
-from autotune.spread import Spread, spread_of
+from autotune.spread import Spread, is_figure, spread_of
 from autotune.throughput import throughput_cells
 
 TABLE_VERSION = 2
@@ -381,7 +381,7 @@ def _row(
         environment = environment_at(facts, spec.number)
         if environment is not None:
             row["device_name"] = environment.device_name
-        if result.samples_per_s is not None:
+        if is_figure(result):
             interval = spread.interval([result])
             row |= {"samples_per_s_low": interval.low, "samples_per_s_high": interval.high}
             row["is_steady"] = result.is_steady

@@ -88,11 +88,18 @@ def main() -> int:
 
 def trial(session: Session, fleet: LocalFleet, candidate: Candidate) -> TrialResult:
     """What a search counts: a trial, or its repeat where it was disturbed."""
-    result = run_trial(session, fleet, Run(candidate=candidate, role=Role.SEARCH))
+    result = once(session, fleet, Run(candidate=candidate, role=Role.SEARCH))
     if not result.disturbed:
         return result
     again = Run(candidate=candidate, role=Role.SEARCH, repeat_of=result.number)
-    return run_trial(session, fleet, again)
+    return once(session, fleet, again)
+
+
+def once(session: Session, fleet: LocalFleet, run: Run) -> TrialResult:
+    """A trial, with its result in the record: that is what says how much runs differ."""
+    result = run_trial(session, fleet, run)
+    session.study.write_result(session.study.trial_folder(result.number), result)
+    return result
 
 
 def repeat(

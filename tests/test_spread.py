@@ -9,7 +9,7 @@ import pytest
 
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.record import Trial
-from autotune.spread import PRIOR_DEGREES, PRIOR_DEVIATION, Spread, spread_of
+from autotune.spread import PRIOR_DEGREES, PRIOR_DEVIATION, Spread, is_figure, spread_of
 from autotune.student import t_quantile
 from tests import trials
 from tests.search.scripted import fault, ok
@@ -102,6 +102,15 @@ def test_interval_by_hand():
 def test_no_run_is_an_error():
     with pytest.raises(ValueError, match="no runs"):
         Spread().interval([])
+
+
+@pytest.mark.parametrize("damage", [None, 0.0, -3.0, math.inf, math.nan])
+def test_a_damaged_rate_is_no_figure(damage: float | None):
+    damaged = [run(n, 100.0, samples_per_s=damage) for n in range(2)]
+    assert not is_figure(result_of(damaged[0]))
+    assert not spread_of(damaged).knows_repeats
+    odd = result_of(run(0, 100.0, samples_per_s_low=damage))
+    assert Spread().interval([odd]).rate == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize("deviation", [0.005, 0.02, 0.06])

@@ -33,7 +33,7 @@ from autotune.search.history import candidate_of
 from autotune.search.objective import Objective
 from autotune.search.recall import changes_since, engine_of, history_of
 from autotune.soak_record import SoakResult, digest_of, read_soak
-from autotune.spread import Spread
+from autotune.spread import Spread, is_figure
 
 
 def studies(results: Path) -> list[Study]:
@@ -335,13 +335,13 @@ def _figures(answer: Mapping[str, Any], trial: Trial, spread: Spread) -> Figures
             speedup_low=answer.get("speedup_low") if is_best else None,
             speedup_high=answer.get("speedup_high") if is_best else None,
         )
-    if result is None or result.samples_per_s is None:
+    if result is None or not is_figure(result):
         return None
     interval = spread.interval([result])
     return Figures(
         trial=number,
         n_runs=1,
-        samples_per_s=result.samples_per_s,
+        samples_per_s=interval.rate,
         samples_per_s_low=interval.low,
         samples_per_s_high=interval.high,
         step_time_s=result.step_time_s,

@@ -10,6 +10,7 @@ from autotune.report.charts import Standings
 from autotune.report.study import Report
 from autotune.report.words import describe_candidate, format_interval, format_rate
 from autotune.search.history import candidate_of
+from autotune.spread import is_figure
 from autotune.units import format_bytes
 
 
@@ -48,7 +49,7 @@ def _trial(trial: Trial, report: Report, marks: Mapping[int, str]) -> dict[str, 
     spec, result = trial.spec, trial.result
     rate = None if result is None else result.samples_per_s
     interval = ""
-    if result is not None and rate is not None:
+    if result is not None and is_figure(result):
         predicted = report.history.spread.interval([result])
         interval = format_interval(predicted.low, predicted.high)
     peak_bytes = None if result is None else result.peak_memory_bytes

@@ -9,6 +9,7 @@ from autotune.search import confirm
 from autotune.search.front import Figure
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective, figure_of
+from autotune.spread import is_figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ def _candidates(history: History, hashes: Collection[str]) -> tuple[Candidate, .
 def _row(tried: Tried, objective: Objective, confirmed: Figure | None, n_runs: int) -> Row:
     result = _telling(tried)
     figure = confirmed
-    if figure is None and result is not None and result.outcome.is_measured:
+    if figure is None and result is not None and is_figure(result):
         figure = figure_of(result, tried.spread)
     return Row(
         trial=tried.trials[0].spec.number if result is None else result.number,

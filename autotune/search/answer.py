@@ -8,6 +8,7 @@ from autotune.search.base import SearchResult, Standing, StopReason
 from autotune.search.front import Figure, front_of
 from autotune.search.history import History
 from autotune.search.objective import Objective, figure_of
+from autotune.spread import is_figure
 
 
 class Answer:
@@ -27,7 +28,7 @@ class Answer:
     def baseline(self, candidate: Candidate | None) -> Standing | None:
         """The baseline by its own trial."""
         tried = None if candidate is None else self._history.find(candidate)
-        if tried is None or tried.measured is None:
+        if tried is None or tried.measured is None or not is_figure(tried.measured):
             return None
         return self._standing(tried.candidate, figure_of(tried.measured, tried.spread), 1)
 

@@ -11,7 +11,7 @@ from autotune.job import Job
 from autotune.job import Objective as Wish
 from autotune.search.front import Figure, front_of, knee, nearest_on_front, peak_of
 from autotune.search.history import History, Tried, results
-from autotune.spread import Spread
+from autotune.spread import Spread, is_figure
 
 METER_SLACK = 0.02
 """A trial is held to the limit while it runs; a GPU's context and communicators may still grow a
@@ -48,7 +48,7 @@ class Objective:
         One run that failed or broke the limit is enough: it would happen to the user as well.
         """
         result = tried.measured
-        if result is None or tried.fault is not None or result.samples_per_s is None:
+        if result is None or tried.fault is not None or not is_figure(result):
             return None
         if not all(self.fits(run.peak_memory_bytes) for run in results(tried.trials)):
             return None
@@ -171,7 +171,7 @@ class Objective:
 
 
 def figure_of(result: TrialResult, spread: Spread) -> Figure:
-    """The figure of one measured trial."""
+    """The figure of one trial, for which `is_figure` has to hold."""
     interval = spread.interval([result])
     return Figure(
         samples_per_s=interval.rate,
