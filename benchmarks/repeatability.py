@@ -1,13 +1,14 @@
 """Does a trial's interval hold? The same candidates several times each, in random order.
 
-    python benchmarks/repeatability.py [--repeats N] [--plain N] [--json]
+    python benchmarks/repeatability.py [--repeats N] [--plain N] [--json] [--from FILE]
 
 Every run is a trial as a search starts it, repeated once where it was disturbed. Printed are how
 often the interval of one run covers another run of the same candidate (the prediction interval as
 reported where nothing was repeated, the same with this study's own repeats, and that of the median
 step alone), the rank correlation between repeats, the deviation between processes, and how
 the figures of one candidate agree with plain training of its export. Exits 1 if the reported
-interval covers less than 90%, or if the figures are more than 3% off.
+interval covers less than 90%, or if the figures are more than 3% off. With `--from` the runs are
+those of a record, and are judged by what this code makes of them.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,12 @@ from plain_agreement import JOB, candidate_of, compared, plain_samples_per_s, ru
 from autotune.app.session import Session, open_session
 from autotune.candidate import Candidate
 from autotune.catalogue.process import environment_of
-from autotune.contract import Role, TrialResult
+from autotune.contract import Outcome, Role, TrialResult
 from autotune.extensions import build
 from autotune.fleet.local import LocalFleet
-from autotune.record import Trial
 from autotune.render.export import export_candidate
 from autotune.search.launch import Run
-from autotune.spread import PRIOR_DEGREES, PRIOR_DEVIATION, Spread, spread_of
+from autotune.spread import PRIOR_DEGREES, PRIOR_DEVIATION, Spread, pooled
 
 ENOUGH = 0.9
 """Share of re-runs that an interval of 95% has to cover here: runs are few and tails heavy."""
@@ -64,7 +64,38 @@ def main() -> int:
     parser.add_argument("--plain", type=int, default=4, help="rounds of plain training")
     parser.add_argument("--seed", type=int, default=0, help="of the order")
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
+    parser.add_argument("--from", type=Path, dest="record", help="a record: start nothing")
     options = parser.parse_args()
+    found = judged(options.record) if options.record else measured(options)
+    if options.json:
+        print(json.dumps(found))
+    covers = found.get("coverage_reported", 1.0) >= ENOUGH
+    return 0 if covers and found.get("plain", {}).get("verdict") != "differs" else 1
+
+
+def judged(record: Path) -> dict[str, Any]:
+    """The figures of a record's runs."""
+    known = json.loads(record.read_text(encoding="utf-8"))
+    runs: Runs = {}
+    for each in known["runs"]:
+        result = TrialResult(
+            number=each["number"],
+            role=Role.SEARCH,
+            candidate_hash=each["candidate"],
+            outcome=Outcome.OK,
+            samples_per_s=each["samples_per_s"],
+            samples_per_s_low=each["low"],
+            samples_per_s_high=each["high"],
+            disturbed=each["disturbed"],
+        )
+        runs.setdefault(result.candidate_hash, []).append(result)
+    found = {**known, **summary(runs)}
+    say(found)
+    return found
+
+
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of runs that are made now."""
     os.environ.update(environment_of({"host_allocator": "keep"}))
     with tempfile.TemporaryDirectory() as scratch:
         session = open_session(None, {**JOB, "study": "repeatability"}, results=Path(scratch))
@@ -74,32 +105,21 @@ def main() -> int:
         try:
             # Starts the template that the others share.
             run_trial(session, fleet, Run(candidate=candidates[0], role=Role.SEARCH))
-            found = {
+            return {
                 **(repeat(session, fleet, candidates, options) if options.repeats else {}),
                 **(plain(session, fleet, Path(scratch), options.plain) if options.plain else {}),
             }
         finally:
             fleet.close()
-    if options.json:
-        print(json.dumps(found))
-    covers = found.get("coverage_reported", 1.0) >= ENOUGH
-    return 0 if covers and found.get("plain", {}).get("verdict") != "differs" else 1
 
 
 def trial(session: Session, fleet: LocalFleet, candidate: Candidate) -> TrialResult:
     """What a search counts: a trial, or its repeat where it was disturbed."""
-    result = once(session, fleet, Run(candidate=candidate, role=Role.SEARCH))
+    result = run_trial(session, fleet, Run(candidate=candidate, role=Role.SEARCH))
     if not result.disturbed:
         return result
     again = Run(candidate=candidate, role=Role.SEARCH, repeat_of=result.number)
-    return once(session, fleet, again)
-
-
-def once(session: Session, fleet: LocalFleet, run: Run) -> TrialResult:
-    """A trial, with its result in the record: that is what says how much runs differ."""
-    result = run_trial(session, fleet, run)
-    session.study.write_result(session.study.trial_folder(result.number), result)
-    return result
+    return run_trial(session, fleet, again)
 
 
 def repeat(
@@ -111,21 +131,84 @@ def repeat(
     runs: Runs = {}
     for candidate in order:
         runs.setdefault(candidate.hash, []).append(trial(session, fleet, candidate))
-    found = summary(runs, session.study.trials())
     for candidate in candidates:
         own = runs[candidate.hash]
         rates = " ".join(f"{run.samples_per_s:.1f}" for run in own)
         marks = f"  ({n} disturbed)" if (n := sum(bool(run.disturbed) for run in own)) else ""
-        print(f"{candidate!s:60.60}{rates}{marks}")
+        print(f"{candidate.hash} {said_of(candidate):50}{rates}{marks}")
+    found = {
+        "candidates": {candidate.hash: said_of(candidate) for candidate in candidates},
+        # Less the first one, which starts the template.
+        "n_trials": session.study.next_number() - 1,
+        **summary(runs),
+        "runs": [as_recorded(run) for own in runs.values() for run in own],
+    }
+    say(found)
+    return found
+
+
+def said_of(candidate: Candidate) -> str:
+    """What tells it from the others."""
+    names = dict.fromkeys(name for knobs in KNOBS for name in knobs)
+    return " ".join(f"{name}={candidate[name]}" for name in names if candidate.get(name))
+
+
+def as_recorded(run: TrialResult) -> dict[str, Any]:
+    """A run in the record."""
+    return {
+        "candidate": run.candidate_hash,
+        "number": run.number,
+        "samples_per_s": run.samples_per_s,
+        "low": run.samples_per_s_low,
+        "high": run.samples_per_s_high,
+        "steps": len(run.step_times_s),
+        "thrown_away": len(run.warmup_step_times_s),
+        "wall_s": run.wall_s,
+        "is_steady": run.is_steady,
+        "disturbed": run.disturbed,
+    }
+
+
+def summary(runs: Runs) -> dict[str, Any]:
+    """What the repeats say."""
+    everything = [run for own in runs.values() for run in own]
+    ranks = [
+        rank_correlation([own[i] for own in runs.values()], [own[j] for own in runs.values()])
+        for i, j in itertools.combinations(range(min(map(len, runs.values()))), 2)
+    ]
+    reported, knowing = Spread(), pooled(runs.values())
+    calm = {key: [run for run in own if not run.disturbed] for key, own in runs.items()}
+    squares, degrees = between(runs)
+    return {
+        "coverage_reported": coverage(runs, lambda run: ends(reported, run)),
+        "coverage_with_repeats": coverage(runs, lambda run: ends(knowing, run)),
+        "coverage_of_median": coverage(runs, of_steps),
+        "coverage_undisturbed": coverage(calm, lambda run: ends(reported, run)),
+        "rank_correlation": statistics.fmean(ranks),
+        "rank_correlation_lowest": min(ranks),
+        "deviation": math.sqrt(max(0.0, squares / degrees)),
+        "degrees": degrees,
+        "own_deviation": statistics.median(
+            math.log(high / low) / 2 / 1.96 for low, high in map(of_steps, everything)
+        ),
+        "half_width": statistics.median(
+            math.log(high / low) / 2 for low, high in (ends(reported, r) for r in everything)
+        ),
+        "n_disturbed": sum(bool(run.disturbed) for run in everything),
+    }
+
+
+def say(found: dict[str, Any]) -> None:
+    """Print a summary."""
     print(
         f"re-runs covered: {found['coverage_reported']:.1%} by the reported interval, "
         f"{found['coverage_with_repeats']:.1%} by that which knows these repeats, "
         f"{found['coverage_of_median']:.1%} by that of the median step"
     )
     print(
-        f"disturbed: {found['n_repeated']} of {len(found['runs'])} runs, and their repeats "
-        f"{found['n_disturbed']} times; the others alone: {found['coverage_undisturbed']:.1%} "
-        "covered by the reported interval"
+        f"disturbed: {found['n_trials'] - len(found['runs'])} of {len(found['runs'])} runs, and "
+        f"the repeats of {found['n_disturbed']} again; without these "
+        f"{found['coverage_undisturbed']:.1%} covered by the reported interval"
     )
     print(
         f"rank correlation between repeats: {found['rank_correlation']:.3f} (lowest "
@@ -137,53 +220,6 @@ def repeat(
         f"{found['own_deviation']:.2%}; typical half width of a reported interval: "
         f"{found['half_width']:.1%}"
     )
-    return found
-
-
-def summary(runs: Runs, trials: Sequence[Trial]) -> dict[str, Any]:
-    """What the repeats say."""
-    everything = [run for own in runs.values() for run in own]
-    knowing = spread_of(t for t in trials if t.spec.candidate_hash in runs)
-    ranks = [
-        rank_correlation([own[i] for own in runs.values()], [own[j] for own in runs.values()])
-        for i, j in itertools.combinations(range(min(map(len, runs.values()))), 2)
-    ]
-    reported = Spread()
-    own_variances = [math.log(high / low) / 2 / 1.96 for low, high in map(of_steps, everything)]
-    squares, degrees = between(runs)
-    calm = {key: [run for run in own if not run.disturbed] for key, own in runs.items()}
-    n_trials = sum(t.spec.candidate_hash in runs for t in trials) - 1  # less the template's first
-    return {
-        "coverage_undisturbed": coverage(calm, lambda run: ends(reported, run)),
-        "n_repeated": n_trials - len(everything),
-        "n_disturbed": sum(bool(run.disturbed) for run in everything),
-        "coverage_reported": coverage(runs, lambda run: ends(reported, run)),
-        "coverage_with_repeats": coverage(runs, lambda run: ends(knowing, run)),
-        "coverage_of_median": coverage(runs, of_steps),
-        "rank_correlation": statistics.fmean(ranks),
-        "rank_correlation_lowest": min(ranks),
-        "deviation": math.sqrt(max(0.0, squares / degrees)),
-        "degrees": degrees,
-        "own_deviation": statistics.median(own_variances),
-        "half_width": statistics.median(
-            math.log(high / low) / 2 for low, high in (ends(reported, r) for r in everything)
-        ),
-        "runs": [
-            {
-                "candidate": run.candidate_hash,
-                "number": run.number,
-                "samples_per_s": run.samples_per_s,
-                "low": run.samples_per_s_low,
-                "high": run.samples_per_s_high,
-                "steps": len(run.step_times_s),
-                "thrown_away": len(run.warmup_step_times_s),
-                "wall_s": run.wall_s,
-                "is_steady": run.is_steady,
-                "disturbed": run.disturbed,
-            }
-            for run in everything
-        ],
-    }
 
 
 def pairs(runs: Runs) -> Iterator[tuple[TrialResult, TrialResult]]:

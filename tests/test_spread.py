@@ -70,12 +70,20 @@ def test_steady_repeats_narrow_it_and_never_to_nothing():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"disturbed": "other load"}, {"role": Role.CONFIRM}, {"candidate": "b"}],
+    [{"role": Role.CONFIRM}, {"candidate": "b"}],
 )
 def test_what_is_no_repeat(changes):
-    """Disturbed, of the other stage (the search's own may have been lucky), another candidate."""
+    """Of the other stage (the search's own may have been lucky), another candidate."""
     assert not spread_of([run(0, 100.0), run(1, 200.0, **changes)]).knows_repeats
     assert spread_of([run(0, 100.0), run(1, 200.0)]).knows_repeats
+
+
+def test_a_disturbed_run_that_was_repeated_is_left_out_and_one_that_counts_is_not():
+    disturbed = run(0, 50.0, disturbed="other load")
+    repeat = run(1, 100.0)
+    repeat = replace(repeat, spec=replace(repeat.spec, repeat_of=0))
+    assert not spread_of([disturbed, repeat]).knows_repeats
+    assert spread_of([disturbed, run(1, 100.0)]).variance > PRIOR_DEVIATION**2
 
 
 def test_what_failed_has_no_part_in_it():
