@@ -114,10 +114,13 @@ def test_no_run_is_an_error():
 
 @pytest.mark.parametrize("damage", [None, 0.0, -3.0, math.inf, math.nan])
 def test_a_damaged_rate_is_no_figure(damage: float | None):
-    damaged = [run(n, 100.0, samples_per_s=damage) for n in range(2)]
+    sound = [run(n, 100.0) for n in range(2)]
+    damaged = [
+        replace(trial, result=replace(result_of(trial), samples_per_s=damage)) for trial in sound
+    ]
     assert not is_figure(result_of(damaged[0]))
     assert not spread_of(damaged).knows_repeats
-    odd = result_of(run(0, 100.0, samples_per_s_low=damage))
+    odd = replace(result_of(sound[0]), samples_per_s_low=damage)
     assert Spread().interval([odd]).rate == pytest.approx(100.0)
 
 
