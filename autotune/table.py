@@ -13,16 +13,16 @@ from typing import Any, Literal
 import pandas as pd
 
 from autotune import table_seen as seen
-from autotune.contract import Phase, TrialResult, TrialSpec
+from autotune.contract import Phase, TrialResult
 from autotune.errors import StudyError
-from autotune.facts import ModelFacts, environment_at, model_of
+from autotune.facts import ModelFacts, environment_at, left_out_of, model_of
 from autotune.files import write_whole
 from autotune.knobs import KNOBS
-from autotune.model import ModelShape, train_flops_per_token
 from autotune.record import Recorded, Study, Trial
-from autotune.trial.lengths import batch_lengths, is_drawn
+from autotune.spread import Spread, is_figure, spread_of
+from autotune.throughput import throughput_cells
 
-TABLE_VERSION = 1
+TABLE_VERSION = 2
 """Rises when a column changes its name, type or meaning, or goes; new columns keep it."""
 
 METERS = ("private_data", "host_rss", "allocated", "reserved", "context_and_comm")
@@ -62,6 +62,7 @@ _IDENTITY = (
     _column("role", "string", "why it was run: baseline, search, confirm (final comparison)"),
     _column("confirm_round", "Int64", "round of the final comparison; empty for other roles"),
     _column("retry_of", "Int64", "number of the trial that it repeats after a platform fault"),
+    _column("repeat_of", "Int64", "number of the disturbed trial that it repeats"),
     _column("candidate_hash", "string", "identity of the candidate: equal hashes, equal runs"),
     _column("problem", "string", "why spec or result cannot be read; empty for a sound trial"),
 )
@@ -107,13 +108,29 @@ _OUTCOME = (
     _column("outcome", "string", "how it ended (see `Outcome`); empty while it is in flight"),
     _column("evidence", "string", "the line that the outcome was read from"),
     _column("evidence_source", "string", "where that line stands"),
+    _column(
+        "disturbed",
+        "string",
+        "what disturbed it while it measured; empty: nothing that was noticed",
+    ),
     _column("differences", "string", "where the live engine differs from what was asked"),
 )
 
 _SPEED = (
     _column("samples_per_s", "float64", "global_batch / step_time_s", unit="samples/s"),
-    _column("samples_per_s_low", "float64", "lower end of its 95% interval", unit="samples/s"),
-    _column("samples_per_s_high", "float64", "upper end of its 95% interval", unit="samples/s"),
+    _column(
+        "samples_per_s_low",
+        "float64",
+        "lower end of its 95% prediction interval: where a re-run would be, by how much runs of "
+        "this study differ",
+        unit="samples/s",
+    ),
+    _column(
+        "samples_per_s_high",
+        "float64",
+        "upper end of its 95% prediction interval",
+        unit="samples/s",
+    ),
     _column(
         "tokens_per_s",
         "float64",
@@ -137,9 +154,21 @@ _SPEED = (
         unit="share, 0 to 1",
     ),
     _column("step_time_s", "float64", "median optimizer step of the slowest rank", unit="s"),
-    _column("step_time_low_s", "float64", "lower end of its 95% interval", unit="s"),
-    _column("step_time_high_s", "float64", "upper end of its 95% interval", unit="s"),
+    _column(
+        "step_time_low_s",
+        "float64",
+        "lower end of the 95% interval of that median: of the steps of this run, not of a re-run",
+        unit="s",
+    ),
+    _column("step_time_high_s", "float64", "upper end of the same", unit="s"),
     _column("n_steps", "Int64", "optimizer steps that were measured", unit="steps"),
+    _column(
+        "n_warmup_steps",
+        "Int64",
+        "optimizer steps before them that were thrown away as warm-up",
+        unit="steps",
+    ),
+    _column("is_steady", "boolean", "whether warm-up was over before half of the steps were"),
     _column(
         "steps_skipped",
         "Int64",
@@ -210,6 +239,7 @@ _SPEC_FIELDS = (
     "role",
     "confirm_round",
     "retry_of",
+    "repeat_of",
     "candidate_hash",
     "precision",
     "world",
@@ -227,8 +257,6 @@ _SPEC_FIELDS = (
 )
 _RESULT_FIELDS = (
     "samples_per_s",
-    "samples_per_s_low",
-    "samples_per_s_high",
     "step_time_s",
     "step_time_low_s",
     "step_time_high_s",
@@ -271,7 +299,9 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
         As `load_table`.
     """
     model = model_of(facts)
-    rows = {trial.spec.number: _row(trial, study, facts, model) for trial in recorded.trials}
+    left_out = left_out_of(facts)
+    spread = spread_of(t for t in recorded.trials if t.spec.number not in left_out)
+    rows = {t.spec.number: _row(t, study, facts, model, spread) for t in recorded.trials}
     for unreadable in recorded.unreadable:
         number = int(unreadable.folder.name)
         rows[number] = {"study": study, "trial": number, "problem": unreadable.problem}
@@ -332,7 +362,11 @@ def describe() -> str:
 
 
 def _row(
-    trial: Trial, study: str, facts: Mapping[str, Any], model: ModelFacts | None
+    trial: Trial,
+    study: str,
+    facts: Mapping[str, Any],
+    model: ModelFacts | None,
+    spread: Spread,
 ) -> dict[str, Any]:
     spec, result = trial.spec, trial.result
     row: dict[str, Any] = {name: getattr(spec, name) for name in _SPEC_FIELDS}
@@ -351,7 +385,14 @@ def _row(
     if result is not None:
         row |= _result_cells(result)
         row |= seen.cells(spec, result)
-        row |= _arithmetic_cells(spec, result, shape, facts)
+        environment = environment_at(facts, spec.number)
+        if environment is not None:
+            row["device_name"] = environment.device_name
+        if is_figure(result):
+            interval = spread.interval([result])
+            row |= {"samples_per_s_low": interval.low, "samples_per_s_high": interval.high}
+            row["is_steady"] = result.is_steady
+            row |= throughput_cells(spec, result, shape, environment)
     return row
 
 
@@ -365,7 +406,9 @@ def _result_cells(result: TrialResult) -> dict[str, Any]:
         "evidence": result.evidence or None,
         "evidence_source": result.evidence_source or None,
         "differences": "; ".join(result.differences) or None,
+        "disturbed": result.disturbed or None,
         "n_steps": len(result.step_times_s),
+        "n_warmup_steps": len(result.warmup_step_times_s),
         "devices": " ".join(result.devices) or None,
         "environment": json.dumps(result.environment, sort_keys=True),
     }
@@ -373,50 +416,6 @@ def _result_cells(result: TrialResult) -> dict[str, Any]:
         cells["started_at"] = pd.Timestamp(round(result.started_at_s * 1e6), unit="us", tz="UTC")
         cells |= {"wall_s": result.wall_s, "start": result.start}
     return cells
-
-
-def _arithmetic_cells(
-    spec: TrialSpec, result: TrialResult, shape: ModelShape | None, facts: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What follows from the figures, the model's shape and the devices of the time."""
-    environment = environment_at(facts, spec.number)
-    cells: dict[str, Any] = {}
-    if environment is not None:
-        cells["device_name"] = environment.device_name
-    if result.samples_per_s is None:
-        return cells
-    cells |= _token_cells(spec, result, result.samples_per_s)
-    if shape is None or "tokens_per_s" not in cells:
-        return cells
-    flops_per_token = train_flops_per_token(shape, _attended(spec))
-    flops_per_s = flops_per_token * cells["tokens_per_s"] / spec.world
-    cells["tflops_per_device"] = flops_per_s / 1e12
-    peak_flops = None if environment is None else environment.peak_flops
-    if peak_flops and spec.precision != "fp32":
-        cells["mfu"] = flops_per_s / peak_flops
-    return cells
-
-
-def _token_cells(spec: TrialSpec, result: TrialResult, samples_per_s: float) -> dict[str, float]:
-    """Tokens per second: counted by the ranks where samples differ in length."""
-    if not is_drawn(spec.lengths):
-        tokens_per_s = samples_per_s * spec.seq_len
-        return {"tokens_per_s": tokens_per_s, "padded_tokens_per_s": tokens_per_s}
-    if result.tokens_per_step is None or result.padded_tokens_per_step is None:
-        return {}
-    steps_per_s = samples_per_s / spec.global_batch
-    return {
-        "tokens_per_s": result.tokens_per_step * steps_per_s,
-        "padded_tokens_per_s": result.padded_tokens_per_step * steps_per_s,
-    }
-
-
-def _attended(spec: TrialSpec) -> float:
-    """Tokens that an average token of a batch attends among, itself included."""
-    if not is_drawn(spec.lengths):
-        return spec.seq_len
-    drawn = batch_lengths(spec.lengths, spec.global_batch)
-    return sum(length * length for length in drawn) / sum(drawn)
 
 
 def _cell(row: Mapping[str, Any], name: str) -> Any:

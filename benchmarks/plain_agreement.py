@@ -35,7 +35,7 @@ from autotune.knobs import Context, canonical
 from autotune.render.export import export_candidate
 from autotune.rules import judge
 from autotune.search.launch import Run, make_spec
-from autotune.search.student import t_quantile
+from autotune.student import t_quantile
 
 TOLERANCE = 0.05
 _LARGEST_LOG = 700.0
@@ -127,14 +127,14 @@ def compare(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def compared(logs: list[float]) -> dict[str, Any]:
+def compared(logs: list[float], tolerance: float = TOLERANCE) -> dict[str, Any]:
     """Ratio, interval and verdict from each round's log ratio."""
     mean, half_width = statistics.fmean(logs), math.inf
     if len(logs) > 1:
         error = statistics.stdev(logs) / math.sqrt(len(logs))
         half_width = t_quantile(0.975, len(logs) - 1) * error
     low, high = mean - half_width, mean + half_width
-    limit = math.log(1 + TOLERANCE)
+    limit = math.log(1 + tolerance)
     verdict = "too noisy to tell"
     if -limit <= low and high <= limit:
         verdict = "agrees"

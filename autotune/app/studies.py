@@ -34,6 +34,7 @@ from autotune.search.history import candidate_of
 from autotune.search.objective import Objective
 from autotune.search.recall import changes_since, engine_of, history_of
 from autotune.soak_record import SoakResult, digest_of, read_soak
+from autotune.spread import Spread, is_figure
 from autotune.table import make_table
 
 
@@ -185,6 +186,8 @@ class Chosen:
     engine: Engine
     answer: Mapping[str, Any]
     """Of the search; empty while there is none."""
+    spread: Spread
+    """How much runs of one candidate of the study differ."""
 
 
 def find_chosen(study: Study, *, trial: int | None) -> Chosen:
@@ -201,7 +204,8 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
     """
     facts = study.read_state()
     answer = answer_of(facts) or {}
-    trials = {t.spec.number: t for t in study.trials()}
+    recorded = study.read()
+    trials = {t.spec.number: t for t in recorded.trials}
     number = trial if trial is not None else (answer.get("best") or {}).get("trial")
     if number is None:
         raise StudyError(
@@ -226,6 +230,7 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
         environment=environment,
         engine=engine,
         answer=answer,
+        spread=history_of(recorded, facts).spread,
     )
 
 
@@ -252,7 +257,7 @@ def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list
         engine=chosen.engine,
         job=chosen.job,
         environment=chosen.environment,
-        figures=_figures(chosen.answer, chosen.trial),
+        figures=_figures(chosen.answer, chosen.trial, chosen.spread),
         soak=_soak_of(study, chosen),
         to=to,
     )
@@ -334,7 +339,7 @@ def _check_answers(
         )
 
 
-def _figures(answer: Mapping[str, Any], trial: Trial) -> Figures | None:
+def _figures(answer: Mapping[str, Any], trial: Trial, spread: Spread) -> Figures | None:
     """From the final comparison where the trial's candidate took part, else from the trial."""
     number, result = trial.spec.number, trial.result
     standings = [answer.get("best"), *answer.get("ties", ()), answer.get("baseline")]
@@ -355,14 +360,15 @@ def _figures(answer: Mapping[str, Any], trial: Trial) -> Figures | None:
             speedup_low=answer.get("speedup_low") if is_best else None,
             speedup_high=answer.get("speedup_high") if is_best else None,
         )
-    if result is None or result.samples_per_s is None:
+    if result is None or not is_figure(result):
         return None
+    interval = spread.interval([result])
     return Figures(
         trial=number,
         n_runs=1,
-        samples_per_s=result.samples_per_s,
-        samples_per_s_low=result.samples_per_s_low or result.samples_per_s,
-        samples_per_s_high=result.samples_per_s_high or result.samples_per_s,
+        samples_per_s=interval.rate,
+        samples_per_s_low=interval.low,
+        samples_per_s_high=interval.high,
         step_time_s=result.step_time_s,
         peak_memory_bytes=result.peak_memory_bytes,
     )

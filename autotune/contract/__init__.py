@@ -34,6 +34,7 @@ from autotune.contract.files import (
 )
 from autotune.contract.result import (
     RankReport,
+    Surroundings,
     TrialResult,
 )
 from autotune.contract.spec import (
@@ -75,6 +76,7 @@ __all__ = [
     "Role",
     "Split",
     "Start",
+    "Surroundings",
     "TrialResult",
     "TrialSpec",
     "Use",

@@ -8,6 +8,21 @@ from autotune.contract.files import SCHEMA_VERSION, ContractError, checked_field
 from autotune.contract.words import Outcome, Phase, Role, Start
 
 
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What went on beside a CPU rank while it measured, on the cores that it is bound to."""
+
+    cores: list[int]
+    elapsed_s: float
+    busy_s: float
+    """Processor time of all processes on these cores, the rank's own (`RankReport.cpu_s`)
+    included."""
+    stolen_s: float
+    """Time that the cores' virtual machine wanted to run and did not get a processor."""
+    throttled_s: float
+    """Time for which a CPU quota kept the rank's cgroup from running."""
+
+
 @dataclass(kw_only=True)
 class RankReport:
     """What one rank says when it ends, well or badly."""
@@ -26,6 +41,13 @@ class RankReport:
     warmup_step_times_s: list[float] = field(default_factory=list)
     step_times_s: list[float] = field(default_factory=list)
     """Per applied optimizer step, of the slowest rank."""
+    is_steady: bool = True
+    """Whether warm-up was over before half of the steps after the floor were."""
+    stopped_early: bool = False
+    """Whether measuring ended because the steps are clearly too slow (`losing_step_time_s`)."""
+    surroundings: Surroundings | None = None
+    """What went on beside this rank while it measured; None: it did not get that far, or cannot
+    tell (GPU ranks)."""
     steps_skipped: int = 0
     """Measured optimizer steps that the engine did not apply (fp16 overflow)."""
     tokens: int = 0
@@ -66,6 +88,7 @@ class RankReport:
             fields["phase"] = Phase(fields["phase"])
             if fields.get("outcome") is not None:
                 fields["outcome"] = Outcome(fields["outcome"])
+            fields["surroundings"] = rebuilt(Surroundings | None, fields.get("surroundings"))
             fields["diagnosis"] = rebuilt(RankDiagnosis | None, fields.get("diagnosis"))
         except ValueError as error:
             raise ContractError(f"RankReport: {error}") from error
@@ -94,12 +117,18 @@ class TrialResult:
     phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds per phase on rank 0; they add up to `wall_s`."""
     warmup_step_times_s: list[float] = field(default_factory=list)
+    """Of the steps that were thrown away: those of the floor (`Measure.warmup_steps`), then those
+    that the series showed to be warm-up still."""
     step_times_s: list[float] = field(default_factory=list)
     """Per applied optimizer step, of the slowest rank."""
+    is_steady: bool = True
+    """Whether warm-up was over before half of the steps after the floor were."""
+    disturbed: str = ""
+    """What disturbed it while it measured, in words; empty: nothing that was noticed."""
     step_time_s: float | None = None
     """Median of `step_times_s`."""
     step_time_low_s: float | None = None
-    """Lower end of the 95% interval of that median."""
+    """Lower end of the 95% interval of that median: of these steps, not of another run."""
     step_time_high_s: float | None = None
     samples_per_s: float | None = None
     """micro_batch * grad_accum * dp / step_time_s."""

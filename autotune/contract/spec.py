@@ -14,15 +14,19 @@ class Measure:
     """How long a trial measures."""
 
     warmup_steps: int
-    """Optimizer steps that are run and thrown away."""
+    """Optimizer steps that are run and thrown away at the least; those after them are thrown away
+    until the series of step times is steady."""
     min_steps: int
     """Optimizer steps that are measured at the least."""
     max_steps: int
     """Optimizer steps that are measured at the most."""
     target_half_width: float
-    """Stop once the interval's half width is within this share of the median step time."""
+    """Stop once the interval's half width is within this share of the median step time; 0: never,
+    and no step after the first `warmup_steps` is taken for warm-up."""
     budget_s: float
     """Stop measuring after this many seconds, once `min_steps` are done."""
+    losing_step_time_s: float | None = None
+    """Stop early once the whole interval of the median step time is above this; None: never."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +85,8 @@ class TrialSpec:
     """Round of the final comparison, from 0; None for other roles."""
     retry_of: int | None = None
     """Number of the trial that a platform fault ended and that this one repeats."""
+    repeat_of: int | None = None
+    """Number of the trial that was disturbed while it measured and that this one repeats."""
     attention: str = "default"
     """Attention implementation of a Hugging Face model; `default`: transformers' own choice."""
     loss_chunk_tokens: int = 0

@@ -7,6 +7,8 @@ class Outcome(StrEnum):
     """How a trial ended."""
 
     OK = "ok"
+    STOPPED_EARLY = "stopped_early"
+    """Measured, but no longer than it took to see that it is far behind the best so far."""
     OOM = "oom"
     TIMEOUT = "timeout"
     NONFINITE = "nonfinite"
@@ -20,7 +22,7 @@ class Outcome(StrEnum):
     @property
     def is_measured(self) -> bool:
         """Whether the trial has a step time that a search may compare."""
-        return self is Outcome.OK
+        return self in (Outcome.OK, Outcome.STOPPED_EARLY)
 
     @property
     def is_config_fault(self) -> bool:

@@ -1,6 +1,7 @@
 """From what a trial left in its folder to its result."""
 
 import dataclasses
+import math
 import re
 import signal
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from autotune.contract import (
     read_json,
 )
 from autotune.fleet.diagnosis import diagnosis_of, use_of
+from autotune.fleet.disturbance import disturbance
 from autotune.fleet.telemetry import Telemetry
 from autotune.secrecy import is_secret
 from autotune.trial.statistics import median_interval
@@ -164,6 +166,8 @@ def _outcome(
     spec: TrialSpec, folder: Path, reports: list[RankReport], ending: Ending
 ) -> tuple[Outcome, str, str]:
     if _is_complete(reports, spec.world):
+        if reports[0].stopped_early:
+            return Outcome.STOPPED_EARLY, *_losing(spec, reports[0])
         return Outcome.OK, "", ""
     if ending.was_cancelled:
         return Outcome.CANCELLED, "cancelled by the coordinator", "coordinator"
@@ -254,6 +258,16 @@ def _last_error_line(log: Path) -> tuple[str, str]:
     return "", ""
 
 
+def _losing(spec: TrialSpec, report: RankReport) -> tuple[str, str]:
+    low_s = median_interval(report.step_times_s)[1]
+    allowed_s = spec.measure.losing_step_time_s or math.nan
+    return (
+        f"step time is at least {low_s:.4g} s, above {allowed_s:.4g} s it cannot come near the "
+        f"best so far: stopped after {len(report.step_times_s)} steps",
+        "interval of the median step",
+    )
+
+
 def _with_figures(
     result: TrialResult, spec: TrialSpec, reports: list[RankReport], ending: Ending
 ) -> TrialResult:
@@ -262,6 +276,8 @@ def _with_figures(
     return dataclasses.replace(
         result,
         use=use_of(reports, ending.started_at_s, ending.telemetry),
+        is_steady=reports[0].is_steady,
+        disturbed=disturbance(spec, reports),
         tokens_per_step=_per_step(spec, reports, "tokens"),
         padded_tokens_per_step=_per_step(spec, reports, "padded_tokens"),
         step_time_s=step_time_s,

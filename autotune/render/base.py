@@ -22,7 +22,7 @@ class Figures:
     """Fresh sets of processes behind the figure."""
     samples_per_s: float
     samples_per_s_low: float
-    """Lower end of the 95% interval."""
+    """Lower end of the 95% prediction interval: where a re-run would be."""
     samples_per_s_high: float
     step_time_s: float | None = None
     """Median seconds of one optimizer step."""

@@ -20,6 +20,7 @@ from autotune.report.details import (
 from autotune.report.ratios import telling_runs
 from autotune.report.study import Report
 from autotune.report.words import format_rate
+from autotune.spread import is_figure
 
 BLUE, ORANGE, GREEN, RED, GREY = "#4a8fe7", "#e58a2e", "#2aa876", "#d9534f", "#8b93a1"
 """Each is told from both a white and a nearly black ground, and from the others by most eyes."""
@@ -120,18 +121,20 @@ def history(report: Report) -> Chart | None:
         return None
     figure = go.Figure()
     for role, colour in ((Role.BASELINE, ORANGE), (Role.SEARCH, BLUE), (Role.CONFIRM, GREEN)):
-        own = [t for t in trials if t.spec.role is role and t.result and t.result.samples_per_s]
-        rates = [(t.spec.number, t.result) for t in own if t.result is not None]
+        spread = report.history.spread
+        rates = [
+            (t.spec.number, spread.interval([t.result]))
+            for t in trials
+            if t.spec.role is role and t.result is not None and is_figure(t.result)
+        ]
         figure.add_scatter(
             x=[number for number, _ in rates],
-            y=[result.samples_per_s for _, result in rates],
+            y=[interval.rate for _, interval in rates],
             error_y={
                 "type": "data",
                 "symmetric": False,
-                "array": [(r.samples_per_s_high or 0) - (r.samples_per_s or 0) for _, r in rates],
-                "arrayminus": [
-                    (r.samples_per_s or 0) - (r.samples_per_s_low or 0) for _, r in rates
-                ],
+                "array": [interval.high - interval.rate for _, interval in rates],
+                "arrayminus": [interval.rate - interval.low for _, interval in rates],
                 "thickness": 1,
                 "width": 2,
             },

@@ -74,8 +74,8 @@ class Comparison:
     """Knobs that the bests set differently: a row per knob, a column per study."""
     candidates: pd.DataFrame
     """The same candidate of the same job in the first study and in another: the ratio of the
-    other's samples/s to the first's, and its 95% interval. `interval_from` is `runs` (fresh runs:
-    Student's t on log samples/s) or `steps` (one run each: how runs differ is not in it)."""
+    other's samples/s to the first's, and its 95% interval. `interval_from` is `runs` (both
+    studies ran something more than once) or `assumed` (one did not: `autotune.spread`)."""
     warnings: Sequence[str]
     """What differs, besides the candidates."""
 
@@ -157,7 +157,9 @@ def _shared(first: Run, other: Run) -> Iterable[dict[str, Any]]:
             continue
         a, b = telling_runs(tried.trials), telling_runs(twin.trials)
         if a and b:
-            yield _side_by_side(first, other, tried, twin, ratio_of(b, a))
+            yield _side_by_side(
+                first, other, tried, twin, ratio_of(b, a, spreads=(twin.spread, tried.spread))
+            )
 
 
 def _side_by_side(

@@ -15,9 +15,9 @@ from autotune.units import format_bytes
 
 ABOUT_RATIOS = (
     "Ratios are the other's samples/s over A's. Intervals (95%) of `runs` come from the spread "
-    "between fresh runs, of `steps` from the steps of one run each: how runs differ is not in "
-    "those. The studies ran at different times: drift of the machine between them is in neither. "
-    "A star: the configuration files differ."
+    "between runs of the two studies; `assumed`: that was measured elsewhere, one of them ran "
+    "nothing twice. The studies ran at different times: drift of the machine between them is "
+    "in neither. A star: the configuration files differ."
 )
 
 

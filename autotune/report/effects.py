@@ -118,7 +118,12 @@ def _pair(before: Row, after: Row, tried: Mapping[str, Tried], verdict: Verdict 
     return Pair(
         before=before.trial,
         after=after.trial,
-        ratio=gain or ratio_of(telling_runs(tried[of].trials), telling_runs(tried[over].trials)),
+        ratio=gain
+        or ratio_of(
+            telling_runs(tried[of].trials),
+            telling_runs(tried[over].trials),
+            spreads=(tried[of].spread, tried[over].spread),
+        ),
         is_interleaved=gain is not None,
         memory_bytes=None if None in peaks else (peaks[0] or 0) - (peaks[1] or 0),
     )

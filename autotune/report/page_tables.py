@@ -12,6 +12,7 @@ from autotune.report.explanation import describe, explain, rows_of
 from autotune.report.study import Report
 from autotune.report.words import describe_candidate, format_interval, format_rate
 from autotune.search.history import candidate_of
+from autotune.spread import is_figure
 from autotune.units import format_bytes
 
 
@@ -32,8 +33,10 @@ def evidence(report: Report) -> list[dict[str, str]]:
 
 def _said_by(trial: Trial) -> str:
     result = trial.result
-    if result is None or result.outcome is Outcome.OK:
+    if result is None:
         return trial.problem
+    if result.outcome is Outcome.OK:
+        return f"disturbed: {result.disturbed}" if result.disturbed else trial.problem
     source = f" [{result.evidence_source}]" if result.evidence_source else ""
     return f"{result.evidence}{source}"
 
@@ -47,9 +50,10 @@ def trials(report: Report, standings: Standings) -> list[dict[str, str]]:
 def _trial(trial: Trial, report: Report, marks: Mapping[int, str]) -> dict[str, str]:
     spec, result = trial.spec, trial.result
     rate = None if result is None else result.samples_per_s
-    low, high = (
-        (None, None) if result is None else (result.samples_per_s_low, result.samples_per_s_high)
-    )
+    interval = ""
+    if result is not None and is_figure(result):
+        predicted = report.history.spread.interval([result])
+        interval = format_interval(predicted.low, predicted.high)
     peak_bytes = None if result is None else result.peak_memory_bytes
     round_number = "" if spec.confirm_round is None else f", round {spec.confirm_round}"
     return {
@@ -58,7 +62,7 @@ def _trial(trial: Trial, report: Report, marks: Mapping[int, str]) -> dict[str, 
         "role": f"{spec.role.value}{round_number}",
         "outcome": "running" if result is None else result.outcome.value,
         "rate": "" if rate is None else format_rate(rate),
-        "interval": "" if low is None else format_interval(low, high),
+        "interval": interval,
         "memory": "" if peak_bytes is None else format_bytes(peak_bytes),
         "settings": describe_candidate(candidate_of(spec), report.context),
         "evidence": _said_by(trial),

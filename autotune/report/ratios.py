@@ -1,12 +1,10 @@
 """How many times faster, with an interval that says what it knows of.
 
-Runs tell more than the steps of one run: two sets of processes of the same configuration differ by
-more than their steps do. So the interval comes from fresh runs where there are enough of them, and
-says so where it does not.
+Two sets of processes of the same configuration differ by more than their steps do. How much, the
+study's spread says (`autotune.spread`), and the interval says where nothing was run twice.
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,9 +12,9 @@ from enum import StrEnum
 from autotune.contract import Role, TrialResult
 from autotune.record import Trial
 from autotune.search.confirm import first_round_of
-from autotune.search.history import results
-from autotune.search.objective import figure_of
-from autotune.search.student import t_quantile
+from autotune.search.history import counting
+from autotune.spread import Spread, is_figure, mean_log_rate
+from autotune.student import t_quantile
 
 _CONFIDENCE = 0.975
 """Upper quantile of a two-sided 95% interval."""
@@ -26,9 +24,9 @@ class Basis(StrEnum):
     """What an interval is made of."""
 
     RUNS = "runs"
-    """The spread between fresh runs."""
-    STEPS = "steps"
-    """The spread of the steps within one run each; how runs differ is not in it."""
+    """The spread between the runs of candidates that were run more than once."""
+    ASSUMED = "assumed"
+    """How runs differ as measured elsewhere: in one of the studies nothing was run twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,38 +56,38 @@ def telling_runs(trials: Sequence[Trial]) -> list[TrialResult]:
     blocks = [first_round_of(trial.spec.confirm_round or 0) for trial in confirmed]
     last = [t for t, block in zip(confirmed, blocks, strict=True) if block == max(blocks)]
     for some in (last, trials):
-        measured = [r for r in results(some) if r.outcome.is_measured and r.samples_per_s]
-        if measured:
+        rounds = sorted({trial.spec.confirm_round or 0 for trial in some})
+        runs = [counting([t for t in some if (t.spec.confirm_round or 0) == n]) for n in rounds]
+        if measured := [run for run in runs if run is not None and is_figure(run)]:
             return measured
     return []
 
 
-def ratio_of(ours: Sequence[TrialResult], theirs: Sequence[TrialResult]) -> Ratio:
+def ratio_of(
+    ours: Sequence[TrialResult],
+    theirs: Sequence[TrialResult],
+    *,
+    spreads: tuple[Spread, Spread],
+) -> Ratio:
     """Compare the runs of two configurations, or of one on two occasions.
 
-    With log samples/s, run-to-run noise is a share, and its variance is pooled over both sides
-    (Student's t, n - 1 degrees of freedom each). With one run on each side, the intervals of their
-    median steps are combined in quadrature instead.
+    With log samples/s, run-to-run noise is a share; that of a mean of runs is as the spread of its
+    study says, and the interval is Student's, with the fewer degrees of freedom of the two.
 
     Args:
         ours: At least one measured run.
         theirs: At least one measured run.
+        spreads: Of the studies that they are of.
     """
-    logs = [[math.log(run.samples_per_s or 1.0) for run in runs] for runs in (ours, theirs)]
-    difference = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
-    degrees = len(ours) + len(theirs) - 2
-    if degrees:
-        squares = sum((x - statistics.fmean(side)) ** 2 for side in logs for x in side)
-        error = math.sqrt(squares / degrees * (1 / len(ours) + 1 / len(theirs)))
-        below = above = t_quantile(_CONFIDENCE, degrees) * error
-    else:
-        (our_low, our_high), (their_low, their_high) = _spread(ours[0]), _spread(theirs[0])
-        below, above = math.hypot(our_low, their_high), math.hypot(our_high, their_low)
+    difference = mean_log_rate(ours) - mean_log_rate(theirs)
+    sides = ((ours, spreads[0]), (theirs, spreads[1]))
+    error = math.sqrt(sum(spread.variance_of_mean(runs) for runs, spread in sides))
+    half_width = t_quantile(_CONFIDENCE, min(spread.degrees for spread in spreads)) * error
     return Ratio(
         ratio=math.exp(difference),
-        low=math.exp(difference - below),
-        high=math.exp(difference + above),
-        basis=Basis.RUNS if degrees else Basis.STEPS,
+        low=math.exp(difference - half_width),
+        high=math.exp(difference + half_width),
+        basis=Basis.RUNS if all(spread.knows_repeats for spread in spreads) else Basis.ASSUMED,
         n_runs=(len(ours), len(theirs)),
     )
 
@@ -97,16 +95,8 @@ def ratio_of(ours: Sequence[TrialResult], theirs: Sequence[TrialResult]) -> Rati
 def describe_ratio(ratio: Ratio) -> str:
     """`1.12x (1.05 to 1.19)`, and what the interval does not know."""
     text = f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
-    if ratio.basis is Basis.STEPS:
-        return f"{text} by the steps of one run each; how runs differ is not in it"
     ours, theirs = ratio.n_runs
-    return f"{text} from {ours} and {theirs} runs"
-
-
-def _spread(run: TrialResult) -> tuple[float, float]:
-    """How far a run's interval reaches below and above its rate, in logarithms."""
-    figure = figure_of(run)
-    return (
-        math.log(figure.samples_per_s / figure.low),
-        math.log(figure.high / figure.samples_per_s),
-    )
+    text = f"{text} from {ours} and {theirs} run{'s' if ours + theirs > 2 else ''}"
+    if ratio.basis is Basis.ASSUMED:
+        return f"{text}; how much runs differ is assumed, nothing was run twice"
+    return text

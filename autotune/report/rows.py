@@ -9,6 +9,7 @@ from autotune.search import confirm
 from autotune.search.front import Figure
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective, figure_of
+from autotune.spread import is_figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,8 @@ class Row:
     """Whether it keeps the memory limit."""
     evidence: str
     """Why it failed, with the place where it says so; empty where it did not."""
+    is_disturbed: bool = False
+    """Whether something else on the machine disturbed the trial that its figure rests on."""
 
     @property
     def rate(self) -> float:
@@ -79,8 +82,8 @@ def _candidates(history: History, hashes: Collection[str]) -> tuple[Candidate, .
 def _row(tried: Tried, objective: Objective, confirmed: Figure | None, n_runs: int) -> Row:
     result = _telling(tried)
     figure = confirmed
-    if figure is None and result is not None and result.outcome.is_measured:
-        figure = figure_of(result)
+    if figure is None and result is not None and is_figure(result):
+        figure = figure_of(result, tried.spread)
     return Row(
         trial=tried.trials[0].spec.number if result is None else result.number,
         candidate=tried.candidate,
@@ -88,6 +91,7 @@ def _row(tried: Tried, objective: Objective, confirmed: Figure | None, n_runs: i
         n_runs=n_runs,
         outcome=None if result is None else result.outcome,
         fits=figure is None or objective.fits(figure.peak_memory_bytes),
+        is_disturbed=confirmed is None and result is not None and bool(result.disturbed),
         evidence="" if result is None or result.outcome is Outcome.OK else _evidence(result),
     )
 

@@ -19,6 +19,8 @@ from autotune.soak_record import read_soak
 from autotune.tried import warning
 from autotune.units import format_bytes
 
+_DISTURBED_SHOWN = 5
+
 
 def describe_place(report: Report) -> str:
     """Which model on what, with which versions; empty where the study does not say."""
@@ -42,7 +44,7 @@ def describe_outcome(row: Row, report: Report) -> str:
     for name in ("best", "baseline"):
         if row.trial == report.trial_of(name):
             return name
-    return row.outcome.value
+    return "disturbed" if row.is_disturbed else row.outcome.value
 
 
 def describe_verdict(report: Report) -> list[tuple[str, str]]:
@@ -81,6 +83,7 @@ def describe_verdict(report: Report) -> list[tuple[str, str]]:
     if answer["ties"]:
         ties = ", ".join(f"trial {tie['trial']}" for tie in answer["ties"])
         facts.append(("ties", f"{ties}: not told apart from the best"))
+    facts += [("disturbed", text) for text in _disturbed(report)]
     if front := answer.get("front"):
         facts += [("front", _front(front)), ("rule", f"best is {answer['rule']}")]
     facts.append(("stopped", answer["stop_reason"]))
@@ -123,6 +126,19 @@ def describe_peaks(answer: Mapping[str, Any]) -> str:
     """`12 GiB, the baseline 21 GiB`: peak memory of an answer that has both."""
     peaks = [format_bytes(answer[name]["peak_memory_bytes"]) for name in ("best", "baseline")]
     return f"{peaks[0]}, the baseline {peaks[1]}"
+
+
+def _disturbed(report: Report) -> list[str]:
+    """The trials that something else on the machine disturbed, each with the evidence."""
+    repeats = {t.spec.repeat_of: t.spec.number for t in report.history.trials}
+    said = []
+    for trial in report.history.trials:
+        if trial.result is not None and trial.result.disturbed:
+            repeat = repeats.get(trial.spec.number)
+            again = "" if repeat is None else f"; trial {repeat} repeats it and counts"
+            said.append(f"trial {trial.spec.number}: {trial.result.disturbed}{again}")
+    more = len(said) - _DISTURBED_SHOWN
+    return said if more <= 0 else [*said[:_DISTURBED_SHOWN], f"{more} more: see the table"]
 
 
 def _soak(report: Report, best: int) -> str:

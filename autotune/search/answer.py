@@ -8,6 +8,7 @@ from autotune.search.base import SearchResult, Standing, StopReason
 from autotune.search.front import Figure, front_of
 from autotune.search.history import History
 from autotune.search.objective import Objective, figure_of
+from autotune.spread import is_figure
 
 
 class Answer:
@@ -27,9 +28,9 @@ class Answer:
     def baseline(self, candidate: Candidate | None) -> Standing | None:
         """The baseline by its own trial."""
         tried = None if candidate is None else self._history.find(candidate)
-        if tried is None or tried.measured is None:
+        if tried is None or tried.measured is None or not is_figure(tried.measured):
             return None
-        return self._standing(tried.candidate, figure_of(tried.measured), 1)
+        return self._standing(tried.candidate, figure_of(tried.measured, tried.spread), 1)
 
     def final(
         self,
@@ -44,12 +45,13 @@ class Answer:
         if comparison is not None:
             verdict = confirm.judge(comparison, self._history, self._objective)
         if comparison is None or verdict is None:
+            own = self._objective.best(self._own_figures())
             return SearchResult(
                 study=self._study.name,
                 counts=self._history.counts,
                 baseline=self.baseline(baseline),
                 best=self.best(),
-                ties=(),
+                ties=() if own is None else self._ties(None, own),
                 speedup=None,
                 front=self._front(None),
                 stop_reason=stop_reason,
@@ -70,7 +72,7 @@ class Answer:
             counts=self._history.counts,
             baseline=start or self.baseline(baseline),
             best=standings[best],
-            ties=tuple(standings[key] for key in self._ties(verdict, best)),
+            ties=self._ties(verdict, best),
             speedup=None
             if baseline is None or start is None
             else verdict.gain(best, baseline.hash),
@@ -79,12 +81,28 @@ class Answer:
             interrupted=interrupted,
         )
 
-    def _ties(self, verdict: confirm.Verdict, best: str) -> list[str]:
-        """Keys that are as good as the best; with memory at stake samples/s alone do not say."""
+    def _ties(self, verdict: confirm.Verdict | None, best: str) -> tuple[Standing, ...]:
+        """Who may be as fast as the best; with memory at stake samples/s alone do not say.
+
+        Whose interval overlaps the best's; of two that ran side by side in the final comparison
+        the interval of their ratio tells more, and is asked instead.
+        """
         if self._objective.wish.name != "samples_per_s":
-            return []
-        others = [key for key in verdict.figures if key != best]
-        return [key for key in others if not verdict.gain(best, key).is_told_apart]
+            return ()
+        compared = {} if verdict is None else verdict.figures
+        n_runs = {} if verdict is None else verdict.n_runs
+        figures = {**self._own_figures(), **compared}
+
+        def is_tied(key: str) -> bool:
+            if verdict is not None and {key, best} <= set(compared):
+                return not verdict.gain(best, key).is_told_apart
+            return figures[key].overlaps(figures[best])
+
+        tied = [key for key in figures if key != best and is_tied(key)]
+        tied.sort(key=lambda key: (key not in compared, -figures[key].samples_per_s))
+        return tuple(
+            self._standing(self._named(key), figures[key], n_runs.get(key, 1)) for key in tied
+        )
 
     def _front(self, verdict: confirm.Verdict | None) -> tuple[Standing, ...] | None:
         """The Pareto front, fastest first, by the final comparison's figures where there are."""

@@ -38,7 +38,7 @@ class Standing:
     candidate: Candidate
     samples_per_s: float
     samples_per_s_low: float
-    """Lower end of the 95% interval."""
+    """Lower end of the 95% prediction interval: where a re-run would be."""
     samples_per_s_high: float
     peak_memory_bytes: int | None
     ds_config: Path
@@ -111,7 +111,7 @@ class SearchResult:
     baseline: Standing | None
     best: Standing | None
     ties: tuple[Standing, ...]
-    """Confirmed candidates that the comparison does not tell apart from the best; only where the
+    """Candidates that are not told apart from the best, the confirmed ones first; only where the
     objective is samples/s."""
     speedup: Speedup | None
     """None if no baseline ran or nothing was confirmed."""

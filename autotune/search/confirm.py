@@ -14,10 +14,11 @@ from autotune.contract import Role, TrialResult
 from autotune.record import Trial
 from autotune.search.base import Speedup
 from autotune.search.front import Figure
-from autotune.search.history import History, is_settled, results
-from autotune.search.launch import CONFIRM_MEASURE, MEASURE
+from autotune.search.history import History, counting, is_settled, results
+from autotune.search.launch import CONFIRM_MEASURE, WARM_MEASURE
 from autotune.search.objective import Objective
-from autotune.search.student import t_quantile
+from autotune.spread import is_figure, log_rate
+from autotune.student import t_quantile
 
 ROUNDS = 3
 """With two candidates, 3 rounds leave 2 degrees of freedom for the gain: its interval is 4.3
@@ -57,7 +58,8 @@ class Verdict:
     """What a comparison found."""
 
     figures: dict[str, Figure]
-    """By candidate hash: geometric mean of samples/s over the runs, with its 95% interval."""
+    """By candidate hash: geometric mean of samples/s over the runs, with the interval of a
+    re-run."""
     n_runs: dict[str, int]
     deviation: float
     """Standard deviation of log samples/s between runs of one candidate, pooled over all."""
@@ -150,7 +152,7 @@ def run_s(history: History) -> float:
     explored = history.explored
     if explored.typical_s is None:
         return 0.0
-    longer_s = CONFIRM_MEASURE.budget_s - MEASURE.budget_s
+    longer_s = CONFIRM_MEASURE.budget_s - WARM_MEASURE.budget_s
     return explored.typical_s + explored.slower_start_s + longer_s
 
 
@@ -169,7 +171,7 @@ def next_run(
         round_number = comparison.first_round + turn
         start = turn % len(order)
         for member in (*order[start:], *order[:start]):
-            if not is_settled(_of(own, member, round_number)):
+            if not is_settled(_of(own, member, round_number), history.to_repeat):
                 return member, round_number
     return None
 
@@ -177,19 +179,23 @@ def next_run(
 def n_missing(comparison: Comparison, history: History) -> int:
     """Runs that the comparison still needs."""
     own = _runs_of(history, comparison.first_round)
-    done = {(t.spec.candidate_hash, t.spec.confirm_round) for t in own if t.result is not None}
-    return len(comparison.members) * comparison.n_rounds - len(done)
+    rounds = range(comparison.first_round, comparison.first_round + comparison.n_rounds)
+    return sum(
+        not is_settled(_of(own, member, round_number), history.to_repeat)
+        for member in comparison.members
+        for round_number in rounds
+    )
 
 
 def judge(comparison: Comparison, history: History, objective: Objective) -> Verdict | None:
     """Compare the runs; None before every candidate has been through `MIN_ROUNDS`.
 
     Work is on log samples/s, where run-to-run noise is a share and the same for all candidates,
-    so its variance is pooled over them. A candidate's own interval is over all of its runs (n - 1
-    degrees of freedom each). The gain is judged round by round, each a block of a randomized
-    block design (Fisher, The Design of Experiments, 1935): a machine that slows down for minutes
-    slows a whole round, and that is no noise of the ratio. It costs degrees of freedom: on a
-    machine without such drift the interval of two candidates is half as wide again.
+    so its variance is pooled over them. A candidate's own interval says where a re-run would be,
+    as everywhere (`autotune.spread`). The gain is judged round by round, each a block of a
+    randomized block design (Fisher, The Design of Experiments, 1935): a machine that slows down
+    for minutes slows a whole round, and that is no noise of the ratio. It costs degrees of
+    freedom: on a machine without such drift the interval of two candidates is half as wide again.
 
     A candidate that failed or broke the memory limit in any run has no figure: it is not one to
     hand out.
@@ -198,20 +204,19 @@ def judge(comparison: Comparison, history: History, objective: Objective) -> Ver
     first_rounds = range(comparison.first_round, comparison.first_round + MIN_ROUNDS)
     if not all(is_settled(_of(own, m, r)) for m in comparison.members for r in first_rounds):
         return None
-    logs: dict[str, dict[int, float]] = {}
+    counted: dict[str, dict[int, TrialResult]] = {}
     peaks: dict[str, int | None] = {}
     for member in comparison.members:
         theirs = [t for t in own if t.spec.candidate_hash == member.hash]
-        measured = {
-            t.spec.confirm_round or 0: t.result
-            for t in theirs
-            if t.result is not None and t.result.outcome.is_measured and t.result.samples_per_s
-        }
+        rounds = sorted({t.spec.confirm_round or 0 for t in theirs})
+        runs = {n: counting(_of(own, member, n)) for n in rounds}
+        measured = {n: run for n, run in runs.items() if run is not None and is_figure(run)}
         if not measured or any(_disqualifies(run, objective) for run in results(theirs)):
             continue
-        logs[member.hash] = {n: math.log(r.samples_per_s or 1.0) for n, r in measured.items()}
+        counted[member.hash] = measured
         known = [r.peak_memory_bytes for r in measured.values() if r.peak_memory_bytes is not None]
         peaks[member.hash] = max(known, default=None)
+    logs = {key: {n: log_rate(r) for n, r in runs.items()} for key, runs in counted.items()}
     degrees = sum(len(values) - 1 for values in logs.values())
     if degrees < 1:
         return None
@@ -219,14 +224,13 @@ def judge(comparison: Comparison, history: History, objective: Objective) -> Ver
         (x - _mean(values.values())) ** 2 for values in logs.values() for x in values.values()
     )
     deviation = math.sqrt(squares / degrees)
-    t = t_quantile(_CONFIDENCE, degrees)
     figures = {}
-    for key, values in logs.items():
-        mean, half_width = _mean(values.values()), t * deviation / math.sqrt(len(values))
+    for key, by_round in counted.items():
+        interval = history.spread.interval(list(by_round.values()))
         figures[key] = Figure(
-            samples_per_s=math.exp(mean),
-            low=math.exp(mean - half_width),
-            high=math.exp(mean + half_width),
+            samples_per_s=interval.rate,
+            low=interval.low,
+            high=interval.high,
             peak_memory_bytes=peaks[key],
         )
     return Verdict(

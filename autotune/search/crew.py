@@ -126,6 +126,12 @@ class Crew:
         self.history.put(Trial(folder=folder, spec=spec, result=None))
         if run.retry_of is not None:
             self._note(f"trial {spec.number}: trial {run.retry_of} again ({run.candidate})")
+        elif run.repeat_of is not None:
+            why = next(r for r in results(self.history.trials) if r.number == run.repeat_of)
+            self._note(
+                f"trial {spec.number}: trial {run.repeat_of} again, which was disturbed: "
+                f"{why.disturbed}"
+            )
 
     def collect(self) -> bool:
         """Write the results of the trials that have ended; says whether there were any.

@@ -23,10 +23,14 @@ class Figure:
 
     samples_per_s: float
     low: float
-    """Lower end of the 95% interval of `samples_per_s`."""
+    """Lower end of the 95% prediction interval: where a re-run would be."""
     high: float
     peak_memory_bytes: int | None
     """None where the device's meter said nothing; such a candidate is taken to fit."""
+
+    def overlaps(self, other: "Figure") -> bool:
+        """Whether the intervals have a rate in common: then nobody knows which is faster."""
+        return self.low <= other.high and other.low <= self.high
 
 
 def peak_of(figure: Figure) -> float:

@@ -2,15 +2,20 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from autotune.candidate import Candidate
 from autotune.contract import Outcome, Phase, Role, TrialResult, TrialSpec
 from autotune.record import Trial
+from autotune.spread import Spread, spread_of
 
 MAX_RETRIES = 2
 """Runs that a candidate gets after the first when the platform ended it; then it is left."""
+MANY_TRIALS = 6
+"""Measured trials before more than half of them being disturbed says that this is how the machine
+is: to repeat each would double a search's price and find no quiet moment either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +24,10 @@ class Tried:
 
     candidate: Candidate
     trials: tuple[Trial, ...]
+    to_repeat: frozenset[int] = frozenset()
+    """As `History.to_repeat`."""
+    spread: Spread = field(default_factory=Spread)
+    """As `History.spread`."""
 
     @property
     def explored(self) -> tuple[Trial, ...]:
@@ -27,8 +36,8 @@ class Tried:
 
     @property
     def measured(self) -> TrialResult | None:
-        """The first result with a step time; the final comparison's do not count."""
-        return next((r for r in results(self.explored) if r.outcome.is_measured), None)
+        """The result that its figure rests on; the final comparison's do not count."""
+        return counting(self.explored)
 
     @property
     def fault(self) -> TrialResult | None:
@@ -43,11 +52,11 @@ class Tried:
     @property
     def is_settled(self) -> bool:
         """Whether no further trial is owed to it; a cancelled trial settles nothing."""
-        return is_settled(self.explored)
+        return is_settled(self.explored, self.to_repeat)
 
     @property
     def is_owed(self) -> bool:
-        """Whether the platform or the user ended its trials, and it deserves another."""
+        """Whether the platform ended or disturbed its trials, or the user ended them."""
         return bool(self.explored) and not self.is_settled and not self.is_running
 
     @property
@@ -67,6 +76,8 @@ class History:
     def put(self, trial: Trial) -> None:
         """Add a trial, or replace it now that it has a result."""
         self._trials[trial.spec.number] = trial
+        self.__dict__.pop("spread", None)
+        self.__dict__.pop("to_repeat", None)
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -85,14 +96,42 @@ class History:
         for trial in self.trials:
             groups.setdefault(trial.spec.candidate_hash, []).append(trial)
         return tuple(
-            Tried(candidate=candidate_of(group[0].spec), trials=tuple(group))
-            for group in groups.values()
+            self._tried(candidate_of(group[0].spec), tuple(group)) for group in groups.values()
         )
 
     def find(self, candidate: Candidate) -> Tried | None:
         """What the record holds of a candidate."""
         trials = tuple(t for t in self.trials if t.spec.candidate_hash == candidate.hash)
-        return Tried(candidate=candidate, trials=trials) if trials else None
+        return self._tried(candidate, trials) if trials else None
+
+    def _tried(self, candidate: Candidate, trials: tuple[Trial, ...]) -> Tried:
+        return Tried(
+            candidate=candidate, trials=trials, to_repeat=self.to_repeat, spread=self.spread
+        )
+
+    @cached_property
+    def spread(self) -> Spread:
+        """How much runs of one candidate differ, as far as these trials know."""
+        return spread_of(self.trials)
+
+    @cached_property
+    def to_repeat(self) -> frozenset[int]:
+        """Numbers of the disturbed trials that deserve to be run once more.
+
+        Not those that are a repeat themselves, nor those that came when most others were disturbed
+        too. What counts for a trial are those before it, so that nothing changes on resume.
+        """
+        found, n_measured, n_disturbed = set(), 0, 0
+        for trial in self.trials:
+            result = trial.result
+            if result is None or not result.outcome.is_measured:
+                continue
+            is_usual = n_measured >= MANY_TRIALS and 2 * n_disturbed > n_measured
+            if result.disturbed and trial.spec.repeat_of is None and not is_usual:
+                found.add(trial.spec.number)
+            n_measured += 1
+            n_disturbed += bool(result.disturbed)
+        return frozenset(found)
 
     @property
     def counts(self) -> Counter[Outcome]:
@@ -122,12 +161,36 @@ def results(trials: Iterable[Trial]) -> list[TrialResult]:
     return [trial.result for trial in trials if trial.result is not None]
 
 
-def is_settled(trials: Sequence[Trial]) -> bool:
+def counting(trials: Sequence[Trial]) -> TrialResult | None:
+    """Of trials of one candidate the measured result that counts; None: none is measured.
+
+    The repeat of a disturbed trial takes its place, disturbed or not: the first one is known to be
+    off.
+    """
+    measured = [t for t in trials if t.result is not None and t.result.outcome.is_measured]
+    repeats = [t for t in measured if t.spec.repeat_of is not None]
+    return next((t.result for t in (*repeats, *measured)), None)
+
+
+def owed_repeat(trials: Sequence[Trial], to_repeat: Collection[int]) -> int | None:
+    """Number of the disturbed trial that is still to be repeated; None: there is none.
+
+    Args:
+        trials: Of one candidate, of the same round in the final comparison.
+        to_repeat: As `History.to_repeat`.
+    """
+    result = counting(trials)
+    return result.number if result is not None and result.number in to_repeat else None
+
+
+def is_settled(trials: Sequence[Trial], to_repeat: Collection[int] = ()) -> bool:
     """Whether these trials of one candidate answer, or the platform failed it too often."""
     outcomes = [result.outcome for result in results(trials)]
-    if any(outcome.is_measured or outcome.is_config_fault for outcome in outcomes):
+    if any(outcome.is_config_fault for outcome in outcomes):
         return True
-    return sum(outcome.is_platform_fault for outcome in outcomes) > MAX_RETRIES
+    if sum(outcome.is_platform_fault for outcome in outcomes) > MAX_RETRIES:
+        return True
+    return counting(trials) is not None and owed_repeat(trials, to_repeat) is None
 
 
 def candidate_of(spec: TrialSpec) -> Candidate:

@@ -1,5 +1,6 @@
 """From a candidate to a trial: the spec that its ranks will read."""
 
+import dataclasses
 from dataclasses import dataclass
 
 from autotune.candidate import Candidate
@@ -14,22 +15,28 @@ from autotune.trial.statistics import MIN_SAMPLES
 MEASURE = Measure(
     warmup_steps=2,
     min_steps=MIN_SAMPLES,
-    max_steps=30,
+    max_steps=1000,
     target_half_width=0.03,
     budget_s=8.0,
 )
-"""Two steps cover the allocator's growth and lazy kernels; `MIN_SAMPLES` are the fewest from which
-the median's interval means anything; candidates closer than 3% are the final comparison's to tell
-apart."""
+"""Of a cold start. Two steps cover the allocator's growth and lazy kernels; `MIN_SAMPLES` are the
+fewest from which the median's interval means anything; candidates closer than 3% are the final
+comparison's to tell apart."""
+
+WARM_MEASURE = dataclasses.replace(MEASURE, budget_s=3.0)
+"""Of a warm start, which costs a tenth of a cold one. With a start that costs c and steps of s
+seconds each, whose noise is w and that of whole runs b, most is learned per second with
+sqrt(c / s) w / b steps in a run (Cochran, Sampling Techniques, 3rd edition, 10.6), so the time to
+measure for goes with the root of what a start costs: from 8 s at 5 s to 8 sqrt(0.7 / 5) = 3 s."""
 
 CONFIRM_MEASURE = Measure(
     warmup_steps=2,
     min_steps=10,
-    max_steps=30,
+    max_steps=1000,
     target_half_width=0.02,
-    budget_s=16.0,
+    budget_s=10.0,
 )
-"""The claim rests on these runs."""
+"""The claim rests on these runs; they start cold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +47,9 @@ class Run:
     role: Role
     confirm_round: int | None = None
     retry_of: int | None = None
+    repeat_of: int | None = None
+    losing_step_time_s: float | None = None
+    """Above it the trial stops early; None: never."""
 
 
 def make_spec(
@@ -51,6 +61,7 @@ def make_spec(
         RenderError: The candidate's configuration does not render.
     """
     setup = engine.setup(run.candidate)
+    start = Start.WARM if _starts_warm(run, setup) else Start.COLD
     return TrialSpec(
         study=study,
         number=number,
@@ -76,18 +87,26 @@ def make_spec(
         environment=environment_of(run.candidate.values),
         binds_cores=binds_cores(run.candidate.values),
         expected=engine.expected(setup),
-        measure=CONFIRM_MEASURE if run.role is Role.CONFIRM else MEASURE,
+        measure=_measure(run, start),
         memory_limit_bytes=job.enforced_limit_bytes(environment.device_memory_bytes),
         timeout_s=job.trial_timeout_s,
         seed=job.seed,
         overridden={key: list(pair) for key, pair in engine.overridden(run.candidate).items()},
         confirm_round=run.confirm_round,
         retry_of=run.retry_of,
+        repeat_of=run.repeat_of,
         lengths=job.lengths.as_spec(),
         # The claim rests on the final comparison: nothing but its steps is run there.
         diagnoses=job.diagnose and run.role in (Role.BASELINE, Role.SEARCH),
-        start=Start.WARM if _starts_warm(run, setup) else Start.COLD,
+        start=start,
     )
+
+
+def _measure(run: Run, start: Start) -> Measure:
+    if run.role is Role.CONFIRM:
+        return CONFIRM_MEASURE
+    measure = MEASURE if start is Start.COLD else WARM_MEASURE
+    return dataclasses.replace(measure, losing_step_time_s=run.losing_step_time_s)
 
 
 def _starts_warm(run: Run, setup: Setup) -> bool:

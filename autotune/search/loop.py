@@ -28,7 +28,7 @@ from autotune.search.base import (
 from autotune.search.baseline import find_baseline
 from autotune.search.crew import POLL_S, Crew
 from autotune.search.feasibility import nothing_feasible
-from autotune.search.history import busy_s, intervals
+from autotune.search.history import busy_s, intervals, owed_repeat, results
 from autotune.search.interrupt import Interrupt
 from autotune.search.launch import Run
 from autotune.search.objective import Objective
@@ -275,20 +275,30 @@ class _Search:
         return self._run_of(chosen[0], Role.CONFIRM, confirm_round=chosen[1])
 
     def _run_of(self, candidate: Candidate, role: Role, confirm_round: int | None = None) -> Run:
-        """A run that knows whether it repeats one that the platform ended."""
-        tried = self.crew.history.find(candidate)
-        failed = [
-            trial.spec.number
+        """A run that knows whether it repeats one that the platform ended or disturbed."""
+        history = self.crew.history
+        tried = history.find(candidate)
+        before = [
+            trial
             for trial in (tried.trials if tried is not None else ())
             if trial.spec.confirm_round == confirm_round
-            and trial.result is not None
-            and trial.result.outcome.is_platform_fault
         ]
+        failed = [r.number for r in results(before) if r.outcome.is_platform_fault]
+        repeat_of = owed_repeat(before, history.to_repeat)
+        if repeat_of is not None:
+            failed = [number for number in failed if number > repeat_of]
+        losing_step_time_s = None
+        if role is Role.SEARCH:
+            losing_step_time_s = self._objective.losing_step_time_s(
+                history.explored, self._job.global_batch
+            )
         return Run(
             candidate=candidate,
             role=role,
             confirm_round=confirm_round,
             retry_of=failed[-1] if failed else None,
+            repeat_of=repeat_of,
+            losing_step_time_s=losing_step_time_s,
         )
 
     def _used_s(self, trials: Sequence[Trial]) -> float:

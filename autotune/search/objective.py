@@ -1,5 +1,6 @@
 """What is feasible and what is better, for the sampler, the comparison and the report alike."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -9,11 +10,14 @@ from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.job import Objective as Wish
 from autotune.search.front import Figure, front_of, knee, nearest_on_front, peak_of
-from autotune.search.history import Tried, results
+from autotune.search.history import History, Tried, results
+from autotune.spread import Spread, is_figure
 
 METER_SLACK = 0.02
 """A trial is held to the limit while it runs; a GPU's context and communicators may still grow a
 little after the allocator was capped, and a CPU rank's limit is counted in whole mappings."""
+LOSING_SHARE = 0.6
+"""Of the best samples/s so far: what cannot reach it is not worth measuring any longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +48,31 @@ class Objective:
         One run that failed or broke the limit is enough: it would happen to the user as well.
         """
         result = tried.measured
-        if result is None or tried.fault is not None or result.samples_per_s is None:
+        if result is None or tried.fault is not None or not is_figure(result):
             return None
         if not all(self.fits(run.peak_memory_bytes) for run in results(tried.trials)):
             return None
-        return figure_of(result)
+        return figure_of(result, tried.spread)
+
+    def losing_step_time_s(self, history: History, global_batch: int) -> float | None:
+        """The step time above which a trial has clearly lost, for it to stop early; None: never.
+
+        Its optimistic end, that of the prediction interval, is then under `LOSING_SHARE` of the
+        best samples/s so far. For the lowest memory that is no reason to stop where the floor is
+        lower still, and on a front of speed against memory a slow candidate may stand.
+
+        Args:
+            history: What was tried.
+            global_batch: Samples per optimizer step.
+        """
+        if self.wish.name == "pareto":
+            return None
+        figures = [f for tried in history.tried if (f := self.figure(tried)) is not None]
+        if not figures:
+            return None
+        share = min(LOSING_SHARE, self.wish.floor) if self.wish.name == "peak_memory" else None
+        slowest = (share or LOSING_SHARE) * max(figure.samples_per_s for figure in figures)
+        return global_batch / slowest * math.exp(history.spread.half_width())
 
     @property
     def directions(self) -> tuple[Literal["maximize", "minimize"], ...]:
@@ -90,7 +114,7 @@ class Objective:
         if self.wish.name == "pareto":
             return nearest_on_front(best, figures)
         if self.wish.name == "samples_per_s":
-            near = [key for key in figures if figures[key].high >= figures[best].low]
+            near = [key for key in figures if figures[key].overlaps(figures[best])]
             return sorted(near, key=lambda key: (key != best, -figures[key].samples_per_s))
         fastest = max(figures, key=lambda key: figures[key].samples_per_s)
         floor = self.wish.floor * figures[fastest].samples_per_s
@@ -146,12 +170,12 @@ class Objective:
         }
 
 
-def figure_of(result: TrialResult) -> Figure:
-    """The figure of one measured trial."""
-    rate = result.samples_per_s or 0.0
+def figure_of(result: TrialResult, spread: Spread) -> Figure:
+    """The figure of one trial, for which `is_figure` has to hold."""
+    interval = spread.interval([result])
     return Figure(
-        samples_per_s=rate,
-        low=rate if result.samples_per_s_low is None else result.samples_per_s_low,
-        high=rate if result.samples_per_s_high is None else result.samples_per_s_high,
+        samples_per_s=interval.rate,
+        low=interval.low,
+        high=interval.high,
         peak_memory_bytes=result.peak_memory_bytes,
     )

@@ -2,7 +2,7 @@
 
 from autotune.job import Budget
 from autotune.search.base import StopReason
-from autotune.search.history import History, Tried
+from autotune.search.history import History, Tried, results
 from autotune.search.objective import Objective
 
 CONFIRM_SHARE = 1 / 3
@@ -69,6 +69,6 @@ def _number(tried: Tried) -> int:
 
 def _counts(tried: Tried) -> bool:
     return tried.is_running or any(
-        trial.result is not None and trial.result.outcome.is_platform_fault
-        for trial in tried.explored
+        result.outcome.is_platform_fault or result.outcome.is_measured
+        for result in results(tried.explored)
     )

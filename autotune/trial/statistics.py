@@ -1,13 +1,31 @@
-"""The interval that is reported with a median."""
+"""What a series of step times says: when it is steady, its median, and how sure that is."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 ONE_IN = 20
 """How often an interval misses: one in 20 is what 95% leave."""
 MIN_SAMPLES = 6
 """Below this many samples even [smallest, largest] covers the median in less than 95% of cases."""
+MODES_APART = 0.1
+"""Share by which the slower of two modes is slower, at the least: less is lost in the interval."""
+
+_ASHMAN_D = 4.0
+"""A normal distribution cut in half has 2.3, a uniform one 3.5: two modes have more."""
+_STAYS_Z = -2.33
+"""Standard deviations below the expected number of runs: 1% by chance."""
+_TAMED_AT = 3.0
+"""Robust standard deviations from the median beyond which a sample is drawn in."""
+_MAD_OF_NORMAL = 0.6745
+"""Median absolute deviation of a standard normal distribution."""
+_NOISE_OF_CORRELATION = 0.5
+"""Standard errors of a correlation of nothing, 1 / sqrt(n), that are taken for nothing."""
+_LARGEST_CORRELATION = 0.99
+_EQUAL = 1e-9
+"""Share by which samples may differ and count as equal: what is left then is rounding."""
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
@@ -15,10 +33,11 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 
     The k-th smallest and k-th largest of n samples enclose the median with probability
     1 - 2 * P(Binomial(n, 1/2) < k): the largest k that keeps 95% is taken (David and Nagaraja,
-    Order Statistics, section 7.1). It speaks of the steps of this run, not of another run.
+    Order Statistics, section 7.1). Correlated samples are taken for as many as `n_effective` says,
+    at the same share of the ranks. It speaks of the steps of this run, not of another run.
 
     Args:
-        samples: At least one value, in any unit.
+        samples: At least one value, in any unit, in the order in which they were measured.
 
     Returns:
         (median, low, high) in the same unit.
@@ -30,16 +49,119 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
         raise ValueError("no samples")
     ordered = sorted(samples)
     n = len(ordered)
-    k = _depth(n)
+    n_counted = int(n_effective(samples))
+    k = max(1, _depth(n_counted) * n // n_counted) if n_counted >= MIN_SAMPLES else 1
     return statistics.median(ordered), ordered[k - 1], ordered[n - k]
 
 
 def relative_half_width(samples: Sequence[float]) -> float:
-    """Half the interval's width over the median; infinite below `MIN_SAMPLES`."""
-    if len(samples) < MIN_SAMPLES:
+    """Half the interval's width over the median; infinite below `MIN_SAMPLES` independent steps.
+
+    Steps that resemble their neighbours say less: counted is what they are worth.
+    """
+    if n_effective(samples) < MIN_SAMPLES:
         return math.inf
     median, low, high = median_interval(samples)
     return (high - low) / 2 / median
+
+
+def n_effective(samples: Sequence[float]) -> float:
+    """As how many independent ones a series counts; at most its length.
+
+    That of a first-order autoregression, n (1 - r) / (1 + r), r being the correlation of
+    neighbours (Bayley and Hammersley, The "Effective" Number of Independent Observations in an
+    Autocorrelated Time Series, 1946). Estimated from a short series, r is too small by
+    (1 + 4 r) / n (Marriott and Pope, Bias in the Estimation of Autocorrelations, 1954), which is
+    added. It is taken of `_tamed` samples: one that stands out would hide the rest.
+    """
+    n = len(samples)
+    if n < 3:
+        return float(n)
+    tamed = _tamed(samples)
+    mean = statistics.fmean(tamed)
+    off = [x - mean for x in tamed]
+    square = math.fsum(x * x for x in off)
+    if square <= n * (_EQUAL * mean) ** 2:
+        return float(n)
+    r = math.fsum(a * b for a, b in itertools.pairwise(off)) / square
+    # Without the band, noise alone would look like correlation in every second short series.
+    if r <= _NOISE_OF_CORRELATION / math.sqrt(n):
+        return float(n)
+    r = min(_LARGEST_CORRELATION, r + (1 + 4 * r) / n)
+    return n * (1 - r) / (1 + r)
+
+
+def steady_from(samples: Sequence[float]) -> int | None:
+    """From which sample on a series is steady; None: not yet, more than half of it is warm-up.
+
+    The marginal standard error rule (White, An Effective Truncation Heuristic for Bias Reduction
+    in Simulation Output, 1997): what comes before the d that makes sum((x - mean)^2) / (n - d)^2
+    of the rest smallest is warm-up, and a series in which that d is in the second half is too
+    short to tell. Of `_tamed` samples: the rule is misled by a single one that stands out.
+
+    Args:
+        samples: In the order in which they were measured.
+    """
+    n = len(samples)
+    tamed = _tamed(samples)
+    best, best_d, total, square = math.inf, 0, 0.0, 0.0
+    for d in range(n - 1, -1, -1):
+        total += tamed[d]
+        square += tamed[d] ** 2
+        left = n - d
+        if left < MIN_SAMPLES and d:  # of so few the error is anything
+            continue
+        error = max(0.0, square - total * total / left) / left**2
+        if error <= best or error <= (_EQUAL * tamed[d]) ** 2:  # of equals what keeps most
+            best, best_d = error, d
+    return best_d if best_d <= n // 2 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modes:
+    """Two speeds that a series changed between."""
+
+    fast: float
+    """Median of the faster samples, in their unit."""
+    slow: float
+    slow_share: float
+    """Of the samples, 0 to 1."""
+
+
+def two_modes(samples: Sequence[float]) -> Modes | None:
+    """The two speeds of a series that ran now at one and now at the other; None: it did not.
+
+    The split is Otsu's (A Threshold Selection Method from Gray-Level Histograms, 1979), of the
+    logarithms. It counts where each side has `MIN_SAMPLES`, the medians are `MODES_APART` apart,
+    the sides are clearly two (Ashman's D, in Ashman, Bird and Zepf, Detecting Bimodality in
+    Astronomical Datasets, 1994), and the series stays with a side for longer than chance would
+    (Wald and Wolfowitz, On a Test Whether Two Samples are from the Same Population, 1940): what
+    alternates by design, like an optimizer that acts every fourth step, is no interference.
+
+    Args:
+        samples: In the order in which they were measured; above 0.
+    """
+    n = len(samples)
+    if n < 2 * MIN_SAMPLES:
+        return None
+    logs = [math.log(x) for x in samples]
+    threshold = _split(sorted(logs))
+    sides = [x > threshold for x in logs]
+    slow = [x for x, is_slow in zip(logs, sides, strict=True) if is_slow]
+    fast = [x for x, is_slow in zip(logs, sides, strict=True) if not is_slow]
+    if min(len(slow), len(fast)) < MIN_SAMPLES:
+        return None
+    apart = statistics.median(slow) - statistics.median(fast)
+    spread = math.hypot(statistics.pstdev(slow), statistics.pstdev(fast))
+    if apart < math.log(1 + MODES_APART) or math.sqrt(2) * apart <= _ASHMAN_D * spread:
+        return None
+    if not _stays(sides):
+        return None
+    return Modes(
+        fast=math.exp(statistics.median(fast)),
+        slow=math.exp(statistics.median(slow)),
+        slow_share=len(slow) / n,
+    )
 
 
 def slope(times: Sequence[float], values: Sequence[float]) -> float:
@@ -61,6 +183,40 @@ def slope(times: Sequence[float], values: Sequence[float]) -> float:
         if times[j] != times[i]
     ]
     return statistics.median(slopes) if slopes else 0.0
+
+
+def _tamed(samples: Sequence[float]) -> list[float]:
+    """The samples, those far from the median drawn in to where `_TAMED_AT` ends (winsorized)."""
+    median = statistics.median(samples)
+    deviation = statistics.median(abs(x - median) for x in samples) / _MAD_OF_NORMAL
+    if deviation <= 0:
+        return list(samples)
+    low, high = median - _TAMED_AT * deviation, median + _TAMED_AT * deviation
+    return [min(high, max(low, x)) for x in samples]
+
+
+def _split(ordered: Sequence[float]) -> float:
+    """The value after which two classes explain most of the variance (Otsu)."""
+    n, total = len(ordered), math.fsum(ordered)
+    best, threshold, below = -1.0, ordered[0], 0.0
+    for k in range(1, n):
+        below += ordered[k - 1]
+        if ordered[k] == ordered[k - 1]:
+            continue
+        between = k * (n - k) * (below / k - (total - below) / (n - k)) ** 2
+        if between > best:
+            best, threshold = between, ordered[k - 1]
+    return threshold
+
+
+def _stays(sides: Sequence[bool]) -> bool:
+    """Whether a series of two sides has fewer runs than chance would make."""
+    n_1 = sum(sides)
+    n_0, n = len(sides) - n_1, len(sides)
+    runs = 1 + sum(a != b for a, b in itertools.pairwise(sides))
+    expected = 1 + 2 * n_0 * n_1 / n
+    deviation = math.sqrt((expected - 1) * (expected - 2) / (n - 1))
+    return runs - expected < _STAYS_Z * deviation
 
 
 def _depth(n: int) -> int:

@@ -16,9 +16,9 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from autotune.contract import Measure, Phase
+from autotune.trial.course import Course
 from autotune.trial.faults import NonFiniteLossError
 from autotune.trial.reporter import Reporter
-from autotune.trial.statistics import relative_half_width
 from autotune.trial.tokens import TokenCounter
 
 _MAX_SKIPPED = 50
@@ -46,6 +46,7 @@ class Stopwatch:
         is_loss_scaled: bool,
         on_first_step: Callable[[], None],
         on_warm: Callable[[], None] = lambda: None,
+        on_measured: Callable[[], None] = lambda: None,
         after_step: Callable[[], None] = lambda: None,
         finale: Callable[[], bool] = no_finale,
         tokens: TokenCounter | None = None,
@@ -57,7 +58,8 @@ class Stopwatch:
             measure: How long to measure.
             is_loss_scaled: Whether training is fp16, where steps are skipped until the scale fits.
             on_first_step: Called after the first step that was applied.
-            on_warm: Called after the last step that is thrown away.
+            on_warm: Called after the last step that is thrown away whatever it looks like.
+            on_measured: Called after the last measured step.
             after_step: Called after every step that is measured.
             finale: Called after the last measured step and every one after it; says whether the
                 trial is done. Those steps are not measured.
@@ -68,9 +70,10 @@ class Stopwatch:
         self._is_loss_scaled = is_loss_scaled
         self._on_first_step = on_first_step
         self._on_warm = on_warm
+        self._on_measured = on_measured
         self._after_step = after_step
         self._finale = finale
-        self._measured_s = 0.0
+        self._course = Course(measure)
         self._has_enough = False
         self._tokens = tokens
         self._step_began_s = 0.0
@@ -170,24 +173,25 @@ class Stopwatch:
             return
         if not self._has_enough:
             report.step_times_s.append(step_time_s)
-            self._measured_s += step_time_s
             if self._tokens is not None:
-                self._tokens.add_to(report)
+                self._tokens.add()
             self._after_step()
-            self._has_enough = self._is_enough(report.step_times_s)
+            self._has_enough = self._course.add(step_time_s)
+            if self._has_enough:
+                self._on_measured()
+                self._keep_steady()
         if self._has_enough and self._finale():
             raise TrialDone
 
-    def _is_enough(self, step_times_s: list[float]) -> bool:
-        n_steps, measure = len(step_times_s), self._measure
-        if n_steps < measure.min_steps:
-            return False
-        # Summed over agreed times, not read off this rank's clock: all ranks must stop together.
-        if n_steps >= measure.max_steps or self._measured_s >= measure.budget_s:
-            return True
-        # A soak goes on however steady its steps are, and has too many to look at each time.
-        aims_at = measure.target_half_width
-        return aims_at > 0 and relative_half_width(step_times_s) <= aims_at
+    def _keep_steady(self) -> None:
+        """Move what the series showed to be warm-up to where the floor's steps are."""
+        report, n_warm_up = self._reporter.report, self._course.n_warm_up
+        report.warmup_step_times_s += report.step_times_s[:n_warm_up]
+        del report.step_times_s[:n_warm_up]
+        report.is_steady = self._course.is_steady
+        report.stopped_early = self._course.is_losing
+        if self._tokens is not None:
+            report.tokens, report.padded_tokens = self._tokens.since(n_warm_up)
 
     def _restart(self) -> None:
         if self._tokens is not None:

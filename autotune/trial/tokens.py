@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from autotune.contract import RankReport
 from autotune.trial.samples import IGNORED
 
 
@@ -15,12 +14,17 @@ class TokenCounter:
         """Hook into the engine's forward pass."""
         self._real: list[torch.Tensor] = []
         self._padded = 0
+        self._steps: list[tuple[int, int]] = []
         engine.register_forward_pre_hook(self._see, with_kwargs=True)
 
-    def add_to(self, report: RankReport) -> None:
-        """Add the current step to what this rank has measured."""
-        report.tokens += int(torch.stack(self._real).sum().item())
-        report.padded_tokens += self._padded
+    def add(self) -> None:
+        """Add the current step to those that are measured."""
+        self._steps.append((int(torch.stack(self._real).sum().item()), self._padded))
+
+    def since(self, first: int) -> tuple[int, int]:
+        """Tokens of the measured steps from one on, without padding and with it."""
+        real, padded = zip(*self._steps[first:], strict=True)
+        return sum(real), sum(padded)
 
     def restart(self) -> None:
         """Begin a step."""

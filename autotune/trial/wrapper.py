@@ -166,6 +166,7 @@ def _put_candidate_in(
             is_loss_scaled=spec.precision == "fp16",
             on_first_step=lambda: _read_back(made[0], spec, reporter),
             on_warm=aftermath.on_warm,
+            on_measured=aftermath.on_measured,
             after_step=aftermath.after_step,
             finale=aftermath.finale,
             tokens=TokenCounter(made[0]) if is_drawn(spec.lengths) else None,
@@ -185,11 +186,14 @@ class _Aftermath:
         self._meter = meter
         self._soak: Any = None
         self._pass: DiagnosticPass | None = None
+        self._watch: Any = None
         self._cpu_s_before = 0.0
-        self._is_read = False
 
     def prepare(self, engine: Any) -> None:
         """Take the engine, before anything watches it."""
+        from autotune.trial.surroundings import Watch
+
+        self._watch = Watch(os.sched_getaffinity(0) if os.environ.get(CORES_ENV) else set())
         if self._spec.checkpoint is not None:
             from autotune.trial.checkpoint import Soak
 
@@ -206,7 +210,13 @@ class _Aftermath:
         """The next step is the first that is measured."""
         if self._soak is None:  # which is there to see what memory does later on
             self._meter.settle()
+        self._watch.begin()
         self._cpu_s_before = time.process_time()
+
+    def on_measured(self) -> None:
+        """The last step was measured."""
+        self._reporter.report.cpu_s = time.process_time() - self._cpu_s_before
+        self._reporter.report.surroundings = self._watch.end()
 
     def after_step(self) -> None:
         """A step was measured."""
@@ -215,9 +225,6 @@ class _Aftermath:
 
     def finale(self) -> bool:
         """All steps were measured, or this is one of those that follow; says whether it ends."""
-        if not self._is_read:
-            self._is_read = True
-            self._reporter.report.cpu_s = time.process_time() - self._cpu_s_before
         if self._soak is not None and not self._soak.finale():
             return False
         self._reporter.report.memory_bytes = self._meter.read()

@@ -1,8 +1,10 @@
+import dataclasses
+
 import pytest
 
-from autotune.contract import Outcome, Phase, RankReport, to_dict, write_json
+from autotune.contract import Outcome, Phase, RankReport, Surroundings, to_dict, write_json
 from autotune.fleet.collect import Ending, allowed_environment, collect
-from tests.trials import spec
+from tests.trials import QUICK, spec
 
 
 def ending(**changes):
@@ -14,12 +16,12 @@ def report(rank, *, phase=Phase.ENGINE_INIT, **fields):
     return RankReport(rank=rank, phase=phase, ended_at_s=110.0 + rank, **fields)
 
 
-def result_of(tmp_path, reports, an_ending, stderr=""):
+def result_of(tmp_path, reports, an_ending, stderr="", trial=None):
     (tmp_path / "ranks").mkdir()
     for each in reports:
         write_json(tmp_path / "ranks" / f"{each.rank:02d}.json", to_dict(each))
     (tmp_path / "stderr.log").write_text(stderr)
-    return collect(spec(), tmp_path, an_ending, ["localhost:0"], {})
+    return collect(trial or spec(), tmp_path, an_ending, ["localhost:0"], {})
 
 
 def test_the_first_cause_wins_over_the_errors_that_it_made(tmp_path):
@@ -42,6 +44,29 @@ def test_a_rank_that_a_signal_ended_is_the_cause_of_the_others(tmp_path):
     comm = report(0, outcome=Outcome.COMM, evidence="closed by peer")
     result = result_of(tmp_path, [comm, report(1)], ending(exit_codes={0: 1, 1: -11}))
     assert (result.outcome, result.evidence) == (Outcome.CRASH, "ended by SIGSEGV")
+
+
+def test_one_that_stopped_early_is_measured_and_says_why(tmp_path):
+    steps = [0.1, 0.101, 0.099] * 4
+    stopped = {"step_times_s": steps, "warmup_step_times_s": [0.5, 0.2], "stopped_early": True}
+    reports = [report(rank, phase=Phase.TEARDOWN, **stopped) for rank in (0, 1)]
+    losing = spec(measure=dataclasses.replace(QUICK, losing_step_time_s=0.05))
+    result = result_of(tmp_path, reports, ending(launcher_code=0), trial=losing)
+    assert result.outcome is Outcome.STOPPED_EARLY
+    assert result.outcome.is_measured
+    assert (result.step_time_s, result.samples_per_s) == (0.1, pytest.approx(40.0))
+    assert "at least 0.099 s" in result.evidence
+    assert "after 12 steps" in result.evidence
+
+
+def test_a_disturbed_trial_is_measured_and_marked(tmp_path):
+    seen = Surroundings(cores=[0], elapsed_s=2.0, busy_s=1.8, stolen_s=0.0, throttled_s=0.0)
+    fields = {"phase": Phase.TEARDOWN, "step_times_s": [0.1] * 20, "is_steady": False}
+    reports = [report(0, cpu_s=1.0, surroundings=seen, **fields), report(1, **fields)]
+    result = result_of(tmp_path, reports, ending(launcher_code=0))
+    assert result.outcome is Outcome.OK
+    assert result.disturbed == "other processes took 40% of core 0"
+    assert not result.is_steady
 
 
 @pytest.mark.parametrize(("oom_killed", "outcome"), [(True, Outcome.OOM), (False, Outcome.CRASH)])

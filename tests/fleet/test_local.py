@@ -1,6 +1,7 @@
 """Real trials on this machine's cores: every way of ending is told apart, nothing is left over."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -12,10 +13,11 @@ import pytest
 
 from autotune.contract import Outcome, Phase, Start, TrialResult
 from autotune.errors import FleetError
+from autotune.fleet.collect import read_reports
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import processes_of
 from tests.jobs import TINY
-from tests.trials import CPU, ds_config, files, spec, wait_until
+from tests.trials import CPU, QUICK, ds_config, files, spec, wait_until
 
 pytestmark = pytest.mark.real
 
@@ -82,6 +84,22 @@ def test_a_good_trial_measures_and_reads_back(fleet, study, monkeypatch):
     assert "do_not_tell" not in str(result)
     assert "do-not-tell" not in str(result)
     assert sum(result.phases_s.values()) == pytest.approx(result.wall_s, rel=0.05)
+    for report in read_reports(study.trial_folder(0), 2):
+        seen = report.surroundings
+        assert seen is not None, "it was bound to a core, and watched what else ran there"
+        assert report.cpu_s > 0
+        assert seen.elapsed_s > 0.5 * sum(result.step_times_s)
+
+
+def test_a_clearly_losing_trial_stops_early_on_all_ranks(fleet, study):
+    patient = dataclasses.replace(
+        QUICK, target_half_width=1e-9, budget_s=60.0, max_steps=5000, losing_step_time_s=1e-6
+    )
+    result = run(fleet, study, spec(measure=patient))
+    assert result.outcome is Outcome.STOPPED_EARLY, result.evidence
+    assert 6 <= len(result.step_times_s) < 1000
+    assert result.samples_per_s == pytest.approx(4 / result.step_time_s)
+    assert "cannot come near the best so far" in result.evidence
 
 
 def test_a_pipeline_is_measured_and_its_loss_is_seen_on_every_stage(fleet, study):

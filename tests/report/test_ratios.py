@@ -6,7 +6,8 @@ import pytest
 from autotune.contract import Role, TrialResult, TrialSpec
 from autotune.record import Trial
 from autotune.report.ratios import Basis, describe_ratio, ratio_of, telling_runs
-from autotune.search.student import t_quantile
+from autotune.spread import Spread
+from autotune.student import t_quantile
 from tests import trials
 from tests.search.scripted import ok
 
@@ -20,27 +21,30 @@ def trial(role: Role, samples_per_s: float, tmp_path, confirm_round: int | None 
     return Trial(folder=tmp_path, spec=spec, result=ok(spec, samples_per_s))
 
 
-def test_one_run_each_combines_the_intervals_of_the_steps():
-    ratio = ratio_of([run(120.0)], [run(100.0)])
-    assert ratio.basis is Basis.STEPS
+STEPS = (math.log(1.01 / 0.99) / 2 / 1.96) ** 2
+"""Variance of a scripted run's median: it reaches 1% below and 1% above its rate."""
+
+
+def test_one_run_each_differs_by_what_is_assumed_of_runs():
+    assumed = Spread()
+    ratio = ratio_of([run(120.0)], [run(100.0)], spreads=(assumed, assumed))
+    assert ratio.basis is Basis.ASSUMED
     assert ratio.ratio == pytest.approx(1.2)
-    # Both runs reach 1% below and 1% above their rate.
-    below = math.hypot(math.log(1 / 0.99), math.log(1.01))
-    assert ratio.low == pytest.approx(1.2 * math.exp(-below))
+    error = math.sqrt(2 * (assumed.variance + STEPS))
+    half_width = t_quantile(0.975, assumed.degrees) * error
+    assert ratio.low == pytest.approx(1.2 * math.exp(-half_width))
     assert ratio.is_told_apart
-    assert "how runs differ is not in it" in describe_ratio(ratio)
+    assert "nothing was run twice" in describe_ratio(ratio)
 
 
-def test_several_runs_give_students_interval():
-    ours, theirs = [run(r) for r in (110.0, 120.0, 130.0)], [run(100.0)]
-    ratio = ratio_of(ours, theirs)
-    logs = [math.log(r) for r in (110.0, 120.0, 130.0)]
-    mean = sum(logs) / 3
-    error = math.sqrt(sum((x - mean) ** 2 for x in logs) / 2 * (1 / 3 + 1))
-    half = t_quantile(0.975, 2) * error
+def test_several_runs_know_more_than_one():
+    ours, theirs = [run(110.0 * x) for x in (0.99, 1.0, 1.01)], [run(100.0)]
+    spreads = (Spread(variance=0.03**2, degrees=20), Spread(variance=0.05**2, degrees=30))
+    ratio = ratio_of(ours, theirs, spreads=spreads)
+    error = math.sqrt((0.03**2 + STEPS) / 3 + 0.05**2 + STEPS)
     assert ratio.basis is Basis.RUNS
     assert ratio.n_runs == (3, 1)
-    assert math.log(ratio.high / ratio.ratio) == pytest.approx(half)
+    assert math.log(ratio.high / ratio.ratio) == pytest.approx(t_quantile(0.975, 20) * error)
     assert not ratio.is_told_apart
 
 

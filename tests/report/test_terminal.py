@@ -18,14 +18,17 @@ from autotune.job import Job
 from autotune.knobs import Context
 from autotune.record import Study
 from autotune.report.markdown import render_markdown
+from autotune.report.page_tables import trials as trials_of
 from autotune.report.plan import make_plan
 from autotune.report.rows import Row, make_rows
 from autotune.report.study import Report
 from autotune.report.summary import summarize
 from autotune.report.terminal import print_plan, print_report
 from autotune.report.verdict import describe_verdict
+from autotune.report.words import format_interval
 from autotune.search.history import History
 from autotune.search.objective import Objective
+from autotune.table import load_table
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
@@ -296,3 +299,45 @@ def test_an_exhausted_lattice_is_not_charged_for(tmp_path: Path) -> None:
     job = make(trials=1000)
     plan = make_plan(job, ENVIRONMENT, lattice_of(job), Study(tmp_path, "s"), History())
     assert plan.search_trials == plan.lattice_size
+
+
+def test_a_disturbed_trial_is_marked_with_its_evidence_and_its_repeat(tmp_path: Path) -> None:
+    load = "other processes took 40% of core 0"
+    hit: list[int] = []
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        result = realistic(spec)
+        if spec.role is Role.SEARCH and result.samples_per_s and len(hit) < 2:
+            hit.append(spec.number)
+            return dataclasses.replace(result, disturbed=load)
+        return result
+
+    report = read_report(finished(tmp_path, behave))
+    said = [text for name, text in describe_verdict(report) if name == "disturbed"]
+    assert said == [
+        f"trial {hit[0]}: {load}; trial {hit[1]} repeats it and counts",
+        f"trial {hit[1]}: {load}",
+    ]
+    assert load in shown(report).replace("\n", " ").replace("            ", "")
+    frame = load_table(report.folder).set_index("trial")
+    assert frame.loc[hit, "disturbed"].tolist() == [load, load]
+    assert frame.loc[hit[1], "repeat_of"] == hit[0]
+    assert [t["evidence"] for t in trials_of(report, {}) if t["number"] == str(hit[1])] == [
+        f"disturbed: {load}"
+    ]
+
+
+def test_every_form_names_the_same_interval(tmp_path: Path) -> None:
+    """That of a re-run, from one place; the table keeps the interval of the steps beside it."""
+    report = read_report(finished(tmp_path))
+    frame = load_table(report.folder).set_index("trial")
+    page = {row["number"]: row["interval"] for row in trials_of(report, {})}
+    alone = [row for row in report.rows if row.figure is not None and row.n_runs == 1]
+    assert alone
+    for row in alone:
+        assert row.figure is not None
+        cells = frame.loc[row.trial]
+        assert cells["samples_per_s_low"] == pytest.approx(row.figure.low)
+        assert cells["samples_per_s_high"] == pytest.approx(row.figure.high)
+        assert page[str(row.trial)] == format_interval(row.figure.low, row.figure.high)
+        assert cells["step_time_high_s"] < cells["global_batch"] / cells["samples_per_s_low"]

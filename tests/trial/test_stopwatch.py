@@ -1,19 +1,36 @@
 """What a trial that is cut off leaves behind; timing itself is tested on real engines."""
 
+import dataclasses
 import json
+
+import pytest
+import torch
 
 from autotune.contract import Measure
 from autotune.trial.reporter import Reporter
-from autotune.trial.stopwatch import Stopwatch
+from autotune.trial.samples import IGNORED
+from autotune.trial.stopwatch import Stopwatch, TrialDone
+from autotune.trial.tokens import TokenCounter
 
 MEASURE = Measure(warmup_steps=2, min_steps=6, max_steps=6, target_half_width=0.1, budget_s=1.0)
 
 
-def make(folder, *, on_first_step=lambda: None, **hooks):
+def make(folder, *, measure=MEASURE, on_first_step=lambda: None, **hooks):
     """A stopwatch of a rank whose trial is in the folder."""
     (folder / "ranks").mkdir()
     reporter = Reporter(folder, 0, 0.0)
-    return Stopwatch(reporter, MEASURE, is_loss_scaled=False, on_first_step=on_first_step, **hooks)
+    return Stopwatch(reporter, measure, is_loss_scaled=False, on_first_step=on_first_step, **hooks)
+
+
+def count_all(stopwatch, step_times_s):
+    """Feed steps until the trial is done, which it has to be."""
+
+    def feed():
+        for step_time_s in step_times_s:
+            stopwatch._count(step_time_s)
+
+    with pytest.raises(TrialDone):
+        feed()
 
 
 def test_the_first_step_is_on_disk_before_the_second_begins(tmp_path):
@@ -33,3 +50,40 @@ def test_it_says_when_warming_up_is_over_and_only_then(tmp_path):
         stopwatch._count(0.1)
 
     assert warm_after == [MEASURE.warmup_steps]
+
+
+def test_what_the_series_shows_to_be_warm_up_is_thrown_away_and_kept_on_record(tmp_path):
+    measured_after = []
+    stopwatch = make(
+        tmp_path,
+        measure=dataclasses.replace(MEASURE, max_steps=30, budget_s=30.0, target_half_width=1e-9),
+        on_measured=lambda: measured_after.append(stopwatch._applied),
+    )
+    slow, steady = [0.5] * 4, [0.1, 0.101, 0.099, 0.1, 0.101] * 5
+    count_all(stopwatch, [9.0, 8.0, *slow, *steady, 0.1])
+
+    report = stopwatch._reporter.report
+    assert measured_after == [32]
+    assert report.warmup_step_times_s == [9.0, 8.0, *slow]
+    assert report.step_times_s == [*steady, 0.1]
+    assert (report.is_steady, report.stopped_early) == (True, False)
+
+
+def test_tokens_are_those_of_the_steps_that_are_kept():
+    counter = TokenCounter(torch.nn.Identity())
+    for n_tokens in (9, 5, 6):
+        counter.restart()
+        labels = torch.tensor([[1] * n_tokens + [IGNORED] * (10 - n_tokens)])
+        counter._see(torch.nn.Identity(), (), {"labels": labels})
+        counter.add()
+    assert counter.since(1) == (11, 20)
+
+
+def test_a_trial_that_stops_early_says_so(tmp_path):
+    losing = dataclasses.replace(
+        MEASURE, losing_step_time_s=0.05, max_steps=100, budget_s=99.0, target_half_width=1e-9
+    )
+    stopwatch = make(tmp_path, measure=losing)
+    count_all(stopwatch, [0.1, 0.101, 0.102] * 15)
+    assert stopwatch._reporter.report.stopped_early
+    assert len(stopwatch._reporter.report.step_times_s) >= MEASURE.min_steps

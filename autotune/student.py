@@ -1,8 +1,10 @@
 """Quantiles of Student's t distribution; one number is no reason to depend on scipy."""
 
+import functools
 import math
 
 
+@functools.cache  # every figure of a report asks for the same one
 def t_quantile(p: float, degrees: int) -> float:
     """The value that a t-distributed number stays below with probability `p`.
 

@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.search.student import t_quantile
+from autotune.student import t_quantile
 
 
 @pytest.mark.parametrize(

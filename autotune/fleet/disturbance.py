@@ -1,0 +1,76 @@
+"""Whether something else on the machine disturbed a trial while it measured, and the evidence."""
+
+from collections.abc import Sequence
+
+from autotune.contract import RankReport, Surroundings, TrialSpec
+from autotune.trial.lengths import is_drawn
+from autotune.trial.statistics import two_modes
+
+LOAD_SHARE = 0.1
+"""Of the time of a rank's cores that other processes may use: more slows its steps by as much,
+which is more than intervals allow for. The search's own process stays below half of it."""
+MIN_WATCHED_S = 0.5
+"""Processors count in ticks of 10 ms: of a shorter time the share says little."""
+
+
+def disturbance(spec: TrialSpec, reports: Sequence[RankReport]) -> str:
+    """What disturbed a measured trial, in words; empty: nothing that was noticed.
+
+    Args:
+        spec: The trial.
+        reports: Of its ranks, by rank.
+    """
+    words = [_load(reports), _held_up(reports)]
+    # Drawn lengths make steps of many durations by themselves.
+    if not is_drawn(spec.lengths):
+        words.append(_modes(reports[0].step_times_s))
+    return "; ".join(word for word in words if word)
+
+
+def _load(reports: Sequence[RankReport]) -> str:
+    """Other processes on the cores of a rank; ranks that share their cores are counted as one."""
+    groups: dict[tuple[int, ...], list[tuple[Surroundings, float]]] = {}
+    for report in reports:
+        seen, cpu_s = report.surroundings, report.cpu_s
+        if seen is not None and cpu_s is not None:
+            groups.setdefault(tuple(seen.cores), []).append((seen, cpu_s))
+    worst, where = 0.0, ""
+    for cores, ranks in groups.items():
+        elapsed_s = min(seen.elapsed_s for seen, _ in ranks)
+        if elapsed_s < MIN_WATCHED_S:
+            continue
+        others_s = min(seen.busy_s for seen, _ in ranks) - sum(cpu_s for _, cpu_s in ranks)
+        share = others_s / (elapsed_s * len(cores))
+        if share > worst:
+            worst, where = share, ", ".join(map(str, cores))
+    if worst <= LOAD_SHARE:
+        return ""
+    return f"other processes took {worst:.0%} of core {where}"
+
+
+def _held_up(reports: Sequence[RankReport]) -> str:
+    """Time in which a rank's cores did not run because somebody outside did not let them."""
+    said: dict[str, float] = {}
+    for report in reports:
+        seen = report.surroundings
+        if seen is None or seen.elapsed_s < MIN_WATCHED_S:
+            continue
+        shares = {
+            "was stolen by other virtual machines": seen.stolen_s / len(seen.cores),
+            "was withheld by a CPU quota": seen.throttled_s,
+        }
+        for what, held_up_s in shares.items():
+            share = held_up_s / seen.elapsed_s
+            if share > max(LOAD_SHARE, said.get(what, 0.0)):
+                said[what] = share
+    return "; ".join(f"{min(1.0, share):.0%} of the time {what}" for what, share in said.items())
+
+
+def _modes(step_times_s: Sequence[float]) -> str:
+    modes = two_modes(step_times_s)
+    if modes is None:
+        return ""
+    return (
+        f"steps ran at two speeds: {modes.fast * 1e3:.3g} ms, and for {modes.slow_share:.0%} of "
+        f"them {modes.slow * 1e3:.3g} ms"
+    )

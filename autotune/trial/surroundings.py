@@ -1,0 +1,107 @@
+"""What goes on beside a CPU rank while it measures: other load, stolen time, CPU quotas.
+
+From /proc/stat of the cores that the rank is bound to, at both ends of the measured steps. Time in
+interrupts is left out: that of gloo's own packets is in it. A rank that is not bound, as those of
+GPUs are, has no cores to watch.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.contract import Surroundings
+
+_STAT = Path("/proc/stat")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    at_s: float
+    busy_s: float
+    stolen_s: float
+    throttled_s: float
+
+
+class Watch:
+    """Reads the clocks of some cores twice."""
+
+    def __init__(self, cores: set[int]) -> None:
+        """Watch cores; none: there is nothing to say."""
+        self._cores = cores
+        self._first: _Reading | None = None
+
+    def begin(self) -> None:
+        """Take the first reading."""
+        self._first = _read(self._cores) if self._cores else None
+
+    def end(self) -> Surroundings | None:
+        """What went on since `begin`; None where it cannot be told."""
+        last = _read(self._cores) if self._first is not None else None
+        first = self._first
+        if first is None or last is None:
+            return None
+        return Surroundings(
+            cores=sorted(self._cores),
+            elapsed_s=last.at_s - first.at_s,
+            busy_s=last.busy_s - first.busy_s,
+            stolen_s=last.stolen_s - first.stolen_s,
+            throttled_s=last.throttled_s - first.throttled_s,
+        )
+
+
+def _read(cores: set[int]) -> _Reading | None:
+    try:
+        busy, stolen = _ticks(_STAT.read_text(encoding="utf-8"), cores)
+    except (OSError, ValueError):
+        return None
+    return _Reading(
+        at_s=time.perf_counter(),
+        busy_s=busy / _TICKS_PER_S,
+        stolen_s=stolen / _TICKS_PER_S,
+        throttled_s=_throttled_s(),
+    )
+
+
+def _ticks(stat: str, cores: set[int]) -> tuple[int, int]:
+    """Ticks in user, nice and system of some cores, and those stolen; proc(5) has the columns."""
+    busy = stolen = 0
+    for line in stat.splitlines():
+        name, *columns = line.split()
+        if name.startswith("cpu") and name[3:].isdecimal() and int(name[3:]) in cores:
+            busy += sum(int(ticks) for ticks in columns[:3])
+            stolen += int(columns[7]) if len(columns) > 7 else 0
+    return busy, stolen
+
+
+def _throttled_s() -> float:
+    """Seconds for which a quota held up this cgroup or one above it, both hierarchies; 0: none."""
+    longest_s = 0.0
+    for path in _cpu_stat_files():
+        try:
+            words = path.read_text(encoding="utf-8").split()
+            counts = dict(zip(words[::2], map(int, words[1::2]), strict=False))
+        except (OSError, ValueError):
+            continue
+        in_v2_s, in_v1_s = counts.get("throttled_usec", 0) / 1e6, counts.get("throttled_time", 0)
+        longest_s = max(longest_s, in_v2_s, in_v1_s / 1e9)
+    return longest_s
+
+
+def _cpu_stat_files() -> list[Path]:
+    try:
+        lines = _MEMBERSHIP.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    files = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = _CGROUPS / "cpu" if controllers else _CGROUPS
+        own = root / path.lstrip("/")
+        files += [f / "cpu.stat" for f in (own, *own.parents) if f.is_relative_to(root)]
+    return files

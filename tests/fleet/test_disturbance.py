@@ -1,0 +1,76 @@
+"""What is taken for interference, and what is not."""
+
+import pytest
+
+from autotune.contract import RankReport, Surroundings
+from autotune.fleet.disturbance import LOAD_SHARE, MIN_WATCHED_S, disturbance
+from tests import trials
+
+SPEC = trials.spec()
+
+
+def rank(
+    number=0, *, core=0, cpu_s=1.9, busy_s=1.95, stolen_s=0.0, throttled_s=0.0, elapsed_s=2.0, **of
+):
+    """A rank that had a core for two seconds."""
+    seen = Surroundings(
+        cores=[core],
+        elapsed_s=elapsed_s,
+        busy_s=busy_s,
+        stolen_s=stolen_s,
+        throttled_s=throttled_s,
+    )
+    return RankReport(
+        rank=number, cpu_s=cpu_s, surroundings=seen, **{"step_times_s": [0.1] * 20, **of}
+    )
+
+
+def test_a_rank_alone_on_its_core_is_not_disturbed():
+    assert disturbance(SPEC, [rank(0), rank(1, core=1)]) == ""
+
+
+def test_other_processes_on_one_core_are_named_with_their_share():
+    said = disturbance(SPEC, [rank(0), rank(1, core=1, cpu_s=1.3, busy_s=1.95)])
+    assert said == "other processes took 32% of core 1"
+
+
+def test_ranks_that_share_a_core_are_no_others_to_each_other():
+    shared = [rank(n, cpu_s=0.95, busy_s=1.95) for n in (0, 1)]
+    assert disturbance(SPEC, shared) == ""
+
+
+def test_a_rank_that_waits_is_not_disturbed_by_itself():
+    assert disturbance(SPEC, [rank(cpu_s=0.2, busy_s=0.2)]) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stolen_s": 0.5}, "25% of the time was stolen by other virtual machines"),
+        ({"throttled_s": 0.5}, "25% of the time was withheld by a CPU quota"),
+        ({"stolen_s": LOAD_SHARE * 2.0 * 0.9}, ""),
+        ({"throttled_s": LOAD_SHARE * 2.0 * 0.9}, ""),
+    ],
+)
+def test_time_that_somebody_outside_took(changes, said):
+    assert disturbance(SPEC, [rank(**changes)]) == said
+
+
+def test_of_a_moment_nothing_is_said():
+    moment = {"elapsed_s": MIN_WATCHED_S / 2, "cpu_s": 0.0, "busy_s": 0.2, "stolen_s": 0.2}
+    assert disturbance(SPEC, [rank(**moment)]) == ""
+
+
+def test_two_speeds_need_no_reading_of_the_machine():
+    steps = [0.1, 0.101] * 8 + [0.16, 0.161] * 8
+    report = RankReport(rank=0, step_times_s=steps)
+    assert disturbance(SPEC, [report]) == (
+        "steps ran at two speeds: 100 ms, and for 50% of them 160 ms"
+    )
+    drawn = trials.spec(lengths={"kind": "histogram", "histogram": [[8, 1.0]]})
+    assert disturbance(drawn, [report]) == "", "drawn lengths make steps of any duration"
+
+
+def test_several_things_are_all_said():
+    said = disturbance(SPEC, [rank(cpu_s=1.0, busy_s=1.9, stolen_s=0.4)])
+    assert said.count("; ") == 1

@@ -1,0 +1,273 @@
+"""Disturbed trials are repeated once, clearly losing ones are told when to stop."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.record import Study
+from autotune.search.answer import Answer
+from autotune.search.history import MANY_TRIALS, History
+from autotune.search.launch import CONFIRM_MEASURE, MEASURE, WARM_MEASURE
+from autotune.search.objective import LOSING_SHARE, Objective
+from autotune.search.sampler import make_axes, told_trials
+from autotune.spread import Spread
+from tests.search.scripted import (
+    ENVIRONMENT,
+    Behaviour,
+    Notebook,
+    ScriptedFleet,
+    candidate,
+    fault,
+    lattice_of,
+    make,
+    ok,
+    rate_of,
+    realistic,
+    search,
+)
+
+LOAD = "other processes took 40% of core 0"
+
+
+def disturbing(which: Callable[[TrialSpec], bool], slower: float = 0.5) -> Behaviour:
+    """Something else runs beside these trials, which measure too little."""
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        result = realistic(spec)
+        if not which(spec) or not result.samples_per_s:
+            return result
+        return replace(ok(spec, slower * result.samples_per_s), disturbed=LOAD)
+
+    return behave
+
+
+def once(role: Role, *, confirm_round: int | None = None) -> Callable[[TrialSpec], bool]:
+    """The first trial of a role (and round) that runs; the others find a quiet machine."""
+    hit: list[int] = []
+
+    def is_hit(spec: TrialSpec) -> bool:
+        runs = realistic(spec).samples_per_s is not None
+        if not hit and runs and (spec.role, spec.confirm_round) == (role, confirm_round):
+            hit.append(spec.number)
+        return spec.number in hit
+
+    return is_hit
+
+
+def figure_of(study: Study, spec: TrialSpec) -> float:
+    history = History(study.trials())
+    tried = next(t for t in history.tried if t.candidate.hash == spec.candidate_hash)
+    found = Objective.of(make(), ENVIRONMENT).figure(tried)
+    assert found is not None
+    return found.samples_per_s
+
+
+@pytest.mark.parametrize("role", [Role.BASELINE, Role.SEARCH])
+def test_a_disturbed_trial_is_repeated_once_and_the_repeat_counts(study: Study, role: Role):
+    fleet, notes = ScriptedFleet(disturbing(once(role))), Notebook()
+    search(study, make(), fleet=fleet, observer=notes)
+    (repeat,) = [spec for spec in fleet.specs if spec.repeat_of is not None]
+    assert repeat.role is role
+    assert repeat.retry_of is None
+    assert repeat.candidate_hash == fleet.specs[repeat.repeat_of or 0].candidate_hash
+    assert figure_of(study, repeat) == pytest.approx(rate_of(repeat))
+    first = study.trials()[repeat.repeat_of or 0].result
+    assert first is not None
+    assert (first.outcome, first.disturbed) == (Outcome.OK, LOAD), "both are kept"
+    assert any(f"{repeat.repeat_of} again, which was disturbed: {LOAD}" in n for n in notes.notes)
+
+
+def test_the_repeat_comes_next_and_costs_no_trial_of_the_budget(study: Study):
+    fleet = ScriptedFleet(disturbing(once(Role.SEARCH)))
+    search(study, make(trials=8), fleet=fleet)
+    (repeat,) = [spec for spec in fleet.specs if spec.repeat_of is not None]
+    assert repeat.repeat_of == repeat.number - 1
+    assert len({spec.candidate_hash for spec in fleet.ran(Role.SEARCH)}) == 8
+
+
+def test_one_that_is_disturbed_twice_is_kept_with_the_mark(study: Study):
+    cursed: set[str] = set()
+
+    def behave(spec: TrialSpec) -> bool:
+        if spec.role is Role.SEARCH and not cursed:
+            cursed.add(spec.candidate_hash)
+        return spec.role is Role.SEARCH and spec.candidate_hash in cursed
+
+    fleet = ScriptedFleet(disturbing(behave))
+    search(study, make(), fleet=fleet)
+    own = [s for s in fleet.ran(Role.SEARCH) if s.candidate_hash in cursed]
+    assert [spec.repeat_of for spec in own] == [None, own[0].number]
+    tried = next(t for t in History(study.trials()).tried if t.candidate.hash in cursed)
+    assert tried.is_settled
+    assert tried.measured is not None
+    assert (tried.measured.number, tried.measured.disturbed) == (own[1].number, LOAD)
+
+
+def test_a_repeat_that_the_platform_ends_is_tried_again(study: Study):
+    disturbed = disturbing(once(Role.SEARCH))
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        if spec.repeat_of is not None and spec.retry_of is None:
+            return fault(spec, Outcome.COMM)
+        return disturbed(spec)
+
+    fleet = ScriptedFleet(behave)
+    search(study, make(), fleet=fleet)
+    again = [(s.number, s.repeat_of, s.retry_of) for s in fleet.specs if s.repeat_of is not None]
+    first = again[0][0] - 1
+    assert again == [(first + 1, first, None), (first + 2, first, first + 1)]
+
+
+def test_where_every_trial_is_disturbed_repeating_ends(study: Study):
+    fleet = ScriptedFleet(disturbing(lambda _: True))
+    search(study, make(trials=12), fleet=fleet)
+    repeats = [spec.number for spec in fleet.specs if spec.repeat_of is not None]
+    assert 0 < len(repeats) <= MANY_TRIALS / 2
+    assert len({spec.candidate_hash for spec in fleet.ran(Role.SEARCH)}) == 12
+
+
+def test_a_disturbed_run_of_the_comparison_is_repeated_in_its_round(study: Study):
+    fleet = ScriptedFleet(disturbing(once(Role.CONFIRM, confirm_round=1)))
+    result = search(study, make(), fleet=fleet)
+    (repeat,) = [spec for spec in fleet.specs if spec.repeat_of is not None]
+    assert (repeat.confirm_round, repeat.role) == (1, Role.CONFIRM)
+    quiet = ScriptedFleet(realistic)
+    other = search(Study(study.root, "quiet"), make(), fleet=quiet)
+    assert result.speedup is not None
+    assert other.speedup is not None
+    assert result.speedup.ratio == pytest.approx(other.speedup.ratio)
+
+
+@pytest.mark.parametrize("cut_after", [4, 5, 12])
+def test_resume_answers_the_same(study: Study, cut_after: int):
+    behave = disturbing(lambda spec: spec.repeat_of is None and spec.number % 4 == 3)
+    whole = ScriptedFleet(behave)
+    answer = search(Study(study.root, "whole"), make(), fleet=whole)
+
+    class Cut(ScriptedFleet):
+        def submit(self, spec, folder):
+            if spec.number == cut_after:
+                raise KeyboardInterrupt
+            return super().submit(spec, folder)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(study, make(), fleet=Cut(behave))
+    # The spec of the one that never ran is on disk: remove it, so that numbers are the same.
+    (study.trial_folder(cut_after) / "spec.json").unlink()
+    (study.trial_folder(cut_after) / "config" / "ds_config.json").unlink()
+    (study.trial_folder(cut_after) / "config").rmdir()
+    study.trial_folder(cut_after).rmdir()
+    fleet = ScriptedFleet(behave)
+    again = search(study, make(), fleet=fleet)
+    ran = [(s.number, s.candidate_hash, s.repeat_of, s.measure) for s in fleet.specs]
+    assert ran == [
+        (s.number, s.candidate_hash, s.repeat_of, s.measure) for s in whole.specs[cut_after:]
+    ]
+    assert again.best is not None
+    assert answer.best is not None
+    assert (again.best.samples_per_s_low, again.speedup) == (
+        answer.best.samples_per_s_low,
+        answer.speedup,
+    )
+
+
+def test_the_search_tells_its_trials_when_they_have_lost(study: Study):
+    fleet = ScriptedFleet(realistic)
+    search(study, make(trials=12), fleet=fleet)
+    assert {s.measure.losing_step_time_s for s in fleet.ran(Role.BASELINE)} == {None}
+    assert {s.measure for s in fleet.ran(Role.CONFIRM)} == {CONFIRM_MEASURE}
+    results = {t.spec.number: t.result for t in study.trials()}
+    for spec in fleet.ran(Role.SEARCH):
+        before = [
+            r.samples_per_s
+            for n, r in results.items()
+            if n < spec.number and r is not None and r.samples_per_s
+        ]
+        # The optimistic end of a re-run, not the figure itself, has to be under that share.
+        expected = spec.global_batch / (LOSING_SHARE * max(before))
+        expected *= math.exp(Spread().half_width())
+        assert spec.measure.losing_step_time_s == pytest.approx(expected)
+        unbound = replace(spec.measure, losing_step_time_s=None)
+        assert unbound in (MEASURE, WARM_MEASURE)
+
+
+def early(spec: TrialSpec) -> TrialResult:
+    """Stops where it was told to."""
+    result = realistic(spec)
+    losing_s = spec.measure.losing_step_time_s
+    if result.step_time_s is None or losing_s is None or result.step_time_s <= losing_s:
+        return result
+    return replace(result, outcome=Outcome.STOPPED_EARLY, evidence="too slow")
+
+
+def test_what_stopped_early_is_kept_counted_and_told_at_its_median(study: Study):
+    job = make(trials=99)
+    wide = lattice_of(job, micro_batches=(1, 2, 4, 8))
+    fleet = ScriptedFleet(
+        lambda spec: early(spec) if spec.role is Role.SEARCH else realistic(spec)
+    )
+    result = search(study, job, fleet=fleet, lattice=wide)
+    assert result.counts[Outcome.STOPPED_EARLY] > 0
+    history = History(study.trials())
+    told = told_trials(make_axes(wide.values, history), history, Objective.of(job, ENVIRONMENT))
+    stopped = 0
+    for tried, trial in zip(history.tried, told, strict=True):
+        if tried.measured and tried.measured.outcome is Outcome.STOPPED_EARLY:
+            stopped += 1
+            assert trial.state.name == "COMPLETE"
+            assert trial.values == [tried.measured.samples_per_s]
+            assert tried.is_settled
+            assert len(tried.explored) == 1
+    assert stopped == result.counts[Outcome.STOPPED_EARLY]
+    assert result.best is not None
+    again = ScriptedFleet(realistic)
+    search(study, job, fleet=again, lattice=wide)
+    assert again.specs == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "share"),
+    [
+        ({"objective": "samples_per_s"}, LOSING_SHARE),
+        ({"objective": "peak_memory", "objective_floor": 0.9}, LOSING_SHARE),
+        ({"objective": "peak_memory", "objective_floor": 0.3}, 0.3),
+        ({"objective": "pareto"}, None),
+    ],
+)
+def test_whether_a_slow_one_has_lost_depends_on_what_is_wished_for(
+    study: Study, wish: dict[str, object], share: float | None
+):
+    job = make(trials=3, **wish)
+    fleet = ScriptedFleet(lambda spec: ok(spec, 100.0))
+    search(study, job, fleet=fleet)
+    found = [spec.measure.losing_step_time_s for spec in fleet.ran(Role.SEARCH)]
+    if share is None:
+        assert found == [None] * 3
+    else:
+        expected = job.global_batch / (share * 100.0) * math.exp(Spread().half_width())
+        assert found == [pytest.approx(expected)] * 3
+
+
+def test_single_trials_tie_where_their_intervals_overlap(study: Study):
+    job = make(trials=8)
+    rates = {1: 60.0, 2: 80.0, 4: 97.0, 8: 100.0}
+    search(
+        study,
+        job,
+        lambda spec: ok(spec, rates[spec.micro_batch]),
+        lattice=lattice_of(job, stages=(0,), recompute=("none",)),
+    )
+    own = History(t for t in study.trials() if t.spec.role is not Role.CONFIRM)
+    answer = Answer(study, own, Objective.of(job, ENVIRONMENT)).final(
+        baseline=candidate(job, zero__stage=0, micro_batch=8),
+        comparison=None,
+        stop_reason=None,
+        interrupted=True,
+    )
+    assert answer.best is not None
+    assert [tie.candidate.micro_batch for tie in answer.ties] == [4]
+    (tie,) = answer.ties
+    assert tie.samples_per_s_high >= answer.best.samples_per_s_low
