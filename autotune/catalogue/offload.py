@@ -1,6 +1,6 @@
 """Knobs of offload: optimizer states and parameters on the host or on a disk."""
 
-from autotune.catalogue.situation import elements_in_partition, has_adam
+from autotune.catalogue.situation import elements_in_partition, has_adam, has_pipeline
 from autotune.contract import KnobValue
 from autotune.knob import Context, Knob, Knobs
 
@@ -36,6 +36,11 @@ def _fold_kept(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
 
 def _is_on_host(values: Knobs, context: Context) -> bool:
     return values.get("offload.optimizer") == "cpu" and has_adam(context)
+
+
+def _may_select(values: Knobs, context: Context) -> bool:
+    # Its updates hang on the engine's step(), which a pipeline does not call (pipe/engine.py).
+    return _is_on_host(values, context) and not has_pipeline(values)
 
 
 def _has_zenflow(values: Knobs, _: Context) -> bool:
@@ -142,9 +147,9 @@ DETAILS = (
         kind="choice",
         default="none",
         choices=("none", "sequential", "overlap"),
-        scope="at stages 1 and 2, and on a GPU at stage 3, with Adam on the host",
+        scope="at stages 1 and 2, and on a GPU at stage 3, with Adam on the host and no pipeline",
         stages=(1, 2, 3),
-        acts=_is_on_host,
+        acts=_may_select,
         help="ZenFlow: the columns with the largest gradients are updated on the device, the rest "
         "on the host; overlap: the host's update runs beside the next step",
         changes_training="selected columns are updated apart, and with overlap the rest comes a "

@@ -372,7 +372,15 @@ def make_pipeline(
             values, and the width of the MLP.
         seed: Of the weights.
         dtype: Of the weights.
+
+    Raises:
+        ValueError: It cannot be cut so. Said by every rank: one that fails alone leaves the others
+            waiting for it.
     """
+    if shape.n_heads % tp or shape.n_kv_heads % tp:
+        raise ValueError(
+            f"tp={tp} does not divide {shape.n_heads} heads and {shape.n_kv_heads} key-value heads"
+        )
     set_autotp_mode(training=True)
     build = Build(
         shape=shape,
@@ -381,11 +389,14 @@ def make_pipeline(
         device=get_accelerator().current_device_name(),
         group=_tensor_parallel_group(tp),
     )
+    specs = layer_specs(build)
+    if pp > len(specs):
+        raise ValueError(f"pp={pp} stages, and {len(specs)} layers to cut into them")
     topology = PipeModelDataParallelTopology(
         num_pp=pp, num_mp=tp, num_dp=dist.get_world_size() // (pp * tp)
     )
     return PipelineModule(
-        layer_specs(build),
+        specs,
         topology=topology,
         loss_fn=next_token_loss,
         partition_method="parameters",

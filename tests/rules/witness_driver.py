@@ -247,24 +247,34 @@ def train(engine: Any, run: dict[str, Any]) -> list[float]:
 def watch_norms(engine: Any) -> list[tuple[float, float]]:
     """Note at every step the norm that DeepSpeed clips by, and that of all stages' gradients.
 
-    At ZeRO's stages the gradients lie elsewhere by then: there the two are the same figure.
+    Only at stage 0: ZeRO has taken the gradients elsewhere by then.
     """
     seen: list[tuple[float, float]] = []
-    if engine.zero_optimization() or run_dtype(engine) != torch.float32:
+    clip, take_step = ds_engine.clip_grad_norm_, engine._take_model_step
+
+    def whole_norm() -> float:
+        grads = [p.grad for p in engine.module.parameters() if p.grad is not None]
+        total = sum(grad.float().pow(2).sum() for grad in grads)
+        torch.distributed.all_reduce(total, group=engine.grid.get_model_parallel_group())
+        return float(total.sqrt())
+
+    def noting_clip() -> None:
+        whole = whole_norm()
+        parameters, most = engine.module.parameters(), engine.gradient_clipping()
+        seen.append((float(clip(parameters, max_norm=most, mpu=engine.mpu)), whole))
+
+    def noting_step(*args: Any, **kwargs: Any) -> Any:
+        whole = whole_norm()
+        done = take_step(*args, **kwargs)
+        seen.append((float(engine.get_global_grad_norm()), whole))
+        return done
+
+    if engine.zero_optimization():
         return seen
-
-    def noting(parameters: Any, **kwargs: Any) -> Any:
-        parameters = list(parameters)
-        whole = sum(p.grad.float().pow(2).sum() for p in parameters if p.grad is not None)
-        torch.distributed.all_reduce(whole, group=engine.grid.get_model_parallel_group())
-        norm = clip(parameters=parameters, **kwargs)
-        seen.append((float(norm), float(whole.sqrt())))
-        return norm
-
-    clip = ds_engine.clip_grad_norm_
-    engine.clip_fp32_gradients = lambda: noting(
-        engine.module.parameters(), max_norm=engine.gradient_clipping(), mpu=engine.mpu
-    )
+    if type(engine.optimizer).__name__ == "FP16_UnfusedOptimizer":
+        engine._take_model_step = noting_step
+    elif run_dtype(engine) == torch.float32:
+        engine.clip_fp32_gradients = noting_clip
     return seen
 
 
