@@ -125,7 +125,7 @@ def test_a_layout_trains_what_the_unsplit_model_trains(world, name, trained):
         assert case["spec"]["pp"] == 1 or not rank["differences"]
         assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-5)
         assert rank["norms"] == pytest.approx(alone["norms"], rel=2e-5)
-    assert alone["losses"][0] != pytest.approx(alone["losses"][STEPS - 1], rel=1e-3)
+    assert alone["losses"][0] != pytest.approx(alone["losses"][STEPS - 1], rel=1e-4)
 
 
 def test_the_comparison_sees_a_norm_that_is_not_whole(trained):
