@@ -107,7 +107,7 @@ _SGD: dict[str, Any] = {
     "optimizer": {"type": "SGD", "params": {"lr": 0.5, "torch_adam": None}},
     "zero_allow_untested_optimizer": True,
 }
-_SGD_16 = _SGD | {"gradient_clipping": 0.1, "fp16": {"enabled": True}}
+_SGD_16 = _SGD | {"gradient_clipping": 0.1, "fp16": {"enabled": True, "loss_scale": 1}}
 _BF16 = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}}
 
 RULES = (
