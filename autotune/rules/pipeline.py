@@ -5,9 +5,7 @@ With pp=1 nothing here applies: the model is Hugging Face's, and AutoTP splits i
 
 from typing import Any
 
-from autotune.catalogue.situation import ADAM
 from autotune.model import ModelShape
-from autotune.rules.adam import implementation
 from autotune.rules.base import Case, Finding, Rule, Setup, Witness, ignored, raised
 
 
@@ -63,15 +61,12 @@ def _heads(setup: Setup) -> Finding | None:
 
 
 def _clipping(setup: Setup) -> Finding | None:
-    if setup.pp == 1 or setup.stage != 0 or setup.dtype == "bf16":
+    if setup.pp == 1 or setup.stage != 0 or setup.dtype != "fp32":
         return None
     if not setup.ds_config.get("gradient_clipping", 1.0):
         return None
-    is_adam = setup.optimizer in ADAM and implementation(setup) == "FusedAdam"
-    if setup.dtype == "fp16" and is_adam:  # its wrapper counts every stage
-        return None
     return Finding(
-        message=f"pp={setup.pp} in {setup.dtype} at ZeRO stage 0 with gradient_clipping: "
+        message=f"pp={setup.pp} in fp32 at ZeRO stage 0 with gradient_clipping: "
         "DeepSpeed clips by the norm of the first stage's gradients and leaves out the others' "
         "(but for layers split by tp)",
         changes={"zero_optimization": {"stage": 1}},
@@ -107,7 +102,6 @@ _SGD: dict[str, Any] = {
     "optimizer": {"type": "SGD", "params": {"lr": 0.5, "torch_adam": None}},
     "zero_allow_untested_optimizer": True,
 }
-_SGD_16 = _SGD | {"gradient_clipping": 0.1, "fp16": {"enabled": True, "loss_scale": 1}}
 _BF16 = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}}
 
 RULES = (
@@ -201,16 +195,6 @@ RULES = (
                 repaired=Case(
                     ds_config=_SGD | {"gradient_clipping": 0.1, "zero_optimization": {"stage": 1}},
                     pp=2,
-                ),
-                consequence="differs",
-                reads={"norm_is_whole": False},
-            ),
-            Witness(
-                broken=Case(ds_config=_SGD_16, pp=2, precision="fp16"),
-                repaired=Case(
-                    ds_config=_SGD_16 | {"zero_optimization": {"stage": 1}},
-                    pp=2,
-                    precision="fp16",
                 ),
                 consequence="differs",
                 reads={"norm_is_whole": False},

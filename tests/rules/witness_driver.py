@@ -248,27 +248,17 @@ def train(engine: Any, run: dict[str, Any]) -> list[float]:
 def watch_norms(engine: Any) -> list[tuple[float, float]]:
     """Note at every step the norm that DeepSpeed clips by, and that of all ranks' gradients.
 
-    Only at stage 0: ZeRO has taken the gradients elsewhere by then.
+    Only in fp32 at stage 0: ZeRO and the wrappers of 16 bits clip by themselves.
     """
     seen: list[tuple[float, float]] = []
-    clip, take_step = ds_engine.clip_grad_norm_, engine._take_model_step
+    clip = ds_engine.clip_grad_norm_
 
     def noting_clip() -> None:
         whole = whole_norm(engine)
         parameters, most = engine.module.parameters(), engine.gradient_clipping()
         seen.append((float(clip(parameters, max_norm=most, mpu=engine.mpu)), whole))
 
-    def noting_step(*args: Any, **kwargs: Any) -> Any:
-        whole = whole_norm(engine)
-        done = take_step(*args, **kwargs)
-        seen.append((float(engine.get_global_grad_norm()), whole))
-        return done
-
-    if engine.zero_optimization():
-        return seen
-    if type(engine.optimizer).__name__ == "FP16_UnfusedOptimizer":
-        engine._take_model_step = noting_step
-    elif run_dtype(engine) == torch.float32:
+    if not engine.zero_optimization() and run_dtype(engine) == torch.float32:
         engine.clip_fp32_gradients = noting_clip
     return seen
 
