@@ -71,6 +71,8 @@ class Ending:
     start: Start = Start.COLD
     was_cancelled: bool = False
     timed_out_after_s: float | None = None
+    stopped_ranks: tuple[int, ...] = ()
+    """Those that a signal or a debugger had stopped when the time was up: they did not hang."""
     oom_killed: bool = False
     """Whether the kernel killed a process of this machine's group for memory meanwhile."""
     undrained_bytes: int = 0
@@ -180,7 +182,7 @@ def _outcome(
         assert cause.outcome is not None
         return cause.outcome, cause.evidence, f"rank {cause.rank} in {cause.phase}"
     if ending.timed_out_after_s is not None:
-        return _timeout(folder, reports, ending.timed_out_after_s)
+        return _timeout(folder, reports, ending.timed_out_after_s, ending.stopped_ranks)
     silent = _killed_silently(reports, ending, spec.world)
     if silent is not None:
         return silent
@@ -215,9 +217,17 @@ def _killed_silently(
     return None
 
 
-def _timeout(folder: Path, reports: list[RankReport], after_s: float) -> tuple[Outcome, str, str]:
+def _timeout(
+    folder: Path, reports: list[RankReport], after_s: float, stopped: tuple[int, ...]
+) -> tuple[Outcome, str, str]:
     if not reports:
         return Outcome.LAUNCH, f"no rank had started after {after_s:.0f} s", "coordinator"
+    for report in reports:
+        if report.rank in stopped:
+            evidence = (
+                f"stopped from outside (SIGSTOP, or a debugger): not done after {after_s:.0f} s"
+            )
+            return Outcome.CRASH, evidence, f"rank {report.rank} in {report.phase}"
     # Of ranks in the same phase, the one that the others wait for in a collective.
     places = {report.rank: _stopped_at(folder, report.rank) for report in reports}
     slowest = min(

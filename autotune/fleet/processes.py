@@ -65,8 +65,19 @@ def kill_all(folder: Path, *, timeout_s: float = 10.0) -> None:
             return  # in uninterruptible sleep: the kernel delivers the signal when it wakes
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped a process: it is there and does nothing."""
+    with contextlib.suppress(*_GONE):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return False
+
+
 def ask_for_stacks(pids: list[int]) -> None:
-    """Make ranks write the stacks of all their threads, each to its own `STACKS_FILE`."""
+    """Make ranks write the stacks of all their threads, each to its own `STACKS_FILE`.
+
+    One that is stopped would not hear of it before it goes on, so it does.
+    """
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGCONT)

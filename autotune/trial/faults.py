@@ -4,6 +4,8 @@ Typed exceptions decide; their text only where the type says nothing (torch rais
 a failed allocation on CPU and for much else).
 """
 
+import errno
+
 from autotune.contract import Outcome, Phase
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}
@@ -31,6 +33,9 @@ _COMM_TEXTS = (
     "socket timeout",
     "gloo/transport",
 )
+
+_HOST_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
+"""A full or broken disk, too many open files: the host's trouble, in whatever phase it shows."""
 
 _CONFIG_PHASES = (Phase.MODEL, Phase.ENGINE_INIT, Phase.WARM_UP)
 
@@ -66,6 +71,8 @@ def outcome_of(error: BaseException, phase: Phase) -> Outcome:
         return Outcome.COMM
     if phase in (Phase.SPAWN, Phase.IMPORT):
         return Outcome.LAUNCH
+    if any(isinstance(link, OSError) and link.errno in _HOST_ERRNOS for link in chain):
+        return Outcome.CRASH
     if phase is Phase.PROCESS_GROUP:
         return Outcome.COMM
     return Outcome.INVALID if phase in _CONFIG_PHASES else Outcome.CRASH

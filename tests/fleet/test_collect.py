@@ -175,3 +175,12 @@ def test_a_rank_that_still_measured_has_no_figure(tmp_path):
     ]
     result = result_of(tmp_path, reports, ending(exit_codes={1: -11}))
     assert (result.outcome, result.step_time_s) == (Outcome.CRASH, None)
+
+
+def test_a_rank_that_was_stopped_from_outside_is_the_platforms_fault(tmp_path):
+    steps = {"phase": Phase.MEASURED, "warmup_step_times_s": [0.1]}
+    cut_off = ending(timed_out_after_s=60.0, stopped_ranks=(1,))
+    result = result_of(tmp_path, [report(0, **steps), report(1, **steps)], cut_off)
+    assert result.outcome is Outcome.CRASH
+    assert "SIGSTOP" in result.evidence
+    assert result.evidence_source == "rank 1 in measured"

@@ -1,3 +1,5 @@
+import errno
+
 import pytest
 import torch
 
@@ -34,6 +36,10 @@ def caused_by(error, cause):
         (AssertionError("micro batch"), Phase.ENGINE_INIT, Outcome.INVALID),
         (TypeError("bad forward"), Phase.WARM_UP, Outcome.INVALID),
         (RuntimeError("who knows"), Phase.MEASURED, Outcome.CRASH),
+        # A full disk is no configuration's fault, whenever it is met.
+        (OSError(errno.ENOSPC, "No space left on device"), Phase.WARM_UP, Outcome.CRASH),
+        (caused_by(ValueError("x"), OSError(errno.EIO, "I/O")), Phase.MODEL, Outcome.CRASH),
+        (FileNotFoundError(errno.ENOENT, "no such file"), Phase.MODEL, Outcome.INVALID),
         (NonFiniteLossError("nan"), Phase.MEASURED, Outcome.NONFINITE),
         (ReadBackError("stage"), Phase.WARM_UP, Outcome.INVALID),
         # The word alone is no evidence: a value error may speak of memory as well.
