@@ -38,10 +38,12 @@ class Fleet(Protocol):
     """Accelerators that run trials."""
 
     def capacity(self, world: int) -> int:
-        """How many trials of `world` slots can run at once.
+        """How many trials of `world` slots can run at once; falls when slots are left out."""
 
-        Raises:
-            FleetError: Not even one.
+    def quarantined(self) -> tuple[str, ...]:
+        """Slots that run no more trials, since the platform ended several in a row there.
+
+        Named as in a result's `devices`. They leave room for a trial at least.
         """
 
     def submit(self, spec: TrialSpec, folder: Path) -> Handle:

@@ -17,6 +17,7 @@ from autotune.contract import (
     STDOUT_FILE,
     TRIAL_ENV,
     ContractError,
+    Outcome,
     Phase,
     Start,
     TrialResult,
@@ -30,7 +31,7 @@ from autotune.fleet.collect import Ending, collect, oom_kills, read_reports
 from autotune.fleet.drain import used_bytes, wait_until_drained
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.ports import PortLease, lease_port, sweep_segments
-from autotune.fleet.processes import ask_for_stacks, kill_all, ranks_command
+from autotune.fleet.processes import ask_for_stacks, is_stopped, kill_all, ranks_command
 from autotune.fleet.telemetry import Telemetry
 from autotune.fleet.warm import Templates, WarmProcess
 from autotune.hardware import Environment, usable_cores, visible_gpus
@@ -72,12 +73,22 @@ class LocalFleet:
         """See `Fleet.capacity`."""
         return self._allocator.capacity(world)
 
+    def quarantined(self) -> tuple[str, ...]:
+        """See `Fleet.quarantined`."""
+        return tuple(_name_of(slot) for slot in self._allocator.quarantined)
+
     def submit(self, spec: TrialSpec, folder: Path) -> "LocalTrial":
         """See `Fleet.submit`."""
         gang = self._allocator.allocate(spec.world)
         try:
             trial = LocalTrial(
-                spec, folder, gang, self._capacity_bytes(), self._release, self._templates
+                spec,
+                folder,
+                gang,
+                self._capacity_bytes(),
+                on_end=self._release,
+                on_result=self._judge,
+                templates=self._templates,
             )
         except BaseException:
             self._allocator.release(gang)
@@ -98,6 +109,11 @@ class LocalFleet:
         self._running.remove(trial)
         self._allocator.release(trial.gang)
 
+    def _judge(self, gang: Gang, result: TrialResult) -> None:
+        if result.outcome is not Outcome.CANCELLED:
+            is_fault = result.outcome.is_platform_fault
+            self._allocator.judge(gang, result.candidate_hash, is_fault=is_fault)
+
     def _capacity_bytes(self) -> int | None:
         """A CPU rank's device memory, less where ranks share a core; a GPU knows its own."""
         if self._environment.accelerator != "cpu":
@@ -115,10 +131,21 @@ class LocalTrial:
         folder: Path,
         gang: Gang,
         capacity_bytes: int | None,
+        *,
         on_end: Callable[["LocalTrial"], None],
+        on_result: Callable[[Gang, TrialResult], None],
         templates: Templates,
     ) -> None:
         """Start the trial's processes.
+
+        Args:
+            spec: The trial.
+            folder: Its folder.
+            gang: Its slots.
+            capacity_bytes: Memory of a CPU rank; None: a GPU knows its own.
+            on_end: Called once its processes are gone.
+            on_result: Called with what it came to.
+            templates: For a warm start.
 
         Raises:
             FleetError: No port is free.
@@ -128,9 +155,11 @@ class LocalTrial:
         self.folder = folder.resolve()
         self.gang = gang
         self._on_end = on_end
+        self._on_result = on_result
         self._result: TrialResult | None = None
         self._cancelled = False
         self._timed_out_after_s: float | None = None
+        self._stopped_ranks: tuple[int, ...] = ()
         self._oom_kills_before = oom_kills()
         is_gpu = spec.accelerator == "cuda"
         self._device_used_before = used_bytes(gang) if is_gpu else {}
@@ -163,6 +192,7 @@ class LocalTrial:
             self._restart_cold()
             return None
         self._result = self._collect()
+        self._on_result(self.gang, self._result)
         return self._result
 
     def wait(self) -> TrialResult:
@@ -281,6 +311,7 @@ class LocalTrial:
 
     def _end_hung(self) -> None:
         reports = read_reports(self.folder, self.spec.world)
+        self._stopped_ranks = tuple(r.rank for r in reports if is_stopped(r.pid))
         ask_for_stacks([r.pid for r in reports if psutil.pid_exists(r.pid)])
         time.sleep(_STACKS_WAIT_S)
         self._kill(hangs=True)
@@ -306,12 +337,13 @@ class LocalTrial:
             start=Start.WARM if isinstance(self._process, WarmProcess) else Start.COLD,
             was_cancelled=self._cancelled,
             timed_out_after_s=self._timed_out_after_s,
+            stopped_ranks=self._stopped_ranks,
             oom_killed=oom_kills() > self._oom_kills_before,
             undrained_bytes=undrained_bytes,
             driver_error=driver_error,
             telemetry=self._telemetry,
         )
-        devices = [f"localhost:{slot.index}" for slot in self.gang.slots]
+        devices = [_name_of(slot) for slot in self.gang.slots]
         return collect(self.spec, self.folder, ending, devices, self._environment)
 
 
@@ -320,6 +352,10 @@ def _not_started(folder: Path, error: OSError) -> StudyError:
         f"{folder}: the trial could not be started: {error}",
         "free some space or mend the permissions, then run the same command again",
     )
+
+
+def _name_of(slot: Slot) -> str:
+    return f"localhost:{slot.index}"
 
 
 def _slots(environment: Environment, world: int) -> tuple[Slot, ...]:
@@ -341,6 +377,6 @@ def _shares(cores: Sequence[int], world: int) -> str:
 def _exit_codes(folder: Path) -> dict[int, int]:
     try:
         codes = read_json(folder / RANKS_DIR / EXIT_FILE)
-        return {int(rank): int(code) for rank, code in codes.items()}
+        return {int(rank): code for rank, code in codes.items() if isinstance(code, int)}
     except (ContractError, ValueError):
         return {}

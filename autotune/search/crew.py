@@ -55,6 +55,7 @@ class Crew:
         self._overridden_said: set[str] = set()
         self._handles: list[Handle] = []
         self._n_faults_in_a_row = 0
+        self._quarantined_said: set[str] = set()
 
     @property
     def n_running(self) -> int:
@@ -145,6 +146,7 @@ class Crew:
             self._study.write_result(handle.folder, result)
             self._handles.remove(handle)
             self.history.put(Trial(folder=handle.folder, spec=handle.spec, result=result))
+        self._say_quarantined()
         for _, result in ended:  # only now: it may end the search, and all results are written
             self._count_faults(result.outcome)
         return bool(ended)
@@ -193,6 +195,16 @@ class Crew:
                 self._overridden_said.add(key)
                 instead = "left out" if ours is None else f"now {ours!r}"
                 self._note(f"your configuration's {key}={theirs!r} is {instead}")
+
+    def _say_quarantined(self) -> None:
+        """Say once which devices run no more trials of this search."""
+        for slot in self._fleet.quarantined():
+            if slot not in self._quarantined_said:
+                self._quarantined_said.add(slot)
+                self._note(
+                    f"{slot} is left out from now on: the platform ended trials of different "
+                    "candidates there, one after the other, and elsewhere it did not"
+                )
 
     def _count_faults(self, outcome: Outcome) -> None:
         self._n_faults_in_a_row = self._n_faults_in_a_row + 1 if outcome.is_platform_fault else 0

@@ -122,7 +122,7 @@ class _Search:
             if name not in lattice.values
         }
         self._objective = Objective.of(job, environment)
-        self._capacity = fleet.capacity(job.world)
+        self._fleet = fleet
         self._stage = Stage.BASELINE
         self._stop: StopReason | None = None
         self._n_budget = min(job.budget.trials, len(lattice.candidates))
@@ -146,28 +146,34 @@ class _Search:
             self._users_baseline = self._users_own(self._job.baseline)
         self.crew.recover()
         self._save_facts()
-        self._drive(Stage.BASELINE, self._next_baseline, at_once=1)
+        self._drive(Stage.BASELINE, self._next_baseline, at_once=lambda: 1)
         self._drive(Stage.SEARCH, self._next_search, at_once=self._capacity)
         if not self._interrupt.draining:
             self._note(f"search ends: {self._stop}")
             if self._answer().best() is None:
                 raise nothing_feasible(self.crew.history, self._objective)
             self._plan_comparison()
-            self._drive(Stage.CONFIRM, self._next_confirm, at_once=1)
+            self._drive(Stage.CONFIRM, self._next_confirm, at_once=lambda: 1)
         if self._interrupt.draining:
             self._stop = StopReason.INTERRUPTED
         self._study.write_state({**self._study.read_state(), "stop_reason": self._stop})
         self._show(Stage.DONE)
         return self._result()
 
-    def _drive(self, stage: Stage, next_run: Callable[[], Run | None], *, at_once: int) -> None:
+    def _capacity(self) -> int:
+        """How many trials can run at once; the fleet may leave out slots meanwhile."""
+        return self._fleet.capacity(self._job.world)
+
+    def _drive(
+        self, stage: Stage, next_run: Callable[[], Run | None], *, at_once: Callable[[], int]
+    ) -> None:
         """Start what `next_run` asks for, `at_once` trials at a time, until it asks no more."""
         self._show(stage)
         shown_at = time.monotonic()
         has_more = True
         while True:
             changed = False
-            while has_more and not self._interrupt.draining and self.crew.n_running < at_once:
+            while has_more and not self._interrupt.draining and self.crew.n_running < at_once():
                 run = next_run()
                 if run is None:
                     has_more = False
@@ -389,7 +395,7 @@ class _Search:
         n_confirm = 2 * confirm.ROUNDS
         if self._comparison is not None:
             n_confirm = confirm.n_missing(self._comparison, self.crew.history)
-        left_s = n_search / self._capacity * typical_s
+        left_s = n_search / self._capacity() * typical_s
         left_s += n_confirm * confirm.run_s(self.crew.history)
         if self._job.budget.time_s is not None:
             left_s = min(left_s, max(0.0, self._job.budget.time_s - used_s))

@@ -39,3 +39,19 @@ def test_a_driver_that_stops_answering_keeps_no_gang(
     assert trial.poll() is result
     fleet.submit(spec(), tmp_path).cancel()
     fleet.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ('{"0": 1, "1": -9}', {0: 1, 1: -9}),
+        ('{"0": [1], "1": -9, "2": Infinity}', {1: -9}),
+        ('{"x": 1}', {}),
+        ('{"0": ', {}),
+        ("[]", {}),
+    ],
+)
+def test_exit_codes_that_are_none_are_left_out(tmp_path, text, codes):
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / "exit.json").write_text(text)
+    assert local._exit_codes(tmp_path) == codes

@@ -23,3 +23,55 @@ def test_a_released_gang_is_given_out_again_lowest_first():
     allocator.allocate(2)
     allocator.release(first)
     assert allocator.allocate(2) == first
+
+
+def ends(allocator, gang, *candidates, is_fault=True):
+    for candidate in candidates:
+        allocator.judge(gang, candidate, is_fault=is_fault)
+
+
+def test_a_slot_where_the_platform_ends_one_trial_after_the_other_is_left_out():
+    allocator = GangAllocator(slots(4))
+    bad = allocator.allocate(2)
+    ends(allocator, bad, "a", "b")
+    assert allocator.quarantined == ()
+    ends(allocator, bad, "b")
+    assert allocator.quarantined == bad.slots
+    allocator.release(bad)
+    assert allocator.capacity(2) == 1
+    good = allocator.allocate(2)
+    assert not set(good.slots) & set(bad.slots)
+    with pytest.raises(FleetError, match="0 of 2 free"):
+        allocator.allocate(1)
+
+
+def test_a_trial_that_goes_well_clears_its_slots():
+    allocator = GangAllocator(slots(2))
+    gang = allocator.allocate(1)
+    ends(allocator, gang, "a", "b")
+    ends(allocator, gang, "c", is_fault=False)
+    ends(allocator, gang, "d", "e")
+    assert allocator.quarantined == ()
+
+
+def test_no_slot_is_left_out_for_one_candidate_or_for_what_happens_everywhere():
+    allocator = GangAllocator(slots(2))
+    first, second = allocator.allocate(1), allocator.allocate(1)
+    ends(allocator, first, "a", "a", "a")
+    assert allocator.quarantined == ()
+    ends(allocator, second, "b")
+    ends(allocator, first, "b", "c")
+    assert allocator.quarantined == ()
+    alone = GangAllocator(slots(2))
+    gang = alone.allocate(2)
+    ends(alone, gang, "a", "b", "c")
+    assert alone.quarantined == ()
+
+
+def test_what_the_platform_ended_is_tried_elsewhere_first():
+    allocator = GangAllocator(slots(3))
+    failed = allocator.allocate(1)
+    ends(allocator, failed, "a")
+    allocator.release(failed)
+    assert allocator.allocate(1).slots[0].index == 1
+    assert allocator.allocate(2).slots == (slots(3)[0], slots(3)[2])

@@ -181,9 +181,13 @@ class ScriptedFleet:
     running: list[ScriptedTrial] = field(default_factory=list)
     specs: list[TrialSpec] = field(default_factory=list)
     most_at_once: dict[Role, int] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     def capacity(self, world: int) -> int:
         return self.n_gangs
+
+    def quarantined(self) -> tuple[str, ...]:
+        return self.left_out
 
     def submit(self, spec: TrialSpec, folder: Path) -> ScriptedTrial:
         if len(self.running) >= self.n_gangs:

@@ -132,6 +132,22 @@ def test_a_candidate_that_the_platform_always_fails_is_left_after_two_retries(st
     assert again.ran(Role.SEARCH) == []
 
 
+def test_slots_that_are_left_out_are_said_once_and_fewer_trials_run_at_once(study: Study):
+    fleet = ScriptedFleet(realistic, n_gangs=2, n_polls=2)
+    behave = fleet.behave
+
+    def loses_a_slot(spec: TrialSpec) -> TrialResult:
+        if spec.number == 3 and not fleet.left_out:
+            fleet.left_out, fleet.n_gangs = ("localhost:0",), 1
+        return behave(spec)
+
+    fleet.behave = loses_a_slot
+    notebook = Notebook()
+    search(study, make(trials=8), fleet=fleet, observer=notebook)
+    assert sum("localhost:0 is left out" in note for note in notebook.notes) == 1
+    assert len(fleet.ran(Role.SEARCH)) == 8
+
+
 def test_a_retry_leaves_the_final_comparison_its_time(study: Study):
     """100 s, 10 s each, a third kept: what the last ones are owed would eat it up."""
     job = make(trials=4, budget="100s")
