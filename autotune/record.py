@@ -6,12 +6,14 @@
 import contextlib
 import fcntl
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from autotune.contract import (
     CONFIG_DIR,
+    RANKS_DIR,
     RESULT_FILE,
     SCHEMA_VERSION,
     SPEC_FILE,
@@ -24,6 +26,9 @@ from autotune.contract import (
     write_json,
 )
 from autotune.errors import StudyError
+
+_ASIDE = re.compile(r"\..+\.\w+\.\w{8}")
+"""Such as `.result.json.k2v9_0ab`: see `write_json` and `write_whole`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +143,17 @@ class Study:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def sweep(self) -> None:
+        """Remove what a killed coordinator or its ranks were writing; the caller has the lock.
+
+        Files are written aside and moved: what stands there under its first name is of no use.
+        """
+        for pattern in (".*", "trials/*/.*", f"trials/*/{RANKS_DIR}/.*"):
+            for path in self.folder.glob(pattern):
+                if _ASIDE.fullmatch(path.name) and path.is_file():
+                    with contextlib.suppress(OSError):
+                        path.unlink()
 
     def set_aside(self) -> Path | None:
         """Rename the folder to a free name beside it; returns that, None if there was nothing.

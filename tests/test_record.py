@@ -201,3 +201,20 @@ def test_what_is_written_is_as_readable_as_its_neighbours(study: Study):
         assert study.state_file.stat().st_mode & 0o777 == 0o664, "somebody chose that"
     finally:
         os.umask(before)
+
+
+def test_what_a_killed_coordinator_was_writing_is_swept_and_nothing_else(study):
+    folder = study.write_spec(a_spec(0), {"ds_config.json": "{}"})
+    (folder / "ranks").mkdir()
+    asides = [
+        study.folder / ".study.json.a1b2c3_4",
+        folder / ".result.json.abcdefgh",
+        folder / "ranks" / ".00.json.abcdefgh",
+    ]
+    kept = [study.folder / ".hidden", folder / "result.json.damaged", folder / ".probe-abcdefgh"]
+    for path in (*asides, *kept):
+        path.touch()
+    study.sweep()
+    assert not any(path.exists() for path in asides)
+    assert all(path.exists() for path in kept)
+    assert len(study.trials()) == 1

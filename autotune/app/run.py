@@ -74,6 +74,7 @@ def search(
     try:
         # What a killed search may have left: its trials hold devices that the next ones need.
         kill_all(study.trials_folder)
+        study.sweep()
         _begin(session)
         extensions.build(
             session.environment.accelerator, observer.on_note, nvme=session.lattice.swaps

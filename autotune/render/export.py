@@ -62,7 +62,10 @@ def export_candidate(
     files = find_dialect(to).files(export, Templates(job.templates))
     _check_ours(folder, files)
     try:
-        return [_write(folder / name, text) for name, text in files.items()]
+        # The settings first: they mark an export that was cut short as ours, to be replaced.
+        for name in sorted(files, key=lambda name: name != SETTINGS_FILE):
+            _write(folder / name, files[name])
+        return [folder / name for name in files]
     except OSError as error:
         raise RenderError(
             f"{error.filename or folder}: cannot be written: {error.strerror}",
@@ -99,9 +102,8 @@ def _check_ours(folder: Path, files: Mapping[str, str]) -> None:
         )
 
 
-def _write(path: Path, text: str) -> Path:
+def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     if path.suffix == ".sh":
         path.chmod(0o755)
-    return path

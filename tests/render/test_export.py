@@ -197,3 +197,20 @@ def test_the_folder_trains_as_it_is(tmp_path, knobs, changes):
     assert len(steps) == 2
     losses = [float(line.split()[3]) for line in steps]
     assert all(4 < loss < 8 for loss in losses)  # ln 256 = 5.5: random tokens, untrained
+
+
+def test_an_export_that_was_cut_short_is_replaced_by_the_next(tmp_path, monkeypatch):
+    write_text, written = Path.write_text, []
+
+    def killed_at_the_second(path, *args, **kwargs):
+        if path.parent.name == "out":
+            written.append(path.name)
+            if len(written) == 2:
+                raise KeyboardInterrupt
+        return write_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        export(tmp_path, micro_batch=2)
+    monkeypatch.undo()
+    assert (export(tmp_path, micro_batch=2) / "launch.sh").exists()
