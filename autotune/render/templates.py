@@ -6,9 +6,11 @@ inside a script element) or `text` (prose, as it is): a bare `{{ value }}` is re
 Python's spelling of it (`True`, `None`, an unquoted path) is wrong in each of them.
 """
 
+import contextlib
 import html
 import json
 import math
+import os
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,6 +30,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from autotune.data import data_folder
 from autotune.errors import RenderError
+from autotune.render.bounds import bounded
 
 
 class Encoded(str):
@@ -45,12 +48,14 @@ class Templates:
         Raises:
             RenderError: `user_folder` is not a folder.
         """
-        if user_folder is not None and not user_folder.is_dir():
+        if user_folder is not None and not os.path.isdir(user_folder):
             raise RenderError(
                 f"{user_folder}: no such folder of templates",
                 "name a folder that holds for example deepspeed/ds_config.json.j2",
             )
         self.folders = [f for f in (user_folder, data_folder("templates")) if f is not None]
+        # The shipped ones are known to end, and a lattice renders thousands.
+        self._bounded = contextlib.nullcontext if user_folder is None else bounded
         self._environment = _StrictEnvironment(self.folders)
         self._compiled: dict[str, Template] = {}
 
@@ -67,7 +72,8 @@ class Templates:
         """
         template = self._compiled.get(name) or self._compile(name)
         try:
-            return template.render(values)
+            with self._bounded():
+                return template.render(values)
         except Exception as error:  # what a template's expression raises is not known beforehand
             raise _explain(error, name, template) from error
 
@@ -96,7 +102,8 @@ class Templates:
 
     def _compile(self, name: str) -> Template:
         try:
-            template = self._environment.get_template(name)
+            with self._bounded():
+                template = self._environment.get_template(name)
         except TemplateNotFound as error:
             looked = ", ".join(str(folder) for folder in self.folders)
             raise RenderError(
@@ -109,6 +116,11 @@ class Templates:
             ) from error
         except (OSError, UnicodeDecodeError) as error:
             raise RenderError(f"template {name}: {error}", "make it a readable file") from error
+        # Jinja and Python give up on what is nested too deeply, each in its own way.
+        except Exception as error:
+            raise RenderError(
+                f"template {name}: cannot be compiled: {error}", "make its expressions simpler"
+            ) from error
         self._compiled[name] = template
         return template
 
@@ -234,6 +246,7 @@ def _where(trace: TracebackType | None) -> tuple[str, int] | None:
 
 
 def _line_of(error: ValueError, text: str) -> str:
-    if not isinstance(error, json.JSONDecodeError):
+    if not isinstance(error, json.JSONDecodeError) or not text.strip():
         return ""
-    return f"\n  {text.splitlines()[error.lineno - 1].strip()}" if text.strip() else ""
+    line = text.split("\n")[error.lineno - 1].strip()
+    return f"\n  {line}"

@@ -1,8 +1,11 @@
+import resource
+import signal
 from pathlib import Path
 
 import pytest
 
 from autotune.errors import RenderError
+from autotune.render import bounds
 from autotune.render.templates import Templates, canonical_json
 
 
@@ -123,3 +126,29 @@ def test_canonical_json_is_one_text_for_equal_configurations():
         {"a": {"c": 2, "d": 1}, "b": 1}
     )
     assert canonical_json({"a": 1}) == '{\n  "a": 1\n}\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for i in range(10**12) %}x{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ (10 ** 10 ** 8) | tojson }}",
+        "{{ ('x' * 10**11) | text }}",
+        "{{ '{:>9999999999}'.format(1) | text }}",
+        "{% set n = namespace(x='x') %}"
+        "{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    ],
+)
+def test_a_users_template_without_an_end_is_refused(folder, text, monkeypatch):
+    monkeypatch.setattr(bounds, "MAX_CPU_S", 0.2)
+    with pytest.raises(RenderError, match=r"t\.json\.j2"):
+        render(folder, text)
+
+
+def test_the_bounds_are_gone_after_rendering(folder):
+    before = (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGVTALRM))
+    render(folder, '{"a": 1}')
+    assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGVTALRM)) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0

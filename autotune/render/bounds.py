@@ -1,0 +1,70 @@
+"""A user's template in bounded time and memory: `range` in `range` ends no coordinator."""
+
+import contextlib
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+MAX_CPU_S = 5.0
+"""Of one rendering; the shipped templates take below a hundredth of a second."""
+MAX_BYTES = 256 * 2**20
+"""Above what the process holds already."""
+
+
+class TooLongError(RuntimeError):
+    """A template has computed for `MAX_CPU_S`."""
+
+
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """Bound what the block computes and allocates; the clock is that of the main thread alone.
+
+    Processor time, so that a busy machine changes nothing. Long arithmetic looks for signals as
+    well, so a power of powers ends too.
+
+    Raises:
+        TooLongError: The time is up.
+        MemoryError: The memory is.
+    """
+    with _bounded_memory(), _bounded_time():
+        yield
+
+
+@contextlib.contextmanager
+def _bounded_time() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        raise TooLongError(f"not done after {MAX_CPU_S:.0f} s of computing")
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_CPU_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        # None: a handler that was not installed from Python and cannot be put back.
+        signal.signal(signal.SIGVTALRM, signal.SIG_DFL if before is None else before)
+
+
+@contextlib.contextmanager
+def _bounded_memory() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = _data_bytes() + MAX_BYTES
+    for other in (soft, hard):
+        limit = limit if other == resource.RLIM_INFINITY else min(limit, other)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _data_bytes() -> int:
+    """Private data of this process, as the limit counts it."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[5]) * resource.getpagesize()
