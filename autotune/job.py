@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -205,11 +206,13 @@ def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     resolved = dict(data)
     for key in ("baseline", "base_config", "templates", "nvme_path"):
         if isinstance(data.get(key), str | Path):
-            resolved[key] = str((folder / data[key]).resolve())
+            resolved[key] = os.path.realpath(folder / data[key])
     for key, shipped in (("model", presets), ("space", shipped_spaces)):
         name = data.get(key)
-        if name and isinstance(name, str) and name not in shipped() and (folder / name).exists():
-            resolved[key] = str((folder / name).resolve())
+        if not name or not isinstance(name, str) or name in shipped():
+            continue
+        if os.path.exists(folder / name):  # unlike Path's, it takes any text for a name
+            resolved[key] = os.path.realpath(folder / name)
     return resolved
 
 

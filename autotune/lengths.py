@@ -2,11 +2,13 @@
 
 import csv
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from autotune.contract import read_bounded
 from autotune.errors import JobError
 from autotune.trial.lengths import batch_lengths, rounded_up
 
@@ -127,9 +129,9 @@ def check_fits(lengths: Lengths, seq_len: int) -> None:
 def resolve(value: Any, folder: Path) -> Any:
     """The job's `lengths` with the file that it names relative to a folder."""
     if isinstance(value, str) and value not in ("fixed", "packed"):
-        return str((folder / value).resolve())
+        return os.path.realpath(folder / value)
     if isinstance(value, dict) and isinstance(value.get("histogram"), str):
-        return {**value, "histogram": str((folder / value["histogram"]).resolve())}
+        return {**value, "histogram": os.path.realpath(folder / value["histogram"])}
     return value
 
 
@@ -153,7 +155,7 @@ def _checked(found: Mapping[Any, Any], *, where: str) -> tuple[tuple[int, float]
 def _from_csv(path: Path) -> tuple[tuple[int, float], ...]:
     """Lines of length,count; a first line without a digit is a header."""
     try:
-        rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
+        rows = list(csv.reader(read_bounded(path).decode("utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise JobError(f"lengths: {path}: {error}", _ALLOWED) from error
     weights: dict[int, float] = {}

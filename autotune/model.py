@@ -18,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from autotune.contract import read_bounded
 from autotune.errors import JobError
 from autotune.finetune import Lora
 from autotune.model_families import (
@@ -79,10 +80,11 @@ def load_model(text: str) -> Model:
     if text in presets():
         file = resources.files("autotune") / "presets" / f"{text}.json"
         return _from_config(text, json.loads(file.read_text(encoding="utf-8")), where=str(file))
-    path = Path(text).expanduser()
-    if path.exists() or "/" in text or text.endswith(".json"):
-        file_path = path / "config.json" if path.is_dir() else path
-        name = path.resolve().name if path.is_dir() else _name_of_file(path)
+    path = Path(os.path.expanduser(text))
+    if os.path.exists(path) or "/" in text or text.endswith(".json"):
+        is_folder = os.path.isdir(path)
+        file_path = path / "config.json" if is_folder else path
+        name = Path(os.path.realpath(path)).name if is_folder else _name_of_file(path)
         return _from_config(name, _read_config(file_path), where=str(file_path))
     if _FACTORY.fullmatch(text):
         return _from_factory(text)
@@ -117,12 +119,12 @@ def presets() -> list[str]:
 
 
 def _name_of_file(path: Path) -> str:
-    return path.resolve().parent.name if path.name == "config.json" else path.stem
+    return Path(os.path.realpath(path)).parent.name if path.name == "config.json" else path.stem
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_bounded(path).decode("utf-8"))
     except FileNotFoundError as error:
         raise JobError(
             f"model: {path}: no such file", "name a Hugging Face folder or its config.json"

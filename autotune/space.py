@@ -1,5 +1,6 @@
 """A search space: which knobs are searched, over which values; and its grid for a job."""
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -39,7 +40,7 @@ def load_space(name_or_path: str) -> Space:
     path = Path(name_or_path)
     if name_or_path in shipped_spaces():
         path = data_folder("search_spaces") / f"{name_or_path}.yaml"
-    elif not path.is_file():
+    elif not os.path.isfile(path):
         near = get_close_matches(name_or_path, shipped_spaces(), n=1)
         guess = f"did you mean {near[0]}? " if near else ""
         raise JobError(

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal
 
 import pandas as pd
@@ -37,6 +38,18 @@ _DTYPE_OF_KNOB: dict[str, DType] = {
     "bool": "boolean",
     "choice": "string",
 }
+
+
+_YEAR_3000_S = 32_503_680_000.0
+"""A start after that comes of damage, and no timestamp holds just any number."""
+_TYPES: dict[DType, type | UnionType] = {
+    "string": str,
+    "Int64": int,
+    "float64": int | float,
+    "boolean": bool,
+    "datetime64[us, UTC]": pd.Timestamp,
+}
+"""What a cell of a column may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,12 +318,10 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
     for unreadable in recorded.unreadable:
         number = int(unreadable.folder.name)
         rows[number] = {"study": study, "trial": number, "problem": unreadable.problem}
-    ordered = [rows[number] for number in sorted(rows)]
+    ordered = [_fitted(rows[number]) for number in sorted(rows)]
     frame = pd.DataFrame(
         {
-            column.name: pd.Series(
-                [_cell(row, column.name) for row in ordered], dtype=column.dtype
-            )
+            column.name: pd.Series([row[column.name] for row in ordered], dtype=column.dtype)
             for column in SCHEMA
         }
     )
@@ -412,14 +423,22 @@ def _result_cells(result: TrialResult) -> dict[str, Any]:
         "devices": " ".join(result.devices) or None,
         "environment": json.dumps(result.environment, sort_keys=True),
     }
-    if result.started_at_s:  # of a lost trial nobody knows
+    if 0 < result.started_at_s < _YEAR_3000_S:  # of a lost trial nobody knows
         cells["started_at"] = pd.Timestamp(round(result.started_at_s * 1e6), unit="us", tz="UTC")
         cells |= {"wall_s": result.wall_s, "start": result.start}
     return cells
 
 
-def _cell(row: Mapping[str, Any], name: str) -> Any:
-    return TABLE_VERSION if name == "table_version" else row.get(name)
+def _fitted(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell for every column; what a damaged file put there of another type is named instead."""
+    cells = {column.name: row.get(column.name) for column in SCHEMA}
+    cells["table_version"] = TABLE_VERSION
+    for column in SCHEMA:
+        value = cells[column.name]
+        if value is not None and not isinstance(value, _TYPES[column.dtype]):
+            cells[column.name] = None
+            cells["problem"] = f"{column.name}: {str(value)[:60]!r} is of another type"
+    return cells
 
 
 if __name__ == "__main__":

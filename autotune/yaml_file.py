@@ -1,13 +1,19 @@
 """Reading a user's YAML: data only, and strictly."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from autotune.contract import read_bounded
 from autotune.errors import JobError
 
 MAX_FILE_BYTES = 1_000_000
+_MAX_NUMBER_BITS = 4096
+"""Of a whole number: Python refuses to print one of more than 4300 digits, even in an error."""
+_UNFIT = re.compile("[\0\ud800-\udfff]")
+"""Half of a character, and the end of a string in C: neither can be part of a path."""
 HINT = "write `key: value` lines"
 
 
@@ -35,6 +41,26 @@ class _StrictLoader(yaml.SafeLoader):
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_str(self, node: yaml.ScalarNode) -> str:
+        value: str = super().construct_yaml_str(node)
+        if _UNFIT.search(value):
+            raise yaml.MarkedYAMLError(
+                problem="a text with a character that no text has", problem_mark=node.start_mark
+            )
+        return value
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value: int = super().construct_yaml_int(node)
+        if value.bit_length() > _MAX_NUMBER_BITS:
+            raise yaml.MarkedYAMLError(
+                problem="no number is so long", problem_mark=node.start_mark
+            )
+        return value
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
+_StrictLoader.add_constructor("tag:yaml.org,2002:str", _StrictLoader.construct_yaml_str)
+
 
 def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
     """Read a YAML mapping.
@@ -48,9 +74,10 @@ def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
             or does not hold a mapping.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        data = read_bounded(path)
+        if len(data) > MAX_FILE_BYTES:
             raise JobError(f"{path}: larger than {MAX_FILE_BYTES} bytes", hint)
-        text = path.read_text(encoding="utf-8")
+        text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"{path}: cannot be read: {error}", "name a readable YAML file") from error
     return parse_yaml(text, path, hint=hint)

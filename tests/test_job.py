@@ -107,3 +107,11 @@ def test_a_sequence_of_one_token_has_nothing_to_predict() -> None:
     error = complaint(seq_len=1)
     assert error.message.startswith("job.yaml: seq_len: 1 is not allowed")
     assert "a number from 2" in error.hint
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 5000, "1:" + "59:" * 3000 + "59"])
+def test_a_number_that_python_will_not_print_is_refused(tmp_path, number):
+    path = tmp_path / "job.yaml"
+    path.write_text(f"model: gpt2\nseed: {number}\n")
+    with pytest.raises(JobError, match="no number is so long"):
+        read_job_file(path)

@@ -1,6 +1,6 @@
 """Soak a study's winner, or what an export holds, and keep what it says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,11 +229,11 @@ def _setup_of_export(
     """What runs; of the model the shape alone is unknown, it was judged before it was exported."""
     return Setup(
         ds_config=config,
-        world=int(settings["world"]),
-        tp=int(settings["tp"]),
-        pp=int(settings["pp"]),
-        global_batch=int(settings["global_batch"]),
-        seq_len=int(settings["seq_len"]),
+        world=_whole(settings, "world"),
+        tp=_whole(settings, "tp"),
+        pp=_whole(settings, "pp"),
+        global_batch=_whole(settings, "global_batch"),
+        seq_len=_whole(settings, "seq_len"),
         recompute=str(settings["recompute"]),
         precision=str(settings["precision"]),
         model=None,
@@ -241,9 +241,9 @@ def _setup_of_export(
         supports_recompute=True,
         environment=environment,
         attention=str(settings["attention"]),
-        loss_chunk_tokens=int(settings["loss_chunk_tokens"]),
+        loss_chunk_tokens=_whole(settings, "loss_chunk_tokens", least=0),
         compile=str(settings["compile"]),
-        sp_by_script=int(settings.get("sp", 1)),
+        sp_by_script=_whole({"sp": 1, **settings}, "sp"),  # older exports say none
     )
 
 
@@ -260,11 +260,11 @@ def _spec_of_export(
         tp=setup.tp,
         pp=setup.pp,
         sp=setup.sp,
-        dp=int(settings["dp"]),
-        micro_batch=int(setup.ds_config["train_micro_batch_size_per_gpu"]),
-        grad_accum=int(setup.ds_config["gradient_accumulation_steps"]),
-        global_batch=int(settings["global_batch"]),
-        seq_len=int(settings["seq_len"]),
+        dp=_whole(settings, "dp"),
+        micro_batch=_whole(setup.ds_config, "train_micro_batch_size_per_gpu"),
+        grad_accum=_whole(setup.ds_config, "gradient_accumulation_steps"),
+        global_batch=_whole(settings, "global_batch"),
+        seq_len=_whole(settings, "seq_len"),
         precision=str(settings["precision"]),
         accelerator=str(settings["accelerator"]),
         model=model,
@@ -277,15 +277,23 @@ def _spec_of_export(
         expected=expected(setup, model),
         measure=MEASURE,
         memory_limit_bytes=_limit_of_export(settings, setup.environment),
-        seed=int(settings["seed"]),
+        seed=_whole(settings, "seed", least=0),
         lengths=dict(settings["lengths"]),
     )
 
 
 def _limit_of_export(settings: dict[str, Any], environment: Environment) -> int | None:
     """What it was tuned for, where there is as much here; an older export does not say."""
-    limit = settings.get("memory_limit_bytes")
-    return None if limit is None else min(int(limit), environment.device_memory_bytes)
+    if settings.get("memory_limit_bytes") is None:
+        return None
+    return min(_whole(settings, "memory_limit_bytes"), environment.device_memory_bytes)
+
+
+def _whole(settings: Mapping[str, Any], name: str, *, least: int = 1) -> int:
+    value = settings[name]
+    if type(value) is not int or value < least:
+        raise ValueError(f"{name}: {str(value)[:60]!r} is not a whole number from {least}")
+    return value
 
 
 def _swaps(setup: Setup) -> bool:

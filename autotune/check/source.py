@@ -1,5 +1,6 @@
 """What is checked: a ds_config, where it lies, and what is known of who reads it."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,7 +240,7 @@ def _follow(name: str, base: Path) -> tuple[Path, str, dict[str, Any]]:
     From where one stands, else from beside that file, else from a folder above it.
     """
     near = [Path(name), *(folder / name for folder in base.parents)]
-    path = next((one for one in near if one.is_file()), None)
+    path = next((one for one in near if os.path.isfile(one)), None)
     if path is None:
         raise RenderError(
             f"{base}: names {name!r}, which is not there", "check the ds_config.json itself"
@@ -312,7 +313,7 @@ def _another(named: str | None, path: Path) -> str | None:
     if named is None or "$" in named:
         return None
     there = Path(named)
-    if there.is_file():
+    if os.path.isfile(there):
         return None if there.samefile(path) else named
     return None if there.name == path.name else named
 

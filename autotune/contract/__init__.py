@@ -29,6 +29,7 @@ from autotune.contract.files import (
     TRIAL_ENV,
     ContractError,
     mode_of,
+    read_bounded,
     read_json,
     write_json,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "TrialSpec",
     "Use",
     "mode_of",
+    "read_bounded",
     "read_json",
     "to_dict",
     "write_json",

@@ -4,15 +4,22 @@ Files are versioned: a reader refuses a version it does not know instead of gues
 """
 
 import dataclasses
+import errno
 import json
+import math
 import os
 import tempfile
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin
 
 SCHEMA_VERSION = 1
+_MAX_INT = 2**63 - 1
+"""The table's, and whatever else counts in 64 bits."""
+MAX_FILE_BYTES = 64 * 2**20
+"""Of any file that is read whole; a soak of days leaves reports of a few of them."""
 
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
@@ -64,6 +71,19 @@ def mode_of(path: Path) -> int:
     return 0o666 & ~mask
 
 
+def read_bounded(path: Path) -> bytes:
+    """What a file holds; a link to a device may have no end.
+
+    Raises:
+        OSError: It cannot be read, or is larger than `MAX_FILE_BYTES`.
+    """
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return data
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object.
 
@@ -71,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ContractError: There is no such file, or it does not hold one JSON object.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_bounded(path).decode("utf-8"))
     except FileNotFoundError as error:
         raise ContractError(f"{path}: no such file") from error
     except (OSError, ValueError, RecursionError) as error:
@@ -147,6 +167,19 @@ def _fits(value: Any, kind: Any) -> bool:
         )
     if isinstance(value, bool):  # Python calls it an int, too
         return kind is bool
+    if isinstance(value, int) and not -_MAX_INT <= value <= _MAX_INT:
+        return False
     if kind is float:
         return isinstance(value, int | float)
     return isinstance(value, str if issubclass(kind, StrEnum) else kind)
+
+
+def check_positive(name: str, values: Iterable[float | None]) -> None:
+    """See that times or rates are such, where there are any: what is none comes of damage.
+
+    Raises:
+        ContractError: One is not above 0, or not finite.
+    """
+    for value in values:
+        if value is not None and not 0 < value < math.inf:
+            raise ContractError(f"{name}: {value} is not above 0 and finite")

@@ -4,7 +4,13 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from autotune.contract.diagnosis import Diagnosis, RankDiagnosis, Use
-from autotune.contract.files import SCHEMA_VERSION, ContractError, checked_fields, rebuilt
+from autotune.contract.files import (
+    SCHEMA_VERSION,
+    ContractError,
+    check_positive,
+    checked_fields,
+    rebuilt,
+)
 from autotune.contract.words import Outcome, Phase, Role, Start
 
 
@@ -85,14 +91,16 @@ class RankReport:
         """
         fields = checked_fields(cls, data)
         try:
-            fields["phase"] = Phase(fields["phase"])
+            fields["phase"] = Phase(fields.get("phase", Phase.IMPORT))
             if fields.get("outcome") is not None:
                 fields["outcome"] = Outcome(fields["outcome"])
             fields["surroundings"] = rebuilt(Surroundings | None, fields.get("surroundings"))
             fields["diagnosis"] = rebuilt(RankDiagnosis | None, fields.get("diagnosis"))
         except ValueError as error:
             raise ContractError(f"RankReport: {error}") from error
-        return cls(**fields)
+        report = cls(**fields)
+        check_positive("RankReport: step_times_s", report.step_times_s)
+        return report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,4 +184,8 @@ class TrialResult:
             fields["diagnosis"] = rebuilt(Diagnosis | None, fields.get("diagnosis"))
         except ValueError as error:
             raise ContractError(f"TrialResult: {error}") from error
-        return cls(**fields)
+        result = cls(**fields)
+        figures = (result.step_time_s, result.step_time_low_s, result.step_time_high_s)
+        rates = (result.samples_per_s, result.samples_per_s_low, result.samples_per_s_high)
+        check_positive("TrialResult: figures", (*result.step_times_s, *figures, *rates))
+        return result

@@ -6,11 +6,12 @@ level fails. It is Hugging Face that fills it in, so for raw DeepSpeed it has to
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.contract import KnobValue
+from autotune.contract import KnobValue, read_bounded
 from autotune.engines.ds_keys import PATHS, SECTIONS, governed_keys, read_knob
 from autotune.errors import RenderError
 from autotune.nested import look_up, without
@@ -37,7 +38,7 @@ def read_text(path: Path) -> str:
         RenderError: It cannot be read.
     """
     try:
-        return path.read_bytes().decode("utf-8")
+        return read_bounded(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RenderError(f"{path}: cannot be read: {error}", "name a ds_config.json") from error
 
@@ -49,7 +50,9 @@ def parse_json(text: str, path: Path) -> dict[str, Any]:
         RenderError: It is not JSON, or not an object.
     """
     try:
-        data = json.loads(text.removeprefix(BYTE_ORDER_MARK))
+        data = json.loads(
+            text.removeprefix(BYTE_ORDER_MARK), parse_constant=_finite, parse_float=_finite
+        )
     except (ValueError, RecursionError) as error:
         message, hint = f"{path}: not valid JSON: {error}", "mend the file there"
         if _is_hjson(text):
@@ -136,11 +139,20 @@ def precision_of(config: Mapping[str, Any]) -> str:
 
 def _is_hjson(text: str) -> bool:
     """Whether DeepSpeed's own reader takes a text; False where that reader is not installed."""
-    with contextlib.suppress(ImportError, ValueError, RecursionError):
+    # Its reader trips over broken numbers and depths in ways of its own.
+    with contextlib.suppress(Exception):
         import hjson  # installed with DeepSpeed
 
         return isinstance(hjson.loads(text), dict)
     return False
+
+
+def _finite(text: str) -> float:
+    """A number of JSON; Python would read NaN, Infinity and 1e999 too, and no JSON holds them."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a number that JSON holds")
+    return value
 
 
 def _holds_auto(value: Any) -> bool:

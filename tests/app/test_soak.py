@@ -24,7 +24,7 @@ from autotune.report.verdict import describe_verdict
 from autotune.search.launch import Run, make_spec
 from autotune.soak_record import SOAK_FILE, SoakResult, read_soak, write_soak
 from tests.report.test_terminal import finished
-from tests.search.scripted import ENVIRONMENT, JOB, Behaviour, fault, make
+from tests.search.scripted import ENVIRONMENT, JOB, Behaviour, candidate, fault, make
 from tests.search.test_soak import SoakFleet, steady
 
 
@@ -265,3 +265,21 @@ def test_a_folder_that_is_no_export_is_named(tmp_path: Path, machine, name: str)
         (tmp_path / "settings.json").write_text('{"factory": "a:b"}')
     with pytest.raises(JobError, match="not an export of autotune"):
         app.soak_export(tmp_path, minutes=1, note=lambda _: None)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2", True, None, [2], 1e400])
+@pytest.mark.parametrize("name", ["world", "tp", "pp", "seq_len"])
+def test_a_count_of_an_export_that_is_none_is_named(tmp_path: Path, name: str, value: object):
+    out = tmp_path / "out"
+    job = make()
+    export_candidate(
+        candidate(job, zero__stage=1),
+        out,
+        engine=DeepSpeedEngine(job, ENVIRONMENT),
+        job=job,
+        environment=ENVIRONMENT,
+    )
+    settings = out / "settings.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), name: value}))
+    with pytest.raises(JobError, match=f"{name}: .* is not a whole number from 1"):
+        app._of_export(out, ENVIRONMENT)
