@@ -4,10 +4,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 SEARCH ?=
 VERSIONS ?=
+CHAOS  ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check format install extensions versions gpu-accept record clean
+.PHONY: demo test check chaos format install extensions versions gpu-accept record clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
@@ -22,6 +23,12 @@ check: install  ## lint, types and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+# CI runs a short form of both among the tests. A full run is recorded by
+# room: `make chaos CHAOS='--room retries --record results/recorded/chaos/retries.json'`.
+chaos: extensions  ## faults for trials and coordinators, broken files for every reader
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.run $(CHAOS)
+	$(BIN)/python -m tests.chaos.fuzz --inputs 10000
 
 format: install
 	$(BIN)/ruff check --fix .

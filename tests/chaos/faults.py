@@ -1,0 +1,50 @@
+"""What a fault is: a name, how it is injected, and the one list of all of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Inject = Callable[..., None]
+
+HANGING = "hanging"
+"""A rank leaves this file in its trial's folder right before it hangs."""
+LOG_BYTES = 2**30
+"""Of the log that is too long to read."""
+
+
+class NotSurvivedError(Exception):
+    """Something that must hold did not hold; the message says what."""
+
+
+class LostError(NotSurvivedError):
+    """A finished trial was lost, changed, or told twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault."""
+
+    name: str
+    """`SUBJECT: DETAIL`; the table has a line for each subject."""
+    inject: Inject
+    """Called with the ground; raises `NotSurvivedError`. Returns once all that must hold held."""
+    in_short: bool = False
+    """Whether the short form injects it."""
+    rounds: int = 1
+    """Injections of it in a full run."""
+    needs: Callable[[], str] = str
+    """Why it cannot be injected on this machine; empty: it can."""
+
+    @property
+    def subject(self) -> str:
+        """What kind of fault it is."""
+        return self.name.partition(":")[0]
+
+
+def must(holds: object, what: str) -> None:
+    """See that something holds.
+
+    Raises:
+        NotSurvivedError: It does not.
+    """
+    if not holds:
+        raise NotSurvivedError(what)

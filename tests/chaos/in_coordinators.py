@@ -1,0 +1,357 @@
+"""Faults of the coordinator: killed at every phase, interrupted, doubled, without its folder."""
+
+import functools
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from autotune.contract import RESULT_FILE, Outcome, Phase
+from autotune.fleet.collect import read_reports
+from autotune.fleet.processes import processes_of
+from tests.chaos.arena import Ground
+from tests.chaos.disks import fill, make_read_only, needs_mounts, small_disk
+from tests.chaos.faults import Fault, must
+from tests.chaos.invariants import digests
+from tests.chaos.resume import check_no_process, resume
+from tests.searches import Search
+from tests.trials import wait_until
+
+_SEARCHING = ("--trials", "6")
+"""More than the two trials that are there: it goes on with the search."""
+_CONFIRMING = ("--trials", "1")
+"""As many as there are: it goes on with the final comparison."""
+_ANSWERING = ("--trials", "1", "--budget", "1s")
+"""And no time for that: it answers at once."""
+_DURING = {_SEARCHING: "search", _CONFIRMING: "final comparison", _ANSWERING: "answer"}
+_ANSWER_S = 300.0
+
+_MOMENTS = (
+    ("after", "autotune.app.session:open_session", _SEARCHING),
+    ("after", "autotune.record:Study.lock", _SEARCHING),
+    ("before", "replace=job.yaml", _SEARCHING),
+    ("after", "replace=job.yaml", _SEARCHING),
+    ("before", "replace=study.json", _SEARCHING),
+    ("after", "replace=study.json", _SEARCHING),
+    ("after", "autotune.extensions:build", _SEARCHING),
+    ("after", "autotune.search.crew:Crew.recover", _SEARCHING),
+    ("before", "replace=report.html", _SEARCHING),
+    ("after", "mkdir=config", _SEARCHING),
+    ("after", "write=ds_config.json", _SEARCHING),
+    ("before", "replace=spec.json", _SEARCHING),
+    ("after", "replace=spec.json", _SEARCHING),
+    ("before", "autotune.fleet.local:LocalFleet.submit", _SEARCHING),
+    ("after", "autotune.fleet.local:LocalFleet.submit", _SEARCHING),
+    ("before", "autotune.fleet.local:collect", _SEARCHING),
+    ("before", "replace=result.json", _SEARCHING),
+    ("after", "replace=result.json", _SEARCHING),
+    ("before", "replace=spec.json", _CONFIRMING),
+    ("before", "replace=result.json", _CONFIRMING),
+    ("after", "autotune.app.run:run_search", _ANSWERING),
+    ("before", "replace=table.parquet", _ANSWERING),
+    ("before", "replace=table.csv", _ANSWERING),
+    ("before", "autotune.app.run:write_export", _ANSWERING),
+    ("after", "mkdir=best", _ANSWERING),
+    ("after", "write=ds_config.json", _ANSWERING),
+    ("after", "write=README.md", _ANSWERING),
+    ("after", "autotune.app.run:write_export", _ANSWERING),
+)
+"""When a coordinator is killed by itself: (when, what, what it was about to do)."""
+
+
+def faults() -> Iterator[Fault]:
+    """All of them."""
+    for when, what, doing in _MOMENTS:
+        yield Fault(
+            name=f"coordinator killed: {_DURING[doing]}, {when} {what}",
+            inject=functools.partial(_killed_at, when, what, doing),
+            in_short=(what, doing) in _SHORT_MOMENTS,
+        )
+    for phase in Phase:
+        yield Fault(
+            name=f"coordinator killed: ranks in {phase}",
+            inject=functools.partial(_killed_in, phase),
+            in_short=phase is Phase.MEASURED,
+            rounds=2,
+        )
+    for name, inject, rounds in (
+        ("Ctrl-C: once, while it starts", _interrupted_at_start, 1),
+        ("Ctrl-C: once, a trial runs", functools.partial(_interrupted, 1), 3),
+        ("Ctrl-C: twice, a trial runs", functools.partial(_interrupted, 2), 3),
+        ("Ctrl-C: once, at the final comparison", _interrupted_at_last, 1),
+        ("two coordinators: the second while the first runs", _second, 2),
+        ("two coordinators: at the same time", _both_at_once, 2),
+        ("results folder moved: while a trial runs", _moved, 2),
+        ("result cut short: at any byte", _cut_short, 12),
+        ("result cut short: nothing but zeros", _zeros, 2),
+        ("result cut short: and the search goes on", _cut_and_run, 1),
+    ):
+        yield Fault(name=name, inject=inject, rounds=rounds, in_short=name in _SHORT)
+    for name, inject in (
+        ("results folder read-only: before it starts", _read_only),
+        ("disk full: before the coordinator starts", _full_before),
+        ("disk full: while the coordinator runs a trial", _full_meanwhile),
+    ):
+        yield Fault(name=name, inject=inject, needs=needs_mounts, in_short=name in _SHORT)
+
+
+_SHORT_MOMENTS = {("replace=result.json", _SEARCHING), ("mkdir=best", _ANSWERING)}
+_SHORT = {
+    "Ctrl-C: once, a trial runs",
+    "disk full: while the coordinator runs a trial",
+    "Ctrl-C: twice, a trial runs",
+    "two coordinators: the second while the first runs",
+    "results folder moved: while a trial runs",
+    "results folder read-only: before it starts",
+    "result cut short: at any byte",
+}
+
+
+def begun(ground: Ground, folder: Path | None = None) -> Search:
+    """A search with a baseline and one trial in its record, in a folder of its own."""
+    if ground.begun is None:
+        first = Search(ground.folder())
+        process = first.start(*_SEARCHING)
+        try:
+            wait_until(lambda: len(first.finished()) >= 2, "two trials have ended", _ANSWER_S)
+        finally:
+            process.kill()
+            process.communicate()
+        check_no_process(first)
+        resume(first, first.finished())
+        ground.begun = first.study.root.parent
+    folder = folder or ground.folder()
+    shutil.copytree(ground.begun, folder, dirs_exist_ok=True)
+    return Search(folder)
+
+
+def _killed_at(when: str, what: str, doing: tuple[str, ...], ground: Ground) -> None:
+    search = begun(ground)
+    before = digests(search.study)
+    under = ("tests.chaos.coordinator", "SIGKILL", when, what)
+    process = search.start(*doing, under=under)
+    _, stderr = process.communicate(timeout=_ANSWER_S)
+    must(process.returncode == -signal.SIGKILL, f"it was not killed: {stderr[-500:]}")
+    _check_after(search, before)
+    if doing is _ANSWERING:  # what it was about to hand out is whole the next time
+        code, stdout, stderr = search.run(*doing)
+        must(code == 0, f"the same search again: {code}: {stderr[-500:]}")
+        must(json.loads(stdout.splitlines()[-1])["best"], "no best")
+        _check_after(search, before)
+
+
+def _killed_in(phase: Phase, ground: Ground) -> None:
+    search = begun(ground)
+    before = digests(search.study)
+    process = search.start(*_SEARCHING)
+    folder = search.study.trial_folder(search.study.next_number())
+    try:
+        wait_until(lambda: _has_come_to(phase, folder), f"a trial comes to {phase}", _ANSWER_S)
+    finally:
+        process.kill()
+        process.communicate()
+    _check_after(search, before)
+
+
+def _has_come_to(phase: Phase, folder: Path) -> bool:
+    if phase is Phase.SPAWN:
+        return folder.exists() and bool(processes_of(folder))
+    order = list(Phase)
+    reports = read_reports(folder, 2)
+    return any(order.index(r.phase) >= order.index(phase) for r in reports)
+
+
+def _check_after(search: Search, before: dict[int, str]) -> None:
+    """Nothing is left, and the next search has all that was there."""
+    check_no_process(search)
+    resume(search, before)
+
+
+def _until_a_trial_runs(search: Search, doing: tuple[str, ...]) -> subprocess.Popen[str]:
+    """Start it; returns once it has a trial with ranks."""
+    process = search.start(*doing)
+    folder = search.study.trial_folder(search.study.next_number())
+    wait_until(lambda: read_reports(folder, 2), "a trial runs", _ANSWER_S)
+    return process
+
+
+def _interrupted_at_start(ground: Ground) -> None:
+    search = begun(ground)
+    before = digests(search.study)
+    under = ("tests.chaos.coordinator", "SIGINT", "before", "autotune.app.session:build_lattice")
+    process = search.start(*_SEARCHING, under=under)
+    _ended(process, 130)
+    _check_after(search, before)
+
+
+def _interrupted(times: int, ground: Ground) -> None:
+    search = begun(ground)
+    before = digests(search.study)
+    process = _until_a_trial_runs(search, _SEARCHING)
+    process.send_signal(signal.SIGINT)
+    if times == 2:
+        # A second SIGINT would merge with the first while that is pending.
+        process.send_signal(signal.SIGTERM)
+    stdout = _ended(process, 130)
+    must(json.loads(stdout.splitlines()[-1])["interrupted"], "its answer does not say so")
+    outcomes = [t.result.outcome for t in search.study.trials() if t.result is not None]
+    must(len(outcomes) == len(search.study.trials()), "a trial has no result")
+    if times == 1:
+        must(Outcome.CANCELLED not in outcomes, "the running trial was not drained")
+    _check_after(search, before)
+
+
+def _interrupted_at_last(ground: Ground) -> None:
+    search = begun(ground)
+    before = digests(search.study)
+    process = _until_a_trial_runs(search, _CONFIRMING)
+    process.send_signal(signal.SIGINT)
+    _ended(process, 130)
+    _check_after(search, before)
+
+
+def _second(ground: Ground) -> None:
+    search = begun(ground)
+    before = digests(search.study)
+    first = _until_a_trial_runs(search, _SEARCHING)
+    code, _, stderr = search.run(*_SEARCHING)
+    must(code == 2, f"the second ended with {code}")
+    must(f"process {first.pid}" in stderr, f"it does not say who holds the study: {stderr}")
+    first.send_signal(signal.SIGINT)
+    _ended(first, 130)
+    _check_after(search, before)
+
+
+def _both_at_once(ground: Ground) -> None:
+    search = begun(ground)
+    before = digests(search.study)
+    both = [search.start(*_ANSWERING) for _ in range(2)]
+    ends = [(process.communicate(timeout=_ANSWER_S)[1], process.returncode) for process in both]
+    for stderr, code in ends:
+        held = code == 2 and "another search holds this study" in stderr
+        must(code == 0 or held, f"{code}: {stderr[-500:]}")
+    must(any(code == 0 for _, code in ends), "neither of them did it")
+    _check_after(search, before)
+
+
+def _moved(ground: Ground) -> None:
+    """Away and back again: whatever was there before is there then."""
+    search = begun(ground)
+    before = digests(search.study)
+    process = _until_a_trial_runs(search, _SEARCHING)
+    results, away = search.study.root, search.study.root.with_name("moved")
+    results.rename(away)
+    _, stderr = process.communicate(timeout=_ANSWER_S)
+    must(process.returncode == 2, f"it ended with {process.returncode}: {stderr[-500:]}")
+    must("Traceback" not in stderr, f"a traceback: {stderr[-1500:]}")
+    must("cannot be written" in stderr, f"it does not say why: {stderr[-500:]}")
+    check_no_process(search)
+    if results.exists():
+        must(not any(results.rglob("*")), f"written anew: {[*results.rglob('*')]}")
+        results.rmdir()
+    away.rename(results)
+    _check_after(search, before)
+
+
+def _cut_short(ground: Ground) -> None:
+    search = begun(ground)
+    result = _result_of(search, 1)
+    text = result.read_bytes()
+    ground.n_cuts += 1
+    result.write_bytes(text[: len(text) * ground.n_cuts // 13])
+    _damaged(search, result)
+
+
+def _zeros(ground: Ground) -> None:
+    """What a power cut leaves on many a file system."""
+    search = begun(ground)
+    result = _result_of(search, 1)
+    result.write_bytes(bytes(result.stat().st_size))
+    _damaged(search, result)
+
+
+def _damaged(search: Search, result: Path) -> None:
+    """It is no result any more, says so, is kept, and its candidate is owed another trial."""
+    damaged = result.read_bytes()
+    others = {n: digest for n, digest in digests(search.study).items() if n != 1}
+    history = resume(search, others)
+    (lost,) = [t.result for t in history.trials if t.spec.number == 1]
+    assert lost is not None
+    must(lost.outcome is Outcome.LOST, f"{lost.outcome}: {lost.evidence}")
+    must("not readable as JSON" in lost.evidence, f"evidence: {lost.evidence!r}")
+    must(result.with_name("result.json.damaged").read_bytes() == damaged, "it was not kept")
+    (owed,) = [t for t in history.tried if any(x.spec.number == 1 for x in t.trials)]
+    must(owed.is_owed, "its candidate is not tried again")
+
+
+def _cut_and_run(ground: Ground) -> None:
+    search = begun(ground)
+    others = {n: digest for n, digest in digests(search.study).items() if n != 1}
+    result = _result_of(search, 1)
+    result.write_bytes(result.read_bytes()[:40])
+    process = search.start(*_SEARCHING)
+
+    def is_run_again() -> bool:
+        trials = search.study.trials()
+        return any(t.spec.retry_of == 1 and t.result is not None for t in trials)
+
+    wait_until(is_run_again, "it is run again", _ANSWER_S)
+    process.send_signal(signal.SIGINT)
+    _ended(process, 130)
+    again = [t.spec.number for t in search.study.trials() if t.spec.retry_of == 1]
+    must(len(again) == 1, f"run again as {again}")
+    _check_after(search, others)
+
+
+def _result_of(search: Search, number: int) -> Path:
+    return search.study.trial_folder(number) / RESULT_FILE
+
+
+def _read_only(ground: Ground) -> None:
+    with small_disk(ground.folder()) as disk:
+        search = begun(ground, disk)
+        before = digests(search.study)
+        make_read_only(disk)
+        _refused(search, "Read-only file system")
+        make_read_only(disk, read_only=False)
+        _check_after(search, before)
+
+
+def _full_before(ground: Ground) -> None:
+    with small_disk(ground.folder()) as disk:
+        search = begun(ground, disk)
+        before = digests(search.study)
+        filler = fill(disk)
+        _refused(search, "No space left")
+        filler.unlink()
+        _check_after(search, before)
+
+
+def _full_meanwhile(ground: Ground) -> None:
+    with small_disk(ground.folder()) as disk:
+        search = begun(ground, disk)
+        before = digests(search.study)
+        process = _until_a_trial_runs(search, _SEARCHING)
+        filler = fill(disk)
+        _, stderr = process.communicate(timeout=_ANSWER_S)
+        must(process.returncode == 2, f"it ended with {process.returncode}: {stderr[-500:]}")
+        must("No space left" in stderr, f"it does not say why: {stderr[-500:]}")
+        must("Traceback" not in stderr, f"a traceback: {stderr[-1500:]}")
+        filler.unlink()
+        _check_after(search, before)
+
+
+def _refused(search: Search, why: str) -> None:
+    code, _, stderr = search.run(*_SEARCHING)
+    must(code == 2, f"it ended with {code}: {stderr[-500:]}")
+    must(why in stderr, f"it does not say {why!r}: {stderr[-500:]}")
+    must("Traceback" not in stderr, f"a traceback: {stderr[-1500:]}")
+
+
+def _ended(process: subprocess.Popen[str], code: int) -> str:
+    stdout, stderr = process.communicate(timeout=_ANSWER_S)
+    must(process.returncode == code, f"it ended with {process.returncode}: {stderr[-500:]}")
+    must("Traceback" not in stderr, f"a traceback: {stderr[-1500:]}")
+    return stdout

@@ -1,0 +1,115 @@
+"""What must hold after every fault, whatever it was: nothing is left over, the record is whole."""
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+
+import psutil
+
+from autotune.contract import RESULT_FILE, SPEC_FILE
+from autotune.extensions import stale_locks
+from autotune.fleet.ports import _PORTS
+from autotune.fleet.processes import processes_of
+from autotune.fleet.shared_memory import ports_of_segments
+from autotune.record import Study
+from tests.chaos.faults import LostError, must
+
+Digests = dict[int, str]
+"""Of every finished trial's result, by number."""
+
+
+def check_nothing_is_left(study: Study, ports: Collection[int]) -> None:
+    """No process, leased port, listener, shared memory or lock of the study's trials.
+
+    Args:
+        study: The trials'.
+        ports: That they were given.
+
+    Raises:
+        NotSurvivedError: Something is left.
+    """
+    left = processes_of(study.trials_folder)
+    must(not left, f"processes are left: {[' '.join(_command(p))[:80] for p in left]}")
+    must(not (leased := leased_by(os.getpid())), f"ports are still leased: {leased}")
+    # Others may run trials on this machine at the same time, and be given these ports by now.
+    segments = unleased_segments() & set(ports)
+    must(not segments, f"shared memory is left of ports {segments}")
+    locks = stale_locks("cpu")
+    must(not locks, f"locks of extensions are left: {locks}")
+
+
+def unleased_segments() -> set[int]:
+    """Ports of which shared memory is there, and nobody holds the lease."""
+    return {port for port in ports_of_segments(_PORTS.__contains__) if not _is_leased(port)}
+
+
+def check_record(study: Study, before: Digests) -> Digests:
+    """Every trial has one whole result, and those that there were are as they were.
+
+    Args:
+        study: The record.
+        before: What an earlier call returned.
+
+    Raises:
+        LostError: A result is gone or changed.
+        NotSurvivedError: A trial has none.
+    """
+    now = digests(study)
+    lost = [n for n, digest in before.items() if now.get(n) != digest]
+    if lost:
+        raise LostError(f"finished trials were lost or changed: {lost}")
+    recorded = study.read()
+    # A folder whose spec was never written is one of a trial that never began.
+    begun = [u for u in recorded.unreadable if (u.folder / SPEC_FILE).exists()]
+    must(not begun, f"unreadable: {[u.problem for u in begun]}")
+    open_ends = [t.spec.number for t in recorded.trials if t.result is None]
+    must(not open_ends, f"trials without a result: {open_ends}")
+    numbers = Counter(t.spec.number for t in recorded.trials)
+    must(max(numbers.values(), default=1) == 1, f"numbers stand twice: {numbers}")
+    return now
+
+
+def digests(study: Study) -> Digests:
+    """Of every result that can be read."""
+    return {
+        trial.spec.number: hashlib.sha256((trial.folder / RESULT_FILE).read_bytes()).hexdigest()
+        for trial in study.trials()
+        if trial.result is not None
+    }
+
+
+def leased_by(pid: int) -> list[int]:
+    """Ports of which a process holds the lease."""
+    folder = str(_leases())
+    files = psutil.Process(pid).open_files()
+    return [int(Path(f.path).name) for f in files if str(Path(f.path).parent) == folder]
+
+
+def _is_leased(port: int) -> bool:
+    """Whether anybody holds the lease; asking does not take it."""
+    try:
+        lock = os.open(_leases() / str(port), os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _leases() -> Path:
+    return Path(tempfile.gettempdir()) / f"autotune-ports-{os.getuid()}"
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return ["gone"]

@@ -1,0 +1,430 @@
+"""Everybody who reads a file that a user or a trial writes, with valid files to break."""
+
+import contextlib
+import functools
+import io
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from autotune import model
+from autotune.app.check import check_file
+from autotune.app.soak import _of_export
+from autotune.app.studies import read_report, state_of
+from autotune.contract import Phase, RankReport, to_dict
+from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.engines.ds_file import knobs_of, read_ds_config
+from autotune.errors import JobError
+from autotune.fleet.collect import Ending, collect
+from autotune.fleet.local import _exit_codes
+from autotune.job import Job, make_job, read_job_file
+from autotune.knobs import Context
+from autotune.record import Study
+from autotune.render import bounds
+from autotune.render.export import export_candidate
+from autotune.report.terminal import print_report
+from autotune.soak_record import read_soak
+from autotune.space import grid, load_space
+from autotune.table import load_table
+from tests.chaos.mutations import dump_json, dump_yaml, mutate
+from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
+from tests.report.test_terminal import finished
+from tests.trials import spec
+
+JOB = {
+    "model": "tiny-llama-32k",
+    "seq_len": 64,
+    "global_batch": 32,
+    "world": 2,
+    "precision": "bf16",
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}},
+    "objective": "pareto",
+    "objective_floor": 0.8,
+    "space": "zero",
+    "sampler": "tpe",
+    "trials": 12,
+    "budget": "20m",
+    "patience": 5,
+    "memory_limit": "24GiB",
+    "head_room": 0.1,
+    "trial_timeout": "10m",
+    "seed": 3,
+    "study": "mine",
+    "finetune": {"method": "lora", "rank": 8, "alpha": 16, "target_modules": ["q_proj"]},
+    "lengths": {"histogram": {16: 0.5, 64: 0.5}, "pad_to_multiple": 8},
+}
+SPACE = {
+    "name": "mine",
+    "description": "of a user",
+    "knobs": {
+        "zero.stage": [0, 1, 2, 3],
+        "micro_batch": {"powers_of_two": [1, 8]},
+        "recompute": ["none", "full"],
+        "tp": [1, 2],
+        "reduce_bucket_size": {"values": [1000000, 5e8], "when": {"zero.stage": [2, 3]}},
+        "offload.optimizer": {"values": ["none", "cpu"], "when": {"zero.stage": 2}},
+    },
+}
+DS_CONFIG = {
+    "train_batch_size": 32,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": 1.0,
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.95]}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}},
+    "bf16": {"enabled": True},
+    "zero_optimization": {
+        "stage": 3,
+        "overlap_comm": True,
+        "reduce_bucket_size": 5e8,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True, "ratio": 0.5},
+        "offload_param": {"device": "nvme", "nvme_path": "/tmp"},
+        "stage3_max_live_parameters": 1e9,
+        "zero_hpz_partition_size": 2,
+    },
+    "tensor_parallel": {"autotp_size": 1},
+    "activation_checkpointing": {"partition_activations": False},
+    "wandb": {"enabled": True, "project": "x"},
+}
+ACCELERATE = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "DEEPSPEED",
+    "deepspeed_config": {"zero_stage": 3, "offload_optimizer_device": "cpu"},
+    "mixed_precision": "bf16",
+    "num_machines": 1,
+    "num_processes": 2,
+}
+SOAK = {
+    "passed": True,
+    "problems": [],
+    "source": "study",
+    "trial": 3,
+    "candidate_hash": "abc",
+    "ds_config_digest": "0" * 64,
+    "seq_len": 64,
+    "minutes_asked": 30.0,
+    "minutes": 29.5,
+    "steps": 1000,
+    "samples_per_s": 12.5,
+    "peak_memory_bytes": 2**30,
+    "memory_limit_bytes": None,
+    "growth": [
+        {
+            "meter": "peak",
+            "slope_bytes_per_hour": 0.5,
+            "allowed_bytes_per_hour": 100.0,
+            "watched_s": 700.0,
+        }
+    ],
+    "checkpoint": None,
+    "device_name": "cpu",
+    "deepspeed_version": "0.19.8",
+    "torch_version": "2.13.0",
+    "started_at_s": 1.0,
+    "version": 1,
+}
+ATTACKS = (
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ x.__init__.__globals__ | tojson }}",
+    "{{ self.__dict__ | tojson }}",
+    "{{ lipsum.__globals__['os'].popen('true').read() | text }}",
+    "{{ cycler.__init__.__globals__.os | tojson }}",
+    "{{ ().__class__ | attr('__base__') | tojson }}",
+    "{{ '{0.__class__}'.format(1) | text }}",
+    "{% for i in range(10**12) %}x{% endfor %}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{{ ('x' * 99999) | text }}{% endfor %}",
+    "{{ 'x' * 10**11 }}",
+    "{{ 10 ** 10 ** 8 }}",
+    "{{ (7 ** 7 ** 9) | tojson }}",
+    "{% set n = namespace(x='x' * 999) %}"
+    "{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{% include 'deepspeed/ds_config.json.j2' %}",
+    "{% extends 'deepspeed/ds_config.json.j2' %}",
+    "{% import 'nothing' as x %}{% include '../../../etc/passwd' %}",
+    "{{ ('%999999999d' % 1) | text }}",
+    "{{ 'x' | center(999999999) | text }}",
+    "{{ '{:>999999999}'.format(1) | text }}",
+    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "{{ " + "-" * 5000 + "1 }}",
+    "{% if 1 %}" * 200 + "{% endif %}" * 200,
+    "{% for i in [1] %}" * 30 + "{% endfor %}" * 30,
+    "{{ 1/0 }}{{ nothing }}{{ micro_batch }}",
+    "{{",
+    "{% raw %}",
+    "{# ",
+    "\0{{ 1 | nothing }}",
+    "{{ [1] | batch(0) | list | tojson }}{{ 1 | round(99999) | tojson }}",
+    "{{ {}.update(x=1) | tojson }}{{ [].append(1) | tojson }}",
+)
+"""Of templates: ways out of the sandbox, and expressions without an end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """Who reads a file."""
+
+    name: str
+    path: Path
+    """Where the broken file is put."""
+    seed: bytes
+    """A valid one."""
+    read: Callable[[Path], object]
+    mutate: Callable[[random.Random], bytes]
+    """Draws one."""
+    is_users: bool = True
+    """Whether a user names the file; else a trial wrote it."""
+
+
+def make_readers(folder: Path) -> list[Reader]:
+    """All of them, each in a folder of its own below `folder`."""
+    # A factory or an unknown architecture is built by a process of its own, which is not read.
+    model._probe = _not_built
+    bounds.MAX_CPU_S = 0.3
+    job = tiny_job(folder)
+    recorded = {name: finished(folder / name) for name in ("spec", "result", "state")}
+    return [
+        _yaml("job", folder, JOB, _read_job),
+        _yaml("space", folder, SPACE, functools.partial(_read_space, job)),
+        _json("ds_config", folder, DS_CONFIG, functools.partial(_read_ds_config, job)),
+        _json("check", folder, DS_CONFIG, _check),
+        _yaml("check accelerate", folder, ACCELERATE, _check),
+        _json("model config", folder, TINY, lambda path: model.load_model(str(path))),
+        _lengths(folder),
+        _template(folder, job),
+        _export(folder, job, "settings.json"),
+        _export(folder, job, "ds_config.json"),
+        _json("soak.json", folder, SOAK, _read_soak, name="soak.json"),
+        *(
+            _of_study(name, recorded[name], path)
+            for name, path in (
+                ("spec", "trials/0001/spec.json"),
+                ("result", "trials/0001/result.json"),
+                ("state", "study.json"),
+            )
+        ),
+        _report(folder),
+        _codes(folder),
+    ]
+
+
+def _read_job(path: Path) -> Job:
+    return make_job(read_job_file(path), where=str(path))
+
+
+def _read_space(job: Job, path: Path) -> None:
+    space = load_space(str(path))
+    for _ in itertools.islice(grid(space, Context.of(job, CPU)), 500):
+        pass
+
+
+def _read_ds_config(job: Job, path: Path) -> None:
+    config, _ = read_ds_config(path)
+    knobs_of(config, path)
+    engine = DeepSpeedEngine(replace(job, base_config=path), CPU)
+    with contextlib.suppress(JobError):
+        DeepSpeedEngine(job, CPU).baseline(path)
+    engine.files(canonical_candidate(job, micro_batch=1))
+
+
+def _check(path: Path) -> None:
+    check_file(
+        path,
+        world=2,
+        launch=None,
+        accelerate=None,
+        consumer=None,
+        accelerator="cpu",
+        deepspeed_version="0.19.8",
+    )
+
+
+def _read_soak(path: Path) -> None:
+    read_soak(path.parent)
+
+
+def _read_study(study: Study, turns: Iterator[int], _: Path) -> None:
+    """As a search, `table` and `status` do; and in turns as `report`, which takes long."""
+    study.read()
+    load_table(study.folder)
+    state_of(study)
+    if next(turns) % 5 == 0:
+        console = Console(file=io.StringIO(), width=80, color_system=None)
+        print_report(console, read_report(study))
+
+
+def _json(
+    reader: str, folder: Path, data: Any, read: Callable[[Path], object], name: str = ""
+) -> Reader:
+    seed = json.dumps(data, indent=1).encode()
+    return Reader(
+        name=reader,
+        path=_at(folder, reader, name or "file.json"),
+        seed=seed,
+        read=read,
+        mutate=lambda draw: mutate(seed, draw, dump_json),
+    )
+
+
+def _yaml(reader: str, folder: Path, data: Any, read: Callable[[Path], object]) -> Reader:
+    # LoRA asks a process of its own; without it the rest of the job is read.
+    seed = dump_yaml({k: v for k, v in data.items() if k != "finetune"}).encode()
+    whole = dump_yaml(data).encode()
+    return Reader(
+        name=reader,
+        path=_at(folder, reader, "file.yaml"),
+        seed=seed,
+        read=read,
+        mutate=lambda draw: mutate(draw.choice((seed, seed, whole)), draw, dump_yaml),
+    )
+
+
+def _lengths(folder: Path) -> Reader:
+    seed = b"length,count\n16,5\n64,12\n"
+    path = _at(folder, "lengths", "lengths.csv")
+    job = {**JOB, "lengths": str(path)}
+    del job["finetune"]
+
+    def draw_one(draw: random.Random) -> bytes:
+        text = mutate(json.dumps(list(seed.decode().splitlines())).encode(), draw, _dump_lines)
+        return text if draw.random() < 0.5 else seed + text
+
+    return Reader(
+        name="lengths",
+        path=path,
+        seed=seed,
+        read=lambda _: make_job(job, where="job.yaml"),
+        mutate=draw_one,
+    )
+
+
+def _dump_lines(data: Any) -> str:
+    return "\n".join(map(str, data)) if isinstance(data, list) else str(data)
+
+
+def _template(folder: Path, job: Job) -> Reader:
+    from autotune.data import data_folder
+
+    name = "deepspeed/ds_config.json.j2"
+    shipped = (data_folder("templates") / name).read_text(encoding="utf-8")
+    path = _at(folder, "template", name)
+    theirs = replace(job, templates=folder / "template")
+    candidate = canonical_candidate(job, micro_batch=1)
+
+    def draw_one(draw: random.Random) -> bytes:
+        at = draw.randrange(len(shipped))
+        match draw.randrange(4):
+            case 0:
+                return (shipped[:at] + draw.choice(ATTACKS) + shipped[at:]).encode()
+            case 1:
+                return draw.choice(ATTACKS).encode()
+            case 2:
+                end = at + draw.randrange(60)
+                return (shipped[:at] + shipped[end:]).encode()
+            case _:
+                return mutate(json.dumps(DS_CONFIG).encode(), draw, dump_json)
+
+    return Reader(
+        name="template",
+        path=path,
+        seed=shipped.encode(),
+        read=lambda _: DeepSpeedEngine(theirs, CPU).files(candidate),
+        mutate=draw_one,
+    )
+
+
+def _export(folder: Path, job: Job, name: str) -> Reader:
+    """A file of an export, as `soak --from` reads it."""
+    out = folder / f"export {name}"
+    export_candidate(
+        canonical_candidate(job, micro_batch=1),
+        out,
+        engine=DeepSpeedEngine(job, CPU),
+        job=job,
+        environment=CPU,
+    )
+    seed = (out / name).read_bytes()
+    return Reader(
+        name=f"export {name}",
+        path=out / name,
+        seed=seed,
+        read=lambda _: _of_export(out, CPU),
+        mutate=lambda draw: mutate(seed, draw, dump_json),
+    )
+
+
+def _of_study(name: str, study: Study, file: str) -> Reader:
+    path = study.folder / file
+    seed = path.read_bytes()
+    return Reader(
+        name=name,
+        path=path,
+        seed=seed,
+        read=functools.partial(_read_study, study, itertools.count()),
+        mutate=lambda draw: mutate(seed, draw, dump_json),
+        is_users=False,
+    )
+
+
+def _report(folder: Path) -> Reader:
+    trial = folder / "reports"
+    path = _at(folder, "reports/ranks", "00.json")
+    report = RankReport(
+        rank=0,
+        pid=7,
+        phase=Phase.TEARDOWN,
+        ended_at_s=2.0,
+        phases_s={"import": 1.0},
+        warmup_step_times_s=[0.1, 0.1],
+        step_times_s=[0.1] * 6,
+        losses=[4.0] * 8,
+        memory_bytes={"peak": 10, "private_data": 10},
+        host_construction_bytes=5,
+        read_back={"stage": 1},
+        versions={"torch": "2.13.0"},
+    )
+    seed = json.dumps(to_dict(report)).encode()
+    ending = Ending(started_at_s=1.0, wall_s=2.0, exit_codes={}, launcher_code=1)
+
+    def read(_: Path) -> None:
+        result = collect(spec(world=1, dp=1), trial, ending, ["localhost:0"], {})
+        json.dumps(to_dict(result))
+
+    return Reader(
+        name="rank report",
+        path=path,
+        seed=seed,
+        read=read,
+        mutate=lambda draw: mutate(seed, draw, dump_json),
+        is_users=False,
+    )
+
+
+def _codes(folder: Path) -> Reader:
+    path = _at(folder, "codes/ranks", "exit.json")
+    seed = b'{"0": 1, "1": -9}'
+    return Reader(
+        name="exit codes",
+        path=path,
+        seed=seed,
+        read=lambda _: _exit_codes(folder / "codes"),
+        mutate=lambda draw: mutate(seed, draw, dump_json),
+        is_users=False,
+    )
+
+
+def _at(folder: Path, reader: str, name: str) -> Path:
+    path = folder / reader / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _not_built(source: dict[str, Any], *, where: str) -> dict[str, Any]:
+    raise JobError(f"model: {where}: is not built here", "give it a closed form")

@@ -1,0 +1,113 @@
+"""What the next search makes of a study: every finished trial is there, and told once."""
+
+from collections import Counter
+from typing import Any
+
+from autotune.app.session import open_session
+from autotune.contract import Outcome
+from autotune.fleet.ports import sweep_segments
+from autotune.fleet.processes import processes_of
+from autotune.search.crew import Crew
+from autotune.search.history import History
+from autotune.search.interrupt import Interrupt
+from autotune.search.objective import Objective
+from autotune.search.sampler import make_axes, told_trials
+from tests.chaos.faults import LostError, must
+from tests.chaos.invariants import Digests, check_record, unleased_segments
+from tests.searches import Search
+from tests.trials import wait_until
+
+
+def check_no_process(search: Search) -> None:
+    """No process of the study's trials is left, a moment after what they belonged to ended.
+
+    Raises:
+        NotSurvivedError: One is.
+    """
+    try:
+        wait_until(lambda: not processes_of(search.study.folder), "a process is left", 30.0)
+    except AssertionError as error:
+        must(False, str(error))
+
+
+def resume(search: Search, before: Digests) -> History:
+    """Take the study over as the next search does, up to its first trial.
+
+    Args:
+        search: Whose study.
+        before: Digests of the results that had been written before the fault.
+
+    Raises:
+        LostError: A result is gone or changed, or a trial is told twice or not at all.
+        NotSurvivedError: The study cannot be taken over.
+    """
+    session = open_session(None, search.flags, results=search.study.root)
+    study = session.study
+    study.lock()
+    try:
+        study.sweep()
+        crew = Crew(
+            session.job,
+            study=study,
+            fleet=_NoFleet(),
+            engine=session.engine,
+            environment=session.environment,
+            interrupt=Interrupt(),
+            note=lambda _: None,
+        )
+        assert session.job.baseline is not None
+        theirs, candidate = session.engine.baseline(session.job.baseline)
+        crew.render_with(candidate, theirs)
+        crew.recover()
+    finally:
+        study.unlock()
+    sweep_segments()  # as a fleet does when it is made
+    must(not (left := unleased_segments()), f"shared memory is left of ports {left}")
+    check_record(study, before)
+    half = [str(path) for path in study.folder.rglob(".*.json.*")]
+    must(not half, f"half-written files are left: {half}")
+    if crew.left_out:
+        raise LostError(f"trials of this very job are left out: {crew.left_out}")
+    axes = make_axes(session.lattice.values, crew.history)
+    objective = Objective.of(session.job, session.environment)
+    check_told(crew.history, told_trials(axes, crew.history, objective))
+    return crew.history
+
+
+def check_told(history: History, told: list[Any]) -> None:
+    """Each candidate is told once, complete if one of its trials answers; none answered twice.
+
+    Raises:
+        LostError: It is not so.
+    """
+    answers = Counter(
+        trial.spec.candidate_hash
+        for trial in history.explored.trials
+        if trial.result is not None
+        and not trial.result.outcome.is_platform_fault
+        and trial.result.outcome is not Outcome.CANCELLED
+    )
+    twice = [candidate for candidate, n in answers.items() if n > 1]
+    complete = sum(trial.state.name == "COMPLETE" for trial in told)
+    answered = sum(t.measured is not None or t.fault is not None for t in history.tried)
+    if twice or len(told) != len(history.tried) or complete != answered:
+        raise LostError(
+            f"ran twice: {twice}; {len(told)} told of {len(history.tried)} candidates, "
+            f"{complete} as complete of {answered}"
+        )
+
+
+class _NoFleet:
+    """A fleet that is not asked for anything."""
+
+    def capacity(self, world: int) -> int:
+        return 1
+
+    def quarantined(self) -> tuple[str, ...]:
+        return ()
+
+    def submit(self, *_: Any) -> Any:
+        raise AssertionError
+
+    def close(self) -> None:
+        raise AssertionError

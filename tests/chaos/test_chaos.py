@@ -1,0 +1,85 @@
+"""The short form of `make chaos`, and the runner itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.arena import Ground
+from tests.chaos.faults import Fault, LostError, must
+from tests.chaos.run import ROOMS, Row, all_faults, inject, main, summary, table
+
+FAULTS = all_faults()
+RECORDS = Path(__file__).parents[2] / "results" / "recorded" / "chaos"
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory):
+    ground = Ground(tmp_path_factory.mktemp("chaos"))
+    yield ground
+    ground.close()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f.in_short], ids=lambda fault: fault.name)
+def test_it_is_survived(fault, ground):
+    if reason := fault.needs():
+        pytest.skip(reason)
+    try:
+        fault.inject(ground)
+    except BaseException:
+        ground.close()  # whatever it left must not spoil the next one
+        raise
+
+
+def test_every_fault_has_a_name_of_its_own_and_every_kind_a_short_form():
+    names = [fault.name for fault in FAULTS]
+    assert len(names) == len(set(names))
+    kinds = {fault.subject for fault in FAULTS}
+    assert kinds == {fault.subject for fault in FAULTS if fault.in_short}
+    assert sum(fault.rounds for fault in FAULTS) >= 200
+
+
+@pytest.mark.parametrize("room", [r for r in ROOMS if (RECORDS / f"{r}.json").exists()])
+def test_the_record_is_of_these_faults_and_all_were_survived(room):
+    record = json.loads((RECORDS / f"{room}.json").read_text())
+    assert {row["fault"] for row in record["rows"]} == {f.subject for f in all_faults(room)}
+    assert record["injected"] == record["survived"] > 0
+    assert record["lost"] == 0
+    assert not any(row["problems"] or row["skipped"] for row in record["rows"])
+
+
+def test_what_is_not_survived_is_counted_and_said(tmp_path, capsys):
+    def loses(_):
+        raise LostError("trial 3 is gone")
+
+    def breaks(_):
+        must(False, "an orphan is left")
+
+    ground, row = Ground(tmp_path), Row(fault="fire")
+    faults = [
+        Fault(name="fire: in the rack", inject=loses),
+        Fault(name="fire: in the hall", inject=breaks),
+        Fault(name="fire: in the bin", inject=lambda _: None),
+        Fault(name="fire: at sea", inject=breaks, needs=lambda: "there is no sea"),
+    ]
+    for fault in faults:
+        inject(fault, ground, row)
+    found = summary([row], 1.0)
+    assert (found["injected"], found["survived"], found["lost"]) == (3, 1, 1)
+    text = table(found)
+    assert "not survived: fire: in the rack: LostError: trial 3 is gone" in text
+    assert "not injected: fire: at sea: there is no sea" in text
+
+
+def test_the_exit_code_says_whether_all_was_survived(monkeypatch, capsys):
+    monkeypatch.setattr("tests.chaos.run.build", lambda *_: None)
+    outcomes = iter([True, False])
+    faults = [
+        Fault(name=f"{n}: x", inject=lambda _: must(next(outcomes), "no")) for n in ("a", "b")
+    ]
+    monkeypatch.setattr("tests.chaos.run.all_faults", lambda _: faults)
+    assert main(["--json", "--fault", "a*"]) == 0
+    assert json.loads(capsys.readouterr().out)["survived"] == 1
+    assert main(["--fault", "b*"]) == 1
+    assert main(["--fault", "nothing has this name"]) == 1

@@ -1,0 +1,81 @@
+"""Whole searches as users run them: processes of their own, on a small model."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.contract import Outcome
+from autotune.record import Study, Trial
+
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
+OWN_BASELINE = {
+    "train_micro_batch_size_per_gpu": 1,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 0},
+}
+
+
+class Search:
+    """`python -m autotune search` on a small model, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.study = Study(folder / "results", "it")
+        (folder / "config.json").write_text(json.dumps(MODEL))
+        (folder / "baseline.json").write_text(json.dumps(OWN_BASELINE))
+        self._folder = folder
+        self.flags = {
+            "model": str(folder / "config.json"),
+            "seq_len": 16,
+            "global_batch": 8,
+            "world": 2,
+            "space": "smoke",
+            "study": "it",
+            "baseline": str(folder / "baseline.json"),
+        }
+        """The job's keys, as the flags set them."""
+
+    def start(self, *more: str, under: Sequence[str] = ("autotune",)) -> subprocess.Popen[str]:
+        """The search, by the module and arguments that it is to run under."""
+        return subprocess.Popen(
+            [sys.executable, "-m", *under, "search", "--yes", "--json", *self._flags(), *more],
+            cwd=self._folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        )
+
+    def _flags(self) -> list[str]:
+        named = {f"--{name.replace('_', '-')}": str(v) for name, v in self.flags.items()}
+        return [word for pair in named.items() for word in pair]
+
+    def run(self, *more: str) -> tuple[int, str, str]:
+        process = self.start(*more)
+        stdout, stderr = process.communicate(timeout=900)
+        return process.returncode, stdout, stderr
+
+    def finished(self) -> dict[int, str]:
+        """Digest of every finished trial's result, by number."""
+        return {
+            trial.spec.number: digest(trial)
+            for trial in self.study.trials()
+            if trial.result is not None and trial.result.outcome is not Outcome.LOST
+        }
+
+
+def digest(trial: Trial) -> str:
+    return hashlib.sha256((trial.folder / "result.json").read_bytes()).hexdigest()
