@@ -80,6 +80,9 @@ def _try_lease(port: int) -> PortLease | None:
 
 def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As whoever listens on it will: for a minute after a killed trial the kernel keeps its
+        # connections, and what that left in memory would not be swept.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:

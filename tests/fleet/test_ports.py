@@ -1,7 +1,7 @@
 import os
 import socket
 
-from autotune.fleet import shared_memory
+from autotune.fleet import ports, shared_memory
 from autotune.fleet.ports import lease_port, sweep_segments
 
 
@@ -37,3 +37,14 @@ def test_shared_memory_of_ended_trials_goes_and_that_of_running_ones_stays(tmp_p
     assert {port for port, path in left.items() if path.exists()} == {running.port, 4242}
     running.release()
     assert not left[running.port].exists()
+
+
+def test_a_port_whose_connections_have_just_ended_is_free():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = server.accept()
+        assert not ports._is_free(port), "somebody listens"
+        accepted.close()  # the side that closes first is the one that waits
+        client.close()
+    assert ports._is_free(port)
