@@ -121,7 +121,11 @@ RULES = (
         check=_dense,
         source="module_inject/auto_ep.py: ep_parser finds nothing to replace",
         witnesses=(
-            Witness(broken=Case(ds_config=_spread()), repaired=Case(), consequence="ignored"),
+            Witness(
+                broken=Case(ds_config=_spread()),
+                repaired=Case(ds_config={"zero_optimization": {"stage": 1}}),
+                consequence="ignored",
+            ),
         ),
     ),
     Rule(

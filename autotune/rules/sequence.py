@@ -115,6 +115,16 @@ def _bf16_optimizer(setup: Setup) -> Finding | None:
     )
 
 
+def _not_scattered(setup: Setup) -> Finding | None:
+    if setup.sp_by_script == 1 or setup.stage != 3 or setup.zero.get("reduce_scatter", True):
+        return None
+    return Finding(
+        message=f"sp={setup.sp_by_script} at stage 3 with reduce_scatter=false: DeepSpeed divides "
+        "gradients that fit into a bucket by the data-parallel ranks and larger ones by all",
+        changes={"zero_optimization": {"reduce_scatter": None}},
+    )
+
+
 def _divisor(setup: Setup, heads: int) -> str:
     fits = max(d for d in range(1, setup.sp_by_script) if heads % d == 0 and setup.world % d == 0)
     return f"set sp to {fits}"
@@ -254,6 +264,20 @@ RULES = (
                 repaired=_split(_BF16_OPTIMIZER | {"data_types": None}, precision="bf16"),
                 consequence="raised",
                 raises="RuntimeError: stack expects a non-empty TensorList",
+            ),
+        ),
+    ),
+    Rule(
+        name="sequence.not_scattered",
+        check=_not_scattered,
+        source="runtime/zero/stage3.py: __reduce_and_partition_ipg_grads; "
+        "tests/trial/test_split_real.py",
+        witnesses=(
+            Witness(
+                broken=_split({"zero_optimization": {"stage": 3, "reduce_scatter": False}}),
+                repaired=_split({"zero_optimization": {"stage": 3}}),
+                consequence="raised",
+                raises="ValueError: reduce_scatter=false at stage 3",
             ),
         ),
     ),

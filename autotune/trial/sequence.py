@@ -84,13 +84,20 @@ def gradient_scale(ds_config: dict[str, Any], sp: int) -> int:
     """By what each rank's share of the loss is multiplied before backward.
 
     DeepSpeed divides the gradients, summed over all ranks, by the data-parallel ones alone, which
-    is right for shares that add up to the loss; but where stage 3 scatters them (its default) by
-    all ranks, which is right for shares that average to it (0.19.8, stage3.py:
-    __avg_scatter_grads against stage_1_and_2.py: average_tensor).
+    is right for shares that add up to the loss; but at stage 3 it scatters them and divides by all
+    ranks, which is right for shares that average to it (0.19.8, stage3.py: __avg_scatter_grads
+    against stage_1_and_2.py: average_tensor).
+
+    Raises:
+        ValueError: Stage 3 is not to scatter: then it divides the gradients of parameters that fit
+            into a bucket in one way, those of larger ones in the other.
     """
     zero = ds_config.get("zero_optimization", {})
-    is_scattered = zero.get("stage") == 3 and zero.get("reduce_scatter", True)
-    return sp if is_scattered else 1
+    if sp == 1 or zero.get("stage") != 3:
+        return 1
+    if not zero.get("reduce_scatter", True):
+        raise ValueError("reduce_scatter=false at stage 3: no scale is right for all gradients")
+    return sp
 
 
 def whole_loss(share: torch.Tensor, *, group: Any, scale: int) -> torch.Tensor:

@@ -46,7 +46,7 @@ from autotune.trial.experts import prepare_autoep
 from autotune.trial.loss import chunk_loss
 from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import recomputed_layers
-from autotune.trial.sequence import own_piece, split_attention
+from autotune.trial.sequence import gradient_scale, own_piece, split_attention
 from autotune.trial.transformer import Shape, make_pipeline
 from autotune.trial.transformer_shape import shape_of
 from autotune.trial.workload import DTYPES, apply_recompute
@@ -122,6 +122,7 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
         chunk_loss(model, run["loss_chunk_tokens"])
         micro_batch = config.get("train_micro_batch_size_per_gpu", 1)
         prepare_autoep(model, config)
+        gradient_scale(config, run["sp"])  # every script asks by what its losses are scaled
         engine, *_ = deepspeed.initialize(
             mpu=split_attention(model, sp=run["sp"], micro_batch=micro_batch),
             model=model,

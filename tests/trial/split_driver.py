@@ -53,7 +53,7 @@ def norm_of_gradient(module: torch.nn.Module) -> float:
 def run(case: dict[str, Any]) -> dict[str, Any]:
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
     engine = make_engine(spec, ds_config)
-    scale = gradient_scale(ds_config, spec.sp)
+    scale = case.get("scale") or gradient_scale(ds_config, spec.sp)
     norms: list[float] = []
     step = engine.step
 
