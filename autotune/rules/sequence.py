@@ -258,7 +258,6 @@ RULES = (
         source="utils/bwc.py: bwc_tensor_model_parallel_rank; parallel_state_sp.py: "
         "get_model_parallel_rank",
         witnesses=(
-            # Only some ranks raise, which ends a set of ranks: the last case of four.
             Witness(
                 broken=_split(_BF16_OPTIMIZER, precision="bf16", world=4),
                 repaired=_split(_BF16_OPTIMIZER | {"data_types": None}, precision="bf16"),

@@ -30,8 +30,9 @@ def run_cases(cases: Iterable[Case], folder: Path) -> dict[str, list[dict[str, A
     """Run every case once; those of one world share a process group.
 
     Returns:
-        `key_of` a case -> what each of its ranks answered. A case that hung, or ended its
-        process, answers with the error `hung`, and the rest goes on in fresh processes.
+        `key_of` a case -> what each of its ranks answered. After a case that hung, or ended its
+        process, the rest goes on in fresh processes; if it does so as the first of them, when it
+        can be nobody else's fault, its answer is the error `hung`.
     """
     answers: dict[str, list[dict[str, Any]]] = {}
     waiting = {key_of(case): case for case in cases}
@@ -42,7 +43,7 @@ def run_cases(cases: Iterable[Case], folder: Path) -> dict[str, list[dict[str, A
             done = _run_group(left, world, folder, f"{world}-{attempt}")
             answers |= done
             left = {key: case for key, case in left.items() if key not in done}
-            if left:
+            if left and not done:
                 stuck = next(iter(left))
                 answers[stuck] = [{"error": "hung", "traceback": _tail(folder, world, attempt)}]
                 del left[stuck]
