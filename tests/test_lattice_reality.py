@@ -119,9 +119,11 @@ def test_every_candidate_renders_parses_and_passes_deepspeeds_classes(
         text = engine.files(candidate)["ds_config.json"]
         # A pipeline's grid tells DeepSpeed how many ranks hold one copy of the model.
         copy_ranks = candidate.pp * candidate.tp if candidate.pp > 1 else 1
-        parsed = parse(json.loads(text), world // copy_ranks)
+        copies, written = world // copy_ranks, json.loads(text)
+        parsed = parse(written, copies)
         values = candidate.values
-        read = read_from(parsed, json.loads(text)) | {"sp": int(world / parsed.world_size)}
+        read = read_from(parsed, written) | {"sp": int(copies / parsed.world_size)}
+        read["ep"] = written.get("expert_parallel", {}).get("autoep_size", 1)
         # No keys of a ds_config: what the script does, and what its processes start with.
         split = ("tp", "pp") if candidate.pp > 1 else ("pp",)
         read |= {name: values[name] for name in (*SCRIPT, *PROCESS, *split) if name in values}

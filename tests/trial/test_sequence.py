@@ -47,9 +47,15 @@ def test_a_length_that_does_not_divide_is_refused():
         ({"stage": 0}, 1),
         ({"stage": 2, "reduce_scatter": True}, 1),
         ({"stage": 3}, 4),
-        ({"stage": 3, "reduce_scatter": False}, 1),
     ],
 )
 def test_the_scale_is_that_of_the_reduction(zero, scale):
     assert gradient_scale({"zero_optimization": zero}, 4) == scale
     assert gradient_scale({"zero_optimization": zero}, 1) == 1
+
+
+def test_no_scale_is_right_where_stage_3_does_not_scatter():
+    zero = {"stage": 3, "reduce_scatter": False}
+    assert gradient_scale({"zero_optimization": zero}, 1) == 1
+    with pytest.raises(ValueError, match="no scale is right"):
+        gradient_scale({"zero_optimization": zero}, 4)
