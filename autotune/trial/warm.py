@@ -178,19 +178,24 @@ def _be_rank(folder: Path, rank: int, world: int, port: int, launcher: int) -> N
 def _wait_for(ranks: dict[int, int]) -> dict[int, int]:
     """Wait for all ranks (process id -> rank); once one has failed, end the others."""
     failed: dict[int, int] = {}
+    of_ours = {0}
     deadline = 0.0
     while ranks:
         # Waiting costs the ranks nothing; only once one has failed is there something to do.
         pid, status = os.waitpid(-1, os.WNOHANG if failed else 0)
         if pid:
             rank, code = ranks.pop(pid), os.waitstatus_to_exitcode(status)
-            if code and not deadline:
+            # A rank that a signal kills takes a moment to end: its neighbour, whose connection
+            # that breaks, may end sooner, and the signal is still the cause to be told.
+            if code not in of_ours and (code < 0 or not deadline):
                 failed[rank] = code
-        elif not deadline:  # all that had failed of themselves by now are told
+        elif not deadline:
             deadline = time.monotonic() + _GRACE_S
+            of_ours.add(-signal.SIGTERM)
             _signal(ranks, signal.SIGTERM)
         else:
             if time.monotonic() > deadline:
+                of_ours.add(-signal.SIGKILL)
                 _signal(ranks, signal.SIGKILL)
             time.sleep(_POLL_S)
     return failed

@@ -111,7 +111,7 @@ def _template_killed(ground: Ground) -> None:
     arena.check()  # there is a template
     handle = arena.submit("hang_in_forward", Start.WARM)
     wait_until((handle.folder / HANGING).exists, "the trial runs")
-    (template,) = templates()
+    template = templates()[-1]
     template.kill()
     (handle.folder / HANGING).unlink()
     result = arena.finish(handle)
@@ -123,7 +123,7 @@ def _template_killed_before(ground: Ground) -> None:
     """What it was asked for and never began starts cold."""
     arena = ground.arena
     arena.check()
-    (template,) = templates()
+    template = templates()[-1]
     template.suspend()
     handle = arena.submit("nothing_in_first", Start.WARM)
     template.kill()
@@ -136,7 +136,7 @@ def _template_killed_before(ground: Ground) -> None:
 def _template_stopped(ground: Ground) -> None:
     arena = ground.arena
     arena.check()
-    (template,) = templates()
+    template = templates()[-1]
     template.suspend()
     handle = arena.submit("nothing_in_first", Start.WARM)
     (handle.folder / HANGING).touch()
@@ -248,8 +248,9 @@ def _refused(write: Callable[[], object]) -> None:
 
 
 def templates() -> list[psutil.Process]:
-    """Warm templates of this process."""
-    return [c for c in psutil.Process().children() if "autotune.trial.warm" in _command(c)]
+    """Warm templates of this process, the newest last: one that was given up may still end."""
+    found = [c for c in psutil.Process().children() if "autotune.trial.warm" in _command(c)]
+    return sorted(found, key=psutil.Process.create_time)
 
 
 def _launcher(handle: LocalTrial) -> psutil.Process:
