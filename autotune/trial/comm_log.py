@@ -70,10 +70,10 @@ class CommLog:
 
     @property
     def calls(self) -> list[CollectiveCalls]:
-        """What was heard."""
+        """What was heard until now; another thread may ask while this one listens."""
         return [
-            CollectiveCalls(name=name, message_bytes=size, group_size=group, seconds=seconds)
-            for (name, size, group), seconds in self._calls.items()
+            CollectiveCalls(name=name, message_bytes=size, group_size=group, seconds=list(seconds))
+            for (name, size, group), seconds in list(self._calls.items())
         ]
 
     @property
