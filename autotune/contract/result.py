@@ -79,6 +79,8 @@ class RankReport:
     """Of a soak: `steps` trained when it was saved or loaded, `seconds` that this took."""
     cpu_s: float | None = None
     """Processor time of this rank, all threads, over its measured steps; None: not read."""
+    measured_s: float | None = None
+    """How long those steps took, with what stands between them; a soak's phase goes on after."""
     diagnosis: RankDiagnosis | None = None
     """None: there was no diagnostic pass."""
     schema_version: int = SCHEMA_VERSION
@@ -102,7 +104,8 @@ class RankReport:
             raise ContractError(f"RankReport: {error}") from error
         report = cls(**fields)
         check_positive("RankReport: step_times_s", report.step_times_s)
-        check_not_negative("RankReport: cpu_s", [] if report.cpu_s is None else [report.cpu_s])
+        times_s = [s for s in (report.cpu_s, report.measured_s) if s is not None]
+        check_not_negative("RankReport: cpu_s, measured_s", times_s)
         # Below 0 where somebody set the clock back.
         check_not_negative("RankReport: phases_s", map(abs, report.phases_s.values()))
         if report.surroundings is not None:

@@ -1,8 +1,8 @@
 """What goes on beside a CPU rank while it measures: other load, stolen time, CPU quotas.
 
 From /proc/stat of the cores that the rank is bound to, at both ends of the measured steps. Time in
-interrupts is left out: that of gloo's own packets is in it. A rank that is not bound, as those of
-GPUs are, has no cores to watch.
+interrupts is left out: that of gloo's own packets is in it. Ranks of GPUs are not watched, bound
+to cores or not, so that all candidates are judged alike.
 """
 
 import os

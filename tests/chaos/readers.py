@@ -365,6 +365,7 @@ def _report(folder: Path) -> Reader:
         memory_samples=[{"elapsed_s": 1.0, "peak": 10.0}],
         checkpoint={"steps": 3.0, "seconds": 0.5},
         cpu_s=0.5,
+        measured_s=0.6,
         surroundings=Surroundings(
             cores=[0], elapsed_s=0.6, busy_s=0.5, stolen_s=0.0, throttled_s=0.1
         ),

@@ -133,7 +133,9 @@ def test_without_a_pass_there_is_nothing():
 
 def test_processor_time_is_that_of_all_ranks_over_the_measured_steps():
     ranks = [
-        RankReport(rank=rank, cpu_s=cpu_s, phases_s={"warm_up": 3.0, "measured": 4.0})
+        RankReport(
+            rank=rank, cpu_s=cpu_s, measured_s=4.0, phases_s={"warm_up": 3.0, "measured": 9.0}
+        )
         for rank, cpu_s in enumerate((2.0, 3.0))
     ]
     found = use_of(ranks, 0.0, None)
@@ -150,7 +152,7 @@ def test_a_diagnosis_survives_its_file():
         candidate_hash="0",
         outcome="ok",
         diagnosis=diagnosis_of([whole]),
-        use=use_of([RankReport(rank=0, cpu_s=1.0, phases_s={"measured": 2.0})], 0.0, None),
+        use=use_of([RankReport(rank=0, cpu_s=1.0, measured_s=2.0)], 0.0, None),
     )
     assert TrialResult.from_dict(to_dict(result)) == result
 
@@ -174,6 +176,7 @@ SEEN = Surroundings(cores=[0], elapsed_s=2.0, busy_s=1.8, stolen_s=0.0, throttle
         ("diagnosis.split.forward_s", math.inf),
         ("step_times_s", [0.1, 1e308]),
         ("cpu_s", -1.0),
+        ("measured_s", math.nan),
         ("phases_s.measured", math.nan),
     ],
 )
