@@ -13,7 +13,7 @@ from autotune import model
 from autotune.errors import JobError
 from autotune.render import bounds
 from tests.chaos import fuzz
-from tests.chaos.mutations import TEXTS, dump_json, mutate
+from tests.chaos.mutations import TEXTS, _with_one_change, dump_json, mutate
 from tests.chaos.readers import Reader, make_readers
 
 RECORD = Path(__file__).parents[2] / "results" / "recorded" / "chaos" / "fuzz.json"
@@ -105,3 +105,9 @@ def test_the_same_seed_draws_the_same_inputs():
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0])) > 120
     assert set(drawn[0]) & set(TEXTS)
+
+
+def test_a_number_of_too_many_digits_is_changed_further():
+    digits = 10**5000
+    for number in range(400):
+        _with_one_change({"a": digits}, random.Random(number))
