@@ -78,7 +78,10 @@ def bubble_share(spec: TrialSpec) -> float:
 
 
 def shares_of_calls(split: Split) -> dict[str, float]:
-    """What the parts of a step take of it, by name; they add up to 1."""
+    """What the parts of a step take of it, by name.
+
+    They add up to 1; all are 0 where the step took no time, as a damaged record may have it.
+    """
     parts = {
         "forward": split.forward_s,
         "backward": split.backward_s,
@@ -86,6 +89,8 @@ def shares_of_calls(split: Split) -> dict[str, float]:
         "communication": split.communication_s,
         "data": split.data_s,
     }
+    if split.step_s <= 0:
+        return dict.fromkeys(parts, 0.0)
     return {name: seconds / split.step_s for name, seconds in parts.items()}
 
 

@@ -63,3 +63,8 @@ def test_without_a_split_nothing_is_claimed():
     assert bottleneck(spec(), Diagnosis(problem="profiler: no")) is None
     still = dataclasses.replace(diagnosis(), split=dataclasses.replace(split_of(), step_s=0.0))
     assert bottleneck(spec(), still) is None
+
+
+def test_a_damaged_split_without_a_time_has_no_shares_and_no_traceback():
+    damaged = dataclasses.replace(split_of(communication=0.2), step_s=0.0)
+    assert set(shares_of_calls(damaged).values()) == {0.0}

@@ -1,5 +1,7 @@
 """Keeps the metrics of a running search in files that Prometheus' collectors read."""
 
+import dataclasses
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +18,15 @@ from autotune.search.recall import history_of
 _PERIOD_S = 5.0
 """Between two writings while nothing changes: scrapes are rarer, and a write to the disk is not
 free to the ranks beside it."""
+_SHARE_OF_TIME = 0.05
+"""Of a search, at most, for reading its record again."""
 
 
 class MetricsWriter(Observer):
-    """Writes the metrics of every snapshot that says something new; hands everything on."""
+    """Writes the metrics of every snapshot that says something new; hands everything on.
+
+    A long record takes longer to read: it is read less often, and what counts it stays behind.
+    """
 
     def __init__(
         self, study: Study, observer: Observer, *, accelerator: str, extra: Path | None
@@ -36,55 +43,85 @@ class MetricsWriter(Observer):
         self._observer = observer
         self._accelerator = accelerator
         self._files = [study.metrics_file, *([extra] if extra is not None else [])]
+        self._told: set[Path] = set()
         self._counts: dict[Outcome, int] | None = None
         self._trials: Sequence[Trial] = ()
         self._state: object = None
+        self._snapshot: Snapshot | None = None
         self._not_before_s = 0.0
+        self._not_read_before_s = 0.0
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """Hand it on, and write it where it shows something new or the last one is old."""
         self._observer.on_snapshot(snapshot)
+        self._snapshot = snapshot
         running = [(trial.number, trial.phase) for trial in snapshot.running]
         state = (snapshot.stage, dict(snapshot.counts), running)
         now_s = time.monotonic()
-        if not self._files or (state == self._state and now_s < self._not_before_s):
+        if state == self._state and now_s < self._not_before_s:
             return
         self._state, self._not_before_s = state, now_s + _PERIOD_S
-        try:
-            self._write(snapshot)
-        # Hours of trials must not end because nobody can read how they go.
-        except (OSError, AutotuneError) as error:
-            names = ", ".join(map(str, self._files))
-            self._files = []
-            self._observer.on_note(f"{names}: not kept up: {error}")
+        self._write(snapshot)
 
     def on_note(self, note: str) -> None:
         """Hand it on."""
         self._observer.on_note(note)
 
+    def close(self) -> None:
+        """Write the last state of the search, however it has ended."""
+        if self._snapshot is not None:
+            self._counts, self._not_read_before_s = None, 0.0
+            self._write(dataclasses.replace(self._snapshot, stage=Stage.DONE, running=()))
+
     def _write(self, snapshot: Snapshot) -> None:
-        if dict(snapshot.counts) != self._counts or snapshot.stage is Stage.DONE:
-            self._counts = dict(snapshot.counts)
-            self._trials = history_of(self._study.read(), self._study.read_state()).trials
-        text = render_metrics(
+        """Write all files; what fails is said once for each, and tried again the next time."""
+        try:
+            text = self._render(snapshot)
+        # Hours of trials must not end because nobody can read how they go.
+        except Exception as error:
+            for path in self._files:
+                self._tell(path, error)
+            return
+        for path in self._files:
+            try:
+                write_whole(path, lambda aside: aside.write_text(text, encoding="utf-8"))
+            except Exception as error:
+                self._tell(path, error)
+
+    def _tell(self, path: Path, error: Exception) -> None:
+        if path not in self._told:
+            self._told.add(path)
+            said = error.message if isinstance(error, AutotuneError) else repr(error)
+            self._observer.on_note(f"{path}: not kept up: {said.splitlines()[0]}")
+
+    def _render(self, snapshot: Snapshot) -> str:
+        began_s = time.monotonic()
+        if dict(snapshot.counts) != self._counts and began_s >= self._not_read_before_s:
+            try:
+                self._trials = history_of(self._study.read(), self._study.read_state()).trials
+                self._counts = dict(snapshot.counts)
+            finally:
+                now_s = time.monotonic()
+                self._not_read_before_s = now_s + (now_s - began_s) / _SHARE_OF_TIME
+        return render_metrics(
             snapshot,
             self._trials,
             study=self._study.name,
             version=__version__,
             accelerator=self._accelerator,
         )
-        for path in self._files:
-            write_whole(path, lambda aside: aside.write_text(text, encoding="utf-8"))
 
 
 def check_writable(path: Path) -> None:
-    """See that metrics may be written to a path, before a search begins.
+    """See that metrics can be written to a path, before a search begins.
 
     Raises:
-        StudyError: Its folder is not there, it cannot be read, or it is none of ours.
+        StudyError: Its folder is not there or cannot be written, it cannot be read, or it is none
+            of ours.
     """
+    folder = path.absolute().parent
     try:
-        if not path.absolute().parent.is_dir():
+        if not folder.is_dir():
             raise StudyError(f"{path}: its folder is not there", "make it, or name another file")
         foreign = is_foreign(path, MARK.encode())
     except OSError as error:
@@ -96,3 +133,13 @@ def check_writable(path: Path) -> None:
             f"{path}: is there and was not written as metrics by autotune",
             "name another file, or move that one away",
         )
+    try:
+        # As it will be written: aside, then moved; what is there keeps standing.
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}.") as aside:
+            aside.write(MARK.encode())
+            aside.flush()
+    except OSError as error:
+        raise StudyError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            "mend the folder's permissions, free some space, or name another file",
+        ) from error

@@ -68,7 +68,7 @@ def search(
         observer.on_note(f"the old study is kept as {aside}")
     study.lock()
     page = PageWriter(study, observer)
-    observer = MetricsWriter(
+    metrics = MetricsWriter(
         study, page, accelerator=session.environment.accelerator, extra=metrics_file
     )
     try:
@@ -77,9 +77,9 @@ def search(
         study.sweep()
         _begin(session)
         extensions.build(
-            session.environment.accelerator, observer.on_note, nvme=session.lattice.swaps
+            session.environment.accelerator, metrics.on_note, nvme=session.lattice.swaps
         )
-        result = _run(session, fleet, observer)
+        result = _run(session, fleet, metrics)
         answer = summarize(result, study)
         study.write_state({**study.read_state(), "answer": answer})
         if result.best is not None:
@@ -88,6 +88,7 @@ def search(
     except (NothingFeasibleError, FleetError) as error:
         return Ending(answer=_keep_failure(study, error), error=error)
     finally:
+        metrics.close()
         page.close()
         study.unlock()
 

@@ -1,11 +1,10 @@
 """What stands beside an exported ds_config and decides what it means: the layout of a pipeline."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-SETTINGS_FILE = "settings.json"
+from autotune.contract import ContractError, read_json
+from autotune.render.deepspeed import SETTINGS_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +24,10 @@ def pipeline_beside(path: Path) -> Pipeline | None:
         None where there are none, they are somebody else's, or they have no pipeline.
     """
     try:
-        settings: Any = json.loads((path.parent / SETTINGS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        settings = read_json(path.parent / SETTINGS_FILE)
+    except ContractError:
         return None
-    if not isinstance(settings, dict) or "transformer" not in settings:
+    if "transformer" not in settings:
         return None
     pp, tp = settings.get("pp"), settings.get("tp")
     if type(pp) is not int or type(tp) is not int or pp < 2 or tp < 1:

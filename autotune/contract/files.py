@@ -6,7 +6,6 @@ Files are versioned: a reader refuses a version it does not know instead of gues
 import dataclasses
 import errno
 import json
-import math
 import os
 import tempfile
 from collections.abc import Iterable
@@ -20,6 +19,9 @@ _MAX_INT = 2**63 - 1
 """The table's, and whatever else counts in 64 bits."""
 MAX_FILE_BYTES = 64 * 2**20
 """Of any file that is read whole; a soak of days leaves reports of a few of them."""
+
+_MAX_FIGURE = 1e30
+"""Of times, rates and bytes; what is larger comes of damage, and its square may be no number."""
 
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
@@ -174,12 +176,23 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, str if issubclass(kind, StrEnum) else kind)
 
 
+def check_not_negative(name: str, values: Iterable[float]) -> None:
+    """See that durations or counts are such: what is none comes of damage.
+
+    Raises:
+        ContractError: One is below 0, no number, or absurdly large.
+    """
+    for value in values:
+        if not 0 <= value <= _MAX_FIGURE:
+            raise ContractError(f"{name}: {value} is not from 0 to {_MAX_FIGURE:.0e}")
+
+
 def check_positive(name: str, values: Iterable[float | None]) -> None:
     """See that times or rates are such, where there are any: what is none comes of damage.
 
     Raises:
-        ContractError: One is not above 0, or not finite.
+        ContractError: One is not above 0, no number, or absurdly large.
     """
     for value in values:
-        if value is not None and not 0 < value < math.inf:
-            raise ContractError(f"{name}: {value} is not above 0 and finite")
+        if value is not None and not 0 < value <= _MAX_FIGURE:
+            raise ContractError(f"{name}: {value} is not above 0 and up to {_MAX_FIGURE:.0e}")

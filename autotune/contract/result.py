@@ -1,5 +1,6 @@
 """What comes out of a trial: of one rank, and of all of them."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -7,6 +8,7 @@ from autotune.contract.diagnosis import Diagnosis, RankDiagnosis, Use
 from autotune.contract.files import (
     SCHEMA_VERSION,
     ContractError,
+    check_not_negative,
     check_positive,
     checked_fields,
     rebuilt,
@@ -77,6 +79,8 @@ class RankReport:
     """Of a soak: `steps` trained when it was saved or loaded, `seconds` that this took."""
     cpu_s: float | None = None
     """Processor time of this rank, all threads, over its measured steps; None: not read."""
+    measured_s: float | None = None
+    """How long those steps took, with what stands between them; a soak's phase goes on after."""
     diagnosis: RankDiagnosis | None = None
     """None: there was no diagnostic pass."""
     schema_version: int = SCHEMA_VERSION
@@ -100,7 +104,30 @@ class RankReport:
             raise ContractError(f"RankReport: {error}") from error
         report = cls(**fields)
         check_positive("RankReport: step_times_s", report.step_times_s)
+        times_s = [s for s in (report.cpu_s, report.measured_s) if s is not None]
+        check_not_negative("RankReport: cpu_s, measured_s", times_s)
+        # Below 0 where somebody set the clock back.
+        check_not_negative("RankReport: phases_s", map(abs, report.phases_s.values()))
+        if report.surroundings is not None:
+            _check_surroundings(report.surroundings)
+        if report.diagnosis is not None:
+            _check_diagnosis(report.diagnosis)
         return report
+
+
+def _check_surroundings(seen: Surroundings) -> None:
+    check_positive("Surroundings: number of cores", [len(seen.cores)])
+    times_s = (seen.elapsed_s, seen.busy_s, seen.stolen_s, seen.throttled_s)
+    check_not_negative("Surroundings", times_s)
+
+
+def _check_diagnosis(diagnosis: RankDiagnosis) -> None:
+    if diagnosis.split is not None:
+        check_not_negative("Split", dataclasses.astuple(diagnosis.split))
+    for calls in diagnosis.calls:
+        check_positive("CollectiveCalls: number of calls", [len(calls.seconds)])
+        check_positive("CollectiveCalls: group_size", [calls.group_size])
+        check_not_negative("CollectiveCalls", [calls.message_bytes, *calls.seconds])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ def use_of(
         telemetry: Of their GPUs; None where they have none.
     """
     phases_s = reports[0].phases_s if reports else {}
-    measured_s = phases_s.get(Phase.MEASURED, 0.0)
+    measured_s = reports[0].measured_s if reports else None
     cpu_s = [r.cpu_s for r in reports if r.cpu_s is not None]
     if not measured_s or len(cpu_s) < len(reports):
         return None

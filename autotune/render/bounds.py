@@ -1,16 +1,23 @@
-"""A user's template in bounded time and memory: `range` in `range` ends no coordinator."""
+"""A user's template in bounded time and memory: `range` in `range` ends no coordinator.
+
+What computes in Python is bounded. One long call of C, such as the sorting of a giant list, is not
+interrupted: the time is looked at when it returns, and what it may hold meanwhile bounds it.
+"""
 
 import contextlib
 import resource
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 MAX_CPU_S = 5.0
 """Of one rendering; the shipped templates take below a hundredth of a second."""
 MAX_BYTES = 256 * 2**20
 """Above what the process holds already."""
+_STATM = Path("/proc/self/statm")
+"""Of Linux."""
 
 
 class TooLongError(RuntimeError):
@@ -22,7 +29,8 @@ def bounded() -> Iterator[None]:
     """Bound what the block computes and allocates; the clock is that of the main thread alone.
 
     Processor time, so that a busy machine changes nothing. Long arithmetic looks for signals as
-    well, so a power of powers ends too.
+    well, so a power of powers ends too; other calls of C end first. Memory is bounded on Linux
+    alone: elsewhere nobody says what the process holds.
 
     Raises:
         TooLongError: The time is up.
@@ -53,8 +61,12 @@ def _bounded_time() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _bounded_memory() -> Iterator[None]:
+    held_bytes = _data_bytes()
+    if held_bytes is None:
+        yield
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = _data_bytes() + MAX_BYTES
+    limit = held_bytes + MAX_BYTES
     for other in (soft, hard):
         limit = limit if other == resource.RLIM_INFINITY else min(limit, other)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
@@ -64,7 +76,9 @@ def _bounded_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _data_bytes() -> int:
-    """Private data of this process, as the limit counts it."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[5]) * resource.getpagesize()
+def _data_bytes() -> int | None:
+    """Private data of this process, as the limit counts it; None where there is no such file."""
+    try:
+        return int(_STATM.read_text(encoding="ascii").split()[5]) * resource.getpagesize()
+    except OSError:
+        return None

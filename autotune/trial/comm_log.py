@@ -70,10 +70,10 @@ class CommLog:
 
     @property
     def calls(self) -> list[CollectiveCalls]:
-        """What was heard."""
+        """What was heard until now; another thread may ask while this one listens."""
         return [
-            CollectiveCalls(name=name, message_bytes=size, group_size=group, seconds=seconds)
-            for (name, size, group), seconds in self._calls.items()
+            CollectiveCalls(name=name, message_bytes=size, group_size=group, seconds=list(seconds))
+            for (name, size, group), seconds in list(self._calls.items())
         ]
 
     @property
@@ -88,7 +88,8 @@ class CommLog:
         if not self.is_cut:
             group_size = 2 if raw_name in _PAIRWISE else self._group_size
             key = (raw_name, int(msg_size), group_size)
-            self._calls.setdefault(key, []).append(latency / 1e3)
+            # By the wall clock, which somebody may set back meanwhile.
+            self._calls.setdefault(key, []).append(max(0.0, latency / 1e3))
         self._group_size = dist.get_world_size()
 
     def _blocking(self, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -188,11 +188,14 @@ class DiagnosticPass:
             threading.Event().wait()  # the clock has run out, and ends this process
         if self._log.is_cut:
             self._problems.append(f"of the collectives only the first {MAX_CALLS} were looked at")
-        self._reporter.report.diagnosis = RankDiagnosis(
+        self._reporter.report.diagnosis = self._found(*self._problems)
+
+    def _found(self, *problems: str) -> RankDiagnosis:
+        return RankDiagnosis(
             steps=self._steps if self._split is not None else 0,
             split=self._split,
             calls=self._log.calls,
-            problem="; ".join(self._problems),
+            problem="; ".join(problems),
         )
 
     def _run_out(self, limit_s: float) -> None:
@@ -200,7 +203,7 @@ class DiagnosticPass:
         if not self._ending.acquire(blocking=False):
             return
         problem = f"ended after {limit_s:.0f} s"
-        self._reporter.report.diagnosis = RankDiagnosis(problem=problem)
+        self._reporter.report.diagnosis = self._found(*self._problems, problem)
         self._reporter.enter(Phase.TEARDOWN)
         self._reporter.finish()
         os._exit(0)

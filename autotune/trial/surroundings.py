@@ -1,8 +1,8 @@
 """What goes on beside a CPU rank while it measures: other load, stolen time, CPU quotas.
 
 From /proc/stat of the cores that the rank is bound to, at both ends of the measured steps. Time in
-interrupts is left out: that of gloo's own packets is in it. A rank that is not bound, as those of
-GPUs are, has no cores to watch.
+interrupts is left out: that of gloo's own packets is in it. Ranks of GPUs are not watched, bound
+to cores or not, so that all candidates are judged alike.
 """
 
 import os
@@ -44,12 +44,13 @@ class Watch:
         first = self._first
         if first is None or last is None:
             return None
+        # The kernel's counters may run backwards where a virtual machine is moved.
         return Surroundings(
             cores=sorted(self._cores),
             elapsed_s=last.at_s - first.at_s,
-            busy_s=last.busy_s - first.busy_s,
-            stolen_s=last.stolen_s - first.stolen_s,
-            throttled_s=last.throttled_s - first.throttled_s,
+            busy_s=max(0.0, last.busy_s - first.busy_s),
+            stolen_s=max(0.0, last.stolen_s - first.stolen_s),
+            throttled_s=max(0.0, last.throttled_s - first.throttled_s),
         )
 
 

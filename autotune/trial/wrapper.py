@@ -188,12 +188,15 @@ class _Aftermath:
         self._pass: DiagnosticPass | None = None
         self._watch: Any = None
         self._cpu_s_before = 0.0
+        self._began_s = 0.0
 
     def prepare(self, engine: Any) -> None:
         """Take the engine, before anything watches it."""
         from autotune.trial.surroundings import Watch
 
-        self._watch = Watch(os.sched_getaffinity(0) if os.environ.get(CORES_ENV) else set())
+        # A GPU's rank may be bound as well, but its steps are not made on these cores.
+        is_watched = self._spec.accelerator == "cpu" and os.environ.get(CORES_ENV)
+        self._watch = Watch(os.sched_getaffinity(0) if is_watched else set())
         if self._spec.checkpoint is not None:
             from autotune.trial.checkpoint import Soak
 
@@ -211,12 +214,14 @@ class _Aftermath:
         if self._soak is None:  # which is there to see what memory does later on
             self._meter.settle()
         self._watch.begin()
-        self._cpu_s_before = time.process_time()
+        self._cpu_s_before, self._began_s = time.process_time(), time.perf_counter()
 
     def on_measured(self) -> None:
         """The last step was measured."""
-        self._reporter.report.cpu_s = time.process_time() - self._cpu_s_before
-        self._reporter.report.surroundings = self._watch.end()
+        report = self._reporter.report
+        report.cpu_s = time.process_time() - self._cpu_s_before
+        report.measured_s = time.perf_counter() - self._began_s
+        report.surroundings = self._watch.end()
 
     def after_step(self) -> None:
         """A step was measured."""

@@ -78,6 +78,8 @@ def test_a_search_without_a_best_still_answers(
         [trial for trial in session.study.trials() if trial.result is not None]
     )
     assert words in err
+    metrics = session.study.metrics_file.read_text()
+    assert 'autotune_stage{study="scripted",stage="done"} 1.0' in metrics
     assert session.study.read_state()["answer"] == answer
     state = state_of(session.study)
     assert state.stop_reason == answer["stop_reason"]

@@ -1,5 +1,6 @@
 """Broken variants of a valid text, drawn from a seed: of its structure, its bytes, its file."""
 
+import contextlib
 import copy
 import json
 import random
@@ -140,9 +141,11 @@ def _with_one_change(data: Data, draw: random.Random) -> Data:
             for _ in range(draw.choice((1, 50, 400))):
                 owner[last] = draw.choice(([owner[last]], {"a": owner[last]}))
         case 4:
-            owner[last] = str(owner[last])
+            with contextlib.suppress(ValueError):  # an earlier change has left too many digits
+                owner[last] = str(owner[last])
         case 5 if isinstance(owner[last], int | float) and not isinstance(owner[last], bool):
-            owner[last] *= draw.choice((-1, 0, 1.5, 10**6, 10**20))
+            with contextlib.suppress(OverflowError):
+                owner[last] *= draw.choice((-1, 0, 1.5, 10**6, 10**20))
         case _:
             owner[last] = copy.deepcopy(draw.choice(WEIRD))
     return data

@@ -17,7 +17,14 @@ from autotune import model
 from autotune.app.check import check_file
 from autotune.app.soak import _of_export
 from autotune.app.studies import read_report, state_of
-from autotune.contract import Phase, RankReport, to_dict
+from autotune.contract import (
+    CollectiveCalls,
+    Phase,
+    RankDiagnosis,
+    RankReport,
+    Surroundings,
+    to_dict,
+)
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.engines.ds_file import knobs_of, read_ds_config
 from autotune.errors import JobError
@@ -32,8 +39,10 @@ from autotune.report.terminal import print_report
 from autotune.soak_record import read_soak
 from autotune.space import grid, load_space
 from autotune.table import load_table
+from tests.chaos.attacks import ATTACKS
 from tests.chaos.mutations import dump_json, dump_yaml, mutate
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
+from tests.report.diagnosed import diagnosed, split_of
 from tests.report.test_terminal import finished
 from tests.trials import spec
 
@@ -129,42 +138,6 @@ SOAK = {
     "started_at_s": 1.0,
     "version": 1,
 }
-ATTACKS = (
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ x.__init__.__globals__ | tojson }}",
-    "{{ self.__dict__ | tojson }}",
-    "{{ lipsum.__globals__['os'].popen('true').read() | text }}",
-    "{{ cycler.__init__.__globals__.os | tojson }}",
-    "{{ ().__class__ | attr('__base__') | tojson }}",
-    "{{ '{0.__class__}'.format(1) | text }}",
-    "{% for i in range(10**12) %}x{% endfor %}",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{% for i in range(99999) %}{{ ('x' * 99999) | text }}{% endfor %}",
-    "{{ 'x' * 10**11 }}",
-    "{{ 10 ** 10 ** 8 }}",
-    "{{ (7 ** 7 ** 9) | tojson }}",
-    "{% set n = namespace(x='x' * 999) %}"
-    "{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "{% include 'deepspeed/ds_config.json.j2' %}",
-    "{% extends 'deepspeed/ds_config.json.j2' %}",
-    "{% import 'nothing' as x %}{% include '../../../etc/passwd' %}",
-    "{{ ('%999999999d' % 1) | text }}",
-    "{{ 'x' | center(999999999) | text }}",
-    "{{ '{:>999999999}'.format(1) | text }}",
-    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
-    "{{ " + "-" * 5000 + "1 }}",
-    "{% if 1 %}" * 200 + "{% endif %}" * 200,
-    "{% for i in [1] %}" * 30 + "{% endfor %}" * 30,
-    "{{ 1/0 }}{{ nothing }}{{ micro_batch }}",
-    "{{",
-    "{% raw %}",
-    "{# ",
-    "\0{{ 1 | nothing }}",
-    "{{ [1] | batch(0) | list | tojson }}{{ 1 | round(99999) | tojson }}",
-    "{{ {}.update(x=1) | tojson }}{{ [].append(1) | tojson }}",
-)
-"""Of templates: ways out of the sandbox, and expressions without an end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +162,7 @@ def make_readers(folder: Path) -> list[Reader]:
     model._probe = _not_built
     bounds.MAX_CPU_S = 0.3
     job = tiny_job(folder)
-    recorded = {name: finished(folder / name) for name in ("spec", "result", "state")}
+    recorded = {name: finished(folder / name, diagnosed) for name in ("spec", "result", "state")}
     return [
         _yaml("job", folder, JOB, _read_job),
         _yaml("space", folder, SPACE, functools.partial(_read_space, job)),
@@ -389,6 +362,23 @@ def _report(folder: Path) -> Reader:
         host_construction_bytes=5,
         read_back={"stage": 1},
         versions={"torch": "2.13.0"},
+        memory_samples=[{"elapsed_s": 1.0, "peak": 10.0}],
+        checkpoint={"steps": 3.0, "seconds": 0.5},
+        cpu_s=0.5,
+        measured_s=0.6,
+        surroundings=Surroundings(
+            cores=[0], elapsed_s=0.6, busy_s=0.5, stolen_s=0.0, throttled_s=0.1
+        ),
+        diagnosis=RankDiagnosis(
+            steps=2,
+            split=split_of(communication=0.2),
+            calls=[
+                CollectiveCalls(
+                    name="all_reduce", message_bytes=4096, group_size=2, seconds=[0.1, 0.2]
+                )
+            ],
+            problem="profiler: cut short",
+        ),
     )
     seed = json.dumps(to_dict(report)).encode()
     ending = Ending(started_at_s=1.0, wall_s=2.0, exit_codes={}, launcher_code=1)

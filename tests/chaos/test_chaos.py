@@ -1,6 +1,7 @@
 """The short form of `make chaos`, and the runner itself."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from tests.chaos.faults import Fault, LostError, must
 from tests.chaos.run import ROOMS, Row, all_faults, inject, main, summary, table
 
 FAULTS = all_faults()
-RECORDS = Path(__file__).parents[2] / "results" / "recorded" / "chaos"
+REPOSITORY = Path(__file__).parents[2]
+RECORDS = REPOSITORY / "results" / "recorded" / "chaos"
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +85,27 @@ def test_the_exit_code_says_whether_all_was_survived(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["survived"] == 1
     assert main(["--fault", "b*"]) == 1
     assert main(["--fault", "nothing has this name"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "failing", "ran", "is_well"),
+    [
+        (["chaos"], "nothing", ["run", "fuzz"], True),
+        (["chaos"], "run", ["run", "fuzz"], False),
+        (["chaos"], "fuzz", ["run", "fuzz"], False),
+        (["chaos", "CHAOS=--room trials"], "nothing", ["run --room trials"], True),
+        (["chaos", "CHAOS=--room trials"], "run", ["run --room trials"], False),
+        (["fuzz", "FUZZ=--inputs 3"], "nothing", ["fuzz --inputs 3"], True),
+        (["fuzz"], "fuzz", ["fuzz"], False),
+    ],
+)
+def test_make_runs_what_was_asked_for_and_all_of_it(tmp_path, target, failing, ran, is_well):
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nshift; echo "$@" >> {tmp_path}/ran\n[ "$1" != tests.chaos.{failing} ]\n'
+    )
+    python.chmod(0o755)
+    command = ["make", f"BIN={tmp_path}", "--old-file=extensions", "--old-file=install", *target]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert (tmp_path / "ran").read_text().splitlines() == [f"tests.chaos.{each}" for each in ran]
+    assert (done.returncode == 0) == is_well, done.stderr

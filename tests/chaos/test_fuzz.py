@@ -1,16 +1,54 @@
 """The short form of the fuzzing, and that it can fail."""
 
 import functools
+import json
 import random
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from autotune import model
 from autotune.errors import JobError
 from autotune.render import bounds
 from tests.chaos import fuzz
-from tests.chaos.mutations import TEXTS, dump_json, mutate
+from tests.chaos.mutations import TEXTS, _with_one_change, dump_json, mutate
 from tests.chaos.readers import Reader, make_readers
+
+RECORD = Path(__file__).parents[2] / "results" / "recorded" / "chaos" / "fuzz.json"
+
+
+@pytest.fixture
+def readers(tmp_path, monkeypatch):
+    """All of them; what `make_readers` replaces is put back."""
+    monkeypatch.setattr(model, "_probe", model._probe)
+    monkeypatch.setattr(bounds, "MAX_CPU_S", bounds.MAX_CPU_S)
+    return make_readers(tmp_path)
+
+
+def wrong_with(record, readers):
+    """Why a record is refused; empty: it is one of these readers, and none failed."""
+    rows = record["rows"]
+    wrong = [row["reader"] for row in rows if row["failed"] or not row["inputs"]]
+    wrong += {row["reader"] for row in rows} ^ {reader.name for reader in readers}
+    return [*wrong, *(["failed"] if record["failed"] or not record["inputs"] else [])]
+
+
+@pytest.mark.skipif(not RECORD.exists(), reason="no run is recorded")
+def test_the_record_is_of_these_readers_and_none_failed(readers):
+    assert wrong_with(json.loads(RECORD.read_text()), readers) == []
+
+
+def test_a_record_with_a_failure_or_of_other_readers_is_refused(readers):
+    rows = [{"reader": reader.name, "inputs": 5, "failed": 0} for reader in readers]
+    record = {"inputs": 5 * len(rows), "failed": 0, "rows": rows}
+    assert wrong_with(record, readers) == []
+    assert wrong_with({**record, "failed": 1}, readers) == ["failed"]
+    assert wrong_with({**record, "rows": rows[1:]}, readers) == [readers[0].name]
+    assert wrong_with(record, readers[1:]) == [readers[0].name]
+    failed = [{**rows[0], "failed": 1}, *rows[1:]]
+    assert wrong_with({**record, "rows": failed}, readers) == [readers[0].name]
 
 
 def test_no_reader_answers_a_broken_file_with_a_traceback():
@@ -19,10 +57,8 @@ def test_no_reader_answers_a_broken_file_with_a_traceback():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_is_broken_is_valid_before(tmp_path, monkeypatch):
-    monkeypatch.setattr(model, "_probe", model._probe)  # which `make_readers` replaces
-    monkeypatch.setattr(bounds, "MAX_CPU_S", bounds.MAX_CPU_S)
-    for reader in make_readers(tmp_path):
+def test_what_is_broken_is_valid_before(readers):
+    for reader in readers:
         reader.path.write_bytes(reader.seed)
         reader.read(reader.path)
 
@@ -69,3 +105,9 @@ def test_the_same_seed_draws_the_same_inputs():
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0])) > 120
     assert set(drawn[0]) & set(TEXTS)
+
+
+def test_a_number_of_too_many_digits_is_changed_further():
+    digits = 10**5000
+    for number in range(400):
+        _with_one_change({"a": digits}, random.Random(number))

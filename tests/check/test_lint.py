@@ -61,6 +61,9 @@ def test_an_exported_pipeline_is_judged_in_its_layout(tmp_path):
     ):
         (tmp_path / "settings.json").write_text(others)
         assert rules(checked(path, world=8)) == ["batch.product"]
+    (tmp_path / "settings.json").unlink()
+    (tmp_path / "settings.json").symlink_to("/dev/zero")  # which has no end
+    assert rules(checked(path, world=8)) == ["batch.product"]
 
 
 def test_the_diff_is_one_that_patch_takes(tmp_path):

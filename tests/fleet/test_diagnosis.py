@@ -1,15 +1,19 @@
 """From what each rank saw to what is said of the trial."""
 
 import dataclasses
+import json
+import math
 
 import pytest
 
 from autotune.contract import (
     CollectiveCalls,
+    ContractError,
     Phase,
     RankDiagnosis,
     RankReport,
     Split,
+    Surroundings,
     TrialResult,
     to_dict,
 )
@@ -129,7 +133,9 @@ def test_without_a_pass_there_is_nothing():
 
 def test_processor_time_is_that_of_all_ranks_over_the_measured_steps():
     ranks = [
-        RankReport(rank=rank, cpu_s=cpu_s, phases_s={"warm_up": 3.0, "measured": 4.0})
+        RankReport(
+            rank=rank, cpu_s=cpu_s, measured_s=4.0, phases_s={"warm_up": 3.0, "measured": 9.0}
+        )
         for rank, cpu_s in enumerate((2.0, 3.0))
     ]
     found = use_of(ranks, 0.0, None)
@@ -146,6 +152,43 @@ def test_a_diagnosis_survives_its_file():
         candidate_hash="0",
         outcome="ok",
         diagnosis=diagnosis_of([whole]),
-        use=use_of([RankReport(rank=0, cpu_s=1.0, phases_s={"measured": 2.0})], 0.0, None),
+        use=use_of([RankReport(rank=0, cpu_s=1.0, measured_s=2.0)], 0.0, None),
     )
     assert TrialResult.from_dict(to_dict(result)) == result
+
+
+WHOLE = {"diagnosis": RankDiagnosis(steps=1, split=SPLIT, calls=[calls(0.1)])}
+SEEN = Surroundings(cores=[0], elapsed_s=2.0, busy_s=1.8, stolen_s=0.0, throttled_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("surroundings.cores", []),
+        ("surroundings.elapsed_s", math.nan),
+        ("surroundings.stolen_s", -1.0),
+        ("diagnosis.calls.0.seconds", []),
+        ("diagnosis.calls.0.seconds", [0.1, math.nan]),
+        ("diagnosis.calls.0.seconds", [-0.1]),
+        ("diagnosis.calls.0.group_size", 0),
+        ("diagnosis.calls.0.message_bytes", -1),
+        ("diagnosis.split.communication_s", math.nan),
+        ("diagnosis.split.forward_s", math.inf),
+        ("step_times_s", [0.1, 1e308]),
+        ("cpu_s", -1.0),
+        ("measured_s", math.nan),
+        ("phases_s.measured", math.nan),
+    ],
+)
+def test_a_report_with_figures_that_cannot_be_is_unreadable(path, value):
+    """Not a traceback of the coordinator's."""
+    whole = RankReport(rank=0, cpu_s=1.0, phases_s={"measured": 2.0}, surroundings=SEEN, **WHOLE)
+    data = json.loads(json.dumps(to_dict(whole)))
+    RankReport.from_dict(data)
+    *above, last = path.split(".")
+    holder = data
+    for key in above:
+        holder = holder[int(key) if key.isdecimal() else key]
+    holder[last] = value
+    with pytest.raises(ContractError):
+        RankReport.from_dict(data)

@@ -137,11 +137,12 @@ def test_without_a_driver_a_trial_goes_on():
     assert telemetry.between(0.0, 1e12) is None
 
 
-def test_the_window_is_that_of_rank_0s_measured_phase():
+def test_the_window_is_that_of_rank_0s_measured_steps():
     telemetry = Telemetry(["GPU-1"], driver=Driver())
     telemetry.readings += [reading(100.0 + t, utilization=float(t)) for t in range(20)]
-    phases = {Phase.SPAWN: 2.0, Phase.WARM_UP: 3.5, Phase.MEASURED: 4.0, Phase.TEARDOWN: 9.0}
-    rank = RankReport(rank=0, cpu_s=1.0, phases_s={str(p): s for p, s in phases.items()})
+    phases = {Phase.SPAWN: 2.0, Phase.WARM_UP: 3.5, Phase.MEASURED: 9.0}
+    phases_s = {str(phase): seconds for phase, seconds in phases.items()}
+    rank = RankReport(rank=0, cpu_s=1.0, measured_s=4.0, phases_s=phases_s)
     found = use_of([rank], 100.0, telemetry)
     assert found.gpu.samples == 4
     assert found.gpu.utilization == pytest.approx((6 + 7 + 8 + 9) / 4)

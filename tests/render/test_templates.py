@@ -152,3 +152,15 @@ def test_the_bounds_are_gone_after_rendering(folder):
     render(folder, '{"a": 1}')
     assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGVTALRM)) == before
     assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0
+
+
+def test_where_nobody_says_what_a_process_holds_time_alone_is_bounded(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(bounds, "_STATM", tmp_path / "none")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    render(folder, '{"a": 1}')
+    monkeypatch.setattr(bounds, "MAX_CPU_S", 0.2)
+    with pytest.raises(RenderError, match=r"t\.json\.j2"):
+        render(folder, "{% for i in range(10**12) %}x{% endfor %}")
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before

@@ -1,6 +1,7 @@
 """The metrics of a running search: names that dashboards rely on, and a format."""
 
 import dataclasses
+import errno
 import re
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,7 @@ def test_it_is_written_where_something_changes_or_the_last_is_old(
     assert len(notebook.snapshots) == 5, "all are handed on"
 
 
-def test_a_file_that_cannot_be_written_is_said_once_and_ends_nothing(
+def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(
     tmp_path: Path, clock: Clock
 ) -> None:
     study, notebook = finished(tmp_path / "results"), Notebook()
@@ -197,8 +198,68 @@ def test_a_file_that_cannot_be_written_is_said_once_and_ends_nothing(
     for _ in range(3):
         clock.now_s += 10
         writer.on_snapshot(samples.snapshot())
-    assert [note for note in notebook.notes if "not kept up" in note] == notebook.notes[:1]
     assert len(notebook.notes) == 1
+    assert notebook.notes[0].startswith(f"{gone}: not kept up: ")
+    assert study.metrics_file.exists(), "the other file is"
+    gone.parent.mkdir()
+    clock.now_s += 10
+    writer.on_snapshot(samples.snapshot())
+    assert gone.exists()
+
+
+def test_no_error_of_rendering_ends_a_search(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: Any, **__: Any) -> str:
+        raise ZeroDivisionError("float division by zero")
+
+    study, notebook = finished(tmp_path / "results"), Notebook()
+    writer = MetricsWriter(study, notebook, accelerator="cpu", extra=None)
+    with monkeypatch.context() as patch:
+        patch.setattr("autotune.app.metrics.render_metrics", breaks)
+        writer.on_snapshot(samples.snapshot())
+        writer.close()
+    assert len(notebook.notes) == 1
+    clock.now_s += 10
+    writer.on_snapshot(samples.snapshot())
+    assert study.metrics_file.exists()
+
+
+def test_a_long_record_is_read_less_often(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, reads = finished(tmp_path / "results"), 0
+    read = Study.read
+
+    def slowly(self: Study) -> Any:
+        nonlocal reads
+        reads += 1
+        clock.now_s += 2.0
+        return read(self)
+
+    monkeypatch.setattr(Study, "read", slowly)
+    writer = MetricsWriter(study, Notebook(), accelerator="cpu", extra=None)
+    for n in range(20):
+        clock.now_s += 1.0
+        writer.on_snapshot(dataclasses.replace(samples.snapshot(), counts={Outcome.OK: n}))
+    assert reads == 1, "2 s of reading are 5% of 40"
+    clock.now_s += 40.0
+    writer.on_snapshot(dataclasses.replace(samples.snapshot(), counts={Outcome.OK: 20}))
+    assert reads == 2
+
+
+def test_the_last_state_is_done_however_the_search_ended(tmp_path: Path, clock: Clock) -> None:
+    study = finished(tmp_path / "results")
+    writer = MetricsWriter(study, Notebook(), accelerator="cpu", extra=None)
+    writer.close()
+    assert not study.metrics_file.exists(), "it never began"
+    writer.on_snapshot(samples.snapshot())
+    writer.close()
+    found = parsed(study.metrics_file.read_text())
+    own = 'study="scripted"'
+    assert found["autotune_stage", f'{own},stage="done"'] == 1
+    assert found["autotune_trials_running", own] == 0
+    assert not [name for name, _ in found if name.startswith("autotune_running_trial")]
 
 
 def test_somebody_elses_file_is_left_alone(tmp_path: Path) -> None:
@@ -212,3 +273,15 @@ def test_somebody_elses_file_is_left_alone(tmp_path: Path) -> None:
     ours.write_text(render(()))
     check_writable(ours)
     check_writable(tmp_path / "new.prom")
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
+    with pytest.raises(StudyError, match="cannot be written: No space left on device"):
+        check_writable(tmp_path / "x.prom")
+    assert list(tmp_path.iterdir()) == []

@@ -14,6 +14,7 @@ from autotune.trial import diagnose
 from autotune.trial.diagnose import DiagnosticPass
 from autotune.trial.reporter import Reporter
 from autotune.trial.stopwatch import TrialDone
+from tests.report.diagnosed import split_of
 
 
 class Engine:
@@ -99,6 +100,8 @@ def test_steps_that_take_long_are_not_taken_again(tmp_path, alone):
 
 def test_a_rank_that_does_not_come_back_ends_itself_with_what_it_had_measured(tmp_path, alone):
     watched, reporter = make(tmp_path, Engine())
+    watched._steps, watched._split = 2, split_of(communication=0.2)
+    watched._problems.append("comms logger: it fell silent")
     reporter.enter(Phase.DIAGNOSE)
     pid = os.fork()
     if pid == 0:
@@ -109,5 +112,6 @@ def test_a_rank_that_does_not_come_back_ends_itself_with_what_it_had_measured(tm
     data = json.loads((tmp_path / "ranks" / "00.json").read_text())
     report = RankReport.from_dict(data)
     assert (report.phase, report.outcome) == (Phase.TEARDOWN, None)
-    assert report.diagnosis.problem == "ended after 20 s"
+    assert report.diagnosis.problem == "comms logger: it fell silent; ended after 20 s"
+    assert (report.diagnosis.steps, report.diagnosis.split) == (2, watched._split)
     assert report.step_times_s == [0.06] * 6
