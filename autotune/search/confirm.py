@@ -157,31 +157,49 @@ def run_s(history: History) -> float:
 
 
 def next_run(
-    comparison: Comparison, history: History, *, seed: int
+    comparison: Comparison, history: History, *, seed: int, left_s: float = math.inf
 ) -> tuple[Candidate, int] | None:
     """The candidate and round to run next; None when the comparison is complete.
 
     The order is shuffled once by the seed and turned by one place per round, so that nobody always
     runs first, and drift (a warming machine) meets all alike.
+
+    Args:
+        comparison: What was planned.
+        history: The record.
+        seed: Of the order.
+        left_s: Seconds left of the budget. The plan did not pay for repeats of disturbed runs.
     """
     own = _runs_of(history, comparison.first_round)
+    to_repeat = _to_repeat(comparison, history, left_s)
     order = sorted(comparison.members, key=lambda member: member.hash)
     random.Random(seed).shuffle(order)
     for turn in range(comparison.n_rounds):
         round_number = comparison.first_round + turn
         start = turn % len(order)
         for member in (*order[start:], *order[:start]):
-            if not is_settled(_of(own, member, round_number), history.to_repeat):
+            if not is_settled(_of(own, member, round_number), to_repeat):
                 return member, round_number
     return None
 
 
-def n_missing(comparison: Comparison, history: History) -> int:
-    """Runs that the comparison still needs."""
+def n_missing(comparison: Comparison, history: History, *, left_s: float = math.inf) -> int:
+    """Runs that the comparison still needs; arguments as of `next_run`."""
+    return _n_unsettled(comparison, history, _to_repeat(comparison, history, left_s))
+
+
+def _to_repeat(comparison: Comparison, history: History, left_s: float) -> frozenset[int]:
+    """The disturbed runs to repeat; none where that would take the time of what was planned."""
+    n_planned = _n_unsettled(comparison, history, frozenset())
+    is_paid_for = (n_planned + 1) * run_s(history) <= left_s
+    return history.to_repeat if is_paid_for else frozenset()
+
+
+def _n_unsettled(comparison: Comparison, history: History, to_repeat: Collection[int]) -> int:
     own = _runs_of(history, comparison.first_round)
     rounds = range(comparison.first_round, comparison.first_round + comparison.n_rounds)
     return sum(
-        not is_settled(_of(own, member, round_number), history.to_repeat)
+        not is_settled(_of(own, member, round_number), to_repeat)
         for member in comparison.members
         for round_number in rounds
     )

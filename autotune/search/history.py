@@ -68,10 +68,20 @@ class Tried:
 class History:
     """The trials of a record that answer for one job, grouped by candidate."""
 
-    def __init__(self, trials: Iterable[Trial] = ()) -> None:
+    def __init__(
+        self, trials: Iterable[Trial] = (), *, to_repeat: frozenset[int] | None = None
+    ) -> None:
+        """Group trials.
+
+        Args:
+            trials: Of one job.
+            to_repeat: As the record that they are a part of has it; None: they are all of it.
+        """
         self._trials: dict[int, Trial] = {}
         for trial in trials:
             self.put(trial)
+        if to_repeat is not None:
+            self.to_repeat = to_repeat
 
     def put(self, trial: Trial) -> None:
         """Add a trial, or replace it now that it has a result."""
@@ -86,8 +96,14 @@ class History:
 
     @property
     def explored(self) -> "History":
-        """The same without the final comparison, which must not change what led to it."""
-        return History(t for t in self.trials if t.spec.role is not Role.CONFIRM)
+        """The same without the final comparison, which must not change what led to it.
+
+        What deserves a repeat stays what the whole record says: were the comparison's runs left
+        out of that, a trial would be owed for the one and settled for the other.
+        """
+        return History(
+            (t for t in self.trials if t.spec.role is not Role.CONFIRM), to_repeat=self.to_repeat
+        )
 
     @property
     def tried(self) -> tuple[Tried, ...]:

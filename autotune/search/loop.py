@@ -275,7 +275,9 @@ class _Search:
     def _next_confirm(self) -> Run | None:
         if self._comparison is None:
             return None
-        chosen = confirm.next_run(self._comparison, self.crew.history, seed=self._job.seed)
+        chosen = confirm.next_run(
+            self._comparison, self.crew.history, seed=self._job.seed, left_s=self._left_s(())
+        )
         if chosen is None:
             return None
         return self._run_of(chosen[0], Role.CONFIRM, confirm_round=chosen[1])
@@ -394,7 +396,9 @@ class _Search:
             n_search = max(0, self._n_budget - n_done(self.crew.history))
         n_confirm = 2 * confirm.ROUNDS
         if self._comparison is not None:
-            n_confirm = confirm.n_missing(self._comparison, self.crew.history)
+            n_confirm = confirm.n_missing(
+                self._comparison, self.crew.history, left_s=self._left_s(())
+            )
         left_s = n_search / self._capacity() * typical_s
         left_s += n_confirm * confirm.run_s(self.crew.history)
         if self._job.budget.time_s is not None:

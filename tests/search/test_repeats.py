@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.search.scripted import (
     ENVIRONMENT,
     Behaviour,
     Notebook,
+    ScriptedEngine,
     ScriptedFleet,
     candidate,
     fault,
@@ -27,6 +29,7 @@ from tests.search.scripted import (
     rate_of,
     realistic,
     search,
+    with_budget,
 )
 
 LOAD = "other processes took 40% of core 0"
@@ -139,6 +142,68 @@ def test_a_disturbed_run_of_the_comparison_is_repeated_in_its_round(study: Study
     assert result.speedup is not None
     assert other.speedup is not None
     assert result.speedup.ratio == pytest.approx(other.speedup.ratio)
+
+
+def test_a_new_baseline_after_a_disturbed_comparison_is_not_run_without_end(
+    study: Study, tmp_path: Path
+):
+    """What is usual is asked of the whole record, by who owes a run as by who starts it."""
+    lattice = lattice_of(make(), stages=(0, 1))
+    noisy = disturbing(lambda spec: spec.role is Role.CONFIRM)
+    search(study, make(trials=2), noisy, lattice=lattice)
+    assert sum(bool(t.result and t.result.disturbed) for t in study.trials()) > MANY_TRIALS / 2
+    job = make(trials=2, baseline=str(tmp_path / "own.json"))
+    own = candidate(job, zero__stage=1, micro_batch=1, recompute="full")
+    assert own.hash not in {t.spec.candidate_hash for t in study.trials()}
+
+    class Finite(ScriptedFleet):
+        def submit(self, spec, folder):
+            assert len(self.ran(Role.BASELINE)) < 5, "it is run again and again"
+            return super().submit(spec, folder)
+
+    fleet = Finite(disturbing(lambda spec: spec.role is Role.BASELINE))
+    result = search(study, job, fleet=fleet, lattice=lattice, engine=ScriptedEngine(job, own=own))
+    assert [spec.repeat_of for spec in fleet.ran(Role.BASELINE)] == [None]
+    assert result.baseline is not None
+    assert result.baseline.candidate == own
+
+
+def test_repeats_do_not_overrun_the_time_of_the_comparison(study: Study):
+    """Each run takes as long as planned, so that there is time for the planned ones alone."""
+
+    class Slow(ScriptedFleet):
+        def submit(self, spec, folder):
+            self.wall_s = 17.0 if spec.role is Role.CONFIRM else 10.0
+            return super().submit(spec, folder)
+
+    def run(name: str, time_s: float) -> ScriptedFleet:
+        fleet = Slow(disturbing(once(Role.CONFIRM, confirm_round=1)))
+        job = with_budget(make(trials=2), time_s=time_s)
+        search(Study(study.root, name), job, fleet=fleet, lattice=lattice_of(job, stages=(0, 3)))
+        return fleet
+
+    fleet = run("ample", 10_000.0)
+    ample = fleet.ran(Role.CONFIRM)
+    assert len([spec for spec in ample if spec.repeat_of is not None]) == 1
+    time_s = 10.0 * (len(fleet.specs) - len(ample)) + 17.0 * (len(ample) - 1)
+    exact = run("exact", time_s)
+    assert len(exact.ran(Role.CONFIRM)) == len(ample) - 1
+    assert exact.now_s - 1_000_000.0 <= time_s
+    paid = run("paid", time_s + 17.0).ran(Role.CONFIRM)
+    assert len(paid) == len(ample)
+
+
+def test_the_answer_names_the_trial_that_counts(study: Study):
+    at_first = disturbing(lambda s: s.repeat_of is None and s.role is not Role.CONFIRM)
+    result = search(study, make(), at_first)
+    assert result.baseline is not None
+    assert result.best is not None
+    trials = study.trials()
+    for standing in (result.best, result.baseline):
+        its = trials[standing.trial]
+        assert its.spec.candidate_hash == standing.candidate.hash
+        assert its.spec.repeat_of is not None
+        assert its.folder in standing.ds_config.parents
 
 
 @pytest.mark.parametrize("cut_after", [4, 5, 12])
