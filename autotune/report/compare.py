@@ -135,8 +135,7 @@ def _best(run: Run) -> dict[str, Any]:
 def _knobs(runs: Sequence[Run]) -> pd.DataFrame:
     settings: dict[str, dict[str, Any]] = {}
     for run in runs:
-        trial = run.report.trial_of("best")
-        row = None if trial is None else run.report.row_of(trial)
+        row = run.report.row_named("best")
         if row is not None:
             settings[run.key] = dict(row.candidate.values)
     names = [

@@ -61,7 +61,7 @@ def changes_of(report: Report, best: int, baseline: int) -> list[Change]:
     if ours is None or theirs is None:
         return []
     settings = {row.trial: settings_of(row.candidate, report.context) for row in report.rows}
-    after, before = settings[best], settings[baseline]
+    after, before = settings[ours.trial], settings[theirs.trial]
     return [
         Change(
             knob=name,
@@ -96,7 +96,8 @@ def _pairs(
             continue
         if _without(theirs, name) == _without(ours, name):
             found.append(_pair(a, b, tried, verdict))
-    ends = {report.trial_of("best"), report.trial_of("baseline")}
+    named = (report.row_named("best"), report.row_named("baseline"))
+    ends = {row.trial for row in named if row is not None}
     return tuple(
         sorted(
             found,

@@ -191,8 +191,8 @@ def _attributes(report: Report, tried: Tried, row: Row) -> dict[str, Any]:
         "samples_per_s_low": figure.low if figure else None,
         "samples_per_s_high": figure.high if figure else None,
         "peak_memory_bytes": figure.peak_memory_bytes if figure else None,
-        "is_best": row.trial == report.trial_of("best"),
-        "is_baseline": row.trial == report.trial_of("baseline"),
+        "is_best": row == report.row_named("best"),
+        "is_baseline": row == report.row_named("baseline"),
     }
     return {key: value for key, value in found.items() if value is not None}
 

@@ -43,8 +43,14 @@ class Report:
         return self.history.counts
 
     def row_of(self, trial: int) -> Row | None:
-        """The candidate that a trial stands for."""
-        return next((row for row in self.rows if row.trial == trial), None)
+        """The candidate that a trial ran; None where the record does not hold that trial."""
+        ran = {t.spec.candidate_hash for t in self.history.trials if t.spec.number == trial}
+        return next((row for row in self.rows if row.candidate.hash in ran), None)
+
+    def row_named(self, name: str) -> Row | None:
+        """The row of the answer's `best` or `baseline`; None where there is none."""
+        trial = self.trial_of(name)
+        return None if trial is None else self.row_of(trial)
 
     def trial_of(self, name: str) -> int | None:
         """The trial behind the answer's `best` or `baseline`; None where there is none."""

@@ -42,7 +42,7 @@ def describe_outcome(row: Row, report: Report) -> str:
     if not row.fits:
         return "over limit"
     for name in ("best", "baseline"):
-        if row.trial == report.trial_of(name):
+        if row == report.row_named(name):
             return name
     return "disturbed" if row.is_disturbed else row.outcome.value
 
@@ -130,12 +130,20 @@ def describe_peaks(answer: Mapping[str, Any]) -> str:
 
 def _disturbed(report: Report) -> list[str]:
     """The trials that something else on the machine disturbed, each with the evidence."""
-    repeats = {t.spec.repeat_of: t.spec.number for t in report.history.trials}
+    repeats = {
+        t.spec.repeat_of: t.spec.number
+        for t in report.history.trials
+        if t.result is not None and t.result.outcome.is_measured
+    }
     said = []
     for trial in report.history.trials:
         if trial.result is not None and trial.result.disturbed:
             repeat = repeats.get(trial.spec.number)
-            again = "" if repeat is None else f"; trial {repeat} repeats it and counts"
+            again = ""
+            if repeat is not None:
+                again = f"; trial {repeat} repeats it and counts"
+            elif trial.spec.repeat_of is None:
+                again = "; it was not repeated"
             said.append(f"trial {trial.spec.number}: {trial.result.disturbed}{again}")
     more = len(said) - _DISTURBED_SHOWN
     return said if more <= 0 else [*said[:_DISTURBED_SHOWN], f"{more} more: see the table"]

@@ -1,12 +1,12 @@
 """What a search can say of its record at any moment: the standings and the final answer."""
 
 from autotune.candidate import Candidate
-from autotune.contract import DS_CONFIG_FILE, Role
+from autotune.contract import DS_CONFIG_FILE
 from autotune.record import Study
 from autotune.search import confirm
 from autotune.search.base import SearchResult, Standing, StopReason
 from autotune.search.front import Figure, front_of
-from autotune.search.history import History
+from autotune.search.history import History, counting
 from autotune.search.objective import Objective, figure_of
 from autotune.spread import is_figure
 
@@ -125,16 +125,17 @@ class Answer:
         return next(t.candidate for t in self._history.tried if t.candidate.hash == key)
 
     def _standing(self, candidate: Candidate, figure: Figure, n_runs: int) -> Standing:
-        own = [t for t in self._history.trials if t.spec.candidate_hash == candidate.hash]
-        measured = [t for t in own if t.result is not None and t.result.outcome.is_measured]
-        files = next((t for t in measured if t.spec.role is not Role.CONFIRM), measured[0])
+        tried = self._history.find(candidate)
+        assert tried is not None, "a figure comes from a trial"
+        files = tried.measured or counting(tried.trials)
+        assert files is not None, "a figure comes from a measured trial"
         return Standing(
-            trial=files.spec.number,
+            trial=files.number,
             candidate=candidate,
             samples_per_s=figure.samples_per_s,
             samples_per_s_low=figure.low,
             samples_per_s_high=figure.high,
             peak_memory_bytes=figure.peak_memory_bytes,
-            ds_config=self._study.trial_folder(files.spec.number) / DS_CONFIG_FILE,
+            ds_config=self._study.trial_folder(files.number) / DS_CONFIG_FILE,
             n_runs=n_runs,
         )

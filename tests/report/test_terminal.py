@@ -24,7 +24,7 @@ from autotune.report.rows import Row, make_rows
 from autotune.report.study import Report
 from autotune.report.summary import summarize
 from autotune.report.terminal import print_plan, print_report
-from autotune.report.verdict import describe_verdict
+from autotune.report.verdict import describe_outcome, describe_verdict
 from autotune.report.words import format_interval
 from autotune.search.history import History
 from autotune.search.objective import Objective
@@ -325,6 +325,54 @@ def test_a_disturbed_trial_is_marked_with_its_evidence_and_its_repeat(tmp_path: 
     assert [t["evidence"] for t in trials_of(report, {}) if t["number"] == str(hit[1])] == [
         f"disturbed: {load}"
     ]
+
+
+def test_what_was_repeated_stays_in_its_own_report(tmp_path: Path) -> None:
+    """The answer and the rows name one trial of a candidate: the one that counts."""
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        result = realistic(spec)
+        if result.samples_per_s and spec.repeat_of is None and spec.role is not Role.CONFIRM:
+            return dataclasses.replace(ok(spec, 0.5 * result.samples_per_s), disturbed="load")
+        return result
+
+    report = read_report(finished(tmp_path, behave))
+    facts = dict(describe_verdict(report))
+    assert facts["change"] != "-"
+    assert "damaged" not in facts
+    assert report.answer is not None
+    for name in ("best", "baseline"):
+        row = report.row_named(name)
+        assert row is not None
+        assert row.trial == report.trial_of(name)
+        assert describe_outcome(row, report) in ("best", name)
+    # An answer that was written before names the first one: it is found all the same.
+    first = {
+        t.spec.candidate_hash: t.spec.number for t in reversed(report.history.explored.trials)
+    }
+    for name in ("best", "baseline"):
+        row = report.row_named(name)
+        assert row is not None
+        assert row.trial != first[row.candidate.hash]
+        assert report.row_of(first[row.candidate.hash]) == row
+
+
+def test_a_repeat_that_measured_nothing_does_not_count(tmp_path: Path) -> None:
+    hit: list[int] = []
+
+    def behave(spec: TrialSpec) -> TrialResult:
+        result = realistic(spec)
+        if spec.repeat_of is not None:
+            return fault(spec, Outcome.COMM)
+        if spec.role is Role.SEARCH and result.samples_per_s and not hit:
+            hit.append(spec.number)
+            return dataclasses.replace(result, disturbed="load")
+        return result
+
+    report = read_report(finished(tmp_path, behave))
+    assert any(t.spec.repeat_of == hit[0] for t in report.history.trials)
+    said = [text for name, text in describe_verdict(report) if name == "disturbed"]
+    assert said == [f"trial {hit[0]}: load; it was not repeated"]
 
 
 def test_every_form_names_the_same_interval(tmp_path: Path) -> None:
