@@ -86,7 +86,7 @@ class Ground:
         self.begun: Path | None = None
         """A folder with a search that has a few trials in its record, to be copied."""
         self.n_cuts = 0
-        """How often a result was cut short: each time it is longer."""
+        """How often a result was cut short: each time elsewhere."""
 
     @property
     def arena(self) -> Arena:

@@ -11,6 +11,7 @@ from pathlib import Path
 from autotune.contract import RESULT_FILE, Outcome, Phase
 from autotune.fleet.collect import read_reports
 from autotune.fleet.processes import processes_of
+from autotune.search.history import History
 from tests.chaos.arena import Ground
 from tests.chaos.disks import fill, make_read_only, needs_mounts, small_disk
 from tests.chaos.faults import Fault, must
@@ -110,12 +111,12 @@ _SHORT = {
 
 
 def begun(ground: Ground, folder: Path | None = None) -> Search:
-    """A search with a baseline and one trial in its record, in a folder of its own."""
+    """A search with a baseline and one trial or more in its record, in a folder of its own."""
     if ground.begun is None:
         first = Search(ground.folder())
         process = first.start(*_SEARCHING)
         try:
-            wait_until(lambda: len(first.finished()) >= 2, "two trials have ended", _ANSWER_S)
+            wait_until(lambda: lone_trial(first) is not None, "two have run", _ANSWER_S)
         finally:
             process.kill()
             process.communicate()
@@ -257,52 +258,75 @@ def _moved(ground: Ground) -> None:
 
 def _cut_short(ground: Ground) -> None:
     search = begun(ground)
-    result = _result_of(search, 1)
+    number = _to_damage(search)
+    result = _result_of(search, number)
     text = result.read_bytes()
+    result.write_bytes(text[: len(text) * (1 + ground.n_cuts % 12) // 13])
     ground.n_cuts += 1
-    result.write_bytes(text[: len(text) * ground.n_cuts // 13])
-    _damaged(search, result)
+    _damaged(search, number)
 
 
 def _zeros(ground: Ground) -> None:
     """What a power cut leaves on many a file system."""
     search = begun(ground)
-    result = _result_of(search, 1)
+    number = _to_damage(search)
+    result = _result_of(search, number)
     result.write_bytes(bytes(result.stat().st_size))
-    _damaged(search, result)
+    _damaged(search, number)
 
 
-def _damaged(search: Search, result: Path) -> None:
+def _damaged(search: Search, number: int) -> None:
     """It is no result any more, says so, is kept, and its candidate is owed another trial."""
+    result = _result_of(search, number)
     damaged = result.read_bytes()
-    others = {n: digest for n, digest in digests(search.study).items() if n != 1}
+    others = {n: digest for n, digest in digests(search.study).items() if n != number}
     history = resume(search, others)
-    (lost,) = [t.result for t in history.trials if t.spec.number == 1]
+    (lost,) = [t.result for t in history.trials if t.spec.number == number]
     assert lost is not None
     must(lost.outcome is Outcome.LOST, f"{lost.outcome}: {lost.evidence}")
     must("not readable as JSON" in lost.evidence, f"evidence: {lost.evidence!r}")
     must(result.with_name("result.json.damaged").read_bytes() == damaged, "it was not kept")
-    (owed,) = [t for t in history.tried if any(x.spec.number == 1 for x in t.trials)]
+    (owed,) = [t for t in history.tried if any(x.spec.number == number for x in t.trials)]
     must(owed.is_owed, "its candidate is not tried again")
 
 
 def _cut_and_run(ground: Ground) -> None:
     search = begun(ground)
-    others = {n: digest for n, digest in digests(search.study).items() if n != 1}
-    result = _result_of(search, 1)
+    number = _to_damage(search)
+    others = {n: digest for n, digest in digests(search.study).items() if n != number}
+    result = _result_of(search, number)
     result.write_bytes(result.read_bytes()[:40])
     process = search.start(*_SEARCHING)
 
     def is_run_again() -> bool:
         trials = search.study.trials()
-        return any(t.spec.retry_of == 1 and t.result is not None for t in trials)
+        return any(t.spec.retry_of == number and t.result is not None for t in trials)
 
     wait_until(is_run_again, "it is run again", _ANSWER_S)
     process.send_signal(signal.SIGINT)
     _ended(process, 130)
-    again = [t.spec.number for t in search.study.trials() if t.spec.retry_of == 1]
+    again = [t.spec.number for t in search.study.trials() if t.spec.retry_of == number]
     must(len(again) == 1, f"run again as {again}")
     _check_after(search, others)
+
+
+def _to_damage(search: Search) -> int:
+    """The number of a trial whose candidate has no other."""
+    number = lone_trial(search)
+    assert number is not None, "a search was not begun before it has one"
+    return number
+
+
+def lone_trial(search: Search) -> int | None:
+    """One of the search that is settled and the only one of its candidate; None: none yet.
+
+    The first two need not be: a disturbed trial is repeated next.
+    """
+    for tried in History(search.study.trials()).tried:
+        is_lone = len(tried.trials) == 1 and tried.is_searched and tried.is_settled
+        if is_lone and tried.measured is not None:
+            return tried.measured.number
+    return None
 
 
 def _result_of(search: Search, number: int) -> Path:

@@ -49,10 +49,7 @@ TEXTS: tuple[bytes, ...] = (
     b"a: &a [*a]\n",
     b"%YAML 9.9\n---\na: 1\n",
     b"a: |\n" + b"  x\n" * 20_000,
-    b"x0: &x0 lol\n"
-    + b"".join(
-        b"x%d: &x%d [%s]\n" % (i, i, b",".join([b"*x%d" % (i - 1)] * 9)) for i in range(1, 12)
-    ),
+    _LAUGHS,
     b"a: 1\n" + b"#" * 2_000_000,
     b'{"a": "' + b"x" * 3_000_000 + b'"}',
     *(b"NaN", b'{"a": NaN}', b'{"a": 1e999}', b"{'a': 1}", b'{"a": 1,}', b'{"a": "\\ud800"}'),

@@ -77,16 +77,20 @@ def resume(search: Search, before: Digests) -> History:
 def check_told(history: History, told: list[Any]) -> None:
     """Each candidate is told once, complete if one of its trials answers; none answered twice.
 
+    A disturbed trial does not answer any more once its repeat does.
+
     Raises:
         LostError: It is not so.
     """
-    answers = Counter(
-        trial.spec.candidate_hash
+    answering = [
+        trial.spec
         for trial in history.explored.trials
         if trial.result is not None
         and not trial.result.outcome.is_platform_fault
         and trial.result.outcome is not Outcome.CANCELLED
-    )
+    ]
+    replaced = {spec.repeat_of for spec in answering}
+    answers = Counter(s.candidate_hash for s in answering if s.number not in replaced)
     twice = [candidate for candidate, n in answers.items() if n > 1]
     complete = sum(trial.state.name == "COMPLETE" for trial in told)
     answered = sum(t.measured is not None or t.fault is not None for t in history.tried)

@@ -2,13 +2,22 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from autotune.contract import Role
+from autotune.record import Trial
+from autotune.search.history import History
+from tests import trials
+from tests.chaos import in_coordinators
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, LostError, must
+from tests.chaos.resume import check_told
 from tests.chaos.run import ROOMS, Row, all_faults, inject, main, summary, table
+from tests.search.scripted import ok
 
 FAULTS = all_faults()
 REPOSITORY = Path(__file__).parents[2]
@@ -109,3 +118,31 @@ def test_make_runs_what_was_asked_for_and_all_of_it(tmp_path, target, failing, r
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert (tmp_path / "ran").read_text().splitlines() == [f"tests.chaos.{each}" for each in ran]
     assert (done.returncode == 0) == is_well, done.stderr
+
+
+def recorded(number, candidate, role=Role.SEARCH, *, disturbed="", **changes):
+    spec = replace(trials.spec(number, role=role, **changes), candidate_hash=candidate)
+    result = replace(ok(spec, 100.0), disturbed=disturbed)
+    return Trial(folder=Path(), spec=spec, result=result)
+
+
+def test_a_repeat_of_a_disturbed_trial_is_no_lost_one():
+    told = [SimpleNamespace(state=SimpleNamespace(name="COMPLETE"))]
+    check_told(History([recorded(0, "a"), recorded(1, "a", repeat_of=0)]), told)
+    with pytest.raises(LostError, match="ran twice"):
+        check_told(History([recorded(0, "a"), recorded(1, "a")]), told)
+
+
+def test_what_is_damaged_is_the_only_trial_of_its_candidate():
+    found = [
+        recorded(0, "a", Role.BASELINE, disturbed="load"),
+        recorded(1, "a", Role.BASELINE, repeat_of=0),
+        recorded(2, "b", disturbed="load"),
+        recorded(3, "b", repeat_of=2),
+        recorded(4, "c"),
+    ]
+    numbers = [
+        in_coordinators.lone_trial(SimpleNamespace(study=SimpleNamespace(trials=found[:n].copy)))
+        for n in range(6)
+    ]
+    assert numbers == [None] * 5 + [4]
