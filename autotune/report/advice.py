@@ -7,12 +7,14 @@ whether it is faster a trial: it is named where the study has one.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from autotune.bottleneck import Bound
 from autotune.candidate import Candidate, format_value
 from autotune.contract import Diagnosis, KnobValue, TrialSpec
 from autotune.knobs import KNOBS, Context, canonical
-from autotune.search.history import History
+from autotune.report.ratios import Ratio, describe_ratio, ratio_of, telling_runs
+from autotune.search.history import History, Tried
 
 SMALL_MESSAGE_BYTES = 2**20
 """Below it a collective costs its latency more than its bytes: tens of microseconds at 100 GB/s
@@ -32,9 +34,18 @@ class Advice:
     after: KnobValue
     reason: str
     tried: int | None
-    """Number of a trial of the study that made just this change; None: there is none."""
-    ratio: float | None
-    """Its samples/s over this trial's; None where it measured nothing."""
+    """Number of the trial of the study that made just this change; None: there is none."""
+    ratio: Ratio | None
+    """That candidate's samples/s over this one's; None where one of them measured nothing."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `report --trial N --json` prints it."""
+        ends = {"ratio": "ratio", "ratio_low": "low", "ratio_high": "high"}
+        return {
+            **{name: getattr(self, name) for name in ("knob", "before", "after", "reason")},
+            "tried": self.tried,
+            **{key: getattr(self.ratio, name, None) for key, name in ends.items()},
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,32 +323,42 @@ def advise(
     """
     case = _Case(spec=spec, diagnosis=diagnosis, values=candidate.values, context=context)
     own = history.find(candidate)
-    own_rate = None if own is None or own.measured is None else own.measured.samples_per_s
     found = []
     for rule, changed in _changes(case, bound):
         other = Candidate.of(changed, world=candidate.world, global_batch=candidate.global_batch)
         tried = history.find(other)
-        result = None if tried is None else tried.measured
-        rate = None if result is None else result.samples_per_s
         found.append(
             Advice(
                 knob=rule.knob,
                 before=candidate.values[rule.knob],
                 after=changed[rule.knob],
                 reason=rule.reason,
-                tried=None if tried is None else tried.trials[0].spec.number,
-                ratio=rate / own_rate if rate and own_rate else None,
+                tried=None if tried is None else _number_of(tried),
+                ratio=None if tried is None or own is None else _ratio(tried, own),
             )
         )
     return found
 
 
+def _number_of(tried: Tried) -> int:
+    """Of the trial that counts; where none measured anything, of the first."""
+    return tried.trials[0].spec.number if tried.measured is None else tried.measured.number
+
+
+def _ratio(tried: Tried, own: Tried) -> Ratio | None:
+    """Samples/s over the candidate's own, as everywhere between candidates of one study."""
+    ours, theirs = telling_runs(tried.trials), telling_runs(own.trials)
+    if not ours or not theirs:
+        return None
+    return ratio_of(ours, theirs, spreads=(tried.spread, own.spread))
+
+
 def describe_advice(advice: Advice) -> str:
-    """`micro_batch 4 -> 8: half as many ...; trial 7 tried it: 1.08x`."""
+    """`micro_batch 4 -> 8: half as many ...; trial 7 tried it: 1.08x (1.01 to 1.16) ...`."""
     change = f"{advice.knob} {format_value(advice.before)} -> {format_value(advice.after)}"
     if advice.tried is None:
         return f"{change}: {advice.reason}; not tried in this study"
-    found = "it has no figure" if advice.ratio is None else f"{advice.ratio:.2f}x"
+    found = "it has no figure" if advice.ratio is None else describe_ratio(advice.ratio)
     return f"{change}: {advice.reason}; trial {advice.tried} tried it: {found}"
 
 

@@ -48,7 +48,7 @@ class Explanation:
             "bound": None if found is None else found.bound.value,
             "bound_shares": {} if found is None else {b.value: s for b, s in found.shares.items()},
             "explanation": [{"name": name, "text": text} for name, text in describe(self)],
-            "advice": [vars(each) for each in self.advice],
+            "advice": [each.as_dict() for each in self.advice],
             "problem": self.diagnosis.problem,
         }
 

@@ -1,13 +1,15 @@
 """The knob that addresses a bound: it is there, it acts, and it changes the run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autotune.bottleneck import Bound
-from autotune.contract import Diagnosis, KnobValue
+from autotune.contract import Diagnosis, KnobValue, Role, TrialResult, TrialSpec
 from autotune.knobs import KNOBS, Context, canonical
 from autotune.report.advice import RULES, Advice, advise, describe_advice
+from autotune.report.ratios import describe_ratio
 from autotune.search.history import History, candidate_of
 from tests.report.diagnosed import collective, diagnosed, diagnosis
 from tests.report.test_terminal import finished
@@ -108,5 +110,30 @@ def test_a_change_that_the_study_has_tried_says_what_it_brought(tmp_path: Path) 
     assert first.knob == "micro_batch"
     tried = next(t.spec for t in history.trials if t.spec.number == first.tried)
     assert tried.knobs == {**third.knobs, "micro_batch": first.after}
-    assert first.ratio == pytest.approx(2**0.3)
-    assert describe_advice(first).endswith(f"; trial {first.tried} tried it: 1.23x")
+    assert first.ratio is not None
+    assert first.ratio.ratio == pytest.approx(2**0.3)
+    said = f"; trial {first.tried} tried it: {describe_ratio(first.ratio)}"
+    assert said.split("it: ")[1].startswith("1.23x (1.")
+    assert describe_advice(first).endswith(said)
+
+
+def test_what_a_change_brought_is_told_of_the_trial_that_counts(tmp_path: Path) -> None:
+    def behave(spec: TrialSpec) -> TrialResult:
+        result = diagnosed(spec)
+        if result.samples_per_s and spec.repeat_of is None and spec.role is not Role.CONFIRM:
+            slow = scripted.ok(spec, result.samples_per_s / 10)
+            return replace(slow, disturbed="load", diagnosis=result.diagnosis)
+        return result
+
+    history = History(finished(tmp_path, behave, trials=40).trials())
+    third = next(
+        t.spec
+        for t in history.trials
+        if t.spec.knobs["zero.stage"] == 3 and t.spec.grad_accum > 1 and t.spec.repeat_of is None
+    )
+    found = advise(Bound.COMMUNICATION, third, diagnosis(), candidate_of(third), CONTEXT, history)
+    first = found[0]
+    assert first.ratio is not None
+    assert first.ratio.ratio == pytest.approx(2**0.3)
+    tried = next(t.spec for t in history.trials if t.spec.number == first.tried)
+    assert tried.repeat_of is not None
