@@ -35,10 +35,13 @@ def _said_by(trial: Trial) -> str:
     result = trial.result
     if result is None:
         return trial.problem
-    if result.outcome is Outcome.OK:
-        return f"disturbed: {result.disturbed}" if result.disturbed else trial.problem
-    source = f" [{result.evidence_source}]" if result.evidence_source else ""
-    return f"{result.evidence}{source}"
+    said = []
+    if result.outcome is not Outcome.OK:
+        source = f" [{result.evidence_source}]" if result.evidence_source else ""
+        said.append(f"{result.evidence}{source}")
+    if result.outcome.is_measured and result.disturbed:
+        said.append(f"disturbed: {result.disturbed}")
+    return "; ".join(said) or trial.problem
 
 
 def trials(report: Report, standings: Standings) -> list[dict[str, str]]:

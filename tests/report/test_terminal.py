@@ -375,6 +375,20 @@ def test_a_repeat_that_measured_nothing_does_not_count(tmp_path: Path) -> None:
     assert said == [f"trial {hit[0]}: load; it was not repeated"]
 
 
+def test_one_that_stopped_early_says_what_disturbed_it(tmp_path: Path) -> None:
+    def behave(spec: TrialSpec) -> TrialResult:
+        result = realistic(spec)
+        if result.samples_per_s is None or spec.role is not Role.SEARCH:
+            return result
+        return dataclasses.replace(
+            result, outcome=Outcome.STOPPED_EARLY, evidence="too slow", disturbed="load"
+        )
+
+    report = read_report(finished(tmp_path, behave))
+    said = {t["evidence"] for t in trials_of(report, {}) if t["outcome"] == "stopped_early"}
+    assert said == {"too slow; disturbed: load"}
+
+
 def test_every_form_names_the_same_interval(tmp_path: Path) -> None:
     """That of a re-run, from one place; the table keeps the interval of the steps beside it."""
     report = read_report(finished(tmp_path))
