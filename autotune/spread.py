@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from autotune.contract import Role, TrialResult
 from autotune.record import Trial
-from autotune.student import t_quantile
+from autotune.student import CONFIDENCE, t_quantile
 
 PRIOR_DEVIATION = 0.02
 """Between processes, of log samples/s. Of 50 runs of 10 candidates it was 2.8% (40 degrees of
@@ -23,10 +23,8 @@ PRIOR_DEGREES = 8
 """How many degrees of freedom of repeats the prior counts as: those of a final comparison of four,
 so that a study's own repeats weigh as much once it has one."""
 
-_CONFIDENCE = 0.975
-"""Upper quantile of a two-sided 95% interval."""
 _NORMAL = 1.96
-"""The same of the normal distribution: an interval of steps reaches so many standard errors."""
+"""The normal distribution's quantile: an interval of steps reaches so many standard errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +65,9 @@ class Spread:
         if not runs or not all(map(is_figure, runs)):
             raise ValueError("no runs, or one without samples/s")
         mean = mean_log_rate(runs)
-        half_width = self.half_width(statistics.fmean(map(_own_variance, runs)), n_runs=len(runs))
+        half_width = self.half_width(
+            statistics.fmean(map(variance_of_steps, runs)), n_runs=len(runs)
+        )
         return Interval(
             rate=math.exp(mean),
             low=math.exp(mean - half_width),
@@ -76,7 +76,7 @@ class Spread:
 
     def variance_of_mean(self, runs: Sequence[TrialResult]) -> float:
         """Of the mean log samples/s of some runs of one configuration; at least one run."""
-        return (self.variance + statistics.fmean(map(_own_variance, runs))) / len(runs)
+        return (self.variance + statistics.fmean(map(variance_of_steps, runs))) / len(runs)
 
     def half_width(self, own_variance: float = 0.0, *, n_runs: int = 1) -> float:
         """How far a re-run may be from the mean of some runs, in log samples/s.
@@ -86,7 +86,7 @@ class Spread:
             n_runs: Runs behind the mean.
         """
         variance = (self.variance + own_variance) * (1 + 1 / n_runs)
-        return t_quantile(_CONFIDENCE, self.degrees) * math.sqrt(variance)
+        return t_quantile(CONFIDENCE, self.degrees) * math.sqrt(variance)
 
 
 def spread_of(trials: Iterable[Trial]) -> Spread:
@@ -119,17 +119,27 @@ def pooled(groups: Iterable[Sequence[TrialResult]]) -> Spread:
     Args:
         groups: Runs for which `is_figure` holds; a group of one says nothing.
     """
-    squares, degrees = 0.0, 0
-    for runs in groups:
-        mean = mean_log_rate(runs)
-        squares += math.fsum((log_rate(run) - mean) ** 2 for run in runs)
-        squares -= (len(runs) - 1) * statistics.fmean(map(_own_variance, runs))
-        degrees += len(runs) - 1
+    squares, degrees = between(groups)
     prior = PRIOR_DEGREES * PRIOR_DEVIATION**2
     return Spread(
         variance=(prior + max(0.0, squares)) / (PRIOR_DEGREES + degrees),
         degrees=PRIOR_DEGREES + degrees,
     )
+
+
+def between(groups: Iterable[Sequence[TrialResult]]) -> tuple[float, int]:
+    """Squares of log samples/s between processes, less what steps explain, and their degrees.
+
+    Args:
+        groups: As of `pooled`.
+    """
+    squares, degrees = 0.0, 0
+    for runs in groups:
+        mean = mean_log_rate(runs)
+        squares += math.fsum((log_rate(run) - mean) ** 2 for run in runs)
+        squares -= (len(runs) - 1) * statistics.fmean(map(variance_of_steps, runs))
+        degrees += len(runs) - 1
+    return squares, degrees
 
 
 def is_figure(result: TrialResult) -> bool:
@@ -147,7 +157,7 @@ def mean_log_rate(runs: Sequence[TrialResult]) -> float:
     return statistics.fmean(map(log_rate, runs))
 
 
-def _own_variance(result: TrialResult) -> float:
+def variance_of_steps(result: TrialResult) -> float:
     """Of log samples/s, as the interval of the run's own steps says; 0 where it has none."""
     low, high = result.samples_per_s_low, result.samples_per_s_high
     if low is None or high is None or not (_is_rate(low) and _is_rate(high)):

@@ -3,6 +3,9 @@
 import functools
 import math
 
+CONFIDENCE = 0.975
+"""Upper quantile of a two-sided 95% interval."""
+
 
 @functools.cache  # every figure of a report asks for the same one
 def t_quantile(p: float, degrees: int) -> float:

@@ -34,7 +34,14 @@ from autotune.extensions import build
 from autotune.fleet.local import LocalFleet
 from autotune.render.export import export_candidate
 from autotune.search.launch import Run
-from autotune.spread import PRIOR_DEGREES, PRIOR_DEVIATION, Spread, pooled
+from autotune.spread import (
+    PRIOR_DEGREES,
+    PRIOR_DEVIATION,
+    Spread,
+    between,
+    pooled,
+    variance_of_steps,
+)
 
 ENOUGH = 0.9
 """Share of re-runs that an interval of 95% has to cover here: runs are few and tails heavy."""
@@ -178,7 +185,7 @@ def summary(runs: Runs) -> dict[str, Any]:
     ]
     reported, knowing = Spread(), pooled(runs.values())
     calm = {key: [run for run in own if not run.disturbed] for key, own in runs.items()}
-    squares, degrees = between(runs)
+    squares, degrees = between(runs.values())
     return {
         "coverage_reported": coverage(runs, lambda run: ends(reported, run)),
         "coverage_with_repeats": coverage(runs, lambda run: ends(knowing, run)),
@@ -189,7 +196,7 @@ def summary(runs: Runs) -> dict[str, Any]:
         "deviation": math.sqrt(max(0.0, squares / degrees)),
         "degrees": degrees,
         "own_deviation": statistics.median(
-            math.log(high / low) / 2 / 1.96 for low, high in map(of_steps, everything)
+            math.sqrt(variance_of_steps(run)) for run in everything
         ),
         "half_width": statistics.median(
             math.log(high / low) / 2 for low, high in (ends(reported, r) for r in everything)
@@ -248,17 +255,6 @@ def of_steps(run: TrialResult) -> tuple[float, float]:
     assert run.samples_per_s_low is not None
     assert run.samples_per_s_high is not None
     return run.samples_per_s_low, run.samples_per_s_high
-
-
-def between(runs: Runs) -> tuple[float, int]:
-    """Squares of log samples/s between processes, less what steps explain, and their degrees."""
-    squares, degrees = 0.0, 0
-    for own in runs.values():
-        logs = [math.log(run.samples_per_s or 1.0) for run in own]
-        steps = [(math.log(h / lo) / 2 / 1.96) ** 2 for lo, h in map(of_steps, own)]
-        squares += (len(own) - 1) * (statistics.variance(logs) - statistics.fmean(steps))
-        degrees += len(own) - 1
-    return squares, degrees
 
 
 def rank_correlation(ones: list[TrialResult], others: list[TrialResult]) -> float:

@@ -14,10 +14,7 @@ from autotune.record import Trial
 from autotune.search.confirm import first_round_of
 from autotune.search.history import counting
 from autotune.spread import Spread, is_figure, mean_log_rate
-from autotune.student import t_quantile
-
-_CONFIDENCE = 0.975
-"""Upper quantile of a two-sided 95% interval."""
+from autotune.student import CONFIDENCE, t_quantile
 
 
 class Basis(StrEnum):
@@ -56,8 +53,9 @@ def telling_runs(trials: Sequence[Trial]) -> list[TrialResult]:
     blocks = [first_round_of(trial.spec.confirm_round or 0) for trial in confirmed]
     last = [t for t, block in zip(confirmed, blocks, strict=True) if block == max(blocks)]
     for some in (last, trials):
-        rounds = sorted({trial.spec.confirm_round or 0 for trial in some})
-        runs = [counting([t for t in some if (t.spec.confirm_round or 0) == n]) for n in rounds]
+        # The search's own trial is of no round, and is none of round 0.
+        rounds = dict.fromkeys(trial.spec.confirm_round for trial in some)
+        runs = [counting([t for t in some if t.spec.confirm_round == n]) for n in rounds]
         if measured := [run for run in runs if run is not None and is_figure(run)]:
             return measured
     return []
@@ -82,7 +80,7 @@ def ratio_of(
     difference = mean_log_rate(ours) - mean_log_rate(theirs)
     sides = ((ours, spreads[0]), (theirs, spreads[1]))
     error = math.sqrt(sum(spread.variance_of_mean(runs) for runs, spread in sides))
-    half_width = t_quantile(_CONFIDENCE, min(spread.degrees for spread in spreads)) * error
+    half_width = t_quantile(CONFIDENCE, min(spread.degrees for spread in spreads)) * error
     return Ratio(
         ratio=math.exp(difference),
         low=math.exp(difference - half_width),

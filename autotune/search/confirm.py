@@ -18,7 +18,7 @@ from autotune.search.history import History, counting, is_settled, results
 from autotune.search.launch import CONFIRM_MEASURE, WARM_MEASURE
 from autotune.search.objective import Objective
 from autotune.spread import is_figure, log_rate
-from autotune.student import t_quantile
+from autotune.student import CONFIDENCE, t_quantile
 
 ROUNDS = 3
 """With two candidates, 3 rounds leave 2 degrees of freedom for the gain: its interval is 4.3
@@ -27,9 +27,6 @@ Every further finalist adds as many again."""
 MIN_ROUNDS = 2
 """Below two runs of each there is no between-run variance to speak of."""
 MAX_FINALISTS = 5
-
-_CONFIDENCE = 0.975
-"""Upper quantile of a two-sided 95% interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +84,7 @@ class Verdict:
             ratio = math.exp(self.paired.means[of] - self.paired.means[over])
             degrees = self.paired.degrees
             error = self.paired.deviation * math.sqrt(2 / self.paired.n_rounds)
-        confidence = 1 - (1 - _CONFIDENCE) / max(1, len(self.figures) - 1)
+        confidence = 1 - (1 - CONFIDENCE) / max(1, len(self.figures) - 1)
         half_width = t_quantile(confidence, degrees) * error
         return Speedup(
             ratio=ratio, low=ratio * math.exp(-half_width), high=ratio * math.exp(half_width)

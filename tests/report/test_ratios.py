@@ -59,3 +59,12 @@ def test_the_runs_of_the_comparison_come_before_the_search_s_own(tmp_path):
 def test_runs_of_an_earlier_comparison_are_left_out(tmp_path):
     found = [trial(Role.CONFIRM, 100.0 + n, tmp_path, confirm_round=n) for n in range(5)]
     assert [r.samples_per_s for r in telling_runs(found)] == [103.0, 104.0]
+
+
+def test_the_search_s_own_trial_is_not_of_round_0(tmp_path):
+    found = [
+        trial(Role.SEARCH, 100.0, tmp_path),
+        trial(Role.CONFIRM, 101.0, tmp_path, confirm_round=0),
+        dataclasses.replace(trial(Role.CONFIRM, 1.0, tmp_path, confirm_round=3), result=None),
+    ]
+    assert [r.samples_per_s for r in telling_runs(found)] == [100.0, 101.0]
