@@ -6,14 +6,14 @@ prints. Nothing reads the written files back: they are for people and their tool
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
 from autotune import table_seen as seen
+from autotune.column import Column, DType, column
 from autotune.contract import Phase, TrialResult
 from autotune.errors import StudyError
 from autotune.facts import ModelFacts, environment_at, left_out_of, model_of
@@ -29,8 +29,6 @@ TABLE_VERSION = 2
 METERS = ("private_data", "host_rss", "allocated", "reserved", "context_and_comm")
 """Memory meters of `TrialResult.memory_bytes`, besides `peak`."""
 PACKAGES = ("python", "torch", "deepspeed", "transformers", "peft")
-
-DType = Literal["string", "Int64", "float64", "boolean", "datetime64[us, UTC]"]
 
 _DTYPE_OF_KNOB: dict[str, DType] = {
     "int": "Int64",
@@ -52,36 +50,20 @@ _TYPES: dict[DType, type | UnionType] = {
 """What a cell of a column may be."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """One column of the table."""
-
-    name: str
-    dtype: DType
-    """pandas dtype; any column may be empty in a row."""
-    unit: str
-    """Empty where there is none."""
-    meaning: str
-
-
-def _column(name: str, dtype: DType, meaning: str, *, unit: str = "") -> Column:
-    return Column(name=name, dtype=dtype, unit=unit, meaning=meaning)
-
-
 _IDENTITY = (
-    _column("table_version", "Int64", "version of this schema"),
-    _column("study", "string", "name of the study's folder"),
-    _column("trial", "Int64", "number of the trial, from 0; names its folder"),
-    _column("role", "string", "why it was run: baseline, search, confirm (final comparison)"),
-    _column("confirm_round", "Int64", "round of the final comparison; empty for other roles"),
-    _column("retry_of", "Int64", "number of the trial that it repeats after a platform fault"),
-    _column("repeat_of", "Int64", "number of the disturbed trial that it repeats"),
-    _column("candidate_hash", "string", "identity of the candidate: equal hashes, equal runs"),
-    _column("problem", "string", "why spec or result cannot be read; empty for a sound trial"),
+    column("table_version", "Int64", "version of this schema"),
+    column("study", "string", "name of the study's folder"),
+    column("trial", "Int64", "number of the trial, from 0; names its folder"),
+    column("role", "string", "why it was run: baseline, search, confirm (final comparison)"),
+    column("confirm_round", "Int64", "round of the final comparison; empty for other roles"),
+    column("retry_of", "Int64", "number of the trial that it repeats after a platform fault"),
+    column("repeat_of", "Int64", "number of the disturbed trial that it repeats"),
+    column("candidate_hash", "string", "identity of the candidate: equal hashes, equal runs"),
+    column("problem", "string", "why spec or result cannot be read; empty for a sound trial"),
 )
 
 _KNOBS = tuple(
-    _column(
+    column(
         f"knob.{knob.name}",
         _DTYPE_OF_KNOB[knob.kind],
         f"{knob.help}; empty where it does not act",
@@ -90,68 +72,68 @@ _KNOBS = tuple(
 )
 
 _DERIVED = (
-    _column("model", "string", "name of the model"),
-    _column("n_params", "Int64", "trainable parameters", unit="parameters"),
-    _column(
+    column("model", "string", "name of the model"),
+    column("n_params", "Int64", "trainable parameters", unit="parameters"),
+    column(
         "n_params_frozen",
         "Int64",
         "parameters that are not trained: with LoRA all but the adapters",
         unit="parameters",
     ),
-    _column("finetune", "string", "what is trained where not every weight is, as JSON"),
-    _column("precision", "string", "training precision: bf16, fp16, fp32"),
-    _column("world", "Int64", "accelerators of the trial", unit="accelerators"),
-    _column("dp", "Int64", "data parallel degree: world / (tp * pp * sp)"),
-    _column("tp", "Int64", "tensor parallel degree"),
-    _column("pp", "Int64", "pipeline parallel degree"),
-    _column("sp", "Int64", "sequence parallel degree"),
-    _column("micro_batch", "Int64", "per rank and forward pass", unit="samples"),
-    _column("grad_accum", "Int64", "forward passes per optimizer step"),
-    _column(
+    column("finetune", "string", "what is trained where not every weight is, as JSON"),
+    column("precision", "string", "training precision: bf16, fp16, fp32"),
+    column("world", "Int64", "accelerators of the trial", unit="accelerators"),
+    column("dp", "Int64", "data parallel degree: world / (tp * pp * sp)"),
+    column("tp", "Int64", "tensor parallel degree"),
+    column("pp", "Int64", "pipeline parallel degree"),
+    column("sp", "Int64", "sequence parallel degree"),
+    column("micro_batch", "Int64", "per rank and forward pass", unit="samples"),
+    column("grad_accum", "Int64", "forward passes per optimizer step"),
+    column(
         "global_batch",
         "Int64",
         "per optimizer step: micro_batch * grad_accum * dp",
         unit="samples",
     ),
-    _column("seq_len", "Int64", "per sample; the most where they differ", unit="tokens"),
-    _column("lengths", "string", "of the samples: fixed, packed, histogram"),
+    column("seq_len", "Int64", "per sample; the most where they differ", unit="tokens"),
+    column("lengths", "string", "of the samples: fixed, packed, histogram"),
 )
 
 _OUTCOME = (
-    _column("outcome", "string", "how it ended (see `Outcome`); empty while it is in flight"),
-    _column("evidence", "string", "the line that the outcome was read from"),
-    _column("evidence_source", "string", "where that line stands"),
-    _column(
+    column("outcome", "string", "how it ended (see `Outcome`); empty while it is in flight"),
+    column("evidence", "string", "the line that the outcome was read from"),
+    column("evidence_source", "string", "where that line stands"),
+    column(
         "disturbed",
         "string",
         "what disturbed it while it measured; empty: nothing that was noticed",
     ),
-    _column("differences", "string", "where the live engine differs from what was asked"),
+    column("differences", "string", "where the live engine differs from what was asked"),
 )
 
 _SPEED = (
-    _column("samples_per_s", "float64", "global_batch / step_time_s", unit="samples/s"),
-    _column(
+    column("samples_per_s", "float64", "global_batch / step_time_s", unit="samples/s"),
+    column(
         "samples_per_s_low",
         "float64",
         "lower end of its 95% prediction interval: where a re-run would be, by how much runs of "
         "this study differ",
         unit="samples/s",
     ),
-    _column(
+    column(
         "samples_per_s_high",
         "float64",
         "upper end of its 95% prediction interval",
         unit="samples/s",
     ),
-    _column(
+    column(
         "tokens_per_s",
         "float64",
         "of all accelerators together, padding left out",
         unit="tokens/s",
     ),
-    _column("padded_tokens_per_s", "float64", "the same with padding", unit="tokens/s"),
-    _column(
+    column("padded_tokens_per_s", "float64", "the same with padding", unit="tokens/s"),
+    column(
         "tflops_per_device",
         "float64",
         "model FLOPs (PaLM, appendix B: 6 N + 12 L A T per "
@@ -159,44 +141,44 @@ _SPEED = (
         "accelerator",
         unit="TFLOP/s",
     ),
-    _column(
+    column(
         "mfu",
         "float64",
         "tflops_per_device over the device's dense bf16/fp16 peak; empty in "
         "fp32 and where the peak is unknown",
         unit="share, 0 to 1",
     ),
-    _column("step_time_s", "float64", "median optimizer step of the slowest rank", unit="s"),
-    _column(
+    column("step_time_s", "float64", "median optimizer step of the slowest rank", unit="s"),
+    column(
         "step_time_low_s",
         "float64",
         "lower end of the 95% interval of that median: of the steps of this run, not of a re-run",
         unit="s",
     ),
-    _column("step_time_high_s", "float64", "upper end of the same", unit="s"),
-    _column("n_steps", "Int64", "optimizer steps that were measured", unit="steps"),
-    _column(
+    column("step_time_high_s", "float64", "upper end of the same", unit="s"),
+    column("n_steps", "Int64", "optimizer steps that were measured", unit="steps"),
+    column(
         "n_warmup_steps",
         "Int64",
         "optimizer steps before them that were thrown away as warm-up",
         unit="steps",
     ),
-    _column("is_steady", "boolean", "whether warm-up was over before half of the steps were"),
-    _column(
+    column("is_steady", "boolean", "whether warm-up was over before half of the steps were"),
+    column(
         "steps_skipped",
         "Int64",
         "measured steps that the engine did not apply (fp16 overflow); not in the figures",
         unit="steps",
     ),
-    _column("loss_first", "float64", "mean loss of the first step, on rank 0's data"),
-    _column("loss_last", "float64", "mean loss of the last step, on rank 0's data"),
+    column("loss_first", "float64", "mean loss of the first step, on rank 0's data"),
+    column("loss_last", "float64", "mean loss of the last step, on rank 0's data"),
 )
 
 _MEMORY = (
-    _column("peak_memory_bytes", "Int64", "highest of any rank, by the device's meter", unit="B"),
-    _column("memory_limit_bytes", "Int64", "per device; empty: the device's own", unit="B"),
+    column("peak_memory_bytes", "Int64", "highest of any rank, by the device's meter", unit="B"),
+    column("memory_limit_bytes", "Int64", "per device; empty: the device's own", unit="B"),
     *(
-        _column(
+        column(
             f"memory.{meter}_bytes",
             "Int64",
             f"highest of any rank, by the meter {meter}",
@@ -204,7 +186,7 @@ _MEMORY = (
         )
         for meter in METERS
     ),
-    _column(
+    column(
         "host_construction_bytes",
         "Int64",
         "peak resident host memory that building model and engine added on a rank",
@@ -212,27 +194,17 @@ _MEMORY = (
     ),
 )
 
-_SEEN = tuple(
-    _column(name, dtype, meaning, unit=unit) for name, dtype, unit, meaning in seen.COLUMNS
-)
-
 _PROVENANCE = (
-    *(
-        _column(f"phase.{phase}_s", "float64", "seconds in this phase", unit="s")
-        for phase in Phase
-    ),
-    *(
-        _column(f"version.{name}", "string", f"version of {name} in the trial")
-        for name in PACKAGES
-    ),
-    _column("accelerator", "string", "cpu or cuda"),
-    _column("device_name", "string", "what the accelerators call themselves"),
-    _column("devices", "string", "slots of the gang, separated by spaces"),
-    _column("environment", "string", "allow-listed environment variables, as JSON"),
-    _column("seed", "Int64", "of weights and data"),
-    _column("started_at", "datetime64[us, UTC]", "when it was submitted"),
-    _column("start", "string", "how its ranks started: cold (torchrun) or warm (forked)"),
-    _column("wall_s", "float64", "from submission until its last process had ended", unit="s"),
+    *(column(f"phase.{phase}_s", "float64", "seconds in this phase", unit="s") for phase in Phase),
+    *(column(f"version.{name}", "string", f"version of {name} in the trial") for name in PACKAGES),
+    column("accelerator", "string", "cpu or cuda"),
+    column("device_name", "string", "what the accelerators call themselves"),
+    column("devices", "string", "slots of the gang, separated by spaces"),
+    column("environment", "string", "allow-listed environment variables, as JSON"),
+    column("seed", "Int64", "of weights and data"),
+    column("started_at", "datetime64[us, UTC]", "when it was submitted"),
+    column("start", "string", "how its ranks started: cold (torchrun) or warm (forked)"),
+    column("wall_s", "float64", "from submission until its last process had ended", unit="s"),
 )
 
 SCHEMA: tuple[Column, ...] = (
@@ -242,7 +214,7 @@ SCHEMA: tuple[Column, ...] = (
     *_OUTCOME,
     *_SPEED,
     *_MEMORY,
-    *_SEEN,
+    *seen.COLUMNS,
     *_PROVENANCE,
 )
 """Every column, in order; the table always has all of them."""
@@ -433,11 +405,11 @@ def _fitted(row: Mapping[str, Any]) -> dict[str, Any]:
     """A cell for every column; what a damaged file put there of another type is named instead."""
     cells = {column.name: row.get(column.name) for column in SCHEMA}
     cells["table_version"] = TABLE_VERSION
-    for column in SCHEMA:
-        value = cells[column.name]
-        if value is not None and not isinstance(value, _TYPES[column.dtype]):
-            cells[column.name] = None
-            cells["problem"] = f"{column.name}: {str(value)[:60]!r} is of another type"
+    for one in SCHEMA:
+        value = cells[one.name]
+        if value is not None and not isinstance(value, _TYPES[one.dtype]):
+            cells[one.name] = None
+            cells["problem"] = f"{one.name}: {str(value)[:60]!r} is of another type"
     return cells
 
 

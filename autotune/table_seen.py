@@ -1,39 +1,49 @@
 """The table's columns of what a trial saw: where its time went, and what it took."""
 
-from typing import Any, Literal
+from typing import Any
 
 from autotune.bottleneck import bottleneck, shares_of_calls
+from autotune.column import Column, column
 from autotune.contract import TrialResult, TrialSpec
 
 _FROM = "from the diagnostic pass"
 _SHARE = "share, 0 to 1"
 
-COLUMNS: tuple[tuple[str, Literal["string", "float64"], str, str], ...] = (
-    ("share.forward", "float64", _SHARE, f"of a step, in the engine's forward; {_FROM}"),
-    ("share.backward", "float64", _SHARE, f"of a step, in the engine's backward; {_FROM}"),
-    ("share.optimizer", "float64", _SHARE, f"of a step, in the engine's step; {_FROM}"),
-    (
+COLUMNS: tuple[Column, ...] = (
+    column(
+        "share.forward", "float64", f"of a step, in the engine's forward; {_FROM}", unit=_SHARE
+    ),
+    column(
+        "share.backward", "float64", f"of a step, in the engine's backward; {_FROM}", unit=_SHARE
+    ),
+    column("share.optimizer", "float64", f"of a step, in the engine's step; {_FROM}", unit=_SHARE),
+    column(
         "share.communication",
         "float64",
-        _SHARE,
         f"of a step, in collectives while nothing was computed, waiting included; {_FROM}",
+        unit=_SHARE,
     ),
-    ("share.data", "float64", _SHARE, f"of a step, between the engine's calls; {_FROM}"),
-    ("bound", "string", "", f"what a step mostly waits for; {_FROM}"),
-    (
+    column(
+        "share.data", "float64", f"of a step, between the engine's calls; {_FROM}", unit=_SHARE
+    ),
+    column("bound", "string", f"what a step mostly waits for; {_FROM}"),
+    column(
         "cpu_utilization",
         "float64",
-        "cores",
         "processor time of a rank over the time of its measured steps, the mean of the ranks",
+        unit="cores",
     ),
-    ("gpu_utilization", "float64", _SHARE, "time in which a kernel ran, by NVML"),
-    ("power_w", "float64", "W", "of one device, the mean, by NVML"),
-    ("energy_per_sample_j", "float64", "J/sample", "of all devices of the trial, by NVML"),
-    ("gpu_clock_hz", "float64", "Hz", "of the multiprocessors, the mean, by NVML"),
-    ("gpu_temperature_c", "float64", "degrees C", "highest of any device, by NVML"),
-    ("gpu_throttled", "float64", _SHARE, "readings in which the driver held the clock down"),
+    column("gpu_utilization", "float64", "time in which a kernel ran, by NVML", unit=_SHARE),
+    column("power_w", "float64", "of one device, the mean, by NVML", unit="W"),
+    column(
+        "energy_per_sample_j", "float64", "of all devices of the trial, by NVML", unit="J/sample"
+    ),
+    column("gpu_clock_hz", "float64", "of the multiprocessors, the mean, by NVML", unit="Hz"),
+    column("gpu_temperature_c", "float64", "highest of any device, by NVML", unit="degrees C"),
+    column(
+        "gpu_throttled", "float64", "readings in which the driver held the clock down", unit=_SHARE
+    ),
 )
-"""Name, type, unit, meaning."""
 
 
 def cells(spec: TrialSpec, result: TrialResult) -> dict[str, Any]:

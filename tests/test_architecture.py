@@ -16,7 +16,7 @@ LAYERS: list[set[str]] = [
     {"trial", "data", "cgroup", "extensions"},
     {"finetune", "lengths", "model_shape", "model_families", "model_probe", "presets", "hardware"},
     {"model", "job", "knob", "catalogue", "knobs", "candidate", "record", "facts", "table"}
-    | {"tried", "knobs_page", "soak_record", "bottleneck", "table_seen"}
+    | {"tried", "knobs_page", "soak_record", "bottleneck", "column", "table_seen"}
     | {"spread", "student", "throughput"},
     {"space_file", "space", "rules", "consumers"},
     {"engines", "render"},
