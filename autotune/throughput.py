@@ -26,10 +26,22 @@ def throughput_cells(
     flops_per_token = train_flops_per_token(shape, _attended(spec))
     flops_per_s = flops_per_token * cells["tokens_per_s"] / spec.world
     cells["tflops_per_device"] = flops_per_s / 1e12
-    peak_flops = None if environment is None else environment.peak_flops
-    if peak_flops and spec.precision != "fp32":
+    peak_flops = peak_flops_of(spec, environment)
+    if peak_flops is not None:
         cells["mfu"] = flops_per_s / peak_flops
     return cells
+
+
+def peak_flops_of(spec: TrialSpec, environment: Environment | None) -> float | None:
+    """FLOP/s of one device, dense, at the trial's precision; None where that is not known.
+
+    Args:
+        spec: The trial.
+        environment: Where it ran; None where that is not known.
+    """
+    if environment is None or spec.precision == "fp32":
+        return None
+    return environment.peak_flops or None
 
 
 def _token_cells(spec: TrialSpec, result: TrialResult, samples_per_s: float) -> dict[str, float]:

@@ -8,11 +8,13 @@ import pandas as pd
 
 from autotune.bottleneck import Bottleneck, Bound, bottleneck, bubble_share, shares_of_calls
 from autotune.contract import Collective, Diagnosis, Split, TrialResult, TrialSpec, Use
+from autotune.facts import environment_at
 from autotune.record import Trial
 from autotune.report.advice import Advice, advise, describe_advice
 from autotune.report.study import Report
 from autotune.search.history import candidate_of
 from autotune.table_seen import energy_per_sample_j
+from autotune.throughput import peak_flops_of
 from autotune.units import format_bytes, format_seconds
 
 _MAX_COLLECTIVES = 4
@@ -59,14 +61,14 @@ def explain(report: Report, number: int, row: Mapping[str, Any]) -> Explanation 
     Args:
         report: The study.
         number: Of the trial.
-        row: The trial's row of the table: what it says of FLOP/s is told here.
+        row: The trial's row of the table, which says how many FLOP/s it reached.
     """
     trial = next((t for t in report.history.trials if t.spec.number == number), None)
     if trial is None or trial.result is None or trial.result.diagnosis is None:
         return None
     diagnosis = trial.result.diagnosis
     found = bottleneck(trial.spec, diagnosis)
-    tflops, mfu = _number(row, "tflops_per_device"), _number(row, "mfu")
+    tflops = _number(row, "tflops_per_device")
     return Explanation(
         trial=number,
         spec=trial.spec,
@@ -75,7 +77,7 @@ def explain(report: Report, number: int, row: Mapping[str, Any]) -> Explanation 
         bottleneck=found,
         advice=[] if found is None else _advice(report, trial, diagnosis, found),
         flops_per_s=None if tflops is None else tflops * 1e12,
-        peak_flops=None if tflops is None or not mfu else tflops * 1e12 / mfu,
+        peak_flops=peak_flops_of(trial.spec, environment_at(report.facts, number)),
     )
 
 

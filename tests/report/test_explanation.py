@@ -1,9 +1,12 @@
 """A trial explained, in the terminal, in the page and as data."""
 
+import dataclasses
 import html
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,6 +19,7 @@ from autotune.report.details import describe_bounds
 from autotune.report.explanation import describe, explain
 from autotune.report.page import render_page
 from autotune.report.terminal import print_explanation
+from autotune.search.history import History
 from autotune.table import load_table
 from tests.report.diagnosed import diagnosed
 from tests.report.test_terminal import finished
@@ -53,19 +57,26 @@ def test_it_says_where_the_time_went_what_bounds_it_and_what_addresses_that(stud
 def test_a_share_of_the_peak_is_told_only_where_the_peak_is_known(study: Study) -> None:
     report, number = read_report(study), number_at(study, 1)
 
-    def speed(row: dict[str, object]) -> str:
-        explanation = explain(report, number, row)
+    def speed(row: dict[str, object], precision: str, facts: Mapping[str, Any]) -> str:
+        trials = [
+            dataclasses.replace(t, spec=dataclasses.replace(t.spec, precision=precision))
+            for t in report.history.trials
+        ]
+        asked = dataclasses.replace(report, history=History(trials), facts=facts)
+        explanation = explain(asked, number, row)
         assert explanation is not None
         return dict(describe(explanation))["speed"]
 
-    assert speed({}) == "FLOP/s of the model are unknown"
-    assert speed({"tflops_per_device": 12.34, "mfu": float("nan")}) == (
-        "12.3 TFLOP/s of the model per device; the peak of this device is unknown at this "
-        "precision"
+    reached: dict[str, object] = {"tflops_per_device": 0.4}
+    unknown = (
+        "0.4 TFLOP/s of the model per device; the peak of this device is unknown at this precision"
     )
-    assert speed({"tflops_per_device": 120.0, "mfu": 0.4}) == (
-        "120 TFLOP/s of the model per device, 40% of its peak of 300"
-    )
+    assert speed({}, "bf16", report.facts) == "FLOP/s of the model are unknown"
+    assert speed(reached, "fp32", report.facts) == unknown
+    assert speed(reached, "bf16", {}) == unknown
+    assert speed(reached, "bf16", report.facts) == (
+        "0.4 TFLOP/s of the model per device, 40% of its peak of 1"
+    ), "that of the environment in study.json"
 
 
 @pytest.mark.parametrize("stage", [1, 3])
