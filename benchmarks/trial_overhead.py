@@ -3,8 +3,9 @@
     python benchmarks/trial_overhead.py [--rounds N] [--json]
 
 The overhead is the trial's wall time without its warm-up and measured steps, by phase and as a
-median. The first warm trial also starts the template that the others share; it is shown alone.
-Cold and warm figures are compared as well: the geometric mean of warm over cold samples/s.
+median. The diagnostic pass is told apart: it trains up to four more steps, so its time is theirs,
+and `search --no-diagnose` leaves it out. The first warm trial also starts the template that the
+others share; it is shown alone. Cold and warm figures are compared as well: the geometric mean of warm over cold samples/s.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from autotune.fleet.local import LocalFleet
 from autotune.search.launch import Run
 
 KNOBS = {"zero.stage": 1, "micro_batch": 8}
-STEPS = (Phase.WARM_UP, Phase.MEASURED)
+STEPS = (Phase.WARM_UP, Phase.MEASURED, Phase.DIAGNOSE)
 STARTS = tuple(Start)
 
 
@@ -84,6 +85,9 @@ def report(first: TrialResult, results: list[TrialResult]) -> dict[str, Any]:
     for phase in phases[Start.COLD]:
         print(f"{phase:16}{phases[Start.COLD][phase]:8.2f}{phases[Start.WARM][phase]:8.2f}")
     print(f"{'all':16}{medians[Start.COLD]:8.2f}{medians[Start.WARM]:8.2f}")
+    diagnose_s = statistics.median(r.phases_s.get(Phase.DIAGNOSE, 0.0) for r in results)
+    step_s = statistics.median(r.step_time_s or 0.0 for r in results)
+    print(f"the diagnostic pass: {diagnose_s:.2f} s, where a step takes {step_s:.2f} s")
     print(f"the first warm start, which starts the template: {overhead_s(first):.2f} s")
     print(
         f"samples/s, warm over cold: {agreement['ratio']:.3f} "
@@ -93,6 +97,8 @@ def report(first: TrialResult, results: list[TrialResult]) -> dict[str, Any]:
         "warm_s": medians[Start.WARM],
         "cold_s": medians[Start.COLD],
         "first_warm_s": overhead_s(first),
+        "diagnose_s": diagnose_s,
+        "step_s": step_s,
         "phases": phases,
         "warm_over_cold": agreement,
     }
