@@ -8,9 +8,13 @@ from autotune.trial.transformer_shape import FAMILIES, shape_of
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from autotune.trial.transformer import (  # noqa: E402  they need torch
+from deepspeed.pipe import PipelineModule  # noqa: E402  they need torch
+
+from autotune.trial.transformer import (  # noqa: E402
     Build,
+    Pipeline,
     Shape,
+    layer_sizes,
     layer_specs,
     next_token_loss,
 )
@@ -158,3 +162,21 @@ def test_it_has_as_many_parameters_as_the_model(name):
     layers = {getattr(s, "key", i): s.build() for i, s in enumerate(layer_specs(build))}
     count = sum(p.numel() for layer in layers.values() for p in layer.parameters())
     assert count == model.shape.n_params
+
+
+def test_every_slice_of_a_pipeline_counts_whole_layers(monkeypatch):
+    """Slices of uneven widths differ: ranks that count their own cut in different places."""
+    monkeypatch.setattr(PipelineModule, "__init__", lambda self, specs, **_: None)
+    shape = Shape(**shape_of({"config": ROTARY | {"model_type": "llama"}}, TOKENS))
+    pipeline = Pipeline(Build(shape=shape, group="of ranks that there are none of"))
+    block = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 48 + 2 * 32
+    assert pipeline._count_layer_params() == [64 * 32, block, block, 64 * 32 + 32]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layers_are_counted_as_they_are_built(name):
+    shape = Shape(**shape_of({"config": CONFIGS[name]}, TOKENS))
+    whole = Whole(shape)
+    built = sum(weight.numel() for weight in whole.parameters())
+    again = shape.vocab * shape.hidden if shape.tied_embeddings else 0
+    assert sum(layer_sizes(Build(shape=shape))) == built + again
