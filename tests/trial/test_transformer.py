@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.model import load_model, presets
-from autotune.trial.transformer_shape import FAMILIES, shape_of
+from autotune.trial.transformer_shape import FAMILIES, refusal, shape_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -180,3 +180,27 @@ def test_layers_are_counted_as_they_are_built(name):
     built = sum(weight.numel() for weight in whole.parameters())
     again = shape.vocab * shape.hidden if shape.tied_embeddings else 0
     assert sum(layer_sizes(Build(shape=shape))) == built + again
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rope_scaling": {"rope_type": "linear"}}, "llama: its config lacks factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": None}}, "factor is None"),
+        ({"rope_scaling": "linear"}, "llama: its config's rope_scaling: "),
+        ({"rope_theta": "far"}, "llama: its config's rope_theta: "),
+        ({"rms_norm_eps": None}, "llama: its config's rms_norm_eps: "),
+        ({"hidden_size": "wide"}, "llama: its config's hidden_size: "),
+        ({"hidden_act": ["silu"]}, "llama: its config's hidden_act: "),
+        ({"num_attention_heads": 0}, "llama: its config's head_dim: "),
+        ({"model_type": "gpt2", "n_embd": None}, "gpt2: its config's n_embd: "),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_refused_with_its_key(changes, said):
+    config = ROTARY | {"model_type": "llama"} | changes
+    assert said in refusal({"config": config}, seq_len=TOKENS, lengths={})
+
+
+def test_a_config_that_lacks_a_size_is_refused():
+    said = refusal({"config": {"model_type": "llama"}}, seq_len=TOKENS, lengths={})
+    assert said == "llama: its config lacks num_attention_heads"
