@@ -59,7 +59,7 @@ def _secondary(setup: Setup) -> Finding | None:
 
 
 def _clipping(setup: Setup) -> Finding | None:
-    clipping = setup.ds_config.get("gradient_clipping", 1.0)
+    clipping = setup.clipping
     if setup.ep == 1 or setup.stage or not clipping:
         return None
     return Finding(

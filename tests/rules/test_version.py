@@ -83,3 +83,14 @@ def test_removed_optimizers(kind):
 def test_a_local_version_counts_as_its_release():
     assert judge(setup({"nebula": {}}, version="0.19.6+cu128")) == []
     assert judge(setup({"nebula": {}}, version="0.19.8.post1+g0abc"))
+
+
+@pytest.mark.parametrize("release", ["0.19.2", "0.19.3"])
+def test_a_silent_file_clips_as_its_release_does(release):
+    experts = {"architecture": "mixtral", "n_experts": 4, "experts_per_token": 2}
+    spread = {"expert_parallel": {"enabled": True, "autoep_size": 2}}
+    pipeline = [v.rule for v in judge(setup({}, pp=2, version=release))]
+    mixture = [v.rule for v in judge(setup(spread, model=experts, version=release))]
+    clips = release == "0.19.3"
+    assert ("pipeline.clipping_at_stage_0" in pipeline) is clips
+    assert ("experts.clipping_at_stage_0" in mixture) is clips
