@@ -182,8 +182,7 @@ class Setup:
 
     @_once
     def clipping(self) -> Any:
-        """Largest norm of the gradient; 0 switches it off. A silent file's depends on the release
-        (runtime/constants.py)."""
+        """Largest norm of the gradient, 0: none; a silent file's is its release's default."""
         version = self.environment.deepspeed_version
         default = 1.0 if is_at_least(version, _CLIPS_BY_DEFAULT_SINCE) else 0.0
         return self.ds_config.get("gradient_clipping", default)
