@@ -23,8 +23,8 @@ def _release(setup: Setup) -> Finding | None:
     if setup.sp_by_script == 1 or is_at_least(version, _SINCE):
         return None
     return Finding(
-        message=f"sp={setup.sp_by_script}: DeepSpeed {version} has no Ulysses for built models and "
-        f"samples of any length ({_SINCE} and later have)",
+        message=f"sp={setup.sp_by_script}: DeepSpeed {version} lacks Ulysses for built models and "
+        f"samples of any length ({_SINCE} has it)",
         advice=f"set sp to 1, or install deepspeed>={_SINCE}",
     )
 

@@ -1,7 +1,10 @@
 """The pipeline's transformer in one process: it is the Hugging Face model, weight for weight."""
 
+from itertools import pairwise
+
 import pytest
 
+from autotune.catalogue.stages import stages
 from autotune.model import load_model, presets
 from autotune.trial.transformer_shape import FAMILIES, refusal, shape_of
 
@@ -9,6 +12,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from deepspeed.pipe import PipelineModule  # noqa: E402  they need torch
+from deepspeed.runtime.utils import partition_balanced  # noqa: E402
 
 from autotune.trial.transformer import (  # noqa: E402
     Build,
@@ -204,3 +208,14 @@ def test_a_config_that_cannot_be_read_is_refused_with_its_key(changes, said):
 def test_a_config_that_lacks_a_size_is_refused():
     said = refusal({"config": {"model_type": "llama"}}, seq_len=TOKENS, lengths={})
     assert said == "llama: its config lacks num_attention_heads"
+
+
+@pytest.mark.parametrize("name", presets())
+def test_stages_are_known_before_deepspeed_cuts_them(name):
+    model = load_model(name)
+    if model.source["config"]["model_type"] not in FAMILIES:
+        return
+    sizes = layer_sizes(Build(shape=Shape(**shape_of(model.source, 1))))
+    for pp in range(2, min(10, len(sizes) + 1)):
+        cuts = pairwise(partition_balanced(sizes, pp))
+        assert stages(model.shape, pp) == tuple((sum(sizes[a:b]), b - a) for a, b in cuts)
