@@ -190,3 +190,13 @@ def test_a_degree_that_the_compiler_splits_by_is_not_the_scripts(tmp_path):
     )
     assert "sp" not in knobs_of(read_ds_config(file)[0], file)
     assert knobs_of({"sequence_parallel_size": 2}, file)["sp"] == 2
+
+
+def test_an_exported_pipeline_is_no_baseline(tmp_path, engine):
+    file = write(
+        tmp_path,
+        train_micro_batch_size_per_gpu=2,
+        pipeline={"activation_checkpoint_interval": 0},
+    )
+    with pytest.raises(JobError, match="its stages stand in its script"):
+        engine.baseline(file)
