@@ -8,6 +8,9 @@ from functools import cached_property
 
 from autotune.contract import KnobValue
 
+_NEUTRAL = frozenset({("pp", 1), ("sp", 1), ("ep", 1)})
+"""Knobs that came later and act wherever they are known, at the value that changes nothing."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -67,8 +70,13 @@ class Candidate:
 
     @cached_property
     def hash(self) -> str:
-        """Identity in the record: 12 hex digits over the knobs, the world and the global batch."""
-        text = json.dumps([self.knobs, self.world, self.global_batch])
+        """Identity in the record: 12 hex digits over the knobs, the world and the global batch.
+
+        A layout without pipeline, sequence and expert parallelism hashes as it did before there
+        were such knobs: a record that is older still names its candidates.
+        """
+        knobs = [pair for pair in self.knobs if pair not in _NEUTRAL]
+        text = json.dumps([knobs, self.world, self.global_batch])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.errors import JobError
 from autotune.model_shape import ModelShape
+from autotune.trial.transformer_shape import attention_window
 
 _ABSURD = 2**31
 
@@ -38,10 +39,6 @@ _SPLIT_BY_ULYSSES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", 
 """Architectures that train the same with their sequences split; a test holds them to it."""
 
 
-_MISTRALS_WINDOW = 4096
-"""Tokens that a Mistral attends to where its config does not say."""
-
-
 def is_split_by_ulysses(config: Mapping[str, Any], seq_len: int) -> bool:
     """Whether sequence parallelism trains what the whole model does.
 
@@ -49,10 +46,7 @@ def is_split_by_ulysses(config: Mapping[str, Any], seq_len: int) -> bool:
     longer, and the balance of routers is that of whole sequences.
     """
     kind = config["model_type"]
-    window = config.get("sliding_window", _MISTRALS_WINDOW if kind == "mistral" else None)
-    if kind.startswith("qwen") and not config.get("use_sliding_window", False):
-        window = None
-    is_seen = isinstance(window, int) and 0 < window < seq_len
+    is_seen = 0 < attention_window(config) < seq_len
     return kind in _SPLIT_BY_ULYSSES and not is_seen and not config.get("output_router_logits")
 
 

@@ -42,6 +42,11 @@ def test_the_hash_is_the_one_that_records_hold():
     assert len(make().hash) == 12
 
 
+def test_knobs_that_came_later_leave_the_hash_alone_where_they_do_nothing():
+    assert make(knobs={"pp": 1, "sp": 1, "ep": 1}).hash == "06037cea0ba0"
+    assert len({make(knobs={name: 2}).hash for name in ("pp", "sp", "ep")} | {make().hash}) == 4
+
+
 def test_true_and_one_are_two_values():
     assert make(knobs={"overlap_comm": 1}).hash != make().hash
 

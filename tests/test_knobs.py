@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.candidate import format_value
+from autotune.catalogue.stages import stages
 from autotune.errors import JobError
 from autotune.knobs import KNOBS, Context, canonical, explain, knob_named, parse_settings
 from autotune.model import load_model
@@ -226,6 +227,23 @@ def test_recomputing_more_seldom_than_there_are_layers_is_the_first_layer_alone(
     assert not same_run({"recompute": f"every_{n_layers - 1}"}, {"recompute": "every_999"})
     single = dataclasses.replace(LLAMA, n_layers=1)
     assert canonical({"recompute": "every_3"}, context(model=single))["recompute"] == "full"
+
+
+def test_a_pipeline_saturates_at_its_largest_stage():
+    model = load_model("llama-3-8b").shape
+    where = context(model=model, world=16)
+    chosen = {"zero.stage": 1, "pp": 8, "reduce_bucket_size": 10**10}
+
+    def folded(**knobs):
+        return canonical({**chosen, **knobs}, where)
+
+    largest = max(size for size, _ in stages(model, 8))
+    assert folded()["reduce_bucket_size"] == largest < model.n_params // 4
+    assert folded(pp=1)["reduce_bucket_size"] == model.n_params
+    longest = max(n for _, n in stages(model, 8))
+    assert folded(recompute="every_8") == folded(recompute="every_32")
+    assert folded(recompute="every_32")["recompute"] == f"every_{longest}"
+    assert folded(recompute=f"every_{longest - 1}") != folded(recompute="every_32")
 
 
 def test_the_users_base_configuration_comes_before_the_engines_defaults():

@@ -406,6 +406,9 @@ def test_flops_of_experts_count_the_active_ones() -> None:
         ({"model_type": "mixtral", "sliding_window": 8}, 16, False),
         ({"model_type": "qwen2", "sliding_window": 8}, 16, True),
         ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True}, 16, False),
+        ({"model_type": "qwen2", "use_sliding_window": True}, 4097, False),
+        ({"model_type": "qwen3", "use_sliding_window": True}, 4097, False),
+        ({"model_type": "qwen3", "use_sliding_window": True}, 4096, True),
         ({"model_type": "mixtral", "output_router_logits": True}, 16, False),
     ],
 )

@@ -1,14 +1,20 @@
 """Knobs of the layout: what is sharded, split and recomputed, and how many samples at once."""
 
+from autotune.catalogue.situation import degree, has_pipeline
+from autotune.catalogue.stages import stages
 from autotune.contract import KnobValue
 from autotune.knob import Context, Knob, Knobs
 
 
-def _fold_recompute(value: KnobValue, _: Knobs, context: Context) -> KnobValue:
-    # Layers 0, K, 2K, ...: from K = n_layers on it is the first layer alone.
+def _fold_recompute(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
+    # Layers 0, K, 2K, ...: from K = n_layers on it is the first layer alone. In a pipeline K
+    # layers of a stage together: from the longest stage's on, all of every stage.
     if not str(value).startswith("every_"):
         return value
-    every = min(int(str(value).removeprefix("every_")), context.model.n_layers)
+    most = context.model.n_layers
+    if has_pipeline(values):
+        most = max(n_layers for _, n_layers in stages(context.model, degree(values, "pp")))
+    every = min(int(str(value).removeprefix("every_")), most)
     return "full" if every == 1 else f"every_{every}"
 
 

@@ -1,5 +1,6 @@
 """What a choice of knobs amounts to, as far as other knobs act or saturate by it."""
 
+from autotune.catalogue.stages import stages
 from autotune.contract import KnobValue
 from autotune.knob import Context, Knobs
 
@@ -32,11 +33,19 @@ def communicates(values: Knobs, context: Context) -> bool:
 
 
 def elements_per_rank(values: Knobs, context: Context) -> int:
-    """Parameter elements that one tensor-parallel rank trains; exact for tp=1, else not below it.
+    """Parameter elements that one rank trains; exact for tp=1, else not below it.
 
+    Of a pipeline's rank those of the largest stage.
     AutoTP splits the linear layers inside the blocks (auto_tp.py: _replace). Embeddings, the
     head, norms and biases may stay whole, as do uneven heads and fused experts: counted whole.
     """
+    held = _tensor_parallel_elements(values, context)
+    if not has_pipeline(values):
+        return held
+    return min(held, max(size for size, _ in stages(context.model, degree(values, "pp"))))
+
+
+def _tensor_parallel_elements(values: Knobs, context: Context) -> int:
     model, tp = context.model, degree(values, "tp")
     uneven = model.n_heads % tp or model.n_kv_heads % tp or model.ffn_hidden % tp
     if tp == 1 or uneven or model.n_experts:

@@ -1,4 +1,4 @@
-"""What stands beside an exported ds_config and decides what it means: the layout of a pipeline."""
+"""What stands beside an exported ds_config and decides what it means: the script's layout."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,28 +8,33 @@ from autotune.render.deepspeed import SETTINGS_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
-    """How a pipeline is cut; its ds_config does not say."""
+class Layout:
+    """How the script beside a ds_config splits the training; the ds_config does not say."""
 
-    pp: int
+    pp: int = 1
     """Stages."""
-    tp: int
-    """Ranks that each layer is split over."""
+    tp: int = 1
+    """Ranks that each layer of a pipeline is split over; without one the ds_config says."""
+    sp: int = 1
+    """Ranks that share each sequence."""
 
 
-def pipeline_beside(path: Path) -> Pipeline | None:
-    """The layout of an export's pipeline, by the settings in the folder of its ds_config.
+UNSPLIT = Layout()
+
+
+def layout_beside(path: Path) -> Layout:
+    """The layout of an export, by the settings in the folder of its ds_config.
 
     Returns:
-        None where there are none, they are somebody else's, or they have no pipeline.
+        One that splits nothing where there are no settings, or they are somebody else's.
     """
     try:
         settings = read_json(path.parent / SETTINGS_FILE)
     except ContractError:
-        return None
-    if "transformer" not in settings:
-        return None
-    pp, tp = settings.get("pp"), settings.get("tp")
-    if type(pp) is not int or type(tp) is not int or pp < 2 or tp < 1:
-        return None
-    return Pipeline(pp=pp, tp=tp)
+        return UNSPLIT
+    pp, tp, sp = (settings.get(name, 1) for name in ("pp", "tp", "sp"))
+    if any(type(degree) is not int or degree < 1 for degree in (pp, tp, sp)):
+        return UNSPLIT
+    if pp > 1:
+        return Layout(pp=pp, tp=tp) if "transformer" in settings else UNSPLIT
+    return Layout(sp=sp)

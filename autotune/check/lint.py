@@ -213,8 +213,9 @@ def _setup(
     return kind(
         world=world or 1,
         ds_config=Partial(config, unknown) if unknown else config,
-        tp=autotp_size(config) if source.pipeline is None else source.pipeline.tp,
-        pp=1 if source.pipeline is None else source.pipeline.pp,
+        tp=source.layout.tp if source.layout.pp > 1 else autotp_size(config),
+        pp=source.layout.pp,
+        sp_by_script=source.layout.sp,
         global_batch=None,
         seq_len=None,
         recompute="none",
@@ -239,8 +240,9 @@ def _world(
     micro, accum, total = sizes
     groups = max(1, total // (micro * accum))
     sp = config.get("sequence_parallel_size", 1)
-    copy = 1 if source.pipeline is None else source.pipeline.pp * source.pipeline.tp
-    ranks = groups * copy * (sp if type(sp) is int and sp > 0 else 1)
+    ranks = (
+        groups * source.layout.pp * source.layout.tp * (sp if type(sp) is int and sp > 0 else 1)
+    )
     return ranks, "from the three batch sizes"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.check.exported import Pipeline, pipeline_beside
+from autotune.check.exported import UNSPLIT, Layout, layout_beside
 from autotune.check.launch import Launch, count, read_launch, typed
 from autotune.consumers import FILLED, Consumer, autos
 from autotune.engines.ds_file import parse_json, read_text
@@ -65,8 +65,8 @@ class Source:
     """The ds_config that the launch line names, where it is another file."""
     not_for: str = ""
     """What accelerate runs instead of DeepSpeed, where its YAML says so."""
-    pipeline: Pipeline | None = None
-    """Of an export: how its model is cut into stages."""
+    layout: Layout = UNSPLIT
+    """Of an export: how its script splits the training."""
 
     @property
     def can_edit(self) -> bool:
@@ -187,7 +187,7 @@ def read_source(
         not_for=""
         if yaml_file is None or "--use_deepspeed" in (launch or "")
         else yaml_file.not_for,
-        pipeline=pipeline_beside(path),
+        layout=layout_beside(path),
     )
 
 

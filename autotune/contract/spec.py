@@ -71,7 +71,8 @@ class TrialSpec:
     `sys.path`; `vocab` bounds the random tokens. With `"lora": {"rank": n, "alpha": x,
     "target_modules": ..., "dropout": x}` its weights are frozen and adapters are trained."""
     recompute: str
-    """`none`, `full`, or `every_K`: recompute every K-th layer."""
+    """`none`, `full`, or `every_K`: recompute every K-th layer; with pp > 1 all layers of a stage,
+    K of them together."""
     expected: dict[str, Any]
     """What the live engine must say of itself (read-back); a difference is `invalid`."""
     measure: Measure

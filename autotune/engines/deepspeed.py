@@ -176,6 +176,12 @@ class DeepSpeedEngine:
                 f"{path}: trains in {precision}, the job in {self._job.precision}",
                 f"set the job's precision to {precision}, or mend the file",
             )
+        if config.get("pipeline") is not None:
+            raise JobError(
+                f"{path}: has a section pipeline: its stages stand in its script, so it cannot be "
+                "a baseline",
+                "name a file without one",
+            )
         tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
         sp = _whole(config, "sequence_parallel_size", path) or 1
         micro_batch = _micro_batch(config, self._job, tp, sp, path)

@@ -166,6 +166,13 @@ def _experts(config: Mapping[str, Any]) -> Any:
     return look_up(config, PATHS["ep"]) if look_up(config, "expert_parallel.enabled") else None
 
 
+def _sequence(config: Mapping[str, Any]) -> Any:
+    # With the pass it is the compiler's degree: the script must not split once more.
+    passes = look_up(config, "compile.passes")
+    has_auto_sp = isinstance(passes, list) and "autosp" in passes
+    return None if has_auto_sp else look_up(config, PATHS["sp"])
+
+
 def _implementation(config: Mapping[str, Any]) -> Any:
     return optimizer_implementation(look_up(config, "optimizer.params"))
 
@@ -181,5 +188,6 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "zenflow.select_interval": _selection,
     "compile": _deepcompile,
     "ep": _experts,
+    "sp": _sequence,
     "optimizer.implementation": _implementation,
 }

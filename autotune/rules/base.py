@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 from autotune.hardware import Environment
 from autotune.model import ModelShape
 from autotune.nested import merge
+from autotune.rules.releases import is_at_least
 from autotune.secrecy import HIDDEN, holds_secret
 
 Consequence = Literal["raised", "ignored", "differs", "converted"]
@@ -22,6 +23,8 @@ BATCH_KEYS = (
     "gradient_accumulation_steps",
     "train_batch_size",
 )
+
+_CLIPS_BY_DEFAULT_SINCE = "0.19.3"
 
 _MOST_LISTED = 20
 """Of the things that one finding names; `changes` holds them all."""
@@ -178,6 +181,13 @@ class Setup:
         return 1
 
     @_once
+    def clipping(self) -> Any:
+        """Largest norm of the gradient, 0: none; a silent file's is its release's default."""
+        version = self.environment.deepspeed_version
+        default = 1.0 if is_at_least(version, _CLIPS_BY_DEFAULT_SINCE) else 0.0
+        return self.ds_config.get("gradient_clipping", default)
+
+    @_once
     def ep(self) -> int:
         """Ranks over which AutoEP spreads the experts of a layer; 1: it is off."""
         section = self.section("expert_parallel")
@@ -192,10 +202,13 @@ class Setup:
 
     @_once
     def batch_ranks(self) -> int:
-        """Ranks that DeepSpeed divides the batch by, of a layout without tp and pp.
+        """Ranks that DeepSpeed divides the batch by (runtime/config.py).
 
-        A sequence_parallel_size counts there also where it splits nothing (runtime/config.py).
+        Those of the data-parallel axis of a pipeline's grid; else the world, also under tensor
+        parallelism, less a sequence_parallel_size, also where that splits nothing.
         """
+        if self.pp > 1:
+            return max(1, self.world // (self.pp * self.tp))
         return max(1, self.world // self._sequence_parallel_size)
 
     @_once
@@ -207,9 +220,9 @@ class Setup:
     def batch(self) -> tuple[int, int, int] | None:
         """micro_batch, grad_accum and train_batch_size as DeepSpeed fills in what is left out.
 
-        It divides, rounding down, by the world (less sequence parallelism), also where tensor
-        parallelism leaves fewer replicas (runtime/config.py: _set_batch_related_parameters). None
-        where there is nothing to fill in from, or a size is not a whole number above 0.
+        It divides, rounding down, by `batch_ranks`, also where tensor parallelism leaves fewer
+        replicas (runtime/config.py: _set_batch_related_parameters). None where there is nothing
+        to fill in from, or a size is not a whole number above 0.
         """
         micro, accum, total = given = [self.ds_config.get(name) for name in BATCH_KEYS]
         if any(size is not None and (type(size) is not int or size < 1) for size in given):

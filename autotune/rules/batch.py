@@ -34,7 +34,7 @@ def _not_positive(setup: Setup) -> Finding | None:
 def _product(setup: Setup) -> Finding | None:
     if setup.ds_config.get(_TOTAL) is None or (setup.tp > 1 and setup.pp == 1):
         return None
-    found, dp = setup.batch, max(1, setup.batch_ranks // _model_ranks(setup))
+    found, dp = setup.batch, setup.batch_ranks
     if found is None or found[0] * found[1] * dp == found[2]:
         return None
     micro, accum, total = found
@@ -46,11 +46,6 @@ def _product(setup: Setup) -> Finding | None:
         changes=changes,
         advice=advice,
     )
-
-
-def _model_ranks(setup: Setup) -> int:
-    """Ranks that hold one copy of the model, as a pipeline's grid tells DeepSpeed; else 1."""
-    return setup.pp * setup.tp if setup.pp > 1 else 1
 
 
 def _total_under_tp(setup: Setup) -> Finding | None:

@@ -3,7 +3,10 @@
 from typing import Any
 
 from autotune.rules.base import Case, Finding, Rule, Setup, Witness
+from autotune.rules.releases import is_at_least
 from autotune.rules.values import ELEMENTS
+
+_AT_STAGE_3_SINCE = "0.19.3"
 
 
 def _world(setup: Setup) -> Finding | None:
@@ -59,7 +62,7 @@ def _secondary(setup: Setup) -> Finding | None:
 
 
 def _clipping(setup: Setup) -> Finding | None:
-    clipping = setup.ds_config.get("gradient_clipping", 1.0)
+    clipping = setup.clipping
     if setup.ep == 1 or setup.stage or not clipping:
         return None
     return Finding(
@@ -67,6 +70,28 @@ def _clipping(setup: Setup) -> Finding | None:
         f"{clipping}: each rank clips by a norm that is not that of all experts' gradients",
         changes={"zero_optimization": {"stage": 1}},
         advice="or set gradient_clipping to 0",
+    )
+
+
+def _adapters(setup: Setup) -> Finding | None:
+    if setup.ep == 1 or setup.model is None or not setup.model.n_params_frozen:
+        return None
+    return Finding(
+        message=f"ep={setup.ep} (expert_parallel.autoep_size) with LoRA: AutoEP finds no experts "
+        "where adapters stand beside them",
+        changes={"expert_parallel": None},
+    )
+
+
+def _stage_3(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    if setup.ep == 1 or setup.stage != 3 or is_at_least(version, _AT_STAGE_3_SINCE):
+        return None
+    return Finding(
+        message=f"ep={setup.ep} (expert_parallel.autoep_size) at stage 3: DeepSpeed {version} "
+        f"spreads experts at stages 0 to 2 ({_AT_STAGE_3_SINCE} and later at 3 too)",
+        changes={"zero_optimization": {"stage": 2}},
+        advice=f"or install deepspeed>={_AT_STAGE_3_SINCE}",
     )
 
 
@@ -160,6 +185,37 @@ RULES = (
                 repaired=Case(ds_config=_spread(3, zero_hpz_partition_size=1), model=_EXPERTS),
                 consequence="raised",
                 raises="AssertionError: AutoEP with ZeRO Stage 3 does not support hpZeRO",
+            ),
+        ),
+    ),
+    Rule(
+        name="experts.adapters",
+        check=_adapters,
+        source="module_inject/auto_ep.py: ep_parser, with adapters on all linear layers; on "
+        "attention alone stage 1 fails in _configure_optimizer",
+        witnesses=(
+            Witness(
+                broken=Case(ds_config=_spread(), model=_EXPERTS | {"lora_rank": 4}),
+                repaired=Case(
+                    ds_config={"zero_optimization": {"stage": 1}},
+                    model=_EXPERTS | {"lora_rank": 4},
+                ),
+                consequence="raised",
+                raises="ValueError: AutoEP: no MoE layers detected",
+            ),
+        ),
+    ),
+    Rule(
+        name="experts.stage_3",
+        check=_stage_3,
+        source="runtime/engine.py of 0.19.2: _configure_zero_optimizer; DeepSpeed PR 8060",
+        witnesses=(
+            Witness(
+                broken=Case(ds_config=_spread(3), model=_EXPERTS),
+                repaired=Case(ds_config=_spread(2), model=_EXPERTS),
+                consequence="raised",
+                raises="AssertionError: MoE not supported with Stage 3",
+                deepspeed="0.19.2",
             ),
         ),
     ),

@@ -168,6 +168,7 @@ SECTIONS: Mapping[str, Section] = {
             "compile": since("0.16.0", MAPPING),
             "sequence_parallel_size": integer(1, loose=False),
             "data_parallel_size": integer(1, loose=False),
+            "expert_parallel": since("0.19.1", MAPPING),
             "steps_per_print": optional(integer(1, loose=False)),
             "wall_clock_breakdown": BOOL,
             "memory_breakdown": BOOL,
@@ -180,7 +181,7 @@ SECTIONS: Mapping[str, Section] = {
                 (
                     *("activation_checkpointing", "aio", "autotuning", "checkpoint", "comet"),
                     *("comms_logger", "csv_monitor", "data_efficiency"),
-                    *("datastates_ckpt", "expert_parallel", "flops_profiler", "hybrid_engine"),
+                    *("datastates_ckpt", "flops_profiler", "hybrid_engine"),
                     *("pipeline", "tensorboard", "timers", "wandb", "weight_quantization"),
                 ),
                 MAPPING,

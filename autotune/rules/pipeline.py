@@ -63,7 +63,7 @@ def _heads(setup: Setup) -> Finding | None:
 def _clipping(setup: Setup) -> Finding | None:
     if setup.pp == 1 or setup.stage != 0 or setup.dtype != "fp32":
         return None
-    if not setup.ds_config.get("gradient_clipping", 1.0):
+    if not setup.clipping:
         return None
     return Finding(
         message=f"pp={setup.pp} in fp32 at ZeRO stage 0 with gradient_clipping: "

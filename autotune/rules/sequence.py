@@ -9,9 +9,24 @@ from typing import Any
 
 from autotune.rules.base import Case, Finding, Rule, Setup, Witness
 from autotune.rules.dtypes import uses_bf16_optimizer
+from autotune.rules.releases import is_at_least
 
 _KEY = "sequence_parallel_size"
 _ON = {_KEY: 2}
+
+
+_SINCE = "0.18.2"
+
+
+def _release(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    if setup.sp_by_script == 1 or is_at_least(version, _SINCE):
+        return None
+    return Finding(
+        message=f"sp={setup.sp_by_script}: DeepSpeed {version} lacks Ulysses for built models and "
+        f"samples of any length ({_SINCE} has it)",
+        advice=f"set sp to 1, or install deepspeed>={_SINCE}",
+    )
 
 
 def _world(setup: Setup) -> Finding | None:
@@ -142,6 +157,21 @@ _BF16_OPTIMIZER = {
 
 
 RULES = (
+    Rule(
+        name="sequence.release",
+        check=_release,
+        source="ulysses_sp.py: register_with_transformers (no such file before 0.17.0); DeepSpeed "
+        "PR 7638",
+        witnesses=(
+            Witness(
+                broken=_split(),
+                repaired=Case(),
+                consequence="raised",
+                raises="ModuleNotFoundError: No module named 'deepspeed.runtime.sequence_parallel",
+                deepspeed="0.16.9",
+            ),
+        ),
+    ),
     Rule(
         name="sequence.world",
         check=_world,

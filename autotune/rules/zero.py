@@ -130,7 +130,7 @@ def _no_norm(setup: Setup) -> Finding | None:
         what = f"with the optimizer offloaded to {setup.optimizer_offload}"
     elif uses_bf16_optimizer(setup):
         what = "with bf16 parameters and fp32 accumulation at stage 1"
-    elif (clip := setup.ds_config.get("gradient_clipping", 1.0)) > 0:
+    elif (clip := setup.clipping) > 0:
         what, changes = (
             f"with gradient_clipping={clip:g}, which needs it",
             {"gradient_clipping": 0},

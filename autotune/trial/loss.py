@@ -14,8 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import CausalLMOutput
 
-IGNORED = -100
-"""Label of a token that does not count (transformers' own)."""
+from autotune.trial.samples import IGNORED, shifted
 
 
 def chunk_loss(model: Any, chunk_tokens: int) -> None:
@@ -44,11 +43,6 @@ def chunk_loss(model: Any, chunk_tokens: int) -> None:
 
     forward.chunk_tokens = chunk_tokens  # type: ignore[attr-defined]  # for the read-back
     model.forward = forward
-
-
-def shifted(labels: torch.Tensor) -> torch.Tensor:
-    """The label of each token's successor; the last token of a sample has none."""
-    return functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
 
 
 def chunked_cross_entropy(

@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch.nn import functional
 
 from autotune.contract import TrialSpec
 from autotune.trial.lengths import first_sample, longest, rounded_up, step_lengths
 
 IGNORED = -100
-"""Label that the loss does not count."""
+"""Label of a token that the loss does not count (transformers' own)."""
 _PADDING = 0
 """Token id of padding: nothing attends to it and no label is one."""
 
@@ -61,6 +62,11 @@ def collate(samples: Sequence[torch.Tensor], pad_to_multiple: int) -> Inputs:
         tokens[row, : len(sample)] = labels[row, : len(sample)] = sample
         mask[row, : len(sample)] = 1
     return {"input_ids": tokens, "labels": labels, "attention_mask": mask}
+
+
+def shifted(labels: torch.Tensor) -> torch.Tensor:
+    """The label of each token's successor; the last token of a sample has none."""
+    return functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
 
 
 def _tokens(spec: TrialSpec, step: int, number: int, length: int) -> torch.Tensor:

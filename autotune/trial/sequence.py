@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed
-from torch.nn import functional
 
-from autotune.trial.samples import IGNORED, Inputs
+from autotune.trial.samples import IGNORED, Inputs, shifted
 
 
 def split_attention(model: Any, *, sp: int, micro_batch: int) -> Any:
@@ -67,7 +66,7 @@ def own_piece(inputs: Inputs, *, sp: int, rank: int) -> Inputs:
     n_tokens = inputs["input_ids"].shape[1]
     if n_tokens % sp:
         raise ValueError(f"{n_tokens} tokens cannot be split over {sp} ranks")
-    targets = functional.pad(inputs["labels"], (0, 1), value=IGNORED)[:, 1:]
+    targets = shifted(inputs["labels"])
     whole = {
         "input_ids": inputs["input_ids"],
         "labels": inputs["labels"],

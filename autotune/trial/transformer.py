@@ -9,7 +9,7 @@ of its own and as a whole before it is split, so that all layouts start from the
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -356,6 +356,29 @@ def next_token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     )
 
 
+class Pipeline(PipelineModule):
+    """Cuts by the parameters of whole layers.
+
+    DeepSpeed's own would count those of this rank's slices. Where a width does not divide evenly
+    the slices differ, ranks would cut in different places, and wait for each other for ever.
+    """
+
+    def __init__(self, build: Build, **keywords: Any) -> None:
+        """Cut and build this rank's stage; further arguments as PipelineModule's."""
+        self._n_params = layer_sizes(build)
+        super().__init__(layer_specs(build), **keywords)
+
+    def _count_layer_params(self) -> list[int]:
+        return self._n_params
+
+
+def layer_sizes(build: Build) -> list[int]:
+    """Parameters of each layer, whole; none of them takes memory."""
+    whole = replace(build, group=None, device="meta")
+    layers = [spec.build() for spec in layer_specs(whole)]
+    return [sum(weight.numel() for weight in layer.parameters()) for layer in layers]
+
+
 def make_pipeline(
     shape: Shape, *, pp: int, tp: int, seed: int, dtype: torch.dtype
 ) -> PipelineModule:
@@ -369,7 +392,7 @@ def make_pipeline(
         shape: The model.
         pp: Stages.
         tp: Ranks over which each layer is split; it divides the heads, also those of keys and
-            values, and the width of the MLP.
+            values.
         seed: Of the weights.
         dtype: Of the weights.
 
@@ -389,14 +412,14 @@ def make_pipeline(
         device=get_accelerator().current_device_name(),
         group=_tensor_parallel_group(tp),
     )
-    specs = layer_specs(build)
-    if pp > len(specs):
-        raise ValueError(f"pp={pp} stages, and {len(specs)} layers to cut into them")
+    n_layers = len(layer_specs(build))
+    if pp > n_layers:
+        raise ValueError(f"pp={pp} stages, and {n_layers} layers to cut into them")
     topology = PipeModelDataParallelTopology(
         num_pp=pp, num_mp=tp, num_dp=dist.get_world_size() // (pp * tp)
     )
-    return PipelineModule(
-        specs,
+    return Pipeline(
+        build,
         topology=topology,
         loss_fn=next_token_loss,
         partition_method="parameters",

@@ -33,6 +33,9 @@ _SCALED_BY = {
 }
 """Kind of rotary positions -> the keys that it reads besides `rope_theta`."""
 
+_WINDOWS = {"mistral": 4096, "mixtral": 0, "qwen2": 4096, "qwen3": 4096}
+"""Tokens that architectures with a window of attention see where the config does not say."""
+
 _KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 """Of a config that does not name the key; null, and Llama's silence, mean as many as heads."""
 
@@ -60,6 +63,32 @@ def refusal(source: Config, *, seq_len: int, lengths: Config) -> str:
     return ""
 
 
+def attention_window(config: Config) -> int:
+    """Tokens before it that a token attends to, as transformers reads a config; 0: all of them."""
+    family = config["model_type"]
+    if family.startswith("qwen") and not config.get("use_sliding_window", False):
+        return 0
+    if family not in _WINDOWS:
+        return 0
+    window = config.get("sliding_window", _WINDOWS[family])
+    return window if type(window) is int else 0
+
+
+class _Noting(dict[str, Any]):
+    """A config that knows what was read of it last, to name it where it cannot be used."""
+
+    last = ""
+
+    def __getitem__(self, key: str) -> Any:
+        self.last = key
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As a dict."""
+        self.last = key
+        return super().get(key, default)
+
+
 def shape_of(source: Config, seq_len: int) -> dict[str, Any]:
     """The fields of `autotune.trial.transformer.Shape` for a model.
 
@@ -70,7 +99,8 @@ def shape_of(source: Config, seq_len: int) -> dict[str, Any]:
         seq_len: Tokens per sample: a window of attention matters only below that.
 
     Raises:
-        NoPipelineError: The transformer has no such architecture, activation, positions, ...
+        NoPipelineError: The transformer has no such architecture, activation, positions, ...; or
+            a value is missing or malformed.
     """
     if "lora" in source:
         raise NoPipelineError("LoRA: the pipeline's transformer has no adapters")
@@ -82,7 +112,15 @@ def shape_of(source: Config, seq_len: int) -> dict[str, Any]:
         raise NoPipelineError(
             f"model_type {family}: the pipeline's transformer knows {', '.join(FAMILIES)}"
         )
-    return _gpt2(config) if family == "gpt2" else _rotary_family(config, seq_len)
+    noting = _Noting(config)
+    try:
+        return _gpt2(noting) if family == "gpt2" else _rotary_family(noting, seq_len)
+    except NoPipelineError:
+        raise
+    except KeyError as error:
+        raise NoPipelineError(f"{family}: its config lacks {error.args[0]}") from error
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise NoPipelineError(f"{family}: its config's {noting.last}: {error}") from error
 
 
 def _gpt2(config: Config) -> dict[str, Any]:
@@ -159,9 +197,8 @@ def _rotary_family(config: Config, seq_len: int) -> dict[str, Any]:
 
 def _check_window(config: Config, seq_len: int) -> None:
     """A window that no sample fills is none."""
-    is_on = config["model_type"] == "mistral" or config.get("use_sliding_window", False)
-    window = config.get("sliding_window", 4096) if is_on and config["model_type"] != "llama" else 0
-    if window and seq_len > int(window):
+    window = attention_window(config)
+    if 0 < window < seq_len:
         raise NoPipelineError(
             f"{config['model_type']} attends to a window of {window} tokens (sliding_window), and "
             f"samples have {seq_len}: only whole samples are known"
@@ -183,7 +220,11 @@ def _rotary(config: Config) -> dict[str, Any]:
             "original_max_position_embeddings", config.get("max_position_embeddings", 2048)
         )
     theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
-    return {"kind": kind, "theta": float(theta)} | {key: rope[key] for key in _SCALED_BY[kind]}
+    scaled = {key: rope[key] for key in _SCALED_BY[kind]}
+    for key, value in scaled.items():
+        if type(value) not in (int, float):
+            raise NoPipelineError(f"rotary positions of type {kind}: {key} is {value!r}")
+    return {"kind": kind, "theta": float(theta)} | scaled
 
 
 def _activation(name: object) -> str:

@@ -66,6 +66,19 @@ def test_an_exported_pipeline_is_judged_in_its_layout(tmp_path):
     assert rules(checked(path, world=8)) == ["batch.product"]
 
 
+def test_exported_split_sequences_are_judged_as_the_scripts(tmp_path):
+    sequences = PIPELINE | {"zero_optimization": {"stage": 1}, "sequence_parallel_size": 2}
+    path = write(tmp_path, sequences)
+    assert rules(checked(path, world=4)) != []
+    (tmp_path / "settings.json").write_text('{"pp": 1, "tp": 1, "sp": 2}')
+    report = checked(path)
+    assert (report.world, rules(report)) == (4, [])
+    (tmp_path / "settings.json").write_text('{"pp": 1, "tp": 1, "sp": 4}')
+    report = checked(path, world=8)
+    assert "sequence.degree" in rules(report)
+    assert '"sequence_parallel_size": 4' in report.fixed_text
+
+
 def test_the_diff_is_one_that_patch_takes(tmp_path):
     report = checked(write(tmp_path, '{"zero_optimization": {"stage": 2, "overlap_com": true},\n'
                                      '"train_micro_batch_size_per_gpu": 1}'))  # fmt: skip

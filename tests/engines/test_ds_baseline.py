@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.engines.ds_file import knobs_of, read_ds_config
 from autotune.errors import JobError, RenderError
 from tests.jobs import CPU, canonical_candidate, tiny_job
 
@@ -178,3 +179,24 @@ def test_a_value_that_folds_is_said(tmp_path, engine):
     assert candidate["reduce_bucket_size"] == n_params
     said = its_engine.overridden(candidate)
     assert said["zero_optimization.reduce_bucket_size"] == (500_000_000, n_params)
+
+
+def test_a_degree_that_the_compiler_splits_by_is_not_the_scripts(tmp_path):
+    file = write(
+        tmp_path,
+        train_micro_batch_size_per_gpu=2,
+        sequence_parallel_size=2,
+        compile={"deepcompile": True, "passes": ["autosp"]},
+    )
+    assert "sp" not in knobs_of(read_ds_config(file)[0], file)
+    assert knobs_of({"sequence_parallel_size": 2}, file)["sp"] == 2
+
+
+def test_an_exported_pipeline_is_no_baseline(tmp_path, engine):
+    file = write(
+        tmp_path,
+        train_micro_batch_size_per_gpu=2,
+        pipeline={"activation_checkpoint_interval": 0},
+    )
+    with pytest.raises(JobError, match="its stages stand in its script"):
+        engine.baseline(file)

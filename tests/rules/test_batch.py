@@ -31,6 +31,17 @@ def test_an_exact_batch_is_legal(layout, micro, accum):
         assert judged({MICRO: None, ACCUM: accum, TOTAL: global_batch}, world, 1, None) == []
 
 
+@given(micro=COUNTS, accum=COUNTS)
+def test_a_pipeline_fills_in_what_is_left_out_from_its_own_replicas(micro, accum):
+    whole = {MICRO: micro, ACCUM: accum, TOTAL: micro * accum * 2}
+    for missing in (MICRO, ACCUM, TOTAL):
+        config = whole | {missing: None}
+        found = setup(config, world=8, pp=2, tp=2)
+        if missing != MICRO:
+            assert found.batch == (micro, accum, micro * accum * 2)
+        assert [v.rule for v in judge(found) if v.rule.startswith("batch.")] == []
+
+
 @given(layout=LAYOUTS, micro=COUNTS, accum=COUNTS, wanted=st.integers(1, 4096))
 def test_any_other_global_batch_is_refused_with_its_arithmetic(layout, micro, accum, wanted):
     world, tp = layout

@@ -45,6 +45,7 @@ NEEDS_SOMEBODY = {
     "sequence.heads",
     "sequence.kv_heads",
     "sequence.length",
+    "sequence.release",
     "sequence.model",
     "sequence.other_splits",
     "sequence.world",

@@ -32,6 +32,7 @@ NEW = {
     "gradient_allreduce_op": ("mean", "0.19.0"),
     "bf16.bf16_optimizer_states": (False, "0.17.6"),
     "torch_autocast": ({"enabled": False}, "0.16.9"),
+    "expert_parallel": ({"enabled": False}, "0.19.1"),
 }
 
 
@@ -83,3 +84,38 @@ def test_removed_optimizers(kind):
 def test_a_local_version_counts_as_its_release():
     assert judge(setup({"nebula": {}}, version="0.19.6+cu128")) == []
     assert judge(setup({"nebula": {}}, version="0.19.8.post1+g0abc"))
+
+
+@pytest.mark.parametrize(
+    ("release", "refused"),
+    [("0.16.9", True), ("0.18.0", True), ("0.18.1", True), ("0.18.2", False), ("0.19.8", False)],
+)
+def test_sequences_are_split_since_ulysses_takes_a_model(release, refused):
+    config = {"sequence_parallel_size": 2}
+    found = [v.rule for v in judge(setup(config, sp_by_script=2, version=release))]
+    assert ("sequence.release" in found) is refused
+    assert "sequence.release" not in [v.rule for v in judge(setup(config, version=release))]
+
+
+@pytest.mark.parametrize(("release", "refused"), [("0.19.2", True), ("0.19.3", False)])
+def test_experts_at_stage_3_came_later(release, refused):
+    experts = {"architecture": "mixtral", "n_experts": 4, "experts_per_token": 2}
+    spread = {"expert_parallel": {"enabled": True, "autoep_size": 2}}
+    rules = {}
+    for stage in (2, 3):
+        config = spread | {"zero_optimization": {"stage": stage}}
+        found = judge(setup(config, model=experts, version=release))
+        rules[stage] = [v.rule for v in found]
+    assert "experts.stage_3" not in rules[2]
+    assert ("experts.stage_3" in rules[3]) is refused
+
+
+@pytest.mark.parametrize("release", ["0.19.2", "0.19.3"])
+def test_a_silent_file_clips_as_its_release_does(release):
+    experts = {"architecture": "mixtral", "n_experts": 4, "experts_per_token": 2}
+    spread = {"expert_parallel": {"enabled": True, "autoep_size": 2}}
+    pipeline = [v.rule for v in judge(setup({}, pp=2, version=release))]
+    mixture = [v.rule for v in judge(setup(spread, model=experts, version=release))]
+    clips = release == "0.19.3"
+    assert ("pipeline.clipping_at_stage_0" in pipeline) is clips
+    assert ("experts.clipping_at_stage_0" in mixture) is clips

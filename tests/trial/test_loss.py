@@ -5,7 +5,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from autotune.model_families import _PLAIN_LOSS, has_plain_loss
-from autotune.trial.loss import IGNORED, chunk_loss
+from autotune.trial.loss import chunk_loss
+from autotune.trial.samples import IGNORED
 
 SIZES = {
     "hidden_size": 32,

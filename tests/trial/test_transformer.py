@@ -1,16 +1,24 @@
 """The pipeline's transformer in one process: it is the Hugging Face model, weight for weight."""
 
+from itertools import pairwise
+
 import pytest
 
+from autotune.catalogue.stages import stages
 from autotune.model import load_model, presets
-from autotune.trial.transformer_shape import FAMILIES, shape_of
+from autotune.trial.transformer_shape import FAMILIES, refusal, shape_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from autotune.trial.transformer import (  # noqa: E402  they need torch
+from deepspeed.pipe import PipelineModule  # noqa: E402  they need torch
+from deepspeed.runtime.utils import partition_balanced  # noqa: E402
+
+from autotune.trial.transformer import (  # noqa: E402
     Build,
+    Pipeline,
     Shape,
+    layer_sizes,
     layer_specs,
     next_token_loss,
 )
@@ -158,3 +166,56 @@ def test_it_has_as_many_parameters_as_the_model(name):
     layers = {getattr(s, "key", i): s.build() for i, s in enumerate(layer_specs(build))}
     count = sum(p.numel() for layer in layers.values() for p in layer.parameters())
     assert count == model.shape.n_params
+
+
+def test_every_slice_of_a_pipeline_counts_whole_layers(monkeypatch):
+    """Slices of uneven widths differ: ranks that count their own cut in different places."""
+    monkeypatch.setattr(PipelineModule, "__init__", lambda self, specs, **_: None)
+    shape = Shape(**shape_of({"config": ROTARY | {"model_type": "llama"}}, TOKENS))
+    pipeline = Pipeline(Build(shape=shape, group="of ranks that there are none of"))
+    block = 2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 48 + 2 * 32
+    assert pipeline._count_layer_params() == [64 * 32, block, block, 64 * 32 + 32]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layers_are_counted_as_they_are_built(name):
+    shape = Shape(**shape_of({"config": CONFIGS[name]}, TOKENS))
+    whole = Whole(shape)
+    built = sum(weight.numel() for weight in whole.parameters())
+    again = shape.vocab * shape.hidden if shape.tied_embeddings else 0
+    assert sum(layer_sizes(Build(shape=shape))) == built + again
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rope_scaling": {"rope_type": "linear"}}, "llama: its config lacks factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": None}}, "factor is None"),
+        ({"rope_scaling": "linear"}, "llama: its config's rope_scaling: "),
+        ({"rope_theta": "far"}, "llama: its config's rope_theta: "),
+        ({"rms_norm_eps": None}, "llama: its config's rms_norm_eps: "),
+        ({"hidden_size": "wide"}, "llama: its config's hidden_size: "),
+        ({"hidden_act": ["silu"]}, "llama: its config's hidden_act: "),
+        ({"num_attention_heads": 0}, "llama: its config's head_dim: "),
+        ({"model_type": "gpt2", "n_embd": None}, "gpt2: its config's n_embd: "),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_refused_with_its_key(changes, said):
+    config = ROTARY | {"model_type": "llama"} | changes
+    assert said in refusal({"config": config}, seq_len=TOKENS, lengths={})
+
+
+def test_a_config_that_lacks_a_size_is_refused():
+    said = refusal({"config": {"model_type": "llama"}}, seq_len=TOKENS, lengths={})
+    assert said == "llama: its config lacks num_attention_heads"
+
+
+@pytest.mark.parametrize("name", presets())
+def test_stages_are_known_before_deepspeed_cuts_them(name):
+    model = load_model(name)
+    if model.source["config"]["model_type"] not in FAMILIES:
+        return
+    sizes = layer_sizes(Build(shape=Shape(**shape_of(model.source, 1))))
+    for pp in range(2, min(10, len(sizes) + 1)):
+        cuts = pairwise(partition_balanced(sizes, pp))
+        assert stages(model.shape, pp) == tuple((sum(sizes[a:b]), b - a) for a, b in cuts)
