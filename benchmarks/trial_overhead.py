@@ -5,7 +5,8 @@
 The overhead is the trial's wall time without its warm-up and measured steps, by phase and as a
 median. The diagnostic pass is told apart: it trains up to four more steps, so its time is theirs,
 and `search --no-diagnose` leaves it out. The first warm trial also starts the template that the
-others share; it is shown alone. Cold and warm figures are compared as well: the geometric mean of warm over cold samples/s.
+others share; it is shown alone. Cold and warm figures are compared as well: the geometric mean of
+warm over cold samples/s.
 """
 
 import argparse
