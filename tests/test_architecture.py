@@ -14,11 +14,12 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS: list[set[str]] = [
     {"contract", "errors", "units", "files", "nested", "secrecy", "yaml_file"},
     {"trial", "data", "cgroup", "extensions"},
-    {"finetune", "lengths", "model_shape", "model_families", "model_probe", "presets", "hardware"},
+    {"finetune", "lengths", "model_shape", "model_families", "model_probe", "presets", "hardware"}
+    | {"accelerators"},
     {"model", "job", "knob", "catalogue", "knobs", "candidate", "record", "facts", "table"}
     | {"tried", "knobs_page", "soak_record", "bottleneck", "column", "table_seen"}
     | {"spread", "student", "throughput"},
-    {"space_file", "space", "rules", "consumers"},
+    {"space_file", "space", "rules", "consumers", "cost"},
     {"engines", "render"},
     {"check"},
     {"lattice"},

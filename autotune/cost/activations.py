@@ -1,0 +1,110 @@
+"""What the forward pass keeps for the backward pass, on the first and the last pipeline stage."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.cost.constants import Constants
+from autotune.cost.plans import Column, Plans, Recompute
+from autotune.cost.sizes import Sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activations:
+    """Bytes on one rank."""
+
+    first_stage_bytes: Column
+    """Kept at the peak by the stage that starts first, so holds the most micro-batches."""
+    last_stage_bytes: Column
+    """Kept at the peak by the stage that holds the logits."""
+    working_bytes: Column
+    """Of the layer that runs: what is computed again, and gradients on their way."""
+    logits_bytes: Column
+
+
+def activations_of(p: Plans, s: Sizes, c: Constants) -> Activations:
+    """Activations of the two stages that can be the worst.
+
+    Under 1F1B the first stage holds min(pp, m) micro-batches of L/pp layers; interleaved schedules
+    (pp + (pp - 1)/vp) of them, and their last stage (1 + (vp - 1) pp / vp). Source: Narayanan et
+    al. (arXiv:2104.04473), section 2.2; Korthikanti et al. (arXiv:2205.05198), section 4.2.3.
+    """
+    everything = _layer_bytes(p, s)
+    kept = _kept_bytes(p, s, everything) * (1.0 - p.offloaded_activations)
+    interleaves = np.greater(p.vp, 1)
+    in_flight = np.where(interleaves, p.pp + (p.pp - 1.0) / p.vp, p.pp)
+    in_flight = np.minimum(in_flight, p.grad_accum)
+    in_flight_last = np.where(
+        interleaves, np.minimum(1.0 + (p.vp - 1.0) * p.pp / p.vp, p.grad_accum), 1.0
+    )
+    norm_split = np.where(p.sequence_parallel, p.tp, 1.0)
+    embedding_bytes = s.tokens * p.hidden * p.has_dropout / norm_split
+    stage_bytes = s.stage_layers * kept
+    gradients = (
+        s.tokens
+        * p.activation_bytes
+        * (2.0 * p.hidden / norm_split + (1.0 + p.gated_mlp) * p.ffn_hidden / p.tp)
+    )
+    is_recomputed = np.greater(p.recompute, Recompute.NONE)
+    head_bytes = 2.0 * p.activation_bytes * s.tokens * p.hidden / norm_split
+    logits_bytes = s.tokens * p.vocab / p.tp * c.logit_bytes
+    return Activations(
+        first_stage_bytes=in_flight * (stage_bytes + embedding_bytes),
+        last_stage_bytes=in_flight_last * stage_bytes + head_bytes,
+        working_bytes=gradients + is_recomputed * np.maximum(0.0, everything - kept),
+        logits_bytes=logits_bytes,
+    )
+
+
+def _layer_bytes(p: Plans, s: Sizes) -> Column:
+    """All that one layer makes and its backward pass needs.
+
+    Per token: the inputs of two norms and of the two blocks behind them (4 h, split only by
+    Megatron's sequence parallelism), queries, keys, values and the attention's result (2a + 2k),
+    the MLP's inner widths (2 f, gated 3 f), dropout masks of one byte (2 h), and without a fused
+    kernel the scores: 2 bytes, with dropout 5, for every head and every other token. For GPT that
+    is s b h (10 + 24/t + 5 a s/(h t)), and /t throughout with sequence parallelism. Source:
+    Korthikanti et al. (arXiv:2205.05198), equations 1, 2 and 4.
+    """
+    norm_split = np.where(p.sequence_parallel, p.tp, 1.0)
+    norms = p.hidden * (4.0 * p.activation_bytes + 2.0 * p.has_dropout) / norm_split
+    heads = p.activation_bytes * (2.0 * s.attention_width + 2.0 * s.kv_width) / p.tp
+    inner = p.activation_bytes * s.experts_per_token * (2.0 + p.gated_mlp) * p.ffn_hidden / p.tp
+    # A mixture also keeps the tokens as they were sent to their experts.
+    routed = np.greater(p.n_experts, 1) * p.activation_bytes * s.experts_per_token * p.hidden
+    written = np.equal(p.flash_attention, 0)
+    scores = written * (2.0 + 3.0 * p.has_dropout) * p.n_heads * p.seq_len / p.tp
+    return s.tokens * (norms + heads + inner + routed + scores)
+
+
+def _kept_bytes(p: Plans, s: Sizes, everything: Column) -> Column:
+    """What of a layer stays until the backward pass.
+
+    Full recomputation keeps the layer's input, 2 s b h; selective all but the scores, 34 s b h of
+    GPT. Source: Korthikanti et al. (arXiv:2205.05198), table 2. Torch's selective checkpoints keep
+    the layer's input, the attention's result and every other matrix product's. Source: torchtitan,
+    torchtitan/distributed/activation_checkpoint.py.
+    """
+    norm_split = np.where(p.sequence_parallel, p.tp, 1.0)
+    input_bytes = p.activation_bytes * s.tokens * p.hidden / norm_split
+    every = 1.0 / p.recompute_every
+    full = every * input_bytes + (1.0 - every) * everything
+    written = np.equal(p.flash_attention, 0)
+    scores = written * (2.0 + 3.0 * p.has_dropout) * p.n_heads * p.seq_len / p.tp
+    products = (
+        s.attention_width + 2.0 * s.kv_width + (1.0 + p.gated_mlp) * p.ffn_hidden
+    ) / p.tp + 2.0 * p.hidden / norm_split
+    operators = input_bytes + p.activation_bytes * s.tokens * (
+        s.attention_width / p.tp + 0.5 * products
+    )
+    kept: NDArray[np.float64] = np.select(
+        [
+            np.equal(p.recompute, Recompute.FULL),
+            np.equal(p.recompute, Recompute.SELECTIVE),
+            np.equal(p.recompute, Recompute.OPERATORS),
+        ],
+        [full, everything - s.tokens * scores, operators],
+        everything,
+    )
+    return kept

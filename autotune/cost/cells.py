@@ -1,0 +1,80 @@
+"""The cells of one row of a table: numbers read with suspicion, defaults written down."""
+
+import math
+from collections.abc import Mapping
+
+_BLANK = {"", "-", "n/a", "na", "nan", "none", "null", "?"}
+
+
+class RowError(Exception):
+    """A row cannot be predicted; the text says why, with the values.
+
+    Args:
+        reason: Why.
+        assumed: What had been taken for blank cells until then.
+    """
+
+    def __init__(self, reason: str, assumed: list[str] | None = None) -> None:
+        super().__init__(reason)
+        self.assumed = assumed or []
+
+
+class Cells:
+    """One row; remembers what was assumed for what it leaves open."""
+
+    def __init__(self, row: Mapping[str, str]) -> None:
+        self._row = row
+        self.assumed: list[str] = []
+
+    def text(self, key: str) -> str:
+        """A cell's text without blanks around it; empty where there is none."""
+        return self._row.get(key, "").strip()
+
+    def is_blank(self, key: str) -> bool:
+        """Whether a cell says nothing."""
+        return self.text(key).lower() in _BLANK
+
+    def assume(self, key: str, value: object, why: str = "") -> None:
+        """Write down what is taken for a cell that says nothing."""
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        self.assumed.append(f"{key}={shown}" + (f" ({why})" if why else ""))
+
+    def number(self, key: str, default: float | None = None, why: str = "") -> float:
+        """A positive number.
+
+        Raises:
+            RowError: The cell is blank and there is no default, or it is no positive number.
+        """
+        if self.is_blank(key):
+            if default is None:
+                raise self.error(f"{key} is blank")
+            self.assume(key, default, why)
+            return default
+        text = self.text(key)
+        thousands = text[-1:] in ("k", "K")  # a vocabulary of 250k
+        try:
+            value = float(text[:-1]) * 1000 if thousands else float(text)
+        except ValueError:
+            raise self.error(f"{key}={text!r} is not a number") from None
+        if not math.isfinite(value) or value <= 0:
+            raise self.error(f"{key}={text}: not above zero")
+        return value
+
+    def count(
+        self, key: str, default: float | None = None, why: str = "", *, most: float = 1e9
+    ) -> float:
+        """A whole number from 1 to `most`.
+
+        Raises:
+            RowError: It is not.
+        """
+        value = self.number(key, default, why)
+        if value != int(value):
+            raise self.error(f"{key}={self.text(key)}: not a whole number")
+        if value > most:
+            raise self.error(f"{key}={self.text(key)}: more than {most:g}")
+        return float(value)
+
+    def error(self, reason: str) -> RowError:
+        """The reason why this row cannot be predicted."""
+        return RowError(reason, list(self.assumed))

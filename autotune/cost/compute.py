@@ -1,0 +1,165 @@
+"""How long a rank computes: matrix products, attention, element-wise kernels, logits, Adam."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.cost.constants import Constants
+from autotune.cost.plans import Column, Plans, Recompute, Tier
+from autotune.cost.sizes import Sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerTimes:
+    """One layer, one micro-batch, one rank; forward, backward, and what is computed again."""
+
+    matmul_s: Column
+    """Forward and backward."""
+    attention_s: Column
+    elementwise_s: Column
+    recompute_s: Column
+    launch_s: Column
+    """That the host needs beyond the kernels' time to launch them."""
+    forward_s: Column
+    backward_s: Column
+    """With what is recomputed."""
+
+    @property
+    def total_s(self) -> Column:
+        """All of it."""
+        return self.forward_s + self.backward_s
+
+
+def layer_times(p: Plans, s: Sizes, c: Constants) -> LayerTimes:
+    """Times of a layer.
+
+    The host launches kernels ahead of the device and is what counts where they are short: a layer
+    takes the longer of the two. Full recomputation runs the forward pass again (Chen et al.,
+    arXiv:1604.06174); selective that of the attention core (Korthikanti et al., arXiv:2205.05198,
+    section 5); torch's per-operator checkpoints the element-wise kernels.
+    """
+    matmul_forward, matmul_backward = _matmul(p, s, c)
+    attention_forward, attention_backward = _attention(p, s, c)
+    elementwise_forward = _elementwise(p, s, c)
+    # Backward reads the gradient and what was kept, and writes a gradient: half as much again.
+    elementwise_backward = 1.5 * elementwise_forward
+    is_full = np.equal(p.recompute, Recompute.FULL) / p.recompute_every
+    is_selective = np.equal(p.recompute, Recompute.SELECTIVE)
+    is_operators = np.equal(p.recompute, Recompute.OPERATORS)
+    again = (
+        is_full * matmul_forward
+        + (is_full + is_selective) * attention_forward
+        + (is_full + is_operators) * elementwise_forward
+    )
+    forward = matmul_forward + attention_forward + elementwise_forward
+    backward = matmul_backward + attention_backward + elementwise_backward
+    launch = c.launch_s * c.kernels_per_layer * (1.0 - p.launch_free)
+    unfused = 1.0 + (1.0 - p.fused_kernels)
+    stall_forward = np.maximum(0.0, launch * unfused - forward)
+    stall_backward = np.maximum(0.0, launch * unfused * (2.0 + is_full) - backward - again)
+    return LayerTimes(
+        matmul_s=matmul_forward + matmul_backward,
+        attention_s=attention_forward + attention_backward,
+        elementwise_s=elementwise_forward + elementwise_backward,
+        recompute_s=again,
+        launch_s=stall_forward + stall_backward,
+        forward_s=forward + stall_forward,
+        backward_s=backward + again + stall_backward,
+    )
+
+
+def logits_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Output projection and loss of one micro-batch, forward and backward.
+
+    3 x 2 T h V / tp operations (PaLM, arXiv:2204.02311, appendix B), and the loss reads and writes
+    the logits a few times in 32 bit.
+    """
+    n_logits = s.tokens * p.vocab / p.tp
+    product = 3.0 * 2.0 * n_logits * p.hidden / (p.half_flops * c.matmul_share)
+    passes_bytes = n_logits * 2.0 * c.logit_bytes
+    return product + passes_bytes / (p.memory_bytes_per_s * c.memory_share)
+
+
+def optimizer_s(p: Plans, c: Constants, params: Column) -> Column:
+    """Adam's step over the parameters that a rank updates.
+
+    Every state is read and written once. On the device that is its memory's bandwidth; on the host
+    that of the node's memory, shared by its ranks; NVMe is read and written as well. Source:
+    Rajbhandari et al., ZeRO-Infinity (arXiv:2104.07857), section 4 and equation 8 for the traffic.
+    """
+    states_bytes = params * p.trained_share * (2.0 * p.optimizer_bytes + c.optimizer_traffic_bytes)
+    on_device = states_bytes / (p.memory_bytes_per_s * c.memory_share)
+    host_share = p.host_memory_bytes_per_s * c.host_optimizer_share / p.devices_per_node
+    drive_share = p.nvme_bytes_per_s / p.devices_per_node
+    on_host = states_bytes / host_share
+    on_drive = 2.0 * params * p.optimizer_bytes / drive_share
+    return np.where(
+        np.equal(p.optimizer_tier, Tier.DEVICE),
+        on_device,
+        on_host + np.equal(p.optimizer_tier, Tier.NVME) * on_drive,
+    )
+
+
+def _matmul(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column]:
+    """Products of one layer, forward and backward.
+
+    Time = operations / rate + bytes moved / bandwidth. Dividing by the operations shows what that
+    is: 1 / efficiency = 1 + (rate / bandwidth) (1/m + 1/n + 1/k), a curve that saturates in all
+    three sizes, at the balance of the device: the roofline of Williams et al. (CACM 52, 2009) with
+    its corner rounded. Backward are two products of the same sizes, and the gradient of the
+    weights is added to what has been accumulated.
+    """
+    gain = p.matmul_flops / p.half_flops
+    rate = p.half_flops * c.matmul_share * (1.0 + c.low_precision_share * (gain - 1.0))
+    bandwidth = p.memory_bytes_per_s * c.memory_share
+    tokens = s.tokens
+    routed = tokens * s.experts_per_token
+    rank_params = (s.attention_params + s.mlp_matrices * p.hidden * p.shared_expert_hidden) / p.tp
+    mlp_params = s.mlp_params / p.tp
+    flops = 2.0 * (tokens * rank_params + routed * mlp_params)
+    widths = 2.0 * p.hidden + 2.0 * (s.attention_width + s.kv_width) / p.tp
+    mlp_widths = 2.0 * p.hidden + s.mlp_matrices * p.ffn_hidden / p.tp
+    weights = rank_params + s.expert_share * mlp_params
+    elements = tokens * widths + routed * mlp_widths + weights
+    forward = flops / rate + c.matmul_traffic * 2.0 * elements / bandwidth
+    accumulate = 2.0 * p.grad_bytes * weights / bandwidth
+    return forward, forward + p.trained_share * (forward + accumulate)
+
+
+def _attention(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column]:
+    """Scores and their product with the values, forward and backward.
+
+    4 T s a / tp operations forward, half of which a causal fused kernel skips; 2.5 times as many
+    backward, where the scores are computed again. Source: Dao, FlashAttention-2
+    (arXiv:2307.08691), section 4.1. Where the scores are written, all of them are computed,
+    backward twice as many, and their softmax and mask move every score through memory several
+    times.
+    """
+    score_flops = 4.0 * s.tokens * p.seq_len * s.attention_width / (p.tp)
+    fused_forward = 0.5 * score_flops / (p.half_flops * c.attention_share)
+    fused_backward = 1.25 * score_flops / (p.half_flops * c.attention_backward_share)
+    scores = s.tokens * p.seq_len * p.n_heads / p.tp
+    traffic = scores * c.score_traffic_bytes / (p.memory_bytes_per_s * c.memory_share)
+    written = score_flops / (p.half_flops * c.matmul_share) + traffic
+    forward = np.where(p.flash_attention, fused_forward, written)
+    backward = np.where(p.flash_attention, fused_backward, 2.0 * written)
+    return forward, backward
+
+
+def _elementwise(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Norms, residuals, dropout, rotary embeddings and the activation of one layer, forward.
+
+    Each kernel reads its inputs and writes its result once. Per token, in elements: two norms
+    (4 h), two residual sums (6 h, their dropout masks 1 byte), the heads' layout and positions
+    (2 (a + 2k)), the activation (2 f, gated 3 f). Megatron's sequence parallelism splits the first
+    two over the tensor parallel ranks (Korthikanti et al., arXiv:2205.05198, section 4.2.2).
+    """
+    replicated = np.where(p.sequence_parallel, p.tp, 1.0)
+    norms = 10.0 * p.hidden / replicated
+    heads = 2.0 * (s.attention_width + 2.0 * s.kv_width) / p.tp
+    activation = s.experts_per_token * (2.0 + p.gated_mlp) * p.ffn_hidden / p.tp
+    moved_bytes = s.tokens * (
+        p.activation_bytes * (norms + heads + activation) + 2.0 * p.has_dropout * p.hidden
+    )
+    fusion = 1.0 + (c.unfused_traffic - 1.0) * (1.0 - p.fused_kernels)
+    return fusion * moved_bytes / (p.memory_bytes_per_s * c.memory_share)

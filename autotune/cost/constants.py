@@ -1,0 +1,99 @@
+"""The numbers that no datasheet tells: how much of a peak real training reaches, and at what cost.
+
+Their values lie in `constants.yaml` beside this file; `benchmarks/fit_constants.py` writes it.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from autotune.errors import JobError
+from autotune.yaml_file import read_yaml
+
+SHIPPED = Path(__file__).resolve().parent / "constants.yaml"
+_HINT = "a mapping of the names in autotune/cost/constants.yaml to numbers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """Constants of the model, alike for every model and engine. A share is between 0 and 1."""
+
+    matmul_share: float
+    """Of a device's achieved rate, that products inside a training step reach: clocks fall under
+    a load that lasts."""
+    matmul_traffic: float
+    """Times that a product moves its operands and result through device memory."""
+    low_precision_share: float
+    """Of the gain that fp8 and fp4 promise over bf16, that products reach with their casts."""
+    attention_share: float
+    """Of a device's achieved rate, that a fused attention kernel reaches forward."""
+    attention_backward_share: float
+    """The same, backward."""
+    memory_share: float
+    """Of the datasheet's memory bandwidth, that element-wise kernels reach."""
+    unfused_traffic: float
+    """Times the traffic of fused element-wise kernels, without fusion."""
+    score_traffic_bytes: float
+    """Moved per attention score, forward, where the scores are written."""
+    launch_s: float
+    """Host time per kernel."""
+    kernels_per_layer: float
+    """Of one layer, forward; twice that backward."""
+    micro_batch_s: float
+    """Host time per micro-batch: data, loss, the schedule."""
+    step_s: float
+    """Host time per optimizer step: norms, synchronisation, the scheduler."""
+    nvlink_share: float
+    """Of an NVLink's rate, that collectives reach as bus bandwidth."""
+    network_share: float
+    """The same of the network."""
+    host_link_share: float
+    """The same of PCIe or NVLink-C2C."""
+    nvlink_latency_s: float
+    """Per hop of a collective."""
+    network_latency_s: float
+    """The same between nodes."""
+    overlap_slowdown: float
+    """Share of the shorter of two overlapping parts that still adds to the time."""
+    scale_jitter: float
+    """Share of the step that each doubling of the nodes adds: the slowest of many."""
+    optimizer_traffic_bytes: float
+    """Moved per parameter by Adam on the device beyond its states once in and once out."""
+    host_optimizer_share: float
+    """Of the host's memory bandwidth, that Adam on the CPU reaches."""
+    context_bytes: float
+    """Taken by the driver and its libraries in each process, outside the allocator."""
+    communicator_bytes: float
+    """Taken by NCCL for each group that a rank is in."""
+    fragmentation: float
+    """Share of what varies over the step that the allocator cannot use again."""
+    workspace_bytes: float
+    """Of the matrix product library, inside the allocator."""
+    logit_bytes: float
+    """Held per logit at the peak: in 16 bit, in 32 bit, and its gradient."""
+    time_sigma: float
+    """Standard deviation of log(measured / predicted) step time."""
+    memory_sigma: float
+    """The same of the peak memory."""
+
+
+@cache
+def load_constants(path: Path = SHIPPED) -> Constants:
+    """Read constants; the shipped ones by default.
+
+    Raises:
+        JobError: A constant is missing, unknown or no number.
+    """
+    data = read_yaml(path, hint=_HINT)
+    known = {field.name for field in dataclasses.fields(Constants)}
+    wrong = sorted(set(data) ^ known)
+    if wrong:
+        raise JobError(f"{path}: {', '.join(wrong)}: missing or unknown", _HINT)
+    try:
+        return TypeAdapter(Constants).validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise JobError(f"{path}: {first['loc'][0]}: {first['msg']}", _HINT) from error

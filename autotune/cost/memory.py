@@ -1,0 +1,155 @@
+"""Memory of the fullest rank: states, activations, buffers, and what the process itself takes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.cost.activations import Activations
+from autotune.cost.constants import Constants
+from autotune.cost.plans import Column, Plans, Tier
+from autotune.cost.sizes import Sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of the worst rank at its peak, by part; they add up to `peak_bytes`."""
+
+    params_bytes: Column
+    grads_bytes: Column
+    optimizer_bytes: Column
+    activations_bytes: Column
+    logits_bytes: Column
+    buckets_bytes: Column
+    gathered_bytes: Column
+    """Parameters that stage 3 or FSDP holds whole at the moment."""
+    workspace_bytes: Column
+    fragmentation_bytes: Column
+    context_bytes: Column
+    """Driver and NCCL, outside of the allocator."""
+    peak_bytes: Column
+    """What the device lacks: what nvidia-smi would show."""
+    allocated_bytes: Column
+    """What the allocator handed out: without fragmentation and context."""
+    reserved_bytes: Column
+    """What the allocator holds: without the context."""
+    host_bytes: Column
+    """Of one rank: offloaded states."""
+
+
+def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
+    """Peak memory of the fullest rank: the larger of the first and the last pipeline stage.
+
+    The states of a stage are its layers' and its embedding's. ZeRO splits the optimizer's from
+    stage 1, gradients from 2, parameters from 3 over the data parallel ranks: 2 + 2 + 12 bytes per
+    parameter in mixed precision. Source: Rajbhandari et al., ZeRO (arXiv:1910.02054), section 5
+    and figure 1. Offloaded states leave the device; their gradients leave it with them
+    (ZeRO-Offload, arXiv:2101.06840, section 4).
+    """
+    has_pipeline = np.greater(p.pp, 1)
+    layers = s.stage_layers * s.layer_params
+    experts = s.stage_layers * s.layer_expert_params
+    positions = p.learned_positions * p.seq_len * p.hidden
+    own_head = 1.0 - p.tied_embeddings
+    first = layers + s.vocab_params * np.where(has_pipeline, 1.0, 1.0 + own_head) + positions
+    last = layers + s.vocab_params * np.where(has_pipeline, 1.0, 1.0 + own_head)
+    stage_activations = a.first_stage_bytes, a.last_stage_bytes
+    # With one stage it is the first, and holds the logits too.
+    stage_logits = np.where(has_pipeline, 0.0, a.logits_bytes), a.logits_bytes
+    parts = [
+        _stage(p, s, a, c, dense, experts, activations, logits)
+        for dense, activations, logits in zip(
+            (first, last), stage_activations, stage_logits, strict=True
+        )
+    ]
+    is_first = np.greater_equal(parts[0]["peak_bytes"], parts[1]["peak_bytes"])
+    return Memory(
+        **{name: np.where(is_first, parts[0][name], parts[1][name]) for name in parts[0]}
+    )
+
+
+def fit_probability(p: Plans, c: Constants, peak_bytes: Column) -> Column:
+    """Probability that the peak stays within the device's memory.
+
+    log(true peak / predicted peak) is taken as normal with standard deviation `memory_sigma`. The
+    normal distribution is 1 / (1 + exp(-x (1.5976 + 0.070566 x^2))), within 0.0002. Source: Page,
+    Applied Statistics 26 (1977), page 75.
+    """
+    x = np.log(p.memory_bytes / peak_bytes) / c.memory_sigma
+    x = np.clip(x, -8.0, 8.0)
+    return 1.0 / (1.0 + np.exp(-x * (1.5976 + 0.070566 * x * x)))
+
+
+def _stage(
+    p: Plans,
+    s: Sizes,
+    a: Activations,
+    c: Constants,
+    dense: Column,
+    experts: Column,
+    activations: Column,
+    logits: Column,
+) -> dict[str, Column]:
+    sharded_1 = np.greater_equal(p.zero_stage, 1)
+    sharded_2 = np.greater_equal(p.zero_stage, 2)
+    sharded_3 = np.greater_equal(p.zero_stage, 3)
+    optimizer_on_device = np.equal(p.optimizer_tier, Tier.DEVICE)
+    params_on_device = np.equal(p.param_tier, Tier.DEVICE)
+    whole = dense + experts
+    shard = dense / s.shard_ranks + experts / s.expert_shard_ranks
+    trained = p.trained_share
+    params = np.where(sharded_3, shard * params_on_device, whole) * p.weight_bytes
+    # Stages 1 and 2 of DeepSpeed hand gradients to the host as they come where Adam runs there.
+    grads_held = np.where(sharded_2, shard, whole) * np.where(sharded_1, optimizer_on_device, 1.0)
+    grads = grads_held * p.grad_bytes * trained
+    updated = np.where(sharded_1, shard, whole) * trained
+    optimizer = updated * p.optimizer_bytes * optimizer_on_device
+    buckets, gathered = _buffers(p, s, whole)
+    # Before Adam runs, 16-bit gradients become 32-bit ones; by then activations are gone.
+    upcast = np.where(np.less(p.grad_bytes, 4), 4.0, 0.0) * updated * optimizer_on_device
+    varying = activations + a.working_bytes + logits + gathered
+    varying = np.maximum(varying, upcast)
+    workspace = c.workspace_bytes
+    fragmentation = c.fragmentation * (varying + buckets)
+    n_groups = sum(np.greater(degree, 1) * 1.0 for degree in (p.dp, p.tp, p.pp, p.cp, p.ep))
+    context = c.context_bytes + c.communicator_bytes * n_groups
+    allocated = params + grads + optimizer + buckets + varying + workspace
+    host = updated * (p.optimizer_bytes + p.grad_bytes) * (1.0 - optimizer_on_device)
+    host = host + sharded_3 * (1.0 - params_on_device) * shard * p.weight_bytes
+    return {
+        "params_bytes": params,
+        "grads_bytes": grads,
+        "optimizer_bytes": optimizer,
+        "activations_bytes": varying - logits - gathered,
+        "logits_bytes": logits,
+        "buckets_bytes": buckets,
+        "gathered_bytes": gathered,
+        "workspace_bytes": workspace,
+        "fragmentation_bytes": fragmentation,
+        "context_bytes": context,
+        "peak_bytes": allocated + fragmentation + context,
+        "allocated_bytes": allocated,
+        "reserved_bytes": allocated + fragmentation,
+        "host_bytes": host,
+    }
+
+
+def _buffers(p: Plans, s: Sizes, whole: Column) -> tuple[Column, Column]:
+    """Communication buckets, and parameters that are gathered for the moment.
+
+    DeepSpeed's stages 1 and 2 hold a reduce bucket, two where reduction overlaps; stage 3 holds
+    one beside what it gathers: at most `live_elements` and what it prefetches. FSDP holds two
+    layers and the embeddings, and one layer's gradients. Source: DeepSpeed,
+    runtime/zero/stage_1_and_2.py, stage3.py and partitioned_param_coordinator.py; Zhao et al.,
+    PyTorch FSDP (arXiv:2304.11277), section 4.3.
+    """
+    is_3 = np.greater_equal(p.zero_stage, 3)
+    reduce_elements = np.minimum(p.reduce_bucket_elements, whole)
+    flat = p.flat_buffers * reduce_elements * (1.0 + p.overlap_reduce)
+    bucket_elements = np.where(is_3, (1.0 - p.layer_wise_gather) * reduce_elements, flat)
+    buckets = bucket_elements * p.reduce_bytes
+    embeddings = s.vocab_params * (2.0 - p.tied_embeddings)
+    two_layers = 2.0 * s.all_layer_params
+    live = np.minimum(p.live_elements + p.prefetch_elements, whole)
+    elements = np.where(p.layer_wise_gather, two_layers + embeddings, live)
+    grads = p.layer_wise_gather * (s.all_layer_params + embeddings) * p.reduce_bytes
+    return buckets, is_3 * (elements * 2.0 + grads)

@@ -1,0 +1,187 @@
+"""What the cost model is told of the candidates: one column per quantity."""
+
+import dataclasses
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.errors import JobError
+
+Column = NDArray[np.float64] | float
+"""A value per candidate, or one for all of them."""
+
+
+class Recompute(IntEnum):
+    """What the backward pass computes again, as the column `recompute` holds it."""
+
+    NONE = 0
+    SELECTIVE = 1
+    """The attention's core: scores, softmax and their product with the values."""
+    FULL = 2
+    """Whole layers; `recompute_every` says how many of them."""
+    OPERATORS = 3
+    """All but the results of matrix products and of attention: torch's selective checkpoints."""
+
+
+class Tier(IntEnum):
+    """Where offloaded states live, as the columns `optimizer_tier` and `param_tier` hold it."""
+
+    DEVICE = 0
+    CPU = 1
+    NVME = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plans:
+    """Candidates in columns of one length; a plain number is the same for all of them.
+
+    Booleans are 0 and 1. Degrees multiply to the world: dp x tp x pp x cp x ulysses.
+    """
+
+    # The model.
+    n_layers: Column
+    hidden: Column
+    ffn_hidden: Column
+    """Width of one MLP, or of one expert."""
+    n_heads: Column
+    n_kv_heads: Column
+    head_dim: Column
+    vocab: Column
+    seq_len: Column
+    gated_mlp: Column = 0.0
+    tied_embeddings: Column = 0.0
+    learned_positions: Column = 0.0
+    has_dropout: Column = 0.0
+    """Its masks are kept for the backward pass."""
+    n_experts: Column = 0.0
+    """0 or 1 for a dense model."""
+    experts_per_token: Column = 0.0
+    shared_expert_hidden: Column = 0.0
+    """Width of an MLP that every token passes beside its experts; 0 for none."""
+    trained_share: Column = 1.0
+    """Of the parameters; with LoRA next to none, and frozen weights have no gradients of
+    theirs."""
+
+    # The device and its links. Rates are per device, links per direction.
+    matmul_flops: Column
+    """Best rate of large matrix products at the precision of the layers."""
+    half_flops: Column
+    """The same at bf16 or fp16: attention and logits run there even where layers run in fp8."""
+    memory_bytes: Column
+    memory_bytes_per_s: Column
+    nvlink_bytes_per_s: Column
+    """Between devices of one domain; without NVLink, that of PCIe."""
+    network_bytes_per_s: Column
+    """A device's share of its node's network."""
+    host_bytes_per_s: Column
+    nvlink_domain: Column
+    """Devices that reach each other without the network."""
+    devices_per_node: Column
+    host_memory_bytes_per_s: Column = 200e9
+    """Of a node's own memory, which the optimizer on the CPU reads and writes."""
+    nvme_bytes_per_s: Column = 6e9
+    """Of a node's drives together."""
+
+    # The layout.
+    dp: Column = 1.0
+    tp: Column = 1.0
+    pp: Column = 1.0
+    vp: Column = 1.0
+    """Interleaved model chunks of one pipeline rank."""
+    cp: Column = 1.0
+    ulysses: Column = 1.0
+    """DeepSpeed's sequence parallel degree."""
+    ep: Column = 1.0
+    zero_stage: Column = 0.0
+    shard_group: Column = 0.0
+    """Ranks over which states are sharded, where fewer than dp x cp x ulysses; 0: all."""
+    sequence_parallel: Column = 0.0
+    """Megatron's, over the tensor parallel ranks."""
+    micro_batch: Column
+    grad_accum: Column = 1.0
+    """Micro-batches of one step and rank; those of the pipeline."""
+
+    # What is kept, and where.
+    recompute: Column = 0.0
+    """A `Recompute`."""
+    recompute_every: Column = 1.0
+    """With full recomputation, one layer in this many is recomputed."""
+    optimizer_tier: Column = 0.0
+    """A `Tier`."""
+    param_tier: Column = 0.0
+    """A `Tier`."""
+    offloaded_activations: Column = 0.0
+    """Share of the kept activations that goes to the host."""
+
+    # Dtypes.
+    weight_bytes: Column = 2.0
+    grad_bytes: Column = 2.0
+    """As accumulated over micro-batches."""
+    reduce_bytes: Column = 2.0
+    """As sent between the ranks."""
+    optimizer_bytes: Column = 12.0
+    """States per parameter with the master copy: Adam of mixed precision 12, of fp32 8."""
+    activation_bytes: Column = 2.0
+
+    # What the engine and its kernels do.
+    flash_attention: Column = 1.0
+    """The scores are never written."""
+    fused_kernels: Column = 1.0
+    """Bias, dropout, activation and norms are each one kernel."""
+    launch_free: Column = 0.0
+    """Share of kernel launches that a CUDA graph or a compiler takes off the host."""
+    overlap_reduce: Column = 1.0
+    """Gradients are reduced while the backward pass still runs."""
+    overlap_gather: Column = 1.0
+    """Parameters are gathered while layers compute."""
+    overlap_tp: Column = 0.0
+    """Tensor parallel communication runs beside the products it belongs to."""
+    reduces_every_micro_batch: Column = 0.0
+    """Gradients are reduced at every micro-batch, not once a step; stages 2 and 3 of DeepSpeed."""
+    gather_bytes: Column = 2.0
+    """Per gathered parameter; 1 with quantised weights (ZeRO++ qwZ)."""
+    gather_group: Column = 0.0
+    """Ranks that the backward pass gathers over (ZeRO++ hpZ, FSDP hybrid); 0: as the forward."""
+    reduce_bucket_elements: Column = 5e8
+    gather_bucket_elements: Column = 5e8
+    prefetch_elements: Column = 5e7
+    live_elements: Column = 1e9
+    """Most parameters that stage 3 holds gathered (`stage3_max_live_parameters`)."""
+    layer_wise_gather: Column = 0.0
+    """FSDP: two layers are gathered at a time, whatever `live_elements` says."""
+    flat_buffers: Column = 0.0
+    """DeepSpeed's stages 1 and 2: communication buffers are allocated at full bucket size."""
+
+    def __post_init__(self) -> None:
+        lengths = {
+            name: value.shape
+            for name, value in self.columns().items()
+            if isinstance(value, np.ndarray)
+        }
+        if len(set(lengths.values())) > 1:
+            raise JobError(
+                f"Plans: columns of several lengths: { {n: s for n, s in lengths.items()} }",
+                "give every candidate a value in each column, or one plain number for all",
+            )
+
+    def columns(self) -> dict[str, Any]:
+        """Field name -> column."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def __len__(self) -> int:
+        for value in self.columns().values():
+            if isinstance(value, np.ndarray):
+                return len(value)
+        return 1
+
+    def rows(self, part: slice | NDArray[np.intp]) -> "Plans":
+        """The candidates of a slice or of some indices."""
+        return Plans(
+            **{
+                name: value[part] if isinstance(value, np.ndarray) else value
+                for name, value in self.columns().items()
+            }
+        )

@@ -1,0 +1,105 @@
+"""Reads tables of training runs, as people publish them, into `Plans`.
+
+Results in such a table are never looked at: only the model, the hardware and the layout are read.
+Whatever a row leaves open gets a documented default, which is listed; a row that cannot be
+predicted gets the reason.
+"""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from autotune.accelerators import Accelerator
+from autotune.contract import read_bounded
+from autotune.cost.plans import Plans
+from autotune.cost.row import RowError, read_row
+from autotune.errors import JobError
+
+MAX_ROWS = 200_000
+
+RESULT_COLUMNS = frozenset(
+    {"step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "iter_s", "mfu_pct", "hfu_pct"}
+    | {"samples_per_s", "peak_mem_gb", "status", "notes"}
+)
+"""Never read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A table's rows as candidates. Every sequence but `plans` has one element per row."""
+
+    plans: Plans | None
+    """Of the rows that can be predicted, in order; None if there is none."""
+    positions: tuple[int, ...]
+    """Of those rows in the table."""
+    assumed: tuple[tuple[str, ...], ...]
+    """What the row leaves open, and what was taken: `vp=1`."""
+    reasons: tuple[str, ...]
+    """Why a row cannot be predicted; empty for those that can."""
+
+
+def read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+    """The header and the rows of a CSV file, as text.
+
+    Raises:
+        JobError: It cannot be read, has no header, a column twice, or too many rows.
+    """
+    hint = "a CSV file with a header, such as id,n_layers,hidden,n_heads,seq_len,gpu_type,n_gpus"
+    try:
+        text = read_bounded(path).decode("utf-8-sig")
+        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise JobError(f"{path}: cannot be read: {error}", hint) from error
+    if not lines or not any(cell.strip() for cell in lines[0]):
+        raise JobError(f"{path}: has no header", hint)
+    header = tuple(cell.strip() for cell in lines[0])
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise JobError(f"{path}: column {', '.join(twice)} is there twice", "name it once")
+    if len(lines) - 1 > MAX_ROWS:
+        raise JobError(f"{path}: {len(lines) - 1} rows, at most {MAX_ROWS}", "split it")
+    rows = []
+    for number, cells in enumerate(lines[1:], start=2):
+        if len(cells) > len(header):
+            raise JobError(
+                f"{path}: row {number} has {len(cells)} cells, the header {len(header)}",
+                "quote cells that hold a comma",
+            )
+        padded = [*cells, *[""] * (len(header) - len(cells))]
+        rows.append(dict(zip(header, padded, strict=True)))
+    return header, rows
+
+
+def rows_to_plans(rows: Sequence[Mapping[str, str]], table: Sequence[Accelerator]) -> Rows:
+    """Read each row.
+
+    Args:
+        rows: Column -> text; columns that are not known are left alone.
+        table: Accelerators.
+    """
+    found: list[dict[str, float]] = []
+    positions: list[int] = []
+    assumed: list[tuple[str, ...]] = []
+    reasons: list[str] = []
+    for position, row in enumerate(rows):
+        inputs = {name: text for name, text in row.items() if name not in RESULT_COLUMNS}
+        try:
+            read = read_row(inputs, table)
+        except RowError as error:
+            assumed.append(tuple(error.assumed))
+            reasons.append(str(error))
+            continue
+        found.append(read.columns)
+        positions.append(position)
+        assumed.append(read.assumed)
+        reasons.append("")
+    plans = None
+    if found:
+        plans = Plans(**{name: np.array([one[name] for one in found]) for name in found[0]})
+    return Rows(
+        plans=plans, positions=tuple(positions), assumed=tuple(assumed), reasons=tuple(reasons)
+    )

@@ -1,0 +1,362 @@
+"""One row of a table of training runs, as the columns of `Plans`."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.accelerators import Accelerator, find_accelerator
+from autotune.cost.cells import Cells, RowError
+from autotune.cost.plans import Recompute, Tier
+from autotune.cost.row_model import read_model
+from autotune.cost.traits import Traits, traits_of
+from autotune.errors import FleetError
+
+__all__ = ["ReadRow", "RowError", "read_row"]
+
+_MAX_DEVICES = 262_144
+"""More than anybody has trained one model on."""
+_GIGABIT = 1e9 / 8
+_PER_NODE = (
+    # 8x200Gb HDR IB per node; 8x100Gb NIC per node; 8xHDR200 IB/node
+    re.compile(r"(?P<n>\d+)\s*x\s*(?:HDR|NDR|EDR)?\s*(?P<gbit>\d+)\s*(?:Gb|G|IB|$)?", re.I),
+    # RoCE 1600Gbps/node
+    re.compile(r"(?P<n>)(?P<gbit>\d+)\s*Gb(?:ps|/s)?\s*(?:/|per)\s*node", re.I),
+)
+_PER_DEVICE = re.compile(r"(?P<gbit>\d+)\s*Gb(?:ps|/s)\b[^,]*per GPU", re.I)
+_NETWORK_WORDS = re.compile(r"node|IB|RoCE|Omni|NIC|RDMA|network", re.I)
+_PRECISIONS = (
+    (re.compile(r"fp4"), "fp4"),
+    (re.compile(r"fp8|float8"), "fp8"),
+    (re.compile(r"bf16|bfloat16|amp"), "bf16"),
+    (re.compile(r"fp16|float16|half"), "fp16"),
+    (re.compile(r"fp32|float32|tf32"), "fp32"),
+)
+_LORA_SHARE = 0.01
+"""Trained parameters of usual adapters over all: rank 8 to 64 on every matrix."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadRow:
+    """A row that can be predicted."""
+
+    columns: dict[str, float]
+    """Of `Plans`; every row has the same ones."""
+    assumed: tuple[str, ...]
+
+
+def read_row(row: Mapping[str, str], table: Sequence[Accelerator]) -> ReadRow:
+    """Read one row.
+
+    Raises:
+        RowError: It cannot be predicted.
+    """
+    cells = Cells(row)
+    traits = _framework(cells)
+    model = read_model(cells)
+    layout = _layout(cells, traits, model)
+    accelerator = _accelerator(cells, table)
+    precision = _precision(cells, accelerator)
+    columns = {
+        **_DEFAULTS,
+        **model,
+        **layout,
+        **_device(cells, accelerator, precision, layout["n_gpus"]),
+        **traits.columns,
+        **(traits.fp16_columns if precision == "fp16" else {}),
+        **_dtypes(precision, traits),
+        **_zero(cells, traits, layout),
+        **_kept(cells, traits, model),
+    }
+    if model["gated_mlp"]:
+        columns["has_dropout"] = 0.0  # such models are trained without
+    if cells.text("task").lower() == "lora":
+        columns["trained_share"] = _LORA_SHARE
+        cells.assume("trained_share", _LORA_SHARE, "LoRA")
+    if columns["zero_stage"] < 3:
+        columns["layer_wise_gather"] = 0.0
+    return ReadRow(
+        columns={name: value for name, value in columns.items() if name != "n_gpus"},
+        assumed=tuple(cells.assumed),
+    )
+
+
+_DEFAULTS = {
+    "flash_attention": 1.0,
+    "fused_kernels": 1.0,
+    "has_dropout": 0.0,
+    "overlap_reduce": 1.0,
+    "overlap_gather": 1.0,
+    "overlap_tp": 0.0,
+    "flat_buffers": 0.0,
+    "layer_wise_gather": 0.0,
+    "reduces_every_micro_batch": 0.0,
+    "trained_share": 1.0,
+    "weight_bytes": 2.0,
+    "grad_bytes": 2.0,
+    "reduce_bytes": 2.0,
+    "gather_bytes": 2.0,
+    "optimizer_bytes": 12.0,
+    "offloaded_activations": 0.0,
+    "optimizer_tier": 0.0,
+    "param_tier": 0.0,
+}
+
+
+def _framework(cells: Cells) -> Traits:
+    framework = cells.text("framework") or "deepspeed"
+    if cells.is_blank("framework"):
+        cells.assume("framework", framework)
+    traits = traits_of(framework)
+    if traits is None:
+        raise cells.error(f"framework={framework!r} is not known")
+    return traits
+
+
+def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[str, float]:
+    """Degrees; their product is the world, and they divide what they split."""
+    n_gpus = cells.count("n_gpus", most=_MAX_DEVICES)
+    tp, pp = cells.count("tp", 1.0), cells.count("pp", 1.0)
+    vp, cp = cells.count("vp", 1.0), cells.count("cp", 1.0)
+    ulysses = _ulysses(cells)
+    split = tp * pp * cp * ulysses
+    if n_gpus % split:
+        raise cells.error(
+            f"tp {tp:g} x pp {pp:g} x cp {cp:g} x ulysses {ulysses:g} = {split:g} does not divide "
+            f"n_gpus={n_gpus:g}"
+        )
+    dp = cells.count("dp", n_gpus / split, "n_gpus over the other degrees")
+    if dp * split != n_gpus:
+        raise cells.error(
+            f"dp {dp:g} x tp {tp:g} x pp {pp:g} x cp {cp:g} x ulysses {ulysses:g} = "
+            f"{dp * split:g}, not n_gpus={n_gpus:g}"
+        )
+    _check_split(cells, model, tp=tp, pp=pp, vp=vp, sequence=cp * ulysses)
+    micro_batch = cells.count("micro_batch")
+    global_batch = cells.count("global_batch", most=1e12)
+    if global_batch % (micro_batch * dp):
+        raise cells.error(
+            f"global_batch={global_batch:g} is no multiple of micro_batch {micro_batch:g} x dp "
+            f"{dp:g}"
+        )
+    return {
+        "n_gpus": n_gpus,
+        "dp": dp,
+        "tp": tp,
+        "pp": pp,
+        "vp": vp,
+        "cp": cp,
+        "ulysses": ulysses,
+        "micro_batch": micro_batch,
+        "grad_accum": global_batch / (micro_batch * dp),
+        "sequence_parallel": _sequence_parallel(cells, traits, tp),
+    }
+
+
+def _check_split(
+    cells: Cells, model: Mapping[str, float], *, tp: float, pp: float, vp: float, sequence: float
+) -> None:
+    layers, heads, seq_len = model["n_layers"], model["n_heads"], model["seq_len"]
+    if heads % tp:
+        raise cells.error(f"n_heads={heads:g} is no multiple of tp={tp:g}")
+    if pp * vp > layers:
+        raise cells.error(f"pp {pp:g} x vp {vp:g} is more than n_layers={layers:g}")
+    # Megatron can count the embedding and the loss as a layer each
+    # (account_for_*_in_pipeline_split).
+    if vp > 1 and all((layers + extra) % (pp * vp) for extra in (0, 1, 2)):
+        raise cells.error(
+            f"n_layers={layers:g}, with embedding and loss {layers + 2:g}, is no multiple of "
+            f"pp {pp:g} x vp {vp:g}"
+        )
+    if seq_len % sequence:
+        raise cells.error(f"seq_len={seq_len:g} is no multiple of cp x ulysses = {sequence:g}")
+
+
+def _ulysses(cells: Cells) -> float:
+    found = re.fullmatch(r"ulysses\s*=\s*(\d+)", cells.text("sp").lower())
+    if found is None:
+        return 1.0
+    if int(found[1]) < 1:
+        raise cells.error(f"sp={cells.text('sp')}: below one")
+    return float(found[1])
+
+
+def _sequence_parallel(cells: Cells, traits: Traits, tp: float) -> float:
+    text = cells.text("sp").lower()
+    if tp == 1 or text.startswith("ulysses"):
+        return 0.0
+    if text in {"yes", "true", "1", "1.0", "on"}:
+        return 1.0
+    if text in {"no", "false", "0", "0.0", "off"}:
+        return 0.0
+    if text:
+        raise cells.error(f"sp={text!r} is not yes, no or ulysses=N")
+    cells.assume("sp", "yes" if traits.sequence_parallel else "no", f"as {traits.name}")
+    return float(traits.sequence_parallel)
+
+
+def _accelerator(cells: Cells, table: Sequence[Accelerator]) -> Accelerator:
+    if cells.is_blank("gpu_type"):
+        raise cells.error("gpu_type is blank")
+    memory_gib = None if cells.is_blank("gpu_mem_gb") else cells.number("gpu_mem_gb")
+    try:
+        found = find_accelerator(cells.text("gpu_type"), memory_gib=memory_gib, table=table)
+    except FleetError as error:
+        raise cells.error(f"{error.message}; {error.hint}") from error
+    if memory_gib is None:
+        cells.assume("gpu_mem_gb", found.memory_bytes / 2**30, found.name)
+    return found
+
+
+def _precision(cells: Cells, accelerator: Accelerator) -> str:
+    text = cells.text("precision").lower()
+    default = "bf16" if "fp8" in accelerator.peak_flops else "fp16"
+    if cells.is_blank("precision"):
+        cells.assume("precision", default)
+    spelled = default if cells.is_blank("precision") else text
+    precision = next((name for pattern, name in _PRECISIONS if pattern.search(spelled)), None)
+    if precision is None:
+        raise cells.error(f"precision={text!r} is not fp32, fp16, bf16, fp8 or fp4")
+    if precision not in accelerator.peak_flops:
+        known = ", ".join(accelerator.peak_flops)
+        raise cells.error(f"precision={precision}: {accelerator.name} has {known}")
+    return precision
+
+
+def _device(
+    cells: Cells, accelerator: Accelerator, precision: str, n_gpus: float
+) -> dict[str, float]:
+    half = "bf16" if "bf16" in accelerator.achieved_flops else "fp16"
+    half = "fp32" if precision == "fp32" else half
+    default_nodes = min(n_gpus, float(accelerator.devices_per_node))
+    per_node = cells.count("gpus_per_node", default_nodes, accelerator.name, most=1024)
+    per_node = min(per_node, n_gpus)
+    # A rack-wide NVLink domain is wider than its nodes, any other is the node.
+    rack = accelerator.nvlink_domain > accelerator.devices_per_node
+    domain = float(accelerator.nvlink_domain) if rack else per_node
+    return {
+        "matmul_flops": accelerator.achieved_flops[precision],
+        "half_flops": accelerator.achieved_flops[half],
+        "memory_bytes": accelerator.memory_bytes,
+        "memory_bytes_per_s": accelerator.memory_bytes_per_s,
+        "nvlink_bytes_per_s": accelerator.nvlink_bytes_per_s or accelerator.host_bytes_per_s,
+        "network_bytes_per_s": _network(cells, accelerator, per_node),
+        "host_bytes_per_s": accelerator.host_bytes_per_s,
+        "nvlink_domain": domain,
+        "devices_per_node": per_node,
+    }
+
+
+def _network(cells: Cells, accelerator: Accelerator, per_node: float) -> float:
+    """Bytes per second of a device's share, by the cell `interconnect` or the vendor's system."""
+    text = cells.text("interconnect")
+    device = _PER_DEVICE.search(text)
+    if device:
+        return float(device["gbit"]) * _GIGABIT
+    if _NETWORK_WORDS.search(text):
+        for pattern in reversed(_PER_NODE):
+            found = pattern.search(text)
+            if found:
+                links = float(found["n"] or 1)
+                return links * float(found["gbit"]) * _GIGABIT / per_node
+    cells.assume(
+        "network", f"{accelerator.network_bytes_per_s / 1e9:g} GB/s per device", accelerator.name
+    )
+    return accelerator.network_bytes_per_s
+
+
+def _dtypes(precision: str, traits: Traits) -> dict[str, float]:
+    if precision == "fp32":
+        return {
+            "weight_bytes": 4.0,
+            "grad_bytes": 4.0,
+            "reduce_bytes": 4.0,
+            "gather_bytes": 4.0,
+            "optimizer_bytes": 8.0,
+            "activation_bytes": 4.0,
+        }
+    is_fp8_gather = precision in ("fp8", "fp4") and "layer_wise_gather" in traits.columns
+    return {"activation_bytes": 2.0, "gather_bytes": 1.0 if is_fp8_gather else 2.0}
+
+
+def _zero(cells: Cells, traits: Traits, layout: Mapping[str, float]) -> dict[str, float]:
+    text = cells.text("zero_stage").lower()
+    stated = cells.text("zero_equiv") or text
+    ranks = layout["dp"] * layout["cp"] * layout["ulysses"]
+    found = re.match(r"([0-3])(?:\.0)?(?!\d)", stated)
+    if found:
+        stage = float(found[1])
+    elif "shard" in stated or "fsdp" in stated:
+        stage = 3.0
+    elif "dist-opt" in stated or "distributed opt" in stated:
+        stage = 1.0
+    elif stated == "ddp":
+        stage = 0.0
+    elif not stated:
+        stage = float(traits.zero_stage)
+        cells.assume("zero_stage", int(stage), f"as {traits.name}")
+    else:
+        raise cells.error(f"zero_stage={text!r} is not 0 to 3, fsdp or ddp")
+    group = re.search(r"group (\d+)", text)
+    shard_group = 0.0
+    if group:
+        shard_group = min(float(group[1]), ranks)
+        if shard_group < 1 or ranks % shard_group:
+            raise cells.error(
+                f"zero_stage={text!r}: groups of {group[1]} do not tile dp={ranks:g}"
+            )
+    columns = {"zero_stage": stage, "shard_group": shard_group}
+    if stage >= 2:
+        columns["reduces_every_micro_batch"] = 1.0
+    if stage == 3:
+        # Stage 3 overlaps by itself; so does the engine that runs it without a pipeline.
+        columns["overlap_reduce"] = columns["overlap_gather"] = 1.0
+    return columns
+
+
+def _kept(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[str, float]:
+    """What is recomputed and what is offloaded."""
+    text = cells.text("recompute").lower()
+    every = re.search(r"every[ _-]?(\d+)", text)
+    recompute = Recompute.NONE
+    if text.startswith("full") or every:
+        recompute = Recompute.FULL
+    elif text.startswith("selective") and not text.endswith(":[]"):
+        recompute = Recompute.OPERATORS if traits.selective_operators else Recompute.SELECTIVE
+    elif text not in {"", "none", "no", "false", "selective:[]"}:
+        if "not set" not in text:
+            raise cells.error(f"recompute={text!r} is not none, selective, full or every_N")
+        cells.assume("recompute", "none", text)
+    if not text:
+        cells.assume("recompute", "none")
+    elif text.endswith("?"):
+        cells.assume("recompute", text.rstrip("?"))
+    return {
+        "recompute": float(recompute),
+        "recompute_every": float(every[1]) if every and int(every[1]) > 0 else 1.0,
+        **_offload(cells, model),
+    }
+
+
+def _offload(cells: Cells, model: Mapping[str, float]) -> dict[str, float]:
+    text = cells.text("offload").lower()
+    if not text:
+        cells.assume("offload", "none")
+    if "not set" in text:
+        cells.assume("offload", "none", text)
+    if "not set" in text or text in {"", "none", "no", "false"}:
+        return {}
+    share = re.search(r"act\w*[^=]*alpha\s*=\s*([0-9.]+)", text)
+    if share:
+        return {"offloaded_activations": min(1.0, float(share[1]))}
+    layers = re.search(r"act\w*[^=]*layers\s*=\s*(\d+)", text)
+    if layers:
+        return {"offloaded_activations": min(1.0, float(layers[1]) / model["n_layers"])}
+    tier = Tier.NVME if "nvme" in text else Tier.CPU if "cpu" in text else None
+    if tier is None:
+        raise cells.error(f"offload={text!r} names neither cpu nor nvme")
+    has_params = "param" in text
+    has_optimizer = "optim" in text or not has_params
+    return {
+        "optimizer_tier": float(tier) if has_optimizer else 0.0,
+        "param_tier": float(tier) if has_params else 0.0,
+    }

@@ -1,0 +1,137 @@
+"""The model of a table's row: its sizes, and what they leave open."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from autotune.cost.cells import Cells
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What models of one name have in common, by their public configurations."""
+
+    spelled: re.Pattern[str]
+    gated: bool
+    tied: bool
+    vocab: float
+    ffn_ratio: float
+    """Width of the MLP over the hidden size; it is rounded up to a multiple of 256."""
+
+
+_FAMILIES = (
+    Family(spelled=re.compile(r"internlm"), gated=True, tied=False, vocab=103168, ffn_ratio=8 / 3),
+    Family(
+        spelled=re.compile(r"llama.?3|llama.?4"),
+        gated=True,
+        tied=False,
+        vocab=128256,
+        ffn_ratio=3.5,
+    ),
+    Family(spelled=re.compile(r"llama"), gated=True, tied=False, vocab=32000, ffn_ratio=8 / 3),
+    Family(spelled=re.compile(r"mi[sx]tral"), gated=True, tied=False, vocab=32000, ffn_ratio=3.5),
+    Family(spelled=re.compile(r"qwen"), gated=True, tied=False, vocab=151936, ffn_ratio=5.4),
+    Family(spelled=re.compile(r"deepseek"), gated=True, tied=False, vocab=102400, ffn_ratio=8 / 3),
+    Family(spelled=re.compile(r"gemma"), gated=True, tied=True, vocab=256000, ffn_ratio=8),
+    Family(spelled=re.compile(r"nemotron"), gated=False, tied=False, vocab=256000, ffn_ratio=4),
+    Family(spelled=re.compile(r"bloom"), gated=False, tied=True, vocab=250880, ffn_ratio=4),
+    Family(spelled=re.compile(r"bert"), gated=False, tied=True, vocab=30522, ffn_ratio=4),
+)
+_GPT = Family(spelled=re.compile(""), gated=False, tied=True, vocab=50304, ffn_ratio=4)
+
+_MAX_PARAMS = 1e15
+
+
+def read_model(cells: Cells) -> dict[str, float]:
+    """Columns of the model.
+
+    Blank sizes come from the family that the model's name tells, else from GPT. Whether the MLP
+    has a gate and the embeddings are tied is not in such tables: of the four cases the one is
+    taken whose parameters come nearest to `params_b`; without it, the family's.
+
+    Raises:
+        RowError: A size is missing, or the sizes do not fit together.
+    """
+    name = cells.text("model_name").lower()
+    family = next((f for f in _FAMILIES if f.spelled.search(name)), _GPT)
+    n_layers = cells.count("n_layers", most=10_000)
+    hidden = cells.count("hidden", most=1_000_000)
+    n_heads = cells.count("n_heads", most=100_000)
+    n_kv_heads = cells.count("n_kv_heads", n_heads, "as n_heads", most=100_000)
+    if n_heads % n_kv_heads:
+        raise cells.error(f"n_heads={n_heads:g} is no multiple of n_kv_heads={n_kv_heads:g}")
+    seq_len = cells.count("seq_len", most=100_000_000)
+    default_ffn = 256.0 * math.ceil(family.ffn_ratio * hidden / 256)
+    ffn_hidden = cells.count("ffn_hidden", default_ffn, "by the model's family", most=10_000_000)
+    vocab = cells.count("vocab", family.vocab, "by the model's family", most=100_000_000)
+    head_dim = _head_dim(cells, hidden, n_heads)
+    columns = {
+        "n_layers": n_layers,
+        "hidden": hidden,
+        "ffn_hidden": ffn_hidden,
+        "n_heads": n_heads,
+        "n_kv_heads": n_kv_heads,
+        "head_dim": head_dim,
+        "vocab": vocab,
+        "seq_len": seq_len,
+        **_experts(cells),
+    }
+    gated, tied = _gate_and_tie(cells, family, columns)
+    columns["gated_mlp"], columns["tied_embeddings"] = float(gated), float(tied)
+    columns["learned_positions"] = float(not gated)
+    if _count(columns, gated=gated, tied=tied) > _MAX_PARAMS:
+        raise cells.error(f"n_layers={n_layers:g} of hidden={hidden:g}: above 10^15 parameters")
+    return columns
+
+
+def _head_dim(cells: Cells, hidden: float, n_heads: float) -> float:
+    if not cells.is_blank("head_dim"):
+        return cells.count("head_dim", most=100_000)
+    if hidden % n_heads:
+        raise cells.error(
+            f"hidden={hidden:g} is no multiple of n_heads={n_heads:g}, and head_dim is not given"
+        )
+    return hidden / n_heads
+
+
+def _experts(cells: Cells) -> dict[str, float]:
+    """Such tables may say `n_experts` and `experts_per_token`; they must where ep is above one."""
+    ep = cells.count("ep", 1.0) if not cells.is_blank("ep") else 1.0
+    if cells.is_blank("n_experts"):
+        if ep > 1:
+            raise cells.error(f"ep={ep:g}, and n_experts is not given")
+        return {"n_experts": 0.0, "experts_per_token": 0.0, "ep": 1.0}
+    n_experts = cells.count("n_experts", most=100_000)
+    per_token = cells.count("experts_per_token", min(2.0, n_experts), most=100_000)
+    if n_experts % ep or per_token > n_experts:
+        raise cells.error(f"n_experts={n_experts:g} do not go with ep={ep:g}, top {per_token:g}")
+    return {"n_experts": n_experts, "experts_per_token": per_token, "ep": ep}
+
+
+def _gate_and_tie(cells: Cells, family: Family, sizes: dict[str, float]) -> tuple[bool, bool]:
+    if cells.is_blank("params_b"):
+        cells.assume("gated_mlp", int(family.gated), "by the model's family")
+        cells.assume("tied_embeddings", int(family.tied), "by the model's family")
+        return family.gated, family.tied
+    wanted = cells.number("params_b") * 1e9
+    cases = [(gated, tied) for gated in (False, True) for tied in (False, True)]
+    # The family wins a tie, and what its parameters explain to a hundredth.
+    cases.sort(key=lambda case: case != (family.gated, family.tied))
+
+    def miss(case: tuple[bool, bool]) -> float:
+        count = _count(sizes, gated=case[0], tied=case[1])
+        return max(0.01, abs(math.log(count / wanted)))
+
+    gated, tied = min(cases, key=miss)
+    cells.assume("gated_mlp", int(gated), "by params_b")
+    cells.assume("tied_embeddings", int(tied), "by params_b")
+    return gated, tied
+
+
+def _count(sizes: dict[str, float], *, gated: bool, tied: bool) -> float:
+    """Parameters: 2 h (a + k) + (2 or 3) h f per layer, and one or two embeddings."""
+    width = (sizes["n_heads"] + sizes["n_kv_heads"]) * sizes["head_dim"]
+    experts = max(1.0, sizes["n_experts"])
+    layer = 2 * sizes["hidden"] * width
+    layer += (3 if gated else 2) * sizes["hidden"] * sizes["ffn_hidden"] * experts
+    return sizes["n_layers"] * layer + (1 if tied else 2) * sizes["hidden"] * sizes["vocab"]

@@ -1,0 +1,94 @@
+"""Sizes that several parts of the model share: parameters of a rank, tokens of a micro-batch."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.cost.plans import Column, Plans
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Derived from `Plans`, per candidate. Parameters are counts, of one rank where it says so."""
+
+    attention_width: Column
+    """Of all heads together."""
+    kv_width: Column
+    """Of all key heads together; the values are as wide."""
+    tokens: Column
+    """Of one micro-batch on one rank, before the sequence is split over tensor parallel ranks."""
+    mlp_matrices: Column
+    attention_params: Column
+    """Of one layer, whole."""
+    mlp_params: Column
+    """Of one MLP or one expert, whole."""
+    expert_share: Column
+    """Experts that one rank holds; 1 for a dense model."""
+    experts_per_token: Column
+    """1 for a dense model."""
+    layer_params: Column
+    """Of one layer on one rank, without its experts' part in a mixture."""
+    layer_expert_params: Column
+    """Of one layer on one rank: its experts; 0 for a dense model."""
+    vocab_params: Column
+    """Of one embedding, on one rank."""
+    stage_layers: Column
+    """Of the fullest pipeline stage."""
+    shard_ranks: Column
+    """Over which the states of one parameter can be split."""
+    expert_shard_ranks: Column
+    world: Column
+
+    @property
+    def all_layer_params(self) -> Column:
+        """Of one layer on one rank, experts and all."""
+        return self.layer_params + self.layer_expert_params
+
+
+def sizes_of(p: Plans) -> Sizes:
+    """Count parameters and tokens.
+
+    A layer has h (a + 2k) + a h weights in attention, with a and k the widths of the query and
+    key heads, and 2 h f or 3 h f in an MLP of width f, gated ones the latter. Source: Korthikanti
+    et al. (arXiv:2205.05198), section 3 and figure 2; Shazeer (arXiv:2002.05202) for the gate.
+    Gated models are counted without biases, others with; norms are counted in both.
+    """
+    attention_width = p.n_heads * p.head_dim
+    kv_width = p.n_kv_heads * p.head_dim
+    split = p.tp
+    mlp_matrices = 2.0 + p.gated_mlp
+    attention_params = p.hidden * (2.0 * attention_width + 2.0 * kv_width)
+    mlp_params = mlp_matrices * p.hidden * p.ffn_hidden
+    is_mixture = np.greater(p.n_experts, 1) * 1.0
+    n_experts = np.maximum(p.n_experts, 1.0)
+    expert_share = n_experts / p.ep
+    experts_per_token = np.where(is_mixture > 0, np.maximum(p.experts_per_token, 1.0), 1.0)
+    biases = (1.0 - p.gated_mlp) * (
+        (attention_width + 2.0 * kv_width + p.ffn_hidden) / split + 4.0 * p.hidden
+    )
+    shared = mlp_matrices * p.hidden * p.shared_expert_hidden
+    router = is_mixture * p.hidden * n_experts
+    dense_mlp = (1.0 - is_mixture) * mlp_params
+    sequence_ranks = p.cp * p.ulysses
+    data_ranks = p.dp * sequence_ranks
+    shard_ranks = np.where(np.greater(p.shard_group, 0), p.shard_group, data_ranks)
+    return Sizes(
+        attention_width=attention_width,
+        kv_width=kv_width,
+        tokens=p.micro_batch * p.seq_len / sequence_ranks,
+        mlp_matrices=mlp_matrices,
+        attention_params=attention_params,
+        mlp_params=mlp_params,
+        expert_share=expert_share,
+        experts_per_token=experts_per_token,
+        layer_params=(attention_params + dense_mlp + shared) / split
+        + router
+        + biases
+        + 2.0 * p.hidden,
+        layer_expert_params=is_mixture * expert_share * mlp_params / split,
+        vocab_params=p.vocab * p.hidden / split,
+        stage_layers=np.ceil(p.n_layers / p.pp),
+        shard_ranks=shard_ranks,
+        expert_shard_ranks=np.maximum(1.0, shard_ranks / p.ep),
+        world=data_ranks * p.tp * p.pp,
+    )

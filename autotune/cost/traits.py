@@ -1,0 +1,150 @@
+"""How the training frameworks differ for memory and time, as columns of `Plans`.
+
+A row of a table names a framework; what it does not say beyond that is taken from here. Each value
+is the framework's documented default at the time when such rows were measured.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """A framework."""
+
+    name: str
+    spelled: re.Pattern[str]
+    zero_stage: int
+    """Where a row says nothing."""
+    columns: Mapping[str, float] = field(default_factory=dict)
+    """Of `Plans`, in mixed precision of bf16."""
+    fp16_columns: Mapping[str, float] = field(default_factory=dict)
+    """What differs in fp16."""
+    selective_operators: bool = False
+    """`selective` means torch's per-operator checkpoints, not the attention's core."""
+    sequence_parallel: bool = False
+    """On wherever tp is above one."""
+
+
+_FSDP = {
+    # 32-bit shards are cast to 16 bits for the layers; Adam's two moments lie beside them.
+    "weight_bytes": 4.0,
+    "grad_bytes": 4.0,
+    "optimizer_bytes": 8.0,
+    "layer_wise_gather": 1.0,
+    "reduces_every_micro_batch": 1.0,
+}
+
+FRAMEWORKS = (
+    Traits(
+        # torchtitan: fp32 reduction, per-operator selective checkpoints, compiled blocks.
+        # Source: Liang et al. (arXiv:2410.06511), sections 2 and 3.
+        name="torchtitan",
+        spelled=re.compile(r"torchtitan"),
+        zero_stage=3,
+        columns={**_FSDP, "reduce_bytes": 4.0, "fused_kernels": 0.7},
+        selective_operators=True,
+        sequence_parallel=True,
+    ),
+    Traits(
+        # NeMo AutoModel on FSDP2: Hugging Face modules with fused kernels where there are some.
+        name="nemo-automodel",
+        spelled=re.compile(r"automodel"),
+        zero_stage=3,
+        columns={**_FSDP, "fused_kernels": 0.5},
+    ),
+    Traits(
+        # NeMo and Megatron-Bridge: Transformer Engine, distributed optimizer, gradients reduced in
+        # bf16, everything overlapped. Source: NVIDIA-NeMo/Megatron-Bridge,
+        # docs/performance-guide.md.
+        name="nemo",
+        spelled=re.compile(r"nemo"),
+        zero_stage=1,
+        columns={"grad_bytes": 2.0, "overlap_tp": 0.7},
+        sequence_parallel=True,
+    ),
+    Traits(
+        # InternEvo: hybrid ZeRO-1 with flash attention. Source: InternLM/InternEvo, doc/en/.
+        name="internevo",
+        spelled=re.compile(r"internevo"),
+        zero_stage=1,
+        columns={"fused_kernels": 0.5},
+    ),
+    Traits(
+        # Megatron-DeepSpeed: the PipelineModule forces overlap_comm off (DeepSpeed,
+        # runtime/engine.py), stages 1 and 2 hold flat buffers, bf16 accumulates in fp32.
+        name="megatron-deepspeed",
+        spelled=re.compile(r"megatron-deepspeed"),
+        zero_stage=0,
+        columns={
+            "grad_bytes": 4.0,
+            "has_dropout": 1.0,
+            "flat_buffers": 1.0,
+            "overlap_reduce": 0.0,
+            "overlap_gather": 0.0,
+        },
+        fp16_columns={"grad_bytes": 2.0, "flash_attention": 0.0},
+    ),
+    Traits(
+        # Megatron-LM: fp32 accumulation; in fp16, as in 2021, no flash attention and no overlap.
+        # Source: Narayanan et al. (arXiv:2104.04473), section 5; NVIDIA/Megatron-LM,
+        # docs/user-guide/features/dist_optimizer.md, for the bytes.
+        name="megatron",
+        spelled=re.compile(r"megatron"),
+        zero_stage=1,
+        columns={"grad_bytes": 4.0, "reduce_bytes": 4.0},
+        fp16_columns={
+            "grad_bytes": 2.0,
+            "optimizer_bytes": 16.0,
+            "reduce_bytes": 2.0,
+            "flash_attention": 0.0,
+            "has_dropout": 1.0,
+            "overlap_reduce": 0.0,
+            "overlap_gather": 0.0,
+        },
+    ),
+    Traits(
+        # nanotron: fp32 gradients, ZeRO-1. Source: huggingface/nanotron, docs/.
+        name="nanotron",
+        spelled=re.compile(r"nanotron"),
+        zero_stage=1,
+        columns={"grad_bytes": 4.0, "reduce_bytes": 4.0, "fused_kernels": 0.5},
+        sequence_parallel=True,
+    ),
+    Traits(
+        # DeepSpeed under Hugging Face or alone; attention as torch or the model brings it.
+        name="deepspeed",
+        spelled=re.compile(r"deepspeed"),
+        zero_stage=0,
+        columns={"flat_buffers": 1.0, "fused_kernels": 0.0},
+        fp16_columns={"flash_attention": 0.0, "has_dropout": 1.0},
+    ),
+    Traits(
+        # FSDP, as in llm-foundry: PURE mixed precision reduces in 16 bits.
+        # Source: mosaicml/llm-foundry, scripts/train/benchmarking/README.md.
+        name="fsdp",
+        spelled=re.compile(r"fsdp"),
+        zero_stage=3,
+        columns={**_FSDP, "fused_kernels": 0.5},
+    ),
+    Traits(
+        # Hugging Face under DistributedDataParallel: everything whole on every rank.
+        name="ddp",
+        spelled=re.compile(r"ddp"),
+        zero_stage=0,
+        columns={
+            "weight_bytes": 4.0,
+            "grad_bytes": 4.0,
+            "reduce_bytes": 4.0,
+            "fused_kernels": 0.0,
+            "optimizer_bytes": 8.0,
+        },
+    ),
+)
+
+
+def traits_of(framework: str) -> Traits | None:
+    """The first whose pattern a framework's name matches; None if none does."""
+    spelled = framework.lower()
+    return next((traits for traits in FRAMEWORKS if traits.spelled.search(spelled)), None)
