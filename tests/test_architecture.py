@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"space_file", "space", "rules", "consumers", "cost"},
     {"engines", "render"},
     {"check"},
-    {"lattice"},
+    {"lattice", "replay"},
     {"fleet"},
     {"search"},
     {"doctor"},

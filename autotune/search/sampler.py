@@ -99,7 +99,7 @@ def propose(
     numbers = numpy.random.SeedSequence([seed, len(history.trials)])
     draw = int(numbers.generate_state(1)[0])
     study = optuna.create_study(
-        directions=objective.directions, sampler=_make_sampler(sampler, n_budget, draw)
+        directions=objective.directions, sampler=make_sampler(sampler, n_budget, draw)
     )
     study.add_trials(told_trials(axes, history, objective, is_whole=sampler == "gp"))
     trial = study.ask({name: axis.distribution for name, axis in axes.items()})
@@ -172,7 +172,17 @@ def _told(
     )
 
 
-def _make_sampler(name: SamplerName, n_budget: int, seed: int) -> optuna.samplers.BaseSampler:
+def make_sampler(name: SamplerName, n_budget: int, seed: int) -> optuna.samplers.BaseSampler:
+    """Optuna's sampler of a name; `grid` has none, and asks nobody.
+
+    Args:
+        name: Of the sampler.
+        n_budget: Trials of the whole search; at most half of them are random.
+        seed: Of its draws.
+
+    Raises:
+        JobError: A package that it needs is not installed.
+    """
     n_startup = min(_MAX_STARTUP_TRIALS, n_budget // 2)
     if name == "random":
         return optuna.samplers.RandomSampler(seed=seed)

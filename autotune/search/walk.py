@@ -5,12 +5,13 @@ a lattice is a product with holes, and the record is the only state. So the next
 from the record alone.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.candidate import Candidate
+from autotune.contract import KnobValue
 from autotune.lattice import Lattice
 from autotune.search.history import History
 
@@ -36,24 +37,45 @@ def next_of_grid(
     is_open = np.array([c.hash not in closed for c in lattice.candidates])
     if not is_open.any():
         return None
-    usage = np.where(is_open, _usage(lattice, is_tried), np.inf)
+    columns = {name: [c.get(name) for c in lattice.candidates] for name in lattice.values}
+    return lattice.candidates[least_used(columns, is_tried, is_open, seed=seed)]
+
+
+def least_used(
+    columns: Mapping[str, Sequence[KnobValue | None]],
+    is_tried: NDArray[np.bool_],
+    is_open: NDArray[np.bool_],
+    *,
+    seed: int,
+) -> int:
+    """Which open candidate has the values that were tried least often so far.
+
+    Args:
+        columns: Knob -> its value in every candidate, None where it does not act.
+        is_tried: By candidate.
+        is_open: By candidate; one is at least.
+        seed: Of the order among equals.
+    """
+    usage = np.where(is_open, _usage(columns, is_tried), np.inf)
     ties = np.flatnonzero(usage <= usage.min() + 1e-9)
-    place = np.random.default_rng(seed).permutation(len(lattice.candidates))
-    return lattice.candidates[int(ties[np.argmin(place[ties])])]
+    place = np.random.default_rng(seed).permutation(len(is_open))
+    return int(ties[np.argmin(place[ties])])
 
 
-def _usage(lattice: Lattice, is_tried: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _usage(
+    columns: Mapping[str, Sequence[KnobValue | None]], is_tried: NDArray[np.bool_]
+) -> NDArray[np.float64]:
     """How often a candidate's values were tried, over their fair share; the mean of its knobs.
 
     A value's fair share is that of the trials in which its knob acts, divided by the number of
     its values: 1 means that it had its turn, 0 that it was never tried.
     """
-    total = np.zeros(len(lattice.candidates))
-    n_acting = np.zeros(len(lattice.candidates))
-    for name, values in lattice.values.items():
-        own = [c.get(name) for c in lattice.candidates]
+    total = np.zeros(len(is_tried))
+    n_acting = np.zeros(len(is_tried))
+    for own in columns.values():
         acts = np.array([value is not None for value in own])
         n_tried = max(1, int((acts & is_tried).sum()))
+        values = {value for value in own if value is not None}
         for value in values:
             has = np.array([mine == value for mine in own])
             total += has * ((has & is_tried).sum() * len(values) / n_tried)

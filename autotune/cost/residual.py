@@ -1,0 +1,286 @@
+"""How wrong the analytic model is here, learned from trials, with what is left uncertain.
+
+The model's error is log(measured / predicted), a Gaussian process over the candidates:
+
+    b + sum_i w_i share_i + sum_j v_j position_j + g(position) + noise
+
+where b is an error of everything alike (a peak that is never reached); share_i is the share of the
+predicted figure that its i-th part makes up, so that w_i is the relative error of that part, to
+first order; position_j are the candidate's choices in doublings, and g is whatever is left, alike
+for candidates that are alike (a squared-exponential kernel). Scales are not fitted but averaged
+over: draws from their priors, weighted by the marginal likelihood of what was seen, so that three
+trials do not decide what only thirty can.
+
+Source: Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), chapters 2 and 5;
+linear terms with Gaussian weights are the kernel of section 2.7.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from autotune.cost.normal import Floats, above_bound
+
+_N_DRAWS = 48
+"""Of the scales."""
+_LEAST_WEIGHT = 1e-3
+"""Draws that count for less are left out of the prediction."""
+_JITTER = 1e-10
+"""Keeps the covariance of equal candidates invertible."""
+_CHUNK = 4096
+"""Candidates at a time: their covariances with what was seen stay in the cache."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Features:
+    """Candidates as the residual sees them, a row each."""
+
+    shares: Floats
+    """(n, parts): share of the predicted figure per part, 0 to 1."""
+    position: Floats
+    """(n, choices): powers of two in doublings; 0 or 1 for what has no order."""
+
+    def take(self, rows: "slice | np.ndarray[tuple[int], np.dtype[np.intp]]") -> "Features":
+        """Some of the rows."""
+        return Features(shares=self.shares[rows], position=self.position[rows])
+
+    @staticmethod
+    def join(first: "Features", second: "Features") -> "Features":
+        """The rows of both; their columns are the same."""
+        return Features(
+            shares=np.vstack([first.shares, second.shares]),
+            position=np.vstack([first.position, second.position]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Seen:
+    """What trials measured, by row of `features`."""
+
+    features: Features
+    log_ratio: Floats
+    """log(measured / predicted); of a trial that ran out of memory, log(limit / predicted)."""
+    is_bound: "np.ndarray[tuple[int], np.dtype[np.bool_]]"
+    """Whether the figure is at least that, and not that."""
+    study: "np.ndarray[tuple[int], np.dtype[np.intp]]"
+    """Which study the trial is of; 0 is this one."""
+    kinship: Floats
+    """Correlation of its study's errors with this one's, 0 to 1: 1 on the same device, engine and
+    model family. Equal studies have equal kinship."""
+
+    @classmethod
+    def here(cls, features: Features, log_ratio: Floats, is_bound: object = None) -> "Seen":
+        """Trials of this study."""
+        n = len(features)
+        return cls(
+            features=features,
+            log_ratio=np.asarray(log_ratio, dtype=np.float64),
+            is_bound=np.zeros(n, bool) if is_bound is None else np.asarray(is_bound, dtype=bool),
+            study=np.zeros(n, np.intp),
+            kinship=np.ones(n),
+        )
+
+    @staticmethod
+    def join(first: "Seen", second: "Seen") -> "Seen":
+        """The trials of both."""
+        return Seen(
+            features=Features.join(first.features, second.features),
+            log_ratio=np.concatenate([first.log_ratio, second.log_ratio]),
+            is_bound=np.concatenate([first.is_bound, second.is_bound]),
+            study=np.concatenate([first.study, second.study]),
+            kinship=np.concatenate([first.kinship, second.kinship]),
+        )
+
+    def take(self, rows: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> "Seen":
+        """Some of the trials."""
+        return Seen(
+            features=self.features.take(rows),
+            log_ratio=self.log_ratio[rows],
+            is_bound=self.is_bound[rows],
+            study=self.study[rows],
+            kinship=self.kinship[rows],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """A positive scale of which the order of magnitude is known: log-normal."""
+
+    median: float
+    spread: float
+    """Standard deviation of its logarithm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualPrior:
+    """What is believed of the errors before any trial; all in natural logarithms."""
+
+    everywhere: float
+    """Deviation of what all candidates share, on every model of this device and engine."""
+    study: float
+    """Deviation of what the candidates of one study share besides."""
+    share: Scale
+    """Relative error of a part of the prediction."""
+    position: Scale
+    """Error per doubling of a choice."""
+    rough: Scale
+    """Deviation of what is left."""
+    reach: Scale
+    """Doublings over which that changes."""
+    noise: Scale
+    """Of one measurement: how much two runs differ."""
+
+    @cached_property
+    def draws(self) -> Floats:
+        """(draws, 5): share, position, rough, reach, noise; always the same numbers."""
+        scales = (self.share, self.position, self.rough, self.reach, self.noise)
+        medians = np.log([scale.median for scale in scales])
+        spreads = np.array([scale.spread for scale in scales])
+        normal = np.random.default_rng(0).standard_normal((_N_DRAWS, len(scales)))
+        drawn: Floats = np.exp(medians + spreads * normal)
+        return drawn
+
+
+TIME_PRIOR = ResidualPrior(
+    everywhere=0.3,
+    study=0.1,
+    share=Scale(median=0.5, spread=0.6),
+    position=Scale(median=0.03, spread=0.7),
+    rough=Scale(median=0.05, spread=0.7),
+    reach=Scale(median=2.0, spread=0.4),
+    noise=Scale(median=0.015, spread=0.5),
+)
+"""Of step times: a part may be half as slow again as the model has it, since kernels and links
+reach their peaks unequally; the noise is that of a run among equals
+(`autotune.spread.PRIOR_DEVIATION`). `benchmarks/search_efficiency.py` says what they are worth."""
+
+MEMORY_PRIOR = ResidualPrior(
+    everywhere=0.05,
+    study=0.05,
+    share=Scale(median=0.1, spread=0.5),
+    position=Scale(median=0.01, spread=0.5),
+    rough=Scale(median=0.02, spread=0.5),
+    reach=Scale(median=2.0, spread=0.4),
+    noise=Scale(median=0.01, spread=0.5),
+)
+"""Of peaks. They hardly differ between runs; the error is in what the model leaves out."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Calibration:
+    """What the error is believed to be at some candidates: of the figure, not of one run."""
+
+    mean: Floats
+    deviation: Floats
+
+
+def calibrate(at: Features, seen: Seen, prior: ResidualPrior) -> Calibration:
+    """What is believed of the error at every candidate.
+
+    Args:
+        at: The candidates.
+        seen: What trials measured; it may be empty.
+        prior: What is believed before.
+    """
+    values, extra = _with_bounds(seen, prior)
+    return _posterior(at, seen, values, extra, prior)
+
+
+def _with_bounds(seen: Seen, prior: ResidualPrior) -> tuple[Floats, Floats]:
+    """Figures and extra variances that stand for what was seen, bounds included.
+
+    A bound moves the error at its candidate as little as it must: one after the other they become
+    measurements with the noise that gives the truncated normal's mean and variance there (assumed
+    density filtering: Minka, Expectation Propagation, UAI 2001, section 2).
+
+    Returns:
+        Values, and variances besides the noise; infinite: says nothing yet.
+    """
+    values = seen.log_ratio.copy()
+    extra = np.where(seen.is_bound, np.inf, 0.0)
+    for row in np.flatnonzero(seen.is_bound):
+        here = np.array([row], dtype=np.intp)
+        believed = _posterior(seen.features.take(here), seen, values, extra, prior)
+        mean, variance = float(believed.mean[0]), float(believed.deviation[0]) ** 2
+        new_mean, new_variance = above_bound(mean, variance, float(seen.log_ratio[row]))
+        precision = 1 / new_variance - 1 / variance
+        if precision <= 1e-9:
+            continue  # it was known to be above
+        extra[row] = 1 / precision
+        values[row] = (new_mean / new_variance - mean / variance) / precision
+    return values, extra
+
+
+def _posterior(
+    at: Features, seen: Seen, values: Floats, extra: Floats, prior: ResidualPrior
+) -> Calibration:
+    known = np.flatnonzero(np.isfinite(extra))
+    seen, values, extra = seen.take(known), values[known], extra[known]
+    fits = [_Fit(draw, seen, values, extra, prior) for draw in prior.draws]
+    weights = np.exp(
+        np.array([fit.log_evidence for fit in fits]) - max(f.log_evidence for f in fits)
+    )
+    weights = np.where(weights < _LEAST_WEIGHT * weights.max(), 0.0, weights)
+    weights /= weights.sum()
+    mean, square = np.zeros(len(at)), np.zeros(len(at))
+    for weight, fit in zip(weights, fits, strict=True):
+        if not weight:
+            continue
+        for start in range(0, len(at), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            its_mean, its_variance = fit.predict(at.take(rows))
+            mean[rows] += weight * its_mean
+            square[rows] += weight * (its_variance + its_mean**2)
+    return Calibration(mean=mean, deviation=np.sqrt(np.maximum(square - mean**2, 1e-12)))
+
+
+class _Fit:
+    """The process with one draw of the scales, given what was seen."""
+
+    def __init__(
+        self, draw: Floats, seen: Seen, values: Floats, extra: Floats, prior: ResidualPrior
+    ) -> None:
+        self._share, self._position, self._rough, self._reach, noise = map(float, draw)
+        self._prior = prior
+        self._seen = seen
+        is_same = seen.study[:, None] == seen.study[None, :]
+        kinship = np.where(is_same, 1.0, seen.kinship[:, None] * seen.kinship[None, :])
+        covariance = kinship * self._shared(seen.features, seen.features)
+        covariance += prior.study**2 * is_same
+        covariance[np.diag_indices_from(covariance)] += noise**2 + extra + _JITTER
+        self._root = np.linalg.cholesky(covariance)
+        self._whitened = np.linalg.solve(self._root, values)
+        self.log_evidence = -0.5 * float(self._whitened @ self._whitened) - float(
+            np.log(np.diagonal(self._root)).sum()
+        )
+
+    def predict(self, at: Features) -> tuple[Floats, Floats]:
+        """Mean and variance at candidates of this study."""
+        is_here = self._seen.study == 0
+        across = self._seen.kinship[:, None] * self._shared(self._seen.features, at)
+        across += self._prior.study**2 * is_here[:, None]
+        whitened = np.linalg.solve(self._root, across)
+        own = self._prior.everywhere**2 + self._prior.study**2 + self._rough**2
+        own = own + self._share**2 * np.square(at.shares).sum(axis=1)
+        own = own + self._position**2 * np.square(at.position).sum(axis=1)
+        variance = own - np.square(whitened).sum(axis=0)
+        return whitened.T @ self._whitened, np.maximum(variance, 1e-12)
+
+    def _shared(self, first: Features, second: Features) -> Floats:
+        """Covariance of what the errors of all studies have in common."""
+        products = first.position @ second.position.T
+        lengths = np.square(first.position).sum(axis=1)[:, None] + np.square(second.position).sum(
+            axis=1
+        )
+        apart = np.maximum(lengths - 2 * products, 0.0)
+        found: Floats = (
+            self._prior.everywhere**2
+            + self._share**2 * (first.shares @ second.shares.T)
+            + self._position**2 * products
+            + self._rough**2 * np.exp(-0.5 * apart / self._reach**2)
+        )
+        return found

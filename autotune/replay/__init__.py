@@ -1,0 +1,1 @@
+"""Tables of runs that were measured elsewhere: what a search is replayed on."""

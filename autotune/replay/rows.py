@@ -1,0 +1,134 @@
+"""A table of measured runs, one row each: read with care, and nothing guessed.
+
+The columns are those of published benchmark tables: the model's shape, the devices, the layout,
+and what was measured. A blank cell is unknown, never a default.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.contract import Outcome
+from autotune.cost.published import read_table
+from autotune.errors import JobError
+
+MODEL_COLUMNS = (
+    "model_name",
+    "n_layers",
+    "hidden",
+    "ffn_hidden",
+    "n_heads",
+    "n_kv_heads",
+    "vocab",
+    "seq_len",
+)
+DEVICE_COLUMNS = ("gpu_type", "gpu_mem_gb", "n_gpus", "gpus_per_node")
+LAYOUT_COLUMNS = ("tp", "pp", "vp", "cp", "ep", "sp", "micro_batch", "recompute", "offload")
+NEEDED_COLUMNS = (
+    *("n_layers", "hidden", "seq_len", "gpu_type", "n_gpus", "global_batch"),
+    *("tp", "pp", "micro_batch", "status", "step_time_s"),
+)
+"""A table without them says nothing that a search could be replayed on."""
+
+_GIB, _GB = 2**30, 10**9
+_STATUSES = {"ok": Outcome.OK, "OOM": Outcome.OOM, "OOM_or_failed": Outcome.OOM}
+"""What a run came to, as tables word it; other words stand for what was not measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRow:
+    """One run of a table."""
+
+    where: str
+    """File and row, the header being the first, for errors and evidence."""
+    cells: Mapping[str, str]
+    """By column, without the space around them; blank where unknown."""
+
+    def text(self, column: str) -> str:
+        """A cell as it stands; empty where it is blank or there is no such column."""
+        return self.cells.get(column, "")
+
+    def number(self, column: str) -> float | None:
+        """A cell's number; None where it is blank.
+
+        Raises:
+            JobError: It is no finite number.
+        """
+        text = self.text(column)
+        if not text:
+            return None
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise JobError(
+                f"{self.where}: {column}: {text!r} is no number",
+                "mend the cell, or leave it blank",
+            )
+        return number
+
+    def count(self, column: str) -> int | None:
+        """A cell's whole number of at least 1, which a table may write as 8.0; None where blank.
+
+        Raises:
+            JobError: It is none.
+        """
+        number = self.number(column)
+        if number is None:
+            return None
+        if number < 1 or not number.is_integer():
+            raise JobError(
+                f"{self.where}: {column}: {self.text(column)!r} is no whole number of at least 1",
+                "mend the cell, or leave it blank",
+            )
+        return int(number)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """`ok` or `oom`; None for what is no measurement, such as a formula's value."""
+        return _STATUSES.get(self.text("status"))
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Seconds per optimizer step.
+
+        Raises:
+            JobError: It is not above 0.
+        """
+        seconds = self.number("step_time_s")
+        if seconds is not None and seconds <= 0:
+            raise JobError(
+                f"{self.where}: step_time_s: {seconds:g} is not above 0", "mend the cell"
+            )
+        return seconds
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Highest of any device, by whatever meter the table's source read."""
+        peak = self.number("peak_mem_gb")
+        unit = _GIB if self.text("peak_mem_unit").startswith("GiB") else _GB
+        return None if peak is None else round(peak * unit)
+
+
+def read_rows(path: Path) -> tuple[MeasuredRow, ...]:
+    """Read a table.
+
+    Raises:
+        JobError: The file cannot be read, is no CSV, or lacks a column that it needs.
+    """
+    header, rows = read_table(path)
+    missing = [name for name in NEEDED_COLUMNS if name not in header]
+    if missing:
+        raise JobError(
+            f"{path}: has no column {', '.join(missing)}",
+            f"the first line names the columns; needed are {', '.join(NEEDED_COLUMNS)}",
+        )
+    return tuple(
+        MeasuredRow(
+            where=f"{path.name}:{line}",
+            cells={name: text.strip() for name, text in cells.items()},
+        )
+        for line, cells in enumerate(rows, start=2)
+    )

@@ -1,0 +1,195 @@
+"""Which candidate to try next, by a forecast that is calibrated with what was measured."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.cost.forecast import Forecast
+from autotune.cost.normal import below, log_expected_gain
+from autotune.cost.residual import (
+    MEMORY_PRIOR,
+    TIME_PRIOR,
+    Calibration,
+    Features,
+    ResidualPrior,
+    Seen,
+    calibrate,
+)
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+FIRST_RISK = 0.2
+"""Highest P(out of memory) of a candidate that is tried while no peak was measured."""
+RISK_PER_PEAK = 0.05
+"""By how much each measured peak raises it: the estimate is then known to hold here."""
+LAST_RISK = 0.5
+"""Above it a trial is more likely lost than not, whatever is known."""
+EXPLORE_EVERY = 8
+"""Every so many trials one goes where the forecast is least certain, not where it is best."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shot:
+    """A trial of one candidate, as far as its forecast can learn from it."""
+
+    row: int
+    seconds: float | None = None
+    """Measured, in the forecast's unit; None: nothing was."""
+    peak_bytes: float | None = None
+    is_out_of_memory: bool = False
+    is_running: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chooser:
+    """The calibrated forecast at one moment of a search."""
+
+    forecast: Forecast
+    shots: Sequence[Shot]
+    known_times: Seen | None = None
+    """Errors of other studies."""
+    known_peaks: Seen | None = None
+    variation: float = 0.0
+    """Deviation of log seconds by what the forecast does not know of a candidate: choices that are
+    made after it was chosen."""
+    time_prior: ResidualPrior = TIME_PRIOR
+    memory_prior: ResidualPrior = MEMORY_PRIOR
+
+    def choose(self, is_open: Flags) -> int:
+        """The row to try next.
+
+        Among the open candidates whose risk is allowed it has the highest expected gain in log
+        seconds over the best so far (Jones, Schonlau and Welch, Efficient Global Optimization,
+        1998) times P(fits); before anything was measured, the lowest forecast. If all are too
+        risky, the least risky one.
+
+        Args:
+            is_open: By row; at least one is.
+        """
+        allowed = is_open & ~self.is_dropped & (self.risk <= self.allowed_risk)
+        if not allowed.any():
+            kept = is_open & ~self.is_dropped
+            kept = kept if kept.any() else is_open
+            return int(np.argmin(np.where(kept, self._overrun, np.inf)))
+        score = self._surprise() if self._explores else self._gain()
+        return int(np.argmax(np.where(allowed, score, -np.inf)))
+
+    @cached_property
+    def time(self) -> Calibration:
+        """Of the seconds' error. Trials in flight count as if they measured what is expected."""
+        features = self.forecast.features
+        seen = self._seen_times
+        believed = calibrate(features, seen, self.time_prior)
+        running = self._rows([shot for shot in self.shots if shot.is_running])
+        if not len(running):
+            return believed
+        pretended = Seen.here(features.take(running), believed.mean[running])
+        with_them = calibrate(features, Seen.join(seen, pretended), self.time_prior)
+        return Calibration(mean=believed.mean, deviation=with_them.deviation)
+
+    @cached_property
+    def log_seconds(self) -> Floats:
+        """Calibrated, by row."""
+        found: Floats = np.log(self.forecast.seconds) + self.time.mean
+        return found
+
+    @cached_property
+    def log_peak(self) -> Floats:
+        """Calibrated, by row."""
+        assert self.forecast.peak_bytes is not None, "asked for only where memory decides"
+        found: Floats = np.log(self.forecast.peak_bytes) + self._memory.mean
+        return found
+
+    @cached_property
+    def risk(self) -> Floats:
+        """P(out of memory), by row."""
+        return below(self._overrun)
+
+    @property
+    def allowed_risk(self) -> float:
+        """How risky a candidate may be; it loosens as peaks are measured."""
+        n_peaks = sum(shot.peak_bytes is not None for shot in self.shots)
+        return min(LAST_RISK, FIRST_RISK + RISK_PER_PEAK * n_peaks)
+
+    @cached_property
+    def is_dropped(self) -> Flags:
+        """Rows that need more memory, by estimate, than one that ran out of it."""
+        lost = self._rows([shot for shot in self.shots if shot.is_out_of_memory])
+        if not len(lost) or self.forecast.peak_bytes is None:
+            return np.zeros(len(self.forecast), bool)
+        dropped: Flags = self.log_peak >= self.log_peak[lost].min()
+        return dropped
+
+    @property
+    def _explores(self) -> bool:
+        """Whether this trial is one of the exploration share; the record alone decides."""
+        return len(self.shots) % EXPLORE_EVERY == EXPLORE_EVERY - 1
+
+    def _gain(self) -> Floats:
+        """log(expected gain x P(fits)), by row."""
+        measured = [math.log(shot.seconds) for shot in self.shots if shot.seconds is not None]
+        fits = np.log(np.maximum(1 - self.risk, 1e-12))
+        if not measured:
+            found: Floats = fits - self.log_seconds
+            return found
+        deviation = np.hypot(self.time.deviation, self.variation)
+        z = (min(measured) - self.log_seconds) / deviation
+        gain: Floats = np.log(deviation) + log_expected_gain(z) + fits
+        return gain
+
+    def _surprise(self) -> Floats:
+        """How little is known of a row; among equals the faster."""
+        found: Floats = self.time.deviation - 1e-3 * (self.log_seconds - self.log_seconds.min())
+        return found
+
+    @cached_property
+    def _overrun(self) -> Floats:
+        """By how many deviations a peak is expected above the limit, by row.
+
+        It tells rows apart whose risk is 1 to all digits.
+        """
+        limit_bytes = self.forecast.limit_bytes
+        if limit_bytes is None or self.forecast.peak_bytes is None:
+            return np.full(len(self.forecast), -np.inf)
+        found: Floats = (self.log_peak - math.log(limit_bytes)) / self._memory.deviation
+        return found
+
+    @cached_property
+    def _memory(self) -> Calibration:
+        return calibrate(self._memory_features, self._seen_peaks, self.memory_prior)
+
+    @property
+    def _memory_features(self) -> Features:
+        return self.forecast.memory_features or self.forecast.features
+
+    @property
+    def _seen_times(self) -> Seen:
+        shots = [shot for shot in self.shots if shot.seconds is not None]
+        rows = self._rows(shots)
+        measured = np.log([shot.seconds or 1.0 for shot in shots])
+        seen = Seen.here(
+            self.forecast.features.take(rows), measured - np.log(self.forecast.seconds[rows])
+        )
+        return seen if self.known_times is None else Seen.join(seen, self.known_times)
+
+    @property
+    def _seen_peaks(self) -> Seen:
+        """Peaks, and of what ran out of memory that its peak is above the limit."""
+        assert self.forecast.peak_bytes is not None, "asked for only where memory decides"
+        shots = [s for s in self.shots if s.peak_bytes is not None or s.is_out_of_memory]
+        rows = self._rows(shots)
+        reached = np.log([shot.peak_bytes or self.forecast.limit_bytes or 1.0 for shot in shots])
+        seen = Seen.here(
+            self._memory_features.take(rows),
+            reached - np.log(self.forecast.peak_bytes[rows]),
+            [shot.peak_bytes is None for shot in shots],
+        )
+        return seen if self.known_peaks is None else Seen.join(seen, self.known_peaks)
+
+    def _rows(self, shots: Sequence[Shot]) -> NDArray[np.intp]:
+        return np.array([shot.row for shot in shots], dtype=np.intp)

@@ -1,0 +1,164 @@
+"""How many trials each strategy needs to find the best of what others have measured.
+
+A group is one model on one fleet with one global batch, in all the configurations that a table of
+published runs has of it; a trial is a look at its row. Every strategy searches every group once
+per seed and is charged for each look until it is within 1% (and 2%) of the group's best. A search
+that does not get there counts at its cap, which flatters the strategies that fail, and is counted.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from autotune.errors import AutotuneError
+from autotune.replay.forecast import forecast_of
+from autotune.replay.groups import Group, group_rows
+from autotune.replay.rows import read_rows
+from autotune.search.contest import (
+    Run,
+    Strategy,
+    calibrated_order,
+    compete,
+    forecast_order,
+    grid_order,
+    random_order,
+    sampled_order,
+    summarize_runs,
+)
+
+STRATEGIES: dict[str, Strategy] = {
+    "random": random_order,
+    "grid": grid_order,
+    "tpe": sampled_order("tpe"),
+    "gp": sampled_order("gp"),
+    "forecast": forecast_order(forecast_of),
+    "calibrated": calibrated_order(forecast_of),
+}
+ABOUT = {
+    "random": "any row",
+    "grid": "the values that were tried least",
+    "tpe": "Optuna's TPE, as a search uses it",
+    "gp": "Optuna's Gaussian process",
+    "forecast": "the analytic model's order, never corrected",
+    "calibrated": "that model, corrected by every trial",
+}
+ALWAYS_ALIKE = ("forecast", "calibrated")
+"""No number is drawn: one seed says all."""
+
+
+def main() -> None:
+    options = _options()
+    try:
+        groups, left_out = find_groups(options.published, least=options.least)
+    except AutotuneError as error:
+        sys.exit(str(error))
+    if not groups:
+        sys.exit(f"{options.published}: no group has {options.least} configurations")
+    chosen = [name for name in options.strategies if name != "gp" or find_spec("scipy")]
+    if "gp" in options.strategies and "gp" not in chosen:
+        print("gp: left out, scipy is not installed", file=sys.stderr)
+    runs = {
+        name: compete(
+            STRATEGIES[name],
+            groups,
+            n_trials=options.trials,
+            seeds=range(1 if name in ALWAYS_ALIKE else options.seeds),
+        )
+        for name in chosen
+    }
+    figures = {name: summarize_runs(of_it) for name, of_it in runs.items()}
+    if options.plot is not None:
+        draw(figures).write_html(options.plot, include_plotlyjs=True)
+    if options.json:
+        print(json.dumps({"groups": len(groups), "left_out": left_out, "strategies": figures}))
+        return
+    print(f"{len(groups)} groups of at least {options.least} configurations, cap {options.trials}")
+    for why, of_them in left_out.items():
+        print(f"left out, {why}: {', '.join(of_them)}")
+    print_table(figures)
+    print_hardest(runs)
+
+
+def find_groups(folder: Path, *, least: int) -> tuple[list[Group], dict[str, list[str]]]:
+    """The groups of all tables of a folder that are large enough.
+
+    Returns:
+        Those that the model can predict, and the names of the others by the reason.
+
+    Raises:
+        JobError: There is no table, or one cannot be read.
+    """
+    tables = sorted(folder.glob("*.csv"))
+    if not tables:
+        raise AutotuneError(f"{folder}: no table *.csv", "name a folder of published runs")
+    rows = [row for table in tables for row in read_rows(table)]
+    large = [group for group in group_rows(rows) if len(group.configurations) >= least]
+    kept, left_out = [], {}
+    for group in large:
+        try:
+            forecast_of(group)
+        except AutotuneError as error:
+            left_out.setdefault(error.message, []).append(group.name)
+        else:
+            kept.append(group)
+    return kept, left_out
+
+
+def print_table(figures: dict[str, dict[str, Any]]) -> None:
+    print(f"{'strategy':11} {'to 1%':>6} {'worst':>6} {'to 2%':>6} {'worst':>6}", end="")
+    print(f" {'by 5':>5} {'by 8':>5} {'by 15':>5} {'unsolved':>9}")
+    for name, of_it in figures.items():
+        print(
+            f"{name:11} {of_it['mean_trials_to_1pct']:6.1f} {of_it['max_trials_to_1pct']:6}",
+            end="",
+        )
+        print(f" {of_it['mean_trials_to_2pct']:6.1f} {of_it['max_trials_to_2pct']:6}", end="")
+        shares = (of_it[f"solved_within_{n}"] for n in (5, 8, 15))
+        print(" ".join(["", *(f"{share:5.0%}" for share in shares)]), end="")
+        print(f" {of_it['unsolved_at_1pct']:4} of {of_it['runs']}  {ABOUT[name]}")
+
+
+def print_hardest(runs: dict[str, Sequence[Run]]) -> None:
+    """The groups that take the last strategy longest."""
+    name, of_it = list(runs.items())[-1]
+    slowest = sorted(of_it, key=lambda run: -(run.trials_to(0.01) or run.cap + 1))[:5]
+    print(f"slowest for {name}:")
+    for run in slowest:
+        n = run.trials_to(0.01)
+        print(f"  {run.group}: {f'{n} trials' if n else f'not in {run.cap}'}")
+
+
+def draw(figures: dict[str, dict[str, Any]]) -> go.Figure:
+    """Mean regret by trial."""
+    chart = go.Figure()
+    for name, of_it in figures.items():
+        percent = [None if regret is None else 100 * regret for regret in of_it["regret"]]
+        chart.add_scatter(x=list(range(1, len(percent) + 1)), y=percent, name=name)
+    chart.update_layout(
+        title="How far the best so far is from the best there is",
+        xaxis_title="trials",
+        yaxis_title="mean regret in percent",
+    )
+    return chart
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--published", type=Path, required=True, help="folder of tables, *.csv")
+    parser.add_argument("--least", type=int, default=15, help="configurations of a group")
+    parser.add_argument("--trials", type=int, default=15, help="at which a search is capped")
+    parser.add_argument("--seeds", type=int, default=5, help="searches per group")
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--plot", type=Path, help="HTML file for the regret by trial")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""What trials teach of the model's error: parts, bounds, other studies, and what stays unknown."""
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from autotune.cost.normal import Floats, above_bound, below, density, log_expected_gain
+from autotune.cost.residual import MEMORY_PRIOR, TIME_PRIOR, Features, Seen, calibrate
+
+
+def features(shares: Floats, position: Floats | None = None) -> Features:
+    shares = np.asarray(shares, dtype=np.float64)
+    if position is None:
+        position = np.zeros((len(shares), 1))
+    return Features(shares=shares, position=np.asarray(position, dtype=np.float64))
+
+
+def mixed(n: int) -> Features:
+    """Of two parts, from all of the one to all of the other; one doubling each."""
+    first = np.linspace(0, 1, n)
+    return features(np.stack([first, 1 - first], 1), np.arange(n, dtype=float)[:, None] / 2)
+
+
+def none_seen(at: Features) -> Seen:
+    return Seen.here(at.take(np.array([], dtype=np.intp)), np.array([]))
+
+
+def test_before_any_trial_the_forecast_stands_and_its_error_is_wide() -> None:
+    at = mixed(5)
+    found = calibrate(at, none_seen(at), TIME_PRIOR)
+    assert found.mean == pytest.approx(0)
+    assert (found.deviation > TIME_PRIOR.everywhere).all()
+
+
+def test_an_error_that_all_share_is_learned_from_one_trial() -> None:
+    at = mixed(5)
+    seen = Seen.here(at.take(np.array([2])), np.array([0.4]))
+    found = calibrate(at, seen, TIME_PRIOR)
+    assert found.mean[2] == pytest.approx(0.4, abs=0.02)
+    assert (found.mean > 0.1).all()
+    assert found.deviation[2] == found.deviation.min()
+
+
+def test_the_part_that_is_wrong_is_found() -> None:
+    # What is wrong is the first part alone, by half: log(1 + share / 2).
+    at = mixed(9)
+    truth = np.log1p(0.5 * at.shares[:, 0])
+    rows = np.array([0, 4, 6])
+    found = calibrate(at, Seen.here(at.take(rows), truth[rows]), TIME_PRIOR)
+    assert found.mean[8] == pytest.approx(truth[8], abs=0.08)
+    assert found.mean[2] == pytest.approx(truth[2], abs=0.05)
+    assert abs(found.mean[8]) > abs(found.mean[2])
+
+
+def test_what_is_alike_errs_alike_and_far_away_less_is_known() -> None:
+    position = np.array([[0.0], [1.0], [8.0]])
+    at = features(np.ones((3, 1)), position)
+    rough = dataclasses.replace(
+        TIME_PRIOR, rough=dataclasses.replace(TIME_PRIOR.rough, median=0.3)
+    )
+    found = calibrate(at, Seen.here(at.take(np.array([0])), np.array([0.5])), rough)
+    assert found.deviation[0] < found.deviation[1] < found.deviation[2]
+    assert found.mean[1] > found.mean[2]
+
+
+def test_out_of_memory_raises_the_estimate_and_no_more_than_it_must() -> None:
+    at = mixed(5)
+    row = np.array([2])
+
+    def told(bound: float) -> float:
+        seen = Seen.here(at.take(row), np.array([bound]), [True])
+        return float(calibrate(at, seen, MEMORY_PRIOR).mean[2])
+
+    assert told(0.1) > 0.1
+    assert told(0.3) > told(0.1)
+    assert told(-2.0) == pytest.approx(0, abs=1e-3), "it was known to need more than that"
+
+
+def test_a_bound_holds_beside_measurements() -> None:
+    at = mixed(5)
+    rows = np.array([0, 1, 4])
+    seen = Seen.here(at.take(rows), np.array([0.0, 0.0, 0.3]), [False, False, True])
+    found = calibrate(at, seen, MEMORY_PRIOR)
+    assert found.mean[4] > found.mean[3] > found.mean[1]
+    assert found.mean[0] == pytest.approx(0, abs=0.05)
+
+
+def test_another_study_teaches_the_less_the_less_it_is_akin() -> None:
+    at = mixed(5)
+    rows = np.array([0, 1, 3, 4])
+
+    def of_another(kinship: float) -> Seen:
+        n = len(rows)
+        return Seen(
+            features=at.take(rows),
+            log_ratio=np.full(n, 0.5),
+            is_bound=np.zeros(n, bool),
+            study=np.ones(n, np.intp),
+            kinship=np.full(n, kinship),
+        )
+
+    close, far, none = (calibrate(at, of_another(k), TIME_PRIOR) for k in (1.0, 0.5, 0.0))
+    assert close.mean[2] > far.mean[2] > none.mean[2]
+    assert close.deviation[2] < far.deviation[2] < none.deviation[2]
+    assert none.mean[2] == pytest.approx(0, abs=1e-6)
+
+
+def test_what_this_study_says_comes_before_what_another_said() -> None:
+    at = mixed(5)
+    rows = np.array([0, 2, 4])
+    theirs = Seen(
+        features=at.take(rows),
+        log_ratio=np.full(3, 0.5),
+        is_bound=np.zeros(3, bool),
+        study=np.ones(3, np.intp),
+        kinship=np.full(3, 0.7),
+    )
+    ours = Seen.here(at.take(np.array([1, 3])), np.array([-0.2, -0.2]))
+    found = calibrate(at, Seen.join(ours, theirs), TIME_PRIOR)
+    assert found.mean[1] == pytest.approx(-0.2, abs=0.05)
+    assert found.mean[2] < 0
+
+
+def test_a_large_lattice_is_calibrated_in_pieces_that_agree() -> None:
+    at = mixed(9000)
+    rows = np.array([10, 4500, 8999])
+    seen = Seen.here(at.take(rows), np.array([0.1, 0.2, 0.3]))
+    whole = calibrate(at, seen, TIME_PRIOR)
+    part = calibrate(at.take(np.array([5000])), seen, TIME_PRIOR)
+    assert whole.mean[5000] == pytest.approx(part.mean[0], rel=1e-9)
+    assert whole.deviation[5000] == pytest.approx(part.deviation[0], rel=1e-6)
+
+
+def test_many_trials_of_a_large_lattice_take_seconds_at_most() -> None:
+    at = mixed(2000)
+    rows = np.linspace(0, 1999, 100).astype(np.intp)
+    started = time.process_time()
+    calibrate(at, Seen.here(at.take(rows), np.zeros(100)), TIME_PRIOR)
+    assert time.process_time() - started < 10
+
+
+def test_the_normal_distribution() -> None:
+    assert below(np.array([0.0, 1.96, -1.96])) == pytest.approx([0.5, 0.975, 0.025], abs=1e-4)
+    assert density(np.array([0.0])) == pytest.approx(0.39894, abs=1e-5)
+
+
+def test_expected_gain_is_smooth_where_the_formula_changes() -> None:
+    z = np.array([-20.1, -20.0001, -19.9999, -19.9, 0.0, 3.0])
+    found = log_expected_gain(z)
+    assert (np.diff(found) > 0).all()
+    assert found[4] == pytest.approx(np.log(0.39894), abs=1e-4)
+    assert found[2] - found[1] < 0.02
+
+
+def test_a_normal_value_above_a_bound() -> None:
+    mean, variance = above_bound(0.0, 1.0, 0.0)
+    assert mean == pytest.approx(0.79788, abs=1e-4)
+    assert variance == pytest.approx(1 - 0.79788**2, abs=1e-4)
+    far_mean, far_variance = above_bound(0.0, 1.0, 40.0)
+    assert 40 < far_mean < 40.1
+    assert 0 < far_variance < 1e-3

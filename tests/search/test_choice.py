@@ -1,0 +1,131 @@
+"""Which candidate is tried next: gain, risk, what was lost, and a share for looking around."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from autotune.cost.forecast import Forecast
+from autotune.cost.residual import Features, Seen
+from autotune.search.choice import EXPLORE_EVERY, LAST_RISK, Chooser, Shot
+
+N = 12
+
+
+def forecast(limit_bytes: float | None = 100.0, **changes: object) -> Forecast:
+    """Twelve candidates, ever slower and smaller by the forecast."""
+    first = np.linspace(0.2, 0.8, N)
+    features = Features(
+        shares=np.stack([first, 1 - first], 1), position=np.arange(N, dtype=float)[:, None] / 4
+    )
+    made = Forecast(
+        seconds=np.linspace(1.0, 2.1, N),
+        features=features,
+        peak_bytes=np.linspace(60.0, 5.0, N),
+        limit_bytes=limit_bytes,
+    )
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def every(*but: int) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    is_open = np.ones(N, bool)
+    is_open[list(but)] = False
+    return is_open
+
+
+def test_before_any_trial_the_forecast_decides() -> None:
+    chooser = Chooser(forecast=forecast(), shots=[])
+    assert chooser.choose(every()) == 0
+    assert chooser.choose(every(0, 1)) == 2
+
+
+def test_what_is_not_open_is_never_chosen() -> None:
+    shots = [Shot(row=0, seconds=1.0, peak_bytes=60.0)]
+    for closed in range(N):
+        others = {closed, 0}
+        assert Chooser(forecast=forecast(), shots=shots).choose(every(*others)) not in others
+
+
+def test_where_the_forecast_is_wrong_the_search_goes_elsewhere() -> None:
+    # What should be fast is slow, the more so the larger its second part.
+    truth = forecast().seconds * np.exp(2.0 * forecast().features.shares[:, 1])
+    shots: list[Shot] = []
+    for _ in range(5):
+        row = Chooser(forecast=forecast(), shots=shots).choose(every(*(s.row for s in shots)))
+        shots.append(Shot(row=row, seconds=truth[row], peak_bytes=20.0))
+    assert int(np.argmin(truth)) in [shot.row for shot in shots]
+
+
+def test_a_trial_in_flight_is_not_proposed_and_its_neighbours_promise_less() -> None:
+    done = [Shot(row=4, seconds=1.5, peak_bytes=40.0)]
+    alone = Chooser(forecast=forecast(), shots=done)
+    beside = Chooser(forecast=forecast(), shots=[*done, Shot(row=1, is_running=True)])
+    assert beside.time.deviation[1] < alone.time.deviation[1]
+    assert beside.time.mean == pytest.approx(alone.time.mean)
+
+
+def test_what_would_likely_not_fit_is_left_for_later() -> None:
+    tight = forecast(limit_bytes=30.0)
+    chooser = Chooser(forecast=tight, shots=[])
+    chosen = chooser.choose(every())
+    assert chooser.risk[chosen] <= chooser.allowed_risk
+    assert tight.peak_bytes is not None
+    assert tight.peak_bytes[chosen] < 30
+    assert chosen > 0, "the fastest would need twice the memory"
+
+
+def test_the_threshold_loosens_as_peaks_are_measured() -> None:
+    shots = [Shot(row=row, seconds=1.0, peak_bytes=50.0) for row in range(N)]
+    risks = [Chooser(forecast=forecast(), shots=shots[:n]).allowed_risk for n in range(N)]
+    assert risks == sorted(risks)
+    assert risks[0] < risks[-1] == LAST_RISK
+
+
+def test_after_one_that_ran_out_of_memory_nothing_larger_is_tried() -> None:
+    shots = [Shot(row=5, is_out_of_memory=True)]
+    chooser = Chooser(forecast=forecast(), shots=shots)
+    assert chooser.is_dropped[:6].all(), "they need more by estimate, and so does the one itself"
+    assert not chooser.is_dropped[6:].any()
+    assert chooser.choose(every(5)) > 5
+    assert chooser.risk[6] > Chooser(forecast=forecast(), shots=[]).risk[6]
+
+
+def test_a_larger_one_that_ran_says_nothing_against_a_smaller_one() -> None:
+    shots = [Shot(row=0, seconds=3.0, peak_bytes=60.0)]
+    assert not Chooser(forecast=forecast(), shots=shots).is_dropped.any()
+
+
+def test_if_all_are_too_risky_the_least_risky_is_tried() -> None:
+    assert Chooser(forecast=forecast(limit_bytes=1.0), shots=[]).choose(every()) == N - 1
+    lost = [Shot(row=11, is_out_of_memory=True)]
+    assert Chooser(forecast=forecast(limit_bytes=1.0), shots=lost).choose(every(11)) == 10
+
+
+def test_without_a_limit_memory_decides_nothing() -> None:
+    chooser = Chooser(forecast=forecast(limit_bytes=None), shots=[])
+    assert (chooser.risk == 0).all()
+    assert chooser.choose(every()) == 0
+
+
+def test_every_few_trials_one_goes_where_least_is_known() -> None:
+    rows = range(EXPLORE_EVERY - 1)
+    shots = [Shot(row=row, seconds=1.0 + 0.1 * row, peak_bytes=50.0) for row in rows]
+    chooser = Chooser(forecast=forecast(), shots=shots)
+    chosen = chooser.choose(every(*rows))
+    open_rows = np.flatnonzero(every(*rows))
+    assert chooser.time.deviation[chosen] == chooser.time.deviation[open_rows].max()
+
+
+def test_what_other_studies_saw_steers_the_first_trial() -> None:
+    at = forecast().features
+    theirs = Seen(
+        features=at,
+        log_ratio=2.0 * at.shares[:, 1],
+        is_bound=np.zeros(N, bool),
+        study=np.ones(N, np.intp),
+        kinship=np.ones(N),
+    )
+    chosen = Chooser(forecast=forecast(), shots=[], known_times=theirs).choose(every())
+    truth = forecast().seconds * np.exp(2.0 * at.shares[:, 1])
+    assert abs(chosen - int(np.argmin(truth))) <= 1
+    assert chosen > 0
