@@ -39,6 +39,8 @@ class Accelerator:
     """Dense datasheet peak by precision."""
     achieved_flops: Mapping[str, float]
     """The best that large matrix products reach, by the same precisions."""
+    sustained_share: float
+    """Of that, that a device holds in training, beside the share that is common to all kinds."""
     nvlink_bytes_per_s: float
     """All links together; 0 where there are none."""
     nvlink_domain: int
@@ -61,6 +63,7 @@ class _Entry(BaseModel):
     memory_gb_per_s: _Positive
     tflops: dict[Precision, _Positive] = Field(min_length=1)
     achieved_tflops: dict[Precision, _Positive] = Field(min_length=1)
+    sustained_share: _Positive = 1.0
     nvlink_gb_per_s: _Zero
     nvlink_domain: Annotated[int, Field(ge=1)]
     host_gb_per_s: _Positive
@@ -153,6 +156,7 @@ def _accelerator(name: str, entry: _Entry, path: Path) -> Accelerator:
         memory_bytes_per_s=entry.memory_gb_per_s * _GIGA,
         peak_flops={key: value * _TERA for key, value in entry.tflops.items()},
         achieved_flops=_achieved(entry),
+        sustained_share=entry.sustained_share,
         nvlink_bytes_per_s=entry.nvlink_gb_per_s * _GIGA,
         nvlink_domain=entry.nvlink_domain,
         host_bytes_per_s=entry.host_gb_per_s * _GIGA,

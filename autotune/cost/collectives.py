@@ -16,7 +16,7 @@ class Group:
     bytes_per_s: Column
     """Bus bandwidth of a ring through all of them."""
     hop_s: Column
-    """Latency from one rank to the next."""
+    """Latency from one rank to the next, on average round the ring."""
 
 
 def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> Group:
@@ -35,7 +35,11 @@ def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> Group:
     return Group(
         ranks=ranks,
         bytes_per_s=np.where(crosses, np.minimum(nvlink, network), nvlink),
-        hop_s=np.where(crosses, c.network_latency_s, c.nvlink_latency_s),
+        hop_s=np.where(
+            crosses,
+            c.nvlink_latency_s + (c.network_latency_s - c.nvlink_latency_s) / local,
+            c.nvlink_latency_s,
+        ),
     )
 
 

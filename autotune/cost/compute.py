@@ -75,7 +75,7 @@ def logits_s(p: Plans, s: Sizes, c: Constants) -> Column:
     the logits a few times in 32 bit.
     """
     n_logits = s.tokens * p.vocab / p.tp
-    product = 3.0 * 2.0 * n_logits * p.hidden / (p.half_flops * c.matmul_share)
+    product = 3.0 * 2.0 * n_logits * p.hidden / (_half_rate(p) * c.matmul_share)
     passes_bytes = n_logits * 2.0 * c.logit_bytes
     return product + passes_bytes / (p.memory_bytes_per_s * c.memory_share)
 
@@ -100,6 +100,10 @@ def optimizer_s(p: Plans, c: Constants, params: Column) -> Column:
     )
 
 
+def _half_rate(p: Plans) -> Column:
+    return p.half_flops * p.sustained_share
+
+
 def _matmul(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column]:
     """Products of one layer, forward and backward.
 
@@ -110,7 +114,7 @@ def _matmul(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column]:
     weights is added to what has been accumulated.
     """
     gain = p.matmul_flops / p.half_flops
-    rate = p.half_flops * c.matmul_share * (1.0 + c.low_precision_share * (gain - 1.0))
+    rate = _half_rate(p) * c.matmul_share * (1.0 + c.low_precision_share * (gain - 1.0))
     bandwidth = p.memory_bytes_per_s * c.memory_share
     tokens = s.tokens
     routed = tokens * s.experts_per_token
@@ -122,7 +126,7 @@ def _matmul(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column]:
     weights = rank_params + s.expert_share * mlp_params
     elements = tokens * widths + routed * mlp_widths + weights
     forward = flops / rate + c.matmul_traffic * 2.0 * elements / bandwidth
-    accumulate = 2.0 * p.grad_bytes * weights / bandwidth
+    accumulate = (2.0 * p.grad_bytes + p.accumulate_bytes) * weights / bandwidth
     return forward, forward + p.trained_share * (forward + accumulate)
 
 
@@ -135,12 +139,13 @@ def _attention(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column]:
     backward twice as many, and their softmax and mask move every score through memory several
     times.
     """
-    score_flops = 4.0 * s.tokens * p.seq_len * s.attention_width / (p.tp)
-    fused_forward = 0.5 * score_flops / (p.half_flops * c.attention_share)
-    fused_backward = 1.25 * score_flops / (p.half_flops * c.attention_backward_share)
+    score_flops = 4.0 * s.tokens * p.seq_len * s.attention_width / p.tp
+    rate = _half_rate(p) * p.attention_speed
+    fused_forward = 0.5 * score_flops / (rate * c.attention_share)
+    fused_backward = 1.25 * score_flops / (rate * c.attention_backward_share)
     scores = s.tokens * p.seq_len * p.n_heads / p.tp
     traffic = scores * c.score_traffic_bytes / (p.memory_bytes_per_s * c.memory_share)
-    written = score_flops / (p.half_flops * c.matmul_share) + traffic
+    written = score_flops / (_half_rate(p) * c.matmul_share) + traffic
     forward = np.where(p.flash_attention, fused_forward, written)
     backward = np.where(p.flash_attention, fused_backward, 2.0 * written)
     return forward, backward

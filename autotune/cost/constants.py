@@ -56,8 +56,8 @@ class Constants:
     """Per hop of a collective."""
     network_latency_s: float
     """The same between nodes."""
-    overlap_slowdown: float
-    """Share of the shorter of two overlapping parts that still adds to the time."""
+    overlap_share: float
+    """Of the shorter of two overlapping parts, that still adds to the time."""
     scale_jitter: float
     """Share of the step that each doubling of the nodes adds: the slowest of many."""
     optimizer_traffic_bytes: float

@@ -80,6 +80,8 @@ class Plans:
     nvlink_domain: Column
     """Devices that reach each other without the network."""
     devices_per_node: Column
+    sustained_share: Column = 1.0
+    """Of those rates, that a device holds under a load that lasts, beside other kinds."""
     host_memory_bytes_per_s: Column = 200e9
     """Of a node's own memory, which the optimizer on the CPU reads and writes."""
     nvme_bytes_per_s: Column = 6e9
@@ -129,6 +131,8 @@ class Plans:
     # What the engine and its kernels do.
     flash_attention: Column = 1.0
     """The scores are never written."""
+    attention_speed: Column = 1.0
+    """Of the fused attention kernel, beside FlashAttention-2."""
     fused_kernels: Column = 1.0
     """Bias, dropout, activation and norms are each one kernel."""
     launch_free: Column = 0.0
@@ -137,6 +141,8 @@ class Plans:
     """Gradients are reduced while the backward pass still runs."""
     overlap_gather: Column = 1.0
     """Parameters are gathered while layers compute."""
+    overlap_sends: Column = 0.0
+    """Pipeline stages send while they compute: Megatron's, where chunks interleave."""
     overlap_tp: Column = 0.0
     """Tensor parallel communication runs beside the products it belongs to."""
     reduces_every_micro_batch: Column = 0.0
@@ -145,6 +151,8 @@ class Plans:
     """Per gathered parameter; 1 with quantised weights (ZeRO++ qwZ)."""
     gather_group: Column = 0.0
     """Ranks that the backward pass gathers over (ZeRO++ hpZ, FSDP hybrid); 0: as the forward."""
+    gather_calls_per_layer: Column = 1.0
+    """FSDP gathers a layer at once, DeepSpeed's stage 3 module by module."""
     reduce_bucket_elements: Column = 5e8
     gather_bucket_elements: Column = 5e8
     prefetch_elements: Column = 5e7
@@ -154,6 +162,8 @@ class Plans:
     """FSDP: two layers are gathered at a time, whatever `live_elements` says."""
     flat_buffers: Column = 0.0
     """DeepSpeed's stages 1 and 2: communication buffers are allocated at full bucket size."""
+    accumulate_bytes: Column = 0.0
+    """Moved per parameter and micro-batch beside the sum itself: copies into those buffers."""
 
     def __post_init__(self) -> None:
         lengths = {

@@ -56,12 +56,19 @@ def read_row(row: Mapping[str, str], table: Sequence[Accelerator]) -> ReadRow:
     layout = _layout(cells, traits, model)
     accelerator = _accelerator(cells, table)
     precision = _precision(cells, accelerator)
+    if traits.splits_local_batch and layout["pp"] > 1:
+        # There, the pipeline's micro-batches are single samples of what a rank is given.
+        layout["grad_accum"] *= layout["micro_batch"]
+        layout["micro_batch"] = 1.0
+        cells.assume("micro_batch", 1, f"{traits.name} splits the local batch")
+    newer = traits.newer_columns if "fp8" in accelerator.peak_flops else {}
     columns = {
         **_DEFAULTS,
         **model,
         **layout,
         **_device(cells, accelerator, precision, layout["n_gpus"]),
         **traits.columns,
+        **newer,
         **(traits.fp16_columns if precision == "fp16" else {}),
         **_dtypes(precision, traits),
         **_zero(cells, traits, layout),
@@ -74,6 +81,10 @@ def read_row(row: Mapping[str, str], table: Sequence[Accelerator]) -> ReadRow:
         cells.assume("trained_share", _LORA_SHARE, "LoRA")
     if columns["zero_stage"] < 3:
         columns["layer_wise_gather"] = 0.0
+    if columns["zero_stage"] < 1:
+        columns["flat_buffers"] = columns["accumulate_bytes"] = 0.0
+    if columns["vp"] == 1:
+        columns["overlap_sends"] = 0.0
     return ReadRow(
         columns={name: value for name, value in columns.items() if name != "n_gpus"},
         assumed=tuple(cells.assumed),
@@ -82,11 +93,14 @@ def read_row(row: Mapping[str, str], table: Sequence[Accelerator]) -> ReadRow:
 
 _DEFAULTS = {
     "flash_attention": 1.0,
+    "attention_speed": 1.0,
     "fused_kernels": 1.0,
     "has_dropout": 0.0,
     "overlap_reduce": 1.0,
     "overlap_gather": 1.0,
+    "overlap_sends": 0.0,
     "overlap_tp": 0.0,
+    "accumulate_bytes": 0.0,
     "flat_buffers": 0.0,
     "layer_wise_gather": 0.0,
     "reduces_every_micro_batch": 0.0,
@@ -95,6 +109,7 @@ _DEFAULTS = {
     "grad_bytes": 2.0,
     "reduce_bytes": 2.0,
     "gather_bytes": 2.0,
+    "gather_calls_per_layer": 4.0,
     "optimizer_bytes": 12.0,
     "offloaded_activations": 0.0,
     "optimizer_tier": 0.0,
@@ -236,6 +251,7 @@ def _device(
     return {
         "matmul_flops": accelerator.achieved_flops[precision],
         "half_flops": accelerator.achieved_flops[half],
+        "sustained_share": accelerator.sustained_share,
         "memory_bytes": accelerator.memory_bytes,
         "memory_bytes_per_s": accelerator.memory_bytes_per_s,
         "nvlink_bytes_per_s": accelerator.nvlink_bytes_per_s or accelerator.host_bytes_per_s,

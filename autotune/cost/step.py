@@ -60,15 +60,15 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     mean_s = total_s / p.pp
     bubble = micro_batches * (slowest - mean_s) + fill_s
     per_layer = micro_batches * layers
-    sends = micro_batches * t.pipeline_send_s
-
+    sends = micro_batches * _hidden(mean_s, t.pipeline_send_s, p.overlap_sends, c)
     gather = micro_batches * _hidden(mean_s, t.gather_micro_batch_s, p.overlap_gather, c)
     backward_s = layers * layer.backward_s
     reductions = np.where(p.reduces_every_micro_batch, micro_batches, 1.0)
     reduce = reductions * _hidden(backward_s, t.reduce_s, p.overlap_reduce, c)
     forward_s = layers * layer.forward_s
     gather_step = _hidden(forward_s, t.gather_step_s, p.overlap_gather, c)
-    offload_micro = micro_batches * _hidden(mean_s, t.offload_micro_batch_s, 1.0, c)
+    # Copy engines move these; the kernels hardly notice.
+    offload_micro = micro_batches * np.maximum(0.0, t.offload_micro_batch_s - mean_s)
 
     sharded = np.greater_equal(p.zero_stage, 1)
     params = s.stage_layers * s.all_layer_params + s.vocab_params
@@ -104,4 +104,4 @@ def _hidden(compute_s: Column, comm_s: Column, overlaps: Column, c: Constants) -
 def _exposed(compute_s: Column, comm_s: Column, c: Constants) -> Column:
     """What communication adds to the computation that it overlaps with."""
     shorter = np.minimum(compute_s, comm_s)
-    return comm_s - shorter + c.overlap_slowdown * shorter
+    return comm_s - shorter + c.overlap_share * shorter

@@ -64,9 +64,10 @@ def traffic_of(p: Plans, s: Sizes, c: Constants) -> Traffic:
     gather_step = collectives.gather_s(
         shard, gathered_bytes * p.trained_share / step_calls, step_calls
     )
-    gather_micro = collectives.gather_s(
-        shard, gathered_bytes / layers, layers
-    ) + collectives.gather_s(backward_shard, gathered_bytes / layers, layers)
+    fetches = layers * p.gather_calls_per_layer
+    fetched_bytes = gathered_bytes / fetches
+    gather_micro = collectives.gather_s(shard, fetched_bytes, fetches)
+    gather_micro = gather_micro + collectives.gather_s(backward_shard, fetched_bytes, fetches)
     return Traffic(
         tensor_layer_s=_tensor_s(p, s, c),
         expert_layer_s=_expert_s(p, s, c),

@@ -21,6 +21,10 @@ class Traits:
     """Of `Plans`, in mixed precision of bf16."""
     fp16_columns: Mapping[str, float] = field(default_factory=dict)
     """What differs in fp16."""
+    newer_columns: Mapping[str, float] = field(default_factory=dict)
+    """What differs on devices that have fp8."""
+    splits_local_batch: bool = False
+    """`micro_batch` is what a rank is given, and the pipeline takes it sample by sample."""
     selective_operators: bool = False
     """`selective` means torch's per-operator checkpoints, not the attention's core."""
     sequence_parallel: bool = False
@@ -33,7 +37,14 @@ _FSDP = {
     "grad_bytes": 4.0,
     "optimizer_bytes": 8.0,
     "layer_wise_gather": 1.0,
+    "gather_calls_per_layer": 1.0,
     "reduces_every_micro_batch": 1.0,
+}
+
+_TORCH_ATTENTION = {
+    # torch's own attention is FlashAttention-2, which does not use what Hopper added; Transformer
+    # Engine's does. Source: Shah et al., FlashAttention-3 (arXiv:2407.08608), figure 5.
+    "attention_speed": 0.65,
 }
 
 FRAMEWORKS = (
@@ -44,6 +55,8 @@ FRAMEWORKS = (
         spelled=re.compile(r"torchtitan"),
         zero_stage=3,
         columns={**_FSDP, "reduce_bytes": 4.0, "fused_kernels": 0.7},
+        newer_columns=_TORCH_ATTENTION,
+        splits_local_batch=True,
         selective_operators=True,
         sequence_parallel=True,
     ),
@@ -52,7 +65,8 @@ FRAMEWORKS = (
         name="nemo-automodel",
         spelled=re.compile(r"automodel"),
         zero_stage=3,
-        columns={**_FSDP, "fused_kernels": 0.5},
+        columns={**_FSDP, "fused_kernels": 0.0},
+        newer_columns=_TORCH_ATTENTION,
     ),
     Traits(
         # NeMo and Megatron-Bridge: Transformer Engine, distributed optimizer, gradients reduced in
@@ -61,7 +75,7 @@ FRAMEWORKS = (
         name="nemo",
         spelled=re.compile(r"nemo"),
         zero_stage=1,
-        columns={"grad_bytes": 2.0, "overlap_tp": 0.7},
+        columns={"grad_bytes": 2.0, "overlap_tp": 0.7, "overlap_sends": 1.0},
         sequence_parallel=True,
     ),
     Traits(
@@ -81,8 +95,10 @@ FRAMEWORKS = (
             "grad_bytes": 4.0,
             "has_dropout": 1.0,
             "flat_buffers": 1.0,
+            "accumulate_bytes": 24.0,
             "overlap_reduce": 0.0,
             "overlap_gather": 0.0,
+            "gather_calls_per_layer": 12.0,
         },
         fp16_columns={"grad_bytes": 2.0, "flash_attention": 0.0},
     ),
@@ -93,7 +109,7 @@ FRAMEWORKS = (
         name="megatron",
         spelled=re.compile(r"megatron"),
         zero_stage=1,
-        columns={"grad_bytes": 4.0, "reduce_bytes": 4.0},
+        columns={"grad_bytes": 4.0, "reduce_bytes": 4.0, "overlap_sends": 1.0},
         fp16_columns={
             "grad_bytes": 2.0,
             "optimizer_bytes": 16.0,
@@ -102,6 +118,7 @@ FRAMEWORKS = (
             "has_dropout": 1.0,
             "overlap_reduce": 0.0,
             "overlap_gather": 0.0,
+            "overlap_sends": 0.0,
         },
     ),
     Traits(
@@ -117,16 +134,18 @@ FRAMEWORKS = (
         name="deepspeed",
         spelled=re.compile(r"deepspeed"),
         zero_stage=0,
-        columns={"flat_buffers": 1.0, "fused_kernels": 0.0},
+        columns={"flat_buffers": 1.0, "fused_kernels": 0.0, "gather_calls_per_layer": 12.0},
         fp16_columns={"flash_attention": 0.0, "has_dropout": 1.0},
     ),
     Traits(
-        # FSDP, as in llm-foundry: PURE mixed precision reduces in 16 bits.
-        # Source: mosaicml/llm-foundry, scripts/train/benchmarking/README.md.
+        # FSDP, as in llm-foundry: PURE mixed precision reduces in 16 bits, norms run in 16 bits, and
+        # attention is the first FlashAttention, which FlashAttention-2 is about twice as fast as.
+        # Source: mosaicml/llm-foundry, scripts/train/benchmarking/README.md; Dao
+        # (arXiv:2307.08691), section 4.1.
         name="fsdp",
         spelled=re.compile(r"fsdp"),
         zero_stage=3,
-        columns={**_FSDP, "fused_kernels": 0.5},
+        columns={**_FSDP, "attention_speed": 0.55},
     ),
     Traits(
         # Hugging Face under DistributedDataParallel: everything whole on every rank.

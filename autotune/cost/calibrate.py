@@ -1,0 +1,193 @@
+"""Constants that fit measured steps or peaks better, without leaving what is known of them."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.cost.constants import Constants
+from autotune.cost.plans import Plans
+from autotune.cost.predict import predict
+from autotune.errors import JobError
+
+Values = NDArray[np.float64]
+
+TIME_PRIORS: Mapping[str, float] = {
+    "matmul_share": 0.4,
+    "matmul_traffic": 0.4,
+    "low_precision_share": 0.6,
+    "attention_share": 0.4,
+    "attention_backward_share": 0.4,
+    "memory_share": 0.4,
+    "unfused_traffic": 0.25,
+    "score_traffic_bytes": 0.4,
+    "launch_s": 0.5,
+    "micro_batch_s": 0.7,
+    "step_s": 0.7,
+    "nvlink_share": 0.4,
+    "network_share": 0.5,
+    "host_link_share": 0.5,
+    "nvlink_latency_s": 0.6,
+    "network_latency_s": 0.6,
+    "overlap_share": 0.7,
+    "scale_jitter": 0.6,
+    "optimizer_traffic_bytes": 0.4,
+    "host_optimizer_share": 0.5,
+}
+"""Constants of the step time -> standard deviation of what is known of them before: of the
+logarithm, for shares of the logit."""
+
+MEMORY_PRIORS: Mapping[str, float] = {
+    "context_bytes": 0.4,
+    "communicator_bytes": 0.5,
+    "fragmentation": 0.6,
+    "workspace_bytes": 0.5,
+    "logit_bytes": 0.3,
+}
+"""The same of the peak memory."""
+
+_ROUNDS = 12
+_STEP = 1e-3
+"""Of the finite differences, in the coordinates of the fit."""
+_L1_FLOOR = 0.03
+"""Residuals below it count by their square, above it by their size: a few bad rows of a table must
+not bend the others."""
+
+
+def calibrate_time(
+    plans: Plans,
+    measured_s: Values,
+    constants: Constants,
+    *,
+    sigma: float = 0.05,
+    weights: Values | None = None,
+    priors: Mapping[str, float] = TIME_PRIORS,
+) -> Constants:
+    """Fit the constants of the step time to measured steps.
+
+    Args:
+        plans: What ran.
+        measured_s: Seconds per optimizer step.
+        constants: What is known before; the fit stays near it.
+        sigma: Noise of log(measured / predicted) that remains.
+        weights: Of the rows; alike by default.
+        priors: Which constants may move, and how far.
+
+    Raises:
+        JobError: There is not one positive measurement per candidate.
+    """
+
+    def predicted(c: Constants) -> Values:
+        return predict(plans, c).step_time_s
+
+    return _fit(predicted, measured_s, constants, sigma, weights, priors)
+
+
+def calibrate_memory(
+    plans: Plans,
+    measured_bytes: Values,
+    constants: Constants,
+    *,
+    meter: str = "peak_bytes",
+    sigma: float = 0.05,
+    weights: Values | None = None,
+    priors: Mapping[str, float] = MEMORY_PRIORS,
+) -> Constants:
+    """Fit the constants of the peak memory to measured peaks.
+
+    Args:
+        plans: What ran.
+        measured_bytes: Peak of the fullest device.
+        constants: What is known before.
+        meter: Which field of `Memory` the measurement is of.
+        sigma: As in `calibrate_time`.
+        weights: As in `calibrate_time`.
+        priors: As in `calibrate_time`.
+
+    Raises:
+        JobError: There is not one positive measurement per candidate.
+    """
+
+    def predicted(c: Constants) -> Values:
+        found: Values = getattr(predict(plans, c).memory, meter)
+        return found
+
+    return _fit(predicted, measured_bytes, constants, sigma, weights, priors)
+
+
+def _fit(
+    predicted: Callable[[Constants], Values],
+    measured: Values,
+    start: Constants,
+    sigma: float,
+    weights: Values | None,
+    priors: Mapping[str, float],
+) -> Constants:
+    """Gauss-Newton for the most probable constants: normal priors, residuals between L1 and L2."""
+    names = list(priors)
+    center = np.array([_to_line(name, getattr(start, name)) for name in names])
+    precision = np.array([1.0 / priors[name] ** 2 for name in names])
+    if len(measured) == 0 or not np.all(np.isfinite(measured) & (measured > 0)):
+        raise JobError(
+            f"calibration: {len(measured)} measurements, not all above zero",
+            "give one positive measurement per candidate",
+        )
+    target = np.log(measured)
+    row_weights = np.ones_like(target) if weights is None else weights
+    point = center.copy()
+
+    def residual(at: Values) -> Values:
+        return target - np.log(predicted(_with(start, names, at)))
+
+    def cost(at: Values, r: Values) -> float:
+        size = np.abs(r)
+        loss = np.where(size < _L1_FLOOR, r * r, 2 * _L1_FLOOR * size - _L1_FLOOR**2)
+        distance = float(np.sum(precision * (at - center) ** 2))
+        return float(np.sum(row_weights * loss)) / sigma**2 + distance
+
+    r = residual(point)
+    best = cost(point, r)
+    for _ in range(_ROUNDS):
+        slopes = np.empty((len(r), len(names)))
+        for column in range(len(names)):
+            moved = point.copy()
+            moved[column] += _STEP
+            slopes[:, column] = (r - residual(moved)) / _STEP
+        robust = row_weights * _L1_FLOOR / np.maximum(np.abs(r), _L1_FLOOR) / sigma**2
+        normal = slopes.T @ (robust[:, None] * slopes) + np.diag(precision)
+        pull = slopes.T @ (robust * r) - precision * (point - center)
+        move = np.linalg.solve(normal, pull)
+        gained = False
+        for shorter in (1.0, 0.5, 0.25, 0.1):
+            candidate = point + shorter * move
+            r_candidate = residual(candidate)
+            at = cost(candidate, r_candidate)
+            if at < best:
+                gained = best - at > 1e-4 * best
+                point, r, best = candidate, r_candidate, at
+                break
+        if not gained:
+            break
+    return _with(start, names, point)
+
+
+def _with(constants: Constants, names: list[str], point: Values) -> Constants:
+    moved = {
+        name: _from_line(name, value) for name, value in zip(names, point.tolist(), strict=True)
+    }
+    return dataclasses.replace(constants, **moved)
+
+
+def _to_line(name: str, value: float) -> float:
+    """Shares to their logit, other constants to their logarithm."""
+    if name.endswith("_share"):
+        inside = min(max(value, 1e-3), 1.0 - 1e-3)
+        return float(np.log(inside / (1.0 - inside)))
+    return float(np.log(value))
+
+
+def _from_line(name: str, value: float) -> float:
+    if name.endswith("_share"):
+        return float(1.0 / (1.0 + np.exp(-value)))
+    return float(np.exp(value))

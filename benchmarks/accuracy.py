@@ -1,0 +1,245 @@
+"""How far the cost model is off, on training runs that others have published.
+
+Errors are taken per source and device first and then averaged over them, so that one long table does
+not decide. `benchmarks/sources.json` says which sources the constants were fitted on.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from published_runs import Runs, read_runs
+
+from autotune.cost.calibrate import calibrate_time
+from autotune.cost.constants import Constants, load_constants
+from autotune.cost.predict import Prediction, predict
+
+Values = NDArray[np.float64]
+
+SPLIT = Path(__file__).resolve().parent / "sources.json"
+_CALIBRATION_ROWS = 5
+_IMPOSSIBLE = 0.05
+"""A candidate that fits with less probability is called impossible."""
+_SAFE = 0.2
+"""A candidate that does not fit with less probability than this is called safe."""
+_LEAST_GROUP = 4
+"""Different configurations that a group needs for a rank correlation."""
+_NEAR_PRIORS = {
+    "matmul_share": 0.15,
+    "memory_share": 0.2,
+    "unfused_traffic": 0.2,
+    "launch_s": 0.3,
+    "micro_batch_s": 0.5,
+    "step_s": 0.7,
+    "nvlink_share": 0.3,
+    "network_share": 0.5,
+    "network_latency_s": 0.5,
+    "overlap_share": 0.5,
+    "scale_jitter": 0.5,
+    "low_precision_share": 0.3,
+    "attention_share": 0.2,
+}
+"""What a few rows of one source may move: how its software and its network differ."""
+
+
+def errors(predicted: Values, measured: Values) -> Values:
+    """|predicted / measured - 1|."""
+    return np.abs(predicted / measured - 1.0)
+
+
+def measure(runs: Runs, constants: Constants, *, seed: int) -> dict[str, Any]:
+    """Everything that is reported, as JSON can hold it."""
+    split = json.loads(SPLIT.read_text(encoding="utf-8"))
+    predicted = predict(runs.plans, constants)
+    ran = (runs.status == "ok") & np.isfinite(runs.times_s)
+    lines = list(_time_lines(runs, predicted, ran, constants, seed=seed))
+    for line in lines:
+        line["split"] = "fitted" if line["source"] in split["fitted"] else "held_out"
+    return {
+        "rows": len(runs.rows),
+        "not_predicted": runs.n_unpredicted,
+        "time": lines,
+        "time_mean_of_medians": {
+            part: _summary([line for line in lines if line["split"] == part])
+            for part in ("fitted", "held_out")
+        },
+        "time_all": _summary(lines),
+        "rank": _ranks(runs.part(ran), predicted.step_time_s[ran]),
+        "memory": _memory_lines(runs, predicted),
+        "fit": _fit_calls(runs, predicted),
+    }
+
+
+def _time_lines(
+    runs: Runs, predicted: Prediction, ran: NDArray[np.bool_], constants: Constants, *, seed: int
+) -> Iterable[dict[str, Any]]:
+    """One per source, device and whether states are offloaded."""
+    for source in np.unique(runs.sources):
+        for device in np.unique(runs.devices[runs.sources == source]):
+            for offloads in (False, True):
+                mask = ran & (runs.sources == source) & (runs.devices == device)
+                mask &= runs.offloads == offloads
+                if not mask.any():
+                    continue
+                error = errors(predicted.step_time_s[mask], runs.times_s[mask])
+                after = _calibrated_errors(runs.part(mask), constants, seed=seed)
+                yield {
+                    "source": str(source),
+                    "device": str(device) + (" offload" if offloads else ""),
+                    "rows": int(mask.sum()),
+                    "bias": float(
+                        np.median(np.log(predicted.step_time_s[mask] / runs.times_s[mask]))
+                    ),
+                    "median_error": float(np.median(error)),
+                    "p90_error": float(np.quantile(error, 0.9)),
+                    "calibrated_median_error": None if after is None else float(np.median(after)),
+                    "calibrated_p90_error": (
+                        None if after is None else float(np.quantile(after, 0.9))
+                    ),
+                }
+
+
+def _calibrated_errors(runs: Runs, constants: Constants, *, seed: int) -> Values | None:
+    """Of the rows that are left after five that calibrate; None where fewer than two are."""
+    n = len(runs.rows)
+    if n < _CALIBRATION_ROWS + 2:
+        return None
+    order = np.random.default_rng(seed).permutation(n)
+    known, rest = order[:_CALIBRATION_ROWS], order[_CALIBRATION_ROWS:]
+    fitted = calibrate_time(
+        runs.plans.rows(known), runs.times_s[known], constants, sigma=0.03, priors=_NEAR_PRIORS
+    )
+    return errors(predict(runs.plans.rows(rest), fitted).step_time_s, runs.times_s[rest])
+
+
+def _ranks(runs: Runs, predicted: Values) -> dict[str, Any]:
+    """Spearman's correlation within each group that a search would choose from, by source."""
+    by_source: dict[str, list[float]] = {}
+    for members in runs.groups():
+        # The same configuration measured several times is one.
+        unique, which = np.unique(np.round(predicted[members], 9), return_inverse=True)
+        if len(unique) < _LEAST_GROUP:
+            continue
+        means = np.bincount(which, weights=runs.times_s[members]) / np.bincount(which)
+        value = float(np.corrcoef(_rank(unique), _rank(means))[0, 1])
+        by_source.setdefault(str(runs.sources[members[0]]), []).append(value)
+    return {
+        source: {
+            "groups": len(values),
+            "mean_spearman": float(np.mean(values)),
+            "median_spearman": float(np.median(values)),
+            "least_spearman": float(np.min(values)),
+        }
+        for source, values in sorted(by_source.items())
+    }
+
+
+def _rank(values: Values) -> Values:
+    return np.argsort(np.argsort(values)).astype(np.float64)
+
+
+def _memory_lines(runs: Runs, predicted: Prediction) -> list[dict[str, Any]]:
+    """One per source, status and meter: formula values apart from measured ones."""
+    found = []
+    known = np.isfinite(runs.peaks_bytes)
+    for source in np.unique(runs.sources[known]):
+        for status in ("ok", "ok_analytic"):
+            for meter in np.unique(runs.meters[known]):
+                mask = known & (runs.sources == source) & (runs.meters == meter)
+                mask &= runs.status == status
+                if not mask.any():
+                    continue
+                peaks = getattr(predicted.memory, str(meter))[mask]
+                if status == "ok_analytic":
+                    peaks = _analytic(predicted, mask)
+                error = errors(peaks, runs.peaks_bytes[mask])
+                found.append(
+                    {
+                        "source": str(source),
+                        "meter": "formula" if status == "ok_analytic" else str(meter),
+                        "rows": int(mask.sum()),
+                        "bias": float(np.median(np.log(peaks / runs.peaks_bytes[mask]))),
+                        "median_error": float(np.median(error)),
+                        "p90_error": float(np.quantile(error, 0.9)),
+                    }
+                )
+    return found
+
+
+def _analytic(predicted: Prediction, mask: NDArray[np.bool_]) -> Values:
+    """What formulas of papers count: states and activations."""
+    m = predicted.memory
+    parts = (m.params_bytes, m.grads_bytes, m.optimizer_bytes, m.activations_bytes, m.logits_bytes)
+    return np.sum([np.asarray(part)[mask] for part in parts], axis=0)
+
+
+def _fit_calls(runs: Runs, predicted: Prediction) -> dict[str, Any]:
+    ran, oom = runs.status == "ok", runs.status == "OOM"
+    fits = predicted.fit_probability
+    impossible = ran & (fits < _IMPOSSIBLE)
+    safe = oom & (1.0 - fits < _SAFE)
+    return {
+        "ran": int(ran.sum()),
+        "ran_called_impossible": int(impossible.sum()),
+        "ran_called_impossible_ids": [runs.rows[i]["id"] for i in np.flatnonzero(impossible)],
+        "oom": int(oom.sum()),
+        "oom_called_safe": int(safe.sum()),
+        "oom_called_safe_ids": [runs.rows[i]["id"] for i in np.flatnonzero(safe)],
+    }
+
+
+def _summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Averages over sources and devices; those with offload are left out."""
+    kept = [line for line in lines if not line["device"].endswith("offload")]
+    after = [line["calibrated_median_error"] for line in kept]
+    after = [value for value in after if value is not None]
+    return {
+        "lines": len(kept),
+        "median_error": float(np.mean([line["median_error"] for line in kept])) if kept else None,
+        "calibrated_median_error": float(np.mean(after)) if after else None,
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    print(f"{found['rows']} rows, and {found['not_predicted']} that cannot be predicted")
+    print("step time: |predicted / measured - 1|, before and after calibration on five rows")
+    for line in found["time"]:
+        after = line["calibrated_median_error"]
+        shown = "" if after is None else f"  after {after:6.1%} p90 {line['calibrated_p90_error']:6.1%}"
+        print(
+            f"  {line['split']:8} {line['source']:32} {line['device']:14} {line['rows']:4} rows  "
+            f"median {line['median_error']:6.1%} p90 {line['p90_error']:6.1%} "
+            f"bias {line['bias']:+.2f}{shown}"
+        )
+    for part, summary in (*found["time_mean_of_medians"].items(), ("all", found["time_all"])):
+        print(f"  {part}: {summary}")
+    print("rank correlation within a model, its devices and its batch")
+    for source, line in found["rank"].items():
+        print(f"  {source:32} {line}")
+    print("peak memory")
+    for line in found["memory"]:
+        print(
+            f"  {line['source']:32} {line['meter']:16} {line['rows']:4} rows  median "
+            f"{line['median_error']:6.1%} p90 {line['p90_error']:6.1%} bias {line['bias']:+.2f}"
+        )
+    print(f"memory calls: {found['fit']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--published", type=Path, required=True, help="folder of the tables")
+    parser.add_argument("--constants", type=Path, help="other constants than the shipped ones")
+    parser.add_argument("--seed", type=int, default=0, help="which rows calibrate")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    options = parser.parse_args()
+    constants = load_constants(options.constants) if options.constants else load_constants()
+    found = measure(read_runs(options.published), constants, seed=options.seed)
+    print(json.dumps(found)) if options.json else show(found)
+
+
+if __name__ == "__main__":
+    main()

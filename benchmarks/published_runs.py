@@ -1,0 +1,132 @@
+"""Published training runs for the benchmarks: what was measured, beside what is predicted."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.accelerators import shipped_accelerators
+from autotune.cost.plans import Plans
+from autotune.cost.published import Rows, read_table, rows_to_plans
+from autotune.errors import JobError
+
+GIB = 2**30
+_SCORED_BASES = {"published", "published+HEAD recipe"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """The rows that may be scored: fully specified, their configuration published."""
+
+    rows: tuple[dict[str, str], ...]
+    plans: Plans
+    sources: NDArray[np.str_]
+    """The repository that a row is from."""
+    devices: NDArray[np.str_]
+    times_s: NDArray[np.float64]
+    """NaN where none was published."""
+    peaks_bytes: NDArray[np.float64]
+    meters: NDArray[np.str_]
+    """`allocated_bytes`, `reserved_bytes` or `peak_bytes`, as `Memory` calls them."""
+    status: NDArray[np.str_]
+    offloads: NDArray[np.bool_]
+    """Whether DeepSpeed runs it with states on the host."""
+    n_unpredicted: int
+    """Rows that may be scored, but not predicted."""
+
+    def part(self, mask: NDArray[np.bool_]) -> "Runs":
+        """Some of them."""
+        kept = np.flatnonzero(mask)
+        return Runs(
+            rows=tuple(self.rows[i] for i in kept),
+            plans=self.plans.rows(kept),
+            sources=self.sources[kept],
+            devices=self.devices[kept],
+            times_s=self.times_s[kept],
+            peaks_bytes=self.peaks_bytes[kept],
+            meters=self.meters[kept],
+            status=self.status[kept],
+            offloads=self.offloads[kept],
+            n_unpredicted=self.n_unpredicted,
+        )
+
+    def groups(self) -> list[NDArray[np.intp]]:
+        """Rows of the same source, model, devices and global batch: what a search chooses from."""
+        keys: dict[tuple[str, ...], list[int]] = {}
+        for index, row in enumerate(self.rows):
+            names = ("model_name", "n_layers", "hidden", "seq_len", "gpu_type", "gpu_mem_gb")
+            names = (*names, "n_gpus", "global_batch", "framework", "precision")
+            key = (str(self.sources[index]), *(row.get(name, "") for name in names))
+            keys.setdefault(key, []).append(index)
+        return [np.array(members) for members in keys.values()]
+
+    def weights(self) -> NDArray[np.float64]:
+        """One for each source and device together, whatever its rows are."""
+        keys = np.char.add(np.char.add(self.sources, "|"), self.devices)
+        _, which, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        return 1.0 / counts[which]
+
+
+def read_runs(folder: Path) -> Runs:
+    """Read every CSV of a folder.
+
+    Raises:
+        JobError: There is none, or one cannot be read.
+    """
+    files = sorted(folder.glob("*.csv"))
+    if not files:
+        raise JobError(f"{folder}: holds no CSV file", "name the folder of the published tables")
+    every = [row for file in files for row in read_table(file)[1]]
+    scored = [row for row in every if _is_scored(row)]
+    read = rows_to_plans(scored, shipped_accelerators())
+    if read.plans is None:
+        raise JobError(f"{folder}: no row can be predicted", read.reasons[0] if scored else "")
+    return _runs(scored, read, read.plans)
+
+
+def _runs(scored: Sequence[dict[str, str]], read: Rows, plans: Plans) -> Runs:
+    rows = tuple(scored[position] for position in read.positions)
+    return Runs(
+        rows=rows,
+        plans=plans,
+        sources=np.array([_repository(row["source"]) for row in rows]),
+        devices=np.array([row["gpu_type"].split("(")[0].strip() for row in rows]),
+        times_s=np.array([_float(row.get("step_time_s", "")) for row in rows]),
+        peaks_bytes=np.array([_peak_bytes(row) for row in rows]),
+        meters=np.array([_meter(row.get("peak_mem_unit", "")) for row in rows]),
+        status=np.array([row.get("status", "") for row in rows]),
+        offloads=np.array([row.get("offload", "").startswith("cpu") for row in rows]),
+        n_unpredicted=len(scored) - len(rows),
+    )
+
+
+def _is_scored(row: dict[str, str]) -> bool:
+    complete = row.get("fully_specified", "") in {"1", "1.0"}
+    return complete and row.get("config_basis", "") in _SCORED_BASES
+
+
+def _repository(source: str) -> str:
+    """`owner/name`, of a text such as `InternLM/InternEvo@c628a8c doc/en/train.md:37`."""
+    found = re.search(r"[\w.-]+/[\w.-]+", source)
+    return found[0] if found else source
+
+
+def _peak_bytes(row: dict[str, str]) -> float:
+    # GB of nvidia-smi and of torch are binary ones.
+    return _float(row.get("peak_mem_gb", "")) * GIB
+
+
+def _meter(unit: str) -> str:
+    if re.search("reserved", unit):
+        return "reserved_bytes"
+    return "allocated_bytes" if re.search("allocated", unit) else "peak_bytes"
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
