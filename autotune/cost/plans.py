@@ -145,6 +145,8 @@ class Plans:
     """Pipeline stages send while they compute: Megatron's, where chunks interleave."""
     overlap_tp: Column = 0.0
     """Tensor parallel communication runs beside the products it belongs to."""
+    loss_chunk_tokens: Column = 0.0
+    """Tokens whose logits are there at a time; 0: all of a micro-batch."""
     reduces_every_micro_batch: Column = 0.0
     """Gradients are reduced at every micro-batch, not once a step; stages 2 and 3 of DeepSpeed."""
     gather_bytes: Column = 2.0

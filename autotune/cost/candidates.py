@@ -1,0 +1,258 @@
+"""Candidates of a job under DeepSpeed, as the columns of `Plans`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.accelerators import Accelerator, find_accelerator, shipped_accelerators
+from autotune.candidate import Candidate
+from autotune.contract import KnobValue
+from autotune.cost.constants import Constants, load_constants
+from autotune.cost.plans import Plans, Recompute, Tier
+from autotune.cost.traits import FRAMEWORKS
+from autotune.errors import JobError
+from autotune.hardware import Environment
+from autotune.job import Job
+from autotune.model_shape import ModelShape
+
+_TIERS = {"none": Tier.DEVICE, "cpu": Tier.CPU, "nvme": Tier.NVME}
+_RECOMPUTES = {"none": Recompute.NONE, "full": Recompute.FULL}
+_BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
+_MOMENTS = {
+    "adam": 2,
+    "adamw": 2,
+    "fusedadam": 2,
+    "deepspeedcpuadam": 2,
+    "lamb": 2,
+    "lion": 1,
+    "adagrad": 1,
+    "muon": 1,
+    "sgd": 0,
+}
+"""Values that an optimizer keeps per parameter, beside the master copy; SGD without momentum."""
+_ENGINE = next(traits.columns for traits in FRAMEWORKS if traits.name == "deepspeed")
+_COMPILED = {"fused_kernels": 0.7, "launch_free": 0.5}
+"""As for torchtitan's compiled blocks: fused but for what breaks the graph."""
+
+
+def plans_of(
+    candidates: Sequence[Candidate],
+    job: Job,
+    environment: Environment,
+    *,
+    accelerators: Sequence[Accelerator] | None = None,
+) -> Plans:
+    """The candidates in columns, in their order.
+
+    A knob that does not act is at the value that changes nothing. Some knobs the model knows
+    nothing of, and candidates that differ in these alone look alike: the ratio of offload,
+    ZenFlow, allocators, binding to cores.
+
+    Args:
+        candidates: At least one; legal ones of the job.
+        job: What is trained.
+        environment: Where. Its accelerators are one node's.
+        accelerators: The table to look its device up in; the shipped one by default.
+
+    Raises:
+        FleetError: The accelerator is in no table.
+        JobError: The model's sizes cannot be seen (a factory's), or there is no candidate.
+    """
+    if not candidates:
+        raise JobError("no candidates to predict", "give at least one")
+    stages = _column(candidates, lambda c: _number(c, "zero.stage", 0))
+    columns = {
+        **_ENGINE,
+        **_model(job),
+        **_device(job, environment, accelerators or shipped_accelerators()),
+        **_layout(candidates),
+        **_dtypes(candidates, job, stages),
+        **_kept(candidates),
+        **_zero(candidates, stages),
+        **_kernels(candidates),
+    }
+    return Plans(**columns)
+
+
+def constants_of(environment: Environment) -> Constants:
+    """The shipped constants, as far as they are of the environment's accelerators.
+
+    Memory of CPU ranks is what they hold above what their imports took: no context, no workspace,
+    no allocator of torch's.
+    """
+    shipped = load_constants()
+    if environment.accelerator != "cpu":
+        return shipped
+    return replace(
+        shipped, context_bytes=0.0, communicator_bytes=0.0, workspace_bytes=0.0, fragmentation=0.0
+    )
+
+
+def _model(job: Job) -> dict[str, float]:
+    shape = job.model.shape
+    if not all((shape.n_layers, shape.hidden, shape.ffn_hidden, shape.n_heads, shape.vocab)):
+        raise JobError(
+            f"model {job.model.name!r}: its sizes cannot be seen, so nothing can be predicted",
+            "predictions need a Hugging Face config: name a preset, a folder or a config.json",
+        )
+    return {
+        "n_layers": shape.n_layers,
+        "hidden": shape.hidden,
+        "ffn_hidden": shape.ffn_hidden,
+        "n_heads": shape.n_heads,
+        "n_kv_heads": shape.n_kv_heads,
+        "head_dim": shape.attention_width / shape.n_heads,
+        "vocab": shape.vocab,
+        "seq_len": job.seq_len,
+        "gated_mlp": float(shape.gated_mlp),
+        "tied_embeddings": float(shape.tied_embeddings),
+        "learned_positions": float(shape.max_seq_len is not None),
+        "n_experts": shape.n_experts,
+        "experts_per_token": shape.experts_per_token,
+        "trained_share": _trained_share(shape),
+    }
+
+
+def _trained_share(shape: ModelShape) -> float:
+    return shape.n_params / shape.n_params_total if shape.n_params_frozen else 1.0
+
+
+def _device(
+    job: Job, environment: Environment, accelerators: Sequence[Accelerator]
+) -> dict[str, float]:
+    memory_bytes = job.memory_limit_bytes or environment.device_memory_bytes
+    name = "cpu" if environment.accelerator == "cpu" else environment.device_name
+    found = find_accelerator(name, memory_gib=memory_bytes / 2**30, table=accelerators)
+    half = "bf16" if "bf16" in found.achieved_flops else "fp16"
+    return {
+        "matmul_flops": found.achieved_flops[job.precision],
+        "half_flops": found.achieved_flops["fp32" if job.precision == "fp32" else half],
+        "memory_bytes": memory_bytes,
+        "memory_bytes_per_s": found.memory_bytes_per_s,
+        "sustained_share": found.sustained_share,
+        "nvlink_bytes_per_s": found.nvlink_bytes_per_s or found.host_bytes_per_s,
+        "network_bytes_per_s": found.network_bytes_per_s,
+        "host_bytes_per_s": found.host_bytes_per_s,
+        "nvlink_domain": max(found.nvlink_domain, min(job.world, environment.n_devices)),
+        "devices_per_node": min(job.world, environment.n_devices),
+    }
+
+
+def _layout(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64]]:
+    return {
+        "dp": _column(candidates, lambda c: c.dp),
+        "tp": _column(candidates, lambda c: c.tp),
+        "pp": _column(candidates, lambda c: c.pp),
+        "ulysses": _column(candidates, lambda c: c.sp),
+        "ep": _column(candidates, lambda c: _number(c, "ep", 1)),
+        "micro_batch": _column(candidates, lambda c: c.micro_batch),
+        "grad_accum": _column(candidates, lambda c: c.grad_accum),
+    }
+
+
+def _dtypes(
+    candidates: Sequence[Candidate], job: Job, stages: NDArray[np.float64]
+) -> dict[str, Any]:
+    """Bytes per parameter, as DeepSpeed holds them.
+
+    Its ZeRO optimizers keep a flat fp32 copy of their partition, in fp32 training as well. Source:
+    DeepSpeed, runtime/zero/stage_1_and_2.py and stage3.py (`single_partition_of_fp32_groups`,
+    `fp32_partitioned_groups_flat`).
+    """
+    model_bytes = _BYTES[job.precision]
+
+    def dtype_bytes(knob: str) -> NDArray[np.float64]:
+        spelled = {**_BYTES, "model": model_bytes}
+        return _column(candidates, lambda c: spelled[str(c.get(knob) or "model")])
+
+    states = {"fp32": 4.0, "model": model_bytes}
+    master = _column(candidates, lambda c: states[str(c.get("master_dtype") or "fp32")])
+    moments = _column(candidates, lambda c: states[str(c.get("optimizer_states_dtype") or "fp32")])
+    keeps_copy = (stages >= 1) | (model_bytes < 4)
+    return {
+        "weight_bytes": model_bytes,
+        "activation_bytes": model_bytes,
+        "gather_bytes": _column(
+            candidates, lambda c: 1.0 if c.get("zeropp.quantized_weights") else model_bytes
+        ),
+        "grad_bytes": dtype_bytes("grad_accum_dtype"),
+        "reduce_bytes": dtype_bytes("communication_dtype"),
+        "optimizer_bytes": keeps_copy * master + _n_moments(job) * moments,
+    }
+
+
+def _n_moments(job: Job) -> int:
+    kind = str(job.optimizer.get("type", "adamw")).lower()
+    params = job.optimizer.get("params", {})
+    if kind == "sgd" and isinstance(params, Mapping) and params.get("momentum"):
+        return 1
+    return _MOMENTS.get(kind, 2)
+
+
+def _kept(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64]]:
+    return {
+        "recompute": _column(candidates, lambda c: _RECOMPUTES[str(c.get("recompute") or "none")]),
+        "optimizer_tier": _tier(candidates, "offload.optimizer"),
+        "param_tier": _tier(candidates, "offload.param"),
+    }
+
+
+def _tier(candidates: Sequence[Candidate], knob: str) -> NDArray[np.float64]:
+    return _column(candidates, lambda c: _TIERS[str(c.get(knob) or "none")])
+
+
+def _zero(
+    candidates: Sequence[Candidate], stages: NDArray[np.float64]
+) -> dict[str, NDArray[np.float64]]:
+    overlaps = _column(candidates, lambda c: bool(c.get("overlap_comm", False)))
+    return {
+        "zero_stage": stages,
+        "flat_buffers": ((stages == 1) | (stages == 2)) * 1.0,
+        "overlap_reduce": overlaps,
+        # Stage 3 prefetches whatever `overlap_comm` says; stages 1 and 2 gather at the step's end.
+        "overlap_gather": (stages == 3) * 1.0,
+        "reduces_every_micro_batch": (stages >= 2) * 1.0,
+        "gather_group": _column(
+            candidates, lambda c: _above_one(_number(c, "zeropp.hpz_partition_size", 1))
+        ),
+        "reduce_bucket_elements": _elements(candidates, "reduce_bucket_size", 5e8),
+        "gather_bucket_elements": _elements(candidates, "allgather_bucket_size", 5e8),
+        "prefetch_elements": _elements(candidates, "stage3.prefetch_bucket_size", 5e7),
+        "live_elements": _elements(candidates, "stage3.max_live_parameters", 1e9),
+    }
+
+
+def _elements(candidates: Sequence[Candidate], knob: str, otherwise: float) -> NDArray[np.float64]:
+    return _column(candidates, lambda c: max(1.0, _number(c, knob, otherwise)))
+
+
+def _above_one(size: float) -> float:
+    """0 stands for the whole group."""
+    return size if size > 1 else 0.0
+
+
+def _kernels(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64]]:
+    def compiled(name: str) -> NDArray[np.float64]:
+        value = _COMPILED[name]
+        return _column(candidates, lambda c: value if c.get("compile", "none") != "none" else 0.0)
+
+    return {
+        "flash_attention": _column(candidates, lambda c: c.get("attention") != "eager"),
+        "fused_kernels": compiled("fused_kernels"),
+        "launch_free": compiled("launch_free"),
+        "loss_chunk_tokens": _column(candidates, lambda c: _number(c, "loss_chunk_tokens", 0)),
+    }
+
+
+def _number(candidate: Candidate, knob: str, otherwise: float) -> float:
+    value: KnobValue | None = candidate.get(knob)
+    return otherwise if value is None else float(value)
+
+
+def _column(
+    candidates: Sequence[Candidate], value: Callable[[Candidate], float]
+) -> NDArray[np.float64]:
+    return np.array([value(candidate) for candidate in candidates], dtype=np.float64)

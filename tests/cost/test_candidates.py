@@ -1,0 +1,110 @@
+"""Candidates of a lattice as columns: every knob that the model knows reaches it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from autotune.cost import Recompute, Tier, predict
+from autotune.cost.candidates import constants_of, plans_of
+from autotune.errors import FleetError, JobError
+from autotune.hardware import Environment
+from tests.jobs import CPU, canonical_candidate, tiny_job
+
+GPU = Environment(
+    accelerator="cuda",
+    n_devices=8,
+    device_name="NVIDIA A100-SXM4-80GB",
+    device_memory_bytes=80 * 2**30,
+    peak_flops=312e12,
+    deepspeed_version="0.19.8",
+    torch_version="2.11.0",
+)
+
+
+@pytest.fixture
+def job(tmp_path):
+    return tiny_job(tmp_path, precision="bf16", world=8, global_batch=64)
+
+
+def plans(job, **knobs):
+    return plans_of([canonical_candidate(job, **knobs)], job, GPU)
+
+
+def value(plans, column):
+    return float(np.broadcast_to(plans.columns()[column], 1)[0])
+
+
+@pytest.mark.parametrize(
+    ("knobs", "column", "expected"),
+    [
+        ({"zero.stage": 2}, "zero_stage", 2),
+        ({"zero.stage": 2}, "flat_buffers", 1),
+        ({"zero.stage": 3}, "flat_buffers", 0),
+        ({"zero.stage": 2}, "reduces_every_micro_batch", 1),
+        ({"zero.stage": 1}, "reduces_every_micro_batch", 0),
+        ({"tp": 2}, "tp", 2),
+        ({"tp": 2}, "dp", 4),
+        ({"pp": 2}, "pp", 2),
+        ({"zero.stage": 1, "micro_batch": 4}, "grad_accum", 2),
+        ({"recompute": "full"}, "recompute", Recompute.FULL),
+        ({"zero.stage": 2, "offload.optimizer": "cpu"}, "optimizer_tier", Tier.CPU),
+        ({"zero.stage": 3, "offload.param": "cpu"}, "param_tier", Tier.CPU),
+        ({"zero.stage": 3, "zeropp.quantized_weights": True}, "gather_bytes", 1),
+        ({"zero.stage": 1}, "gather_bytes", 2),
+        ({"zero.stage": 3, "zeropp.hpz_partition_size": 2}, "gather_group", 2),
+        ({"zero.stage": 3}, "gather_group", 0),
+        ({"zero.stage": 1}, "optimizer_bytes", 12),
+        ({"zero.stage": 2, "overlap_comm": True}, "overlap_reduce", 1),
+        ({"attention": "eager"}, "flash_attention", 0),
+        ({"attention": "sdpa"}, "flash_attention", 1),
+        ({"loss_chunk_tokens": 64, "micro_batch": 8}, "loss_chunk_tokens", 64),
+        ({"compile": "torch"}, "fused_kernels", 0.7),
+    ],
+)
+def test_a_knob_reaches_its_column(job, knobs, column, expected):
+    assert value(plans(job, **knobs), column) == expected
+
+
+def test_fp32_has_no_copy_but_that_of_zero(tmp_path):
+    job = tiny_job(tmp_path, precision="fp32", world=8, global_batch=64)
+    candidates = [canonical_candidate(job, **{"zero.stage": stage}) for stage in (0, 1)]
+    columns = plans_of(candidates, job, GPU).columns()
+    assert list(columns["optimizer_bytes"]) == [8, 12]
+    assert columns["weight_bytes"] == 4
+
+
+def test_the_memory_limit_is_what_has_to_fit(job):
+    limited = dataclasses.replace(job, memory_limit_bytes=2**20)
+    candidate = canonical_candidate(job, **{"zero.stage": 1})
+    roomy = predict(plans_of([candidate], job, GPU))
+    tight = predict(plans_of([candidate], limited, GPU))
+    assert roomy.fit_probability[0] > 0.99
+    assert tight.fit_probability[0] < 0.01
+
+
+def test_logits_in_chunks_take_less_memory(job):
+    whole, chunked = (
+        predict(plans(job, micro_batch=8, loss_chunk_tokens=n)).memory.logits_bytes[0]
+        for n in (0, 64)
+    )
+    assert chunked < whole
+
+
+def test_cpu_ranks_have_no_context(tmp_path):
+    job = tiny_job(tmp_path, world=2, global_batch=16)
+    found = plans_of([canonical_candidate(job)], job, CPU)
+    assert predict(found, constants_of(CPU)).memory.context_bytes[0] == 0
+    assert constants_of(GPU).context_bytes > 0
+
+
+def test_what_cannot_be_predicted_says_so(job):
+    with pytest.raises(JobError, match="at least one"):
+        plans_of([], job, GPU)
+    unknown = dataclasses.replace(GPU, device_name="Abacus 3000")
+    with pytest.raises(FleetError, match="Abacus 3000"):
+        plans_of([canonical_candidate(job)], job, unknown)
+    shape = dataclasses.replace(job.model.shape, hidden=0)
+    factory = dataclasses.replace(job, model=dataclasses.replace(job.model, shape=shape))
+    with pytest.raises(JobError, match="sizes cannot be seen"):
+        plans_of([canonical_candidate(job)], factory, GPU)
