@@ -209,7 +209,11 @@ def show(found: dict[str, Any]) -> None:
     print("step time: |predicted / measured - 1|, before and after calibration on five rows")
     for line in found["time"]:
         after = line["calibrated_median_error"]
-        shown = "" if after is None else f"  after {after:6.1%} p90 {line['calibrated_p90_error']:6.1%}"
+        shown = (
+            ""
+            if after is None
+            else f"  after {after:6.1%} p90 {line['calibrated_p90_error']:6.1%}"
+        )
         print(
             f"  {line['split']:8} {line['source']:32} {line['device']:14} {line['rows']:4} rows  "
             f"median {line['median_error']:6.1%} p90 {line['p90_error']:6.1%} "

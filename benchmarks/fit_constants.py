@@ -83,10 +83,10 @@ def _spread(misses: np.ndarray, weights: np.ndarray) -> float:
 
 def write(constants: Constants, path: Path) -> None:
     """As YAML, four digits each."""
-    values = {
-        name: float(f"{value:.4g}") for name, value in dataclasses.asdict(constants).items()
-    }
-    head = "# Written by benchmarks/fit_constants.py; autotune/cost/constants.py says what each is.\n"
+    values = {name: float(f"{value:.4g}") for name, value in dataclasses.asdict(constants).items()}
+    head = (
+        "# Written by benchmarks/fit_constants.py; autotune/cost/constants.py says what each is.\n"
+    )
     path.write_text(head + yaml.safe_dump(values, sort_keys=True), encoding="utf-8")
 
 

@@ -39,15 +39,18 @@ def log_expected_gain(z: Floats) -> Floats:
     return found
 
 
-def above_bound(mean: float, variance: float, bound: float) -> tuple[float, float]:
-    """Mean and variance of a normal value that is known to be above a bound.
+def beyond_bound(
+    mean: float, variance: float, bound: float, *, is_above: bool
+) -> tuple[float, float]:
+    """Mean and variance of a normal value that is known to be above a bound, or below it.
 
     Source: Johnson, Kotz and Balakrishnan, Continuous Univariate Distributions 1 (1994), 13.10.1.
     """
+    side = 1.0 if is_above else -1.0
     deviation = math.sqrt(variance)
-    z = (bound - mean) / deviation
-    if z > _FAR:  # the whole tail stands close above the bound, as an exponential does
-        return bound + deviation / z, variance / z**2
+    z = side * (bound - mean) / deviation
+    if z > _FAR:  # the whole tail stands close to the bound, as an exponential does
+        return bound + side * deviation / z, variance / z**2
     at = np.array(z)
     hazard = float(density(at) / below(-at))
-    return mean + deviation * hazard, variance * max(1e-6, 1 - hazard * (hazard - z))
+    return mean + side * deviation * hazard, variance * max(1e-6, 1 - hazard * (hazard - z))

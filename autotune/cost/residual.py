@@ -15,12 +15,13 @@ Source: Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), 
 linear terms with Gaussian weights are the kernel of section 2.7.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from autotune.cost.normal import Floats, above_bound
+from autotune.cost.normal import Floats, beyond_bound
 
 _N_DRAWS = 48
 """Of the scales."""
@@ -63,9 +64,10 @@ class Seen:
 
     features: Features
     log_ratio: Floats
-    """log(measured / predicted); of a trial that ran out of memory, log(limit / predicted)."""
-    is_bound: "np.ndarray[tuple[int], np.dtype[np.bool_]]"
-    """Whether the figure is at least that, and not that."""
+    """log(measured / predicted); where only the limit is known, log(limit / predicted)."""
+    side: Floats
+    """0: measured. 1: it is above that, since the trial ran out of memory. -1: it is below, since
+    the trial ran and nobody looked at its peak."""
     study: "np.ndarray[tuple[int], np.dtype[np.intp]]"
     """Which study the trial is of; 0 is this one."""
     kinship: Floats
@@ -73,13 +75,15 @@ class Seen:
     model family. Equal studies have equal kinship."""
 
     @classmethod
-    def here(cls, features: Features, log_ratio: Floats, is_bound: object = None) -> "Seen":
+    def here(
+        cls, features: Features, log_ratio: Floats, side: Sequence[float] | None = None
+    ) -> "Seen":
         """Trials of this study."""
         n = len(features)
         return cls(
             features=features,
             log_ratio=np.asarray(log_ratio, dtype=np.float64),
-            is_bound=np.zeros(n, bool) if is_bound is None else np.asarray(is_bound, dtype=bool),
+            side=np.zeros(n) if side is None else np.asarray(side, dtype=np.float64),
             study=np.zeros(n, np.intp),
             kinship=np.ones(n),
         )
@@ -90,7 +94,7 @@ class Seen:
         return Seen(
             features=Features.join(first.features, second.features),
             log_ratio=np.concatenate([first.log_ratio, second.log_ratio]),
-            is_bound=np.concatenate([first.is_bound, second.is_bound]),
+            side=np.concatenate([first.side, second.side]),
             study=np.concatenate([first.study, second.study]),
             kinship=np.concatenate([first.kinship, second.kinship]),
         )
@@ -100,7 +104,7 @@ class Seen:
         return Seen(
             features=self.features.take(rows),
             log_ratio=self.log_ratio[rows],
-            is_bound=self.is_bound[rows],
+            side=self.side[rows],
             study=self.study[rows],
             kinship=self.kinship[rows],
         )
@@ -151,8 +155,8 @@ TIME_PRIOR = ResidualPrior(
     share=Scale(median=0.5, spread=0.6),
     position=Scale(median=0.03, spread=0.7),
     rough=Scale(median=0.05, spread=0.7),
-    reach=Scale(median=2.0, spread=0.4),
-    noise=Scale(median=0.015, spread=0.5),
+    reach=Scale(median=1.0, spread=0.4),
+    noise=Scale(median=0.02, spread=0.5),
 )
 """Of step times: a part may be half as slow again as the model has it, since kernels and links
 reach their peaks unequally; the noise is that of a run among equals
@@ -201,15 +205,17 @@ def _with_bounds(seen: Seen, prior: ResidualPrior) -> tuple[Floats, Floats]:
         Values, and variances besides the noise; infinite: says nothing yet.
     """
     values = seen.log_ratio.copy()
-    extra = np.where(seen.is_bound, np.inf, 0.0)
-    for row in np.flatnonzero(seen.is_bound):
+    extra = np.where(seen.side != 0, np.inf, 0.0)
+    for row in np.flatnonzero(seen.side):
         here = np.array([row], dtype=np.intp)
         believed = _posterior(seen.features.take(here), seen, values, extra, prior)
         mean, variance = float(believed.mean[0]), float(believed.deviation[0]) ** 2
-        new_mean, new_variance = above_bound(mean, variance, float(seen.log_ratio[row]))
+        new_mean, new_variance = beyond_bound(
+            mean, variance, float(seen.log_ratio[row]), is_above=seen.side[row] > 0
+        )
         precision = 1 / new_variance - 1 / variance
         if precision <= 1e-9:
-            continue  # it was known to be above
+            continue  # it was known before
         extra[row] = 1 / precision
         values[row] = (new_mean / new_variance - mean / variance) / precision
     return values, extra

@@ -24,11 +24,12 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 FIRST_RISK = 0.2
-"""Highest P(out of memory) of a candidate that is tried while no peak was measured."""
-RISK_PER_PEAK = 0.05
-"""By how much each measured peak raises it: the estimate is then known to hold here."""
-LAST_RISK = 0.5
-"""Above it a trial is more likely lost than not, whatever is known."""
+"""Highest P(out of memory) of a candidate that is tried while nothing ran."""
+RISK_PER_RUN = 0.1
+"""By how much each trial that ran raises it: the estimate is better known, and what can be gained
+without risk has mostly been gained."""
+LAST_RISK = 0.8
+"""However many ran; what is tried is still weighed by P(fits)."""
 EXPLORE_EVERY = 8
 """Every so many trials one goes where the forecast is least certain, not where it is best."""
 
@@ -112,9 +113,9 @@ class Chooser:
 
     @property
     def allowed_risk(self) -> float:
-        """How risky a candidate may be; it loosens as peaks are measured."""
-        n_peaks = sum(shot.peak_bytes is not None for shot in self.shots)
-        return min(LAST_RISK, FIRST_RISK + RISK_PER_PEAK * n_peaks)
+        """How risky a candidate may be; it loosens as trials run."""
+        n_ran = sum(shot.seconds is not None for shot in self.shots)
+        return min(LAST_RISK, FIRST_RISK + RISK_PER_RUN * n_ran)
 
     @cached_property
     def is_dropped(self) -> Flags:
@@ -179,17 +180,28 @@ class Chooser:
 
     @property
     def _seen_peaks(self) -> Seen:
-        """Peaks, and of what ran out of memory that its peak is above the limit."""
+        """Peaks; where none is known, whether it is above the limit or below it."""
         assert self.forecast.peak_bytes is not None, "asked for only where memory decides"
-        shots = [s for s in self.shots if s.peak_bytes is not None or s.is_out_of_memory]
+        shots = [
+            shot
+            for shot in self.shots
+            if shot.peak_bytes is not None or shot.is_out_of_memory or shot.seconds is not None
+        ]
         rows = self._rows(shots)
         reached = np.log([shot.peak_bytes or self.forecast.limit_bytes or 1.0 for shot in shots])
         seen = Seen.here(
             self._memory_features.take(rows),
             reached - np.log(self.forecast.peak_bytes[rows]),
-            [shot.peak_bytes is None for shot in shots],
+            [_side_of(shot) for shot in shots],
         )
         return seen if self.known_peaks is None else Seen.join(seen, self.known_peaks)
 
     def _rows(self, shots: Sequence[Shot]) -> NDArray[np.intp]:
         return np.array([shot.row for shot in shots], dtype=np.intp)
+
+
+def _side_of(shot: Shot) -> float:
+    """As `Seen.side`."""
+    if shot.peak_bytes is not None:
+        return 0.0
+    return 1.0 if shot.is_out_of_memory else -1.0

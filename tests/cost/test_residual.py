@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from autotune.cost.normal import Floats, above_bound, below, density, log_expected_gain
+from autotune.cost.normal import Floats, below, beyond_bound, density, log_expected_gain
 from autotune.cost.residual import MEMORY_PRIOR, TIME_PRIOR, Features, Seen, calibrate
 
 
@@ -70,7 +70,7 @@ def test_out_of_memory_raises_the_estimate_and_no_more_than_it_must() -> None:
     row = np.array([2])
 
     def told(bound: float) -> float:
-        seen = Seen.here(at.take(row), np.array([bound]), [True])
+        seen = Seen.here(at.take(row), np.array([bound]), [1])
         return float(calibrate(at, seen, MEMORY_PRIOR).mean[2])
 
     assert told(0.1) > 0.1
@@ -78,10 +78,19 @@ def test_out_of_memory_raises_the_estimate_and_no_more_than_it_must() -> None:
     assert told(-2.0) == pytest.approx(0, abs=1e-3), "it was known to need more than that"
 
 
+def test_what_ran_with_nobody_looking_fits_at_least() -> None:
+    at = mixed(5)
+    row = np.array([2])
+    ran = Seen.here(at.take(row), np.array([-0.2]), [-1])
+    assert calibrate(at, ran, MEMORY_PRIOR).mean[2] < -0.2
+    easily = Seen.here(at.take(row), np.array([2.0]), [-1])
+    assert calibrate(at, easily, MEMORY_PRIOR).mean[2] == pytest.approx(0, abs=1e-3)
+
+
 def test_a_bound_holds_beside_measurements() -> None:
     at = mixed(5)
     rows = np.array([0, 1, 4])
-    seen = Seen.here(at.take(rows), np.array([0.0, 0.0, 0.3]), [False, False, True])
+    seen = Seen.here(at.take(rows), np.array([0.0, 0.0, 0.3]), [0, 0, 1])
     found = calibrate(at, seen, MEMORY_PRIOR)
     assert found.mean[4] > found.mean[3] > found.mean[1]
     assert found.mean[0] == pytest.approx(0, abs=0.05)
@@ -96,7 +105,7 @@ def test_another_study_teaches_the_less_the_less_it_is_akin() -> None:
         return Seen(
             features=at.take(rows),
             log_ratio=np.full(n, 0.5),
-            is_bound=np.zeros(n, bool),
+            side=np.zeros(n),
             study=np.ones(n, np.intp),
             kinship=np.full(n, kinship),
         )
@@ -113,7 +122,7 @@ def test_what_this_study_says_comes_before_what_another_said() -> None:
     theirs = Seen(
         features=at.take(rows),
         log_ratio=np.full(3, 0.5),
-        is_bound=np.zeros(3, bool),
+        side=np.zeros(3),
         study=np.ones(3, np.intp),
         kinship=np.full(3, 0.7),
     )
@@ -155,9 +164,12 @@ def test_expected_gain_is_smooth_where_the_formula_changes() -> None:
 
 
 def test_a_normal_value_above_a_bound() -> None:
-    mean, variance = above_bound(0.0, 1.0, 0.0)
+    mean, variance = beyond_bound(0.0, 1.0, 0.0, is_above=True)
     assert mean == pytest.approx(0.79788, abs=1e-4)
     assert variance == pytest.approx(1 - 0.79788**2, abs=1e-4)
-    far_mean, far_variance = above_bound(0.0, 1.0, 40.0)
+    far_mean, far_variance = beyond_bound(0.0, 1.0, 40.0, is_above=True)
     assert 40 < far_mean < 40.1
     assert 0 < far_variance < 1e-3
+    assert beyond_bound(1.0, 4.0, 0.5, is_above=False)[0] == pytest.approx(
+        -beyond_bound(-1.0, 4.0, -0.5, is_above=True)[0]
+    )

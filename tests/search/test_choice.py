@@ -74,7 +74,7 @@ def test_what_would_likely_not_fit_is_left_for_later() -> None:
     assert chosen > 0, "the fastest would need twice the memory"
 
 
-def test_the_threshold_loosens_as_peaks_are_measured() -> None:
+def test_the_threshold_loosens_as_trials_run() -> None:
     shots = [Shot(row=row, seconds=1.0, peak_bytes=50.0) for row in range(N)]
     risks = [Chooser(forecast=forecast(), shots=shots[:n]).allowed_risk for n in range(N)]
     assert risks == sorted(risks)
@@ -121,7 +121,7 @@ def test_what_other_studies_saw_steers_the_first_trial() -> None:
     theirs = Seen(
         features=at,
         log_ratio=2.0 * at.shares[:, 1],
-        is_bound=np.zeros(N, bool),
+        side=np.zeros(N),
         study=np.ones(N, np.intp),
         kinship=np.ones(N),
     )
