@@ -1,0 +1,241 @@
+"""What trials of all studies on this machine measured, kept for the next one.
+
+One JSON file of lessons: what a trial's candidate was to the cost model (a row of `Plans`), what it
+measured, and what decides how wrong the model is there. Ratios are not kept: they are taken anew
+from whatever the model says today. A lesson of another device, release or model family counts for
+less: its errors are taken for correlated with those here, not for the same.
+"""
+
+import contextlib
+import fcntl
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+
+from autotune.contract import read_bounded
+from autotune.cost.constants import Constants
+from autotune.cost.forecast import Forecast, forecast
+from autotune.cost.plans import Plans
+from autotune.cost.residual import Seen
+from autotune.errors import StudyError
+from autotune.files import write_whole
+
+SCHEMA_VERSION = 1
+MOST_KEPT = 3000
+"""Lessons of the file; the oldest go first."""
+MOST_USED = 150
+"""Lessons that one search learns from: the most akin, then the latest."""
+KINSHIP = {"device": 0.5, "engine": 0.9, "torch": 0.95, "family": 0.8}
+"""Correlation of the model's errors across a change of this alone; several multiply. A device has
+peaks and links of its own, a release of the engine mostly the same code."""
+STUDY_KINSHIP = 0.95
+"""Of two studies that differ in none of them."""
+
+Known = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What decides how wrong the model is."""
+
+    device: str
+    """What the accelerators call themselves."""
+    engine: str
+    """With its version, such as `deepspeed 0.19.8`."""
+    torch: str
+    """Its version."""
+    family: str
+    """Of the model: its architecture."""
+
+    def kinship(self, other: "Situation") -> float:
+        """Correlation of the errors in both, 0 to 1."""
+        changed = (KINSHIP[n] for n in KINSHIP if getattr(self, n) != getattr(other, n))
+        return STUDY_KINSHIP * math.prod(changed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """One trial."""
+
+    situation: Situation
+    study: str
+    """Its folder: a study that goes on replaces its lessons."""
+    plan: dict[str, Known]
+    """Column of `Plans` -> value."""
+    seconds: Positive | None
+    """Measured step time; None: it measured none."""
+    peak_bytes: Positive | None
+    is_out_of_memory: bool
+    limit_bytes: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    schema_version: int
+    lessons: list[Lesson]
+
+
+_FILE = TypeAdapter(_File)
+
+
+def default_file() -> Path:
+    """The user's own: `knowledge.json` in autotune's folder of the user's cache.
+
+    Source: XDG Base Directory Specification, `XDG_CACHE_HOME`.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "autotune" / "knowledge.json"
+
+
+def read_lessons(path: Path) -> tuple[Lesson, ...]:
+    """The lessons of a file, oldest first; none where there is no file.
+
+    Raises:
+        StudyError: It cannot be read, or another release of the schema wrote it.
+    """
+    hint = "move it away or name another with --knowledge: searches start without it then"
+    try:
+        read = _FILE.validate_json(read_bounded(path), strict=True)
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise StudyError(f"{path}: not a file of lessons: {first}", hint) from error
+    if read.schema_version != SCHEMA_VERSION:
+        raise StudyError(f"{path}: schema {read.schema_version}, this is {SCHEMA_VERSION}", hint)
+    return tuple(read.lessons)
+
+
+def keep_lessons(path: Path, study: str, lessons: Sequence[Lesson]) -> None:
+    """Put a study's lessons into a file, in place of those that it had there.
+
+    Raises:
+        StudyError: The file cannot be read or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path):
+            others = [lesson for lesson in read_lessons(path) if lesson.study != study]
+            file = _File(schema_version=SCHEMA_VERSION, lessons=[*others, *lessons][-MOST_KEPT:])
+            data = _FILE.dump_json(file)
+            write_whole(path, lambda aside: aside.write_bytes(data))
+    except OSError as error:
+        raise StudyError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            "name a file that you may write with --knowledge",
+        ) from error
+
+
+def columns_of(plans: Plans, row: int) -> dict[str, float]:
+    """A row of plans as a lesson keeps it."""
+    return {
+        name: float(value[row] if isinstance(value, np.ndarray) else value)
+        for name, value in plans.columns().items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recalled:
+    """What other studies saw of the model's errors here."""
+
+    times: Seen
+    peaks: Seen
+
+
+def recall_lessons(
+    lessons: Iterable[Lesson], *, situation: Situation, study: str, constants: Constants
+) -> Recalled | None:
+    """The errors of other studies, by what the model says of their candidates today.
+
+    Args:
+        lessons: Oldest first.
+        situation: Here.
+        study: This one, which knows its own trials.
+        constants: Of the model.
+
+    Returns:
+        None where there is nothing to learn from.
+    """
+    others = [lesson for lesson in lessons if lesson.study != study]
+    others.reverse()
+    others.sort(key=lambda lesson: -situation.kinship(lesson.situation))
+    used = others[:MOST_USED]
+    plans = _plans([lesson.plan for lesson in used])
+    if plans is None:
+        return None
+    said = forecast(plans, constants)
+    numbers = {name: n for n, name in enumerate(dict.fromkeys(o.study for o in used), start=1)}
+    study_numbers = np.array([numbers[lesson.study] for lesson in used], dtype=np.intp)
+    kinship = _kinship_by_study(used, situation)
+    return Recalled(
+        times=_times(used, said, study_numbers, kinship),
+        peaks=_peaks(used, said, study_numbers, kinship),
+    )
+
+
+def _plans(rows: Sequence[Mapping[str, float]]) -> Plans | None:
+    """The rows as plans; a column that only some have is of another release and left out."""
+    if not rows:
+        return None
+    known = set.intersection(*map(set, rows)) & set(Plans.__dataclass_fields__)
+    columns = {name: np.array([row[name] for row in rows]) for name in sorted(known)}
+    try:
+        return Plans(**columns)
+    except TypeError:  # one that has no default is missing
+        return None
+
+
+def _kinship_by_study(lessons: Sequence[Lesson], situation: Situation) -> np.ndarray[Any, Any]:
+    """One figure per study, as `Seen.kinship` asks: that of its least akin lesson."""
+    least: dict[str, float] = {}
+    for lesson in lessons:
+        its = situation.kinship(lesson.situation)
+        least[lesson.study] = min(its, least.get(lesson.study, 1.0))
+    return np.array([least[lesson.study] for lesson in lessons])
+
+
+def _times(
+    lessons: Sequence[Lesson], said: Forecast, study: Any, kinship: np.ndarray[Any, Any]
+) -> Seen:
+    rows = np.array([i for i, o in enumerate(lessons) if o.seconds is not None], dtype=np.intp)
+    measured = np.array([lesson.seconds for lesson in lessons if lesson.seconds is not None])
+    return Seen(
+        features=said.features.take(rows),
+        log_ratio=np.log(measured / said.seconds[rows]),
+        side=np.zeros(len(rows)),
+        study=study[rows],
+        kinship=kinship[rows],
+    )
+
+
+def _peaks(
+    lessons: Sequence[Lesson], said: Forecast, study: Any, kinship: np.ndarray[Any, Any]
+) -> Seen:
+    assert said.peak_bytes is not None, "the analytic model predicts both"
+    assert said.memory_features is not None, "the analytic model predicts both"
+    rows = np.array(
+        [i for i, o in enumerate(lessons) if o.peak_bytes or o.is_out_of_memory], dtype=np.intp
+    )
+    reached = np.array([lessons[i].peak_bytes or lessons[i].limit_bytes for i in rows])
+    return Seen(
+        features=said.memory_features.take(rows),
+        log_ratio=np.log(reached / said.peak_bytes[rows]),
+        side=np.array([0.0 if lessons[i].peak_bytes else 1.0 for i in rows]),
+        study=study[rows],
+        kinship=kinship[rows],
+    )
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock beside the file: two searches that end at once keep the lessons of both."""
+    with path.with_name(f"{path.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

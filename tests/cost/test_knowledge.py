@@ -1,0 +1,142 @@
+"""What trials taught is kept for the next study, and counts for less where things have changed."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotune.accelerators import shipped_accelerators
+from autotune.cost import knowledge
+from autotune.cost.constants import load_constants
+from autotune.cost.forecast import forecast
+from autotune.cost.knowledge import (
+    Lesson,
+    Situation,
+    columns_of,
+    default_file,
+    keep_lessons,
+    read_lessons,
+    recall_lessons,
+)
+from autotune.cost.plans import Plans
+from autotune.cost.published import rows_to_plans
+from autotune.errors import StudyError
+from tests.replay.tables import sweep
+
+HERE = Situation(device="A100", engine="deepspeed 0.19.8", torch="2.13.0", family="llama")
+
+
+def plans() -> Plans:
+    rows = [{name: str(value) for name, value in row.items()} for row in sweep()]
+    read = rows_to_plans(rows, shipped_accelerators()).plans
+    assert read is not None
+    return read
+
+
+def lessons(study: str = "one", *, ratio: float = 1.5, **changes: str) -> list[Lesson]:
+    """A study in which every step took `ratio` times what the model says."""
+    its = plans()
+    seconds = forecast(its).seconds * ratio
+    return [
+        Lesson(
+            situation=dataclasses.replace(HERE, **changes),
+            study=study,
+            plan=columns_of(its, row),
+            seconds=float(seconds[row]) if row else None,
+            peak_bytes=2e9 if row else None,
+            is_out_of_memory=not row,
+            limit_bytes=80e9,
+        )
+        for row in range(4)
+    ]
+
+
+def recalled(*kept: Lesson, study: str = "now") -> knowledge.Recalled:
+    found = recall_lessons(kept, situation=HERE, study=study, constants=load_constants())
+    assert found is not None
+    return found
+
+
+def test_lessons_are_read_as_they_were_kept(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "knowledge.json"
+    assert read_lessons(file) == ()
+    keep_lessons(file, "one", lessons("one"))
+    keep_lessons(file, "two", lessons("two"))
+    assert list(read_lessons(file)) == [*lessons("one"), *lessons("two")]
+
+
+def test_a_study_that_goes_on_replaces_its_lessons(tmp_path: Path) -> None:
+    file = tmp_path / "knowledge.json"
+    keep_lessons(file, "one", lessons("one"))
+    keep_lessons(file, "two", lessons("two"))
+    keep_lessons(file, "one", lessons("one")[:1])
+    assert [lesson.study for lesson in read_lessons(file)] == ["two"] * 4 + ["one"]
+
+
+def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knowledge, "MOST_KEPT", 6)
+    file = tmp_path / "knowledge.json"
+    keep_lessons(file, "one", lessons("one"))
+    keep_lessons(file, "two", lessons("two"))
+    assert [lesson.study for lesson in read_lessons(file)] == ["one"] * 2 + ["two"] * 4
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"schema_version": 2, "lessons": []}', '{"lessons": [{"study": 1}]}']
+)
+def test_a_file_that_is_no_file_of_lessons_is_left_alone(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "knowledge.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(StudyError, match="knowledge.json: "):
+        keep_lessons(file, "one", lessons())
+    assert file.read_text(encoding="utf-8") == text
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(StudyError, match="cannot be written"):
+        keep_lessons(tmp_path / "file" / "knowledge.json", "one", lessons())
+
+
+def test_ratios_are_those_of_the_model_of_today() -> None:
+    found = recalled(*lessons(ratio=1.5))
+    assert found.times.log_ratio == pytest.approx(np.full(3, np.log(1.5)))
+    assert (found.times.study == 1).all()
+    assert found.peaks.side.tolist() == [1.0, 0.0, 0.0, 0.0] or found.peaks.side.sum() == 1.0
+
+
+def test_a_studys_own_lessons_are_not_told_to_it_twice() -> None:
+    one = recall_lessons(lessons("now"), situation=HERE, study="now", constants=load_constants())
+    assert one is None
+
+
+def test_the_more_has_changed_the_less_a_lesson_counts() -> None:
+    same = recalled(*lessons()).times.kinship[0]
+    newer = recalled(*lessons(engine="deepspeed 0.17.0")).times.kinship[0]
+    other = recalled(*lessons(engine="deepspeed 0.17.0", device="H100")).times.kinship[0]
+    assert 1 > same > newer > other > 0
+
+
+def test_the_most_akin_are_used_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knowledge, "MOST_USED", 4)
+    kept = [*lessons("akin", ratio=2.0), *lessons("strange", device="H100")]
+    found = recalled(*kept)
+    assert found.times.log_ratio == pytest.approx(np.full(3, np.log(2.0)))
+
+
+def test_a_lesson_of_another_release_of_the_model_is_read_as_far_as_it_goes() -> None:
+    first, *others = lessons()
+    stranger = dataclasses.replace(first, plan={**first.plan, "no_longer_there": 1.0})
+    assert len(recalled(stranger, *others).peaks.log_ratio) == 4
+    lacking = dataclasses.replace(first, plan={"n_layers": 12.0})
+    found = recall_lessons([lacking], situation=HERE, study="now", constants=load_constants())
+    assert found is None
+
+
+def test_the_file_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_file() == tmp_path / "autotune" / "knowledge.json"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_file() == tmp_path / ".cache" / "autotune" / "knowledge.json"
