@@ -66,7 +66,7 @@ def predict(plans: Plans, constants: Constants | None = None) -> Prediction:
 def _columns(p: Plans, c: Constants) -> list[tuple[str, Values]]:
     s = sizes_of(p)
     times = step_times(p, s, c)
-    memory = memory_of(p, s, activations_of(p, s, c), c)
+    memory = memory_of(p, s, activations_of(p, s), c)
     found = {
         "fit_probability": fit_probability(p, c, memory.peak_bytes),
         "host_memory_bytes": memory.host_bytes * p.devices_per_node,
