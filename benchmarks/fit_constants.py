@@ -1,9 +1,9 @@
 """Fit the constants of the cost model to published runs, and write them.
 
-Only the sources that `benchmarks/sources.json` lists as fitted are looked at; `accuracy.py` reports
-the others apart. Every source and device weighs the same, however many rows it has. Two files are
-written: `autotune/cost/constants.yaml`, and `sustained_share` in `autotune/accelerators.yaml`, what
-a kind of device holds in training beside an A100.
+Only the sources that `benchmarks/sources.json` lists as fitted are looked at; `accuracy.py`
+reports the others apart. Every source and device weighs the same, however many rows it has. Two
+files are written: `autotune/cost/constants.yaml`, and in `autotune/accelerators.yaml` the
+`sustained_share`, what a kind of device holds in training beside an A100.
 """
 
 import argparse

@@ -95,7 +95,8 @@ def optimizer_s(p: Plans, c: Constants, params: Column) -> Column:
 def _softmax_kernels(p: Plans) -> Column:
     """How many times the kernels a layer has without Megatron's fused softmax.
 
-    That takes only a multiple of four heads x samples, where the scores are written. Source: NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py, is_kernel_available.
+    That takes only a multiple of four heads x samples, where the scores are written. Source:
+    NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py, is_kernel_available.
     """
     rank_heads = p.micro_batch * p.n_heads / p.tp
     odd = np.not_equal(np.floor(rank_heads / 4.0) * 4.0, rank_heads)
