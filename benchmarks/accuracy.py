@@ -1,7 +1,7 @@
 """How far the cost model is off, on training runs that others have published.
 
-Errors are taken per source and device first and then averaged over them, so that one long table does
-not decide. `benchmarks/sources.json` says which sources the constants were fitted on.
+Errors are taken per source and device first and then averaged over them, so that one long table
+does not decide. `benchmarks/sources.json` says which sources the constants were fitted on.
 """
 
 import argparse
@@ -209,11 +209,9 @@ def show(found: dict[str, Any]) -> None:
     print("step time: |predicted / measured - 1|, before and after calibration on five rows")
     for line in found["time"]:
         after = line["calibrated_median_error"]
-        shown = (
-            ""
-            if after is None
-            else f"  after {after:6.1%} p90 {line['calibrated_p90_error']:6.1%}"
-        )
+        shown = ""
+        if after is not None:
+            shown = f"  after {after:6.1%} p90 {line['calibrated_p90_error']:6.1%}"
         print(
             f"  {line['split']:8} {line['source']:32} {line['device']:14} {line['rows']:4} rows  "
             f"median {line['median_error']:6.1%} p90 {line['p90_error']:6.1%} "

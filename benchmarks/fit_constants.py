@@ -1,19 +1,24 @@
 """Fit the constants of the cost model to published runs, and write them.
 
-Only the sources that `benchmarks/sources.json` lists as fitted are looked at; `accuracy.py` reports
-the others apart. Every source and device weighs the same, however many rows it has.
+Only the sources that `benchmarks/sources.json` lists as fitted are looked at; `accuracy.py`
+reports the others apart. Every source and device weighs the same, however many rows it has. Two
+files are written: `autotune/cost/constants.yaml`, and in `autotune/accelerators.yaml` the
+`sustained_share`, what a kind of device holds in training beside an A100.
 """
 
 import argparse
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import yaml
 from accuracy import SPLIT
+from numpy.typing import NDArray
 from published_runs import Runs, read_runs
 
+from autotune import accelerators
 from autotune.cost.calibrate import calibrate_memory, calibrate_time
 from autotune.cost.constants import SHIPPED, Constants, load_constants
 from autotune.cost.predict import predict
@@ -23,12 +28,13 @@ _START = Constants(
     matmul_traffic=1.0,
     low_precision_share=0.8,
     attention_share=0.7,
-    attention_backward_share=0.6,
+    attention_backward_share=0.55,
     memory_share=0.8,
     unfused_traffic=2.5,
     score_traffic_bytes=12.0,
     launch_s=1e-5,
     kernels_per_layer=20.0,
+    skew_share=0.03,
     micro_batch_s=1e-3,
     step_s=1e-2,
     nvlink_share=0.75,
@@ -40,11 +46,10 @@ _START = Constants(
     scale_jitter=0.005,
     optimizer_traffic_bytes=8.0,
     host_optimizer_share=0.5,
-    context_bytes=7e8,
-    communicator_bytes=2e8,
+    context_bytes=1.2e9,
+    communicator_bytes=4e8,
     fragmentation=0.06,
     workspace_bytes=3e8,
-    logit_bytes=8.0,
     time_sigma=0.15,
     memory_sigma=0.1,
 )
@@ -53,35 +58,90 @@ _SIGMA = 0.06
 """Noise of a published step, with what the model leaves out."""
 _WEIGHT = 12.0
 """Rows that a source and device count as."""
+_LEAST_MEMORY_SIGMA = 0.1
+"""Rows that ran say little about those that did not; narrower would be vain."""
+_SHARE_SIGMA = 0.12
+"""How far a device is from an A100, known before any run: of the logarithm."""
+_ROUNDS = 4
 
 
-def fit_time(runs: Runs, start: Constants) -> Constants:
-    """The constants of the step time."""
-    ran = runs.part((runs.status == "ok") & np.isfinite(runs.times_s))
+def fit_time(runs: Runs, start: Constants) -> tuple[Constants, dict[str, float]]:
+    """The constants of the step time, and the share that each kind of device holds.
+
+    The two are fitted in turn, since a device's share only scales what it computes. Runs with
+    states on the host are left out: their networks and hosts are not told.
+    """
+    ran = runs.part((runs.status == "ok") & np.isfinite(runs.times_s) & ~runs.offloads)
+    kinds = _kinds(ran)
+    shares = dict.fromkeys(np.unique(kinds).tolist(), 1.0)
     weights = _WEIGHT * ran.weights()
-    fitted = calibrate_time(ran.plans, ran.times_s, start, sigma=_SIGMA, weights=weights)
-    misses = np.log(ran.times_s / predict(ran.plans, fitted).step_time_s)
-    return dataclasses.replace(fitted, time_sigma=_spread(misses, ran.weights()))
+    fitted = start
+    for _ in range(_ROUNDS):
+        held = _with_shares(ran, kinds, shares)
+        fitted = calibrate_time(held.plans, ran.times_s, start, sigma=_SIGMA, weights=weights)
+        for kind in shares:
+            if not kind.startswith("A100"):
+                shares[kind] = _fit_share(ran, kinds == kind, weights, fitted)
+    held = _with_shares(ran, kinds, shares)
+    misses = np.log(ran.times_s / predict(held.plans, fitted).step_time_s)
+    spread = _spread(misses, ran.weights())
+    return dataclasses.replace(fitted, time_sigma=spread), shares
 
 
 def fit_memory(runs: Runs, start: Constants) -> Constants:
-    """The constants of the peak memory, from what nvidia-smi showed."""
-    known = (runs.status == "ok") & np.isfinite(runs.peaks_bytes)
-    seen = runs.part(known & (runs.meters == "peak_bytes"))
+    """The constants of the peak memory, each row by its own meter."""
+    seen = runs.part((runs.status == "ok") & np.isfinite(runs.peaks_bytes))
     weights = _WEIGHT * seen.weights()
-    fitted = calibrate_memory(seen.plans, seen.peaks_bytes, start, sigma=_SIGMA, weights=weights)
-    misses = np.log(seen.peaks_bytes / predict(seen.plans, fitted).peak_memory_bytes)
-    return dataclasses.replace(fitted, memory_sigma=max(0.08, _spread(misses, seen.weights())))
+    meters = [str(meter) for meter in seen.meters]
+    fitted = calibrate_memory(
+        seen.plans, seen.peaks_bytes, start, meters=meters, sigma=_SIGMA, weights=weights
+    )
+    memory = predict(seen.plans, fitted).memory
+    peaks = np.array([getattr(memory, meter)[i] for i, meter in enumerate(meters)])
+    spread = _spread(np.log(seen.peaks_bytes / peaks), seen.weights())
+    return dataclasses.replace(fitted, memory_sigma=max(_LEAST_MEMORY_SIGMA, spread))
 
 
-def _spread(misses: np.ndarray, weights: np.ndarray) -> float:
+def _kinds(runs: Runs) -> NDArray[np.str_]:
+    """The entry of the table of accelerators that each row is of."""
+    return np.array(
+        [
+            accelerators.find_accelerator(
+                row["gpu_type"],
+                memory_gib=float(row["gpu_mem_gb"]) if row["gpu_mem_gb"] else None,
+            ).name
+            for row in runs.rows
+        ]
+    )
+
+
+def _with_shares(runs: Runs, kinds: NDArray[np.str_], shares: dict[str, float]) -> Runs:
+    column = np.array([shares[str(kind)] for kind in kinds])
+    return dataclasses.replace(runs, plans=dataclasses.replace(runs.plans, sustained_share=column))
+
+
+def _fit_share(
+    runs: Runs, mask: NDArray[np.bool_], weights: NDArray[np.float64], constants: Constants
+) -> float:
+    """The best of a grid: absolute misses, and a prior that holds it near one."""
+    part = runs.part(mask)
+    best = (np.inf, 0.0)
+    for log_share in np.linspace(-0.4, 0.4, 81):
+        plans = dataclasses.replace(part.plans, sustained_share=float(np.exp(log_share)))
+        misses = np.abs(np.log(part.times_s / predict(plans, constants).step_time_s))
+        cost = float(np.sum(weights[mask] * misses)) / _SIGMA + (log_share / _SHARE_SIGMA) ** 2
+        best = min(best, (cost, float(log_share)))
+    return float(np.exp(best[1]))
+
+
+def _spread(misses: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
     """A standard deviation that outliers do not make: 1.48 times the median size, all alike."""
     order = np.argsort(np.abs(misses))
     share = np.cumsum(weights[order]) / weights.sum()
     return float(1.4826 * np.abs(misses)[order][np.searchsorted(share, 0.5)])
 
 
-def write(constants: Constants, path: Path) -> None:
+def write_constants(constants: Constants, path: Path) -> None:
     """As YAML, four digits each."""
     values = {name: float(f"{value:.4g}") for name, value in dataclasses.asdict(constants).items()}
     head = (
@@ -90,19 +150,41 @@ def write(constants: Constants, path: Path) -> None:
     path.write_text(head + yaml.safe_dump(values, sort_keys=True), encoding="utf-8")
 
 
+def write_shares(shares: dict[str, float], path: Path) -> None:
+    """Into the table of accelerators, whose other lines stay as they are."""
+    lines = []
+    name = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        entry = re.fullmatch(r"  ([\w.-]+):", line)
+        name = entry[1] if entry else name
+        if line.startswith("    sustained_share:"):
+            continue
+        lines.append(line)
+        if line.startswith("    achieved_tflops:") and shares.get(name, 1.0) != 1.0:
+            lines.append(f"    sustained_share: {shares[name]:.3f}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--published", type=Path, required=True, help="folder of the tables")
-    parser.add_argument("--out", type=Path, default=SHIPPED, help="file to write")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what was fitted, write nothing"
+    )
     options = parser.parse_args()
     runs = read_runs(options.published)
     fitted_on = json.loads(SPLIT.read_text(encoding="utf-8"))["fitted"]
     part = runs.part(np.isin(runs.sources, fitted_on))
-    constants = fit_memory(part, fit_time(part, _START))
-    write(constants, options.out)
-    load_constants.cache_clear()
-    for name, value in dataclasses.asdict(load_constants(options.out)).items():
+    constants, shares = fit_time(part, _START)
+    constants = fit_memory(part, constants)
+    for name, value in dataclasses.asdict(constants).items():
         print(f"{name:26} {getattr(_START, name):<10.4g} -> {value:.4g}")
+    for name, share in shares.items():
+        print(f"sustained_share of {name:14} {share:.3f}")
+    if not options.dry_run:
+        write_constants(constants, SHIPPED)
+        write_shares(shares, accelerators.SHIPPED)
+        load_constants.cache_clear()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from autotune.cost.published import Rows, read_table, rows_to_plans
 from autotune.errors import JobError
 
 GIB = 2**30
+_ENOUGH_ROWS = 6
 _SCORED_BASES = {"published", "published+HEAD recipe"}
 
 
@@ -64,10 +65,10 @@ class Runs:
         return [np.array(members) for members in keys.values()]
 
     def weights(self) -> NDArray[np.float64]:
-        """One for each source and device together, whatever its rows are."""
+        """One for each source and device together, less where it has few rows."""
         keys = np.char.add(np.char.add(self.sources, "|"), self.devices)
         _, which, counts = np.unique(keys, return_inverse=True, return_counts=True)
-        return 1.0 / counts[which]
+        return np.minimum(1.0, counts / _ENOUGH_ROWS)[which] / counts[which]
 
 
 def read_runs(folder: Path) -> Runs:

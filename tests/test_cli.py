@@ -23,6 +23,7 @@ COMMANDS = (
     "check",
     "soak",
     "doctor",
+    "estimate",
 )
 SMALL = ("--model", "tiny-llama", "--seq-len", "64", "--global-batch", "8", "--world", "2")
 

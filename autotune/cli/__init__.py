@@ -9,7 +9,8 @@ import traceback
 
 from rich.text import Text
 
-from autotune.cli import find, results, verify  # noqa: F401  each adds its commands to `cli`
+# Each adds its commands to `cli`.
+from autotune.cli import find, results, verify, without_trials  # noqa: F401
 from autotune.cli.base import PROGRESS, cli, is_debugging
 from autotune.errors import AutotuneError, ExitCode
 

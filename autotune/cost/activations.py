@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.constants import Constants
 from autotune.cost.plans import Column, Plans, Recompute
 from autotune.cost.sizes import Sizes
 
@@ -23,7 +22,7 @@ class Activations:
     logits_bytes: Column
 
 
-def activations_of(p: Plans, s: Sizes, c: Constants) -> Activations:
+def activations_of(p: Plans, s: Sizes) -> Activations:
     """Activations of the two stages that can be the worst.
 
     Under 1F1B the first stage holds min(pp, m) micro-batches of L/pp layers; interleaved schedules
@@ -39,7 +38,8 @@ def activations_of(p: Plans, s: Sizes, c: Constants) -> Activations:
         interleaves, np.minimum(1.0 + (p.vp - 1.0) * p.pp / p.vp, p.grad_accum), 1.0
     )
     norm_split = np.where(p.sequence_parallel, p.tp, 1.0)
-    embedding_bytes = s.tokens * p.hidden * p.has_dropout / norm_split
+    sent = p.keeps_stage_outputs * p.activation_bytes * np.greater(p.pp, 1)
+    embedding_bytes = s.tokens * p.hidden * (p.has_dropout / norm_split + sent)
     stage_bytes = s.stage_layers * kept
     gradients = (
         s.tokens
@@ -48,8 +48,7 @@ def activations_of(p: Plans, s: Sizes, c: Constants) -> Activations:
     )
     is_recomputed = np.greater(p.recompute, Recompute.NONE)
     head_bytes = 2.0 * p.activation_bytes * s.tokens * p.hidden / norm_split
-    chunk_tokens = np.where(np.greater(p.loss_chunk_tokens, 0), p.loss_chunk_tokens, np.inf)
-    logits_bytes = np.minimum(s.tokens, chunk_tokens) * p.vocab / p.tp * c.logit_bytes
+    logits_bytes = s.tokens * p.vocab / p.tp * p.logit_bytes
     return Activations(
         first_stage_bytes=in_flight * (stage_bytes + embedding_bytes),
         last_stage_bytes=in_flight_last * stage_bytes + head_bytes,
@@ -69,9 +68,11 @@ def _layer_bytes(p: Plans, s: Sizes) -> Column:
     Korthikanti et al. (arXiv:2205.05198), equations 1, 2 and 4.
     """
     norm_split = np.where(p.sequence_parallel, p.tp, 1.0)
-    norms = p.hidden * (4.0 * p.activation_bytes + 2.0 * p.has_dropout) / norm_split
+    both_bytes = 2.0 * (p.activation_bytes + p.product_input_bytes)
+    norms = p.hidden * (both_bytes + 2.0 * p.has_dropout) / norm_split
     heads = p.activation_bytes * (2.0 * s.attention_width + 2.0 * s.kv_width) / p.tp
-    inner = p.activation_bytes * s.experts_per_token * (2.0 + p.gated_mlp) * p.ffn_hidden / p.tp
+    inner_bytes = p.activation_bytes * (1.0 + p.gated_mlp) + p.product_input_bytes
+    inner = inner_bytes * s.experts_per_token * p.ffn_hidden / p.tp
     # A mixture also keeps the tokens as they were sent to their experts.
     routed = np.greater(p.n_experts, 1) * p.activation_bytes * s.experts_per_token * p.hidden
     written = np.equal(p.flash_attention, 0)

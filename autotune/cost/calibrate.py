@@ -1,7 +1,7 @@
 """Constants that fit measured steps or peaks better, without leaving what is known of them."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,17 @@ TIME_PRIORS: Mapping[str, float] = {
     "attention_share": 0.4,
     "attention_backward_share": 0.4,
     "memory_share": 0.4,
-    "unfused_traffic": 0.25,
+    "unfused_traffic": 0.1,
     "score_traffic_bytes": 0.4,
     "launch_s": 0.5,
+    "skew_share": 0.4,
     "micro_batch_s": 0.7,
     "step_s": 0.7,
     "nvlink_share": 0.4,
     "network_share": 0.5,
     "host_link_share": 0.5,
-    "nvlink_latency_s": 0.6,
-    "network_latency_s": 0.6,
+    "nvlink_latency_s": 0.4,
+    "network_latency_s": 0.4,
     "overlap_share": 0.7,
     "scale_jitter": 0.6,
     "optimizer_traffic_bytes": 0.4,
@@ -41,9 +42,8 @@ logarithm, for shares of the logit."""
 MEMORY_PRIORS: Mapping[str, float] = {
     "context_bytes": 0.4,
     "communicator_bytes": 0.5,
-    "fragmentation": 0.6,
+    "fragmentation": 0.4,
     "workspace_bytes": 0.5,
-    "logit_bytes": 0.3,
 }
 """The same of the peak memory."""
 
@@ -89,7 +89,7 @@ def calibrate_memory(
     measured_bytes: Values,
     constants: Constants,
     *,
-    meter: str = "peak_bytes",
+    meters: Sequence[str] | str = "peak_bytes",
     sigma: float = 0.05,
     weights: Values | None = None,
     priors: Mapping[str, float] = MEMORY_PRIORS,
@@ -100,7 +100,7 @@ def calibrate_memory(
         plans: What ran.
         measured_bytes: Peak of the fullest device.
         constants: What is known before.
-        meter: Which field of `Memory` the measurement is of.
+        meters: Which field of `Memory` the measurements are of, for all or for each.
         sigma: As in `calibrate_time`.
         weights: As in `calibrate_time`.
         priors: As in `calibrate_time`.
@@ -110,7 +110,14 @@ def calibrate_memory(
     """
 
     def predicted(c: Constants) -> Values:
-        found: Values = getattr(predict(plans, c).memory, meter)
+        memory = predict(plans, c).memory
+        if isinstance(meters, str):
+            alike: Values = getattr(memory, meters)
+            return alike
+        found = np.empty(len(meters))
+        for meter in set(meters):
+            mask = np.array([name == meter for name in meters])
+            found[mask] = getattr(memory, meter)[mask]
         return found
 
     return _fit(predicted, measured_bytes, constants, sigma, weights, priors)

@@ -19,22 +19,16 @@ class LayerTimes:
     elementwise_s: Column
     recompute_s: Column
     launch_s: Column
-    """That the host needs beyond the kernels' time to launch them."""
+    """That the host needs to launch all of them; it runs ahead, so it counts only where longer."""
     forward_s: Column
     backward_s: Column
     """With what is recomputed."""
-
-    @property
-    def total_s(self) -> Column:
-        """All of it."""
-        return self.forward_s + self.backward_s
 
 
 def layer_times(p: Plans, s: Sizes, c: Constants) -> LayerTimes:
     """Times of a layer.
 
-    The host launches kernels ahead of the device and is what counts where they are short: a layer
-    takes the longer of the two. Full recomputation runs the forward pass again (Chen et al.,
+    Full recomputation runs the forward pass again (Chen et al.,
     arXiv:1604.06174); selective that of the attention core (Korthikanti et al., arXiv:2205.05198,
     section 5); torch's per-operator checkpoints the element-wise kernels.
     """
@@ -53,18 +47,16 @@ def layer_times(p: Plans, s: Sizes, c: Constants) -> LayerTimes:
     )
     forward = matmul_forward + attention_forward + elementwise_forward
     backward = matmul_backward + attention_backward + elementwise_backward
-    launch = c.launch_s * c.kernels_per_layer * (1.0 - p.launch_free)
-    unfused = 1.0 + (1.0 - p.fused_kernels)
-    stall_forward = np.maximum(0.0, launch * unfused - forward)
-    stall_backward = np.maximum(0.0, launch * unfused * (2.0 + is_full) - backward - again)
+    kernels = c.kernels_per_layer * (2.0 - p.fused_kernels) * (3.0 + is_full)
+    kernels = kernels * (1.0 + c.skew_share * (p.tp - 1.0)) * _softmax_kernels(p)
     return LayerTimes(
         matmul_s=matmul_forward + matmul_backward,
         attention_s=attention_forward + attention_backward,
         elementwise_s=elementwise_forward + elementwise_backward,
         recompute_s=again,
-        launch_s=stall_forward + stall_backward,
-        forward_s=forward + stall_forward,
-        backward_s=backward + again + stall_backward,
+        launch_s=c.launch_s * kernels * (1.0 - p.launch_free),
+        forward_s=forward,
+        backward_s=backward + again,
     )
 
 
@@ -76,7 +68,7 @@ def logits_s(p: Plans, s: Sizes, c: Constants) -> Column:
     """
     n_logits = s.tokens * p.vocab / p.tp
     product = 3.0 * 2.0 * n_logits * p.hidden / (_half_rate(p) * c.matmul_share)
-    passes_bytes = n_logits * 2.0 * c.logit_bytes
+    passes_bytes = n_logits * 2.0 * p.logit_bytes
     return product + passes_bytes / (p.memory_bytes_per_s * c.memory_share)
 
 
@@ -98,6 +90,17 @@ def optimizer_s(p: Plans, c: Constants, params: Column) -> Column:
         on_device,
         on_host + np.equal(p.optimizer_tier, Tier.NVME) * on_drive,
     )
+
+
+def _softmax_kernels(p: Plans) -> Column:
+    """How many times the kernels a layer has without Megatron's fused softmax.
+
+    That takes only a multiple of four heads x samples, where the scores are written. Source:
+    NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py, is_kernel_available.
+    """
+    rank_heads = p.micro_batch * p.n_heads / p.tp
+    odd = np.not_equal(np.floor(rank_heads / 4.0) * 4.0, rank_heads)
+    return 1.0 + 0.3 * odd * np.equal(p.flash_attention, 0)
 
 
 def _half_rate(p: Plans) -> Column:

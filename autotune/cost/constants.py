@@ -42,6 +42,8 @@ class Constants:
     """Host time per kernel."""
     kernels_per_layer: float
     """Of one layer, forward; twice that backward."""
+    skew_share: float
+    """Of that, that each further tensor parallel rank adds: all wait for the slowest."""
     micro_batch_s: float
     """Host time per micro-batch: data, loss, the schedule."""
     step_s: float
@@ -72,8 +74,6 @@ class Constants:
     """Share of what varies over the step that the allocator cannot use again."""
     workspace_bytes: float
     """Of the matrix product library, inside the allocator."""
-    logit_bytes: float
-    """Held per logit at the peak: in 16 bit, in 32 bit, and its gradient."""
     time_sigma: float
     """Standard deviation of log(measured / predicted) step time."""
     memory_sigma: float

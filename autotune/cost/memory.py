@@ -104,12 +104,12 @@ def _stage(
     updated = np.where(sharded_1, shard, whole) * trained
     optimizer = updated * p.optimizer_bytes * optimizer_on_device
     buckets, gathered = _buffers(p, s, whole)
-    # Before Adam runs, 16-bit gradients become 32-bit ones; by then activations are gone.
-    upcast = np.where(np.less(p.grad_bytes, 4), 4.0, 0.0) * updated * optimizer_on_device
     varying = activations + a.working_bytes + logits + gathered
-    varying = np.maximum(varying, upcast)
+    # Activations are gone when gradients become 32-bit ones, but one large tensor finds no room
+    # between what they leave.
+    upcast = 4.0 * p.upcasts_grads * updated * optimizer_on_device
     workspace = c.workspace_bytes
-    fragmentation = c.fragmentation * (varying + buckets)
+    fragmentation = c.fragmentation * (varying + buckets) + upcast
     n_groups = sum(np.greater(degree, 1) * 1.0 for degree in (p.dp, p.tp, p.pp, p.cp, p.ep))
     context = c.context_bytes + c.communicator_bytes * n_groups
     allocated = params + grads + optimizer + buckets + varying + workspace
@@ -136,20 +136,25 @@ def _stage(
 def _buffers(p: Plans, s: Sizes, whole: Column) -> tuple[Column, Column]:
     """Communication buckets, and parameters that are gathered for the moment.
 
-    DeepSpeed's stages 1 and 2 hold a reduce bucket, two where reduction overlaps; stage 3 holds
-    one beside what it gathers: at most `live_elements` and what it prefetches. FSDP holds two
-    layers and the embeddings, and one layer's gradients. Source: DeepSpeed,
-    runtime/zero/stage_1_and_2.py, stage3.py and partitioned_param_coordinator.py; Zhao et al.,
-    PyTorch FSDP (arXiv:2304.11277), section 4.3.
+    DeepSpeed's stages 1 and 2 hold a reduce bucket, two where reduction overlaps, and one to
+    gather into; stage 3 holds one beside what it gathers: at most `live_elements` and what it
+    prefetches. FSDP holds two layers and the embeddings, and one layer's gradients; in a pipeline
+    it holds all of them over the micro-batches. Source: DeepSpeed, runtime/zero/stage_1_and_2.py,
+    stage3.py and partitioned_param_coordinator.py; Zhao et al., PyTorch FSDP (arXiv:2304.11277),
+    section 4.3.
     """
     is_3 = np.greater_equal(p.zero_stage, 3)
     reduce_elements = np.minimum(p.reduce_bucket_elements, whole)
-    flat = p.flat_buffers * reduce_elements * (1.0 + p.overlap_reduce)
+    gather_elements = np.minimum(p.gather_bucket_elements, whole)
+    flat = p.flat_buffers * (reduce_elements * (1.0 + p.overlap_reduce) + gather_elements)
     bucket_elements = np.where(is_3, (1.0 - p.layer_wise_gather) * reduce_elements, flat)
     buckets = bucket_elements * p.reduce_bytes
     embeddings = s.vocab_params * (2.0 - p.tied_embeddings)
     two_layers = 2.0 * s.all_layer_params
     live = np.minimum(p.live_elements + p.prefetch_elements, whole)
-    elements = np.where(p.layer_wise_gather, two_layers + embeddings, live)
-    grads = p.layer_wise_gather * (s.all_layer_params + embeddings) * p.reduce_bytes
+    stays = np.greater(p.pp, 1)
+    by_layer = np.where(stays, whole, two_layers + embeddings)
+    elements = np.where(p.layer_wise_gather, by_layer, live)
+    whole_grads = np.where(stays, whole, s.all_layer_params + embeddings)
+    grads = p.layer_wise_gather * whole_grads * p.reduce_bytes
     return buckets, is_3 * (elements * 2.0 + grads)

@@ -127,6 +127,12 @@ class Plans:
     optimizer_bytes: Column = 12.0
     """States per parameter with the master copy: Adam of mixed precision 12, of fp32 8."""
     activation_bytes: Column = 2.0
+    product_input_bytes: Column = 2.0
+    """Of the inputs of matrix products, as kept for the backward pass; 1 where they were cast to
+    fp8 for the forward pass and kept so."""
+    logit_bytes: Column = 12.0
+    """Held per logit at the peak: in 16 and 32 bit, and gradients; Megatron's loss works in place,
+    with 8."""
 
     # What the engine and its kernels do.
     flash_attention: Column = 1.0
@@ -164,6 +170,10 @@ class Plans:
     """FSDP: two layers are gathered at a time, whatever `live_elements` says."""
     flat_buffers: Column = 0.0
     """DeepSpeed's stages 1 and 2: communication buffers are allocated at full bucket size."""
+    keeps_stage_outputs: Column = 0.0
+    """DeepSpeed's pipeline holds what a stage sent until its gradient is back."""
+    upcasts_grads: Column = 0.0
+    """Before Adam runs, 16-bit gradients become 32-bit ones, all of a shard at once."""
     accumulate_bytes: Column = 0.0
     """Moved per parameter and micro-batch beside the sum itself: copies into those buffers."""
 

@@ -1,8 +1,10 @@
 """Memory and step time of all candidates of `Plans`."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from autotune.cost.activations import activations_of
 from autotune.cost.constants import Constants, load_constants
 from autotune.cost.memory import Memory, fit_probability, memory_of
-from autotune.cost.plans import Plans
+from autotune.cost.plans import Column, Plans
 from autotune.cost.sizes import sizes_of
 from autotune.cost.step import StepTimes, step_times
 
@@ -18,6 +20,7 @@ _ROWS_PER_CHUNK = 4096
 """So that the columns in use stay in a core's cache."""
 
 Values = NDArray[np.float64]
+P = TypeVar("P", StepTimes, Memory)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +34,18 @@ class Prediction:
     """That the peak stays within the device's memory."""
     host_memory_bytes: Values
     """Of offloaded states, on one node."""
-    times: StepTimes
-    """The step by part; arrays."""
-    memory: Memory
-    """The peak by part; arrays."""
+    plans: Plans
+    constants: Constants
+
+    @cached_property
+    def times(self) -> StepTimes:
+        """The step by part; arrays. Worked out when it is first asked for."""
+        return _parts(StepTimes, self.plans, lambda p: _times(p, self.constants))
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The peak by part; arrays. Worked out when it is first asked for."""
+        return _parts(Memory, self.plans, lambda p: _memory(p, self.constants))
 
 
 def predict(plans: Plans, constants: Constants | None = None) -> Prediction:
@@ -45,37 +56,46 @@ def predict(plans: Plans, constants: Constants | None = None) -> Prediction:
         constants: The shipped ones by default.
     """
     c = load_constants() if constants is None else constants
+
+    def totals(p: Plans) -> dict[str, Column]:
+        memory = _memory(p, c)
+        return {
+            "step_time_s": _times(p, c).step_s,
+            "peak_memory_bytes": memory.peak_bytes,
+            "fit_probability": fit_probability(p, c, memory.peak_bytes),
+            "host_memory_bytes": memory.host_bytes * p.devices_per_node,
+        }
+
+    return Prediction(**_by_chunk(plans, totals), plans=plans, constants=c)
+
+
+def _times(p: Plans, c: Constants) -> StepTimes:
+    return step_times(p, sizes_of(p), c)
+
+
+def _memory(p: Plans, c: Constants) -> Memory:
+    s = sizes_of(p)
+    return memory_of(p, s, activations_of(p, s), c)
+
+
+def _parts(kind: type[P], plans: Plans, work: Callable[[Plans], P]) -> P:
+    names = [field.name for field in dataclasses.fields(kind)]
+
+    def columns(p: Plans) -> dict[str, Column]:
+        found = work(p)
+        return {name: getattr(found, name) for name in names}
+
+    return kind(**_by_chunk(plans, columns))
+
+
+def _by_chunk(plans: Plans, work: Callable[[Plans], dict[str, Column]]) -> dict[str, Values]:
+    """What `work` finds, a chunk of rows at a time, as whole columns."""
     n = len(plans)
     out: dict[str, Values] = {}
     for start in range(0, n, _ROWS_PER_CHUNK):
         part = slice(start, min(start + _ROWS_PER_CHUNK, n))
-        for name, values in _columns(plans.rows(part) if n > _ROWS_PER_CHUNK else plans, c):
+        for name, values in work(plans.rows(part) if n > _ROWS_PER_CHUNK else plans).items():
             if name not in out:
                 out[name] = np.empty(n)
             out[name][part] = values
-    return Prediction(
-        step_time_s=out["times.step_s"],
-        peak_memory_bytes=out["memory.peak_bytes"],
-        fit_probability=out["fit_probability"],
-        host_memory_bytes=out["host_memory_bytes"],
-        times=StepTimes(**_under("times.", out)),
-        memory=Memory(**_under("memory.", out)),
-    )
-
-
-def _columns(p: Plans, c: Constants) -> list[tuple[str, Values]]:
-    s = sizes_of(p)
-    times = step_times(p, s, c)
-    memory = memory_of(p, s, activations_of(p, s, c), c)
-    found = {
-        "fit_probability": fit_probability(p, c, memory.peak_bytes),
-        "host_memory_bytes": memory.host_bytes * p.devices_per_node,
-    }
-    for prefix, parts in (("times.", times), ("memory.", memory)):
-        for field in dataclasses.fields(parts):
-            found[prefix + field.name] = getattr(parts, field.name)
-    return [(name, cast(Values, value)) for name, value in found.items()]
-
-
-def _under(prefix: str, out: dict[str, Values]) -> dict[str, Values]:
-    return {name.removeprefix(prefix): v for name, v in out.items() if name.startswith(prefix)}
+    return out

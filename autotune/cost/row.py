@@ -62,6 +62,8 @@ def read_row(row: Mapping[str, str], table: Sequence[Accelerator]) -> ReadRow:
         layout["micro_batch"] = 1.0
         cells.assume("micro_batch", 1, f"{traits.name} splits the local batch")
     newer = traits.newer_columns if "fp8" in accelerator.peak_flops else {}
+    if precision in ("fp8", "fp4"):
+        newer = {**newer, **traits.low_precision_columns}
     columns = {
         **_DEFAULTS,
         **model,
@@ -100,6 +102,10 @@ _DEFAULTS = {
     "overlap_gather": 1.0,
     "overlap_sends": 0.0,
     "overlap_tp": 0.0,
+    "product_input_bytes": 2.0,
+    "logit_bytes": 12.0,
+    "keeps_stage_outputs": 0.0,
+    "upcasts_grads": 0.0,
     "accumulate_bytes": 0.0,
     "flat_buffers": 0.0,
     "layer_wise_gather": 0.0,
@@ -289,6 +295,7 @@ def _dtypes(precision: str, traits: Traits) -> dict[str, float]:
             "gather_bytes": 4.0,
             "optimizer_bytes": 8.0,
             "activation_bytes": 4.0,
+            "product_input_bytes": 4.0,
         }
     is_fp8_gather = precision in ("fp8", "fp4") and "layer_wise_gather" in traits.columns
     return {"activation_bytes": 2.0, "gather_bytes": 1.0 if is_fp8_gather else 2.0}
@@ -332,19 +339,20 @@ def _zero(cells: Cells, traits: Traits, layout: Mapping[str, float]) -> dict[str
 def _kept(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[str, float]:
     """What is recomputed and what is offloaded."""
     text = cells.text("recompute").lower()
+    if not text:
+        cells.assume("recompute", traits.recompute, f"as {traits.name}")
+        text = traits.recompute
     every = re.search(r"every[ _-]?(\d+)", text)
     recompute = Recompute.NONE
     if text.startswith("full") or every:
         recompute = Recompute.FULL
     elif text.startswith("selective") and not text.endswith(":[]"):
         recompute = Recompute.OPERATORS if traits.selective_operators else Recompute.SELECTIVE
-    elif text not in {"", "none", "no", "false", "selective:[]"}:
+    elif text not in {"none", "no", "false", "selective:[]"}:
         if "not set" not in text:
             raise cells.error(f"recompute={text!r} is not none, selective, full or every_N")
         cells.assume("recompute", "none", text)
-    if not text:
-        cells.assume("recompute", "none")
-    elif text.endswith("?"):
+    if text.endswith("?"):
         cells.assume("recompute", text.rstrip("?"))
     return {
         "recompute": float(recompute),
@@ -370,9 +378,12 @@ def _offload(cells: Cells, model: Mapping[str, float]) -> dict[str, float]:
     tier = Tier.NVME if "nvme" in text else Tier.CPU if "cpu" in text else None
     if tier is None:
         raise cells.error(f"offload={text!r} names neither cpu nor nvme")
+    if tier is not None and "full" in text:
+        cells.assume("offloaded_activations", 1, text)
     has_params = "param" in text
     has_optimizer = "optim" in text or not has_params
     return {
         "optimizer_tier": float(tier) if has_optimizer else 0.0,
         "param_tier": float(tier) if has_params else 0.0,
+        "offloaded_activations": float("full" in text),
     }

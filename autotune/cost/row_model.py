@@ -17,6 +17,8 @@ class Family:
     vocab: float
     ffn_ratio: float
     """Width of the MLP over the hidden size; it is rounded up to a multiple of 256."""
+    head_dim: float | None = None
+    """Where it is not the hidden size over the heads."""
 
 
 _FAMILIES = (
@@ -30,6 +32,14 @@ _FAMILIES = (
     ),
     Family(spelled=re.compile(r"llama"), gated=True, tied=False, vocab=32000, ffn_ratio=8 / 3),
     Family(spelled=re.compile(r"mi[sx]tral"), gated=True, tied=False, vocab=32000, ffn_ratio=3.5),
+    Family(
+        spelled=re.compile(r"qwen.?3"),
+        gated=True,
+        tied=False,
+        vocab=151936,
+        ffn_ratio=3,
+        head_dim=128,
+    ),
     Family(spelled=re.compile(r"qwen"), gated=True, tied=False, vocab=151936, ffn_ratio=5.4),
     Family(spelled=re.compile(r"deepseek"), gated=True, tied=False, vocab=102400, ffn_ratio=8 / 3),
     Family(spelled=re.compile(r"gemma"), gated=True, tied=True, vocab=256000, ffn_ratio=8),
@@ -64,7 +74,7 @@ def read_model(cells: Cells) -> dict[str, float]:
     default_ffn = 256.0 * math.ceil(family.ffn_ratio * hidden / 256)
     ffn_hidden = cells.count("ffn_hidden", default_ffn, "by the model's family", most=10_000_000)
     vocab = cells.count("vocab", family.vocab, "by the model's family", most=100_000_000)
-    head_dim = _head_dim(cells, hidden, n_heads)
+    head_dim = _head_dim(cells, family, hidden, n_heads)
     columns = {
         "n_layers": n_layers,
         "hidden": hidden,
@@ -84,9 +94,12 @@ def read_model(cells: Cells) -> dict[str, float]:
     return columns
 
 
-def _head_dim(cells: Cells, hidden: float, n_heads: float) -> float:
+def _head_dim(cells: Cells, family: Family, hidden: float, n_heads: float) -> float:
     if not cells.is_blank("head_dim"):
         return cells.count("head_dim", most=100_000)
+    if family.head_dim is not None:
+        cells.assume("head_dim", family.head_dim, "by the model's family")
+        return family.head_dim
     if hidden % n_heads:
         raise cells.error(
             f"hidden={hidden:g} is no multiple of n_heads={n_heads:g}, and head_dim is not given"

@@ -43,14 +43,17 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
 
     The slowest stage sets the pace of m micro-batches, and filling and draining the pipeline takes
     the other stages' time once, divided by vp where chunks interleave: a bubble of (pp - 1)/(m vp)
-    where stages are alike. Source: Narayanan et al. (arXiv:2104.04473), section 2.2. Of two parts
-    that overlap, the longer counts, and a share of the shorter, since they compete for the memory.
-    Source for the slowdown: Miao et al., Galvatron (arXiv:2211.13878), section 3.4.
+    where stages are alike. A layer takes the device's time or the host's for its launches,
+    whichever is longer. Source: Narayanan et al. (arXiv:2104.04473), section 2.2. Of two parts
+    that overlap, the longer counts, and a share of the shorter, since they compete for the
+    memory. Source for the slowdown: Miao et al., Galvatron (arXiv:2211.13878), section 3.4.
     """
     layer = layer_times(p, s, c)
     t = traffic_of(p, s, c)
     context = _exposed(layer.attention_s, t.context_layer_s, c)
-    layer_s = layer.total_s + t.tensor_layer_s + t.expert_layer_s + context
+    device_s = layer.forward_s + layer.backward_s
+    device_s = device_s + t.tensor_layer_s + t.expert_layer_s + context
+    layer_s = np.maximum(device_s, layer.launch_s)
     head = logits_s(p, s, c)
     layers = p.n_layers / p.pp
     micro_batches = p.grad_accum
@@ -91,7 +94,7 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
         "bubble_s": bubble,
     }
     busy: Column = sum(parts.values())
-    launches = per_layer * layer.launch_s + micro_batches * c.micro_batch_s + c.step_s
+    launches = per_layer * (layer_s - device_s) + micro_batches * c.micro_batch_s + c.step_s
     host = launches + c.scale_jitter * np.log2(nodes) * (busy + launches)
     return StepTimes(**parts, host_s=host, step_s=busy + host)
 

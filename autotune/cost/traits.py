@@ -21,8 +21,12 @@ class Traits:
     """Of `Plans`, in mixed precision of bf16."""
     fp16_columns: Mapping[str, float] = field(default_factory=dict)
     """What differs in fp16."""
+    low_precision_columns: Mapping[str, float] = field(default_factory=dict)
+    """What differs in fp8 and fp4."""
     newer_columns: Mapping[str, float] = field(default_factory=dict)
     """What differs on devices that have fp8."""
+    recompute: str = "none"
+    """Where a row says nothing."""
     splits_local_batch: bool = False
     """`micro_batch` is what a rank is given, and the pipeline takes it sample by sample."""
     selective_operators: bool = False
@@ -41,6 +45,13 @@ _FSDP = {
     "reduces_every_micro_batch": 1.0,
 }
 
+_MEGATRON = {
+    "grad_bytes": 4.0,
+    "reduce_bytes": 4.0,
+    "overlap_sends": 1.0,
+    "logit_bytes": 8.0,
+}
+
 _TORCH_ATTENTION = {
     # torch's own attention is FlashAttention-2, which does not use what Hopper added; Transformer
     # Engine's does. Source: Shah et al., FlashAttention-3 (arXiv:2407.08608), figure 5.
@@ -55,6 +66,7 @@ FRAMEWORKS = (
         spelled=re.compile(r"torchtitan"),
         zero_stage=3,
         columns={**_FSDP, "reduce_bytes": 4.0, "fused_kernels": 0.7},
+        recompute="selective",
         newer_columns=_TORCH_ATTENTION,
         splits_local_batch=True,
         selective_operators=True,
@@ -75,7 +87,13 @@ FRAMEWORKS = (
         name="nemo",
         spelled=re.compile(r"nemo"),
         zero_stage=1,
-        columns={"grad_bytes": 2.0, "overlap_tp": 0.7, "overlap_sends": 1.0},
+        columns={
+            "grad_bytes": 2.0,
+            "overlap_tp": 0.7,
+            "overlap_sends": 1.0,
+            "logit_bytes": 8.0,
+        },
+        low_precision_columns={"product_input_bytes": 1.0},
         sequence_parallel=True,
     ),
     Traits(
@@ -92,7 +110,10 @@ FRAMEWORKS = (
         spelled=re.compile(r"megatron-deepspeed"),
         zero_stage=0,
         columns={
-            "grad_bytes": 4.0,
+            # In bf16 a second copy in 32 bit, which is not sharded.
+            "grad_bytes": 6.0,
+            "logit_bytes": 8.0,
+            "keeps_stage_outputs": 1.0,
             "has_dropout": 1.0,
             "flat_buffers": 1.0,
             "accumulate_bytes": 24.0,
@@ -100,7 +121,16 @@ FRAMEWORKS = (
             "overlap_gather": 0.0,
             "gather_calls_per_layer": 12.0,
         },
-        fp16_columns={"grad_bytes": 2.0, "flash_attention": 0.0},
+        fp16_columns={"grad_bytes": 2.0, "upcasts_grads": 1.0, "flash_attention": 0.0},
+    ),
+    Traits(
+        # Kwai's Megatron: what is cheap to compute again is not kept. Source: Yuan et al.
+        # (USENIX ATC 2024), section 4.
+        name="megatron-kwai",
+        spelled=re.compile(r"kwai"),
+        zero_stage=1,
+        columns=_MEGATRON,
+        selective_operators=True,
     ),
     Traits(
         # Megatron-LM: fp32 accumulation; in fp16, as in 2021, no flash attention and no overlap.
@@ -109,10 +139,8 @@ FRAMEWORKS = (
         name="megatron",
         spelled=re.compile(r"megatron"),
         zero_stage=1,
-        columns={"grad_bytes": 4.0, "reduce_bytes": 4.0, "overlap_sends": 1.0},
+        columns=_MEGATRON,
         fp16_columns={
-            "grad_bytes": 2.0,
-            "optimizer_bytes": 16.0,
             "reduce_bytes": 2.0,
             "flash_attention": 0.0,
             "has_dropout": 1.0,
@@ -134,18 +162,23 @@ FRAMEWORKS = (
         name="deepspeed",
         spelled=re.compile(r"deepspeed"),
         zero_stage=0,
-        columns={"flat_buffers": 1.0, "fused_kernels": 0.0, "gather_calls_per_layer": 12.0},
+        columns={
+            "flat_buffers": 1.0,
+            "upcasts_grads": 1.0,
+            "fused_kernels": 0.0,
+            "gather_calls_per_layer": 12.0,
+        },
         fp16_columns={"flash_attention": 0.0, "has_dropout": 1.0},
     ),
     Traits(
-        # FSDP, as in llm-foundry: PURE mixed precision reduces in 16 bits, norms run in 16 bits, and
-        # attention is the first FlashAttention, which FlashAttention-2 is about twice as fast as.
-        # Source: mosaicml/llm-foundry, scripts/train/benchmarking/README.md; Dao
-        # (arXiv:2307.08691), section 4.1.
+        # FSDP, as in llm-foundry: PURE mixed precision reduces in 16 bits, norms run in 16 bits,
+        # and attention is the first FlashAttention, which FlashAttention-2 is about twice as fast
+        # as; its loss overwrites the 16-bit logits. Source: mosaicml/llm-foundry,
+        # scripts/train/benchmarking/README.md; Dao (arXiv:2307.08691), section 4.1.
         name="fsdp",
         spelled=re.compile(r"fsdp"),
         zero_stage=3,
-        columns={**_FSDP, "attention_speed": 0.55},
+        columns={**_FSDP, "attention_speed": 0.55, "logit_bytes": 4.0},
     ),
     Traits(
         # Hugging Face under DistributedDataParallel: everything whole on every rank.
