@@ -29,7 +29,7 @@ from autotune.units import parse_bytes, parse_seconds
 from autotune.yaml_file import read_yaml, refuse_switch
 
 Precision = Literal["bf16", "fp16", "fp32"]
-SamplerName = Literal["tpe", "gp", "random", "grid"]
+SamplerName = Literal["calibrated", "tpe", "gp", "random", "grid"]
 ObjectiveName = Literal["samples_per_s", "peak_memory", "pareto"]
 
 _LARGEST = 2**31 - 1
@@ -140,7 +140,7 @@ class JobFile(BaseModel):
         description="with peak_memory: share of the best samples/s to keep",
     )
     space: str = "zero"
-    sampler: SamplerName = "tpe"
+    sampler: SamplerName = "calibrated"
     trials: int | None = Field(
         default=None,
         ge=1,

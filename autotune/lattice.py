@@ -54,6 +54,19 @@ class Lattice:
             if len(found.get(name, ())) > 1
         }
 
+    @cached_property
+    def constants(self) -> dict[str, KnobValue]:
+        """Knob -> its one value, for those that never vary.
+
+        What a proposal does not name would count at its default, which the lattice may not have.
+        """
+        return {
+            name: value
+            for candidate in self.candidates
+            for name, value in candidate.knobs
+            if name not in self.values
+        }
+
     @property
     def swaps(self) -> bool:
         """Whether any candidate swaps to a disk."""

@@ -1,5 +1,7 @@
 """What holds for every test."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -35,6 +37,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         if item.get_closest_marker("xdist_group") is not None and "@" not in item.nodeid:
             raise pytest.UsageError("this pytest-xdist does not group the tests of this pytest")
+
+
+@pytest.fixture(autouse=True)
+def own_knowledge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test learns from the user's studies or from another test's, nor teaches them."""
+    monkeypatch.setenv("AUTOTUNE_KNOWLEDGE", str(tmp_path / "knowledge.json"))
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from autotune import extensions
 from autotune.app.metrics import MetricsWriter, check_writable
 from autotune.app.pages import PageWriter
 from autotune.app.session import Session
+from autotune.app.steering import keep, steer
 from autotune.app.studies import write_export
 from autotune.errors import (
     AutotuneError,
@@ -31,6 +32,7 @@ from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
 from autotune.search.recall import history_of
+from autotune.search.steering import Steering
 from autotune.table import write_table
 
 
@@ -45,7 +47,12 @@ class Ending:
 
 
 def search(
-    session: Session, observer: Observer, *, fresh: bool, metrics_file: Path | None = None
+    session: Session,
+    observer: Observer,
+    *,
+    fresh: bool,
+    metrics_file: Path | None = None,
+    knowledge: Path | None = None,
 ) -> Ending:
     """Run the search, or go on with it.
 
@@ -54,6 +61,7 @@ def search(
         observer: Is shown what happens.
         fresh: Whether to set an old study aside.
         metrics_file: Where the metrics stand besides the study's folder; None: nowhere.
+        knowledge: What earlier studies taught, and where this one's lessons go; None: nowhere.
 
     Raises:
         FleetError: The devices are not there; nothing was opened.
@@ -79,7 +87,10 @@ def search(
         extensions.build(
             session.environment.accelerator, metrics.on_note, nvme=session.lattice.swaps
         )
-        result = _run(session, fleet, metrics)
+        steering = steer(session, metrics.on_note, knowledge)
+        result = _run(session, fleet, metrics, steering)
+        if knowledge is not None:
+            keep(session, metrics.on_note, knowledge)
         answer = summarize(result, study)
         study.write_state({**study.read_state(), "answer": answer})
         if result.best is not None:
@@ -121,7 +132,9 @@ def _begin(session: Session) -> None:
     study.write_state({**study.read_state(), **facts})
 
 
-def _run(session: Session, fleet: LocalFleet, observer: Observer) -> SearchResult:
+def _run(
+    session: Session, fleet: LocalFleet, observer: Observer, steering: Steering | None
+) -> SearchResult:
     interrupt = Interrupt()
     with interrupt.on_signals(), _table_at_the_end(session.study), closing(fleet):
         return run_search(
@@ -133,6 +146,7 @@ def _run(session: Session, fleet: LocalFleet, observer: Observer) -> SearchResul
             lattice=session.lattice,
             observer=observer,
             interrupt=interrupt,
+            steering=steering,
         )
 
 

@@ -66,7 +66,7 @@ def search(
         float | None, typer.Option(help="With peak_memory: share of the best samples/s to keep.")
     ] = None,
     sampler: Annotated[
-        str | None, typer.Option(help="tpe, gp, random, or grid (every candidate).")
+        str | None, typer.Option(help="calibrated, tpe, gp, random, or grid (every candidate).")
     ] = None,
     trials: Annotated[
         int | None,
@@ -119,6 +119,16 @@ def search(
         Path | None,
         typer.Option(help="Keep Prometheus metrics there too, such as for node_exporter."),
     ] = None,
+    knowledge: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of what earlier studies taught; one in the user's cache by default.",
+            envvar="AUTOTUNE_KNOWLEDGE",
+        ),
+    ] = None,
+    no_knowledge: Annotated[
+        bool, typer.Option("--no-knowledge", help="Learn from no other study, and teach none.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")
@@ -134,6 +144,7 @@ def search(
     from autotune.app.run import search as run
     from autotune.app.session import open_session, plan_search
     from autotune.app.studies import read_report
+    from autotune.cost.knowledge import default_file
     from autotune.report.live import view_for
     from autotune.report.terminal import print_plan, print_report
 
@@ -174,7 +185,13 @@ def search(
     print_plan(PROGRESS, plan, reasons=False)
     _confirm(yes)
     with view_for(PROGRESS, session.lattice.context) as view:
-        ending = run(session, view, fresh=fresh, metrics_file=metrics_file)
+        ending = run(
+            session,
+            view,
+            fresh=fresh,
+            metrics_file=metrics_file,
+            knowledge=None if no_knowledge else knowledge or default_file(),
+        )
     if as_json:
         print_json(ending.answer, indent=None)
     if ending.error is not None:

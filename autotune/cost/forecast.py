@@ -47,6 +47,22 @@ class Forecast:
     def __len__(self) -> int:
         return len(self.seconds)
 
+    @staticmethod
+    def join(first: "Forecast", second: "Forecast") -> "Forecast":
+        """The candidates of both; the limit is the first's."""
+        peaks, memory = None, None
+        if first.peak_bytes is not None and second.peak_bytes is not None:
+            peaks = np.concatenate([first.peak_bytes, second.peak_bytes])
+        if first.memory_features is not None and second.memory_features is not None:
+            memory = Features.join(first.memory_features, second.memory_features)
+        return Forecast(
+            seconds=np.concatenate([first.seconds, second.seconds]),
+            features=Features.join(first.features, second.features),
+            peak_bytes=peaks,
+            memory_features=memory,
+            limit_bytes=first.limit_bytes,
+        )
+
     def take(self, rows: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> "Forecast":
         """Some of the candidates, in this order."""
         memory = self.memory_features

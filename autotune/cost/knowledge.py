@@ -1,9 +1,9 @@
 """What trials of all studies on this machine measured, kept for the next one.
 
-One JSON file of lessons: what a trial's candidate was to the cost model (a row of `Plans`), what it
-measured, and what decides how wrong the model is there. Ratios are not kept: they are taken anew
-from whatever the model says today. A lesson of another device, release or model family counts for
-less: its errors are taken for correlated with those here, not for the same.
+One JSON file of lessons: what a trial's candidate was to the cost model (a row of `Plans`), what
+it measured, and what decides how wrong the model is there. Ratios are not kept: they are taken
+anew from whatever the model says today. A lesson of another device, release or model family counts
+for less: its errors are taken for correlated with those here, not for the same.
 """
 
 import contextlib

@@ -133,6 +133,14 @@ class CalibratedSampler(BaseSampler):
         """Passed on; the choice of a row is not random."""
         self._others.reseed_rng()
 
+    def chosen_row(self, number: int) -> int:
+        """The row of a trial that has asked for a knob of the columns and has not ended.
+
+        Args:
+            number: Of the trial.
+        """
+        return self._chosen[number]
+
     def _row_for(self, study: Study, trial: FrozenTrial) -> int:
         """The row of this trial, chosen when its first knob is asked for."""
         if trial.number not in self._chosen:

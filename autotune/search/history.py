@@ -45,6 +45,11 @@ class Tried:
         return next((r for r in results(self.trials) if r.outcome.is_config_fault), None)
 
     @property
+    def is_out_of_memory(self) -> bool:
+        """Whether it ran out of memory."""
+        return self.fault is not None and self.fault.outcome is Outcome.OOM
+
+    @property
     def is_running(self) -> bool:
         """Whether one of its trials is in flight."""
         return any(trial.result is None for trial in self.trials)

@@ -33,6 +33,7 @@ from autotune.search.interrupt import Interrupt
 from autotune.search.launch import Run
 from autotune.search.objective import Objective
 from autotune.search.sampler import propose
+from autotune.search.steering import Steering
 from autotune.search.stop import has_time, n_done, searched, why_stop
 from autotune.search.walk import next_of_grid
 
@@ -49,6 +50,7 @@ def run_search(
     lattice: Lattice,
     observer: Observer,
     interrupt: Interrupt,
+    steering: Steering | None = None,
 ) -> SearchResult:
     """Search for the best candidate of a lattice, or go on with a search that was cut short.
 
@@ -63,6 +65,8 @@ def run_search(
         lattice: The legal candidates.
         observer: Is shown what happens.
         interrupt: Asks the search to drain or to end.
+        steering: What the sampler `calibrated` goes by; None: nothing can be predicted, and TPE
+            proposes in its place.
 
     Raises:
         NothingFeasibleError: No trial ran within the limits.
@@ -78,6 +82,7 @@ def run_search(
         lattice=lattice,
         observer=observer,
         interrupt=interrupt,
+        steering=steering,
     )
     try:
         return search.run()
@@ -106,21 +111,16 @@ class _Search:
         lattice: Lattice,
         observer: Observer,
         interrupt: Interrupt,
+        steering: Steering | None,
     ) -> None:
         self._job = job
+        self._steering = steering
         self._study = study
         self._engine = engine
         self._environment = environment
         self._lattice = lattice
         self._observer = observer
         self._interrupt = interrupt
-        # What a proposal does not name would count at its default, which the lattice may not have.
-        self._constants = {
-            name: value
-            for candidate in lattice.candidates
-            for name, value in candidate.knobs
-            if name not in lattice.values
-        }
         self._objective = Objective.of(job, environment)
         self._fleet = fleet
         self._stage = Stage.BASELINE
@@ -255,6 +255,11 @@ class _Search:
             return lattice.nearest(self._users_baseline.values, closed)
         if job.sampler == "grid":
             return next_of_grid(lattice, history, closed, seed=job.seed)
+        steering = self._steering if job.sampler == "calibrated" else None
+        if steering is not None and steering.can_steer(self._objective):
+            return steering.propose(
+                history, self._objective, closed, n_budget=self._n_budget, seed=job.seed
+            )
         values = propose(
             lattice.values,
             history,
@@ -263,7 +268,7 @@ class _Search:
             n_budget=self._n_budget,
             seed=job.seed,
         )
-        return lattice.nearest({**self._constants, **values}, closed)
+        return lattice.nearest({**lattice.constants, **values}, closed)
 
     def _plan_comparison(self) -> None:
         self._comparison = confirm.plan(

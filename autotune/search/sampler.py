@@ -22,6 +22,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from autotune.contract import KnobValue
 from autotune.errors import JobError
 from autotune.job import SamplerName
+from autotune.search.calibrated import PEAK_ATTRIBUTE
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 
@@ -85,7 +86,7 @@ def propose(
         space: Values per knob.
         history: What was tried; the same history and seed give the same proposal.
         objective: What is better and what is feasible.
-        sampler: `tpe`, `gp` or `random`.
+        sampler: `tpe`, `gp` or `random`; `calibrated` without a forecast is `tpe`.
         n_budget: Trials of the whole search; at most half of them are random.
         seed: The job's seed.
 
@@ -95,15 +96,22 @@ def propose(
     # It would warn of every knob that acts only at some stages and so is sampled on its own.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     axes = make_axes(space, history)
-    # A study that is rebuilt for every proposal would draw the same numbers every time.
-    numbers = numpy.random.SeedSequence([seed, len(history.trials)])
-    draw = int(numbers.generate_state(1)[0])
+    draw = sampler_seed(seed, history)
     study = optuna.create_study(
         directions=objective.directions, sampler=make_sampler(sampler, n_budget, draw)
     )
     study.add_trials(told_trials(axes, history, objective, is_whole=sampler == "gp"))
     trial = study.ask({name: axis.distribution for name, axis in axes.items()})
     return {name: axis.decode(trial.params[name]) for name, axis in axes.items()}
+
+
+def sampler_seed(seed: int, history: History) -> int:
+    """The seed of one proposal.
+
+    A study that is rebuilt for every proposal would draw the same numbers every time.
+    """
+    numbers = numpy.random.SeedSequence([seed, len(history.trials)])
+    return int(numbers.generate_state(1)[0])
 
 
 def check_installed(sampler: SamplerName) -> None:
@@ -169,11 +177,18 @@ def _told(
         params=params,
         distributions=distributions,
         constraints=objective.constraints(tried, best_samples_per_s),
+        user_attrs=_peak_attribute(tried),
     )
 
 
+def _peak_attribute(tried: Tried) -> dict[str, int]:
+    """What the calibrated sampler reads."""
+    peak_bytes = None if tried.measured is None else tried.measured.peak_memory_bytes
+    return {} if peak_bytes is None else {PEAK_ATTRIBUTE: peak_bytes}
+
+
 def make_sampler(name: SamplerName, n_budget: int, seed: int) -> optuna.samplers.BaseSampler:
-    """Optuna's sampler of a name; `grid` has none, and asks nobody.
+    """Optuna's sampler of a name; `grid` has none, and `calibrated` is `tpe` without a forecast.
 
     Args:
         name: Of the sampler.

@@ -88,7 +88,7 @@ def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_file_that_is_no_file_of_lessons_is_left_alone(tmp_path: Path, text: str) -> None:
     file = tmp_path / "knowledge.json"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(StudyError, match="knowledge.json: "):
+    with pytest.raises(StudyError, match=r"knowledge\.json: "):
         keep_lessons(file, "one", lessons())
     assert file.read_text(encoding="utf-8") == text
 

@@ -1,0 +1,238 @@
+"""The calibrated sampler in a search: the lattice's candidates, one row per known choice.
+
+Some knobs say nothing to the analytic model, and bucket sizes next to nothing. Candidates that
+differ in these alone are one row; the row is chosen by the calibrated forecast, and among its
+candidates the one that is nearest to what Optuna's TPE proposes.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import optuna
+
+from autotune.candidate import Candidate
+from autotune.contract import KnobValue
+from autotune.cost.candidates import constants_of, plans_of
+from autotune.cost.forecast import Forecast, forecast
+from autotune.cost.knowledge import Lesson, Recalled, Situation, columns_of, recall_lessons
+from autotune.hardware import Environment
+from autotune.job import Job
+from autotune.lattice import Lattice
+from autotune.search.calibrated import CalibratedSampler
+from autotune.search.history import History
+from autotune.search.objective import Objective
+from autotune.search.sampler import make_axes, make_sampler, sampler_seed, told_trials
+
+FORECAST_KNOBS = (
+    *("zero.stage", "tp", "pp", "sp", "ep", "micro_batch", "recompute"),
+    *("offload.optimizer", "offload.param", "attention", "compile", "loss_chunk_tokens"),
+    *("zeropp.quantized_weights", "zeropp.hpz_partition_size", "overlap_comm"),
+    *("grad_accum_dtype", "communication_dtype", "master_dtype", "optimizer_states_dtype"),
+)
+"""Knobs whose values the analytic model tells apart by more than its error; see `plans_of`."""
+
+Forecaster = Callable[[Sequence[Candidate]], Forecast]
+"""What a model says of candidates, in their order."""
+
+_Key = tuple[KnobValue | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Steering:
+    """A lattice with what is said of it before any trial."""
+
+    lattice: Lattice
+    forecaster: Forecaster
+    recalled: Recalled | None = None
+    """What other studies saw of the forecast's errors."""
+
+    def can_steer(self, objective: Objective) -> bool:
+        """Whether a proposal would be worth more than TPE's.
+
+        Only of speed, and only where candidates differ in what the model tells apart.
+        """
+        return objective.wish.name == "samples_per_s" and bool(self.knobs)
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """Those that vary over the lattice and that the model tells apart."""
+        return tuple(name for name in FORECAST_KNOBS if name in self.lattice.values)
+
+    def propose(
+        self,
+        history: History,
+        objective: Objective,
+        closed: Collection[str],
+        *,
+        n_budget: int,
+        seed: int,
+    ) -> Candidate | None:
+        """The candidate to try next.
+
+        Args:
+            history: What was tried; the same history and seed give the same proposal.
+            objective: What is feasible.
+            closed: Hashes of candidates that are not wanted.
+            n_budget: Trials of the whole search.
+            seed: The job's seed.
+
+        Returns:
+            None if every candidate is closed.
+        """
+        in_lattice = {c.hash for c in self.lattice.candidates}
+        strays = [t.candidate for t in history.tried if t.candidate.hash not in in_lattice]
+        said = self._lattice_forecast
+        if strays:
+            said = Forecast.join(said, self.forecaster(strays))
+        rows = self._rows([*self.lattice.candidates, *strays], said, closed, in_lattice)
+        if not rows.n_open:
+            return None
+        axes = make_axes(self.lattice.values, history)
+        columns = {
+            name: [None if value is None else axes[name].encode(value) for value in column]
+            for name, column in zip(self.knobs, zip(*rows.keys, strict=True), strict=True)
+        }
+        drawn = sampler_seed(seed, history)
+        sampler = CalibratedSampler(
+            columns,
+            forecast=replace(said.take(rows.representatives), limit_bytes=objective.allowed_bytes),
+            known_times=None if self.recalled is None else self.recalled.times,
+            known_peaks=None if self.recalled is None else self.recalled.peaks,
+            closed=rows.closed,
+            others=make_sampler("tpe", n_budget, drawn),
+        )
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        study = optuna.create_study(directions=objective.directions, sampler=sampler)
+        study.add_trials(told_trials(axes, history, objective))
+        trial = study.ask({name: axis.distribution for name, axis in axes.items()})
+        values = {name: axis.decode(trial.params[name]) for name, axis in axes.items()}
+        chosen = rows.keys[sampler.chosen_row(trial.number)]
+        others = {c.hash for c in self.lattice.candidates if self._key(c) != chosen}
+        return self.lattice.nearest({**self.lattice.constants, **values}, {*closed, *others})
+
+    @cached_property
+    def _lattice_forecast(self) -> Forecast:
+        return self.forecaster(self.lattice.candidates)
+
+    def _rows(
+        self,
+        candidates: Sequence[Candidate],
+        said: Forecast,
+        closed: Collection[str],
+        in_lattice: Collection[str],
+    ) -> "_Rows":
+        members: dict[_Key, list[int]] = {}
+        for index, candidate in enumerate(candidates):
+            members.setdefault(self._key(candidate), []).append(index)
+        is_open = [c.hash in in_lattice and c.hash not in closed for c in candidates]
+        return _Rows(
+            keys=tuple(members),
+            representatives=np.array(
+                [min(of_it, key=lambda i: said.seconds[i]) for of_it in members.values()],
+                dtype=np.intp,
+            ),
+            closed=tuple(
+                row
+                for row, of_it in enumerate(members.values())
+                if not any(is_open[index] for index in of_it)
+            ),
+        )
+
+    def _key(self, candidate: Candidate) -> _Key:
+        return tuple(candidate.get(name) for name in self.knobs)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Rows:
+    keys: tuple[_Key, ...]
+    representatives: "np.ndarray[tuple[int], np.dtype[np.intp]]"
+    """Of each, the candidate with the lowest forecast."""
+    closed: tuple[int, ...]
+
+    @property
+    def n_open(self) -> int:
+        return len(self.keys) - len(self.closed)
+
+
+def steering_of(
+    job: Job,
+    environment: Environment,
+    lattice: Lattice,
+    *,
+    lessons: Sequence[Lesson] = (),
+    study: str = "",
+) -> Steering:
+    """Steer by the analytic model.
+
+    Args:
+        job: What is trained.
+        environment: Where.
+        lattice: The legal candidates.
+        lessons: Of other studies.
+        study: The name by which this one's own lessons are left out.
+
+    Raises:
+        FleetError: The accelerator is in no table, so nothing can be predicted.
+        JobError: The model's sizes cannot be seen.
+    """
+    constants = constants_of(environment)
+
+    def forecaster(candidates: Sequence[Candidate]) -> Forecast:
+        return forecast(plans_of(candidates, job, environment), constants)
+
+    forecaster(lattice.candidates[:1])  # what cannot be predicted is said before anything runs
+    return Steering(
+        lattice=lattice,
+        forecaster=forecaster,
+        recalled=recall_lessons(
+            lessons, situation=situation_of(job, environment), study=study, constants=constants
+        ),
+    )
+
+
+def situation_of(job: Job, environment: Environment) -> Situation:
+    """What decides how wrong the model is here."""
+    config: Mapping[str, object] = job.model.source.get("config", {})
+    return Situation(
+        device=environment.device_name,
+        engine=f"deepspeed {environment.deepspeed_version}",
+        torch=environment.torch_version,
+        family=str(config.get("model_type", job.model.name)),
+    )
+
+
+def lessons_of(
+    history: History, job: Job, environment: Environment, objective: Objective, *, study: str
+) -> list[Lesson]:
+    """What a search leaves for the next one: the candidates that ran or ran out of memory.
+
+    Args:
+        history: The record.
+        job: What was trained.
+        environment: Where.
+        objective: Says how much memory there was.
+        study: Its name in the file of lessons.
+
+    Raises:
+        FleetError: As `steering_of`.
+        JobError: As `steering_of`.
+    """
+    told = [t for t in history.tried if t.measured is not None or t.is_out_of_memory]
+    if not told:
+        return []
+    plans = plans_of([t.candidate for t in told], job, environment)
+    situation = situation_of(job, environment)
+    return [
+        Lesson(
+            situation=situation,
+            study=study,
+            plan=columns_of(plans, row),
+            seconds=None if tried.measured is None else tried.measured.step_time_s,
+            peak_bytes=None if tried.measured is None else tried.measured.peak_memory_bytes,
+            is_out_of_memory=tried.is_out_of_memory,
+            limit_bytes=objective.allowed_bytes,
+        )
+        for row, tried in enumerate(told)
+    ]

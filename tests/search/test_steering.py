@@ -1,0 +1,241 @@
+"""The calibrated sampler in a search: it ranks what it knows, and leaves the rest to TPE."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.contract import Outcome, Role, TrialResult
+from autotune.cost.forecast import Forecast
+from autotune.cost.residual import Features
+from autotune.hardware import Environment
+from autotune.job import Job
+from autotune.lattice import Lattice
+from autotune.record import Study
+from autotune.search.history import History
+from autotune.search.loop import run_search
+from autotune.search.objective import Objective
+from autotune.search.steering import Steering, lessons_of, situation_of, steering_of
+from tests.search.scripted import (
+    ENVIRONMENT,
+    GIB,
+    Notebook,
+    Patient,
+    ScriptedEngine,
+    ScriptedFleet,
+    candidate,
+    fault,
+    lattice_of,
+    make,
+    ok,
+    peak_of,
+    rate_of,
+    realistic,
+)
+from tests.search.test_sampler import spec_of, trial
+
+
+def forecaster(candidates: "list[Candidate] | tuple[Candidate, ...]") -> Forecast:
+    """Near what `realistic` does: thrice as slow, and recomputation at half of its price."""
+    sizes = np.array([float(c.micro_batch) for c in candidates])
+    stages = np.array([float(c["zero.stage"]) for c in candidates])
+    recomputes = np.array([c.get("recompute") == "full" for c in candidates], dtype=float)
+    parts = np.stack([sizes**-0.3, 0.03 * stages * sizes**-0.3, recomputes * sizes**-0.3 / 6], 1)
+    states = np.choose(stages.astype(int), [16.0, 10.0, 8.0, 6.0])
+    return Forecast(
+        seconds=3 * parts.sum(axis=1),
+        features=Features(
+            shares=parts / parts.sum(axis=1, keepdims=True),
+            position=np.stack([np.log2(sizes), stages, recomputes], 1),
+        ),
+        peak_bytes=(states + 2.0 * sizes * (1 - 0.6 * recomputes)) * GIB,
+    )
+
+
+def steering(job: Job, lattice: Lattice | None = None) -> Steering:
+    return Steering(lattice=lattice or lattice_of(job), forecaster=forecaster)
+
+
+def run(
+    study: Study, job: Job, its: Steering | None, lattice: Lattice | None = None
+) -> ScriptedFleet:
+    fleet = ScriptedFleet(realistic)
+    run_search(
+        job,
+        study=study,
+        fleet=fleet,
+        engine=ScriptedEngine(job),
+        environment=ENVIRONMENT,
+        lattice=lattice or lattice_of(job),
+        observer=Notebook(),
+        interrupt=Patient(),
+        steering=its,
+    )
+    return fleet
+
+
+def test_the_best_is_found_sooner_than_by_tpe(tmp_path: Path) -> None:
+    def trials_to_best(name: str, its: bool) -> int:
+        job = make(trials=16, study=name)
+        lattice = lattice_of(job)
+        study = Study(tmp_path, name)
+        study.trials_folder.mkdir(parents=True)
+        fleet = run(study, job, steering(job, lattice) if its else None, lattice)
+        ran = fleet.ran(Role.SEARCH)
+        rates = [rate_of(s) if peak_of(s) <= 24 * GIB else 0.0 for s in ran]
+        return int(np.argmax(rates)) + 1
+
+    steered = trials_to_best("steered", True)
+    assert steered <= 4
+    assert steered <= trials_to_best("blind", False)
+
+
+def test_nothing_is_tried_twice_and_in_the_end_everything(study: Study) -> None:
+    job = make(trials=100)
+    fleet = run(study, job, steering(job))
+    hashes = [spec.candidate_hash for spec in fleet.specs if spec.role is not Role.CONFIRM]
+    assert len(hashes) == len(set(hashes))
+    assert {c.hash for c in lattice_of(job).candidates} <= set(hashes)
+
+
+def test_few_trials_run_out_of_memory(tmp_path: Path) -> None:
+    def lost(name: str, its: bool) -> int:
+        job = make(trials=12, study=name, memory_limit="18GiB")
+        study = Study(tmp_path, name)
+        study.trials_folder.mkdir(parents=True)
+        fleet = run(study, job, steering(job) if its else None)
+        return sum(peak_of(s) > 18 * GIB for s in fleet.ran(Role.SEARCH))
+
+    assert lost("steered", True) < lost("blind", False)
+
+
+def history_of(job: Job, *endings: tuple[dict[str, object], TrialResult | None]) -> History:
+    return History(
+        trial(spec_of(job, number, **knobs), result)  # type: ignore[arg-type]
+        for number, (knobs, result) in enumerate(endings)
+    )
+
+
+def test_the_same_record_gives_the_same_proposal(study: Study) -> None:
+    job = make()
+    its, objective = steering(job), Objective.of(job, ENVIRONMENT)
+    first = its.propose(History(), objective, set(), n_budget=8, seed=0)
+    assert first is not None
+    assert first == its.propose(History(), objective, set(), n_budget=8, seed=0)
+    assert first == steering(job).propose(History(), objective, set(), n_budget=8, seed=0)
+
+
+def test_a_candidate_outside_the_lattice_teaches_and_is_not_proposed() -> None:
+    job = make()
+    whole = lattice_of(job)
+    lattice = lattice_of(job, refused=lambda c: c["zero.stage"] == 0)
+    spec = spec_of(job, 0, zero__stage=0, micro_batch=1, recompute="none")
+    history = History([trial(spec, ok(spec, 100.0))])
+    its = steering(job, lattice)
+    proposed = its.propose(history, Objective.of(job, ENVIRONMENT), set(), n_budget=8, seed=0)
+    assert proposed in lattice.candidates
+    assert len(lattice.candidates) < len(whole.candidates)
+
+
+def test_knobs_that_the_model_does_not_know_are_left_to_tpe() -> None:
+    job = make()
+    buckets = (100_000_000, 200_000_000, 500_000_000)
+    grid = [
+        candidate(job, zero__stage=2, micro_batch=size, reduce_bucket_size=bucket)
+        for size in (1, 2, 4, 8)
+        for bucket in buckets
+    ]
+    small = lattice_of(job)
+    lattice = Lattice(
+        candidates=tuple(dict.fromkeys(grid)),
+        context=small.context,
+        grid_size=len(grid),
+        refused={},
+        examples={},
+        violations=small.violations,
+    )
+    its = steering(job, lattice)
+    assert its.knobs == ("micro_batch",)
+    closed: set[str] = set()
+    proposed = []
+    for _ in range(len(lattice.candidates)):
+        found = its.propose(History(), Objective.of(job, ENVIRONMENT), closed, n_budget=8, seed=1)
+        assert found is not None
+        proposed.append(found)
+        closed.add(found.hash)
+    assert len(set(proposed)) == len(lattice.candidates)
+    assert (
+        its.propose(History(), Objective.of(job, ENVIRONMENT), closed, n_budget=8, seed=1) is None
+    )
+
+
+def test_only_speed_is_steered_for_and_only_where_something_is_known() -> None:
+    job = make()
+    its = steering(job)
+    assert its.can_steer(Objective.of(job, ENVIRONMENT))
+    assert not its.can_steer(Objective.of(make(objective="pareto"), ENVIRONMENT))
+    one = lattice_of(job, stages=(0,), micro_batches=(2,), recompute=("none",))
+    assert not steering(job, one).can_steer(Objective.of(job, ENVIRONMENT))
+
+
+@pytest.mark.parametrize("objective", ["pareto", "peak_memory"])
+def test_another_objective_is_searched_all_the_same(study: Study, objective: str) -> None:
+    job = make(objective=objective)
+    assert len(run(study, job, steering(job)).ran(Role.SEARCH)) == 8
+
+
+def test_a_search_leaves_lessons_for_the_next_one() -> None:
+    job = make()
+    ran = spec_of(job, 0, zero__stage=1, micro_batch=2, recompute="none")
+    lost = spec_of(job, 1, zero__stage=0, micro_batch=8, recompute="none")
+    broken = spec_of(job, 2, zero__stage=0, micro_batch=4, recompute="none")
+    history = History(
+        [
+            trial(ran, ok(ran, 100.0, peak=5 * GIB)),
+            trial(lost, fault(lost, Outcome.OOM)),
+            trial(broken, fault(broken, Outcome.INVALID)),
+        ]
+    )
+    objective = Objective.of(job, ENVIRONMENT)
+    lessons = lessons_of(history, job, ENVIRONMENT, objective, study="one")
+    assert [lesson.is_out_of_memory for lesson in lessons] == [False, True]
+    assert lessons[0].seconds == pytest.approx(job.global_batch / 100.0)
+    assert lessons[0].peak_bytes == 5 * GIB
+    assert lessons[1].limit_bytes == objective.allowed_bytes
+    assert lessons[0].situation == situation_of(job, ENVIRONMENT)
+    assert lessons_of(History(), job, ENVIRONMENT, objective, study="one") == []
+
+
+def test_the_analytic_model_steers_with_what_other_studies_saw() -> None:
+    job = make()
+    history = History(
+        trial(spec, ok(spec, rate_of(spec)))
+        for spec in [spec_of(job, n, zero__stage=n, micro_batch=4) for n in range(4)]
+    )
+    objective = Objective.of(job, ENVIRONMENT)
+    lessons = lessons_of(history, job, ENVIRONMENT, objective, study="one")
+    its = steering_of(job, ENVIRONMENT, lattice_of(job), lessons=lessons, study="two")
+    assert its.recalled is not None
+    assert len(its.recalled.times.log_ratio) == 4
+    assert (
+        steering_of(job, ENVIRONMENT, lattice_of(job), lessons=lessons, study="one").recalled
+        is None
+    )
+    proposed = its.propose(History(), objective, set(), n_budget=8, seed=0)
+    assert proposed in lattice_of(job).candidates
+
+
+def test_an_unknown_accelerator_is_said_before_anything_runs() -> None:
+    job = make()
+    unknown = Environment(
+        accelerator="cuda",
+        n_devices=2,
+        device_name="Abacus 9000",
+        device_memory_bytes=64 * GIB,
+        peak_flops=None,
+        deepspeed_version="0.19.8",
+        torch_version="2.13.0",
+    )
+    with pytest.raises(Exception, match="Abacus 9000"):
+        steering_of(job, unknown, lattice_of(job))
