@@ -1,4 +1,4 @@
-"""Accelerators of this machine, what is installed for them, and the table of GPU peaks.
+"""Accelerators of this machine, what is installed for them, and their peaks.
 
 Nothing here imports torch: NVML and the kernel answer in milliseconds.
 """
@@ -16,37 +16,8 @@ from typing import Any
 import psutil
 import pynvml
 
-from autotune import cgroup
+from autotune import accelerators, cgroup
 from autotune.errors import FleetError
-
-# Dense matrix peak in TFLOP/s, no sparsity: bf16 with fp32 accumulation, fp16 where there is no
-# bf16 (V100, T4). Datasheets that print the sparse figure are halved. First match wins.
-_PEAK_TFLOPS: tuple[tuple[str, float], ...] = (
-    (r"\bGB200\b", 2500),  # NVIDIA GB200 NVL72 datasheet: 5 PF sparse per GPU
-    (r"\bB200\b", 2250),  # NVIDIA HGX B200 datasheet: 4.5 PF sparse
-    (r"\bGH200\b", 989),  # NVIDIA GH200 datasheet
-    (r"\bH200 NVL\b", 835),  # NVIDIA H200 datasheet: 1671 sparse
-    (r"\bH200\b", 989),  # NVIDIA H200 datasheet: 1979 sparse
-    (r"\bH20\b", 148),  # NVIDIA H20 datasheet
-    (r"\bH[18]00 PCIe\b", 756),  # NVIDIA H100 datasheet: 1513 sparse
-    (r"\bH100 NVL\b", 835),  # NVIDIA H100 datasheet: 1671 sparse
-    (r"\bH[18]00\b", 989),  # NVIDIA H100 datasheet, SXM: 1979 sparse; H800 differs in links
-    (r"\bA[18]00\b", 312),  # NVIDIA A100 datasheet; A800 differs in links
-    (r"\bA40\b", 150),  # NVIDIA A40 datasheet: 149.7
-    (r"\bA30\b", 165),  # NVIDIA A30 datasheet
-    (r"\bA10\b", 125),  # NVIDIA A10 datasheet
-    (r"\bL40S\b", 362),  # NVIDIA L40S datasheet: 362.05
-    (r"\bL40\b", 181),  # NVIDIA L40 datasheet: 181.05
-    (r"\bL4\b", 121),  # NVIDIA L4 datasheet: 242 sparse
-    (r"\bV100S\b", 130),  # NVIDIA V100 datasheet, fp16
-    (r"\bV100-PCIE\b", 112),  # NVIDIA V100 datasheet, fp16
-    (r"\bV100\b", 125),  # NVIDIA V100 datasheet, SXM2, fp16
-    (r"\bT4\b", 65),  # NVIDIA T4 datasheet, fp16
-    (r"\bRTX A6000\b", 155),  # NVIDIA RTX A6000 datasheet: 309.7 sparse
-    (r"\bRTX 4090(?! (D|Laptop))\b", 165),  # NVIDIA Ada GPU architecture paper, appendix A: 165.2
-    (r"\bRTX 3090(?! Ti)\b", 71),  # NVIDIA GA102 architecture paper, appendix A: 71
-)
-
 
 _HOST_SHARE = 0.9
 """Share of the host's memory that CPU ranks may take together; the rest is the system's."""
@@ -166,8 +137,11 @@ def peak_flops(device_name: str) -> float | None:
     """
     if "MIG" in device_name:
         return None
-    matches = (tflops for name, tflops in _PEAK_TFLOPS if re.search(name, device_name))
-    return next((tflops * 1e12 for tflops in matches), None)
+    try:
+        peaks = accelerators.find_accelerator(device_name).peak_flops
+    except FleetError:
+        return None
+    return peaks.get("bf16", peaks.get("fp16"))
 
 
 def visible_gpus() -> list[Gpu]:

@@ -56,7 +56,7 @@ _START = Constants(
 """What is known before any run: `autotune/cost/calibrate.py` says how well."""
 _SIGMA = 0.06
 """Noise of a published step, with what the model leaves out."""
-_WEIGHT = 12.0
+_WEIGHT = 40.0
 """Rows that a source and device count as."""
 _LEAST_MEMORY_SIGMA = 0.1
 """Rows that ran say little about those that did not; narrower would be vain."""

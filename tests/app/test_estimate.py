@@ -1,0 +1,78 @@
+"""The command behind `estimate`: every row comes back, in order, with a prediction or a reason."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from autotune.app.estimate import estimate_rows
+from autotune.errors import AutotuneError
+from tests.cost.rows import ROW, csv_text, row
+
+
+def written(folder: Path, *rows: dict[str, str]) -> list[dict[str, str]]:
+    source, out = folder / "in.csv", folder / "deep" / "out.csv"
+    source.write_text(csv_text(*rows), encoding="utf-8")
+    estimate_rows(source, out)
+    with out.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_row_comes_back_in_order(tmp_path: Path) -> None:
+    found = written(tmp_path, row(), row(id="bad", n_layers=""), row(id="last"))
+    assert [one["id"] for one in found] == ["a-1", "bad", "last"]
+    assert [bool(one["reason"]) for one in found] == [False, True, False]
+    assert found[1]["pred_step_time_s"] == ""
+    assert all(one[name] == text for one in found[:1] for name, text in ROW.items())
+
+
+def test_the_figures_belong_together(tmp_path: Path) -> None:
+    one = written(tmp_path, row())[0]
+    rate = 128 * 2048 / 64 / float(one["pred_step_time_s"])
+    assert float(one["pred_tokens_per_s_per_gpu"]) == pytest.approx(rate, rel=1e-4)
+    parts = ("params", "grads", "optimizer", "activations", "logits", "buckets", "gathered")
+    parts = (*parts, "workspace", "fragmentation", "context")
+    total = sum(float(one[f"pred_{part}_gb"]) for part in parts)
+    assert float(one["pred_peak_memory_gb"]) == pytest.approx(total, rel=1e-4)
+    assert 0 <= float(one["pred_fit_probability"]) <= 1
+    assert "gated_mlp" in one["assumed"]
+
+
+def test_memory_is_of_the_meter_that_the_row_names(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    head, line = csv_text(row()).splitlines()
+    source.write_text(f"{head},peak_mem_unit\n{line},GiB (max reserved)\n", encoding="utf-8")
+    estimate_rows(source, out)
+    with out.open(encoding="utf-8", newline="") as file:
+        one = next(csv.DictReader(file))
+    assert one["pred_peak_memory_gb"] == one["pred_reserved_gb"]
+    assert "peak_mem_unit" in one["assumed"]
+
+
+def test_an_empty_table_is_an_empty_table(tmp_path: Path) -> None:
+    assert written(tmp_path) == []
+
+
+def test_the_input_is_not_overwritten(tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text(csv_text(row()), encoding="utf-8")
+    with pytest.raises(AutotuneError, match="is the input itself"):
+        estimate_rows(source, source)
+    assert source.read_text(encoding="utf-8") == csv_text(row())
+
+
+def test_own_accelerators_and_constants(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text(csv_text(row(gpu_type="Mine")), encoding="utf-8")
+    assert estimate_rows(source, out).predicted == 0
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "accelerators:\n  Mine:\n    names: [mine]\n    memory_gib: 80\n"
+        "    memory_gb_per_s: 2000\n    tflops: {bf16: 300}\n    achieved_tflops: {bf16: 250}\n"
+        "    nvlink_gb_per_s: 300\n    nvlink_domain: 8\n    host_gb_per_s: 32\n"
+        "    network_gb_per_s: 25\n    devices_per_node: 8\n    source: x\n"
+        "    achieved_source: x\n",
+        encoding="utf-8",
+    )
+    done = estimate_rows(source, out, accelerators=own)
+    assert (done.predicted, done.reasons) == (1, {})

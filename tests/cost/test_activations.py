@@ -1,0 +1,101 @@
+"""Activations against the formulas of Korthikanti et al. (arXiv:2205.05198)."""
+
+import numpy as np
+import pytest
+
+from autotune.cost.activations import activations_of
+from autotune.cost.plans import Plans, Recompute
+from autotune.cost.sizes import sizes_of
+from tests.cost.plans import plans
+
+S, H, A, L = 2048, 12288, 96, 96
+
+
+def kept(p: Plans) -> float:
+    """What the first stage keeps, without the embedding's dropout mask."""
+    found = activations_of(p, sizes_of(p)).first_stage_bytes
+    in_flight = float(np.minimum(p.grad_accum, p.pp + (p.pp - 1) / p.vp * (p.vp > 1)))
+    mask = S * H / (float(p.tp) if p.sequence_parallel else 1.0)
+    return float(found) - in_flight * mask
+
+
+@pytest.mark.parametrize(
+    ("changes", "per_layer"),
+    [
+        # Equation 1: s b h (34 + 5 a s / h).
+        ({"flash_attention": 0.0}, S * H * (34 + 5 * A * S / H)),
+        # Equation 2: s b h (10 + 24 / t + 5 a s / (h t)).
+        ({"flash_attention": 0.0, "tp": 8.0}, S * H * (10 + 24 / 8 + 5 * A * S / (H * 8))),
+        # Equation 4: s b h / t (34 + 5 a s / h).
+        (
+            {"flash_attention": 0.0, "tp": 8.0, "sequence_parallel": 1.0},
+            S * H / 8 * (34 + 5 * A * S / H),
+        ),
+        # Table 2: with selective recomputation and sequence parallelism, 34 s b h / t.
+        (
+            {
+                "flash_attention": 0.0,
+                "tp": 8.0,
+                "sequence_parallel": 1.0,
+                "recompute": float(Recompute.SELECTIVE),
+            },
+            34 * S * H / 8,
+        ),
+        # Table 2: full recomputation, 2 s b h.
+        ({"recompute": float(Recompute.FULL)}, 2 * S * H),
+        # A fused kernel writes no scores: what selective recomputation leaves.
+        ({}, 34 * S * H),
+        # Every second layer recomputed: half of either.
+        (
+            {"recompute": float(Recompute.FULL), "recompute_every": 2.0},
+            S * H * (34 + 2) / 2,
+        ),
+    ],
+)
+def test_one_layer_as_the_paper_counts_it(changes: dict[str, float], per_layer: float) -> None:
+    assert kept(plans(**changes)) == pytest.approx(L * per_layer, rel=1e-9)
+
+
+def test_first_stage_holds_pp_micro_batches() -> None:
+    # 1F1B: L/pp layers of pp micro-batches is L layers of one, where there are enough of them.
+    alone = kept(plans())
+    assert kept(plans(pp=8.0, grad_accum=64.0)) == pytest.approx(alone)
+    assert kept(plans(pp=8.0, grad_accum=2.0)) == pytest.approx(alone / 4)
+
+
+def test_interleaving_holds_more() -> None:
+    # Korthikanti et al., section 4.2.3: times 1 + (pp - 1)/(pp vp).
+    alone = kept(plans())
+    found = kept(plans(pp=8.0, vp=3.0, grad_accum=64.0))
+    assert found == pytest.approx(alone * (1 + 7 / 24))
+
+
+def test_offloaded_activations_are_gone() -> None:
+    half = kept(plans(offloaded_activations=0.5))
+    assert half == pytest.approx(kept(plans()) / 2)
+
+
+def test_gated_mlp_and_grouped_heads() -> None:
+    # Llama 3 8B, no dropout: 8 h of norms, 2 (2a + 2k) of heads, 6 f of the MLP, per token.
+    llama = plans(
+        n_layers=32.0,
+        hidden=4096.0,
+        ffn_hidden=14336.0,
+        n_heads=32.0,
+        n_kv_heads=8.0,
+        gated_mlp=1.0,
+        has_dropout=0.0,
+    )
+    found = float(activations_of(llama, sizes_of(llama)).first_stage_bytes)
+    per_token = 8 * 4096 + 2 * (2 * 4096 + 2 * 1024) + 6 * 14336
+    assert found == pytest.approx(32 * 2048 * per_token)
+
+
+def test_context_ranks_share_the_tokens() -> None:
+    for axis in ("cp", "ulysses"):
+        assert kept_of(axis) == pytest.approx(kept_of(None) / 4)
+
+
+def kept_of(axis: str | None) -> float:
+    p = plans(has_dropout=0.0, **({axis: 4.0} if axis else {}))
+    return float(activations_of(p, sizes_of(p)).first_stage_bytes)

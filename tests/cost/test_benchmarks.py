@@ -1,0 +1,64 @@
+"""The benchmarks of the cost model run on a made-up table, and say what they promise."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cost.rows import ROW, row
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXTRA = {"fully_specified": "1", "config_basis": "published", "peak_mem_unit": "GB (nvidia-smi)"}
+
+
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "benchmarks" / f"{name}.py"), *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """One sweep of eight layouts, and a row that ran out of memory."""
+    names = [*ROW, *EXTRA]
+    rows = []
+    for tp in (1, 2, 4, 8):
+        for micro_batch in (1, 2):
+            dp = 64 // (tp * 2)
+            changes = {"tp": tp, "dp": dp, "micro_batch": micro_batch, "step_time_s": 10 + tp}
+            rows.append(row(**{name: str(value) for name, value in changes.items()}))
+    rows.append(row(tp="1", dp="32", status="OOM", step_time_s="", peak_mem_gb=""))
+    rows.append(row(n_layers=""))
+    lines = [",".join(names)]
+    lines += [",".join({**one, **EXTRA}[name] for name in names) for one in rows]
+    (tmp_path / "made_up.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_accuracy_says_what_was_scored(tables: Path) -> None:
+    found = json.loads(run("accuracy", "--published", str(tables), "--json"))
+    assert (found["rows"], found["not_predicted"]) == (9, 1)
+    assert found["fit"]["ran"] == 8
+    assert found["fit"]["oom"] == 1
+    assert [line["rows"] for line in found["time"]] == [8]
+    assert found["time"][0]["split"] == "held_out"
+    assert found["time"][0]["calibrated_median_error"] < found["time"][0]["median_error"]
+    assert found["rank"]["someone/somewhere"]["groups"] == 1
+    assert found["memory"][0]["meter"] == "peak_bytes"
+    assert "median" in run("accuracy", "--published", str(tables))
+
+
+def test_planning_speed_ends_with_its_figures() -> None:
+    text = run("planning_speed", "--candidates", "20000", "--repeats", "1", "--json")
+    found = json.loads(text.splitlines()[-1])
+    assert found["candidates_per_s"] > 0
+    assert found["plan_1t_16384_s"] > 0
+    assert found["plan_tp"] * found["plan_pp"] * found["plan_cp"] * found["plan_dp"] == 16_384

@@ -1,0 +1,106 @@
+"""States per parameter as the papers count them, and what memory must do when a knob is turned."""
+
+import numpy as np
+import pytest
+
+from autotune.cost import Plans, Tier, load_constants, predict
+from autotune.cost.memory import Memory, fit_probability
+from autotune.cost.sizes import sizes_of
+from tests.cost.plans import GIB, plans
+
+STAGES = np.array([0.0, 1.0, 2.0, 3.0])
+
+
+def states(p: Plans) -> np.ndarray:
+    memory: Memory = predict(p).memory
+    return memory.params_bytes + memory.grads_bytes + memory.optimizer_bytes
+
+
+def parameters(p: Plans) -> float:
+    """Of the only stage of a model that is not split."""
+    s = sizes_of(p)
+    return float(s.stage_layers * s.layer_params + s.vocab_params)
+
+
+def test_parameters_of_gpt3() -> None:
+    assert parameters(plans()) == pytest.approx(175e9, rel=0.01)
+
+
+def test_bytes_per_parameter_by_stage() -> None:
+    # ZeRO (arXiv:1910.02054), figure 1: 16, 4 + 12/N, 2 + 14/N and 16/N bytes at N = 64.
+    p = plans(zero_stage=STAGES, dp=64.0)
+    expected = np.array([16, 4 + 12 / 64, 2 + 14 / 64, 16 / 64]) * parameters(plans())
+    assert states(p) == pytest.approx(expected)
+
+
+def test_full_precision_is_sixteen_bytes_too() -> None:
+    p = plans(weight_bytes=4.0, grad_bytes=4.0, optimizer_bytes=8.0)
+    assert states(p) == pytest.approx([16 * parameters(plans())])
+
+
+@pytest.mark.parametrize("degree", ["tp", "pp", "cp"])
+def test_memory_falls_with_a_degree(degree: str) -> None:
+    p = plans(**{degree: np.array([1.0, 2.0, 4.0, 8.0])}, grad_accum=64.0)
+    assert np.all(np.diff(predict(p).peak_memory_bytes) < 0)
+
+
+def test_memory_falls_with_the_stage() -> None:
+    p = plans(zero_stage=STAGES, dp=64.0, tp=8.0)
+    assert np.all(np.diff(predict(p).peak_memory_bytes) < 0)
+
+
+def test_memory_grows_with_the_micro_batch_and_the_sequence() -> None:
+    for name in ("micro_batch", "seq_len"):
+        p = plans(**{name: np.array([512.0, 1024.0, 2048.0])}, tp=8.0)
+        assert np.all(np.diff(predict(p).peak_memory_bytes) > 0)
+
+
+def test_parts_add_up_to_the_peak() -> None:
+    p = plans(zero_stage=STAGES, dp=64.0, tp=8.0, flat_buffers=1.0)
+    predicted = predict(p)
+    m = predicted.memory
+    inside = (
+        m.params_bytes
+        + m.grads_bytes
+        + m.optimizer_bytes
+        + m.activations_bytes
+        + m.logits_bytes
+        + m.buckets_bytes
+        + m.gathered_bytes
+        + m.workspace_bytes
+    )
+    assert inside == pytest.approx(m.allocated_bytes)
+    assert m.allocated_bytes + m.fragmentation_bytes == pytest.approx(m.reserved_bytes)
+    assert m.reserved_bytes + m.context_bytes == pytest.approx(predicted.peak_memory_bytes)
+
+
+def test_last_stage_can_be_the_worst() -> None:
+    # A vocabulary of a million makes the logits more than what the first stage keeps.
+    p = plans(pp=4.0, grad_accum=4.0, recompute=2.0, vocab=np.array([1e3, 1e6]))
+    logits = predict(p).memory.logits_bytes
+    assert logits == pytest.approx([0, 2048 * 1e6 * 12])
+
+
+def test_probability_is_one_half_at_the_limit_and_a_normal_distribution_beside() -> None:
+    c = load_constants()
+    p = plans()
+    sigma = c.memory_sigma
+    peaks = np.array([-1.6449, -1.0, 0.0, 1.0, 1.6449])
+    found = fit_probability(p, c, 80 * GIB * np.exp(peaks * sigma))
+    assert found == pytest.approx([0.95, 0.8413, 0.5, 0.1587, 0.05], abs=5e-4)
+
+
+def test_host_holds_what_the_device_does_not() -> None:
+    tiers = np.array([float(Tier.DEVICE), float(Tier.CPU)])
+    predicted = predict(plans(zero_stage=2.0, dp=8.0, optimizer_tier=tiers))
+    memory = predicted.memory
+    assert memory.optimizer_bytes[1] == memory.grads_bytes[1] == 0
+    assert predicted.host_memory_bytes[0] == 0
+    # 12 bytes of states and 2 of gradients per parameter, over the ranks of the one node.
+    assert predicted.host_memory_bytes[1] == pytest.approx(14 * parameters(plans()))
+
+
+def test_experts_are_split_over_their_ranks() -> None:
+    mixture = {"n_experts": 64.0, "experts_per_token": 2.0, "zero_stage": 1.0, "dp": 64.0}
+    peaks = predict(plans(**mixture, ep=np.array([1.0, 8.0, 64.0]))).memory.params_bytes
+    assert np.all(np.diff(peaks) < 0)

@@ -1,0 +1,61 @@
+"""Columns in, arrays out: chunks, broadcasting, constants."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from autotune.cost import Constants, load_constants, predict
+from autotune.cost.constants import SHIPPED
+from autotune.errors import JobError
+from tests.cost.plans import plans
+
+
+def test_chunks_change_nothing() -> None:
+    values = np.tile(np.array([1.0, 2.0, 4.0, 8.0]), 3000)
+    many = predict(plans(tp=values))
+    few = predict(plans(tp=values[:4]))
+    assert many.step_time_s[-4:] == pytest.approx(few.step_time_s)
+    assert many.memory.peak_bytes[4096:4100] == pytest.approx(few.memory.peak_bytes)
+
+
+def test_plain_numbers_are_one_candidate() -> None:
+    predicted = predict(plans())
+    for values in (predicted.step_time_s, predicted.peak_memory_bytes, predicted.times.step_s):
+        assert values.shape == (1,)
+
+
+def test_columns_of_several_lengths_are_refused() -> None:
+    with pytest.raises(JobError, match="several lengths"):
+        plans(tp=np.ones(2), pp=np.ones(3))
+
+
+def test_rows_picks_candidates() -> None:
+    p = plans(tp=np.array([1.0, 2.0, 4.0]))
+    assert predict(p.rows(np.array([2, 0]))).step_time_s == pytest.approx(
+        predict(p).step_time_s[[2, 0]]
+    )
+
+
+def test_constants_must_be_complete_and_numbers(tmp_path: Path) -> None:
+    values = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))
+    for change, message in (
+        ({"matmul_share": None}, "matmul_share"),
+        ({"typo": 1.0}, "typo: missing or unknown"),
+        ({"launch_s": "fast"}, "launch_s"),
+    ):
+        path = tmp_path / f"{message[:4]}.yaml"
+        path.write_text(yaml.safe_dump({**values, **change}), encoding="utf-8")
+        with pytest.raises(JobError, match=message):
+            load_constants(path)
+
+
+def test_every_shipped_share_is_one() -> None:
+    constants = load_constants()
+    for field in dataclasses.fields(Constants):
+        value = getattr(constants, field.name)
+        assert value > 0
+        if field.name.endswith("_share"):
+            assert value <= 1

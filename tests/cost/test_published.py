@@ -1,0 +1,204 @@
+"""Rows of published tables: what is read, what is assumed, and why a row cannot be predicted."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.accelerators import shipped_accelerators
+from autotune.cost import Recompute, Tier, predict
+from autotune.cost.published import RESULT_COLUMNS, Rows, read_table, rows_to_plans
+from autotune.errors import JobError
+from tests.cost.rows import ROW, csv_text, row
+
+TABLE = shipped_accelerators()
+
+
+def read(**changes: str) -> Rows:
+    return rows_to_plans([row(**changes)], TABLE)
+
+
+def column(name: str, **changes: str) -> float:
+    rows = read(**changes)
+    assert rows.plans is not None, rows.reasons
+    return float(getattr(rows.plans, name)[0])
+
+
+def test_a_full_row_says_everything() -> None:
+    rows = read()
+    assert rows.positions == (0,)
+    assert rows.reasons == ("",)
+    # The table has no columns for these two.
+    assert [text.split("=")[0] for text in rows.assumed[0]] == ["gated_mlp", "tied_embeddings"]
+    assert column("grad_accum") == 128 / (2 * 8)
+    assert column("network_bytes_per_s") == 8 * 200e9 / 8 / 8
+    assert column("vocab") == 50_000
+    assert column("recompute") == Recompute.FULL
+
+
+def test_no_result_is_read() -> None:
+    plain = predict(read().plans)  # type: ignore[arg-type]
+    lies = {name: "1e6" for name in RESULT_COLUMNS}
+    changed = predict(read(**lies).plans)  # type: ignore[arg-type]
+    assert changed.step_time_s == plain.step_time_s
+    assert changed.peak_memory_bytes == plain.peak_memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("blank", "assumed"),
+    [
+        ("n_kv_heads", "n_kv_heads=32"),
+        ("ffn_hidden", "ffn_hidden=16384"),
+        ("vocab", "vocab=50304"),
+        ("gpu_mem_gb", "gpu_mem_gb=79.2 (A100-80GB)"),
+        ("gpus_per_node", "gpus_per_node=8"),
+        ("interconnect", "network=25 GB/s per device"),
+        ("vp", "vp=1"),
+        ("dp", "dp=8"),
+        ("zero_stage", "zero_stage=1 (as megatron)"),
+        ("sp", "sp=no"),
+        ("recompute", "recompute=none"),
+        ("offload", "offload=none"),
+        ("precision", "precision=fp16"),
+        ("framework", "framework=deepspeed"),
+    ],
+)
+def test_what_is_blank_is_assumed_and_listed(blank: str, assumed: str) -> None:
+    rows = read(**{blank: ""})
+    assert rows.reasons == ("",)
+    assert any(text.startswith(assumed) for text in rows.assumed[0]), rows.assumed
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"n_layers": ""}, "n_layers is blank"),
+        ({"n_layers": "0"}, "n_layers=0: not above zero"),
+        ({"n_layers": "12.5"}, "not a whole number"),
+        ({"hidden": "wide"}, "hidden='wide' is not a number"),
+        ({"hidden": "inf"}, "not above zero"),
+        ({"seq_len": "-1"}, "not above zero"),
+        ({"hidden": "4100"}, "hidden=4100 is no multiple of n_heads=32"),
+        ({"n_kv_heads": "5"}, "n_heads=32 is no multiple of n_kv_heads=5"),
+        ({"n_heads": "", "n_kv_heads": ""}, "n_heads is blank"),
+        ({"tp": "3", "dp": ""}, "tp 3 x pp 2 x cp 1 x ulysses 1 = 6 does not divide n_gpus=64"),
+        ({"dp": "4"}, "= 32, not n_gpus=64"),
+        ({"tp": "64", "pp": "1", "dp": "1"}, "n_heads=32 is no multiple of tp=64"),
+        ({"tp": "1", "pp": "64", "dp": "1"}, "pp 64 x vp 1 is more than n_layers=40"),
+        ({"vp": "9"}, "n_layers=40, with embedding and loss 42"),
+        ({"n_gpus": "1000000", "n_layers": "1"}, "n_gpus=1000000: more than 262144"),
+        ({"global_batch": "100"}, "global_batch=100 is no multiple of micro_batch 2 x dp 8"),
+        ({"gpu_type": "TPUv9"}, "no figures for the accelerator 'TPUv9'; known are GB300"),
+        ({"gpu_type": ""}, "gpu_type is blank"),
+        ({"precision": "int3"}, "precision='int3'"),
+        ({"precision": "fp8"}, "precision=fp8: A100-80GB has fp32, fp16, bf16"),
+        ({"gpu_type": "V100"}, "precision=bf16: V100-32GB has fp32, fp16"),
+        ({"framework": "jax"}, "framework='jax' is not known"),
+        ({"zero_stage": "maybe"}, "zero_stage='maybe'"),
+        ({"zero_stage": "1 (shard group 3)"}, "groups of 3 do not tile dp=8"),
+        ({"recompute": "sometimes"}, "recompute='sometimes'"),
+        ({"offload": "tape"}, "names neither cpu nor nvme"),
+        ({"sp": "perhaps"}, "sp='perhaps'"),
+        ({"ep": "8"}, "ep=8, and n_experts is not given"),
+        ({"seq_len": "2047", "cp": "2", "dp": "4"}, "seq_len=2047 is no multiple of cp"),
+        ({"n_layers": "10000", "hidden": "1000000"}, "10^15 parameters"),
+    ],
+)
+def test_a_row_that_cannot_be_predicted_says_why(changes: dict[str, str], reason: str) -> None:
+    rows = read(**changes)
+    assert rows.plans is None
+    assert reason in rows.reasons[0]
+
+
+def test_a_bad_row_does_not_shift_the_others() -> None:
+    rows = rows_to_plans([row(), row(n_layers=""), row(n_layers="20")], TABLE)
+    assert rows.positions == (0, 2)
+    assert rows.plans is not None
+    assert list(rows.plans.n_layers) == [40.0, 20.0]
+    assert [bool(reason) for reason in rows.reasons] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "stage", "group"),
+    [
+        ("0", 0, 0),
+        ("3.0", 3, 0),
+        ("1 (shard group 4)", 1, 4),
+        ("fsdp:FULL_SHARD", 3, 0),
+        ("fsdp2:FULL_SHARD group 8", 3, 8),
+        ("1 (distributed optimizer)", 1, 0),
+        ("ddp/dist-opt", 1, 0),
+        ("ddp", 0, 0),
+    ],
+)
+def test_zero_stages_as_people_write_them(text: str, stage: int, group: int) -> None:
+    assert column("zero_stage", zero_stage=text) == stage
+    assert column("shard_group", zero_stage=text) == group
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [
+        ("RoCE 1600Gbps/node", 25e9),
+        ("4x100Gb RoCE per node", 6.25e9),
+        ("Selene: DGX A100, 8x HDR200 IB/node", 25e9),
+        ("8x A100-80GB NVLink/NVSwitch, 4x100Gb Omni-Path/node", 6.25e9),
+        ("400Gb/s RDMA per GPU", 50e9),
+        ("NVLink", 25e9),
+    ],
+)
+def test_networks_as_people_write_them(text: str, bytes_per_s: float) -> None:
+    assert column("network_bytes_per_s", interconnect=text) == bytes_per_s
+
+
+def test_offload_as_people_write_it() -> None:
+    assert column("optimizer_tier", offload="cpu(optimizer)") == Tier.CPU
+    assert column("param_tier", offload="cpu(optimizer)") == Tier.DEVICE
+    assert column("param_tier", offload="nvme(optimizer+param)") == Tier.NVME
+    assert column("offloaded_activations", offload="act_cpu alpha=0.25") == 0.25
+    assert column("offloaded_activations", offload="act_cpu layers=10") == 0.25
+
+
+def test_the_gate_is_told_by_the_parameters() -> None:
+    # Llama 7B: 3 h f, not 2 h f, and 6.7e9 parameters with both embeddings.
+    llama = {"model_name": "Someone-7B", "n_layers": "32", "ffn_hidden": "11008"}
+    assert column("gated_mlp", **llama, params_b="6.74", vocab="32000", pp="2") == 1
+    assert column("gated_mlp", params_b="8.3") == 0
+
+
+def test_ulysses_is_a_degree() -> None:
+    assert column("ulysses", sp="ulysses=2", dp="4") == 2
+
+
+def test_smaller_memory_is_another_a100() -> None:
+    assert column("memory_bytes", gpu_mem_gb="40") < column("memory_bytes") * 0.6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no header"),
+        ("id,id\n1,2\n", "column id is there twice"),
+        ("id,tp\n1,2,3\n", "row 2 has 3 cells, the header 2"),
+        ('id,tp\n1,"2\n', "cannot be read"),
+    ],
+)
+def test_a_broken_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(JobError, match=message):
+        read_table(path)
+
+
+def test_a_table_is_read_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + csv_text(row(), row(id="a-2")).encode())
+    header, rows = read_table(path)
+    assert header == tuple(ROW)
+    assert [one["id"] for one in rows] == ["a-1", "a-2"]
+
+
+def test_binary_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(JobError, match="cannot be read"):
+        read_table(path)

@@ -1,0 +1,175 @@
+"""Times against hand-worked cases, and what must not get slower when a knob is turned."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from autotune.cost import Constants, Plans, Prediction, Recompute, Tier, load_constants, predict
+from autotune.cost import collectives as comm
+from tests.cost.plans import plans
+
+IDEAL = dataclasses.replace(
+    load_constants(),
+    matmul_share=1.0,
+    matmul_traffic=0.0,
+    memory_share=1.0,
+    launch_s=0.0,
+    micro_batch_s=0.0,
+    step_s=0.0,
+    nvlink_share=1.0,
+    network_share=1.0,
+    nvlink_latency_s=0.0,
+    network_latency_s=0.0,
+    overlap_share=0.0,
+    scale_jitter=0.0,
+)
+"""Everything at its datasheet rate, nothing on top: what can be worked out by hand."""
+
+
+def ideal(p: Plans) -> Prediction:
+    return predict(p, IDEAL)
+
+
+def test_products_take_six_operations_per_parameter_and_token() -> None:
+    # Of 12 L h^2 = 174e9 parameters in GPT-3's layers, 2048 tokens, at 250e12 per second; the sums
+    # of gradients move 4 bytes per parameter.
+    times = ideal(plans()).times
+    layer_params = 12 * 96 * 12288**2
+    expected = 6 * layer_params * 2048 / 250e12 + layer_params * 4 / 2e12
+    assert times.matmul_s == pytest.approx([expected])
+
+
+def test_full_recomputation_is_a_third_more_products() -> None:
+    times = ideal(
+        plans(recompute=np.array([0.0, 2.0, 2.0]), recompute_every=np.array([1, 1, 2.0]))
+    )
+    again = times.times.recompute_s
+    assert again[0] == 0
+    assert again[2] == pytest.approx(again[1] / 2)
+    forward = 2 * 12 * 96 * 12288**2 * 2048 / 250e12
+    assert again[1] > forward
+
+
+@pytest.mark.parametrize(("pp", "m", "vp"), [(4, 8, 1), (8, 64, 1), (4, 8, 2)])
+def test_bubble_is_pp_minus_one_over_m_vp(pp: int, m: int, vp: int) -> None:
+    # Narayanan et al. (arXiv:2104.04473), section 2.2; without logits all stages are alike.
+    p = plans(pp=float(pp), grad_accum=float(m), vp=float(vp), vocab=1e-9)
+    t = ideal(p).times
+    work = t.matmul_s + t.attention_s + t.elementwise_s
+    assert t.bubble_s / work == pytest.approx([(pp - 1) / (m * vp)], rel=1e-6)
+
+
+def test_stage_with_the_logits_slows_all_others() -> None:
+    p = plans(pp=4.0, grad_accum=32.0, vocab=np.array([1e-9, 1e6]))
+    bubble = ideal(p).times.bubble_s
+    assert bubble[1] > bubble[0]
+
+
+def test_parts_add_up_to_the_step() -> None:
+    p = plans(tp=np.array([1.0, 8.0, 8.0]), pp=np.array([1.0, 1.0, 8.0]), dp=8.0, grad_accum=64.0)
+    predicted = predict(p)
+    times = predicted.times
+    names = [f.name for f in dataclasses.fields(times) if f.name != "step_s"]
+    total = sum(getattr(times, name) for name in names)
+    assert total == pytest.approx(times.step_s)
+    assert times.step_s == pytest.approx(predicted.step_time_s)
+    assert all(np.all(getattr(times, name) >= 0) for name in names)
+
+
+def test_step_is_linear_in_micro_batches() -> None:
+    p = plans(grad_accum=np.array([1.0, 2.0, 3.0]))
+    steps = predict(p).step_time_s
+    assert np.diff(steps, 2) == pytest.approx([0], abs=1e-9 * steps[0])
+
+
+def test_more_of_the_same_takes_longer() -> None:
+    for name, values in (
+        ("n_layers", [24, 48, 96]),
+        ("seq_len", [1024, 2048, 4096]),
+        ("micro_batch", [1, 2, 4]),
+        ("grad_accum", [1, 2, 4]),
+        ("vocab", [32000, 64000, 128000]),
+    ):
+        steps = predict(plans(**{name: np.array(values, dtype=float)})).step_time_s
+        assert np.all(np.diff(steps) > 0), name
+
+
+def test_a_faster_device_or_link_is_never_slower() -> None:
+    busy = {"tp": 8.0, "pp": 4.0, "dp": 4.0, "zero_stage": 1.0, "grad_accum": 16.0, "ep": 1.0}
+    for name in (
+        "matmul_flops",
+        "half_flops",
+        "memory_bytes_per_s",
+        "nvlink_bytes_per_s",
+        "network_bytes_per_s",
+        "host_bytes_per_s",
+    ):
+        base = float(getattr(plans(), name))
+        steps = predict(plans(**busy, **{name: base * np.array([1.0, 2.0, 4.0])})).step_time_s
+        assert np.all(np.diff(steps) <= 0), name
+
+
+def test_a_larger_micro_batch_uses_the_device_better() -> None:
+    sizes = np.array([1.0, 2.0, 4.0])
+    steps = predict(plans(micro_batch=sizes, grad_accum=4 / sizes, hidden=1024.0)).step_time_s
+    assert np.all(np.diff(steps) < 0)
+
+
+def test_offload_costs_time_and_nvme_more() -> None:
+    tiers = np.array([float(tier) for tier in Tier])
+    steps = predict(plans(zero_stage=2.0, dp=8.0, optimizer_tier=tiers)).step_time_s
+    assert np.all(np.diff(steps) > 0)
+
+
+def test_quantised_gathers_are_cheaper() -> None:
+    p = plans(zero_stage=3.0, dp=64.0, gather_bytes=np.array([2.0, 1.0]), overlap_gather=0.0)
+    data = predict(p).times.data_comm_s
+    assert data[1] < data[0]
+
+
+def test_hidden_communication_costs_less() -> None:
+    p = plans(zero_stage=3.0, dp=64.0, overlap_gather=np.array([0.0, 1.0]))
+    data = predict(p).times.data_comm_s
+    assert data[1] < data[0]
+
+
+def group(ranks: float, stride: float = 1.0) -> comm.Group:
+    return comm.group(plans(), IDEAL, ranks=ranks, stride=stride)
+
+
+def test_all_reduce_moves_its_bytes_nearly_twice() -> None:
+    # 2 (n - 1)/n x 3 GB at 300 GB/s within a node of 8.
+    assert comm.all_reduce_s(group(8), 3e9) == pytest.approx(2 * 7 / 8 * 3e9 / 300e9)
+
+
+def test_a_ring_across_nodes_has_the_network_shares_of_its_ranks() -> None:
+    # 8 ranks in each node: 8 x 25 GB/s. One rank in each: 25 GB/s.
+    assert group(64).bytes_per_s == pytest.approx(200e9)
+    assert group(8, stride=8).bytes_per_s == pytest.approx(25e9)
+
+
+def test_one_rank_needs_no_communication() -> None:
+    alone = group(1)
+    for size in (1e3, 1e9):
+        assert comm.all_reduce_s(alone, size) == 0
+        assert comm.gather_s(alone, size) == 0
+        assert comm.exchange_s(alone, size) == 0
+        assert comm.send_s(alone, size) == 0
+
+
+def test_reduce_scatter_and_gather_are_one_all_reduce() -> None:
+    g = group(16)
+    assert 2 * comm.gather_s(g, 1e9) == pytest.approx(comm.all_reduce_s(g, 1e9))
+
+
+def test_selective_recomputation_is_nearly_free_beside_full() -> None:
+    kinds = np.array([float(Recompute.SELECTIVE), float(Recompute.FULL)])
+    again = predict(plans(recompute=kinds)).times.recompute_s
+    assert again[0] < 0.3 * again[1]
+
+
+def test_small_layers_wait_for_the_host() -> None:
+    slow: Constants = dataclasses.replace(load_constants(), launch_s=1e-3)
+    p = plans(hidden=512.0, n_heads=8.0, head_dim=64.0, ffn_hidden=2048.0)
+    assert predict(p, slow).times.host_s > 0.5 * predict(p, slow).step_time_s

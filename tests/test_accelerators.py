@@ -1,0 +1,103 @@
+"""The table of accelerators: complete, found by name, extended by users."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.accelerators import (
+    accelerators_with,
+    find_accelerator,
+    read_accelerators,
+    shipped_accelerators,
+)
+from autotune.errors import FleetError, JobError
+
+OWN = """
+accelerators:
+  Mine:
+    names: ['\\bmine\\b', '\\bA100\\b']
+    memory_gib: 100
+    memory_gb_per_s: 1000
+    tflops: {bf16: 100, fp8: 200}
+    achieved_tflops: {bf16: 80}
+    nvlink_gb_per_s: 0
+    nvlink_domain: 1
+    host_gb_per_s: 10
+    network_gb_per_s: 10
+    devices_per_node: 4
+    source: a bench
+    achieved_source: a bench
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "memory_gib", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", None, "H100"),
+        ("H100 (96GB HBM2e, 500W)", 96, "H100-96GB"),
+        ("A100", None, "A100-80GB"),
+        ("A100", 40, "A100-40GB"),
+        ("a100_sxm", 80, "A100-80GB"),
+        ("NVIDIA A100-PCIE-40GB", None, "A100-PCIe"),
+        ("V100", 16, "V100-16GB"),
+        ("GB200", None, "GB200"),
+        ("B200 class", 178, "B200"),
+        ("cpu", None, "CPU"),
+    ],
+)
+def test_devices_as_people_name_them(device: str, memory_gib: float | None, name: str) -> None:
+    assert find_accelerator(device, memory_gib=memory_gib).name == name
+
+
+def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(FleetError) as error:
+        find_accelerator("MI300X")
+    assert "MI300X" in error.value.message
+    assert "H100" in error.value.message
+    assert "--accelerators" in error.value.hint
+
+
+def test_nothing_reaches_more_than_its_peak() -> None:
+    for entry in shipped_accelerators():
+        assert entry.achieved_flops.keys() == entry.peak_flops.keys()
+        for precision, rate in entry.achieved_flops.items():
+            assert rate <= entry.peak_flops[precision], (entry.name, precision)
+        assert entry.source
+        assert entry.achieved_source
+
+
+def test_names_are_found_again() -> None:
+    for entry in shipped_accelerators():
+        plain = entry.name.replace("-", " ").replace("PCIe", "PCIE")
+        memory_gib = entry.memory_bytes / 2**30
+        if "V100 PCIE" in plain:
+            plain = "V100-PCIE"
+        assert find_accelerator(plain, memory_gib=memory_gib).name == entry.name
+
+
+def test_own_entries_come_first(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(OWN, encoding="utf-8")
+    table = accelerators_with(path)
+    assert find_accelerator("A100", table=table).name == "Mine"
+    mine = find_accelerator("mine", table=table)
+    # What was not measured reaches the share that half precision does.
+    assert mine.achieved_flops["fp8"] == pytest.approx(160e12)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("memory_gib: 100", "memory_gib: -1", "Mine.memory_gib"),
+        ("    source: a bench\n", "", "Mine.source"),
+        ("tflops: {bf16: 100, fp8: 200}", "tflops: {fp8: 200}", "not in tflops"),
+        (r"'\bmine\b'", "'('", "names"),
+        ("nvlink_domain: 1", "nvlink_domain: 1\n    typo: 1", "typo"),
+    ],
+)
+def test_a_wrong_entry_is_named(before: str, after: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    assert before in OWN
+    path.write_text(OWN.replace(before, after), encoding="utf-8")
+    with pytest.raises(JobError, match=message):
+        read_accelerators(path)
