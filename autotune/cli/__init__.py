@@ -9,7 +9,7 @@ import traceback
 
 from rich.text import Text
 
-from autotune.cli import find, results, verify  # noqa: F401  each adds its commands to `cli`
+from autotune.cli import find, predict, results, verify  # noqa: F401  each adds its commands to `cli`
 from autotune.cli.base import PROGRESS, cli, is_debugging
 from autotune.errors import AutotuneError, ExitCode
 
