@@ -24,6 +24,16 @@ _BYTES_PER_UNIT = {
     "TIB": 2**40,
     "TB": 10**12,
 }
+_BYTES_PER_S_PER_UNIT = {
+    "Mbps": 1e6 / 8,
+    "Gbps": 1e9 / 8,
+    "Gb/s": 1e9 / 8,
+    "Tbps": 1e12 / 8,
+    "MB/s": 1e6,
+    "GB/s": 1e9,
+    "TB/s": 1e12,
+}
+"""A small b is a bit."""
 _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
@@ -60,6 +70,23 @@ def parse_seconds(text: str | float, *, where: str) -> float:
     duration_s = float(match[1]) * _SECONDS_PER_UNIT[match[2].lower()]
     _check_range(duration_s, text, where=where)
     return duration_s
+
+
+def parse_rate(text: str, *, where: str) -> float:
+    """Read a link's rate in bytes per second; `400Gbps` are bits, `50GB/s` bytes.
+
+    Raises:
+        JobError: The text is not a positive rate with its unit.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*", text)
+    if match is None or match[2] not in _BYTES_PER_S_PER_UNIT:
+        raise JobError(
+            f"{where}: {text!r} is not a rate",
+            f"write it as 400Gbps or 50GB/s; units: {', '.join(_BYTES_PER_S_PER_UNIT)}",
+        )
+    bytes_per_s = float(match[1]) * _BYTES_PER_S_PER_UNIT[match[2]]
+    _check_range(bytes_per_s, text, where=where)
+    return bytes_per_s
 
 
 def format_bytes(size_bytes: float | None) -> str:

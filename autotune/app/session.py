@@ -73,7 +73,7 @@ def open_session(job_file: Path | None, flags: Mapping[str, Any], *, results: Pa
         NothingFeasibleError: The rules refuse every candidate.
     """
     environment = detect_environment()
-    job, data = _read_job(job_file, flags, environment)
+    job, data = read_job(job_file, flags, environment)
     check_installed(job.sampler)
     study = Study(results, job.study)
     _check_writable(study.folder)
@@ -127,7 +127,7 @@ def render(
         RenderError: A template does not render, or the folder cannot be written.
     """
     environment = detect_environment()
-    job, _ = _read_job(job_file, flags, environment)
+    job, _ = read_job(job_file, flags, environment)
     engine = DeepSpeedEngine(job, environment)
     context = Context.of(job, environment, base=engine.base_knobs, optimizer=engine.optimizer)
     values = parse_settings(settings)
@@ -151,6 +151,29 @@ def render(
     return files, notes
 
 
+def read_job(
+    job_file: Path | None, flags: Mapping[str, Any], environment: Environment
+) -> tuple[Job, dict[str, Any]]:
+    """Read a job, with the defaults of some devices.
+
+    Returns:
+        The job, and how YAML says it, readable from any folder.
+
+    Raises:
+        JobError: It is not valid.
+    """
+    given = dict(flags)
+    theirs = read_job_file(job_file) if job_file is not None else {}
+    if "lora_rank" in given:
+        given["finetune"] = with_rank(theirs.get("finetune"), given.pop("lora_rank"))
+    theirs = {**theirs, **given}
+    data = {**_defaults(theirs, environment), **theirs}
+    where = str(job_file) if job_file is not None else "command line"
+    job = make_job(data, where=where, flags=given)
+    readable = resolve_paths(data, Path.cwd())
+    return job, {**readable, "study": job.study, "lengths": job.lengths.as_yaml()}
+
+
 def _check_writable(folder: Path) -> None:
     """Try what the search will do first, and leave nothing behind."""
     try:
@@ -162,21 +185,6 @@ def _check_writable(folder: Path) -> None:
             f"{folder}: cannot be written: {error.strerror}",
             "name a folder that you may write, such as --results ~/autotune",
         ) from error
-
-
-def _read_job(
-    job_file: Path | None, flags: Mapping[str, Any], environment: Environment
-) -> tuple[Job, dict[str, Any]]:
-    given = dict(flags)
-    theirs = read_job_file(job_file) if job_file is not None else {}
-    if "lora_rank" in given:
-        given["finetune"] = with_rank(theirs.get("finetune"), given.pop("lora_rank"))
-    theirs = {**theirs, **given}
-    data = {**_defaults(theirs, environment), **theirs}
-    where = str(job_file) if job_file is not None else "command line"
-    job = make_job(data, where=where, flags=given)
-    readable = resolve_paths(data, Path.cwd())
-    return job, {**readable, "study": job.study, "lengths": job.lengths.as_yaml()}
 
 
 def _defaults(given: Mapping[str, Any], environment: Environment) -> dict[str, Any]:

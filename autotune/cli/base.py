@@ -97,3 +97,8 @@ def print_files(files: Sequence[Path], *, as_json: bool) -> None:
 def print_json(data: Any, *, indent: int | None = 2) -> None:
     """Print data for programs."""
     sys.stdout.write(json.dumps(data, indent=indent) + "\n")
+
+
+def given(**flags: Any) -> dict[str, Any]:
+    """The flags that were set; the others are the job file's, or the defaults'."""
+    return {name: value for name, value in flags.items() if value is not None}

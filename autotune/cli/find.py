@@ -17,6 +17,7 @@ from autotune.cli.base import (
     Json,
     Results,
     cli,
+    given,
     print_files,
     print_json,
     say,
@@ -148,7 +149,7 @@ def search(
     from autotune.report.live import view_for
     from autotune.report.terminal import print_plan, print_report
 
-    flags = _given(
+    flags = given(
         model=model,
         seq_len=seq_len,
         global_batch=global_batch,
@@ -223,11 +224,6 @@ def render(
     for note in notes:
         say(note)
     print_files(files, as_json=as_json)
-
-
-def _given(**flags: Any) -> dict[str, Any]:
-    """The flags that were set; the others are the job file's, or the defaults'."""
-    return {name: value for name, value in flags.items() if value is not None}
 
 
 def _confirm(yes: bool) -> None:

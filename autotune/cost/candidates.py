@@ -19,7 +19,7 @@ from autotune.job import Job
 from autotune.model_shape import ModelShape
 
 _TIERS = {"none": Tier.DEVICE, "cpu": Tier.CPU, "nvme": Tier.NVME}
-_RECOMPUTES = {"none": Recompute.NONE, "full": Recompute.FULL}
+_EVERY = "every_"
 _BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 _MOMENTS = {
     "adam": 2,
@@ -193,8 +193,21 @@ def _n_moments(job: Job) -> int:
 
 
 def _kept(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64]]:
+    """What is recomputed and offloaded.
+
+    In a pipeline `every_K` recomputes all layers, K at once; the model takes it for full.
+    """
+    kinds = [str(c.get("recompute") or "none") for c in candidates]
     return {
-        "recompute": _column(candidates, lambda c: _RECOMPUTES[str(c.get("recompute") or "none")]),
+        "recompute": np.array(
+            [float(Recompute.NONE if kind == "none" else Recompute.FULL) for kind in kinds]
+        ),
+        "recompute_every": np.array(
+            [
+                float(kind.removeprefix(_EVERY)) if kind.startswith(_EVERY) and c.pp == 1 else 1.0
+                for kind, c in zip(kinds, candidates, strict=True)
+            ]
+        ),
         "optimizer_tier": _tier(candidates, "offload.optimizer"),
         "param_tier": _tier(candidates, "offload.param"),
     }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.session import DEMO, _defaults, _read_job
+from autotune.app.session import DEMO, _defaults, read_job
 from autotune.hardware import Environment
 from autotune.job import make_job
 from tests.jobs import CPU, TINY
@@ -38,7 +38,7 @@ def test_the_job_of_a_study_holds_from_any_folder(
     (project / "base").write_text("{}", encoding="utf-8")
     monkeypatch.chdir(project)
     flags = {"model": "mymodel", "seq_len": 16, "global_batch": 8, "base_config": Path("base")}
-    job, data = _read_job(None, flags, CPU)
+    job, data = read_job(None, flags, CPU)
     monkeypatch.chdir(tmp_path)
     again = make_job(data, where="test")
     assert (again.model, again.base_config) == (job.model, project / "base")

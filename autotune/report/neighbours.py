@@ -1,0 +1,222 @@
+"""Why a candidate is refused or ranked where it is: in a terminal, and as data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.candidate import Candidate, format_value
+from autotune.contract import KnobValue
+from autotune.cost import Prediction
+from autotune.hardware import Environment
+from autotune.job import Job
+from autotune.knobs import Context
+from autotune.report.forecast import fact, parts_of, shares
+from autotune.report.words import describe_candidate
+from autotune.rules.base import Violation
+from autotune.units import format_bytes, format_seconds
+
+_ALIKE = 0.005
+"""Neighbours whose time and memory both differ by less than this share are one line together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """The candidate with one knob at another value."""
+
+    knob: str
+    value: KnobValue
+    candidate: Candidate
+    violations: tuple[Violation, ...]
+    """Empty: legal."""
+    step_time_s: float
+    peak_memory_bytes: float
+    fit_probability: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Explained:
+    """A candidate with its reasons."""
+
+    job: Job
+    environment: Environment
+    context: Context
+    candidate: Candidate
+    notes: tuple[str, ...]
+    """What became of settings that do not reach the run as they were written."""
+    violations: tuple[Violation, ...]
+    """Empty: legal."""
+    prediction: Prediction
+    """Of the lattice and the candidate."""
+    index: int
+    """The candidate's, in `prediction`."""
+    place: int
+    """Its rank among them, from 1."""
+    n_ranked: int
+    is_in_space: bool
+    min_fit: float
+    neighbours: tuple[Neighbour, ...]
+
+    @property
+    def step_time_s(self) -> float:
+        """Predicted."""
+        return float(self.prediction.step_time_s[self.index])
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Predicted."""
+        return float(self.prediction.peak_memory_bytes[self.index])
+
+    @property
+    def fit_probability(self) -> float:
+        """Predicted."""
+        return float(self.prediction.fit_probability[self.index])
+
+    @property
+    def cheapest_fit(self) -> Neighbour | None:
+        """The fastest legal neighbour that fits; None: none does, or the candidate fits."""
+        if self.fit_probability >= self.min_fit:
+            return None
+        fitting = [n for n in self._legal if n.fit_probability >= self.min_fit]
+        return min(fitting, key=lambda n: n.step_time_s, default=None)
+
+    @property
+    def cheapest_legal(self) -> Neighbour | None:
+        """The fastest legal neighbour, one that fits if any does.
+
+        None: there is none, or the candidate is legal.
+        """
+        if not self.violations:
+            return None
+        fitting = [n for n in self._legal if n.fit_probability >= self.min_fit]
+        return min(fitting or self._legal, key=lambda n: n.step_time_s, default=None)
+
+    @property
+    def _legal(self) -> list[Neighbour]:
+        return [neighbour for neighbour in self.neighbours if not neighbour.violations]
+
+
+def explained_as_dict(found: Explained) -> dict[str, Any]:
+    """For programs; every figure is predicted."""
+    seconds, sizes = parts_of(found.prediction, found.index)
+    return {
+        "is_predicted": True,
+        "candidate": dict(found.candidate.values),
+        "notes": list(found.notes),
+        "violations": [_violation(violation) for violation in found.violations],
+        "pred_step_time_s": found.step_time_s,
+        "pred_peak_memory_bytes": found.peak_memory_bytes,
+        "pred_fit_probability": found.fit_probability,
+        "pred_time_parts_s": seconds,
+        "pred_memory_parts_bytes": sizes,
+        "rank": found.place,
+        "n_ranked": found.n_ranked,
+        "is_in_space": found.is_in_space,
+        "cheapest_fit": _neighbour(found.cheapest_fit),
+        "cheapest_legal": _neighbour(found.cheapest_legal),
+        "neighbours": [_neighbour(neighbour) for neighbour in found.neighbours],
+    }
+
+
+def print_explained(console: Console, found: Explained) -> None:
+    """Print the verdict, what dominates, and each knob one step up and down."""
+    lines = (
+        f"predicted, nothing was run: {describe_candidate(found.candidate, found.context)}, "
+        f"{found.job.model.name} on {found.job.world} x {found.environment.device_name}",
+    )
+    console.print(Text("\n".join(lines), style="bold"), soft_wrap=False)
+    for name, text in _facts(found):
+        console.print(fact(name, text))
+    if found.neighbours:
+        console.print(_table(found))
+
+
+def _facts(found: Explained) -> list[tuple[str, str]]:
+    facts = [("note", note) for note in found.notes]
+    for violation in found.violations:
+        facts += [("refused", f"{violation.rule}: {violation.message}"), ("fix", violation.fix)]
+    if change := found.cheapest_legal:
+        facts.append(("legal with", _said(change)))
+    seconds, sizes = parts_of(found.prediction, found.index)
+    where = "" if found.is_in_space else f"; the space {found.job.space} does not hold it"
+    facts += [
+        ("rank", f"{found.place} of {found.n_ranked} of the lattice{where}"),
+        ("step", f"{format_seconds(found.step_time_s)}: {shares(seconds, 5)}"),
+        (
+            "memory",
+            f"{format_bytes(found.peak_memory_bytes)}, fits with a probability of "
+            f"{found.fit_probability:.0%}: {shares(sizes, 5)}",
+        ),
+    ]
+    if found.fit_probability < found.min_fit:
+        change = found.cheapest_fit
+        text = "no single change makes it fit" if change is None else _said(change)
+        facts.append(("to fit", text))
+    return facts
+
+
+def _said(neighbour: Neighbour) -> str:
+    return (
+        f"{neighbour.knob}={format_value(neighbour.value)}: "
+        f"{format_seconds(neighbour.step_time_s)}, {format_bytes(neighbour.peak_memory_bytes)}, "
+        f"fits with a probability of {neighbour.fit_probability:.0%}"
+    )
+
+
+def _table(found: Explained) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("one change", overflow="fold")
+    for name in ("step", "peak", "fits"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    alike, others = _split(found)
+    for neighbour in others:
+        refused = ", ".join(violation.rule for violation in neighbour.violations)
+        name = f"{neighbour.knob}={format_value(neighbour.value)}"
+        if refused:
+            table.add_row(name, "-", "-", "-", Text(f"refused: {refused}", style="yellow"))
+            continue
+        table.add_row(
+            name,
+            f"{neighbour.step_time_s / found.step_time_s - 1:+.1%}",
+            f"{neighbour.peak_memory_bytes / found.peak_memory_bytes - 1:+.1%}",
+            f"{neighbour.fit_probability:.0%}",
+            "",
+        )
+    if alike:
+        table.add_row("no difference: " + ", ".join(alike), "", "", "", "")
+    return table
+
+
+def _split(found: Explained) -> tuple[list[str], Sequence[Neighbour]]:
+    """Knobs of which no legal step makes a difference, and the neighbours of the others."""
+    differs = {
+        n.knob
+        for n in found.neighbours
+        if n.violations
+        or abs(n.step_time_s / found.step_time_s - 1) >= _ALIKE
+        or abs(n.peak_memory_bytes / found.peak_memory_bytes - 1) >= _ALIKE
+    }
+    alike = dict.fromkeys(n.knob for n in found.neighbours if n.knob not in differs)
+    return list(alike), [n for n in found.neighbours if n.knob in differs]
+
+
+def _neighbour(neighbour: Neighbour | None) -> dict[str, Any] | None:
+    if neighbour is None:
+        return None
+    return {
+        "knob": neighbour.knob,
+        "value": neighbour.value,
+        "violations": [_violation(violation) for violation in neighbour.violations],
+        "pred_step_time_s": neighbour.step_time_s,
+        "pred_peak_memory_bytes": neighbour.peak_memory_bytes,
+        "pred_fit_probability": neighbour.fit_probability,
+    }
+
+
+def _violation(violation: Violation) -> dict[str, str]:
+    return {"rule": violation.rule, "message": violation.message, "fix": violation.fix}

@@ -1,0 +1,196 @@
+"""`plan` and `explain` for fleets that nobody has here: ranks, what-ifs, errors, exports."""
+
+import json
+
+import numpy as np
+import pytest
+
+from autotune.app.explain import explain_candidate
+from autotune.app.forecast import FleetWishes, export_forecast, forecast, open_outlook, ranked
+from autotune.errors import ExitCode, FleetError, JobError
+from autotune.report.forecast import as_dict
+from tests.test_cli import autotune
+
+FLAGS = {
+    "model": "llama-3-8b",
+    "seq_len": 4096,
+    "global_batch": 256,
+    "world": 64,
+    "space": "parallel_3d",
+}
+
+
+@pytest.fixture(scope="module")
+def outlook():
+    return open_outlook(None, FLAGS, FleetWishes(gpu="H100"))
+
+
+def test_what_fits_comes_first_and_of_that_the_fastest(outlook):
+    found = forecast(outlook)
+    fits = found.prediction.fit_probability[found.order] >= found.min_fit
+    n_fit = found.n_likely
+    assert 0 < n_fit < len(found.candidates)
+    assert fits[:n_fit].all()
+    assert not fits[n_fit:].any()
+    assert (np.diff(found.prediction.step_time_s[found.order[:n_fit]]) >= 0).all()
+    behind = found.prediction.fit_probability[found.order[n_fit:]]
+    assert (np.diff(behind) <= 0).all()
+    assert sorted(found.order) == list(range(len(found.candidates)))
+
+
+def test_nothing_on_the_front_is_beaten_in_both(outlook):
+    found = forecast(outlook)
+    step, peak = found.prediction.step_time_s, found.prediction.peak_memory_bytes
+    fitting = found.order[: found.n_likely]
+    for index in fitting:
+        beaten = ((step[fitting] < step[index]) & (peak[fitting] < peak[index])).any()
+        if index in found.on_front:
+            assert not beaten
+    assert int(found.order[0]) in found.on_front
+
+
+def test_slower_links_and_lesser_devices_are_slower(outlook):
+    found = forecast(
+        outlook, what_if=["bandwidth=10Gbps", "gpu=A100-80GB", "memory=40GiB", "nvlink=50GB/s"]
+    )
+    best_s = found.prediction.step_time_s[found.order[0]]
+    slow, other, small, _ = found.variants
+    assert slow.same_step_time_s > slow.step_time_s > best_s
+    assert other.step_time_s > best_s
+    assert small.same_fit_probability < found.prediction.fit_probability[found.order[0]]
+    assert slow.change == "bandwidth=10Gbps"
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ("bandwidth", "write it as bandwidth=20Gbps"),
+        ("colour=red", "keys: bandwidth"),
+        ("bandwidth=fast", "400Gbps or 50GB/s"),
+        ("nvlink=0GB/s", "not above zero"),
+        ("per_node=65", "from 1 to 64"),
+        ("memory=lots", "24GiB"),
+    ],
+)
+def test_a_what_if_that_is_none_says_what_is(outlook, wish, said):
+    with pytest.raises(JobError) as error:
+        forecast(outlook, what_if=[wish])
+    assert said in f"{error.value.message} {error.value.hint}"
+
+
+def test_an_unknown_accelerator_lists_those_that_are_known(outlook):
+    with pytest.raises(FleetError, match="Abacus") as error:
+        open_outlook(None, FLAGS, FleetWishes(gpu="Abacus"))
+    assert "H100" in error.value.message
+    with pytest.raises(FleetError):
+        forecast(outlook, what_if=["gpu=Abacus"])
+
+
+def test_an_accelerator_of_ones_own(tmp_path):
+    table = tmp_path / "mine.yaml"
+    table.write_text(
+        "accelerators:\n"
+        "  Abacus:\n"
+        "    names: ['Abacus']\n"
+        "    memory_gib: 64\n"
+        "    memory_gb_per_s: 1000\n"
+        "    tflops: {bf16: 100}\n"
+        "    achieved_tflops: {bf16: 80}\n"
+        "    nvlink_gb_per_s: 100\n"
+        "    nvlink_domain: 4\n"
+        "    host_gb_per_s: 20\n"
+        "    network_gb_per_s: 10\n"
+        "    devices_per_node: 4\n"
+        "    source: counted\n"
+        "    achieved_source: counted again\n"
+    )
+    wishes = FleetWishes(gpu="Abacus", accelerators=table)
+    outlook = open_outlook(None, {**FLAGS, "world": 8}, wishes)
+    assert (outlook.environment.n_devices, outlook.environment.device_memory_bytes) == (4, 2**36)
+    assert forecast(outlook).prediction.step_time_s.min() > 0
+
+
+def test_the_best_is_exported_and_marked_as_predicted(outlook, tmp_path):
+    found = forecast(outlook)
+    files = export_forecast(outlook, found, 2, tmp_path / "out", "deepspeed")
+    second = found.candidates[int(found.order[1])]
+    config = json.loads((tmp_path / "out" / "ds_config.json").read_text())
+    assert config["train_micro_batch_size_per_gpu"] == second.micro_batch
+    marked = json.loads((tmp_path / "out" / "prediction.json").read_text())
+    assert marked["rank"] == 2
+    assert marked["candidate"] == dict(second.values)
+    assert marked["pred_step_time_s"] == pytest.approx(
+        found.prediction.step_time_s[found.order[1]]
+    )
+    assert {path.name for path in files} >= {"ds_config.json", "prediction.json"}
+    with pytest.raises(JobError, match="--rank 100000"):
+        export_forecast(outlook, found, 100000, tmp_path, "deepspeed")
+
+
+def test_the_price_follows_from_time(outlook):
+    found = forecast(outlook, price_per_hour=2.0)
+    rows = as_dict(found, [1, 3])["candidates"]
+    for row in rows:
+        hours = 1e9 / row["pred_tokens_per_s_per_gpu"] / 3600
+        assert row["pred_price_per_billion_tokens"] == pytest.approx(2.0 * hours)
+        parts = sum(row["pred_time_parts_s"].values())
+        assert parts == pytest.approx(row["pred_step_time_s"])
+
+
+def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
+    found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=4"])
+    assert not found.violations
+    everyone = outlook.predict((*outlook.lattice.candidates,))
+    place = int(np.flatnonzero(ranked(everyone, 0.9) == found.index)[0]) + 1
+    assert found.is_in_space
+    assert (found.place, found.n_ranked) == (place, len(outlook.lattice.candidates))
+    assert found.fit_probability < 0.5
+    change = found.cheapest_fit
+    assert change is not None
+    assert change.fit_probability >= 0.9
+    assert not change.violations
+    fitting = [n for n in found.neighbours if not n.violations and n.fit_probability >= 0.9]
+    assert change.step_time_s == min(n.step_time_s for n in fitting)
+    micro_batches = {n.value for n in found.neighbours if n.knob == "micro_batch"}
+    assert {2, 8} <= micro_batches
+
+
+def test_every_neighbour_differs_in_its_knob(outlook):
+    found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=1"])
+    assert {"tp", "pp", "recompute", "zero.stage"} <= {n.knob for n in found.neighbours}
+    for neighbour in found.neighbours:
+        assert neighbour.candidate.get(neighbour.knob) == neighbour.value
+        assert neighbour.value != found.candidate.get(neighbour.knob)
+    assert found.cheapest_legal is None
+
+
+def test_a_refused_candidate_names_the_rule_and_a_change_that_is_legal(outlook):
+    found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=3"])
+    assert "batch.product" in {violation.rule for violation in found.violations}
+    assert not found.is_in_space
+    assert found.n_ranked == len(outlook.lattice.candidates) + 1
+    assert found.cheapest_legal is not None
+    assert not found.cheapest_legal.violations
+
+
+def test_a_setting_that_does_not_act_is_noted(outlook):
+    found = explain_candidate(outlook, ["zero.stage=1", "stage3.prefetch_bucket_size=1000"])
+    assert any("stage3.prefetch_bucket_size" in note for note in found.notes)
+
+
+def test_the_commands_print_tables_and_json(tmp_path):
+    flags = ["--model", "gpt2", "--seq-len", "1024", "--global-batch", "64", "--world", "8"]
+    fleet = ["--gpu", "T4", "--precision", "fp16"]
+    done = autotune("plan", *flags, *fleet, "--top", "2", "--json", folder=tmp_path)
+    assert done.returncode == ExitCode.FOUND, done.stderr
+    data = json.loads(done.stdout)
+    assert data["is_predicted"]
+    assert len(data["candidates"]) == 2
+    done = autotune("explain", "zero.stage=2", *flags, *fleet, "--json", folder=tmp_path)
+    assert json.loads(done.stdout)["candidate"]["zero.stage"] == 2
+    done = autotune("explain", "zero.stage=9", *flags, *fleet, folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert "zero.stage" in done.stderr
+    done = autotune("plan", *flags, "--gpu", "Abacus", folder=tmp_path)
+    assert done.returncode == ExitCode.FLEET_UNAVAILABLE
+    assert "H100" in done.stderr
