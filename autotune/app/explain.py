@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from autotune.app.forecast import MIN_FIT, Outlook, ranked
+from autotune.app.planning import MIN_FIT, Outlook, ranked
 from autotune.candidate import Candidate
 from autotune.contract import KnobValue
 from autotune.errors import JobError

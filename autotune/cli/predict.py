@@ -9,7 +9,7 @@ from autotune.cli.base import DATA, Debug, Dialect, JobPath, Json, cli, given, p
 from autotune.errors import JobError
 
 if TYPE_CHECKING:
-    from autotune.app.forecast import FleetWishes
+    from autotune.app.planning import FleetWishes
 
 Gpu = Annotated[
     str | None,
@@ -81,8 +81,8 @@ def plan(
 
     The fleet need not be there: name its accelerators with --gpu. Everything shown is predicted.
     """
-    from autotune.app.forecast import export_forecast, forecast, open_outlook
-    from autotune.report.forecast import as_dict, print_forecast
+    from autotune.app.planning import export_ranked, open_outlook, rank_lattice
+    from autotune.report.ranking import print_ranking, ranking_as_dict
 
     if price is not None and not price > 0:
         raise JobError(f"--price {price:g}: not above zero", "the price of one accelerator hour")
@@ -96,14 +96,14 @@ def plan(
         memory_limit=memory_limit,
     )
     outlook = open_outlook(job, flags, _wishes(gpu, per_node, network, nvlink, accelerators))
-    found = forecast(outlook, min_fit=min_fit, price_per_hour=price, what_if=what_if or [])
+    found = rank_lattice(outlook, min_fit=min_fit, price_per_hour=price, what_if=what_if or [])
     if export is not None:
-        for path in export_forecast(outlook, found, rank, export, to):
+        for path in export_ranked(outlook, found, rank, export, to):
             say(f"wrote {path}")
     if as_json:
-        print_json(as_dict(found, range(1, min(top, len(found.candidates)) + 1)))
+        print_json(ranking_as_dict(found, range(1, min(top, len(found.candidates)) + 1)))
     else:
-        print_forecast(DATA, found, top=top)
+        print_ranking(DATA, found, top=top)
 
 
 @cli.command()
@@ -135,7 +135,7 @@ def explain(
     that are not named are at the base configuration's values or DeepSpeed's defaults.
     """
     from autotune.app.explain import explain_candidate
-    from autotune.app.forecast import open_outlook
+    from autotune.app.planning import open_outlook
     from autotune.report.neighbours import explained_as_dict, print_explained
 
     flags = given(
@@ -162,7 +162,7 @@ def _wishes(
     nvlink: str | None,
     accelerators: Path | None,
 ) -> "FleetWishes":
-    from autotune.app.forecast import FleetWishes
+    from autotune.app.planning import FleetWishes
 
     if per_node is not None and per_node < 1:
         raise JobError(f"--per-node {per_node}: not above zero", "accelerators of one node")

@@ -15,7 +15,7 @@ from autotune.cost import Prediction
 from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.knobs import Context
-from autotune.report.forecast import fact, parts_of, shares
+from autotune.report.ranking import fact, parts_of, shares
 from autotune.report.words import describe_candidate
 from autotune.rules.base import Violation
 from autotune.units import format_bytes, format_seconds
