@@ -45,6 +45,11 @@ class FleetWishes:
     accelerators: Path | None = None
     """A table of the user's, before the shipped one."""
 
+    @property
+    def describes_a_fleet(self) -> bool:
+        """Whether anything but the table is wished for."""
+        return any((self.gpu, self.per_node, self.network, self.nvlink))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:

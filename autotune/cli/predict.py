@@ -1,11 +1,22 @@
-"""`plan` and `explain`: what the cost model says, without a trial."""
+"""`plan`, `explain` and `estimate`: what the cost model says, without a trial."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.base import DATA, Debug, Dialect, JobPath, Json, cli, given, print_json, say
+from autotune.cli.base import (
+    DATA,
+    Debug,
+    Dialect,
+    JobPath,
+    Json,
+    cli,
+    given,
+    print_files,
+    print_json,
+    say,
+)
 from autotune.errors import JobError
 
 if TYPE_CHECKING:
@@ -37,6 +48,8 @@ SpaceName = Annotated[
     str | None, typer.Option(help="Knobs to rank: a shipped space or a YAML file.")
 ]
 MemoryLimit = Annotated[str | None, typer.Option(help="Per accelerator, such as 24GiB.")]
+
+_MOST_REASONS = 10
 
 
 @cli.command()
@@ -153,6 +166,87 @@ def explain(
         print_json(explained_as_dict(found))
     else:
         print_explained(DATA, found)
+
+
+@cli.command()
+def estimate(
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KNOB=VALUE", help="Of one candidate; repeat it."),
+    ] = None,
+    job: JobPath = None,
+    model: ModelName = None,
+    seq_len: SeqLen = None,
+    global_batch: GlobalBatch = None,
+    world: World = None,
+    precision: PrecisionName = None,
+    memory_limit: MemoryLimit = None,
+    gpu: Gpu = None,
+    per_node: PerNode = None,
+    network: Network = None,
+    nvlink: Nvlink = None,
+    accelerators: Accelerators = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(help="Instead, a CSV of runs: model, hardware, layout."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="CSV to write: those rows with predictions.")
+    ] = None,
+    constants: Annotated[
+        Path | None, typer.Option(help="YAML with other constants of the model, for --rows.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Predict step time and memory of one candidate of a job, or of runs in a CSV.
+
+    Nothing is run. Of a CSV no column of results is read; what a row leaves open is assumed and
+    listed, and a row that cannot be predicted says why.
+    """
+    flags = given(
+        model=model,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        world=world,
+        precision=precision,
+        memory_limit=memory_limit,
+    )
+    wishes = _wishes(gpu, per_node, network, nvlink, accelerators)
+    if rows is not None or out is not None or constants is not None:
+        if rows is None or out is None:
+            raise JobError("--rows and --out go together", "a CSV to read and one to write")
+        if settings or job is not None or flags or wishes.describes_a_fleet:
+            raise JobError(
+                "--rows: its rows say what is estimated",
+                "leave out --set, the job and the fleet; or leave out --rows",
+            )
+        _estimate_rows(rows, out, accelerators, constants, as_json=as_json)
+        return
+    from autotune.app.explain import estimate_candidate
+    from autotune.app.planning import open_outlook
+    from autotune.report.neighbours import estimate_as_dict, print_estimate
+
+    found = estimate_candidate(open_outlook(job, flags, wishes), settings or [])
+    if as_json:
+        print_json(estimate_as_dict(found))
+    else:
+        print_estimate(DATA, found)
+
+
+def _estimate_rows(
+    rows: Path, out: Path, accelerators: Path | None, constants: Path | None, *, as_json: bool
+) -> None:
+    from autotune.app.estimate import estimate_rows
+
+    done = estimate_rows(rows, out, accelerators=accelerators, constants=constants)
+    if as_json:
+        print_json(done.as_dict())
+        return
+    say(f"{done.predicted} of {done.rows} rows are predicted")
+    for reason, count in list(done.reasons.items())[:_MOST_REASONS]:
+        say(f"  {count} not: {reason}")
+    print_files([done.out], as_json=False)
 
 
 def _wishes(

@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from autotune.app.explain import explain_candidate
+from autotune.app.explain import estimate_candidate, explain_candidate
 from autotune.app.planning import FleetWishes, export_ranked, open_outlook, rank_lattice, ranked
 from autotune.errors import ExitCode, FleetError, JobError
+from autotune.report.neighbours import estimate_as_dict
 from autotune.report.ranking import ranking_as_dict
 from tests.test_cli import autotune
 
@@ -176,6 +177,32 @@ def test_a_refused_candidate_names_the_rule_and_a_change_that_is_legal(outlook):
 def test_a_setting_that_does_not_act_is_noted(outlook):
     found = explain_candidate(outlook, ["zero.stage=1", "stage3.prefetch_bucket_size=1000"])
     assert any("stage3.prefetch_bucket_size" in note for note in found.notes)
+
+
+def test_an_estimate_is_of_one_candidate_and_adds_up(outlook):
+    found = estimate_candidate(outlook, ["zero.stage=2", "micro_batch=2"])
+    data = estimate_as_dict(found)
+    assert data["candidate"]["zero.stage"] == 2
+    assert sum(data["pred_time_parts_s"].values()) == pytest.approx(data["pred_step_time_s"])
+    total = sum(data["pred_memory_parts_bytes"].values())
+    assert total == pytest.approx(data["pred_peak_memory_bytes"])
+    tokens = 256 * 4096 / data["pred_step_time_s"] / 64
+    assert data["pred_tokens_per_s_per_gpu"] == pytest.approx(tokens)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--rows", "in.csv"], "go together"),
+        (["--out", "out.csv"], "go together"),
+        (["--rows", "in.csv", "--out", "o.csv", "--set", "tp=2"], "its rows say"),
+        (["--rows", "in.csv", "--out", "o.csv", "--gpu", "H100"], "its rows say"),
+    ],
+)
+def test_an_estimate_is_of_a_candidate_or_of_a_table(tmp_path, flags, said):
+    done = autotune("estimate", *flags, folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert said in done.stderr
 
 
 def test_the_commands_print_tables_and_json(tmp_path):
