@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from autotune.contract import Origin
 from autotune.hardware import Environment
 from autotune.job import Objective
 from autotune.knobs import Context
@@ -67,6 +68,7 @@ class _Answer:
     speedup_low: float | None
     speedup_high: float | None
     stop_reason: str
+    origin: str = "measured"
     problem: _Problem | None = None
     interrupted: bool
     paths: _Paths
@@ -101,6 +103,12 @@ def environment_at(facts: Mapping[str, Any], number: int) -> Environment | None:
 def context_of(facts: Mapping[str, Any]) -> Context | None:
     """What decided which knobs act."""
     return _read(Context, facts.get("context"))
+
+
+def origin_of(facts: Mapping[str, Any]) -> Origin:
+    """Where the figures of the study come from; measured where it does not say."""
+    origin = _read(Origin, facts.get("origin"))
+    return Origin.MEASURED if origin is None else origin
 
 
 def objective_of(facts: Mapping[str, Any]) -> Objective:

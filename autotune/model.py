@@ -34,6 +34,7 @@ __all__ = [
     "Model",
     "ModelShape",
     "load_model",
+    "model_from_config",
     "presets",
     "train_flops_per_token",
     "with_adapters",
@@ -79,13 +80,14 @@ def load_model(text: str) -> Model:
     """
     if text in presets():
         file = resources.files("autotune") / "presets" / f"{text}.json"
-        return _from_config(text, json.loads(file.read_text(encoding="utf-8")), where=str(file))
+        config = json.loads(file.read_text(encoding="utf-8"))
+        return model_from_config(text, config, where=str(file))
     path = Path(os.path.expanduser(text))
     if os.path.exists(path) or "/" in text or text.endswith(".json"):
         is_folder = os.path.isdir(path)
         file_path = path / "config.json" if is_folder else path
         name = Path(os.path.realpath(path)).name if is_folder else _name_of_file(path)
-        return _from_config(name, _read_config(file_path), where=str(file_path))
+        return model_from_config(name, _read_config(file_path), where=str(file_path))
     if _FACTORY.fullmatch(text):
         return _from_factory(text)
     near = difflib.get_close_matches(text.lower(), presets(), n=3, cutoff=0.4)
@@ -141,7 +143,17 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _from_config(name: str, config: dict[str, Any], *, where: str) -> Model:
+def model_from_config(name: str, config: dict[str, Any], *, where: str) -> Model:
+    """The model of a Hugging Face config.
+
+    Args:
+        name: What to call it.
+        config: As in a config.json.
+        where: Where it came from, for the errors.
+
+    Raises:
+        JobError: It names no architecture, or sizes that cannot be.
+    """
     if not isinstance(config.get("model_type"), str):
         raise JobError(
             f"{where}: model_type: {config.get('model_type')!r} names no architecture",

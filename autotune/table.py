@@ -197,6 +197,12 @@ _MEMORY = (
 _PROVENANCE = (
     *(column(f"phase.{phase}_s", "float64", "seconds in this phase", unit="s") for phase in Phase),
     *(column(f"version.{name}", "string", f"version of {name} in the trial") for name in PACKAGES),
+    column(
+        "origin",
+        "string",
+        "where the figures come from: measured (by ranks that trained), replayed (a table of runs "
+        "elsewhere), simulated (the analytic model)",
+    ),
     column("accelerator", "string", "cpu or cuda"),
     column("device_name", "string", "what the accelerators call themselves"),
     column("devices", "string", "slots of the gang, separated by spaces"),
@@ -386,6 +392,7 @@ def _result_cells(result: TrialResult) -> dict[str, Any]:
     cells |= {f"version.{name}": version for name, version in result.versions.items()}
     cells |= {
         "outcome": str(result.outcome),
+        "origin": str(result.origin),
         "evidence": result.evidence or None,
         "evidence_source": result.evidence_source or None,
         "differences": "; ".join(result.differences) or None,

@@ -15,6 +15,7 @@ from autotune.app.pages import PageWriter
 from autotune.app.session import Session
 from autotune.app.steering import keep, steer
 from autotune.app.studies import write_export
+from autotune.contract import Origin
 from autotune.errors import (
     AutotuneError,
     ExitCode,
@@ -22,7 +23,9 @@ from autotune.errors import (
     NothingFeasibleError,
     StudyError,
 )
+from autotune.facts import origin_of
 from autotune.files import write_whole
+from autotune.fleet.base import Fleet
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import kill_all
 from autotune.record import Study
@@ -71,7 +74,7 @@ def search(
     study = session.study
     if metrics_file is not None:
         check_writable(metrics_file)
-    fleet = LocalFleet(session.environment, world=session.job.world)
+    fleet = _fleet_of(session)
     if fresh and (aside := study.set_aside()) is not None:
         observer.on_note(f"the old study is kept as {aside}")
     study.lock()
@@ -83,17 +86,22 @@ def search(
         # What a killed search may have left: its trials hold devices that the next ones need.
         kill_all(study.trials_folder)
         study.sweep()
+        _check_origin(session)
         _begin(session)
-        extensions.build(
-            session.environment.accelerator, metrics.on_note, nvme=session.lattice.swaps
-        )
+        if session.origin is Origin.MEASURED:
+            extensions.build(
+                session.environment.accelerator, metrics.on_note, nvme=session.lattice.swaps
+            )
+        else:
+            metrics.on_note(f"figures are {session.origin}: nothing runs on this machine")
+            knowledge = None  # what was not measured teaches nobody
         steering = steer(session, metrics.on_note, knowledge)
         result = _run(session, fleet, metrics, steering)
         if knowledge is not None:
             keep(session, metrics.on_note, knowledge)
-        answer = summarize(result, study)
+        answer = summarize(result, study, session.origin)
         study.write_state({**study.read_state(), "answer": answer})
-        if result.best is not None:
+        if result.best is not None and session.origin is Origin.MEASURED:
             write_export(study, study.best_folder, to=session.engine.name, trial=None)
         return Ending(answer=answer, error=None)
     except (NothingFeasibleError, FleetError) as error:
@@ -127,13 +135,14 @@ def _begin(session: Session) -> None:
         "objective": dataclasses.asdict(objective.wish),
         "allowed_bytes": objective.allowed_bytes,
         "context": dataclasses.asdict(session.lattice.context),
+        "origin": session.origin,
         "answer": None,
     }
     study.write_state({**study.read_state(), **facts})
 
 
 def _run(
-    session: Session, fleet: LocalFleet, observer: Observer, steering: Steering | None
+    session: Session, fleet: Fleet, observer: Observer, steering: Steering | None
 ) -> SearchResult:
     interrupt = Interrupt()
     with interrupt.on_signals(), _table_at_the_end(session.study), closing(fleet):
@@ -147,13 +156,35 @@ def _run(
             observer=observer,
             interrupt=interrupt,
             steering=steering,
+            compares=session.origin is not Origin.REPLAYED,
+        )
+
+
+def _fleet_of(session: Session) -> Fleet:
+    if session.make_fleet is not None:
+        return session.make_fleet()
+    return LocalFleet(session.environment, world=session.job.world)
+
+
+def _check_origin(session: Session) -> None:
+    """See that no study holds figures of two kinds.
+
+    Raises:
+        StudyError: It would.
+    """
+    study = session.study
+    theirs = origin_of(study.read_state())
+    if study.next_number() and theirs is not session.origin:
+        raise StudyError(
+            f"study {study.name} holds {theirs} figures, and these would be {session.origin}",
+            "name another study with --study, or start anew with --fresh",
         )
 
 
 def _keep_failure(study: Study, error: AutotuneError) -> dict[str, Any]:
     """The answer of a search without a best candidate; a full disk does not hide the reason."""
     facts = study.read_state()
-    answer = summarize_failure(error, history_of(study.read(), facts), study)
+    answer = summarize_failure(error, history_of(study.read(), facts), study, origin_of(facts))
     try:
         study.write_state({**facts, "answer": answer})
     except StudyError as failure:

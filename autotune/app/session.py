@@ -1,16 +1,18 @@
 """A job with everything that it needs on this machine; nothing runs here."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.candidate import Candidate
+from autotune.contract import Origin
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.errors import JobError, StudyError
 from autotune.finetune import with_rank
+from autotune.fleet.base import Fleet
 from autotune.hardware import Environment, detect_environment
 from autotune.job import Job, make_job, read_job_file, resolve_paths
 from autotune.knobs import Context, canonical, explain, parse_settings
@@ -22,6 +24,7 @@ from autotune.rules import judge
 from autotune.search.history import History
 from autotune.search.recall import recall
 from autotune.search.sampler import check_installed
+from autotune.search.steering import Forecaster
 from autotune.space import load_space
 
 DEMO: dict[str, dict[str, Any]] = {
@@ -55,15 +58,28 @@ class Session:
     engine: Engine
     lattice: Lattice
     study: Study
+    origin: Origin = Origin.MEASURED
+    """Where its trials' figures come from."""
+    make_fleet: Callable[[], Fleet] | None = None
+    """What answers for its trials; None: this machine runs them."""
+    forecaster: Forecaster | None = None
+    """What is said of its candidates before they are tried; None: what the analytic model says."""
 
 
-def open_session(job_file: Path | None, flags: Mapping[str, Any], *, results: Path) -> Session:
+def open_session(
+    job_file: Path | None,
+    flags: Mapping[str, Any],
+    *,
+    results: Path,
+    environment: Environment | None = None,
+) -> Session:
     """Read the job, and find out what is legal for it on this machine.
 
     Args:
         job_file: YAML, or None.
         flags: Keys of the job that come before the file's.
         results: Folder of all studies.
+        environment: Devices to take for this machine's; None: find them.
 
     Raises:
         JobError: The job, the space or a file that it names is not valid.
@@ -72,7 +88,7 @@ def open_session(job_file: Path | None, flags: Mapping[str, Any], *, results: Pa
         FleetError: torch or DeepSpeed is missing.
         NothingFeasibleError: The rules refuse every candidate.
     """
-    environment = detect_environment()
+    environment = environment or detect_environment()
     job, data = read_job(job_file, flags, environment)
     check_installed(job.sampler)
     study = Study(results, job.study)

@@ -35,7 +35,12 @@ def steer(
             note(f"nothing is learned from other studies: {error.message}")
     try:
         steering = steering_of(
-            job, environment, session.lattice, lessons=lessons, study=_name_of(session)
+            job,
+            environment,
+            session.lattice,
+            lessons=lessons,
+            study=_name_of(session),
+            forecaster=session.forecaster,
         )
     except AutotuneError as error:
         note(f"TPE proposes, for nothing can be predicted: {error.message}")

@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 
 from autotune.candidate import Candidate
+from autotune.contract import Origin
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.errors import StudyError
@@ -18,6 +19,7 @@ from autotune.facts import (
     environment_at,
     left_out_of,
     objective_of,
+    origin_of,
 )
 from autotune.hardware import Environment
 from autotune.job import Job, make_job, read_job_file
@@ -125,6 +127,7 @@ def state_of(study: Study) -> State:
         best_samples_per_s=(answer.get("best") or {}).get("samples_per_s"),
         speedup=answer.get("speedup"),
         stop_reason=answer.get("stop_reason"),
+        origin=origin_of(facts),
     )
 
 
@@ -203,6 +206,12 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
         JobError: The study's job cannot be read any more.
     """
     facts = study.read_state()
+    if (origin := origin_of(facts)) is not Origin.MEASURED:
+        raise StudyError(
+            f"study {study.name} is {origin}: nothing of it was measured here, so there is "
+            "nothing to hand out",
+            "search with --fleet local on the devices that will train",
+        )
     answer = answer_of(facts) or {}
     recorded = study.read()
     trials = {t.spec.number: t for t in recorded.trials}

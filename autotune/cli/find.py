@@ -127,6 +127,13 @@ def search(
             envvar="AUTOTUNE_KNOWLEDGE",
         ),
     ] = None,
+    fleet: Annotated[
+        str,
+        typer.Option(
+            help="Who answers: local (this machine), simulate or simulate:8xH100 (the cost "
+            "model), replay:FILE.csv#GROUP (a table of runs)."
+        ),
+    ] = "local",
     no_knowledge: Annotated[
         bool, typer.Option("--no-knowledge", help="Learn from no other study, and teach none.")
     ] = False,
@@ -143,8 +150,9 @@ def search(
     """
     from autotune.app.run import exit_code
     from autotune.app.run import search as run
-    from autotune.app.session import open_session, plan_search
+    from autotune.app.session import plan_search
     from autotune.app.studies import read_report
+    from autotune.app.unmeasured import open_fleet
     from autotune.cost.knowledge import default_file
     from autotune.report.live import view_for
     from autotune.report.terminal import print_plan, print_report
@@ -175,7 +183,7 @@ def search(
         seed=seed,
         study=study,
     )
-    session = open_session(job, flags, results=results)
+    session = open_fleet(fleet, job, flags, results=results)
     plan = plan_search(session, fresh=fresh)
     if dry_run:
         if as_json:

@@ -45,6 +45,7 @@ from autotune.contract.spec import (
     TrialSpec,
 )
 from autotune.contract.words import (
+    Origin,
     Outcome,
     Phase,
     Role,
@@ -70,6 +71,7 @@ __all__ = [
     "GpuUse",
     "KnobValue",
     "Measure",
+    "Origin",
     "Outcome",
     "Phase",
     "RankDiagnosis",

@@ -13,7 +13,7 @@ from autotune.contract.files import (
     checked_fields,
     rebuilt,
 )
-from autotune.contract.words import Outcome, Phase, Role, Start
+from autotune.contract.words import Origin, Outcome, Phase, Role, Start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +192,8 @@ class TrialResult:
     """None where nothing was measured."""
     diagnosis: Diagnosis | None = None
     """None: there was no diagnostic pass."""
+    origin: Origin = Origin.MEASURED
+    """Where these figures come from."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
@@ -207,6 +209,7 @@ class TrialResult:
             fields["outcome"] = Outcome(fields["outcome"])
             fields["role"] = Role(fields["role"])
             fields["start"] = Start(fields.get("start", Start.COLD))
+            fields["origin"] = Origin(fields.get("origin", Origin.MEASURED))
             fields["use"] = rebuilt(Use | None, fields.get("use"))
             fields["diagnosis"] = rebuilt(Diagnosis | None, fields.get("diagnosis"))
         except ValueError as error:

@@ -45,6 +45,17 @@ class Role(StrEnum):
     """Trains for minutes instead of seconds, with a checkpoint on the way; no part of a search."""
 
 
+class Origin(StrEnum):
+    """Where a trial's figures come from."""
+
+    MEASURED = "measured"
+    """From ranks that trained."""
+    REPLAYED = "replayed"
+    """From a table of runs that were measured elsewhere; nothing ran."""
+    SIMULATED = "simulated"
+    """From the analytic model, with noise; nothing ran."""
+
+
 class Start(StrEnum):
     """How the ranks of a trial start."""
 

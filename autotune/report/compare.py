@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from autotune.candidate import format_value
-from autotune.contract import Outcome, TrialSpec
+from autotune.contract import Origin, Outcome, TrialSpec
 from autotune.knobs import KNOBS
 from autotune.report.ratios import Ratio, ratio_of, telling_runs
 from autotune.report.study import Report
@@ -27,7 +27,7 @@ _JOB = ("model", "finetune", "seq_len", "lengths", "global_batch", "world", "pre
 """Columns of the table without which samples/s are not of the same work."""
 _EMPTY = {"finetune": "every weight"}
 """What an empty column means, where that is known."""
-_PLACE = ("accelerator", "device_name", "memory_limit_bytes")
+_PLACE = ("origin", "accelerator", "device_name", "memory_limit_bytes")
 _CANDIDATES = {
     "settings": "string",
     "candidate_hash": "string",
@@ -231,7 +231,12 @@ def _differences(runs: Sequence[Run]) -> list[str]:
         values = {json.dumps(run.job.get(key), sort_keys=True) for run in runs if run.job}
         if len(values) > 1:
             said.setdefault(key, f"{key} of the job differs")
-    return list(said.values())
+    unmeasured = [
+        f"{run.key} is {origin}: its figures were not measured here"
+        for run in runs
+        if (origin := _seen(run.frame, "origin")) not in ("", Origin.MEASURED)
+    ]
+    return [*unmeasured, *said.values()]
 
 
 def _seen(frame: pd.DataFrame, column: str) -> str:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autotune.contract import Origin
 from autotune.doctor import Diagnosis, Level
 from autotune.render.deepspeed import describe_soak
 from autotune.report.words import format_rate
@@ -36,6 +37,8 @@ class State:
     """Over the baseline; None while there is none."""
     stop_reason: str | None
     """None while the search has not ended."""
+    origin: str = "measured"
+    """Where its figures come from: `measured`, `replayed` or `simulated`."""
 
 
 def print_states(console: Console, states: Sequence[State]) -> None:
@@ -55,9 +58,14 @@ def print_states(console: Console, states: Sequence[State]) -> None:
             ", ".join(f"{name} {count}" for name, count in state.counts.items()) or "-",
             format_rate(state.best_samples_per_s),
             "-" if state.speedup is None else f"{state.speedup:.2f}x",
-            "running" if state.is_running else state.stop_reason or "cut short: search again",
+            _state(state),
         )
     console.print(table)
+
+
+def _state(state: State) -> str:
+    said = "running" if state.is_running else state.stop_reason or "cut short: search again"
+    return said if state.origin == Origin.MEASURED else f"{state.origin}: {said}"
 
 
 def print_soak(console: Console, soak: SoakResult) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.contract import DS_CONFIG_FILE
+from autotune.contract import DS_CONFIG_FILE, Origin
 from autotune.errors import AutotuneError, NothingFeasibleError
 from autotune.record import Study
 from autotune.search.base import SearchResult, Standing
@@ -11,15 +11,17 @@ from autotune.search.front import RULE
 from autotune.search.history import History
 
 
-def summarize(result: SearchResult, study: Study) -> dict[str, Any]:
+def summarize(
+    result: SearchResult, study: Study, origin: Origin = Origin.MEASURED
+) -> dict[str, Any]:
     """The answer as one object.
 
     Returns:
         `study`, `counts` by outcome, `baseline` and `best` (null where there is none), `ties`,
         `speedup` with its 95% interval `speedup_low` to `speedup_high` (null if no baseline was
-        compared), `stop_reason`, `problem` (null; see `summarize_failure`), `interrupted`,
-        `paths`; with the Pareto objective also `front`, fastest first, and `rule`, which says
-        how `best` was chosen of it.
+        compared), `stop_reason`, `origin` (of the figures: see `Origin`), `problem` (null; see
+        `summarize_failure`), `interrupted`, `paths`; with the Pareto objective also `front`,
+        fastest first, and `rule`, which says how `best` was chosen of it.
     """
     front = {}
     if result.front is not None:
@@ -34,14 +36,17 @@ def summarize(result: SearchResult, study: Study) -> dict[str, Any]:
         "speedup_low": None if result.speedup is None else result.speedup.low,
         "speedup_high": None if result.speedup is None else result.speedup.high,
         "stop_reason": result.stop_reason.value,
+        "origin": origin.value,
         "problem": None,
         "interrupted": result.interrupted,
-        "paths": _paths(study, has_best=result.best is not None),
+        "paths": _paths(study, has_best=result.best is not None and origin is Origin.MEASURED),
         **front,
     }
 
 
-def summarize_failure(error: AutotuneError, history: History, study: Study) -> dict[str, Any]:
+def summarize_failure(
+    error: AutotuneError, history: History, study: Study, origin: Origin = Origin.MEASURED
+) -> dict[str, Any]:
     """The answer of a search that ended without a best candidate.
 
     Returns:
@@ -59,6 +64,7 @@ def summarize_failure(error: AutotuneError, history: History, study: Study) -> d
         "speedup_low": None,
         "speedup_high": None,
         "stop_reason": "nothing is feasible" if nothing else "the devices failed: search again",
+        "origin": origin.value,
         "problem": {"message": error.message, "fix": error.hint},
         "interrupted": False,
         "paths": _paths(study, has_best=False),
@@ -83,7 +89,8 @@ def place(answer: Mapping[str, Any], study: Study) -> dict[str, Any]:
         for name in ("ties", "front")
         if name in answer
     }
-    paths = _paths(study, has_best=answer["best"] is not None)
+    is_measured = answer.get("origin", Origin.MEASURED) == Origin.MEASURED
+    paths = _paths(study, has_best=answer["best"] is not None and is_measured)
     return {**answer, **single, **several, "study": study.name, "paths": paths}
 
 

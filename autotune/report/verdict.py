@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.facts import environment_of, left_out_of, model_of
+from autotune.contract import Origin
+from autotune.facts import environment_of, left_out_of, model_of, origin_of
 from autotune.knobs import choices_of
 from autotune.record import Study
 from autotune.render.deepspeed import describe_soak
@@ -25,10 +26,12 @@ _DISTURBED_SHOWN = 5
 def describe_place(report: Report) -> str:
     """Which model on what, with which versions; empty where the study does not say."""
     environment, model = environment_of(report.facts), model_of(report.facts)
+    origin = origin_of(report.facts)
+    mark = "" if origin is Origin.MEASURED else f"{origin.upper()}, not measured here: "
     if environment is None:
-        return ""
+        return mark
     return (
-        f"{'?' if model is None else model.name} on {environment.device_name}, DeepSpeed "
+        f"{mark}{'?' if model is None else model.name} on {environment.device_name}, DeepSpeed "
         f"{environment.deepspeed_version}, torch {environment.torch_version}"
     )
 

@@ -51,6 +51,7 @@ def run_search(
     observer: Observer,
     interrupt: Interrupt,
     steering: Steering | None = None,
+    compares: bool = True,
 ) -> SearchResult:
     """Search for the best candidate of a lattice, or go on with a search that was cut short.
 
@@ -67,6 +68,8 @@ def run_search(
         interrupt: Asks the search to drain or to end.
         steering: What the sampler `calibrated` goes by; None: nothing can be predicted, and TPE
             proposes in its place.
+        compares: Whether the best runs again beside the baseline; a table of runs would only
+            repeat itself.
 
     Raises:
         NothingFeasibleError: No trial ran within the limits.
@@ -83,6 +86,7 @@ def run_search(
         observer=observer,
         interrupt=interrupt,
         steering=steering,
+        compares=compares,
     )
     try:
         return search.run()
@@ -112,8 +116,10 @@ class _Search:
         observer: Observer,
         interrupt: Interrupt,
         steering: Steering | None,
+        compares: bool,
     ) -> None:
         self._job = job
+        self._compares = compares
         self._steering = steering
         self._study = study
         self._engine = engine
@@ -152,13 +158,19 @@ class _Search:
             self._note(f"search ends: {self._stop}")
             if self._answer().best() is None:
                 raise nothing_feasible(self.crew.history, self._objective)
-            self._plan_comparison()
-            self._drive(Stage.CONFIRM, self._next_confirm, at_once=lambda: 1)
+            self._compare()
         if self._interrupt.draining:
             self._stop = StopReason.INTERRUPTED
         self._study.write_state({**self._study.read_state(), "stop_reason": self._stop})
         self._show(Stage.DONE)
         return self._result()
+
+    def _compare(self) -> None:
+        if not self._compares:
+            self._note("no final comparison: what answers would only repeat itself")
+            return
+        self._plan_comparison()
+        self._drive(Stage.CONFIRM, self._next_confirm, at_once=lambda: 1)
 
     def _capacity(self) -> int:
         """How many trials can run at once; the fleet may leave out slots meanwhile."""

@@ -163,8 +163,9 @@ def steering_of(
     *,
     lessons: Sequence[Lesson] = (),
     study: str = "",
+    forecaster: Forecaster | None = None,
 ) -> Steering:
-    """Steer by the analytic model.
+    """Steer by a model.
 
     Args:
         job: What is trained.
@@ -172,6 +173,7 @@ def steering_of(
         lattice: The legal candidates.
         lessons: Of other studies.
         study: The name by which this one's own lessons are left out.
+        forecaster: The model; None: the analytic one.
 
     Raises:
         FleetError: The accelerator is in no table, so nothing can be predicted.
@@ -179,9 +181,10 @@ def steering_of(
     """
     constants = constants_of(environment)
 
-    def forecaster(candidates: Sequence[Candidate]) -> Forecast:
+    def analytic(candidates: Sequence[Candidate]) -> Forecast:
         return forecast(plans_of(candidates, job, environment), constants)
 
+    forecaster = forecaster or analytic
     forecaster(lattice.candidates[:1])  # what cannot be predicted is said before anything runs
     return Steering(
         lattice=lattice,

@@ -1,0 +1,77 @@
+"""The engine of a replay: a configuration is what its table says, and nothing is rendered."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.candidate import Candidate
+from autotune.contract import KnobValue
+from autotune.engines.base import Engine
+from autotune.errors import JobError
+from autotune.hardware import Environment
+from autotune.job import Job
+from autotune.replay.problem import ReplayProblem
+from autotune.rules.base import Setup
+
+
+class ReplayedEngine:
+    """A table's runs, of whatever framework; implements `Engine`."""
+
+    name = "replay"
+
+    def __init__(self, job: Job, environment: Environment, problem: ReplayProblem) -> None:
+        self._job = job
+        self._environment = environment
+        self._problem = problem
+
+    @property
+    def base_knobs(self) -> Mapping[str, KnobValue]:
+        """None: the rows say all."""
+        return {}
+
+    @property
+    def optimizer(self) -> str:
+        """As the job has it; tables do not say."""
+        return str(self._job.optimizer.get("type", "")).lower()
+
+    def setup(self, candidate: Candidate) -> Setup:
+        """The layout alone: no DeepSpeed configuration stands behind a row."""
+        return Setup(
+            ds_config={},
+            world=candidate.world,
+            tp=candidate.tp,
+            pp=candidate.pp,
+            global_batch=candidate.global_batch,
+            seq_len=self._job.seq_len,
+            recompute=str(candidate.get("recompute", "none")),
+            precision=self._job.precision,
+            model=self._job.model.shape,
+            supports_tp=True,
+            supports_recompute=True,
+            environment=self._environment,
+        )
+
+    def expected(self, setup: Setup) -> dict[str, Any]:
+        """Nothing: no engine is there to ask."""
+        return {}
+
+    def files(self, candidate: Candidate) -> dict[str, str]:
+        """The rows of the table: a table that was edited is answered anew."""
+        found = self._problem.configurations.get(candidate)
+        rows = [] if found is None else [dict(row.cells) for row in found.rows]
+        return {"rows.json": json.dumps(rows, indent=2, sort_keys=True) + "\n"}
+
+    def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
+        """Nothing."""
+        return {}
+
+    def baseline(self, path: Path) -> tuple[Engine, Candidate]:
+        """There is none.
+
+        Raises:
+            JobError: Always.
+        """
+        raise JobError(
+            f"{path}: a replay has no configuration but the table's", "leave --baseline out"
+        )

@@ -1,0 +1,115 @@
+"""Answers a search from the analytic model, with an error, noise and failures that a seed decides.
+
+What is asked twice is answered alike but for the noise of a run, as on real devices: a candidate
+has an error of its own, and each of its runs one more.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.candidate import Candidate
+from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
+from autotune.fleet.answering import Answer
+
+N_STEPS = 10
+"""That a simulated trial measures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What the model says of one candidate."""
+
+    step_time_s: float
+    peak_memory_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Luck:
+    """How far simulated trials are from what the model says; deviations of logarithms."""
+
+    seed: int
+    time_error: float = 0.1
+    """Of a candidate's step time: what the model does not know of it."""
+    memory_error: float = 0.05
+    """The same of its peak."""
+    run_noise: float = 0.01
+    """Of one run."""
+    step_noise: float = 0.01
+    """Of one step."""
+    p_platform_fault: float = 0.02
+    """That the platform ends a trial, whatever its candidate."""
+
+
+def simulated(say: Callable[[Candidate], Said], luck: Luck, *, device_memory_bytes: int) -> Answer:
+    """What such devices might have measured.
+
+    Args:
+        say: The model.
+        luck: Its errors.
+        device_memory_bytes: The limit where a trial has none.
+    """
+
+    def answer(spec: TrialSpec) -> TrialResult:
+        candidate = Candidate.of(spec.knobs, world=spec.world, global_batch=spec.global_batch)
+        said = say(candidate)
+        own = _numbers(luck.seed, candidate.hash)
+        run = _numbers(luck.seed, candidate.hash, spec.number)
+        result = TrialResult(
+            number=spec.number,
+            role=spec.role,
+            candidate_hash=spec.candidate_hash,
+            outcome=Outcome.OK,
+            origin=Origin.SIMULATED,
+        )
+        if run.random() < luck.p_platform_fault:
+            return _fault(result, Outcome.COMM, "simulated: a collective timed out")
+        step_time_s = said.step_time_s * _factor(own, luck.time_error)
+        peak_bytes = said.peak_memory_bytes * _factor(own, luck.memory_error)
+        limit_bytes = spec.memory_limit_bytes or device_memory_bytes
+        if peak_bytes > limit_bytes:
+            return _fault(
+                result,
+                Outcome.OOM,
+                f"simulated: out of memory, {peak_bytes:.4g} B of {limit_bytes:.4g} B",
+            )
+        steps = step_time_s * _factor(run, luck.run_noise)
+        step_times_s = [steps * _factor(run, luck.step_noise) for _ in range(N_STEPS)]
+        median_s = float(np.median(step_times_s))
+        # Of a median of normal values: 1.25 standard errors of their mean.
+        half = 1.96 * 1.25 * luck.step_noise / math.sqrt(N_STEPS)
+        rate = spec.global_batch / median_s
+        return dataclasses.replace(
+            result,
+            step_times_s=step_times_s,
+            step_time_s=median_s,
+            step_time_low_s=median_s * math.exp(-half),
+            step_time_high_s=median_s * math.exp(half),
+            samples_per_s=rate,
+            samples_per_s_low=rate * math.exp(-half),
+            samples_per_s_high=rate * math.exp(half),
+            peak_memory_bytes=int(peak_bytes),
+            memory_bytes={"peak": int(peak_bytes)},
+        )
+
+    return answer
+
+
+def _fault(result: TrialResult, outcome: Outcome, evidence: str) -> TrialResult:
+    return dataclasses.replace(
+        result, outcome=outcome, evidence=evidence, evidence_source="simulation"
+    )
+
+
+def _numbers(seed: int, *of: object) -> np.random.Generator:
+    """Numbers that the seed and these decide, whatever was asked before."""
+    digest = hashlib.sha256(repr((seed, *of)).encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:8], "big"))
+
+
+def _factor(numbers: np.random.Generator, deviation: float) -> float:
+    return math.exp(deviation * float(numbers.standard_normal()))

@@ -1,0 +1,218 @@
+"""A group of a table as a job: its model, its devices, and its configurations as candidates.
+
+A configuration becomes a candidate of the knobs that there are: `tp`, `pp`, `micro_batch`,
+`zero.stage`, `recompute`, and `sp` for context parallelism: ranks that share a sample. What no
+knob says (chunks of a pipeline, Megatron's sequence parallelism, offload as tables word it) is
+part of the problem: rows that differ there are other groups. The rows are the lattice, whatever
+DeepSpeed's rules would say of them: they ran.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from autotune.accelerators import shipped_accelerators
+from autotune.candidate import Candidate
+from autotune.contract import KnobValue
+from autotune.cost.plans import Plans
+from autotune.cost.published import rows_to_plans
+from autotune.errors import JobError
+from autotune.replay.groups import Configuration, Group, group_rows
+from autotune.replay.rows import MeasuredRow, read_rows
+
+_FIXED = ("vp", "ep", "sp", "offload")
+_KNOB_OF = {
+    "tp": "tp",
+    "pp": "pp",
+    "cp": "sp",
+    "micro_batch": "micro_batch",
+    "zero": "zero.stage",
+    "recompute": "recompute",
+}
+_STAGES = ("0", "1", "2", "3")
+_RECOMPUTES = ("none", "full")
+_MOST_LISTED = 20
+_LEAST = 2
+"""Configurations of a group that can be searched."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReplayProblem:
+    """A group with what a job needs of it."""
+
+    group: Group
+    plans: Plans
+    """Of its first row: how the model reads its sizes and its devices."""
+
+    @property
+    def world(self) -> int:
+        """Accelerators."""
+        return self._count("n_gpus")
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per step."""
+        return self._count("global_batch")
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens per sample."""
+        return self._count("seq_len")
+
+    @property
+    def precision(self) -> str:
+        """In a job's words; bf16 where the table does not say, or says what no job can."""
+        said = self.group.problem["precision"]
+        return said if said in ("bf16", "fp16", "fp32") else "bf16"
+
+    @property
+    def device_name(self) -> str:
+        """As the table has it."""
+        return self.group.problem["gpu_type"]
+
+    @property
+    def device_memory_bytes(self) -> int:
+        """Of one accelerator."""
+        return int(_first(self.plans.memory_bytes))
+
+    @property
+    def devices_per_node(self) -> int:
+        """At most the world."""
+        return min(self.world, int(_first(self.plans.devices_per_node)))
+
+    @cached_property
+    def configurations(self) -> Mapping[Candidate, Configuration]:
+        """The rows of the table as candidates, in their order."""
+        return {
+            Candidate.of(
+                _knobs(configuration), world=self.world, global_batch=self.global_batch
+            ): configuration
+            for configuration in self.group.configurations
+        }
+
+    @property
+    def model_config(self) -> dict[str, Any]:
+        """A Hugging Face config with the sizes of the table's model."""
+        size = {name: int(_first(value)) for name, value in self._sizes.items()}
+        if not _first(self.plans.gated_mlp):
+            return {
+                "model_type": "gpt2",
+                "n_layer": size["n_layers"],
+                "n_embd": size["hidden"],
+                "n_inner": size["ffn_hidden"],
+                "n_head": size["n_heads"],
+                "vocab_size": size["vocab"],
+                "n_positions": size["seq_len"],
+            }
+        experts: dict[str, Any] = {"model_type": "llama"}
+        if _first(self.plans.n_experts) > 1:
+            experts = {
+                "model_type": "mixtral",
+                "num_local_experts": int(_first(self.plans.n_experts)),
+                "num_experts_per_tok": int(_first(self.plans.experts_per_token)),
+            }
+        return {
+            **experts,
+            "num_hidden_layers": size["n_layers"],
+            "hidden_size": size["hidden"],
+            "intermediate_size": size["ffn_hidden"],
+            "num_attention_heads": size["n_heads"],
+            "num_key_value_heads": size["n_kv_heads"],
+            "head_dim": size["head_dim"],
+            "vocab_size": size["vocab"],
+            "tie_word_embeddings": bool(_first(self.plans.tied_embeddings)),
+        }
+
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        names = ("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "head_dim", "vocab")
+        return {name: getattr(self.plans, name) for name in (*names, "seq_len")}
+
+    def _count(self, column: str) -> int:
+        found = self.group.configurations[0].rows[0].count(column)
+        assert found is not None, "a group's rows have it"
+        return found
+
+
+def read_problem(path: Path, wanted: str) -> ReplayProblem:
+    """The group of a table that is to be searched.
+
+    Args:
+        path: A CSV file.
+        wanted: A number of the list that the error prints, or a part of a name; empty where the
+            table has one group alone.
+
+    Raises:
+        JobError: The table cannot be read, has no such group or several, or a group that nothing
+            can be predicted of.
+    """
+    groups = _searchable(read_rows(path))
+    if not groups:
+        raise JobError(
+            f"{path}: no group of {_LEAST} configurations or more to search",
+            "rows of one group have the same model, devices, global batch and source",
+        )
+    group = _chosen(path, groups, wanted)
+    first = group.configurations[0].rows[0]
+    read = rows_to_plans([first.cells], shipped_accelerators())
+    if read.plans is None:
+        raise JobError(
+            f"{first.where}: {read.reasons[0]}", "mend the row, or choose another group"
+        )
+    return ReplayProblem(group=group, plans=read.plans)
+
+
+def _searchable(rows: Sequence[MeasuredRow]) -> list[Group]:
+    complete = [
+        row
+        for row in rows
+        if all(row.text(name) for name in ("n_gpus", "global_batch", "seq_len", "micro_batch"))
+    ]
+    groups = group_rows(complete, fixed=_fixed_columns(complete))
+    return [group for group in groups if len(group.configurations) >= _LEAST]
+
+
+def _fixed_columns(rows: Sequence[MeasuredRow]) -> tuple[str, ...]:
+    """Columns that no knob says, and those of which some row says what no knob can."""
+    fixed = list(_FIXED)
+    stages = {row.text("zero_equiv") or row.text("zero_stage") for row in rows}
+    if not {stage.removesuffix(".0") for stage in stages} <= {*_STAGES, ""}:
+        fixed.append("zero")
+    if not {row.text("recompute") for row in rows} <= {*_RECOMPUTES, ""}:
+        fixed.append("recompute")
+    return tuple(fixed)
+
+
+def _chosen(path: Path, groups: Sequence[Group], wanted: str) -> Group:
+    listed = [
+        f"{n}: {group.name} ({len(group.configurations)} configurations)"
+        for n, group in enumerate(groups, start=1)
+    ]
+    if wanted.isdecimal() and 1 <= int(wanted) <= len(groups):
+        return groups[int(wanted) - 1]
+    found = [g for g in groups if wanted.lower() in g.name.lower()] if wanted else list(groups)
+    if len(found) == 1:
+        return found[0]
+    said = f"{len(found)} groups are named {wanted!r}" if wanted else f"{len(groups)} groups"
+    shown = [text for g, text in zip(groups, listed, strict=True) if g in (found or groups)]
+    more = f"\n  and {len(shown) - _MOST_LISTED} more" if len(shown) > _MOST_LISTED else ""
+    raise JobError(
+        f"{path}: {said if found else f'no group is named {wanted!r}'}:\n  "
+        + "\n  ".join(shown[:_MOST_LISTED])
+        + more,
+        f"choose one by its number or a part of its name: --fleet replay:{path}#1",
+    )
+
+
+def _knobs(configuration: Configuration) -> dict[str, KnobValue]:
+    knobs: dict[str, KnobValue] = {"tp": 1, "pp": 1, "sp": 1}
+    for column, value in configuration.knobs.items():
+        name = _KNOB_OF[column]
+        knobs[name] = int(value) if column == "zero" else value
+    return knobs
+
+
+def _first(column: Any) -> float:
+    return float(column if isinstance(column, int | float) else column[0])

@@ -1,0 +1,139 @@
+"""Searches in which nothing runs: they end like any other, and nobody takes them for measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.app.run import search
+from autotune.app.studies import find_chosen, read_report, state_of
+from autotune.app.unmeasured import open_fleet
+from autotune.contract import Origin
+from autotune.cost.knowledge import read_lessons
+from autotune.errors import AutotuneError, JobError, StudyError
+from autotune.report.verdict import describe_place
+from autotune.table import load_table
+from tests.replay.tables import row, sweep, write
+from tests.search.scripted import Notebook
+
+SMALL: dict[str, Any] = {
+    "model": "tiny-gpt2",
+    "seq_len": 64,
+    "global_batch": 16,
+    "world": 2,
+    "trials": 4,
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return write(tmp_path / "runs.csv", sweep())
+
+
+def replay(table: Path, tmp_path: Path, **flags: Any) -> tuple[dict[str, Any], Any, Notebook]:
+    session = open_fleet(f"replay:{table}", None, flags, results=tmp_path / "results")
+    notebook = Notebook()
+    ending = search(session, notebook, fresh=False, knowledge=tmp_path / "knowledge.json")
+    assert ending.error is None
+    return ending.answer, session, notebook
+
+
+def test_a_replay_finds_the_best_row(table: Path, tmp_path: Path) -> None:
+    answer, session, notebook = replay(table, tmp_path, trials=12)
+    best = min(float(r["step_time_s"]) for r in sweep() if r["step_time_s"])
+    assert answer["best"]["samples_per_s"] == pytest.approx(32 / best)
+    assert answer["origin"] == "replayed"
+    assert answer["speedup"] is None
+    assert answer["paths"]["export"] is None
+    assert "figures are replayed: nothing runs on this machine" in notebook.notes
+    frame = load_table(session.study.folder)
+    assert set(frame["origin"]) == {"replayed"}
+    assert len(frame) == 12
+
+
+def test_a_replay_is_marked_wherever_it_is_shown(table: Path, tmp_path: Path) -> None:
+    _, session, _ = replay(table, tmp_path, trials=3)
+    report = read_report(session.study)
+    assert describe_place(report).startswith("REPLAYED, not measured here: made-up on A100")
+    assert "REPLAYED" in (session.study.folder / "report.html").read_text(encoding="utf-8")
+    assert state_of(session.study).origin == "replayed"
+    result = json.loads((session.study.trial_folder(0) / "result.json").read_text("utf-8"))
+    assert result["origin"] == "replayed"
+
+
+def test_nothing_of_a_replay_is_handed_out_or_learned_from(table: Path, tmp_path: Path) -> None:
+    _, session, _ = replay(table, tmp_path, trials=3)
+    with pytest.raises(StudyError, match="is replayed: nothing of it was measured here"):
+        find_chosen(session.study, trial=None)
+    assert read_lessons(tmp_path / "knowledge.json") == ()
+    assert not session.study.best_folder.exists()
+
+
+def test_a_replay_resumes_and_an_edited_table_is_asked_again(table: Path, tmp_path: Path) -> None:
+    _, session, _ = replay(table, tmp_path, trials=3)
+    replay(table, tmp_path, trials=5)
+    assert len(load_table(session.study.folder)) == 5
+    rows = [{**r, "step_time_s": r["step_time_s"] and 9.0} for r in sweep()]
+    write(table, rows)
+    answer, _, _ = replay(table, tmp_path, trials=2)
+    assert answer["best"]["samples_per_s"] == pytest.approx(32 / 9)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_every_sampler_searches_a_table(table: Path, tmp_path: Path, sampler: str) -> None:
+    answer, _, _ = replay(table, tmp_path, trials=40, sampler=sampler)
+    assert sum(answer["counts"].values()) == len(sweep())
+    assert answer["counts"]["oom"] == 1
+
+
+def test_what_the_table_says_is_not_the_command_lines_to_say(table: Path, tmp_path: Path) -> None:
+    for flags in ({"model": "gpt2"}, {"world": 4}, {"space": "zero"}):
+        with pytest.raises(JobError, match=f"the table says {next(iter(flags))}"):
+            open_fleet(f"replay:{table}", None, flags, results=tmp_path)
+    with pytest.raises(JobError, match="leave the job file out"):
+        open_fleet(f"replay:{table}", tmp_path / "job.yaml", {}, results=tmp_path)
+
+
+@pytest.mark.parametrize("fleet", ["nowhere", "replay", "replay:", "local:2", "simulate:0xH100"])
+def test_a_fleet_that_is_none_is_named(fleet: str, tmp_path: Path) -> None:
+    with pytest.raises(AutotuneError, match="--fleet"):
+        open_fleet(fleet, None, SMALL, results=tmp_path)
+
+
+def test_a_device_that_the_model_does_not_know_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AutotuneError, match="Abacus"):
+        open_fleet("simulate:8xAbacus", None, SMALL, results=tmp_path)
+
+
+@pytest.mark.parametrize("fleet", ["simulate", "simulate:2xH100"])
+def test_a_simulation_goes_through_all_stages(tmp_path: Path, fleet: str) -> None:
+    session = open_fleet(fleet, None, SMALL, results=tmp_path)
+    assert session.origin is Origin.SIMULATED
+    assert session.study.name.startswith("simulated-")
+    answer = search(session, Notebook(), fresh=False).answer
+    assert answer["origin"] == "simulated"
+    assert answer["best"] is not None
+    assert answer["speedup"] is not None
+    frame = load_table(session.study.folder)
+    assert set(frame["origin"]) == {"simulated"}
+    assert "confirm" in set(frame["role"])
+
+
+def test_measured_and_simulated_figures_are_not_in_one_study(tmp_path: Path, table: Path) -> None:
+    first = open_fleet("simulate", None, {**SMALL, "study": "mine"}, results=tmp_path)
+    search(first, Notebook(), fresh=False)
+    other = open_fleet(f"replay:{table}", None, {"study": "mine"}, results=tmp_path)
+    with pytest.raises(StudyError, match="holds simulated figures, and these would be replayed"):
+        search(other, Notebook(), fresh=False)
+    search(other, Notebook(), fresh=True)
+
+
+def test_two_groups_have_to_be_told_apart(tmp_path: Path) -> None:
+    rows = [row(tp=tp, global_batch=batch) for batch in (32, 64) for tp in (1, 2)]
+    table = write(tmp_path / "runs.csv", rows)
+    with pytest.raises(JobError, match="2 groups"):
+        open_fleet(f"replay:{table}", None, {}, results=tmp_path)
+    assert (
+        open_fleet(f"replay:{table}#batch 64", None, {}, results=tmp_path).job.global_batch == 64
+    )
