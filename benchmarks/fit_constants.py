@@ -26,7 +26,7 @@ from autotune.cost.predict import predict
 _START = Constants(
     matmul_share=0.85,
     matmul_traffic=1.0,
-    low_precision_share=0.8,
+    low_precision_share=0.9,
     attention_share=0.7,
     attention_backward_share=0.55,
     memory_share=0.8,
