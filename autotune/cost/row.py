@@ -118,6 +118,7 @@ _DEFAULTS = {
     "reduce_bytes": 2.0,
     "gather_bytes": 2.0,
     "gather_calls_per_layer": 4.0,
+    "gather_speed": 1.0,
     "optimizer_bytes": 12.0,
     "offloaded_activations": 0.0,
     "optimizer_tier": 0.0,

@@ -52,6 +52,14 @@ _MEGATRON = {
     "logit_bytes": 8.0,
 }
 
+_ZERO_3 = {
+    # Parameters are fetched one module at a time and copied out of flat buffers, and what that
+    # reaches is about one network card of a node's eight. Source: the ZeRO-3 rows of Narayanan et
+    # al. (arXiv:2104.04473), table 2; DeepSpeed, runtime/zero/partition_parameters.py.
+    "gather_calls_per_layer": 2.0,
+    "gather_speed": 0.15,
+}
+
 _TORCH_ATTENTION = {
     # torch's own attention is FlashAttention-2, which does not use what Hopper added; Transformer
     # Engine's does. Source: Shah et al., FlashAttention-3 (arXiv:2407.08608), figure 5.
@@ -119,7 +127,7 @@ FRAMEWORKS = (
             "accumulate_bytes": 24.0,
             "overlap_reduce": 0.0,
             "overlap_gather": 0.0,
-            "gather_calls_per_layer": 12.0,
+            **_ZERO_3,
         },
         fp16_columns={"grad_bytes": 2.0, "upcasts_grads": 1.0, "flash_attention": 0.0},
     ),
@@ -166,7 +174,7 @@ FRAMEWORKS = (
             "flat_buffers": 1.0,
             "upcasts_grads": 1.0,
             "fused_kernels": 0.0,
-            "gather_calls_per_layer": 12.0,
+            **_ZERO_3,
         },
         fp16_columns={"flash_attention": 0.0, "has_dropout": 1.0},
     ),
