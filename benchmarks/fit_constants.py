@@ -47,7 +47,7 @@ _START = Constants(
     optimizer_traffic_bytes=8.0,
     host_optimizer_share=0.5,
     context_bytes=1.2e9,
-    communicator_bytes=4e8,
+    communicator_bytes=8e8,
     fragmentation=0.06,
     workspace_bytes=3e8,
     time_sigma=0.15,
@@ -58,8 +58,6 @@ _SIGMA = 0.06
 """Noise of a published step, with what the model leaves out."""
 _WEIGHT = 40.0
 """Rows that a source and device count as."""
-_LEAST_MEMORY_SIGMA = 0.1
-"""Rows that ran say little about those that did not; narrower would be vain."""
 _SHARE_SIGMA = 0.12
 """How far a device is from an A100, known before any run: of the logarithm."""
 _ROUNDS = 4
@@ -98,8 +96,10 @@ def fit_memory(runs: Runs, start: Constants) -> Constants:
     )
     memory = predict(seen.plans, fitted).memory
     peaks = np.array([getattr(memory, meter)[i] for i, meter in enumerate(meters)])
-    spread = _spread(np.log(seen.peaks_bytes / peaks), seen.weights())
-    return dataclasses.replace(fitted, memory_sigma=max(_LEAST_MEMORY_SIGMA, spread))
+    # The root mean square, outliers and all: they are what runs out of memory.
+    misses = np.log(seen.peaks_bytes / peaks)
+    spread = float(np.sqrt(np.average(misses**2, weights=seen.weights())))
+    return dataclasses.replace(fitted, memory_sigma=spread)
 
 
 def _kinds(runs: Runs) -> NDArray[np.str_]:

@@ -105,11 +105,13 @@ FRAMEWORKS = (
         sequence_parallel=True,
     ),
     Traits(
-        # InternEvo: hybrid ZeRO-1 with flash attention. Source: InternLM/InternEvo, doc/en/.
+        # InternEvo: hybrid ZeRO-1 with flash attention. Its optimizer keeps gradients in 32 bit
+        # beside the states, and torch's Adam takes temporaries of their size. Source:
+        # InternLM/InternEvo, doc/en/ and internlm/solver/optimizer/hybrid_zero_optim.py.
         name="internevo",
         spelled=re.compile(r"internevo"),
         zero_stage=1,
-        columns={"fused_kernels": 0.5},
+        columns={"fused_kernels": 0.5, "optimizer_bytes": 16.0, "upcasts_grads": 2.0},
     ),
     Traits(
         # Megatron-DeepSpeed: the PipelineModule forces overlap_comm off (DeepSpeed,
