@@ -102,6 +102,24 @@ def fit_memory(runs: Runs, start: Constants) -> Constants:
     return dataclasses.replace(fitted, memory_sigma=spread)
 
 
+def leave_one_out(runs: Runs) -> dict[str, tuple[int, float]]:
+    """Source -> its rows, and the median error with constants that were fitted on all others."""
+    found = {}
+    for source in np.unique(runs.sources):
+        rest = runs.part(runs.sources != source)
+        ran = (runs.status == "ok") & np.isfinite(runs.times_s) & ~runs.offloads
+        part = runs.part(ran & (runs.sources == source))
+        if not part.rows:
+            continue
+        constants, shares = fit_time(rest, _START)
+        kinds = _kinds(part)
+        # A device that no other source has counts as an A100 does.
+        held = _with_shares(part, kinds, {**dict.fromkeys(kinds.tolist(), 1.0), **shares})
+        missed = np.abs(predict(held.plans, constants).step_time_s / part.times_s - 1.0)
+        found[str(source)] = (len(part.rows), float(np.median(missed)))
+    return found
+
+
 def _kinds(runs: Runs) -> NDArray[np.str_]:
     """The entry of the table of accelerators that each row is of."""
     return np.array(
@@ -171,8 +189,19 @@ def main() -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print what was fitted, write nothing"
     )
+    parser.add_argument(
+        "--leave-one-out",
+        action="store_true",
+        help="print each source's error with constants fitted on all the others, write nothing",
+    )
     options = parser.parse_args()
     runs = read_runs(options.published)
+    if options.leave_one_out:
+        missed = leave_one_out(runs)
+        for source, (rows, error) in missed.items():
+            print(f"{source:36} {rows:4} rows  median error {error:6.1%}")
+        print(f"mean over sources {np.mean([error for _, error in missed.values()]):.1%}")
+        return
     fitted_on = json.loads(SPLIT.read_text(encoding="utf-8"))["fitted"]
     part = runs.part(np.isin(runs.sources, fitted_on))
     constants, shares = fit_time(part, _START)
