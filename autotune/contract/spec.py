@@ -42,6 +42,23 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What the calibrated cost model said before a trial started.
+
+    Each interval holds the trial's own measurement in 95% of cases, if the model is right about
+    itself.
+    """
+
+    step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
+    peak_memory_bytes: float
+    """Of the fullest device."""
+    peak_memory_low_bytes: float
+    peak_memory_high_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialSpec:
     """Everything that the ranks of one trial need to know; written before they start."""
 
@@ -110,6 +127,8 @@ class TrialSpec:
     """Empty: every sample has `seq_len` tokens. `{"kind": "packed"}`: so has every row, filled
     from several documents. `{"kind": "histogram", "histogram": [[tokens, weight], ...],
     "pad_to_multiple": n}`: see `autotune.trial.lengths`."""
+    predicted: Predicted | None = None
+    """None: nothing could be predicted."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod

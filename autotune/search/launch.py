@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autotune.candidate import Candidate
 from autotune.catalogue.process import binds_cores, environment_of
-from autotune.contract import Measure, Role, Start, TrialSpec
+from autotune.contract import Measure, Predicted, Role, Start, TrialSpec
 from autotune.engines.base import Engine
 from autotune.hardware import Environment
 from autotune.job import Job
@@ -51,6 +51,7 @@ class Run:
     repeat_of: int | None = None
     losing_step_time_s: float | None = None
     """Above it the trial stops early; None: never."""
+    predicted: Predicted | None = None
 
 
 def make_spec(
@@ -100,6 +101,7 @@ def make_spec(
         # The claim rests on the final comparison: nothing but its steps is run there.
         diagnoses=job.diagnose and run.role in (Role.BASELINE, Role.SEARCH),
         start=start,
+        predicted=run.predicted,
     )
 
 
