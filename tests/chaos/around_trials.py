@@ -111,8 +111,7 @@ def _template_killed(ground: Ground) -> None:
     arena.check()  # there is a template
     handle = arena.submit("hang_in_forward", Start.WARM)
     wait_until((handle.folder / HANGING).exists, "the trial runs")
-    template = templates()[-1]
-    template.kill()
+    _launcher(handle).kill()  # a forked rank's parent is its template
     (handle.folder / HANGING).unlink()
     result = arena.finish(handle)
     must(result.outcome.is_platform_fault, f"{result.outcome}: {result.evidence}")
@@ -123,7 +122,7 @@ def _template_killed_before(ground: Ground) -> None:
     """What it was asked for and never began starts cold."""
     arena = ground.arena
     arena.check()
-    template = templates()[-1]
+    template = _only_template()
     template.suspend()
     handle = arena.submit("nothing_in_first", Start.WARM)
     template.kill()
@@ -136,7 +135,7 @@ def _template_killed_before(ground: Ground) -> None:
 def _template_stopped(ground: Ground) -> None:
     arena = ground.arena
     arena.check()
-    template = templates()[-1]
+    template = _only_template()
     template.suspend()
     handle = arena.submit("nothing_in_first", Start.WARM)
     (handle.folder / HANGING).touch()
@@ -251,6 +250,12 @@ def templates() -> list[psutil.Process]:
     """Warm templates of this process, the newest last: one that was given up may still end."""
     found = [c for c in psutil.Process().children() if "autotune.trial.warm" in _command(c)]
     return sorted(found, key=psutil.Process.create_time)
+
+
+def _only_template() -> psutil.Process:
+    """The one that the next warm trial starts from; that of a closed arena may still end."""
+    wait_until(lambda: len(templates()) == 1, "there is one template")
+    return templates()[0]
 
 
 def _launcher(handle: LocalTrial) -> psutil.Process:
