@@ -26,6 +26,7 @@ from autotune.contract import (
     write_json,
 )
 from autotune.errors import StudyError
+from autotune.knobs import KNOBS
 
 _ASIDE = re.compile(r"\..+\.\w+\.\w{8}")
 """Such as `.result.json.k2v9_0ab`: see `write_json` and `write_whole`."""
@@ -295,6 +296,9 @@ def _read_trial(folder: Path) -> Trial | Unreadable:
         spec = TrialSpec.from_dict(_read_known(folder / SPEC_FILE))
         if f"{spec.number:04d}" != folder.name:
             raise ContractError(f"its spec is that of trial {spec.number}")
+        for name, value in spec.knobs.items():
+            if name in KNOBS and not KNOBS[name].is_of_type(value):
+                raise ContractError(f"its spec says {name}={value!r}: of another type")
     except ContractError as error:
         return Unreadable(folder=folder, problem=str(error))
     if not (folder / RESULT_FILE).exists():

@@ -69,6 +69,19 @@ def test_a_damaged_spec_is_unreadable_and_a_damaged_result_missing(study: Study,
     assert lost_result(trial).evidence == trial.problem
 
 
+@pytest.mark.parametrize("value", [" ", True, 2.5, "2"])
+def test_a_spec_with_a_knob_of_another_type_is_unreadable(study: Study, value: object):
+    folder = study.write_spec(a_spec(0), FILES)
+    path = folder / "spec.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"knobs": {**data["knobs"], "zero.stage": value}}))
+    assert study.trials() == ()
+    (unreadable,) = study.read().unreadable
+    assert "zero.stage" in unreadable.problem
+    path.write_text(json.dumps(data | {"knobs": {"a knob of a later version": value}}))
+    assert len(study.trials()) == 1
+
+
 def test_a_copied_folder_is_not_a_trial(study: Study):
     study.write_spec(a_spec(0), FILES)
     study.trial_folder(0).rename(study.trial_folder(7))
