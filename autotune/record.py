@@ -218,7 +218,10 @@ class Study:
         """
         folder = self.trial_folder(spec.number)
         try:
-            (folder / CONFIG_DIR).mkdir(parents=True)
+            # The folder above was made with the study's lock: one that is gone was moved away, and
+            # what goes on in its place would be a second study.
+            folder.mkdir()
+            (folder / CONFIG_DIR).mkdir()
             for name, text in files.items():
                 (folder / CONFIG_DIR / name).write_text(text, encoding="utf-8")
             write_json(folder / SPEC_FILE, to_dict(spec))

@@ -107,8 +107,7 @@ def expect_ok(result: TrialResult) -> None:
 
 
 def _template_killed(ground: Ground) -> None:
-    arena = ground.arena
-    arena.check()  # there is a template
+    arena, _ = _with_template(ground)
     handle = arena.submit("hang_in_forward", Start.WARM)
     wait_until((handle.folder / HANGING).exists, "the trial runs")
     _launcher(handle).kill()  # a forked rank's parent is its template
@@ -120,9 +119,7 @@ def _template_killed(ground: Ground) -> None:
 
 def _template_killed_before(ground: Ground) -> None:
     """What it was asked for and never began starts cold."""
-    arena = ground.arena
-    arena.check()
-    template = _only_template()
+    arena, template = _with_template(ground)
     template.suspend()
     handle = arena.submit("nothing_in_first", Start.WARM)
     template.kill()
@@ -133,9 +130,7 @@ def _template_killed_before(ground: Ground) -> None:
 
 
 def _template_stopped(ground: Ground) -> None:
-    arena = ground.arena
-    arena.check()
-    template = _only_template()
+    arena, template = _with_template(ground)
     template.suspend()
     handle = arena.submit("nothing_in_first", Start.WARM)
     (handle.folder / HANGING).touch()
@@ -252,10 +247,17 @@ def templates() -> list[psutil.Process]:
     return sorted(found, key=psutil.Process.create_time)
 
 
-def _only_template() -> psutil.Process:
-    """The one that the next warm trial starts from; that of a closed arena may still end."""
-    wait_until(lambda: len(templates()) == 1, "there is one template")
-    return templates()[0]
+def _with_template(ground: Ground) -> tuple[Arena, psutil.Process]:
+    """An arena, and the template that its next warm trial starts from.
+
+    A fleet of which a template could not start (under another fault, on a busy machine) starts
+    everything cold from then on.
+    """
+    ground.arena.check()
+    if not templates():
+        ground.close()
+        ground.arena.check()
+    return ground.arena, templates()[-1]
 
 
 def _launcher(handle: LocalTrial) -> psutil.Process:
