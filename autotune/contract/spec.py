@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from autotune.contract.files import SCHEMA_VERSION, ContractError, checked_fields
+from autotune.contract.files import SCHEMA_VERSION, checked_fields
 from autotune.contract.words import Role, Start
 
 KnobValue = int | float | str | bool
@@ -139,13 +139,4 @@ class TrialSpec:
             ContractError: A field is missing, unknown or of another type, or the schema is
                 another.
         """
-        fields = checked_fields(cls, data)
-        try:
-            fields["measure"] = Measure(**fields["measure"])
-            fields["role"] = Role(fields["role"])
-            fields["start"] = Start(fields.get("start", Start.COLD))
-            if fields.get("checkpoint") is not None:
-                fields["checkpoint"] = Checkpoint(**fields["checkpoint"])
-        except (TypeError, ValueError) as error:
-            raise ContractError(f"TrialSpec: {error}") from error
-        return cls(**fields)
+        return cls(**checked_fields(cls, data))

@@ -1,5 +1,6 @@
 """What a study found, in words: the same in the terminal, in Markdown and in HTML."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,6 +85,9 @@ def describe_verdict(report: Report) -> list[tuple[str, str]]:
         trials = f"trial{'s' if len(compared) > 1 else ''} {', '.join(compared)}"
         text = f"{trials} ran again, interleaved; the other rows show one trial"
         facts.append(("compared", text))
+    if (spread := report.history.spread).knows_repeats:
+        text = f"runs of one configuration deviate by {math.sqrt(spread.variance):.1%}"
+        facts.append(("noise", f"{text}, their own steps apart"))
     if foretold := describe_foretold(report.history.trials):
         facts.append(("predicted", foretold))
     if answer["ties"]:
