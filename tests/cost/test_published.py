@@ -48,8 +48,35 @@ def test_no_result_is_read() -> None:
 
 CELLS = st.one_of(
     st.sampled_from(
-        "|0|-1|1e400|nan|1|2|7|8.0|3.5|64|1e6|full|fsdp|every_0|act_cpu alpha=1.2.3|ulysses=0|"
-        "1 (shard group 0)|9x9Gb|fp8|bf16|H100|V100|CPU|deepspeed|torchtitan|yes".split("|")
+        [
+            "",
+            "0",
+            "-1",
+            "1e400",
+            "nan",
+            "1",
+            "2",
+            "7",
+            "8.0",
+            "3.5",
+            "64",
+            "1e6",
+            "full",
+            "fsdp",
+            "every_0",
+            "act_cpu alpha=1.2.3",
+            "ulysses=0",
+            "1 (shard group 0)",
+            "9x9Gb",
+            "fp8",
+            "bf16",
+            "H100",
+            "V100",
+            "CPU",
+            "deepspeed",
+            "torchtitan",
+            "yes",
+        ]
     ),
     st.text(max_size=12),
 )
