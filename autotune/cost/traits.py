@@ -62,14 +62,14 @@ _ZERO_3 = {
 
 _TORCH_ATTENTION = {
     # torch's own attention is FlashAttention-2, which does not use what Hopper added; Transformer
-    # Engine's does. Source: Shah et al., FlashAttention-3 (arXiv:2407.08608), figure 5.
+    # Engine's does. Source: Shah et al., FlashAttention-3 (arXiv:2407.08608).
     "attention_speed": 0.65,
 }
 
 FRAMEWORKS = (
     Traits(
         # torchtitan: fp32 reduction, per-operator selective checkpoints, compiled blocks.
-        # Source: Liang et al. (arXiv:2410.06511), sections 2 and 3.
+        # Source: Liang et al. (arXiv:2410.06511).
         name="torchtitan",
         spelled=re.compile(r"torchtitan"),
         zero_stage=3,
@@ -135,7 +135,7 @@ FRAMEWORKS = (
     ),
     Traits(
         # Kwai's Megatron: what is cheap to compute again is not kept. Source: Yuan et al.
-        # (USENIX ATC 2024), section 4.
+        # (USENIX ATC 2024).
         name="megatron-kwai",
         spelled=re.compile(r"kwai"),
         zero_stage=1,
@@ -144,7 +144,7 @@ FRAMEWORKS = (
     ),
     Traits(
         # Megatron-LM: fp32 accumulation; in fp16, as in 2021, no flash attention and no overlap.
-        # Source: Narayanan et al. (arXiv:2104.04473), section 5; NVIDIA/Megatron-LM,
+        # Source: Narayanan et al. (arXiv:2104.04473); NVIDIA/Megatron-LM,
         # docs/user-guide/features/dist_optimizer.md, for the bytes.
         name="megatron",
         spelled=re.compile(r"megatron"),
