@@ -275,7 +275,7 @@ def _matmul_flops(cells: Cells, accelerator: Accelerator, precision: str, half: 
     """At the precision of the layers.
 
     One scale per row costs what fp8 gains. In fp4 some layers stay in bf16: NVIDIA, Pretraining
-    Large Language Models with NVFP4 (arXiv:2509.25149), section 3.
+    Large Language Models with NVFP4 (arXiv:2509.25149).
     """
     if precision == "fp4":
         kept = _FP4_KEPT_SHARE
@@ -388,7 +388,7 @@ def _offload(cells: Cells, model: Mapping[str, float]) -> dict[str, float]:
         cells.assume("offload", "none", text)
     if "not set" in text or text in {"", "none", "no", "false"}:
         return {}
-    share = re.search(r"act\w*[^=]*alpha\s*=\s*([0-9.]+)", text)
+    share = re.search(r"act\w*[^=]*alpha\s*=\s*(\d*\.?\d+)", text)
     if share:
         return {"offloaded_activations": min(1.0, float(share[1]))}
     layers = re.search(r"act\w*[^=]*layers\s*=\s*(\d+)", text)
