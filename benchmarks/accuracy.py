@@ -22,13 +22,15 @@ Values = NDArray[np.float64]
 
 SPLIT = Path(__file__).resolve().parent / "sources.json"
 _CALIBRATION_ROWS = 5
+_CALIBRATION_SIGMA = 0.03
+_DRAWS = 8
 _IMPOSSIBLE = 0.05
 """A candidate that fits with less probability is called impossible."""
 _SAFE = 0.2
 """A candidate that does not fit with less probability than this is called safe."""
 _LEAST_GROUP = 4
 """Different configurations that a group needs for a rank correlation."""
-_NEAR_PRIORS = {
+NEAR_PRIORS = {
     "matmul_share": 0.15,
     "memory_share": 0.2,
     "unfused_traffic": 0.2,
@@ -104,16 +106,27 @@ def _time_lines(
 
 
 def _calibrated_errors(runs: Runs, constants: Constants, *, seed: int) -> Values | None:
-    """Of the rows that are left after five that calibrate; None where fewer than two are."""
+    """Of the rows that are left after five that calibrate; None where fewer than two are.
+
+    Which five is drawn several times, and the errors of all draws count: one draw says little.
+    """
     n = len(runs.rows)
     if n < _CALIBRATION_ROWS + 2:
         return None
-    order = np.random.default_rng(seed).permutation(n)
-    known, rest = order[:_CALIBRATION_ROWS], order[_CALIBRATION_ROWS:]
-    fitted = calibrate_time(
-        runs.plans.rows(known), runs.times_s[known], constants, sigma=0.03, priors=_NEAR_PRIORS
-    )
-    return errors(predict(runs.plans.rows(rest), fitted).step_time_s, runs.times_s[rest])
+    found = []
+    for draw in range(_DRAWS):
+        order = np.random.default_rng((seed, draw)).permutation(n)
+        known, rest = order[:_CALIBRATION_ROWS], order[_CALIBRATION_ROWS:]
+        fitted = calibrate_time(
+            runs.plans.rows(known),
+            runs.times_s[known],
+            constants,
+            sigma=_CALIBRATION_SIGMA,
+            priors=NEAR_PRIORS,
+        )
+        after = predict(runs.plans.rows(rest), fitted).step_time_s
+        found.append(errors(after, runs.times_s[rest]))
+    return np.concatenate(found)
 
 
 def _ranks(runs: Runs, predicted: Values) -> dict[str, Any]:

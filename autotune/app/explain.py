@@ -1,21 +1,45 @@
-"""Why a candidate is refused or ranked where it is, and what its neighbours would do."""
+"""One candidate: what is predicted of it, why it stands where it does, and its neighbours."""
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from autotune.app.forecast import MIN_FIT, Outlook, ranked
+from autotune.app.planning import MIN_FIT, Outlook, ranked
 from autotune.candidate import Candidate
 from autotune.contract import KnobValue
 from autotune.errors import JobError
 from autotune.knob import Knob
 from autotune.knobs import KNOBS, canonical, explain, parse_settings
-from autotune.report.neighbours import Explained, Neighbour
+from autotune.report.neighbours import Estimated, Explained, Neighbour
 from autotune.rules import judge
 from autotune.space import load_space
 
 _STEP = 2
 """What is one step of a number: twice as much, and half of it."""
+
+
+def estimate_candidate(outlook: Outlook, settings: Sequence[str]) -> Estimated:
+    """Predict one candidate, legal or not.
+
+    Args:
+        outlook: The job and the fleet.
+        settings: As of `explain_candidate`.
+
+    Raises:
+        JobError: A setting is not one.
+    """
+    values = parse_settings(settings)
+    candidate = _candidate(outlook, values)
+    return Estimated(
+        job=outlook.job,
+        environment=outlook.environment,
+        context=outlook.lattice.context,
+        candidate=candidate,
+        notes=tuple(explain(values, outlook.lattice.context).values()),
+        violations=tuple(judge(outlook.engine.setup(candidate))),
+        prediction=outlook.predict([candidate]),
+        index=0,
+    )
 
 
 def explain_candidate(

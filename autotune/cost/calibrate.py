@@ -40,10 +40,10 @@ TIME_PRIORS: Mapping[str, float] = {
 logarithm, for shares of the logit."""
 
 MEMORY_PRIORS: Mapping[str, float] = {
-    "context_bytes": 0.4,
-    "communicator_bytes": 0.5,
+    "context_bytes": 0.2,
+    "communicator_bytes": 0.3,
     "fragmentation": 0.4,
-    "workspace_bytes": 0.5,
+    "workspace_bytes": 0.3,
 }
 """The same of the peak memory."""
 

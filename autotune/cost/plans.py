@@ -161,6 +161,9 @@ class Plans:
     """Ranks that the backward pass gathers over (ZeRO++ hpZ, FSDP hybrid); 0: as the forward."""
     gather_calls_per_layer: Column = 1.0
     """FSDP gathers a layer at once, DeepSpeed's stage 3 module by module."""
+    gather_speed: Column = 1.0
+    """Of the links' rate, that those gathers and their reductions reach: less where each tensor is
+    copied out of a flat buffer."""
     reduce_bucket_elements: Column = 5e8
     gather_bucket_elements: Column = 5e8
     prefetch_elements: Column = 5e7

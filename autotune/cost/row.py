@@ -31,6 +31,8 @@ _PRECISIONS = (
     (re.compile(r"fp16|float16|half"), "fp16"),
     (re.compile(r"fp32|float32|tf32"), "fp32"),
 )
+_FP4_KEPT_SHARE = 0.15
+"""Of the linear layers, that stay in bf16 where the others are in fp4."""
 _LORA_SHARE = 0.01
 """Trained parameters of usual adapters over all: rank 8 to 64 on every matrix."""
 
@@ -116,6 +118,7 @@ _DEFAULTS = {
     "reduce_bytes": 2.0,
     "gather_bytes": 2.0,
     "gather_calls_per_layer": 4.0,
+    "gather_speed": 1.0,
     "optimizer_bytes": 12.0,
     "offloaded_activations": 0.0,
     "optimizer_tier": 0.0,
@@ -255,7 +258,7 @@ def _device(
     rack = accelerator.nvlink_domain > accelerator.devices_per_node
     domain = float(accelerator.nvlink_domain) if rack else per_node
     return {
-        "matmul_flops": accelerator.achieved_flops[precision],
+        "matmul_flops": _matmul_flops(cells, accelerator, precision, half),
         "half_flops": accelerator.achieved_flops[half],
         "sustained_share": accelerator.sustained_share,
         "memory_bytes": accelerator.memory_bytes,
@@ -266,6 +269,22 @@ def _device(
         "nvlink_domain": domain,
         "devices_per_node": per_node,
     }
+
+
+def _matmul_flops(cells: Cells, accelerator: Accelerator, precision: str, half: str) -> float:
+    """At the precision of the layers.
+
+    One scale per row costs what fp8 gains. In fp4 some layers stay in bf16: NVIDIA, Pretraining
+    Large Language Models with NVFP4 (arXiv:2509.25149), section 3.
+    """
+    if precision == "fp4":
+        kept = _FP4_KEPT_SHARE
+        narrow, wide = accelerator.achieved_flops["fp4"], accelerator.achieved_flops[half]
+        return 1.0 / ((1.0 - kept) / narrow + kept / wide)
+    if precision == "fp8" and "rowwise" in cells.text("precision"):
+        cells.assume("matmul_flops", half, "scales by row gain nothing")
+        return accelerator.achieved_flops[half]
+    return accelerator.achieved_flops[precision]
 
 
 def _network(cells: Cells, accelerator: Accelerator, per_node: float) -> float:

@@ -102,8 +102,8 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
 def _longer(a_s: Column, b_s: Column) -> Column:
     """The longer of two that mostly overlap; where they are alike, an eighth more than either.
 
-    A rounded corner, max x (1 + (min / max)^6 / 8): kernels are of many sizes, so some wait for the
-    host even where the device is the slower on the whole.
+    A rounded corner, max x (1 + (min / max)^6 / 8): kernels are of many sizes, so some wait for
+    the host even where the device is the slower on the whole.
     """
     longer = np.maximum(a_s, b_s)
     ratio = np.minimum(a_s, b_s) / longer

@@ -52,6 +52,14 @@ _MEGATRON = {
     "logit_bytes": 8.0,
 }
 
+_ZERO_3 = {
+    # Parameters are fetched one module at a time and copied out of flat buffers, and what that
+    # reaches is about one network card of a node's eight. Source: the ZeRO-3 rows of Narayanan et
+    # al. (arXiv:2104.04473), table 2; DeepSpeed, runtime/zero/partition_parameters.py.
+    "gather_calls_per_layer": 2.0,
+    "gather_speed": 0.15,
+}
+
 _TORCH_ATTENTION = {
     # torch's own attention is FlashAttention-2, which does not use what Hopper added; Transformer
     # Engine's does. Source: Shah et al., FlashAttention-3 (arXiv:2407.08608), figure 5.
@@ -97,11 +105,13 @@ FRAMEWORKS = (
         sequence_parallel=True,
     ),
     Traits(
-        # InternEvo: hybrid ZeRO-1 with flash attention. Source: InternLM/InternEvo, doc/en/.
+        # InternEvo: hybrid ZeRO-1 with flash attention. Its optimizer keeps gradients in 32 bit
+        # beside the states, and torch's Adam takes temporaries of their size. Source:
+        # InternLM/InternEvo, doc/en/ and internlm/solver/optimizer/hybrid_zero_optim.py.
         name="internevo",
         spelled=re.compile(r"internevo"),
         zero_stage=1,
-        columns={"fused_kernels": 0.5},
+        columns={"fused_kernels": 0.5, "optimizer_bytes": 16.0, "upcasts_grads": 2.0},
     ),
     Traits(
         # Megatron-DeepSpeed: the PipelineModule forces overlap_comm off (DeepSpeed,
@@ -119,7 +129,7 @@ FRAMEWORKS = (
             "accumulate_bytes": 24.0,
             "overlap_reduce": 0.0,
             "overlap_gather": 0.0,
-            "gather_calls_per_layer": 12.0,
+            **_ZERO_3,
         },
         fp16_columns={"grad_bytes": 2.0, "upcasts_grads": 1.0, "flash_attention": 0.0},
     ),
@@ -166,7 +176,7 @@ FRAMEWORKS = (
             "flat_buffers": 1.0,
             "upcasts_grads": 1.0,
             "fused_kernels": 0.0,
-            "gather_calls_per_layer": 12.0,
+            **_ZERO_3,
         },
         fp16_columns={"flash_attention": 0.0, "has_dropout": 1.0},
     ),

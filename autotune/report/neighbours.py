@@ -15,7 +15,7 @@ from autotune.cost import Prediction
 from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.knobs import Context
-from autotune.report.forecast import fact, parts_of, shares
+from autotune.report.ranking import fact, parts_of, shares
 from autotune.report.words import describe_candidate
 from autotune.rules.base import Violation
 from autotune.units import format_bytes, format_seconds
@@ -39,8 +39,8 @@ class Neighbour:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Explained:
-    """A candidate with its reasons."""
+class Estimated:
+    """A candidate with what is predicted of it."""
 
     job: Job
     environment: Environment
@@ -51,15 +51,9 @@ class Explained:
     violations: tuple[Violation, ...]
     """Empty: legal."""
     prediction: Prediction
-    """Of the lattice and the candidate."""
+    """Of the candidate, and maybe of others."""
     index: int
     """The candidate's, in `prediction`."""
-    place: int
-    """Its rank among them, from 1."""
-    n_ranked: int
-    is_in_space: bool
-    min_fit: float
-    neighbours: tuple[Neighbour, ...]
 
     @property
     def step_time_s(self) -> float:
@@ -75,6 +69,18 @@ class Explained:
     def fit_probability(self) -> float:
         """Predicted."""
         return float(self.prediction.fit_probability[self.index])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Explained(Estimated):
+    """A candidate with its reasons; `prediction` is of the lattice and the candidate."""
+
+    place: int
+    """Its rank among them, from 1."""
+    n_ranked: int
+    is_in_space: bool
+    min_fit: float
+    neighbours: tuple[Neighbour, ...]
 
     @property
     def cheapest_fit(self) -> Neighbour | None:
@@ -100,19 +106,31 @@ class Explained:
         return [neighbour for neighbour in self.neighbours if not neighbour.violations]
 
 
-def explained_as_dict(found: Explained) -> dict[str, Any]:
+def estimate_as_dict(found: Estimated) -> dict[str, Any]:
     """For programs; every figure is predicted."""
     seconds, sizes = parts_of(found.prediction, found.index)
+    samples_per_s = found.job.global_batch / found.step_time_s
     return {
         "is_predicted": True,
+        "device_name": found.environment.device_name,
+        "world": found.job.world,
         "candidate": dict(found.candidate.values),
         "notes": list(found.notes),
         "violations": [_violation(violation) for violation in found.violations],
         "pred_step_time_s": found.step_time_s,
+        "pred_samples_per_s": samples_per_s,
+        "pred_tokens_per_s_per_gpu": samples_per_s * found.job.seq_len / found.job.world,
         "pred_peak_memory_bytes": found.peak_memory_bytes,
         "pred_fit_probability": found.fit_probability,
         "pred_time_parts_s": seconds,
         "pred_memory_parts_bytes": sizes,
+    }
+
+
+def explained_as_dict(found: Explained) -> dict[str, Any]:
+    """For programs; every figure is predicted."""
+    return {
+        **estimate_as_dict(found),
         "rank": found.place,
         "n_ranked": found.n_ranked,
         "is_in_space": found.is_in_space,
@@ -122,29 +140,40 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
     }
 
 
+def print_estimate(console: Console, found: Estimated) -> None:
+    """Print what is predicted, by part."""
+    _print_title(console, found)
+    for name, text in (*_verdict(found), *_figures(found)):
+        console.print(fact(name, text))
+
+
 def print_explained(console: Console, found: Explained) -> None:
     """Print the verdict, what dominates, and each knob one step up and down."""
-    lines = (
-        f"predicted, nothing was run: {describe_candidate(found.candidate, found.context)}, "
-        f"{found.job.model.name} on {found.job.world} x {found.environment.device_name}",
-    )
-    console.print(Text("\n".join(lines), style="bold"), soft_wrap=False)
+    _print_title(console, found)
     for name, text in _facts(found):
         console.print(fact(name, text))
     if found.neighbours:
         console.print(_table(found))
 
 
-def _facts(found: Explained) -> list[tuple[str, str]]:
+def _print_title(console: Console, found: Estimated) -> None:
+    title = (
+        f"predicted, nothing was run: {describe_candidate(found.candidate, found.context)}, "
+        f"{found.job.model.name} on {found.job.world} x {found.environment.device_name}"
+    )
+    console.print(Text(title, style="bold"), soft_wrap=False)
+
+
+def _verdict(found: Estimated) -> list[tuple[str, str]]:
     facts = [("note", note) for note in found.notes]
     for violation in found.violations:
         facts += [("refused", f"{violation.rule}: {violation.message}"), ("fix", violation.fix)]
-    if change := found.cheapest_legal:
-        facts.append(("legal with", _said(change)))
+    return facts
+
+
+def _figures(found: Estimated) -> list[tuple[str, str]]:
     seconds, sizes = parts_of(found.prediction, found.index)
-    where = "" if found.is_in_space else f"; the space {found.job.space} does not hold it"
-    facts += [
-        ("rank", f"{found.place} of {found.n_ranked} of the lattice{where}"),
+    return [
         ("step", f"{format_seconds(found.step_time_s)}: {shares(seconds, 5)}"),
         (
             "memory",
@@ -152,6 +181,15 @@ def _facts(found: Explained) -> list[tuple[str, str]]:
             f"{found.fit_probability:.0%}: {shares(sizes, 5)}",
         ),
     ]
+
+
+def _facts(found: Explained) -> list[tuple[str, str]]:
+    facts = _verdict(found)
+    if change := found.cheapest_legal:
+        facts.append(("legal with", _said(change)))
+    where = "" if found.is_in_space else f"; the space {found.job.space} does not hold it"
+    facts.append(("rank", f"{found.place} of {found.n_ranked} of the lattice{where}"))
+    facts += _figures(found)
     if found.fit_probability < found.min_fit:
         change = found.cheapest_fit
         text = "no single change makes it fit" if change is None else _said(change)

@@ -1,6 +1,7 @@
 """The command behind `estimate`: every row comes back, in order, with a prediction or a reason."""
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,21 @@ import pytest
 from autotune.app.estimate import estimate_rows
 from autotune.errors import AutotuneError
 from tests.cost.rows import ROW, csv_text, row
+
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "cost.md"
+
+
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    found = re.search(r"^```\n(id,model_name.*?)^```", DOCUMENT.read_text(), re.M | re.S)
+    assert found is not None
+    source = tmp_path / "runs.csv"
+    source.write_text(found[1], encoding="utf-8")
+    done = estimate_rows(source, tmp_path / "out.csv")
+    assert (done.rows, done.predicted) == (2, 1)
+    columns = (tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
+    for name in re.findall(r"^\| `(pred_\w+|assumed|reason)` \|", DOCUMENT.read_text(), re.M):
+        assert name in columns
 
 
 def written(folder: Path, *rows: dict[str, str]) -> list[dict[str, str]]:

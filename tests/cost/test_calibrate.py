@@ -53,7 +53,7 @@ def test_memory_by_its_meter() -> None:
     truth = dataclasses.replace(SHIPPED, fragmentation=0.2, workspace_bytes=1e9)
     measured = predict(LAYOUTS, truth).memory.reserved_bytes
     fitted = calibrate_memory(
-        LAYOUTS, measured, SHIPPED, meters=["reserved_bytes"] * 5, sigma=0.01
+        LAYOUTS, measured, SHIPPED, meters=["reserved_bytes"] * 5, sigma=0.001
     )
     found = predict(LAYOUTS, fitted).memory.reserved_bytes
     assert found == pytest.approx(measured, rel=0.01)

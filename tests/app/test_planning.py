@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from autotune.app.explain import explain_candidate
-from autotune.app.forecast import FleetWishes, export_forecast, forecast, open_outlook, ranked
+from autotune.app.explain import estimate_candidate, explain_candidate
+from autotune.app.planning import FleetWishes, export_ranked, open_outlook, rank_lattice, ranked
 from autotune.errors import ExitCode, FleetError, JobError
-from autotune.report.forecast import as_dict
+from autotune.report.neighbours import estimate_as_dict
+from autotune.report.ranking import ranking_as_dict
 from tests.test_cli import autotune
 
 FLAGS = {
@@ -26,7 +27,7 @@ def outlook():
 
 
 def test_what_fits_comes_first_and_of_that_the_fastest(outlook):
-    found = forecast(outlook)
+    found = rank_lattice(outlook)
     fits = found.prediction.fit_probability[found.order] >= found.min_fit
     n_fit = found.n_likely
     assert 0 < n_fit < len(found.candidates)
@@ -39,7 +40,7 @@ def test_what_fits_comes_first_and_of_that_the_fastest(outlook):
 
 
 def test_nothing_on_the_front_is_beaten_in_both(outlook):
-    found = forecast(outlook)
+    found = rank_lattice(outlook)
     step, peak = found.prediction.step_time_s, found.prediction.peak_memory_bytes
     fitting = found.order[: found.n_likely]
     for index in fitting:
@@ -50,7 +51,7 @@ def test_nothing_on_the_front_is_beaten_in_both(outlook):
 
 
 def test_slower_links_and_lesser_devices_are_slower(outlook):
-    found = forecast(
+    found = rank_lattice(
         outlook, what_if=["bandwidth=10Gbps", "gpu=A100-80GB", "memory=40GiB", "nvlink=50GB/s"]
     )
     best_s = found.prediction.step_time_s[found.order[0]]
@@ -74,7 +75,7 @@ def test_slower_links_and_lesser_devices_are_slower(outlook):
 )
 def test_a_what_if_that_is_none_says_what_is(outlook, wish, said):
     with pytest.raises(JobError) as error:
-        forecast(outlook, what_if=[wish])
+        rank_lattice(outlook, what_if=[wish])
     assert said in f"{error.value.message} {error.value.hint}"
 
 
@@ -83,7 +84,7 @@ def test_an_unknown_accelerator_lists_those_that_are_known(outlook):
         open_outlook(None, FLAGS, FleetWishes(gpu="Abacus"))
     assert "H100" in error.value.message
     with pytest.raises(FleetError):
-        forecast(outlook, what_if=["gpu=Abacus"])
+        rank_lattice(outlook, what_if=["gpu=Abacus"])
 
 
 def test_an_accelerator_of_ones_own(tmp_path):
@@ -107,12 +108,12 @@ def test_an_accelerator_of_ones_own(tmp_path):
     wishes = FleetWishes(gpu="Abacus", accelerators=table)
     outlook = open_outlook(None, {**FLAGS, "world": 8}, wishes)
     assert (outlook.environment.n_devices, outlook.environment.device_memory_bytes) == (4, 2**36)
-    assert forecast(outlook).prediction.step_time_s.min() > 0
+    assert rank_lattice(outlook).prediction.step_time_s.min() > 0
 
 
 def test_the_best_is_exported_and_marked_as_predicted(outlook, tmp_path):
-    found = forecast(outlook)
-    files = export_forecast(outlook, found, 2, tmp_path / "out", "deepspeed")
+    found = rank_lattice(outlook)
+    files = export_ranked(outlook, found, 2, tmp_path / "out", "deepspeed")
     second = found.candidates[int(found.order[1])]
     config = json.loads((tmp_path / "out" / "ds_config.json").read_text())
     assert config["train_micro_batch_size_per_gpu"] == second.micro_batch
@@ -124,12 +125,12 @@ def test_the_best_is_exported_and_marked_as_predicted(outlook, tmp_path):
     )
     assert {path.name for path in files} >= {"ds_config.json", "prediction.json"}
     with pytest.raises(JobError, match="--rank 100000"):
-        export_forecast(outlook, found, 100000, tmp_path, "deepspeed")
+        export_ranked(outlook, found, 100000, tmp_path, "deepspeed")
 
 
 def test_the_price_follows_from_time(outlook):
-    found = forecast(outlook, price_per_hour=2.0)
-    rows = as_dict(found, [1, 3])["candidates"]
+    found = rank_lattice(outlook, price_per_hour=2.0)
+    rows = ranking_as_dict(found, [1, 3])["candidates"]
     for row in rows:
         hours = 1e9 / row["pred_tokens_per_s_per_gpu"] / 3600
         assert row["pred_price_per_billion_tokens"] == pytest.approx(2.0 * hours)
@@ -176,6 +177,32 @@ def test_a_refused_candidate_names_the_rule_and_a_change_that_is_legal(outlook):
 def test_a_setting_that_does_not_act_is_noted(outlook):
     found = explain_candidate(outlook, ["zero.stage=1", "stage3.prefetch_bucket_size=1000"])
     assert any("stage3.prefetch_bucket_size" in note for note in found.notes)
+
+
+def test_an_estimate_is_of_one_candidate_and_adds_up(outlook):
+    found = estimate_candidate(outlook, ["zero.stage=2", "micro_batch=2"])
+    data = estimate_as_dict(found)
+    assert data["candidate"]["zero.stage"] == 2
+    assert sum(data["pred_time_parts_s"].values()) == pytest.approx(data["pred_step_time_s"])
+    total = sum(data["pred_memory_parts_bytes"].values())
+    assert total == pytest.approx(data["pred_peak_memory_bytes"])
+    tokens = 256 * 4096 / data["pred_step_time_s"] / 64
+    assert data["pred_tokens_per_s_per_gpu"] == pytest.approx(tokens)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--rows", "in.csv"], "go together"),
+        (["--out", "out.csv"], "go together"),
+        (["--rows", "in.csv", "--out", "o.csv", "--set", "tp=2"], "its rows say"),
+        (["--rows", "in.csv", "--out", "o.csv", "--gpu", "H100"], "its rows say"),
+    ],
+)
+def test_an_estimate_is_of_a_candidate_or_of_a_table(tmp_path, flags, said):
+    done = autotune("estimate", *flags, folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert said in done.stderr
 
 
 def test_the_commands_print_tables_and_json(tmp_path):

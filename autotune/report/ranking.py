@@ -69,7 +69,7 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Forecast:
+class Ranking:
     """The candidates of a lattice, ranked without a trial."""
 
     job: Job
@@ -94,46 +94,46 @@ class Forecast:
         return int((self.prediction.fit_probability >= self.min_fit).sum())
 
 
-def as_dict(forecast: Forecast, ranks: Sequence[int]) -> dict[str, Any]:
+def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
     """For programs: the fleet, and the candidates of some ranks (from 1).
 
     Every figure is predicted; the keys say so.
     """
     return {
         "is_predicted": True,
-        "device_name": forecast.environment.device_name,
-        "world": forecast.job.world,
-        "n_candidates": len(forecast.candidates),
-        "n_likely_to_fit": forecast.n_likely,
-        "pred_time_sigma": forecast.time_sigma,
-        "candidates": [_row(forecast, rank) for rank in ranks],
+        "device_name": ranking.environment.device_name,
+        "world": ranking.job.world,
+        "n_candidates": len(ranking.candidates),
+        "n_likely_to_fit": ranking.n_likely,
+        "pred_time_sigma": ranking.time_sigma,
+        "candidates": [_row(ranking, rank) for rank in ranks],
         "what_if": [
             {**dataclasses.asdict(variant), "best": dict(variant.best.values)}
-            for variant in forecast.variants
+            for variant in ranking.variants
         ],
     }
 
 
-def print_forecast(console: Console, forecast: Forecast, *, top: int) -> None:
+def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     """Print the best candidates, and how other fleets compare."""
-    job, environment = forecast.job, forecast.environment
-    low, high = (math.exp(sign * _NORMAL_95 * forecast.time_sigma) for sign in (-1, 1))
+    job, environment = ranking.job, ranking.environment
+    low, high = (math.exp(sign * _NORMAL_95 * ranking.time_sigma) for sign in (-1, 1))
     lines = (
         f"predicted, nothing was run: {job.model.name}, {job.seq_len} tokens, global batch "
         f"{job.global_batch}, {job.precision}, on {job.world} x {environment.device_name}",
-        f"{len(forecast.candidates)} legal candidates, {forecast.n_likely} fit with a "
-        f"probability of {forecast.min_fit:.0%} or more; step times hold within x{low:.2f} to "
+        f"{len(ranking.candidates)} legal candidates, {ranking.n_likely} fit with a "
+        f"probability of {ranking.min_fit:.0%} or more; step times hold within x{low:.2f} to "
         f"x{high:.2f} (95%)",
     )
     console.print(Text("\n".join(lines)), soft_wrap=False)
-    shown = [int(index) for index in forecast.order[:top]]
-    console.print(_table(forecast, shown))
+    shown = [int(index) for index in ranking.order[:top]]
+    console.print(_table(ranking, shown))
     console.print(fact("*", "no other that fits is faster and takes less memory as well"))
     for index in shown[:1]:
-        for name, text in _dominant(forecast.prediction, index):
+        for name, text in _dominant(ranking.prediction, index):
             console.print(fact(name, text))
-    if forecast.variants:
-        console.print(_variants(forecast))
+    if ranking.variants:
+        console.print(_variants(ranking))
 
 
 def parts_of(prediction: Prediction, index: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -153,53 +153,53 @@ def parts_of(prediction: Prediction, index: int) -> tuple[dict[str, float], dict
     return seconds, sizes
 
 
-def _row(forecast: Forecast, rank: int) -> dict[str, Any]:
-    index = int(forecast.order[rank - 1])
-    found = forecast.prediction
+def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
+    index = int(ranking.order[rank - 1])
+    found = ranking.prediction
     seconds, sizes = parts_of(found, index)
     return {
         "rank": rank,
-        "candidate": dict(forecast.candidates[index].values),
+        "candidate": dict(ranking.candidates[index].values),
         "pred_step_time_s": float(found.step_time_s[index]),
-        "pred_samples_per_s": _samples_per_s(forecast, index),
-        "pred_tokens_per_s_per_gpu": _tokens_per_s(forecast, index),
+        "pred_samples_per_s": _samples_per_s(ranking, index),
+        "pred_tokens_per_s_per_gpu": _tokens_per_s(ranking, index),
         "pred_peak_memory_bytes": float(found.peak_memory_bytes[index]),
         "pred_fit_probability": float(found.fit_probability[index]),
         "pred_host_memory_bytes": float(found.host_memory_bytes[index]),
-        "pred_gpu_hours_per_billion_tokens": _gpu_hours(forecast, index),
-        "pred_price_per_billion_tokens": _price(forecast, index),
-        "is_on_front": index in forecast.on_front,
+        "pred_gpu_hours_per_billion_tokens": _gpu_hours(ranking, index),
+        "pred_price_per_billion_tokens": _price(ranking, index),
+        "is_on_front": index in ranking.on_front,
         "pred_time_parts_s": seconds,
         "pred_memory_parts_bytes": sizes,
     }
 
 
-def _table(forecast: Forecast, shown: Sequence[int]) -> Table:
+def _table(ranking: Ranking, shown: Sequence[int]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for name in ("rank", "step", "tokens/s/GPU", "peak", "fits"):
         table.add_column(name, justify="right", no_wrap=True)
-    if forecast.price_per_hour is not None:
+    if ranking.price_per_hour is not None:
         table.add_column("per 1e9 tokens", justify="right")
     table.add_column("candidate", overflow="fold")
-    found = forecast.prediction
+    found = ranking.prediction
     for rank, index in enumerate(shown, start=1):
-        price = _price(forecast, index)
+        price = _price(ranking, index)
         probability = found.fit_probability[index]
         table.add_row(
-            f"{rank}{'*' if index in forecast.on_front else ' '}",
+            f"{rank}{'*' if index in ranking.on_front else ' '}",
             format_seconds(found.step_time_s[index]),
-            format_rate(_tokens_per_s(forecast, index)),
+            format_rate(_tokens_per_s(ranking, index)),
             format_bytes(found.peak_memory_bytes[index]),
-            Text(f"{probability:.0%}", style="" if probability >= forecast.min_fit else "yellow"),
+            Text(f"{probability:.0%}", style="" if probability >= ranking.min_fit else "yellow"),
             *([] if price is None else [f"{price:.2f}"]),
-            describe_candidate(forecast.candidates[index], forecast.context),
+            describe_candidate(ranking.candidates[index], ranking.context),
         )
     return table
 
 
-def _variants(forecast: Forecast) -> Table:
-    best = int(forecast.order[0])
-    base_s = float(forecast.prediction.step_time_s[best])
+def _variants(ranking: Ranking) -> Table:
+    best = int(ranking.order[0])
+    base_s = float(ranking.prediction.step_time_s[best])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for name in ("what if", "step", "against"):
         table.add_column(name, no_wrap=True, justify="left" if name == "what if" else "right")
@@ -210,16 +210,16 @@ def _variants(forecast: Forecast) -> Table:
         format_seconds(base_s),
         "1.00x",
         "",
-        describe_candidate(forecast.candidates[best], forecast.context),
+        describe_candidate(ranking.candidates[best], ranking.context),
     )
-    for variant in forecast.variants:
-        same = "does not fit" if variant.same_fit_probability < forecast.min_fit else ""
+    for variant in ranking.variants:
+        same = "does not fit" if variant.same_fit_probability < ranking.min_fit else ""
         table.add_row(
             variant.change,
             format_seconds(variant.step_time_s),
             f"{base_s / variant.step_time_s:.2f}x",
             same or format_seconds(variant.same_step_time_s),
-            describe_candidate(variant.best, forecast.context),
+            describe_candidate(variant.best, ranking.context),
         )
     return table
 
@@ -244,22 +244,22 @@ def fact(name: str, text: str) -> Table:
     return grid
 
 
-def _samples_per_s(forecast: Forecast, index: int) -> float:
-    return forecast.job.global_batch / float(forecast.prediction.step_time_s[index])
+def _samples_per_s(ranking: Ranking, index: int) -> float:
+    return ranking.job.global_batch / float(ranking.prediction.step_time_s[index])
 
 
-def _tokens_per_s(forecast: Forecast, index: int) -> float:
+def _tokens_per_s(ranking: Ranking, index: int) -> float:
     """Of one accelerator."""
-    return _samples_per_s(forecast, index) * forecast.job.seq_len / forecast.job.world
+    return _samples_per_s(ranking, index) * ranking.job.seq_len / ranking.job.world
 
 
-def _gpu_hours(forecast: Forecast, index: int) -> float:
+def _gpu_hours(ranking: Ranking, index: int) -> float:
     """Accelerator hours per billion tokens."""
-    return 1e9 / _tokens_per_s(forecast, index) / 3600
+    return 1e9 / _tokens_per_s(ranking, index) / 3600
 
 
-def _price(forecast: Forecast, index: int) -> float | None:
+def _price(ranking: Ranking, index: int) -> float | None:
     """Of a billion tokens."""
-    if forecast.price_per_hour is None:
+    if ranking.price_per_hour is None:
         return None
-    return _gpu_hours(forecast, index) * forecast.price_per_hour
+    return _gpu_hours(ranking, index) * ranking.price_per_hour

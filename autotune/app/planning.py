@@ -22,7 +22,7 @@ from autotune.hardware import Environment, detect_environment
 from autotune.job import Job
 from autotune.lattice import Lattice, build_lattice
 from autotune.render.export import export_candidate
-from autotune.report.forecast import Forecast, Variant, as_dict
+from autotune.report.ranking import Ranking, Variant, ranking_as_dict
 from autotune.rules import judge
 from autotune.space import load_space
 from autotune.units import parse_bytes, parse_rate
@@ -44,6 +44,11 @@ class FleetWishes:
     """All links of a device together, one way."""
     accelerators: Path | None = None
     """A table of the user's, before the shipped one."""
+
+    @property
+    def describes_a_fleet(self) -> bool:
+        """Whether anything but the table is wished for."""
+        return any((self.gpu, self.per_node, self.network, self.nvlink))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +116,13 @@ def described(wishes: FleetWishes, here: Environment, table: Sequence[Accelerato
     )
 
 
-def forecast(
+def rank_lattice(
     outlook: Outlook,
     *,
     min_fit: float = MIN_FIT,
     price_per_hour: float | None = None,
     what_if: Sequence[str] = (),
-) -> Forecast:
+) -> Ranking:
     """Rank the lattice.
 
     Args:
@@ -132,7 +137,7 @@ def forecast(
     candidates = outlook.lattice.candidates
     found = outlook.predict(candidates)
     order = ranked(found, min_fit)
-    return Forecast(
+    return Ranking(
         job=outlook.job,
         environment=outlook.environment,
         context=outlook.lattice.context,
@@ -155,9 +160,7 @@ def ranked(found: Prediction, min_fit: float) -> NDArray[np.intp]:
     return np.lexsort((found.step_time_s, np.where(fits, 0.0, -found.fit_probability), ~fits))
 
 
-def export_forecast(
-    outlook: Outlook, kept: Forecast, rank: int, folder: Path, to: str
-) -> list[Path]:
+def export_ranked(outlook: Outlook, kept: Ranking, rank: int, folder: Path, to: str) -> list[Path]:
     """Write the files of a ranked candidate, with what was predicted of it.
 
     Raises:
@@ -177,7 +180,7 @@ def export_forecast(
         to=to,
     )
     marked = folder / "prediction.json"
-    write_json(marked, as_dict(kept, [rank])["candidates"][0])
+    write_json(marked, ranking_as_dict(kept, [rank])["candidates"][0])
     return [*files, marked]
 
 
