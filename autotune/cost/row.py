@@ -388,7 +388,7 @@ def _offload(cells: Cells, model: Mapping[str, float]) -> dict[str, float]:
         cells.assume("offload", "none", text)
     if "not set" in text or text in {"", "none", "no", "false"}:
         return {}
-    share = re.search(r"act\w*[^=]*alpha\s*=\s*([0-9.]+)", text)
+    share = re.search(r"act\w*[^=]*alpha\s*=\s*(\d*\.?\d+)", text)
     if share:
         return {"offloaded_activations": min(1.0, float(share[1]))}
     layers = re.search(r"act\w*[^=]*layers\s*=\s*(\d+)", text)

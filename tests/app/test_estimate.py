@@ -10,7 +10,6 @@ from autotune.app.estimate import estimate_rows
 from autotune.errors import AutotuneError
 from tests.cost.rows import ROW, csv_text, row
 
-
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "cost.md"
 
 

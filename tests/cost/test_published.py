@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autotune.accelerators import shipped_accelerators
 from autotune.cost import Recompute, Tier, predict
@@ -41,6 +44,55 @@ def test_no_result_is_read() -> None:
     changed = predict(read(**lies).plans)  # type: ignore[arg-type]
     assert changed.step_time_s == plain.step_time_s
     assert changed.peak_memory_bytes == plain.peak_memory_bytes
+
+
+CELLS = st.one_of(
+    st.sampled_from(
+        [
+            "",
+            "0",
+            "-1",
+            "1e400",
+            "nan",
+            "1",
+            "2",
+            "7",
+            "8.0",
+            "3.5",
+            "64",
+            "1e6",
+            "full",
+            "fsdp",
+            "every_0",
+            "act_cpu alpha=1.2.3",
+            "ulysses=0",
+            "1 (shard group 0)",
+            "9x9Gb",
+            "fp8",
+            "bf16",
+            "H100",
+            "V100",
+            "CPU",
+            "deepspeed",
+            "torchtitan",
+            "yes",
+        ]
+    ),
+    st.text(max_size=12),
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(ROW)), CELLS, max_size=6))
+@settings(deadline=None, max_examples=300)
+def test_any_row_is_predicted_in_numbers_or_has_a_reason(changes: dict[str, str]) -> None:
+    rows = read(**changes)
+    if rows.plans is None:
+        assert rows.reasons[0]
+        return
+    predicted = predict(rows.plans)
+    assert np.all(np.isfinite(predicted.step_time_s) & (predicted.step_time_s > 0))
+    assert np.all(np.isfinite(predicted.peak_memory_bytes))
+    assert np.all((predicted.fit_probability >= 0) & (predicted.fit_probability <= 1))
 
 
 @pytest.mark.parametrize(
