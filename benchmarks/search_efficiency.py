@@ -4,18 +4,27 @@ A group is one model on one fleet with one global batch, in all the configuratio
 published runs has of it; a trial is a look at its row. Every strategy searches every group once
 per seed and is charged for each look until it is within 1% (and 2%) of the group's best. A search
 that does not get there counts at its cap, which flatters the strategies that fail, and is counted.
+
+The cost model's constants may have seen some of these runs. `--model-off 0.35` multiplies each of
+them by a random factor, of that deviation in logarithms, and so asks what a model is worth that is
+wrong.
 """
 
 import argparse
+import dataclasses
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
+from autotune.cost.constants import Constants, load_constants
+from autotune.cost.forecast import Forecast
 from autotune.errors import AutotuneError
 from autotune.replay.forecast import forecast_of
 from autotune.replay.groups import Group, group_rows
@@ -32,14 +41,6 @@ from autotune.search.contest import (
     summarize_runs,
 )
 
-STRATEGIES: dict[str, Strategy] = {
-    "random": random_order,
-    "grid": grid_order,
-    "tpe": sampled_order("tpe"),
-    "gp": sampled_order("gp"),
-    "forecast": forecast_order(forecast_of),
-    "calibrated": calibrated_order(forecast_of),
-}
 ABOUT = {
     "random": "any row",
     "grid": "the values that were tried least",
@@ -49,7 +50,9 @@ ABOUT = {
     "calibrated": "that model, corrected by every trial",
 }
 ALWAYS_ALIKE = ("forecast", "calibrated")
-"""No number is drawn: one seed says all."""
+"""No number is drawn by them: one seed says all, but for those of a model that is off."""
+_SHARES = 1.0
+"""A share of a peak stays one, however far a constant is off."""
 
 
 def main() -> None:
@@ -60,15 +63,16 @@ def main() -> None:
         sys.exit(str(error))
     if not groups:
         sys.exit(f"{options.published}: no group has {options.least} configurations")
+    strategies = make_strategies(options.model_off)
     chosen = [name for name in options.strategies if name != "gp" or find_spec("scipy")]
     if "gp" in options.strategies and "gp" not in chosen:
         print("gp: left out, scipy is not installed", file=sys.stderr)
     runs = {
         name: compete(
-            STRATEGIES[name],
+            strategies[name],
             groups,
             n_trials=options.trials,
-            seeds=range(1 if name in ALWAYS_ALIKE else options.seeds),
+            seeds=range(1 if name in ALWAYS_ALIKE and not options.model_off else options.seeds),
         )
         for name in chosen
     }
@@ -83,6 +87,45 @@ def main() -> None:
         print(f"left out, {why}: {', '.join(of_them)}")
     print_table(figures)
     print_hardest(runs)
+
+
+def make_strategies(model_off: float) -> dict[str, Strategy]:
+    """The strategies by name.
+
+    Args:
+        model_off: How far the constants of the model are off; 0: as shipped.
+    """
+
+    def predicting(make: Callable[[Callable[[Group], Forecast]], Strategy]) -> Strategy:
+        def order(group: Group, n_trials: int, seed: int) -> Sequence[int]:
+            constants = spoilt(load_constants(), seed, model_off)
+            return make(lambda its: forecast_of(its, constants))(group, n_trials, seed)
+
+        return order
+
+    return {
+        "random": random_order,
+        "grid": grid_order,
+        "tpe": sampled_order("tpe"),
+        "gp": sampled_order("gp"),
+        "forecast": predicting(forecast_order),
+        "calibrated": predicting(calibrated_order),
+    }
+
+
+def spoilt(constants: Constants, seed: int, deviation: float) -> Constants:
+    """Constants that are wrong by random factors."""
+    if not deviation:
+        return constants
+    numbers = np.random.default_rng(seed)
+    wrong = {
+        field.name: getattr(constants, field.name)
+        * math.exp(deviation * float(numbers.standard_normal()))
+        for field in dataclasses.fields(constants)
+        if not field.name.endswith("_sigma")
+    }
+    shares = {name: min(value, _SHARES) for name, value in wrong.items() if "share" in name}
+    return dataclasses.replace(constants, **{**wrong, **shares})
 
 
 def find_groups(folder: Path, *, least: int) -> tuple[list[Group], dict[str, list[str]]]:
@@ -154,7 +197,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--least", type=int, default=15, help="configurations of a group")
     parser.add_argument("--trials", type=int, default=15, help="at which a search is capped")
     parser.add_argument("--seeds", type=int, default=5, help="searches per group")
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--strategies", nargs="+", choices=ABOUT, default=list(ABOUT))
+    parser.add_argument("--model-off", type=float, default=0.0, help="deviation of its constants")
     parser.add_argument("--plot", type=Path, help="HTML file for the regret by trial")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     return parser.parse_args()

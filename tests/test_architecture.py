@@ -20,9 +20,10 @@ LAYERS: list[set[str]] = [
     | {"tried", "knobs_page", "soak_record", "bottleneck", "column", "table_seen"}
     | {"spread", "student", "throughput"},
     {"space_file", "space", "rules", "consumers", "cost"},
+    {"replay"},
     {"engines", "render"},
     {"check"},
-    {"lattice", "replay"},
+    {"lattice"},
     {"fleet"},
     {"search"},
     {"doctor"},

@@ -206,12 +206,7 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
         JobError: The study's job cannot be read any more.
     """
     facts = study.read_state()
-    if (origin := origin_of(facts)) is not Origin.MEASURED:
-        raise StudyError(
-            f"study {study.name} is {origin}: nothing of it was measured here, so there is "
-            "nothing to hand out",
-            "search with --fleet local on the devices that will train",
-        )
+    _check_measured(study)
     answer = answer_of(facts) or {}
     recorded = study.read()
     trials = {t.spec.number: t for t in recorded.trials}
@@ -257,6 +252,7 @@ def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list
         JobError: The study's job cannot be read any more.
         RenderError: A template does not render, or the folder cannot be written.
     """
+    _check_measured(study)
     if to == "optuna":
         return [_write_storage(study, out, trial)]
     chosen = find_chosen(study, trial=trial)
@@ -270,6 +266,21 @@ def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list
         soak=_soak_of(study, chosen),
         to=to,
     )
+
+
+def _check_measured(study: Study) -> None:
+    """See that what is handed out was measured here.
+
+    Raises:
+        StudyError: It was not.
+    """
+    origin = origin_of(study.read_state())
+    if origin is not Origin.MEASURED:
+        raise StudyError(
+            f"study {study.name} is {origin}: nothing of it was measured here, so there is "
+            "nothing to hand out",
+            "search with --fleet local on the devices that will train",
+        )
 
 
 def _soak_of(study: Study, chosen: Chosen) -> SoakResult | None:

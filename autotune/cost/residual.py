@@ -152,13 +152,13 @@ class ResidualPrior:
 TIME_PRIOR = ResidualPrior(
     everywhere=0.3,
     study=0.1,
-    share=Scale(median=0.5, spread=0.6),
+    share=Scale(median=0.3, spread=0.6),
     position=Scale(median=0.03, spread=0.7),
-    rough=Scale(median=0.05, spread=0.7),
-    reach=Scale(median=1.0, spread=0.4),
+    rough=Scale(median=0.08, spread=0.7),
+    reach=Scale(median=0.7, spread=0.4),
     noise=Scale(median=0.02, spread=0.5),
 )
-"""Of step times: a part may be half as slow again as the model has it, since kernels and links
+"""Of step times: a part may be a third slower than the model has it, since kernels and links
 reach their peaks unequally; the noise is that of a run among equals
 (`autotune.spread.PRIOR_DEVIATION`). `benchmarks/search_efficiency.py` says what they are worth."""
 

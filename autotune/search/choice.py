@@ -23,7 +23,7 @@ from autotune.cost.residual import (
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-FIRST_RISK = 0.2
+FIRST_RISK = 0.35
 """Highest P(out of memory) of a candidate that is tried while nothing ran."""
 RISK_PER_RUN = 0.1
 """By how much each trial that ran raises it: the estimate is better known, and what can be gained

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.app.run import search
-from autotune.app.studies import find_chosen, read_report, state_of
+from autotune.app.studies import find_chosen, read_report, state_of, write_export
 from autotune.app.unmeasured import open_fleet
 from autotune.contract import Origin
 from autotune.cost.knowledge import read_lessons
@@ -66,6 +66,8 @@ def test_nothing_of_a_replay_is_handed_out_or_learned_from(table: Path, tmp_path
     _, session, _ = replay(table, tmp_path, trials=3)
     with pytest.raises(StudyError, match="is replayed: nothing of it was measured here"):
         find_chosen(session.study, trial=None)
+    with pytest.raises(StudyError, match="nothing to hand out"):
+        write_export(session.study, tmp_path / "study.log", to="optuna", trial=None)
     assert read_lessons(tmp_path / "knowledge.json") == ()
     assert not session.study.best_folder.exists()
 

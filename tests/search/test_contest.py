@@ -1,5 +1,10 @@
 """How soon a strategy finds the best of a measured group."""
 
+import json
+import runpy
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -92,3 +97,41 @@ def test_the_calibrated_order_beats_chance_and_its_own_forecast_at_the_worst(
     ]
     (steered,) = compete(STRATEGIES["calibrated"], [group], n_trials=15, seeds=[0])
     assert (steered.trials_to(0.01) or 99) < np.mean(by_chance)
+
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "search_efficiency.py"
+
+
+@pytest.mark.parametrize("off", ["0", "0.35"])
+def test_the_benchmark_ends_with_its_figures(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    off: str,
+) -> None:
+    write(tmp_path / "runs.csv", sweep())
+    arguments = ["--published", str(tmp_path), "--seeds", "2", "--model-off", off, "--json"]
+    arguments += [
+        "--strategies",
+        "random",
+        "tpe",
+        "calibrated",
+        "--plot",
+        str(tmp_path / "r.html"),
+    ]
+    monkeypatch.setattr(sys, "argv", [str(BENCHMARK), *arguments])
+    runpy.run_path(str(BENCHMARK), run_name="__main__")
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert answer["groups"] == 1
+    assert set(answer["strategies"]) == {"random", "tpe", "calibrated"}
+    ours = answer["strategies"]["calibrated"]
+    assert 1 <= ours["mean_trials_to_1pct"] <= ours["max_trials_to_1pct"] <= 15
+    assert "plotly" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_the_benchmark_says_where_there_is_nothing_to_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(BENCHMARK), "--published", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"no table \*\.csv"):
+        runpy.run_path(str(BENCHMARK), run_name="__main__")
