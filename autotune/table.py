@@ -109,9 +109,7 @@ _PREDICTED = (
     ),
     column("predicted_step_time_low_s", "float64", "its 95% interval, lower end", unit="s"),
     column("predicted_step_time_high_s", "float64", "its 95% interval, upper end", unit="s"),
-    column(
-        "predicted_peak_memory_bytes", "float64", "the same of the peak per device", unit="B"
-    ),
+    column("predicted_peak_memory_bytes", "float64", "the same of the peak per device", unit="B"),
     column("predicted_peak_memory_low_bytes", "float64", "95% interval, lower end", unit="B"),
     column("predicted_peak_memory_high_bytes", "float64", "95% interval, upper end", unit="B"),
 )

@@ -242,10 +242,10 @@ def test_an_unknown_accelerator_is_said_before_anything_runs() -> None:
         steering_of(job, unknown, lattice_of(job))
 
 
-def test_a_trial_is_predicted_before_it_runs_and_better_the_more_ran(tmp_path: Path) -> None:
+def test_a_trial_is_predicted_before_it_runs_and_better_the_more_ran(study: Study) -> None:
     job = make(trials=8)
     its = steering(job)
-    fleet = run(Study(tmp_path, "s"), job, its)
+    fleet = run(study, job, its)
     specs = [spec for spec in fleet.specs if spec.role in (Role.BASELINE, Role.SEARCH)]
     assert all(spec.predicted is not None for spec in specs)
     assert all(spec.predicted is None for spec in fleet.ran(Role.CONFIRM))
@@ -261,7 +261,7 @@ def test_a_trial_is_predicted_before_it_runs_and_better_the_more_ran(tmp_path: P
 
 
 def test_samples_and_seconds_are_told_in_one_unit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that is right is not corrected, whatever the global batch."""
     job = make(trials=4)
@@ -274,7 +274,7 @@ def test_samples_and_seconds_are_told_in_one_unit(
 
     monkeypatch.setattr("autotune.search.steering.CalibratedSampler", Listening)
     its = steering(job)
-    run(Study(tmp_path, "s"), job, its)
+    run(study, job, its)
     seconds = its.forecaster(its.lattice.candidates).seconds / job.global_batch
     assert told
     assert np.isin(np.round(told[0].seconds, 9), np.round(seconds, 9)).all()
