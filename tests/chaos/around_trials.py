@@ -119,10 +119,12 @@ def _template_killed(ground: Ground) -> None:
 
 def _template_killed_before(ground: Ground) -> None:
     """What it was asked for and never began starts cold."""
-    arena, template = _with_template(ground)
-    template.suspend()
+    arena, live = _with_template(ground)
+    for template in live:
+        template.suspend()
     handle = arena.submit("nothing_in_first", Start.WARM)
-    template.kill()
+    for template in live:
+        template.kill()
     result = arena.finish(handle)
     expect_ok(result)
     must(result.start is Start.COLD, "it says that it started warm")
@@ -130,12 +132,14 @@ def _template_killed_before(ground: Ground) -> None:
 
 
 def _template_stopped(ground: Ground) -> None:
-    arena, template = _with_template(ground)
-    template.suspend()
+    arena, live = _with_template(ground)
+    for template in live:
+        template.suspend()
     handle = arena.submit("nothing_in_first", Start.WARM)
     (handle.folder / HANGING).touch()
     expect(arena.finish(handle), Outcome.LAUNCH, "no rank had started", Start.WARM)
-    template.resume()
+    for template in live:
+        template.resume()
     arena.check()
 
 
@@ -247,8 +251,8 @@ def templates() -> list[psutil.Process]:
     return sorted(found, key=psutil.Process.create_time)
 
 
-def _with_template(ground: Ground) -> tuple[Arena, psutil.Process]:
-    """An arena, and the template that its next warm trial starts from.
+def _with_template(ground: Ground) -> tuple[Arena, list[psutil.Process]]:
+    """An arena, and the templates of which its next warm trial starts from one.
 
     A fleet of which a template could not start (under another fault, on a busy machine) starts
     everything cold from then on.
@@ -257,7 +261,7 @@ def _with_template(ground: Ground) -> tuple[Arena, psutil.Process]:
     if not templates():
         ground.close()
         ground.arena.check()
-    return ground.arena, templates()[-1]
+    return ground.arena, templates()
 
 
 def _launcher(handle: LocalTrial) -> psutil.Process:
