@@ -52,9 +52,9 @@ def estimate_rows(
     Raises:
         JobError: A file cannot be read or written, or `out` is the input.
     """
+    header, table = read_table(rows)
     if out.exists() and out.samefile(rows):
         raise JobError(f"--out {out}: is the input itself", "name another file")
-    header, table = read_table(rows)
     read = rows_to_plans(table, accelerators_with(accelerators))
     cells: list[dict[str, str]] = [{} for _ in table]
     if read.plans is not None:

@@ -47,7 +47,7 @@ def all_reduce_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
     """Time of `calls` all-reduces of `size_bytes` each.
 
     2 (n - 1)/n x size / bandwidth, and 2 log2 n hops, since NCCL takes trees where latency counts.
-    Source: Thakur et al. (2005), section 4.4; Jeaugey, "Massively scale your deep learning
+    Source: Thakur et al. (2005), section 4; Jeaugey, "Massively scale your deep learning
     training with NCCL 2.4" (NVIDIA, 2019), for the trees.
     """
     rounds = 2.0 * (1.0 - 1.0 / g.ranks)
@@ -58,7 +58,7 @@ def gather_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
     """Time of `calls` all-gathers or reduce-scatters, `size_bytes` being the whole, not a shard.
 
     (n - 1)/n x size / bandwidth, and n - 1 hops: NCCL has only rings for these. Source: Thakur et
-    al. (2005), sections 4.1 and 4.3.
+    al. (2005), section 4.
     """
     hops = g.ranks - 1.0
     return calls * hops * (size_bytes / (g.ranks * g.bytes_per_s) + g.hop_s)
@@ -67,7 +67,7 @@ def gather_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
 def exchange_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
     """Time of `calls` all-to-alls in which each rank sends `size_bytes` in all.
 
-    (n - 1)/n x size / bandwidth, and n - 1 sends. Source: Thakur et al. (2005), section 4.2.
+    (n - 1)/n x size / bandwidth, and n - 1 sends. Source: Thakur et al. (2005), section 4.
     """
     return gather_s(g, size_bytes, calls)
 

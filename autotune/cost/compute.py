@@ -77,7 +77,7 @@ def optimizer_s(p: Plans, c: Constants, params: Column) -> Column:
 
     Every state is read and written once. On the device that is its memory's bandwidth; on the host
     that of the node's memory, shared by its ranks; NVMe is read and written as well. Source:
-    Rajbhandari et al., ZeRO-Infinity (arXiv:2104.07857), section 4 and equation 8 for the traffic.
+    Rajbhandari et al., ZeRO-Infinity (arXiv:2104.07857), section 4, for the traffic.
     """
     states_bytes = params * p.trained_share * (2.0 * p.optimizer_bytes + c.optimizer_traffic_bytes)
     on_device = states_bytes / (p.memory_bytes_per_s * c.memory_share)

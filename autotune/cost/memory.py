@@ -43,7 +43,7 @@ def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
     stage 1, gradients from 2, parameters from 3 over the data parallel ranks: 2 + 2 + 12 bytes per
     parameter in mixed precision. Source: Rajbhandari et al., ZeRO (arXiv:1910.02054), section 5
     and figure 1. Offloaded states leave the device; their gradients leave it with them
-    (ZeRO-Offload, arXiv:2101.06840, section 4).
+    (Ren et al., ZeRO-Offload, arXiv:2101.06840).
     """
     has_pipeline = np.greater(p.pp, 1)
     layers = s.stage_layers * s.layer_params
@@ -140,8 +140,7 @@ def _buffers(p: Plans, s: Sizes, whole: Column) -> tuple[Column, Column]:
     gather into; stage 3 holds one beside what it gathers: at most `live_elements` and what it
     prefetches. FSDP holds two layers and the embeddings, and one layer's gradients; in a pipeline
     it holds all of them over the micro-batches. Source: DeepSpeed, runtime/zero/stage_1_and_2.py,
-    stage3.py and partitioned_param_coordinator.py; Zhao et al., PyTorch FSDP (arXiv:2304.11277),
-    section 4.3.
+    stage3.py and partitioned_param_coordinator.py; Zhao et al., PyTorch FSDP (arXiv:2304.11277).
     """
     is_3 = np.greater_equal(p.zero_stage, 3)
     reduce_elements = np.minimum(p.reduce_bucket_elements, whole)

@@ -275,7 +275,7 @@ def _matmul_flops(cells: Cells, accelerator: Accelerator, precision: str, half: 
     """At the precision of the layers.
 
     One scale per row costs what fp8 gains. In fp4 some layers stay in bf16: NVIDIA, Pretraining
-    Large Language Models with NVFP4 (arXiv:2509.25149), section 3.
+    Large Language Models with NVFP4 (arXiv:2509.25149).
     """
     if precision == "fp4":
         kept = _FP4_KEPT_SHARE

@@ -46,7 +46,7 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     where stages are alike. A layer takes the device's time or the host's for its launches,
     whichever is longer. Source: Narayanan et al. (arXiv:2104.04473), section 2.2. Of two parts
     that overlap, the longer counts, and a share of the shorter, since they compete for the
-    memory. Source for the slowdown: Miao et al., Galvatron (arXiv:2211.13878), section 3.4.
+    memory. Source for the slowdown: Miao et al., Galvatron (arXiv:2211.13878).
     """
     layer = layer_times(p, s, c)
     t = traffic_of(p, s, c)

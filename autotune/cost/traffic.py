@@ -100,7 +100,7 @@ def _tensor_s(p: Plans, s: Sizes, c: Constants) -> Column:
 def _expert_s(p: Plans, s: Sizes, c: Constants) -> Column:
     """Tokens to their experts and back, forward and backward: four all-to-alls.
 
-    Source: Lepikhin et al., GShard (arXiv:2006.16668), section 3.2.
+    Source: Lepikhin et al., GShard (arXiv:2006.16668).
     """
     g = collectives.group(p, c, ranks=p.ep, stride=p.tp)
     split = np.where(p.sequence_parallel, p.tp, 1.0)
@@ -115,7 +115,7 @@ def _context_s(p: Plans, s: Sizes, c: Constants) -> Column:
     The ring sends the keys and values of the other cp - 1 ranks forward, and again with their
     gradients backward. Source: Liu et al., Ring Attention (arXiv:2310.01889), section 3. Ulysses
     exchanges queries, keys, values and the result. Source: Jacobs et al., DeepSpeed-Ulysses
-    (arXiv:2309.14509), section 3.2.
+    (arXiv:2309.14509), section 3.
     """
     ring = collectives.group(p, c, ranks=p.cp, stride=p.tp)
     kv_bytes = s.tokens * 2.0 * s.kv_width / p.tp * p.activation_bytes
@@ -159,7 +159,7 @@ def _offload_micro_batch_s(p: Plans, s: Sizes, c: Constants, whole: Column) -> C
 def _offload_step_s(p: Plans, s: Sizes, c: Constants, whole: Column) -> Column:
     """Gradients to the host and updated parameters back, for an optimizer on the host.
 
-    2 bytes each way per parameter of the shard (ZeRO-Offload, arXiv:2101.06840, section 4.1).
+    2 bytes each way per parameter of the shard (Ren et al., ZeRO-Offload, arXiv:2101.06840).
     """
     link = p.host_bytes_per_s * c.host_link_share
     is_offloaded = np.greater(p.optimizer_tier, Tier.DEVICE)

@@ -60,22 +60,22 @@ _ZERO_3 = {
     "gather_speed": 0.15,
 }
 
-_TORCH_ATTENTION = {
-    # torch's own attention is FlashAttention-2, which does not use what Hopper added; Transformer
-    # Engine's does. Source: Shah et al., FlashAttention-3 (arXiv:2407.08608), figure 5.
+_FLASH_2_ON_HOPPER = {
+    # FlashAttention-2, torch's own too, does not use what Hopper added; Transformer Engine does.
+    # Source: Shah et al., FlashAttention-3 (arXiv:2407.08608).
     "attention_speed": 0.65,
 }
 
 FRAMEWORKS = (
     Traits(
         # torchtitan: fp32 reduction, per-operator selective checkpoints, compiled blocks.
-        # Source: Liang et al. (arXiv:2410.06511), sections 2 and 3.
+        # Source: Liang et al. (arXiv:2410.06511).
         name="torchtitan",
         spelled=re.compile(r"torchtitan"),
         zero_stage=3,
         columns={**_FSDP, "reduce_bytes": 4.0, "fused_kernels": 0.7},
         recompute="selective",
-        newer_columns=_TORCH_ATTENTION,
+        newer_columns=_FLASH_2_ON_HOPPER,
         splits_local_batch=True,
         selective_operators=True,
         sequence_parallel=True,
@@ -86,7 +86,7 @@ FRAMEWORKS = (
         spelled=re.compile(r"automodel"),
         zero_stage=3,
         columns={**_FSDP, "fused_kernels": 0.0},
-        newer_columns=_TORCH_ATTENTION,
+        newer_columns=_FLASH_2_ON_HOPPER,
     ),
     Traits(
         # NeMo and Megatron-Bridge: Transformer Engine, distributed optimizer, gradients reduced in
@@ -111,6 +111,7 @@ FRAMEWORKS = (
         name="internevo",
         spelled=re.compile(r"internevo"),
         zero_stage=1,
+        newer_columns=_FLASH_2_ON_HOPPER,
         columns={"fused_kernels": 0.5, "optimizer_bytes": 16.0, "upcasts_grads": 2.0},
     ),
     Traits(
@@ -119,6 +120,7 @@ FRAMEWORKS = (
         name="megatron-deepspeed",
         spelled=re.compile(r"megatron-deepspeed"),
         zero_stage=0,
+        newer_columns=_FLASH_2_ON_HOPPER,
         columns={
             # In bf16 a second copy in 32 bit, which is not sharded.
             "grad_bytes": 6.0,
@@ -135,16 +137,17 @@ FRAMEWORKS = (
     ),
     Traits(
         # Kwai's Megatron: what is cheap to compute again is not kept. Source: Yuan et al.
-        # (USENIX ATC 2024), section 4.
+        # (USENIX ATC 2024).
         name="megatron-kwai",
         spelled=re.compile(r"kwai"),
         zero_stage=1,
+        newer_columns=_FLASH_2_ON_HOPPER,
         columns=_MEGATRON,
         selective_operators=True,
     ),
     Traits(
         # Megatron-LM: fp32 accumulation; in fp16, as in 2021, no flash attention and no overlap.
-        # Source: Narayanan et al. (arXiv:2104.04473), section 5; NVIDIA/Megatron-LM,
+        # Source: Narayanan et al. (arXiv:2104.04473); NVIDIA/Megatron-LM,
         # docs/user-guide/features/dist_optimizer.md, for the bytes.
         name="megatron",
         spelled=re.compile(r"megatron"),
@@ -164,6 +167,7 @@ FRAMEWORKS = (
         name="nanotron",
         spelled=re.compile(r"nanotron"),
         zero_stage=1,
+        newer_columns=_FLASH_2_ON_HOPPER,
         columns={"grad_bytes": 4.0, "reduce_bytes": 4.0, "fused_kernels": 0.5},
         sequence_parallel=True,
     ),
@@ -172,6 +176,7 @@ FRAMEWORKS = (
         name="deepspeed",
         spelled=re.compile(r"deepspeed"),
         zero_stage=0,
+        newer_columns=_FLASH_2_ON_HOPPER,
         columns={
             "flat_buffers": 1.0,
             "upcasts_grads": 1.0,
@@ -188,6 +193,7 @@ FRAMEWORKS = (
         name="fsdp",
         spelled=re.compile(r"fsdp"),
         zero_stage=3,
+        newer_columns=_FLASH_2_ON_HOPPER,
         columns={**_FSDP, "attention_speed": 0.55, "logit_bytes": 4.0},
     ),
     Traits(
@@ -195,6 +201,7 @@ FRAMEWORKS = (
         name="ddp",
         spelled=re.compile(r"ddp"),
         zero_stage=0,
+        newer_columns=_FLASH_2_ON_HOPPER,
         columns={
             "weight_bytes": 4.0,
             "grad_bytes": 4.0,
