@@ -172,6 +172,11 @@ class Knob:
                 )
         return typed
 
+    def is_of_type(self, value: KnobValue) -> bool:
+        """Whether a recorded value can have been one of this knob's."""
+        typed = _read(value, self.kind)
+        return typed is not None and type(typed) is type(value)
+
     @property
     def menu(self) -> str:
         """What is legal, in one line."""

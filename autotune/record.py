@@ -26,6 +26,7 @@ from autotune.contract import (
     write_json,
 )
 from autotune.errors import StudyError
+from autotune.knobs import KNOBS
 
 _ASIDE = re.compile(r"\..+\.\w+\.\w{8}")
 """Such as `.result.json.k2v9_0ab`: see `write_json` and `write_whole`."""
@@ -217,7 +218,10 @@ class Study:
         """
         folder = self.trial_folder(spec.number)
         try:
-            (folder / CONFIG_DIR).mkdir(parents=True)
+            # The folder above was made with the study's lock: one that is gone was moved away, and
+            # what goes on in its place would be a second study.
+            folder.mkdir()
+            (folder / CONFIG_DIR).mkdir()
             for name, text in files.items():
                 (folder / CONFIG_DIR / name).write_text(text, encoding="utf-8")
             write_json(folder / SPEC_FILE, to_dict(spec))
@@ -295,6 +299,9 @@ def _read_trial(folder: Path) -> Trial | Unreadable:
         spec = TrialSpec.from_dict(_read_known(folder / SPEC_FILE))
         if f"{spec.number:04d}" != folder.name:
             raise ContractError(f"its spec is that of trial {spec.number}")
+        for name, value in spec.knobs.items():
+            if name in KNOBS and not KNOBS[name].is_of_type(value):
+                raise ContractError(f"its spec says {name}={value!r}: of another type")
     except ContractError as error:
         return Unreadable(folder=folder, problem=str(error))
     if not (folder / RESULT_FILE).exists():

@@ -15,12 +15,12 @@ from autotune.contract import Role, TrialResult
 from autotune.record import Trial
 from autotune.student import CONFIDENCE, t_quantile
 
-PRIOR_DEVIATION = 0.02
-"""Between processes, of log samples/s. Of 50 runs of 10 candidates it was 2.8% (40 degrees of
-freedom), and nothing beyond what steps explain among those that nothing disturbed
-(`results/recorded/repeatability-cpu-2.json`)."""
-PRIOR_DEGREES = 8
-"""How many degrees of freedom of repeats the prior counts as: those of a final comparison of four,
+PRIOR_DEVIATION = 0.03
+"""Between processes, of log samples/s. Of 50 runs of 10 candidates it was 2.8% on one machine and
+9.2% on another, with 40 degrees of freedom each (`results/recorded/repeatability-*.json`): it is
+the machine's, so what is assumed is near that of the calm one."""
+PRIOR_DEGREES = 4
+"""How many degrees of freedom of repeats the prior counts as: those of a final comparison of two,
 so that a study's own repeats weigh as much once it has one."""
 
 _NORMAL = 1.96

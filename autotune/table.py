@@ -4,6 +4,7 @@ The schema is frozen by a test and described in docs/table.md, which `python -m 
 prints. Nothing reads the written files back: they are for people and their tools.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,6 +98,20 @@ _DERIVED = (
     ),
     column("seq_len", "Int64", "per sample; the most where they differ", unit="tokens"),
     column("lengths", "string", "of the samples: fixed, packed, histogram"),
+)
+
+_PREDICTED = (
+    column(
+        "predicted_step_time_s",
+        "float64",
+        "what the calibrated cost model said before the trial; empty: nothing",
+        unit="s",
+    ),
+    column("predicted_step_time_low_s", "float64", "its 95% interval, lower end", unit="s"),
+    column("predicted_step_time_high_s", "float64", "its 95% interval, upper end", unit="s"),
+    column("predicted_peak_memory_bytes", "float64", "the same of the peak per device", unit="B"),
+    column("predicted_peak_memory_low_bytes", "float64", "95% interval, lower end", unit="B"),
+    column("predicted_peak_memory_high_bytes", "float64", "95% interval, upper end", unit="B"),
 )
 
 _OUTCOME = (
@@ -217,6 +232,7 @@ SCHEMA: tuple[Column, ...] = (
     *_IDENTITY,
     *_KNOBS,
     *_DERIVED,
+    *_PREDICTED,
     *_OUTCOME,
     *_SPEED,
     *_MEMORY,
@@ -371,6 +387,9 @@ def _row(
     if "lora" in spec.model:
         row["finetune"] = json.dumps({"lora": spec.model["lora"]}, sort_keys=True)
     row["lengths"] = spec.lengths.get("kind", "fixed")
+    if spec.predicted is not None:
+        said = dataclasses.asdict(spec.predicted)
+        row |= {f"predicted_{name}": value for name, value in said.items()}
     if result is not None:
         row |= _result_cells(result)
         row |= seen.cells(spec, result)

@@ -88,7 +88,7 @@ def train(options: argparse.Namespace) -> None:
         watches = step % 2 == 1
         (meter.resume.set if watches else meter.resume.clear)()
         start = time.perf_counter()
-        script.train_step(engine, batches)
+        script.train_step(engine, batches, settings["sp"])
         if step >= WARMUP_STEPS:
             times_s[watches].append(time.perf_counter() - start)
     if engine.global_rank == 0:

@@ -168,6 +168,7 @@ def run_trial(session: Session, fleet: LocalFleet, run: Run, **changes: Any) -> 
         environment=session.environment,
     )
     spec = dataclasses.replace(spec, **changes)
+    session.study.trials_folder.mkdir(parents=True, exist_ok=True)
     folder = session.study.write_spec(spec, session.engine.files(run.candidate))
     result = fleet.submit(spec, folder).wait()
     if result.samples_per_s is None:

@@ -74,7 +74,7 @@ def train(options: argparse.Namespace) -> None:
     tries = 0
     while len(times_s) < WARMUP_STEPS + options.steps:
         start = time.perf_counter()
-        script.train_step(engine, batches)
+        script.train_step(engine, batches, settings["sp"])
         elapsed_s = time.perf_counter() - start
         tries += 1
         if engine.was_step_applied():  # fp16 skips steps that overflow: they look fast

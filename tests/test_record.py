@@ -18,7 +18,9 @@ FILES = {"ds_config.json": "{}"}
 
 @pytest.fixture
 def study(tmp_path: Path) -> Study:
-    return Study(tmp_path, "a")
+    study = Study(tmp_path, "a")
+    study.trials_folder.mkdir(parents=True)
+    return study
 
 
 def a_spec(number: int) -> TrialSpec:
@@ -67,6 +69,27 @@ def test_a_damaged_spec_is_unreadable_and_a_damaged_result_missing(study: Study,
     assert trial.problem
     assert [u.folder for u in study.read().unreadable] == [study.trial_folder(0)]
     assert lost_result(trial).evidence == trial.problem
+
+
+@pytest.mark.parametrize("value", [" ", True, 2.5, "2"])
+def test_a_spec_with_a_knob_of_another_type_is_unreadable(study: Study, value: object):
+    folder = study.write_spec(a_spec(0), FILES)
+    path = folder / "spec.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"knobs": {**data["knobs"], "zero.stage": value}}))
+    assert study.trials() == ()
+    (unreadable,) = study.read().unreadable
+    assert "zero.stage" in unreadable.problem
+    path.write_text(json.dumps(data | {"knobs": {"a knob of a later version": value}}))
+    assert len(study.trials()) == 1
+
+
+def test_no_study_begins_where_one_was_moved_away(study: Study):
+    study.write_spec(a_spec(0), FILES)
+    study.folder.rename(study.root / "moved")
+    with pytest.raises(StudyError, match="cannot be written"):
+        study.write_spec(a_spec(1), FILES)
+    assert [path.name for path in study.root.iterdir()] == ["moved"]
 
 
 def test_a_copied_folder_is_not_a_trial(study: Study):
@@ -161,7 +184,8 @@ def test_a_second_coordinator_is_refused_and_told_who_holds_it(study: Study):
     assert ask_another_process(study.root) == "locked"
 
 
-def test_a_fresh_start_keeps_the_old_study(study: Study):
+def test_a_fresh_start_keeps_the_old_study(tmp_path: Path):
+    study = Study(tmp_path, "a")
     assert study.set_aside() is None
     for number in (1, 2):
         study.lock()
@@ -174,7 +198,6 @@ def test_a_fresh_start_keeps_the_old_study(study: Study):
 
 
 def test_state_survives_and_a_damaged_one_is_empty(study: Study):
-    study.folder.mkdir()
     assert study.read_state() == {}
     study.write_state({"a": 1})
     assert study.read_state() == {"a": 1}

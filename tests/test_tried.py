@@ -142,6 +142,7 @@ def test_a_record_is_read_back_as_it_was_written():
 
 def test_a_study_is_evidence_of_its_measured_trials_alone(tmp_path):
     study = Study(tmp_path, "one")
+    study.lock()
     good = write_trial(study, {"zero.stage": 1})
     write_trial(study, {"zero.stage": 2}, outcome=Outcome.OOM)
     write_trial(study, {"zero.stage": 3}, differences=["stage: asked 3, the engine has 0"])

@@ -14,7 +14,7 @@ from autotune.search.steering import Steering, lessons_of, steering_of
 def steer(
     session: Session, note: Callable[[str], None], knowledge: Path | None
 ) -> Steering | None:
-    """What the sampler `calibrated` goes by.
+    """What predicts a search's trials, and what its sampler `calibrated` goes by.
 
     Args:
         session: The job and what is legal for it here.
@@ -22,11 +22,9 @@ def steer(
         knowledge: The file of lessons; None: none.
 
     Returns:
-        None where another sampler was asked for, or nothing can be predicted: TPE proposes then.
+        None where nothing can be predicted; TPE proposes for the sampler `calibrated` then.
     """
     job, environment = session.job, session.environment
-    if job.sampler != "calibrated":
-        return None
     lessons: tuple[Lesson, ...] = ()
     if knowledge is not None:
         try:
@@ -43,8 +41,11 @@ def steer(
             forecaster=session.forecaster,
         )
     except AutotuneError as error:
-        note(f"TPE proposes, for nothing can be predicted: {error.message}")
+        instead = "TPE proposes, for " if job.sampler == "calibrated" else ""
+        note(f"{instead}nothing can be predicted: {error.message}")
         return None
+    if job.sampler != "calibrated":
+        return steering
     if not steering.can_steer(Objective.of(job, environment)):
         note("TPE proposes: predictions steer only the objective samples_per_s, by known knobs")
     elif steering.recalled is not None:

@@ -42,6 +42,7 @@ from autotune.contract.spec import (
     Checkpoint,
     KnobValue,
     Measure,
+    Predicted,
     TrialSpec,
 )
 from autotune.contract.words import (
@@ -74,6 +75,7 @@ __all__ = [
     "Origin",
     "Outcome",
     "Phase",
+    "Predicted",
     "RankDiagnosis",
     "RankReport",
     "Role",

@@ -104,7 +104,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def checked_fields(cls: type, data: dict[str, Any]) -> dict[str, Any]:
-    """JSON data as a dataclass's fields.
+    """JSON data as a dataclass's fields, nested dataclasses and enums made again.
 
     Raises:
         ContractError: A field is missing, unknown or of another type, or the schema is another.
@@ -126,28 +126,31 @@ def checked_fields(cls: type, data: dict[str, Any]) -> dict[str, Any]:
     for name, value in data.items():
         if not _fits(value, known[name].type):
             raise ContractError(f"{cls.__name__}: {name}: {str(value)[:60]!r} is of another type")
-    return dict(data)
+    try:
+        return {name: _rebuilt(known[name].type, value) for name, value in data.items()}
+    except (TypeError, ValueError) as error:
+        raise ContractError(f"{cls.__name__}: {error}") from error
 
 
-def rebuilt(kind: Any, data: Any) -> Any:
-    """JSON data that fits a type (see `checked_fields`), with its dataclasses made again.
+def _rebuilt(kind: Any, data: Any) -> Any:
+    """JSON data that fits a type, with its dataclasses and enums made again.
 
     Raises:
-        ContractError: A nested field is missing or unknown.
+        TypeError: A nested field is missing or unknown.
+        ValueError: It is no value of an enum.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is UnionType:
-        return None if data is None else rebuilt(arguments[0], data)
-    if origin is list:
-        return [rebuilt(arguments[0], item) for item in data]
+        return None if data is None else _rebuilt(arguments[0], data)
+    if origin is list and dataclasses.is_dataclass(arguments[0]):
+        return [_rebuilt(arguments[0], item) for item in data]
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return kind(data)
     if not dataclasses.is_dataclass(kind):
         return data
     types = {f.name: f.type for f in dataclasses.fields(kind)}
-    fields = {name: rebuilt(types.get(name, Any), value) for name, value in data.items()}
-    try:
-        return kind(**fields)  # type: ignore[operator]  # it is a class, not an instance
-    except TypeError as error:
-        raise ContractError(f"{getattr(kind, '__name__', kind)}: {error}") from error
+    fields = {name: _rebuilt(types.get(name, Any), value) for name, value in data.items()}
+    return kind(**fields)  # type: ignore[operator]  # it is a class, not an instance
 
 
 def _fits(value: Any, kind: Any) -> bool:

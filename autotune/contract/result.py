@@ -7,11 +7,9 @@ from typing import Any, Self
 from autotune.contract.diagnosis import Diagnosis, RankDiagnosis, Use
 from autotune.contract.files import (
     SCHEMA_VERSION,
-    ContractError,
     check_not_negative,
     check_positive,
     checked_fields,
-    rebuilt,
 )
 from autotune.contract.words import Origin, Outcome, Phase, Role, Start
 
@@ -93,16 +91,7 @@ class RankReport:
             ContractError: A field is missing, unknown or of another type, or the schema is
                 another.
         """
-        fields = checked_fields(cls, data)
-        try:
-            fields["phase"] = Phase(fields.get("phase", Phase.IMPORT))
-            if fields.get("outcome") is not None:
-                fields["outcome"] = Outcome(fields["outcome"])
-            fields["surroundings"] = rebuilt(Surroundings | None, fields.get("surroundings"))
-            fields["diagnosis"] = rebuilt(RankDiagnosis | None, fields.get("diagnosis"))
-        except ValueError as error:
-            raise ContractError(f"RankReport: {error}") from error
-        report = cls(**fields)
+        report = cls(**checked_fields(cls, data))
         check_positive("RankReport: step_times_s", report.step_times_s)
         times_s = [s for s in (report.cpu_s, report.measured_s) if s is not None]
         check_not_negative("RankReport: cpu_s, measured_s", times_s)
@@ -204,17 +193,7 @@ class TrialResult:
             ContractError: A field is missing, unknown or of another type, or the schema is
                 another.
         """
-        fields = checked_fields(cls, data)
-        try:
-            fields["outcome"] = Outcome(fields["outcome"])
-            fields["role"] = Role(fields["role"])
-            fields["start"] = Start(fields.get("start", Start.COLD))
-            fields["origin"] = Origin(fields.get("origin", Origin.MEASURED))
-            fields["use"] = rebuilt(Use | None, fields.get("use"))
-            fields["diagnosis"] = rebuilt(Diagnosis | None, fields.get("diagnosis"))
-        except ValueError as error:
-            raise ContractError(f"TrialResult: {error}") from error
-        result = cls(**fields)
+        result = cls(**checked_fields(cls, data))
         figures = (result.step_time_s, result.step_time_low_s, result.step_time_high_s)
         rates = (result.samples_per_s, result.samples_per_s_low, result.samples_per_s_high)
         check_positive("TrialResult: figures", (*result.step_times_s, *figures, *rates))

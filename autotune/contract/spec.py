@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from autotune.contract.files import SCHEMA_VERSION, ContractError, checked_fields
+from autotune.contract.files import SCHEMA_VERSION, checked_fields
 from autotune.contract.words import Role, Start
 
 KnobValue = int | float | str | bool
@@ -39,6 +39,23 @@ class Checkpoint:
     """Optimizer steps that were trained before; None: the trial saves one when it has measured."""
     steps_after: int = 0
     """Optimizer steps that are trained after saving, to compare a resumed trial with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What the calibrated cost model said before a trial started.
+
+    Each interval holds the trial's own measurement in 95% of cases, if the model is right about
+    itself.
+    """
+
+    step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
+    peak_memory_bytes: float
+    """Of the fullest device."""
+    peak_memory_low_bytes: float
+    peak_memory_high_bytes: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +127,8 @@ class TrialSpec:
     """Empty: every sample has `seq_len` tokens. `{"kind": "packed"}`: so has every row, filled
     from several documents. `{"kind": "histogram", "histogram": [[tokens, weight], ...],
     "pad_to_multiple": n}`: see `autotune.trial.lengths`."""
+    predicted: Predicted | None = None
+    """None: nothing could be predicted."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
@@ -120,13 +139,4 @@ class TrialSpec:
             ContractError: A field is missing, unknown or of another type, or the schema is
                 another.
         """
-        fields = checked_fields(cls, data)
-        try:
-            fields["measure"] = Measure(**fields["measure"])
-            fields["role"] = Role(fields["role"])
-            fields["start"] = Start(fields.get("start", Start.COLD))
-            if fields.get("checkpoint") is not None:
-                fields["checkpoint"] = Checkpoint(**fields["checkpoint"])
-        except (TypeError, ValueError) as error:
-            raise ContractError(f"TrialSpec: {error}") from error
-        return cls(**fields)
+        return cls(**checked_fields(cls, data))

@@ -11,6 +11,7 @@ from autotune.contract import Collective, Diagnosis, Split, TrialResult, TrialSp
 from autotune.facts import environment_at
 from autotune.record import Trial
 from autotune.report.advice import Advice, advise, describe_advice
+from autotune.report.foretold import predicted_memory, predicted_rate
 from autotune.report.study import Report
 from autotune.search.history import candidate_of
 from autotune.table_seen import energy_per_sample_j
@@ -97,6 +98,8 @@ def describe(explanation: Explanation) -> list[tuple[str, str]]:
         if not explanation.advice:
             facts.append(("try", "no knob that acts here addresses that"))
         facts.append(("speed", _speed(explanation)))
+    if rate := predicted_rate(explanation.spec):
+        facts.append(("predicted", f"{rate} samples/s; {predicted_memory(explanation.spec)}"))
     facts += [("collective", _collective(c)) for c in diagnosis.collectives[:_MAX_COLLECTIVES]]
     if (unlogged := _unlogged(diagnosis)) is not None:
         facts.append(("unseen", unlogged))

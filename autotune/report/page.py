@@ -73,6 +73,7 @@ def render_page(
         "evidence": page_tables.evidence(report),
         "outcome_names": [outcome.value for outcome in report.counts],
         "trials": page_tables.trials(report, standings),
+        "foretold": any(trial.spec.predicted for trial in report.history.trials),
         "unreadable": page_tables.unreadable(frame),
         "explanations": page_tables.explanations(report, frame),
         "provenance": page_tables.provenance(report, frame),

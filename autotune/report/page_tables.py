@@ -9,6 +9,7 @@ from autotune.contract import Outcome
 from autotune.record import Trial
 from autotune.report.charts import Standings
 from autotune.report.explanation import describe, explain, rows_of
+from autotune.report.foretold import predicted_memory, predicted_rate
 from autotune.report.study import Report
 from autotune.report.words import describe_candidate, format_interval, format_rate
 from autotune.search.history import candidate_of
@@ -67,6 +68,8 @@ def _trial(trial: Trial, report: Report, marks: Mapping[int, str]) -> dict[str, 
         "rate": "" if rate is None else format_rate(rate),
         "interval": interval,
         "memory": "" if peak_bytes is None else format_bytes(peak_bytes),
+        "predicted_rate": predicted_rate(spec),
+        "predicted_memory": predicted_memory(spec),
         "settings": describe_candidate(candidate_of(spec), report.context),
         "evidence": _said_by(trial),
     }

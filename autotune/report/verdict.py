@@ -1,5 +1,6 @@
 """What a study found, in words: the same in the terminal, in Markdown and in HTML."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from autotune.facts import environment_of, left_out_of, model_of, origin_of
 from autotune.knobs import choices_of
 from autotune.record import Study
 from autotune.render.deepspeed import describe_soak
+from autotune.report.foretold import describe_foretold
 from autotune.report.rows import Row
 from autotune.report.study import Report
 from autotune.report.words import (
@@ -83,6 +85,11 @@ def describe_verdict(report: Report) -> list[tuple[str, str]]:
         trials = f"trial{'s' if len(compared) > 1 else ''} {', '.join(compared)}"
         text = f"{trials} ran again, interleaved; the other rows show one trial"
         facts.append(("compared", text))
+    if (spread := report.history.spread).knows_repeats:
+        text = f"runs of one configuration deviate by {math.sqrt(spread.variance):.1%}"
+        facts.append(("noise", f"{text}, their own steps apart"))
+    if foretold := describe_foretold(report.history.trials):
+        facts.append(("predicted", foretold))
     if answer["ties"]:
         ties = ", ".join(f"trial {tie['trial']}" for tie in answer["ties"])
         facts.append(("ties", f"{ties}: not told apart from the best"))

@@ -103,7 +103,7 @@ class Chooser:
     def log_peak(self) -> Floats:
         """Calibrated, by row."""
         assert self.forecast.peak_bytes is not None, "asked for only where memory decides"
-        found: Floats = np.log(self.forecast.peak_bytes) + self._memory.mean
+        found: Floats = np.log(self.forecast.peak_bytes) + self.memory.mean
         return found
 
     @cached_property
@@ -157,11 +157,12 @@ class Chooser:
         limit_bytes = self.forecast.limit_bytes
         if limit_bytes is None or self.forecast.peak_bytes is None:
             return np.full(len(self.forecast), -np.inf)
-        found: Floats = (self.log_peak - math.log(limit_bytes)) / self._memory.deviation
+        found: Floats = (self.log_peak - math.log(limit_bytes)) / self.memory.deviation
         return found
 
     @cached_property
-    def _memory(self) -> Calibration:
+    def memory(self) -> Calibration:
+        """Of the peak's error."""
         return calibrate(self._memory_features, self._seen_peaks, self.memory_prior)
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autotune.candidate import Candidate
 from autotune.catalogue.process import binds_cores, environment_of
-from autotune.contract import Measure, Role, Start, TrialSpec
+from autotune.contract import Measure, Predicted, Role, Start, TrialSpec
 from autotune.engines.base import Engine
 from autotune.hardware import Environment
 from autotune.job import Job
@@ -27,8 +27,8 @@ WARM_MEASURE = dataclasses.replace(MEASURE, budget_s=3.0)
 """Of a warm start, which costs a tenth of a cold one. With a start that costs c and steps of s
 seconds each, whose noise is w and that of whole runs b, most is learned per second with
 sqrt(c / s) w / b steps in a run (Cochran, Sampling Techniques, 3rd edition, 10.6), so the time to
-measure for goes with the root of what a start costs: from 8 s where that is 4.96 s to
-8 sqrt(0.48 / 4.96) = 2.5 s where it is 0.48 s (`benchmarks/trial_overhead.py`), rounded up."""
+measure for goes with the root of what a start costs: from 8 s where that is 7.30 s to
+8 sqrt(0.60 / 7.30) = 2.3 s where it is 0.60 s (`benchmarks/trial_overhead.py`), rounded up."""
 
 CONFIRM_MEASURE = Measure(
     warmup_steps=2,
@@ -51,6 +51,7 @@ class Run:
     repeat_of: int | None = None
     losing_step_time_s: float | None = None
     """Above it the trial stops early; None: never."""
+    predicted: Predicted | None = None
 
 
 def make_spec(
@@ -100,6 +101,7 @@ def make_spec(
         # The claim rests on the final comparison: nothing but its steps is run there.
         diagnoses=job.diagnose and run.role in (Role.BASELINE, Role.SEARCH),
         start=start,
+        predicted=run.predicted,
     )
 
 

@@ -66,8 +66,8 @@ def run_search(
         lattice: The legal candidates.
         observer: Is shown what happens.
         interrupt: Asks the search to drain or to end.
-        steering: What the sampler `calibrated` goes by; None: nothing can be predicted, and TPE
-            proposes in its place.
+        steering: Predicts what trials will measure, and is what the sampler `calibrated` goes by;
+            None: nothing can be predicted, and TPE proposes in its place.
         compares: Whether the best runs again beside the baseline; a table of runs would only
             repeat itself.
 
@@ -317,6 +317,9 @@ class _Search:
             losing_step_time_s = self._objective.losing_step_time_s(
                 history.explored, self._job.global_batch
             )
+        predicted = None
+        if self._steering is not None and role in (Role.BASELINE, Role.SEARCH):
+            predicted = self._steering.predict(history, self._objective, candidate)
         return Run(
             candidate=candidate,
             role=role,
@@ -324,6 +327,7 @@ class _Search:
             retry_of=failed[-1] if failed else None,
             repeat_of=repeat_of,
             losing_step_time_s=losing_step_time_s,
+            predicted=predicted,
         )
 
     def _used_s(self, trials: Sequence[Trial]) -> float:

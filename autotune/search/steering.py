@@ -5,6 +5,7 @@ differ in these alone are one row; the row is chosen by the calibrated forecast,
 candidates the one that is nearest to what Optuna's TPE proposes.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,14 +14,15 @@ import numpy as np
 import optuna
 
 from autotune.candidate import Candidate
-from autotune.contract import KnobValue
+from autotune.contract import KnobValue, Predicted
 from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.forecast import Forecast, forecast
 from autotune.cost.knowledge import Lesson, Recalled, Situation, columns_of, recall_lessons
 from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.lattice import Lattice
-from autotune.search.calibrated import CalibratedSampler
+from autotune.search.calibrated import VARIATION, CalibratedSampler
+from autotune.search.choice import Chooser, Shot
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.sampler import make_axes, make_sampler, sampler_seed, told_trials
@@ -32,6 +34,9 @@ FORECAST_KNOBS = (
     *("grad_accum_dtype", "communication_dtype", "master_dtype", "optimizer_states_dtype"),
 )
 """Knobs whose values the analytic model tells apart by more than its error; see `plans_of`."""
+
+_NORMAL = 1.96
+"""The normal distribution's quantile of a 95% interval."""
 
 Forecaster = Callable[[Sequence[Candidate]], Forecast]
 """What a model says of candidates, in their order."""
@@ -95,9 +100,15 @@ class Steering:
             for name, column in zip(self.knobs, zip(*rows.keys, strict=True), strict=True)
         }
         drawn = sampler_seed(seed, history)
+        representative = said.take(rows.representatives)
         sampler = CalibratedSampler(
             columns,
-            forecast=replace(said.take(rows.representatives), limit_bytes=objective.allowed_bytes),
+            forecast=replace(
+                representative,
+                # The study maximises samples/s: per sample, as their inverse is.
+                seconds=representative.seconds / self.lattice.context.global_batch,
+                limit_bytes=objective.allowed_bytes,
+            ),
             known_times=None if self.recalled is None else self.recalled.times,
             known_peaks=None if self.recalled is None else self.recalled.peaks,
             closed=rows.closed,
@@ -111,6 +122,45 @@ class Steering:
         chosen = rows.keys[sampler.chosen_row(trial.number)]
         others = {c.hash for c in self.lattice.candidates if self._key(c) != chosen}
         return self.lattice.nearest({**self.lattice.constants, **values}, {*closed, *others})
+
+    def predict(self, history: History, objective: Objective, candidate: Candidate) -> Predicted:
+        """What a trial of a candidate is expected to measure, by all that ran so far.
+
+        Args:
+            history: What was tried.
+            objective: Says how much memory there is.
+            candidate: Of the lattice or not.
+        """
+        told = [t for t in history.tried if t.measured is not None or t.is_out_of_memory]
+        said = self.forecaster([*(t.candidate for t in told), candidate])
+        believed = Chooser(
+            forecast=replace(said, limit_bytes=objective.allowed_bytes),
+            shots=[
+                Shot(
+                    row=row,
+                    seconds=None if t.measured is None else t.measured.step_time_s,
+                    peak_bytes=None if t.measured is None else t.measured.peak_memory_bytes,
+                    is_out_of_memory=t.is_out_of_memory,
+                )
+                for row, t in enumerate(told)
+            ],
+            known_times=None if self.recalled is None else self.recalled.times,
+            known_peaks=None if self.recalled is None else self.recalled.peaks,
+        )
+        # What runs differ by comes on top of what is believed of the figure itself.
+        deviations = float(believed.time.deviation[-1]), VARIATION, history.spread.variance**0.5
+        reach = np.exp(_NORMAL * math.hypot(*deviations))
+        memory_reach = np.exp(_NORMAL * float(believed.memory.deviation[-1]))
+        step_time_s = float(np.exp(believed.log_seconds[-1]))
+        peak_bytes = float(np.exp(believed.log_peak[-1]))
+        return Predicted(
+            step_time_s=step_time_s,
+            step_time_low_s=step_time_s / reach,
+            step_time_high_s=step_time_s * reach,
+            peak_memory_bytes=peak_bytes,
+            peak_memory_low_bytes=peak_bytes / memory_reach,
+            peak_memory_high_bytes=peak_bytes * memory_reach,
+        )
 
     @cached_property
     def _lattice_forecast(self) -> Forecast:

@@ -107,12 +107,10 @@ def expect_ok(result: TrialResult) -> None:
 
 
 def _template_killed(ground: Ground) -> None:
-    arena = ground.arena
-    arena.check()  # there is a template
+    arena, _ = _with_template(ground)
     handle = arena.submit("hang_in_forward", Start.WARM)
     wait_until((handle.folder / HANGING).exists, "the trial runs")
-    template = templates()[-1]
-    template.kill()
+    _launcher(handle).kill()  # a forked rank's parent is its template
     (handle.folder / HANGING).unlink()
     result = arena.finish(handle)
     must(result.outcome.is_platform_fault, f"{result.outcome}: {result.evidence}")
@@ -121,9 +119,7 @@ def _template_killed(ground: Ground) -> None:
 
 def _template_killed_before(ground: Ground) -> None:
     """What it was asked for and never began starts cold."""
-    arena = ground.arena
-    arena.check()
-    template = templates()[-1]
+    arena, template = _with_template(ground)
     template.suspend()
     handle = arena.submit("nothing_in_first", Start.WARM)
     template.kill()
@@ -134,9 +130,7 @@ def _template_killed_before(ground: Ground) -> None:
 
 
 def _template_stopped(ground: Ground) -> None:
-    arena = ground.arena
-    arena.check()
-    template = templates()[-1]
+    arena, template = _with_template(ground)
     template.suspend()
     handle = arena.submit("nothing_in_first", Start.WARM)
     (handle.folder / HANGING).touch()
@@ -251,6 +245,19 @@ def templates() -> list[psutil.Process]:
     """Warm templates of this process, the newest last: one that was given up may still end."""
     found = [c for c in psutil.Process().children() if "autotune.trial.warm" in _command(c)]
     return sorted(found, key=psutil.Process.create_time)
+
+
+def _with_template(ground: Ground) -> tuple[Arena, psutil.Process]:
+    """An arena, and the template that its next warm trial starts from.
+
+    A fleet of which a template could not start (under another fault, on a busy machine) starts
+    everything cold from then on.
+    """
+    ground.arena.check()
+    if not templates():
+        ground.close()
+        ground.arena.check()
+    return ground.arena, templates()[-1]
 
 
 def _launcher(handle: LocalTrial) -> psutil.Process:

@@ -6,6 +6,7 @@ The table goes to stdout, progress to stderr. Exits 1 unless every injection was
 import argparse
 import fnmatch
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -73,6 +74,8 @@ def inject(fault: Fault, ground: Ground, row: Row) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Inject what is asked for; 1 unless all was survived."""
     options = _parse(arguments)
+    # A shell's background jobs ignore Ctrl-C, and so would every search that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = [
         fault
         for fault in all_faults(options.room)

@@ -301,6 +301,25 @@ def test_an_exhausted_lattice_is_not_charged_for(tmp_path: Path) -> None:
     assert plan.search_trials == plan.lattice_size
 
 
+def test_how_much_runs_deviate_is_said_once_something_ran_again(tmp_path: Path) -> None:
+    def behave(spec: TrialSpec) -> TrialResult:
+        result = realistic(spec)
+        if spec.role is not Role.CONFIRM or not result.samples_per_s:
+            return result
+        return dataclasses.replace(
+            result, samples_per_s=result.samples_per_s * (1.3 if spec.number % 2 else 1.0)
+        )
+
+    def of_one_run(spec: TrialSpec) -> TrialResult:
+        return fault(spec, Outcome.OOM) if spec.role is Role.CONFIRM else realistic(spec)
+
+    calm = dict(describe_verdict(read_report(finished(tmp_path / "calm"))))["noise"]
+    loud = dict(describe_verdict(read_report(finished(tmp_path / "loud", behave))))["noise"]
+    assert [float(text.split()[6].rstrip("%,")) > 5 for text in (calm, loud)] == [False, True]
+    alone = read_report(finished(tmp_path / "alone", of_one_run))
+    assert "noise" not in dict(describe_verdict(alone))
+
+
 def test_a_disturbed_trial_is_marked_with_its_evidence_and_its_repeat(tmp_path: Path) -> None:
     load = "other processes took 40% of core 0"
     hit: list[int] = []

@@ -13,6 +13,7 @@ from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.lattice import Lattice
 from autotune.record import Study
+from autotune.search.calibrated import CalibratedSampler
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
@@ -239,3 +240,41 @@ def test_an_unknown_accelerator_is_said_before_anything_runs() -> None:
     )
     with pytest.raises(Exception, match="Abacus 9000"):
         steering_of(job, unknown, lattice_of(job))
+
+
+def test_a_trial_is_predicted_before_it_runs_and_better_the_more_ran(study: Study) -> None:
+    job = make(trials=8)
+    its = steering(job)
+    fleet = run(study, job, its)
+    specs = [spec for spec in fleet.specs if spec.role in (Role.BASELINE, Role.SEARCH)]
+    assert all(spec.predicted is not None for spec in specs)
+    assert all(spec.predicted is None for spec in fleet.ran(Role.CONFIRM))
+    errors = []
+    for spec in specs:
+        said = spec.predicted
+        assert said is not None
+        assert said.step_time_low_s < said.step_time_s < said.step_time_high_s
+        errors.append(abs(np.log(said.step_time_s * rate_of(spec) / spec.global_batch)))
+    # The forecast is thrice too slow; what is left of that after a few trials is little.
+    assert errors[0] > 0.5
+    assert errors[-1] < 0.2
+
+
+def test_samples_and_seconds_are_told_in_one_unit(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that is right is not corrected, whatever the global batch."""
+    job = make(trials=4)
+    told: list[Forecast] = []
+
+    class Listening(CalibratedSampler):
+        def __init__(self, columns, *, forecast, **more):  # type: ignore[no-untyped-def]
+            told.append(forecast)
+            super().__init__(columns, forecast=forecast, **more)
+
+    monkeypatch.setattr("autotune.search.steering.CalibratedSampler", Listening)
+    its = steering(job)
+    run(study, job, its)
+    seconds = its.forecaster(its.lattice.candidates).seconds / job.global_batch
+    assert told
+    assert np.isin(np.round(told[0].seconds, 9), np.round(seconds, 9)).all()

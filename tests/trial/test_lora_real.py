@@ -105,6 +105,7 @@ def test_a_trial_of_both_counts_its_tokens(tmp_path: Path) -> None:
     candidate = canonical_candidate(job, zero__stage=3, micro_batch=4, **SMALL)
     study = Study(tmp_path / "results", "lengths")
     study.lock()
+    study.lock()
     run = Run(candidate=candidate, role=Role.SEARCH)
     spec = make_spec(run, study="lengths", number=0, job=job, engine=engine, environment=CPU)
     spec = dataclasses.replace(spec, measure=QUICK)

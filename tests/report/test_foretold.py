@@ -1,0 +1,66 @@
+"""Predicted beside measured: what counts as inside, and where it is shown."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.contract import ContractError, Outcome, Predicted, TrialSpec, to_dict
+from autotune.record import Trial
+from autotune.report.foretold import describe_foretold, predicted_memory, predicted_rate
+from tests import trials as samples
+from tests.search.scripted import GIB, fault, ok
+
+
+def said(step_time_s: float, reach: float = 1.5) -> Predicted:
+    return Predicted(
+        step_time_s=step_time_s,
+        step_time_low_s=step_time_s / reach,
+        step_time_high_s=step_time_s * reach,
+        peak_memory_bytes=5 * GIB,
+        peak_memory_low_bytes=4.5 * GIB,
+        peak_memory_high_bytes=6 * GIB,
+    )
+
+
+def trial(samples_per_s: float, predicted: Predicted | None, peak: float = 4 * GIB) -> Trial:
+    spec = replace(samples.spec(0), predicted=predicted)
+    return Trial(folder=Path(), spec=spec, result=ok(spec, samples_per_s, peak=peak))
+
+
+def test_inside_is_between_the_ends_and_off_is_the_median():
+    # A global batch of 4: 10 samples/s are 0.4 s a step.
+    trials = [
+        trial(10.0, said(0.4), peak=5 * GIB),
+        trial(10.0, said(0.5)),
+        trial(10.0, said(0.8)),
+        trial(10.0, None),
+    ]
+    assert describe_foretold(trials) == (
+        "step time within its 95% interval in 2 of 3 trials, off by 25% in the median; "
+        "memory within its 95% interval in 1 of 3 trials, off by 25% in the median"
+    )
+
+
+def test_what_did_not_measure_is_not_counted():
+    spec = replace(samples.spec(0), predicted=said(0.4))
+    lost = Trial(folder=Path(), spec=spec, result=fault(spec, Outcome.OOM))
+    running = Trial(folder=Path(), spec=spec, result=None)
+    assert describe_foretold([lost, running, trial(10.0, None)]) is None
+
+
+def test_a_prediction_is_said_in_the_unit_of_the_figure():
+    spec = replace(samples.spec(0), predicted=said(0.4, reach=2.0))
+    assert predicted_rate(spec) == "10.0 (5.00 to 20.0)"
+    assert predicted_memory(spec) == "5 GiB (4.5 GiB to 6 GiB)"
+    assert predicted_rate(samples.spec(0)) == ""
+    assert predicted_memory(samples.spec(0)) == ""
+
+
+def test_a_prediction_survives_the_record():
+    spec = replace(samples.spec(0), predicted=said(0.4))
+    assert TrialSpec.from_dict(to_dict(spec)) == spec
+    broken = to_dict(spec)
+    broken["predicted"]["step_time_s"] = "soon"
+    with pytest.raises(ContractError, match="predicted"):
+        TrialSpec.from_dict(broken)
