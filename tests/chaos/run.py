@@ -6,6 +6,7 @@ The table goes to stdout, progress to stderr. Exits 1 unless every injection was
 import argparse
 import fnmatch
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -85,6 +86,8 @@ def main(arguments: Sequence[str]) -> int:
     rows: dict[str, Row] = {}
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="autotune-chaos-") as folder:
+        # What these searches learn is of no use to anybody's own.
+        os.environ["AUTOTUNE_KNOWLEDGE"] = str(Path(folder) / "knowledge.json")
         ground = Ground(Path(folder))
         try:
             for fault in chosen:
