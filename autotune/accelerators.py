@@ -52,6 +52,41 @@ class Accelerator:
     source: str
     achieved_source: str
 
+    @property
+    def half(self) -> str:
+        """The precision of attention and logits where layers run in a narrower one."""
+        wanted = (name for name in ("bf16", "fp16", "fp32") if name in self.achieved_flops)
+        return next(wanted, next(iter(self.achieved_flops)))
+
+    def rate(self, precision: str) -> float:
+        """FLOP/s that large matrix products reach.
+
+        Raises:
+            FleetError: There are no figures for that precision.
+        """
+        if precision not in self.achieved_flops:
+            raise FleetError(
+                f"no figures for {precision} on {self.name}; there are some for "
+                + ", ".join(self.achieved_flops),
+                "choose one of these, or add it to a table of your own",
+            )
+        return self.achieved_flops[precision]
+
+    def links(self, per_node: float) -> tuple[float, float]:
+        """Bytes per second between neighbours, and how many devices reach each other so.
+
+        A rack-wide domain is wider than its nodes, any other ends with the node. Where NVLink
+        joins pairs alone, a ring through the node goes over the host's link.
+
+        Args:
+            per_node: Devices of one node.
+        """
+        if self.nvlink_domain > self.devices_per_node:
+            return self.nvlink_bytes_per_s, float(self.nvlink_domain)
+        is_joined = self.nvlink_domain >= min(per_node, self.devices_per_node)
+        rate = self.nvlink_bytes_per_s if is_joined else 0.0
+        return rate or self.host_bytes_per_s, per_node
+
 
 class _Entry(BaseModel):
     """An accelerator as its file spells it."""
@@ -96,14 +131,22 @@ def find_accelerator(
         FleetError: There is no such entry.
     """
     entries = shipped_accelerators() if table is None else table
+    named = [entry for entry in entries if entry.name.lower() == device.strip().lower()]
+    if named:
+        return named[0]
+    if "MIG" in device:
+        raise FleetError(
+            f"no figures for {device!r}, a slice of a device",
+            "add an entry for it to a table of your own",
+        )
     spelled = device.replace("_", " ")  # an underscore is a letter to regular expressions
     found = [entry for entry in entries if any(p.search(spelled) for p in entry.names)]
     if not found:
         raise FleetError(
             f"no figures for the accelerator {device!r}; known are "
             + ", ".join(entry.name for entry in entries),
-            f"add an entry like those in {SHIPPED.name} to a file of your own and name it with "
-            "--accelerators FILE",
+            f"add an entry like those in {SHIPPED.name} to a file of your own (--accelerators of "
+            "plan, explain and estimate)",
         )
     if memory_gib is None:
         return found[0]

@@ -101,3 +101,31 @@ def test_a_wrong_entry_is_named(before: str, after: str, message: str, tmp_path:
     path.write_text(OWN.replace(before, after), encoding="utf-8")
     with pytest.raises(JobError, match=message):
         read_accelerators(path)
+
+
+@pytest.mark.parametrize("entry", shipped_accelerators(), ids=lambda entry: entry.name)
+def test_an_entry_is_found_by_its_own_name(entry) -> None:
+    assert find_accelerator(entry.name) is entry
+    assert find_accelerator(entry.name.lower(), memory_gib=1.0) is entry
+
+
+def test_a_slice_of_a_device_is_not_the_device() -> None:
+    with pytest.raises(FleetError, match="slice"):
+        find_accelerator("NVIDIA A100-SXM4-80GB MIG 1g.10gb")
+    assert find_accelerator("NVIDIA A100 80GB PCIe").name == "A100-PCIe"
+
+
+def test_a_precision_without_figures_is_named() -> None:
+    v100 = find_accelerator("V100-32GB")
+    assert v100.half == "fp16"
+    with pytest.raises(FleetError, match="bf16 on V100"):
+        v100.rate("bf16")
+
+
+def test_nvlink_ends_with_the_node_or_spans_the_rack_or_joins_pairs() -> None:
+    a100, rack, pairs = map(find_accelerator, ("A100-80GB", "GB200", "A100-PCIe"))
+    assert a100.links(8) == (a100.nvlink_bytes_per_s, 8)
+    assert a100.links(1) == (a100.nvlink_bytes_per_s, 1)
+    assert rack.links(4) == (rack.nvlink_bytes_per_s, rack.nvlink_domain)
+    assert pairs.links(2) == (pairs.nvlink_bytes_per_s, 2)
+    assert pairs.links(8) == (pairs.host_bytes_per_s, 8)

@@ -102,14 +102,13 @@ def described(wishes: FleetWishes, here: Environment, table: Sequence[Accelerato
     assert wishes.gpu is not None
     found = find_accelerator(wishes.gpu, table=table)
     is_cpu = found.name == "CPU"
-    half = "bf16" if "bf16" in found.peak_flops else "fp16"
     known = tuple(name for name in ("fp32", "bf16", "fp16") if name in found.peak_flops)
     return Environment(
         accelerator="cpu" if is_cpu else "cuda",
         n_devices=found.devices_per_node if wishes.per_node is None else wishes.per_node,
         device_name=found.name,
         device_memory_bytes=int(found.memory_bytes),
-        peak_flops=None if is_cpu else found.peak_flops[half],
+        peak_flops=None if is_cpu else found.peak_flops[found.half],
         deepspeed_version=here.deepspeed_version,
         torch_version=here.torch_version,
         precisions=known,

@@ -1,9 +1,10 @@
 """What goes into a trial."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from autotune.contract.files import SCHEMA_VERSION, checked_fields
+from autotune.contract.files import SCHEMA_VERSION, check_positive, checked_fields
 from autotune.contract.words import Role, Start
 
 KnobValue = int | float | str | bool
@@ -139,4 +140,7 @@ class TrialSpec:
             ContractError: A field is missing, unknown or of another type, or the schema is
                 another.
         """
-        return cls(**checked_fields(cls, data))
+        spec = cls(**checked_fields(cls, data))
+        if spec.predicted is not None:
+            check_positive("TrialSpec: predicted", dataclasses.astuple(spec.predicted))
+        return spec

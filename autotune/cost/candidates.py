@@ -123,21 +123,22 @@ def _trained_share(shape: ModelShape) -> float:
 def _device(
     job: Job, environment: Environment, accelerators: Sequence[Accelerator]
 ) -> dict[str, float]:
-    memory_bytes = job.memory_limit_bytes or environment.device_memory_bytes
     name = "cpu" if environment.accelerator == "cpu" else environment.device_name
-    found = find_accelerator(name, memory_gib=memory_bytes / 2**30, table=accelerators)
-    half = "bf16" if "bf16" in found.achieved_flops else "fp16"
+    device_gib = environment.device_memory_bytes / 2**30
+    found = find_accelerator(name, memory_gib=device_gib, table=accelerators)
+    per_node = float(min(job.world, environment.n_devices))
+    link_bytes_per_s, domain = found.links(per_node)
     return {
-        "matmul_flops": found.achieved_flops[job.precision],
-        "half_flops": found.achieved_flops["fp32" if job.precision == "fp32" else half],
-        "memory_bytes": memory_bytes,
+        "matmul_flops": found.rate(job.precision),
+        "half_flops": found.rate("fp32" if job.precision == "fp32" else found.half),
+        "memory_bytes": job.memory_limit_bytes or environment.device_memory_bytes,
         "memory_bytes_per_s": found.memory_bytes_per_s,
         "sustained_share": found.sustained_share,
-        "nvlink_bytes_per_s": found.nvlink_bytes_per_s or found.host_bytes_per_s,
+        "nvlink_bytes_per_s": link_bytes_per_s,
         "network_bytes_per_s": found.network_bytes_per_s,
         "host_bytes_per_s": found.host_bytes_per_s,
-        "nvlink_domain": max(found.nvlink_domain, min(job.world, environment.n_devices)),
-        "devices_per_node": min(job.world, environment.n_devices),
+        "nvlink_domain": domain,
+        "devices_per_node": per_node,
     }
 
 

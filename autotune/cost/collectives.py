@@ -17,6 +17,11 @@ class Group:
     """Bus bandwidth of a ring through all of them."""
     hop_s: Column
     """Latency from one rank to the next, on average round the ring."""
+    local: Column
+    """Ranks that one of them reaches without the network, itself included."""
+    nvlink_bytes_per_s: Column
+    network_bytes_per_s: Column
+    """Of one rank."""
 
 
 def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> Group:
@@ -31,7 +36,8 @@ def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> Group:
     local = np.clip(p.nvlink_domain / stride, 1.0, ranks)
     crosses = np.greater(ranks, local)
     nvlink = p.nvlink_bytes_per_s * c.nvlink_share
-    network = p.network_bytes_per_s * c.network_share * local
+    own_network = p.network_bytes_per_s * c.network_share
+    network = own_network * local
     return Group(
         ranks=ranks,
         bytes_per_s=np.where(crosses, np.minimum(nvlink, network), nvlink),
@@ -40,6 +46,9 @@ def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> Group:
             c.nvlink_latency_s + (c.network_latency_s - c.nvlink_latency_s) / local,
             c.nvlink_latency_s,
         ),
+        local=local,
+        nvlink_bytes_per_s=nvlink,
+        network_bytes_per_s=own_network,
     )
 
 
@@ -67,9 +76,13 @@ def gather_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
 def exchange_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
     """Time of `calls` all-to-alls in which each rank sends `size_bytes` in all.
 
-    (n - 1)/n x size / bandwidth, and n - 1 sends. Source: Thakur et al. (2005), section 4.
+    size / n to each of the others: over NVLink to those nearby, and to all others through the
+    rank's own share of the network, which no ring of the node helps with; and n - 1 sends. Source:
+    Thakur et al. (2005), section 4.
     """
-    return gather_s(g, size_bytes, calls)
+    near_s = (g.local - 1.0) / g.nvlink_bytes_per_s
+    far_s = np.maximum(0.0, g.ranks - g.local) / g.network_bytes_per_s
+    return calls * (size_bytes / g.ranks * (near_s + far_s) + (g.ranks - 1.0) * g.hop_s)
 
 
 def send_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:

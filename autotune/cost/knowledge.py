@@ -7,6 +7,7 @@ for less: its errors are taken for correlated with those here, not for the same.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import math
 import os
@@ -163,14 +164,23 @@ def recall_lessons(
     Returns:
         None where there is nothing to learn from.
     """
-    others = [lesson for lesson in lessons if lesson.study != study]
+    others = [o for o in lessons if o.study != study and _is_whole(o.plan)]
     others.reverse()
     others.sort(key=lambda lesson: -situation.kinship(lesson.situation))
     used = others[:MOST_USED]
     plans = _plans([lesson.plan for lesson in used])
     if plans is None:
         return None
-    said = forecast(plans, constants)
+    with np.errstate(all="ignore"):
+        said = forecast(plans, constants)
+        sizes = np.log(said.seconds), np.log(np.asarray(said.peak_bytes, np.float64))
+    assert said.peak_bytes is not None, "the analytic model predicts both"
+    # A damaged plan may mean anything, and one figure that is none would spoil all.
+    is_sound = np.isfinite(sizes[0]) & np.isfinite(sizes[1])
+    if not is_sound.any():
+        return None
+    used = [lesson for lesson, is_kept in zip(used, is_sound, strict=True) if is_kept]
+    said = said.take(np.flatnonzero(is_sound))
     numbers = {name: n for n, name in enumerate(dict.fromkeys(o.study for o in used), start=1)}
     study_numbers = np.array([numbers[lesson.study] for lesson in used], dtype=np.intp)
     kinship = _kinship_by_study(used, situation)
@@ -181,15 +191,21 @@ def recall_lessons(
 
 
 def _plans(rows: Sequence[Mapping[str, float]]) -> Plans | None:
-    """The rows as plans; a column that only some have is of another release and left out."""
+    """The rows as plans; a column that a row lacks is of a later release, at its default."""
     if not rows:
         return None
-    known = set.intersection(*map(set, rows)) & set(Plans.__dataclass_fields__)
-    columns = {name: np.array([row[name] for row in rows]) for name in sorted(known)}
-    try:
-        return Plans(**columns)
-    except TypeError:  # one that has no default is missing
-        return None
+    return Plans(
+        **{
+            name: np.array([row.get(name, field.default) for row in rows], dtype=np.float64)
+            for name, field in Plans.__dataclass_fields__.items()
+        }
+    )
+
+
+def _is_whole(plan: Mapping[str, float]) -> bool:
+    """Whether a lesson says all that the model cannot do without."""
+    fields = Plans.__dataclass_fields__.values()
+    return all(field.name in plan for field in fields if field.default is dataclasses.MISSING)
 
 
 def _kinship_by_study(lessons: Sequence[Lesson], situation: Situation) -> np.ndarray[Any, Any]:

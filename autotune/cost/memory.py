@@ -113,8 +113,10 @@ def _stage(
     n_groups = sum(np.greater(degree, 1) * 1.0 for degree in (p.dp, p.tp, p.pp, p.cp, p.ep))
     context = c.context_bytes + c.communicator_bytes * n_groups
     allocated = params + grads + optimizer + buckets + varying + workspace
-    host = updated * (p.optimizer_bytes + p.grad_bytes) * (1.0 - optimizer_on_device)
-    host = host + sharded_3 * (1.0 - params_on_device) * shard * p.weight_bytes
+    optimizer_on_host = np.equal(p.optimizer_tier, Tier.CPU)
+    params_on_host = np.equal(p.param_tier, Tier.CPU)
+    host = updated * (p.optimizer_bytes + p.grad_bytes) * optimizer_on_host
+    host = host + sharded_3 * params_on_host * shard * p.weight_bytes
     return {
         "params_bytes": params,
         "grads_bytes": grads,
@@ -156,4 +158,4 @@ def _buffers(p: Plans, s: Sizes, whole: Column) -> tuple[Column, Column]:
     elements = np.where(p.layer_wise_gather, by_layer, live)
     whole_grads = np.where(stays, whole, s.all_layer_params + embeddings)
     grads = p.layer_wise_gather * whole_grads * p.reduce_bytes
-    return buckets, is_3 * (elements * 2.0 + grads)
+    return buckets, is_3 * (elements * p.activation_bytes + grads)

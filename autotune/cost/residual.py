@@ -159,8 +159,8 @@ TIME_PRIOR = ResidualPrior(
     noise=Scale(median=0.02, spread=0.5),
 )
 """Of step times: a part may be a third slower than the model has it, since kernels and links
-reach their peaks unequally; the noise is that of a run among equals
-(`autotune.spread.PRIOR_DEVIATION`). `benchmarks/search_efficiency.py` says what they are worth."""
+reach their peaks unequally; the noise is that of a run among equals on a calm machine.
+`benchmarks/search_efficiency.py` says what they are worth."""
 
 MEMORY_PRIOR = ResidualPrior(
     everywhere=0.05,

@@ -1,5 +1,6 @@
 """One row of a table of training runs, as the columns of `Plans`."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -196,7 +197,7 @@ def _check_split(
 
 
 def _ulysses(cells: Cells) -> float:
-    found = re.fullmatch(r"ulysses\s*=\s*(\d+)", cells.text("sp").lower())
+    found = re.fullmatch(r"ulysses\s*=\s*(\d{1,9})", cells.text("sp").lower())
     if found is None:
         return 1.0
     if int(found[1]) < 1:
@@ -249,21 +250,18 @@ def _precision(cells: Cells, accelerator: Accelerator) -> str:
 def _device(
     cells: Cells, accelerator: Accelerator, precision: str, n_gpus: float
 ) -> dict[str, float]:
-    half = "bf16" if "bf16" in accelerator.achieved_flops else "fp16"
-    half = "fp32" if precision == "fp32" else half
+    half = "fp32" if precision == "fp32" else accelerator.half
     default_nodes = min(n_gpus, float(accelerator.devices_per_node))
     per_node = cells.count("gpus_per_node", default_nodes, accelerator.name, most=1024)
     per_node = min(per_node, n_gpus)
-    # A rack-wide NVLink domain is wider than its nodes, any other is the node.
-    rack = accelerator.nvlink_domain > accelerator.devices_per_node
-    domain = float(accelerator.nvlink_domain) if rack else per_node
+    link_bytes_per_s, domain = accelerator.links(per_node)
     return {
         "matmul_flops": _matmul_flops(cells, accelerator, precision, half),
         "half_flops": accelerator.achieved_flops[half],
         "sustained_share": accelerator.sustained_share,
         "memory_bytes": accelerator.memory_bytes,
         "memory_bytes_per_s": accelerator.memory_bytes_per_s,
-        "nvlink_bytes_per_s": accelerator.nvlink_bytes_per_s or accelerator.host_bytes_per_s,
+        "nvlink_bytes_per_s": link_bytes_per_s,
         "network_bytes_per_s": _network(cells, accelerator, per_node),
         "host_bytes_per_s": accelerator.host_bytes_per_s,
         "nvlink_domain": domain,
@@ -292,17 +290,23 @@ def _network(cells: Cells, accelerator: Accelerator, per_node: float) -> float:
     text = cells.text("interconnect")
     device = _PER_DEVICE.search(text)
     if device:
-        return float(device["gbit"]) * _GIGABIT
+        return _above_zero(cells, float(device["gbit"]) * _GIGABIT)
     if _NETWORK_WORDS.search(text):
         for pattern in reversed(_PER_NODE):
             found = pattern.search(text)
             if found:
                 links = float(found["n"] or 1)
-                return links * float(found["gbit"]) * _GIGABIT / per_node
+                return _above_zero(cells, links * float(found["gbit"]) * _GIGABIT / per_node)
     cells.assume(
         "network", f"{accelerator.network_bytes_per_s / 1e9:g} GB/s per device", accelerator.name
     )
     return accelerator.network_bytes_per_s
+
+
+def _above_zero(cells: Cells, bytes_per_s: float) -> float:
+    if not 0 < bytes_per_s < math.inf:
+        raise cells.error(f"interconnect={cells.text('interconnect')!r}: no rate above 0")
+    return bytes_per_s
 
 
 def _dtypes(precision: str, traits: Traits) -> dict[str, float]:
@@ -361,7 +365,7 @@ def _kept(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[str,
     if not text:
         cells.assume("recompute", traits.recompute, f"as {traits.name}")
         text = traits.recompute
-    every = re.search(r"every[ _-]?(\d+)", text)
+    every = re.search(r"every[ _-]?(\d{1,9})\b", text)
     recompute = Recompute.NONE
     if text.startswith("full") or every:
         recompute = Recompute.FULL

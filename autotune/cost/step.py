@@ -74,8 +74,10 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     offload_micro = micro_batches * np.maximum(0.0, t.offload_micro_batch_s - mean_s)
 
     sharded = np.greater_equal(p.zero_stage, 1)
-    params = s.stage_layers * s.all_layer_params + s.vocab_params
-    updated = params / np.where(sharded, s.shard_ranks, 1.0)
+    dense = s.stage_layers * s.layer_params + s.vocab_params
+    experts = s.stage_layers * s.layer_expert_params
+    shards = np.where(sharded, s.shard_ranks, 1.0), np.where(sharded, s.expert_shard_ranks, 1.0)
+    updated = dense / shards[0] + experts / shards[1]
     optimizer = optimizer_s(p, c, updated)
     nodes = np.maximum(1.0, s.world / p.devices_per_node)
     parts = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.bottleneck import shares_of_calls
-from autotune.contract import Phase, TrialResult, TrialSpec
+from autotune.contract import Origin, Phase, TrialResult, TrialSpec
 from autotune.record import Trial
 from autotune.search.base import Snapshot, Stage
 from autotune.table_seen import energy_per_sample_j
@@ -37,7 +37,7 @@ METRICS = (
         name="autotune_info",
         kind="gauge",
         help="1, with what the search runs on.",
-        labels=("version", "accelerator"),
+        labels=("version", "accelerator", "origin"),
     ),
     Metric(
         name="autotune_stage",
@@ -184,7 +184,9 @@ def render_metrics(
         accelerator: `cpu` or `cuda`.
     """
     values = {**_of_search(snapshot), **_of_record(trials)}
-    values["autotune_info"] = [((version, accelerator), 1.0)]
+    origins = {trial.result.origin for trial in trials if trial.result is not None}
+    origin = "+".join(sorted(origins)) or Origin.MEASURED
+    values["autotune_info"] = [((version, accelerator, origin), 1.0)]
     lines = [MARK]
     for metric in METRICS:
         samples = [(labels, x) for labels, x in values.get(metric.name, ()) if _is_number(x)]

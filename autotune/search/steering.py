@@ -283,7 +283,8 @@ def lessons_of(
             study=study,
             plan=columns_of(plans, row),
             seconds=None if tried.measured is None else tried.measured.step_time_s,
-            peak_bytes=None if tried.measured is None else tried.measured.peak_memory_bytes,
+            # A meter may read nothing; a peak of 0 bytes teaches nothing.
+            peak_bytes=(tried.measured.peak_memory_bytes or None) if tried.measured else None,
             is_out_of_memory=tried.is_out_of_memory,
             limit_bytes=objective.allowed_bytes,
         )

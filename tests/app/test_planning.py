@@ -221,3 +221,15 @@ def test_the_commands_print_tables_and_json(tmp_path):
     done = autotune("plan", *flags, "--gpu", "Abacus", folder=tmp_path)
     assert done.returncode == ExitCode.FLEET_UNAVAILABLE
     assert "H100" in done.stderr
+
+
+def test_smaller_nodes_go_over_the_network_and_a_limit_is_no_other_device(outlook):
+    found = rank_lattice(outlook, what_if=["per_node=1", "memory=70GiB"])
+    one, limited = found.variants
+    assert one.same_step_time_s > 1.05 * found.prediction.step_time_s[found.order[0]]
+    assert limited.same_step_time_s == found.prediction.step_time_s[found.order[0]]
+
+
+def test_a_precision_that_an_accelerator_lacks_is_said(outlook):
+    with pytest.raises(FleetError, match="bf16 on V100"):
+        rank_lattice(outlook, what_if=["gpu=V100-32GB"])

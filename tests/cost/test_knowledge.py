@@ -140,3 +140,12 @@ def test_the_file_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_file() == tmp_path / ".cache" / "autotune" / "knowledge.json"
+
+
+def test_one_damaged_lesson_does_not_spoil_the_others() -> None:
+    sound = lessons("a")[1]
+    zeros = dataclasses.replace(sound, study="b", plan=dict.fromkeys(sound.plan, 0.0))
+    empty = dataclasses.replace(sound, study="c", plan={})
+    found = recalled(sound, zeros, empty)
+    assert len(found.times.log_ratio) == 1
+    assert np.isfinite(found.times.log_ratio).all()
