@@ -1,6 +1,7 @@
 """One candidate: what is predicted of it, why it stands where it does, and its neighbours."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,18 +29,8 @@ def estimate_candidate(outlook: Outlook, settings: Sequence[str]) -> Estimated:
     Raises:
         JobError: A setting is not one.
     """
-    values = parse_settings(settings)
-    candidate = _candidate(outlook, values)
-    return Estimated(
-        job=outlook.job,
-        environment=outlook.environment,
-        context=outlook.lattice.context,
-        candidate=candidate,
-        notes=tuple(explain(values, outlook.lattice.context).values()),
-        violations=tuple(judge(outlook.engine.setup(candidate))),
-        prediction=outlook.predict([candidate]),
-        index=0,
-    )
+    judged = _judged(outlook, settings)
+    return Estimated(**judged, prediction=outlook.predict([judged["candidate"]]), index=0)
 
 
 def explain_candidate(
@@ -56,31 +47,39 @@ def explain_candidate(
     Raises:
         JobError: A setting is not one.
     """
-    context = outlook.lattice.context
-    values = parse_settings(settings)
-    candidate = _candidate(outlook, values)
+    judged = _judged(outlook, settings)
+    candidate = judged["candidate"]
     others = outlook.lattice.candidates
     same = candidate in others
     everyone = others if same else (*others, candidate)
     found = outlook.predict(everyone)
     index = everyone.index(candidate)
     place = int(np.flatnonzero(ranked(found, min_fit) == index)[0]) + 1
-    neighbours = _neighbours(outlook, candidate)
     return Explained(
-        job=outlook.job,
-        environment=outlook.environment,
-        context=context,
-        candidate=candidate,
-        notes=tuple(explain(values, context).values()),
-        violations=tuple(judge(outlook.engine.setup(candidate))),
+        **judged,
         prediction=found,
         index=index,
         place=place,
         n_ranked=len(everyone),
         is_in_space=same,
         min_fit=min_fit,
-        neighbours=neighbours,
+        neighbours=_neighbours(outlook, candidate),
     )
+
+
+def _judged(outlook: Outlook, settings: Sequence[str]) -> dict[str, Any]:
+    """The fields of an `Estimated` that need no prediction."""
+    context = outlook.lattice.context
+    values = parse_settings(settings)
+    candidate = _candidate(outlook, values)
+    return {
+        "job": outlook.job,
+        "environment": outlook.environment,
+        "context": context,
+        "candidate": candidate,
+        "notes": tuple(explain(values, context).values()),
+        "violations": tuple(judge(outlook.engine.setup(candidate))),
+    }
 
 
 def _candidate(outlook: Outlook, values: dict[str, KnobValue]) -> Candidate:

@@ -45,6 +45,12 @@ class FleetWishes:
     accelerators: Path | None = None
     """A table of the user's, before the shipped one."""
 
+    def __post_init__(self) -> None:
+        if self.per_node is not None and self.per_node < 1:
+            raise JobError(
+                f"--per-node {self.per_node}: not above zero", "accelerators of one node"
+            )
+
     @property
     def describes_a_fleet(self) -> bool:
         """Whether anything but the table is wished for."""

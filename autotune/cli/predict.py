@@ -1,7 +1,11 @@
 """`plan`, `explain` and `estimate`: what the cost model says, without a trial."""
 
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,53 +24,117 @@ from autotune.cli.base import (
 from autotune.errors import JobError
 
 if TYPE_CHECKING:
-    from autotune.app.planning import FleetWishes
-
-Gpu = Annotated[
-    str | None,
-    typer.Option(help="Accelerator of the fleet, such as H100; this machine's by default."),
-]
-PerNode = Annotated[int | None, typer.Option(help="Accelerators of one node.")]
-Network = Annotated[
-    str | None,
-    typer.Option(help="An accelerator's share of its node's network, such as 400Gbps."),
-]
-Nvlink = Annotated[
-    str | None, typer.Option(help="All links of an accelerator in one node, such as 450GB/s.")
-]
-Accelerators = Annotated[
-    Path | None, typer.Option(help="YAML with accelerators of your own, before the shipped ones.")
-]
-ModelName = Annotated[str | None, typer.Option(help="Preset, Hugging Face folder or config.json.")]
-SeqLen = Annotated[int | None, typer.Option(help="Tokens per sample.")]
-GlobalBatch = Annotated[
-    int | None, typer.Option(help="Samples per optimizer step, over all ranks.")
-]
-World = Annotated[int | None, typer.Option(help="Accelerators of the run.")]
-PrecisionName = Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")]
-SpaceName = Annotated[
-    str | None, typer.Option(help="Knobs to rank: a shipped space or a YAML file.")
-]
-MemoryLimit = Annotated[str | None, typer.Option(help="Per accelerator, such as 24GiB.")]
+    from autotune.app.planning import FleetWishes, Outlook
 
 _MOST_REASONS = 10
 
 
-@cli.command()
-def plan(
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """A job and a fleet, as the flags of a command describe them."""
+
+    job: Path | None
+    flags: Mapping[str, Any]
+    """Keys of the job that come before the file's."""
+    fleet: Mapping[str, Any]
+    """Fields of `FleetWishes` that were given."""
+
+    def wishes(self) -> "FleetWishes":
+        """The fleet, for the cost model."""
+        from autotune.app.planning import FleetWishes
+
+        return FleetWishes(**self.fleet)
+
+    def outlook(self) -> "Outlook":
+        """What is legal for the job on the fleet."""
+        from autotune.app.planning import open_outlook
+
+        return open_outlook(self.job, self.flags, self.wishes())
+
+
+def _job_flags(
+    *,
     job: JobPath = None,
-    model: ModelName = None,
-    seq_len: SeqLen = None,
-    global_batch: GlobalBatch = None,
-    world: World = None,
-    precision: PrecisionName = None,
-    space: SpaceName = None,
-    memory_limit: MemoryLimit = None,
-    gpu: Gpu = None,
-    per_node: PerNode = None,
-    network: Network = None,
-    nvlink: Nvlink = None,
-    accelerators: Accelerators = None,
+    model: Annotated[
+        str | None, typer.Option(help="Preset, Hugging Face folder or config.json.")
+    ] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens per sample.")] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Samples per optimizer step, over all ranks.")
+    ] = None,
+    world: Annotated[int | None, typer.Option(help="Accelerators of the run.")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
+    space: Annotated[
+        str | None, typer.Option(help="Knobs to rank: a shipped space or a YAML file.")
+    ] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Per accelerator, such as 24GiB.")
+    ] = None,
+) -> None:
+    """The flags of a job; only their declarations are used."""
+
+
+def _fleet_flags(
+    *,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Accelerator of the fleet, such as H100; this machine's by default."),
+    ] = None,
+    per_node: Annotated[int | None, typer.Option(help="Accelerators of one node.")] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="An accelerator's share of its node's network, such as 400Gbps."),
+    ] = None,
+    nvlink: Annotated[
+        str | None, typer.Option(help="All links of an accelerator in one node, such as 450GB/s.")
+    ] = None,
+    accelerators: Annotated[
+        Path | None,
+        typer.Option(help="YAML with accelerators of your own, before the shipped ones."),
+    ] = None,
+) -> None:
+    """The flags of a fleet; only their declarations are used."""
+
+
+def _asks(
+    *, without: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of a job and a fleet, in the place of its parameter `asked`.
+
+    Args:
+        without: Flags that the command does not have.
+    """
+    job_flags, fleet_flags = (
+        [p for p in inspect.signature(of).parameters.values() if p.name not in without]
+        for of in (_job_flags, _fleet_flags)
+    )
+
+    def give(command: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command).parameters.values():
+            parameters += [*job_flags, *fleet_flags] if parameter.name == "asked" else [parameter]
+
+        @wraps(command)
+        def with_flags(**values: Any) -> None:
+            flags, fleet = (
+                given(**{p.name: values.pop(p.name) for p in listed})
+                for listed in (job_flags, fleet_flags)
+            )
+            command(asked=_Asked(job=flags.pop("job", None), flags=flags, fleet=fleet), **values)
+
+        # Where typer looks for what a command takes.
+        vars(with_flags)["__signature__"] = inspect.Signature(parameters)
+        with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
+        return with_flags
+
+    return give
+
+
+@cli.command()
+@_asks()
+def plan(
+    *,
+    asked: _Asked,
     top: Annotated[int, typer.Option(help="Candidates to show.", min=1)] = 10,
     min_fit: Annotated[
         float, typer.Option(help="Probability to fit, below which one comes last.", min=0, max=1)
@@ -94,21 +162,12 @@ def plan(
 
     The fleet need not be there: name its accelerators with --gpu. Everything shown is predicted.
     """
-    from autotune.app.planning import export_ranked, open_outlook, rank_lattice
+    from autotune.app.planning import export_ranked, rank_lattice
     from autotune.report.ranking import print_ranking, ranking_as_dict
 
     if price is not None and not price > 0:
         raise JobError(f"--price {price:g}: not above zero", "the price of one accelerator hour")
-    flags = given(
-        model=model,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        world=world,
-        precision=precision,
-        space=space,
-        memory_limit=memory_limit,
-    )
-    outlook = open_outlook(job, flags, _wishes(gpu, per_node, network, nvlink, accelerators))
+    outlook = asked.outlook()
     found = rank_lattice(outlook, min_fit=min_fit, price_per_hour=price, what_if=what_if or [])
     if export is not None:
         for path in export_ranked(outlook, found, rank, export, to):
@@ -120,24 +179,14 @@ def plan(
 
 
 @cli.command()
+@_asks()
 def explain(
+    *,
     settings: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KNOB=VALUE]...", help="Such as zero.stage=2 micro_batch=4."),
     ] = None,
-    job: JobPath = None,
-    model: ModelName = None,
-    seq_len: SeqLen = None,
-    global_batch: GlobalBatch = None,
-    world: World = None,
-    precision: PrecisionName = None,
-    space: SpaceName = None,
-    memory_limit: MemoryLimit = None,
-    gpu: Gpu = None,
-    per_node: PerNode = None,
-    network: Network = None,
-    nvlink: Nvlink = None,
-    accelerators: Accelerators = None,
+    asked: _Asked,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -148,20 +197,9 @@ def explain(
     that are not named are at the base configuration's values or DeepSpeed's defaults.
     """
     from autotune.app.explain import explain_candidate
-    from autotune.app.planning import open_outlook
     from autotune.report.neighbours import explained_as_dict, print_explained
 
-    flags = given(
-        model=model,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        world=world,
-        precision=precision,
-        space=space,
-        memory_limit=memory_limit,
-    )
-    outlook = open_outlook(job, flags, _wishes(gpu, per_node, network, nvlink, accelerators))
-    found = explain_candidate(outlook, settings or [])
+    found = explain_candidate(asked.outlook(), settings or [])
     if as_json:
         print_json(explained_as_dict(found))
     else:
@@ -169,23 +207,14 @@ def explain(
 
 
 @cli.command()
+@_asks(without={"space"})
 def estimate(
+    *,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KNOB=VALUE", help="Of one candidate; repeat it."),
     ] = None,
-    job: JobPath = None,
-    model: ModelName = None,
-    seq_len: SeqLen = None,
-    global_batch: GlobalBatch = None,
-    world: World = None,
-    precision: PrecisionName = None,
-    memory_limit: MemoryLimit = None,
-    gpu: Gpu = None,
-    per_node: PerNode = None,
-    network: Network = None,
-    nvlink: Nvlink = None,
-    accelerators: Accelerators = None,
+    asked: _Asked,
     rows: Annotated[
         Path | None,
         typer.Option(help="Instead, a CSV of runs: model, hardware, layout."),
@@ -204,30 +233,20 @@ def estimate(
     Nothing is run. Of a CSV no column of results is read; what a row leaves open is assumed and
     listed, and a row that cannot be predicted says why.
     """
-    flags = given(
-        model=model,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        world=world,
-        precision=precision,
-        memory_limit=memory_limit,
-    )
-    wishes = _wishes(gpu, per_node, network, nvlink, accelerators)
     if rows is not None or out is not None or constants is not None:
         if rows is None or out is None:
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
-        if settings or job is not None or flags or wishes.describes_a_fleet:
+        if settings or asked.job is not None or asked.flags or asked.wishes().describes_a_fleet:
             raise JobError(
                 "--rows: its rows say what is estimated",
                 "leave out --set, the job and the fleet; or leave out --rows",
             )
-        _estimate_rows(rows, out, accelerators, constants, as_json=as_json)
+        _estimate_rows(rows, out, asked.fleet.get("accelerators"), constants, as_json=as_json)
         return
     from autotune.app.explain import estimate_candidate
-    from autotune.app.planning import open_outlook
     from autotune.report.neighbours import estimate_as_dict, print_estimate
 
-    found = estimate_candidate(open_outlook(job, flags, wishes), settings or [])
+    found = estimate_candidate(asked.outlook(), settings or [])
     if as_json:
         print_json(estimate_as_dict(found))
     else:
@@ -247,19 +266,3 @@ def _estimate_rows(
     for reason, count in list(done.reasons.items())[:_MOST_REASONS]:
         say(f"  {count} not: {reason}")
     print_files([done.out], as_json=False)
-
-
-def _wishes(
-    gpu: str | None,
-    per_node: int | None,
-    network: str | None,
-    nvlink: str | None,
-    accelerators: Path | None,
-) -> "FleetWishes":
-    from autotune.app.planning import FleetWishes
-
-    if per_node is not None and per_node < 1:
-        raise JobError(f"--per-node {per_node}: not above zero", "accelerators of one node")
-    return FleetWishes(
-        gpu=gpu, per_node=per_node, network=network, nvlink=nvlink, accelerators=accelerators
-    )

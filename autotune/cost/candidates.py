@@ -11,6 +11,7 @@ from autotune.accelerators import Accelerator, find_accelerator, shipped_acceler
 from autotune.candidate import Candidate
 from autotune.contract import KnobValue
 from autotune.cost.constants import Constants, load_constants
+from autotune.cost.device import device_columns
 from autotune.cost.plans import Plans, Recompute, Tier
 from autotune.cost.traits import FRAMEWORKS
 from autotune.errors import JobError
@@ -126,20 +127,8 @@ def _device(
     name = "cpu" if environment.accelerator == "cpu" else environment.device_name
     device_gib = environment.device_memory_bytes / 2**30
     found = find_accelerator(name, memory_gib=device_gib, table=accelerators)
-    per_node = float(min(job.world, environment.n_devices))
-    link_bytes_per_s, domain = found.links(per_node)
-    return {
-        "matmul_flops": found.rate(job.precision),
-        "half_flops": found.rate("fp32" if job.precision == "fp32" else found.half),
-        "memory_bytes": job.memory_limit_bytes or environment.device_memory_bytes,
-        "memory_bytes_per_s": found.memory_bytes_per_s,
-        "sustained_share": found.sustained_share,
-        "nvlink_bytes_per_s": link_bytes_per_s,
-        "network_bytes_per_s": found.network_bytes_per_s,
-        "host_bytes_per_s": found.host_bytes_per_s,
-        "nvlink_domain": domain,
-        "devices_per_node": per_node,
-    }
+    columns = device_columns(found, job.precision, float(min(job.world, environment.n_devices)))
+    return {**columns, "memory_bytes": job.memory_limit_bytes or environment.device_memory_bytes}
 
 
 def _layout(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autotune.accelerators import Accelerator, find_accelerator
 from autotune.cost.cells import Cells, RowError
+from autotune.cost.device import device_columns
 from autotune.cost.plans import Recompute, Tier
 from autotune.cost.row_model import read_model
 from autotune.cost.traits import Traits, traits_of
@@ -250,39 +251,33 @@ def _precision(cells: Cells, accelerator: Accelerator) -> str:
 def _device(
     cells: Cells, accelerator: Accelerator, precision: str, n_gpus: float
 ) -> dict[str, float]:
-    half = "fp32" if precision == "fp32" else accelerator.half
     default_nodes = min(n_gpus, float(accelerator.devices_per_node))
     per_node = cells.count("gpus_per_node", default_nodes, accelerator.name, most=1024)
     per_node = min(per_node, n_gpus)
-    link_bytes_per_s, domain = accelerator.links(per_node)
+    columns = device_columns(accelerator, precision, per_node)
     return {
-        "matmul_flops": _matmul_flops(cells, accelerator, precision, half),
-        "half_flops": accelerator.achieved_flops[half],
-        "sustained_share": accelerator.sustained_share,
-        "memory_bytes": accelerator.memory_bytes,
-        "memory_bytes_per_s": accelerator.memory_bytes_per_s,
-        "nvlink_bytes_per_s": link_bytes_per_s,
+        **columns,
+        "matmul_flops": _matmul_flops(cells, columns, accelerator, precision),
         "network_bytes_per_s": _network(cells, accelerator, per_node),
-        "host_bytes_per_s": accelerator.host_bytes_per_s,
-        "nvlink_domain": domain,
-        "devices_per_node": per_node,
     }
 
 
-def _matmul_flops(cells: Cells, accelerator: Accelerator, precision: str, half: str) -> float:
+def _matmul_flops(
+    cells: Cells, columns: dict[str, float], accelerator: Accelerator, precision: str
+) -> float:
     """At the precision of the layers.
 
     One scale per row costs what fp8 gains. In fp4 some layers stay in bf16: NVIDIA, Pretraining
     Large Language Models with NVFP4 (arXiv:2509.25149).
     """
+    narrow, wide = columns["matmul_flops"], columns["half_flops"]
     if precision == "fp4":
         kept = _FP4_KEPT_SHARE
-        narrow, wide = accelerator.achieved_flops["fp4"], accelerator.achieved_flops[half]
         return 1.0 / ((1.0 - kept) / narrow + kept / wide)
     if precision == "fp8" and "rowwise" in cells.text("precision"):
-        cells.assume("matmul_flops", half, "scales by row gain nothing")
-        return accelerator.achieved_flops[half]
-    return accelerator.achieved_flops[precision]
+        cells.assume("matmul_flops", accelerator.half, "scales by row gain nothing")
+        return wide
+    return narrow
 
 
 def _network(cells: Cells, accelerator: Accelerator, per_node: float) -> float:
