@@ -59,6 +59,9 @@ class Budget:
     """Wall-clock seconds for all trials together; None for no limit."""
     patience: int | None
     """Stop after this many trials in a row without a gain; None to go on."""
+    gpu_hours: float | None = None
+    """Accelerators times hours that the training will take at the baseline's speed: stop when
+    another trial is expected to save less of them than it costs. None: do not weigh that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +102,8 @@ class Job:
     lengths: Lengths = FIXED
     diagnose: bool = True
     """Whether a short diagnostic pass follows the measured steps of a search's trials."""
+    price_per_hour: float | None = None
+    """Of one accelerator, in whatever currency; None: nobody said."""
 
     def enforced_limit_bytes(self, device_memory_bytes: int) -> int | None:
         """What a trial may take per device: the limit less the head room; None: all there is.
@@ -152,6 +157,19 @@ class JobFile(BaseModel):
         BeforeValidator(lambda v: None if v is None else parse_seconds(v, where="budget")),
     ] = None
     patience: int | None = Field(default=None, ge=1, le=_LARGEST)
+    gpu_hours: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="accelerators times hours of the training: stop when trials cost more than "
+        "they are expected to save",
+    )
+    price: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="of one accelerator for an hour",
+    )
     memory_limit: Annotated[
         int | None,
         BeforeValidator(lambda v: None if v is None else parse_bytes(v, where="memory_limit")),
@@ -230,6 +248,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
     try:
         file = JobFile.model_validate(data)
         check_fits(file.lengths, file.seq_len)
+        _check_weighable(file)
     except ValidationError as error:
         items: list[Mapping[str, Any]] = [*error.errors()]
         raise JobError(
@@ -256,7 +275,12 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         objective=Objective(name=file.objective, floor=file.objective_floor),
         space=file.space,
         sampler=file.sampler,
-        budget=Budget(trials=_trials(file), time_s=file.budget, patience=file.patience),
+        budget=Budget(
+            trials=_trials(file),
+            time_s=file.budget,
+            patience=file.patience,
+            gpu_hours=file.gpu_hours,
+        ),
         memory_limit_bytes=file.memory_limit,
         head_room=file.head_room,
         trial_timeout_s=file.trial_timeout,
@@ -269,6 +293,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         finetune=lora,
         lengths=file.lengths,
         diagnose=file.diagnose,
+        price_per_hour=file.price,
     )
 
 
@@ -281,6 +306,8 @@ def default_study_name(file: JobFile) -> str:
         "trials",
         "budget",
         "patience",
+        "gpu_hours",
+        "price",
         "sampler",
         "space",
         "seed",
@@ -298,6 +325,16 @@ def default_study_name(file: JobFile) -> str:
     name = Path(file.model).name.split(":")[-1].removesuffix(".json")
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "model"
     return f"{stem}-s{file.seq_len}-b{file.global_batch}-w{file.world}-{digest}"
+
+
+def _check_weighable(file: JobFile) -> None:
+    """What a trial may save is hours, which only speed saves."""
+    if file.gpu_hours is not None and file.objective != "samples_per_s":
+        raise JobError(
+            f"gpu_hours: {file.gpu_hours:g}: with the objective {file.objective} trials save no "
+            "hours",
+            "leave it out, or choose the objective samples_per_s",
+        )
 
 
 def _trials(file: JobFile) -> int:

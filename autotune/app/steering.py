@@ -43,6 +43,8 @@ def steer(
     except AutotuneError as error:
         instead = "TPE proposes, for " if job.sampler == "calibrated" else ""
         note(f"{instead}nothing can be predicted: {error.message}")
+        if job.budget.gpu_hours is not None:
+            note("gpu_hours does not end this search: what a trial may gain is not known")
         return None
     if job.sampler != "calibrated":
         return steering

@@ -80,6 +80,16 @@ def search(
     patience: Annotated[
         int | None, typer.Option(help="Stop after so many trials without a gain.")
     ] = None,
+    gpu_hours: Annotated[
+        float | None,
+        typer.Option(
+            help="Accelerators times hours of the training at the baseline's speed: stop when "
+            "another trial is expected to save less than it costs."
+        ),
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option(help="Of one accelerator for an hour, to say what trials cost.")
+    ] = None,
     memory_limit: Annotated[
         str | None, typer.Option(help="Per device, such as 24GiB; a cap on what trials get.")
     ] = None,
@@ -172,6 +182,8 @@ def search(
         trials=trials,
         budget=budget,
         patience=patience,
+        gpu_hours=gpu_hours,
+        price=price,
         memory_limit=memory_limit,
         head_room=head_room,
         trial_timeout=trial_timeout,

@@ -70,6 +70,8 @@ class Plan:
     is_measured: bool
     """Whether `trial_s` is the median of trials in the record; else it is assumed."""
     budget_s: float | None
+    price_per_hour: float | None
+    """Of one accelerator, in whatever currency; None: nobody said."""
 
     @property
     def trials(self) -> int:
@@ -92,6 +94,13 @@ class Plan:
         return self.world * work_s / 3600
 
     @property
+    def price(self) -> float | None:
+        """Of those hours; None where nobody said what one costs."""
+        return (
+            None if self.price_per_hour is None else self.accelerator_hours * self.price_per_hour
+        )
+
+    @property
     def _one_at_a_time_s(self) -> float:
         return self.baseline_trials * self.trial_s + self.confirm_trials * self.confirm_s
 
@@ -102,6 +111,7 @@ class Plan:
             "trials": self.trials,
             "total_s": self.total_s,
             "accelerator_hours": self.accelerator_hours,
+            "price": self.price,
         }
 
 
@@ -160,6 +170,7 @@ def make_plan(
         at_once=max(1, environment.n_devices // job.world),
         is_measured=measured_s is not None,
         budget_s=job.budget.time_s,
+        price_per_hour=job.price_per_hour,
     )
 
 

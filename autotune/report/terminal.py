@@ -156,7 +156,8 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
             f"comparison; {format_seconds(plan.trial_s)} each, in the comparison "
             f"{format_seconds(plan.confirm_s)} ({source}), "
             f"x {plan.world} accelerators: {about}{format_seconds(plan.total_s)}, "
-            f"{plan.accelerator_hours:.2g} accelerator-hours",
+            f"{plan.accelerator_hours:.2g} accelerator-hours"
+            + ("" if plan.price is None else f", {plan.price:.2g} at that price"),
         ),
     ]
     if plan.budget_s is not None:

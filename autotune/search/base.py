@@ -25,6 +25,7 @@ class StopReason(StrEnum):
     TRIALS = "the number of trials is reached"
     TIME = "the time budget is spent"
     PATIENCE = "no gain for a while"
+    GAIN = "another trial would cost more than it is expected to save"
     EXHAUSTED = "every legal candidate was tried"
     INTERRUPTED = "interrupted"
 

@@ -72,13 +72,29 @@ class Chooser:
         Args:
             is_open: By row; at least one is.
         """
-        allowed = is_open & ~self.is_dropped & (self.risk <= self.allowed_risk)
+        allowed = self._allowed(is_open)
         if not allowed.any():
             kept = is_open & ~self.is_dropped
             kept = kept if kept.any() else is_open
             return int(np.argmin(np.where(kept, self._overrun, np.inf)))
         score = self._surprise() if self._explores else self._gain()
         return int(np.argmax(np.where(allowed, score, -np.inf)))
+
+    def expected_gain(self, is_open: Flags) -> float:
+        """What the next trial is expected to take off the best seconds so far, as a share of them.
+
+        Args:
+            is_open: By row.
+
+        Returns:
+            0 where no row is open that may be tried; infinity while nothing was measured.
+        """
+        allowed = self._allowed(is_open)
+        if not allowed.any():
+            return 0.0
+        if not self._measured:
+            return math.inf
+        return float(np.exp(self._gain()[allowed].max()))
 
     @cached_property
     def time(self) -> Calibration:
@@ -126,6 +142,16 @@ class Chooser:
         dropped: Flags = self.log_peak >= self.log_peak[lost].min()
         return dropped
 
+    def _allowed(self, is_open: Flags) -> Flags:
+        """Open rows that fit surely enough to be tried."""
+        allowed: Flags = is_open & ~self.is_dropped & (self.risk <= self.allowed_risk)
+        return allowed
+
+    @property
+    def _measured(self) -> list[float]:
+        """Logarithms of what was measured."""
+        return [math.log(shot.seconds) for shot in self.shots if shot.seconds is not None]
+
     @property
     def _explores(self) -> bool:
         """Whether this trial is one of the exploration share; the record alone decides."""
@@ -133,7 +159,7 @@ class Chooser:
 
     def _gain(self) -> Floats:
         """log(expected gain x P(fits)), by row."""
-        measured = [math.log(shot.seconds) for shot in self.shots if shot.seconds is not None]
+        measured = self._measured
         fits = np.log(np.maximum(1 - self.risk, 1e-12))
         if not measured:
             found: Floats = fits - self.log_seconds

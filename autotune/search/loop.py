@@ -36,6 +36,7 @@ from autotune.search.sampler import propose
 from autotune.search.steering import Steering
 from autotune.search.stop import has_time, n_done, searched, why_stop
 from autotune.search.walk import next_of_grid
+from autotune.search.worth import weigh_trial
 
 _SNAPSHOT_S = 0.5
 
@@ -253,15 +254,15 @@ class _Search:
         if self._stop is not None:
             return None
         candidate = self._propose()
-        if candidate is None:
-            self._stop = StopReason.EXHAUSTED
+        if candidate is None or not self._pays():
+            self._stop = StopReason.EXHAUSTED if candidate is None else StopReason.GAIN
             return None
         return self._run_of(candidate, Role.SEARCH)
 
     def _propose(self) -> Candidate | None:
         """The candidate to try next; None when all were."""
         job, history, lattice = self._job, self.crew.history, self._lattice
-        closed = {t.candidate.hash for t in history.tried if not t.is_owed}
+        closed = self._closed()
         if self._users_baseline is not None and not searched(history):
             # What they run today is where the search starts from: one knob away, mostly.
             return lattice.nearest(self._users_baseline.values, closed)
@@ -281,6 +282,26 @@ class _Search:
             seed=job.seed,
         )
         return lattice.nearest({**lattice.constants, **values}, closed)
+
+    def _pays(self) -> bool:
+        """Whether another trial is expected to save more of the training than it costs."""
+        if self._steering is None or self._job.budget.gpu_hours is None:
+            return True
+        history = self.crew.history
+        worth = weigh_trial(
+            self._steering.expected_gain(history, self._objective, self._closed()),
+            history,
+            self._objective,
+            self._job,
+            baseline=self._baseline,
+        )
+        if not worth.pays:
+            self._note(str(worth))
+        return worth.pays
+
+    def _closed(self) -> set[str]:
+        """Hashes of the candidates that need no further trial."""
+        return {t.candidate.hash for t in self.crew.history.tried if not t.is_owed}
 
     def _plan_comparison(self) -> None:
         self._comparison = confirm.plan(

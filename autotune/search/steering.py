@@ -23,7 +23,7 @@ from autotune.job import Job
 from autotune.lattice import Lattice
 from autotune.search.calibrated import VARIATION, CalibratedSampler
 from autotune.search.choice import Chooser, Shot
-from autotune.search.history import History
+from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 from autotune.search.sampler import make_axes, make_sampler, sampler_seed, told_trials
 
@@ -86,12 +86,7 @@ class Steering:
         Returns:
             None if every candidate is closed.
         """
-        in_lattice = {c.hash for c in self.lattice.candidates}
-        strays = [t.candidate for t in history.tried if t.candidate.hash not in in_lattice]
-        said = self._lattice_forecast
-        if strays:
-            said = Forecast.join(said, self.forecaster(strays))
-        rows = self._rows([*self.lattice.candidates, *strays], said, closed, in_lattice)
+        rows = self._rows(history, closed)
         if not rows.n_open:
             return None
         axes = make_axes(self.lattice.values, history)
@@ -100,13 +95,12 @@ class Steering:
             for name, column in zip(self.knobs, zip(*rows.keys, strict=True), strict=True)
         }
         drawn = sampler_seed(seed, history)
-        representative = said.take(rows.representatives)
         sampler = CalibratedSampler(
             columns,
             forecast=replace(
-                representative,
+                rows.forecast,
                 # The study maximises samples/s: per sample, as their inverse is.
-                seconds=representative.seconds / self.lattice.context.global_batch,
+                seconds=rows.forecast.seconds / self.lattice.context.global_batch,
                 limit_bytes=objective.allowed_bytes,
             ),
             known_times=None if self.recalled is None else self.recalled.times,
@@ -123,6 +117,38 @@ class Steering:
         others = {c.hash for c in self.lattice.candidates if self._key(c) != chosen}
         return self.lattice.nearest({**self.lattice.constants, **values}, {*closed, *others})
 
+    def expected_gain(
+        self, history: History, objective: Objective, closed: Collection[str]
+    ) -> float:
+        """What another trial is expected to take off the best step time, as a share of it.
+
+        Args:
+            history: What was tried.
+            objective: What is feasible.
+            closed: As for `propose`.
+
+        Returns:
+            Infinity while nothing feasible was measured, 0 where nothing is left that may fit.
+        """
+        rows = self._rows(history, closed)
+        row_of = {key: row for row, key in enumerate(rows.keys)}
+        chooser = self._chooser(
+            rows.forecast,
+            objective,
+            [
+                _shot(
+                    row_of[self._key(t.candidate)],
+                    t,
+                    is_feasible=objective.figure(t) is not None,
+                )
+                for t in history.tried
+            ],
+            variation=VARIATION if set(self.lattice.values) - set(self.knobs) else 0.0,
+        )
+        is_open = np.ones(len(rows.keys), bool)
+        is_open[list(rows.closed)] = False
+        return chooser.expected_gain(is_open)
+
     def predict(self, history: History, objective: Objective, candidate: Candidate) -> Predicted:
         """What a trial of a candidate is expected to measure, by all that ran so far.
 
@@ -133,20 +159,7 @@ class Steering:
         """
         told = [t for t in history.tried if t.measured is not None or t.is_out_of_memory]
         said = self.forecaster([*(t.candidate for t in told), candidate])
-        believed = Chooser(
-            forecast=replace(said, limit_bytes=objective.allowed_bytes),
-            shots=[
-                Shot(
-                    row=row,
-                    seconds=None if t.measured is None else t.measured.step_time_s,
-                    peak_bytes=None if t.measured is None else t.measured.peak_memory_bytes,
-                    is_out_of_memory=t.is_out_of_memory,
-                )
-                for row, t in enumerate(told)
-            ],
-            known_times=None if self.recalled is None else self.recalled.times,
-            known_peaks=None if self.recalled is None else self.recalled.peaks,
-        )
+        believed = self._chooser(said, objective, [_shot(row, t) for row, t in enumerate(told)])
         # What runs differ by comes on top of what is believed of the figure itself.
         deviations = float(believed.time.deviation[-1]), VARIATION, history.spread.variance**0.5
         reach = np.exp(_NORMAL * math.hypot(*deviations))
@@ -162,27 +175,42 @@ class Steering:
             peak_memory_high_bytes=peak_bytes * memory_reach,
         )
 
+    def _chooser(
+        self,
+        said: Forecast,
+        objective: Objective,
+        shots: Sequence[Shot],
+        *,
+        variation: float = 0.0,
+    ) -> Chooser:
+        return Chooser(
+            forecast=replace(said, limit_bytes=objective.allowed_bytes),
+            shots=shots,
+            known_times=None if self.recalled is None else self.recalled.times,
+            known_peaks=None if self.recalled is None else self.recalled.peaks,
+            variation=variation,
+        )
+
     @cached_property
     def _lattice_forecast(self) -> Forecast:
         return self.forecaster(self.lattice.candidates)
 
-    def _rows(
-        self,
-        candidates: Sequence[Candidate],
-        said: Forecast,
-        closed: Collection[str],
-        in_lattice: Collection[str],
-    ) -> "_Rows":
+    def _rows(self, history: History, closed: Collection[str]) -> "_Rows":
+        """The lattice, and what was tried besides, by known choice."""
+        in_lattice = {c.hash for c in self.lattice.candidates}
+        strays = [t.candidate for t in history.tried if t.candidate.hash not in in_lattice]
+        said = self._lattice_forecast
+        if strays:
+            said = Forecast.join(said, self.forecaster(strays))
+        candidates = [*self.lattice.candidates, *strays]
         members: dict[_Key, list[int]] = {}
         for index, candidate in enumerate(candidates):
             members.setdefault(self._key(candidate), []).append(index)
         is_open = [c.hash in in_lattice and c.hash not in closed for c in candidates]
+        lowest = [min(of_it, key=lambda i: said.seconds[i]) for of_it in members.values()]
         return _Rows(
             keys=tuple(members),
-            representatives=np.array(
-                [min(of_it, key=lambda i: said.seconds[i]) for of_it in members.values()],
-                dtype=np.intp,
-            ),
+            forecast=said.take(np.array(lowest, dtype=np.intp)),
             closed=tuple(
                 row
                 for row, of_it in enumerate(members.values())
@@ -197,13 +225,25 @@ class Steering:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Rows:
     keys: tuple[_Key, ...]
-    representatives: "np.ndarray[tuple[int], np.dtype[np.intp]]"
-    """Of each, the candidate with the lowest forecast."""
+    forecast: Forecast
+    """Of each, that of its candidate with the lowest one."""
     closed: tuple[int, ...]
 
     @property
     def n_open(self) -> int:
         return len(self.keys) - len(self.closed)
+
+
+def _shot(row: int, tried: Tried, *, is_feasible: bool = True) -> Shot:
+    """What a candidate's trials teach; of one that is not feasible, only what it needed."""
+    result = tried.measured
+    return Shot(
+        row=row,
+        seconds=result.step_time_s if result is not None and is_feasible else None,
+        peak_bytes=None if result is None else result.peak_memory_bytes,
+        is_out_of_memory=tried.is_out_of_memory,
+        is_running=tried.is_running,
+    )
 
 
 def steering_of(

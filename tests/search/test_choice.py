@@ -129,3 +129,18 @@ def test_what_other_studies_saw_steers_the_first_trial() -> None:
     truth = forecast().seconds * np.exp(2.0 * at.shares[:, 1])
     assert abs(chosen - int(np.argmin(truth))) <= 1
     assert chosen > 0
+
+
+def test_the_expected_gain_is_a_share_and_falls_as_candidates_are_measured() -> None:
+    truth = forecast().seconds
+    gains = []
+    shots = [Shot(row=row, seconds=truth[row], peak_bytes=20.0) for row in range(0, N, 2)]
+    for n in range(1, len(shots) + 1):
+        chooser = Chooser(forecast=forecast(), shots=shots[:n])
+        gains.append(chooser.expected_gain(every(*(shot.row for shot in shots[:n]))))
+    assert 0 < gains[-1] < gains[0] < 1
+
+
+def test_nothing_is_expected_where_nothing_may_be_tried_and_anything_where_nothing_ran() -> None:
+    assert Chooser(forecast=forecast(), shots=[]).expected_gain(every()) == float("inf")
+    assert Chooser(forecast=forecast(), shots=[]).expected_gain(every(*range(N))) == 0.0

@@ -1,0 +1,126 @@
+"""A search ends when another trial is expected to save less than it costs."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.contract import Role
+from autotune.errors import JobError
+from autotune.record import Study, Trial
+from autotune.search.base import SearchResult, StopReason
+from autotune.search.history import History
+from autotune.search.loop import run_search
+from autotune.search.objective import Objective
+from autotune.search.worth import Worth, weigh_trial
+from tests.search.scripted import (
+    ENVIRONMENT,
+    Notebook,
+    Patient,
+    ScriptedEngine,
+    ScriptedFleet,
+    candidate,
+    lattice_of,
+    make,
+    ok,
+    realistic,
+)
+from tests.search.test_sampler import spec_of
+from tests.search.test_steering import steering
+
+TRIAL_S = 36.0
+"""Of wall clock; on two devices 0.02 GPU-hours."""
+
+
+def searched(study: Study, **job: object) -> tuple[SearchResult, Notebook]:
+    made = make(trials=99, **job)
+    study.lock()
+    notebook = Notebook()
+    result = run_search(
+        made,
+        study=study,
+        fleet=ScriptedFleet(realistic),
+        engine=ScriptedEngine(made),
+        environment=ENVIRONMENT,
+        lattice=lattice_of(made),
+        observer=notebook,
+        interrupt=Patient(),
+        steering=steering(made),
+    )
+    return result, notebook
+
+
+def n_explored(study: Study) -> int:
+    return sum(t.spec.role is Role.SEARCH for t in study.read().trials)
+
+
+def history(*rates: float) -> History:
+    found = History()
+    for number, rate in enumerate(rates):
+        spec = spec_of(make(), number, zero__stage=number)
+        result = replace(ok(spec, rate), wall_s=TRIAL_S)
+        found.put(Trial(folder=Path(), spec=spec, result=result))
+    return found
+
+
+def test_the_longer_the_training_the_longer_the_search(tmp_path: Path) -> None:
+    counts = []
+    for hours in (0.001, 1.0, 1e9):
+        study = Study(tmp_path, f"for-{hours:g}")
+        result, _ = searched(study, gpu_hours=hours)
+        counts.append(n_explored(study))
+        # Candidates that are larger than one that ran out of memory are left in any case.
+        assert result.stop_reason is StopReason.GAIN
+    assert counts == sorted(counts)
+    assert counts[0] < counts[1] < counts[2]
+
+
+def test_what_is_cheap_to_gain_is_found_first(tmp_path: Path) -> None:
+    whole, _ = searched(Study(tmp_path, "whole"))
+    ended, _ = searched(Study(tmp_path, "ended"), gpu_hours=100.0)
+    assert whole.best is not None
+    assert ended.best is not None
+    assert ended.best.samples_per_s >= 0.98 * whole.best.samples_per_s
+
+
+def test_the_reason_is_said_with_both_figures(tmp_path: Path) -> None:
+    _, notebook = searched(Study(tmp_path, "said"), gpu_hours=0.001, price=2.0)
+    said = [note for note in notebook.notes if note.startswith("another trial is expected")]
+    assert said
+    assert re.search(r"save \S+ GPU-hours \(\S+\) of .* costs \S+ GPU-hours \(\S+\)$", said[-1])
+
+
+def test_hours_are_those_at_the_speed_of_the_baseline() -> None:
+    job = make(gpu_hours=100.0)
+    objective = Objective.of(job, ENVIRONMENT)
+    found = history(1.0, 4.0)
+    baseline = candidate(job, zero__stage=0)
+    worth = weigh_trial(0.1, found, objective, job, baseline=baseline)
+    assert worth.saved_hours == pytest.approx(100.0 / 4 * 0.1)
+    assert worth.cost_hours == pytest.approx(2 * TRIAL_S / 3600)
+    without = weigh_trial(0.1, found, objective, job, baseline=None)
+    assert without.saved_hours == pytest.approx(100.0 * 0.1)
+
+
+def test_nothing_measured_is_no_reason_to_end() -> None:
+    job = make(gpu_hours=1e-9)
+    worth = weigh_trial(0.0, History(), Objective.of(job, ENVIRONMENT), job, baseline=None)
+    assert worth.pays
+
+
+@pytest.mark.parametrize(("saved", "pays"), [(2.0, True), (1.0, True), (0.5, False)])
+def test_it_pays_as_long_as_it_saves_what_it_costs(saved: float, pays: bool) -> None:
+    assert Worth(saved_hours=saved, cost_hours=1.0).pays is pays
+
+
+@pytest.mark.parametrize("key", ["gpu_hours", "price"])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "much"])
+def test_hours_and_prices_are_above_zero(key: str, value: object) -> None:
+    with pytest.raises(JobError, match=key):
+        make(**{key: value})
+
+
+def test_other_objectives_save_no_hours() -> None:
+    with pytest.raises(JobError, match=r"gpu_hours: 5: with the objective peak_memory"):
+        make(gpu_hours=5, objective="peak_memory")
