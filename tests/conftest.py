@@ -14,8 +14,16 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
-_GROUPS = {"ranks": ("real", "gpu", "package"), "browser": ("browser",)}
-"""Tests of a group run one after the other, in one process: group -> its markers."""
+_GROUPS = {
+    "witnesses": ("witnesses",),
+    "ranks": ("real", "gpu", "package"),
+    "browser": ("browser",),
+}
+"""Tests of a group run one after the other, in one process: group -> its markers; the first counts.
+
+Witnesses measure no times, so they may run beside trials; without that the trials' process would
+be the last to end by far.
+"""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -60,7 +60,7 @@ def test_a_search_answers_with_a_confirmed_best_and_its_files(search):
 def test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing(search):
     moments = random.Random(20)
     finished: dict[int, str] = {}
-    for _ in range(10):
+    for _ in range(6):
         process = search.start("--trials", "6", "--budget", "45s")
         try:
             process.wait(timeout=moments.uniform(1.0, 12.0))
@@ -86,6 +86,7 @@ def test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing(search):
         t.spec.candidate_hash
         for t in search.study.trials()
         if t.spec.role is not Role.CONFIRM
+        and t.spec.repeat_of is None  # a busy machine disturbs a trial, which is run once more
         and t.result is not None
         and not t.result.outcome.is_platform_fault
     ]
