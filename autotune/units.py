@@ -95,7 +95,7 @@ def format_bytes(size_bytes: float | None) -> str:
         return "-"
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
+        if abs(size) < (1024 if unit == "B" else 999.5):  # 1,000 would take a fourth digit
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} TiB"

@@ -19,9 +19,9 @@ _GROUPS = {
     "ranks": ("real", "gpu", "package"),
     "browser": ("browser",),
 }
-"""Tests of a group run one after the other, in one process: group -> its markers; the first counts.
+"""Tests of a group run one after the other, in one process: group -> its markers.
 
-Witnesses measure no times, so they may run beside trials; without that the trials' process would
+The first that fits counts. Witnesses measure no times, so they may run beside trials; without that the trials' process would
 be the last to end by far.
 """
 

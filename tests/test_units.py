@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.errors import JobError
-from autotune.units import parse_rate
+from autotune.units import format_bytes, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,18 @@ def test_what_is_no_rate_is_named(text):
         parse_rate(text, where="--network")
     assert text in error.value.message
     assert "--network" in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (999 * 2**20, "999 MiB"),
+        (1010 * 2**20, "0.986 GiB"),
+        (1023.9 * 2**30, "1 TiB"),
+        (None, "-"),
+    ],
+)
+def test_sizes_have_three_digits_and_no_exponent(size_bytes, text):
+    assert format_bytes(size_bytes) == text
