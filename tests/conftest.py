@@ -21,8 +21,8 @@ _GROUPS = {
 }
 """Tests of a group run one after the other, in one process: group -> its markers.
 
-The first that fits counts. Witnesses measure no times, so they may run beside trials; without that the trials' process would
-be the last to end by far.
+The first that fits counts. Witnesses measure no times, so they may run beside trials; without that
+the trials' process would be the last to end by far.
 """
 
 
