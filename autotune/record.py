@@ -108,6 +108,11 @@ class Study:
         """Facts of the study that no trial holds: environment, why the search stopped."""
         return self.folder / "study.json"
 
+    @property
+    def recalled_file(self) -> Path:
+        """What other studies had taught when the search began."""
+        return self.folder / "recalled.json"
+
     def trial_folder(self, number: int) -> Path:
         """Folder of one trial."""
         return self.trials_folder / f"{number:04d}"

@@ -96,9 +96,8 @@ def search(
             metrics.on_note(f"figures are {session.origin}: nothing runs on this machine")
             knowledge = None  # what was not measured teaches nobody
         steering = steer(session, metrics.on_note, knowledge)
-        result = _run(session, fleet, metrics, steering)
-        if knowledge is not None:
-            keep(session, metrics.on_note, knowledge)
+        with _lessons_at_the_end(session, metrics, knowledge):
+            result = _run(session, fleet, metrics, steering)
         answer = summarize(result, study, session.origin)
         study.write_state({**study.read_state(), "answer": answer})
         if result.best is not None and session.origin is Origin.MEASURED:
@@ -190,6 +189,18 @@ def _keep_failure(study: Study, error: AutotuneError) -> dict[str, Any]:
     except StudyError as failure:
         error.add_note(failure.message)
     return answer
+
+
+@contextmanager
+def _lessons_at_the_end(
+    session: Session, observer: Observer, knowledge: Path | None
+) -> Iterator[None]:
+    """Teach other studies also where nothing was feasible: that it was not is the lesson."""
+    try:
+        yield
+    finally:
+        if knowledge is not None:
+            keep(session, observer.on_note, knowledge)
 
 
 @contextmanager

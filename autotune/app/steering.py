@@ -4,11 +4,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.app.session import Session
-from autotune.cost.knowledge import Lesson, keep_lessons, read_lessons
+from autotune.cost.knowledge import (
+    Lesson,
+    choose_lessons,
+    keep_lessons,
+    read_lessons,
+    study_name,
+    write_lessons,
+)
 from autotune.errors import AutotuneError, StudyError
 from autotune.search.objective import Objective
 from autotune.search.recall import recall
-from autotune.search.steering import Steering, lessons_of, steering_of
+from autotune.search.steering import Steering, lessons_of, situation_of, steering_of
 
 
 def steer(
@@ -23,21 +30,19 @@ def steer(
 
     Returns:
         None where nothing can be predicted; TPE proposes for the sampler `calibrated` then.
+
+    Raises:
+        StudyError: The study's folder cannot be written.
     """
     job, environment = session.job, session.environment
-    lessons: tuple[Lesson, ...] = ()
-    if knowledge is not None:
-        try:
-            lessons = read_lessons(knowledge)
-        except StudyError as error:
-            note(f"nothing is learned from other studies: {error.message}")
+    lessons = () if knowledge is None else _lessons_for(session, note, knowledge)
     try:
         steering = steering_of(
             job,
             environment,
             session.lattice,
             lessons=lessons,
-            study=_name_of(session),
+            study=study_name(session.study.folder),
             forecaster=session.forecaster,
         )
     except AutotuneError as error:
@@ -51,27 +56,46 @@ def steer(
     if not steering.can_steer(Objective.of(job, environment)):
         note("TPE proposes: predictions steer only the objective samples_per_s, by known knobs")
     elif steering.recalled is not None:
-        note(f"{len(steering.recalled.times.study)} trials of other studies correct the forecast")
+        note(f"{steering.recalled.n_trials} trials of other studies correct the forecast")
     return steering
 
 
 def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None:
-    """Leave what the trials taught for other studies; the search is over, whatever happens."""
+    """Leave what the trials taught for other studies, however their search ended."""
     job, environment = session.job, session.environment
+    name = study_name(session.study.folder)
     try:
         history = recall(session.study, job=job, engine=session.engine, environment=environment)
-        lessons = lessons_of(
-            history,
-            job,
-            environment,
-            Objective.of(job, environment),
-            study=_name_of(session),
-        )
-        keep_lessons(knowledge, _name_of(session), lessons)
+        objective = Objective.of(job, environment)
+        lessons = lessons_of(history, job, environment, objective, study=name)
+        if lessons:
+            keep_lessons(knowledge, name, lessons)
     except AutotuneError as error:
         note(f"no lessons are kept for other studies: {error.message}")
 
 
-def _name_of(session: Session) -> str:
-    """Of the study among those of the file, which may be of many folders."""
-    return str(session.study.folder.absolute())
+def _lessons_for(
+    session: Session, note: Callable[[str], None], knowledge: Path
+) -> tuple[Lesson, ...]:
+    """What other studies had taught when this one began: resumed, it goes on by the same.
+
+    The file of lessons changes meanwhile, and with it what a search would propose.
+    """
+    study = session.study
+    if study.recalled_file.exists():
+        try:
+            return read_lessons(study.recalled_file)
+        except StudyError as error:
+            note(f"what other studies taught is recalled anew: {error.message}")
+    try:
+        found = read_lessons(knowledge)
+    except StudyError as error:
+        note(f"nothing is learned from other studies: {error.message}")
+        return ()
+    lessons = choose_lessons(
+        found,
+        situation=situation_of(session.job, session.environment),
+        study=study_name(study.folder),
+    )
+    write_lessons(study.recalled_file, lessons)
+    return lessons

@@ -124,9 +124,7 @@ def _open_replayed(problem: ReplayProblem, flags: Mapping[str, Any], *, results:
     job = _replayed_job(problem, flags)
     environment = _environment(problem)
     engine = ReplayedEngine(job, environment, problem)
-    # Rows that a table words differently (a blank for 1) may be one candidate.
-    rows = {id(found): row for row, found in enumerate(problem.group.configurations)}
-    order = {c.hash: rows[id(found)] for c, found in problem.configurations.items()}
+    order = {candidate.hash: row for row, candidate in enumerate(problem.configurations)}
     said = forecast_of(problem.group)
 
     def forecaster(candidates: Sequence[Candidate]) -> Forecast:

@@ -15,6 +15,11 @@ from autotune.yaml_file import read_yaml
 
 SHIPPED = Path(__file__).resolve().parent / "constants.yaml"
 _HINT = "a mapping of the names in autotune/cost/constants.yaml to numbers"
+_LEAST = 1e-12
+"""Of any constant: the fit works on their logarithms, and some divide."""
+_MOST_BY_SUFFIX = {"_share": 1.0, "_s": 3600.0, "_bytes": 2.0**50}
+_MOST = 1e6
+"""Of those that are plain ratios."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +90,29 @@ def load_constants(path: Path = SHIPPED) -> Constants:
     """Read constants; the shipped ones by default.
 
     Raises:
-        JobError: A constant is missing, unknown or no number.
+        JobError: A constant is missing, unknown, no number, or one that cannot be.
     """
     data = read_yaml(path, hint=_HINT)
     known = {field.name for field in dataclasses.fields(Constants)}
-    wrong = sorted(set(data) ^ known)
+    wrong = sorted(map(str, set(data) ^ known))
     if wrong:
         raise JobError(f"{path}: {', '.join(wrong)}: missing or unknown", _HINT)
     try:
-        return TypeAdapter(Constants).validate_python(data)
+        constants = TypeAdapter(Constants).validate_python(data)
     except ValidationError as error:
         first = error.errors()[0]
         raise JobError(f"{path}: {first['loc'][0]}: {first['msg']}", _HINT) from error
+    for name, value in dataclasses.asdict(constants).items():
+        most = _most_of(name)
+        # YAML reads yes and no as true and false, which would count as 1 and 0.
+        if isinstance(data[name], bool) or not _LEAST <= value <= most:
+            raise JobError(
+                f"{path}: {name}: {data[name]!r} is not allowed",
+                f"a number above 0 ({_LEAST:g} at least) and at most {most:g}",
+            )
+    return constants
+
+
+def _most_of(name: str) -> float:
+    """By what the name's end says: a share, seconds, bytes."""
+    return next((most for end, most in _MOST_BY_SUFFIX.items() if name.endswith(end)), _MOST)

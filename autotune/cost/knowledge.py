@@ -9,9 +9,10 @@ for less: its errors are taken for correlated with those here, not for the same.
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,7 +68,7 @@ class Lesson:
 
     situation: Situation
     study: str
-    """Its folder: a study that goes on replaces its lessons."""
+    """As `study_name` has it: a study that goes on replaces its lessons."""
     plan: dict[str, Known]
     """Column of `Plans` -> value."""
     seconds: Positive | None
@@ -95,6 +96,15 @@ def default_file() -> Path:
     return Path(base) / "autotune" / "knowledge.json"
 
 
+def study_name(folder: Path) -> str:
+    """What a study is called in a file of lessons: a digest, since a path tells who works on what.
+
+    Args:
+        folder: Of the study.
+    """
+    return _digest(str(folder.resolve()))
+
+
 def read_lessons(path: Path) -> tuple[Lesson, ...]:
     """The lessons of a file, oldest first; none where there is no file.
 
@@ -111,7 +121,20 @@ def read_lessons(path: Path) -> tuple[Lesson, ...]:
         raise StudyError(f"{path}: not a file of lessons: {first}", hint) from error
     if read.schema_version != SCHEMA_VERSION:
         raise StudyError(f"{path}: schema {read.schema_version}, this is {SCHEMA_VERSION}", hint)
-    return tuple(read.lessons)
+    return tuple(_without_path(lesson) for lesson in read.lessons)
+
+
+def write_lessons(path: Path, lessons: Sequence[Lesson]) -> None:
+    """Write a file of lessons, in place of what was there.
+
+    Raises:
+        StudyError: It cannot be written.
+    """
+    data = _FILE.dump_json(_File(schema_version=SCHEMA_VERSION, lessons=list(lessons)))
+    try:
+        write_whole(path, lambda aside: aside.write_bytes(data))
+    except OSError as error:
+        raise _cannot_write(path, error) from error
 
 
 def keep_lessons(path: Path, study: str, lessons: Sequence[Lesson]) -> None:
@@ -124,14 +147,9 @@ def keep_lessons(path: Path, study: str, lessons: Sequence[Lesson]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
             others = [lesson for lesson in read_lessons(path) if lesson.study != study]
-            file = _File(schema_version=SCHEMA_VERSION, lessons=[*others, *lessons][-MOST_KEPT:])
-            data = _FILE.dump_json(file)
-            write_whole(path, lambda aside: aside.write_bytes(data))
+            write_lessons(path, [*others, *lessons][-MOST_KEPT:])
     except OSError as error:
-        raise StudyError(
-            f"{path}: cannot be written: {error.strerror or error}",
-            "name a file that you may write with --knowledge",
-        ) from error
+        raise _cannot_write(path, error) from error
 
 
 def columns_of(plans: Plans, row: int) -> dict[str, float]:
@@ -148,26 +166,40 @@ class Recalled:
 
     times: Seen
     peaks: Seen
+    n_trials: int
+    """Whose errors they are; one may have taught either or both."""
 
 
-def recall_lessons(
-    lessons: Iterable[Lesson], *, situation: Situation, study: str, constants: Constants
-) -> Recalled | None:
-    """The errors of other studies, by what the model says of their candidates today.
+def choose_lessons(
+    lessons: Sequence[Lesson], *, situation: Situation, study: str
+) -> tuple[Lesson, ...]:
+    """The lessons that a study goes by, in their order: the most akin, then the latest.
 
     Args:
         lessons: Oldest first.
         situation: Here.
         study: This one, which knows its own trials.
+    """
+    others = [o for o in enumerate(lessons) if o[1].study != study and _is_whole(o[1].plan)]
+    others.sort(key=lambda other: (-situation.kinship(other[1].situation), -other[0]))
+    return tuple(lesson for _, lesson in sorted(others[:MOST_USED], key=lambda other: other[0]))
+
+
+def recall_lessons(
+    lessons: Sequence[Lesson], *, situation: Situation, study: str, constants: Constants
+) -> Recalled | None:
+    """The errors of other studies, by what the model says of their candidates today.
+
+    Args:
+        lessons: As `choose_lessons` takes them.
+        situation: As there.
+        study: As there.
         constants: Of the model.
 
     Returns:
         None where there is nothing to learn from.
     """
-    others = [o for o in lessons if o.study != study and _is_whole(o.plan)]
-    others.reverse()
-    others.sort(key=lambda lesson: -situation.kinship(lesson.situation))
-    used = others[:MOST_USED]
+    used: Sequence[Lesson] = choose_lessons(lessons, situation=situation, study=study)
     plans = _plans([lesson.plan for lesson in used])
     if plans is None:
         return None
@@ -187,6 +219,7 @@ def recall_lessons(
     return Recalled(
         times=_times(used, said, study_numbers, kinship),
         peaks=_peaks(used, said, study_numbers, kinship),
+        n_trials=len(used),
     )
 
 
@@ -255,3 +288,21 @@ def _locked(path: Path) -> Iterator[None]:
     with path.with_name(f"{path.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _cannot_write(path: Path, error: OSError) -> StudyError:
+    return StudyError(
+        f"{path}: cannot be written: {error.strerror or error}",
+        "name a file that you may write with --knowledge",
+    )
+
+
+def _without_path(lesson: Lesson) -> Lesson:
+    """Earlier releases called a study by its path."""
+    if not lesson.study.startswith("/"):
+        return lesson
+    return dataclasses.replace(lesson, study=_digest(lesson.study))
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:16]

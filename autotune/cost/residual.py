@@ -29,6 +29,8 @@ _LEAST_WEIGHT = 1e-3
 """Draws that count for less are left out of the prediction."""
 _JITTER = 1e-10
 """Keeps the covariance of equal candidates invertible."""
+_LEAST_VARIANCE = 1e-12
+"""Rounding may leave less than nothing."""
 _CHUNK = 4096
 """Candidates at a time: their covariances with what was seen stay in the cache."""
 
@@ -206,10 +208,13 @@ def _with_bounds(seen: Seen, prior: ResidualPrior) -> tuple[Floats, Floats]:
     """
     values = seen.log_ratio.copy()
     extra = np.where(seen.side != 0, np.inf, 0.0)
-    for row in np.flatnonzero(seen.side):
-        here = np.array([row], dtype=np.intp)
-        believed = _posterior(seen.features.take(here), seen, values, extra, prior)
-        mean, variance = float(believed.mean[0]), float(believed.deviation[0]) ** 2
+    bounds = np.flatnonzero(seen.side)
+    if not len(bounds):
+        return values, extra
+    measured = seen.take(np.flatnonzero(seen.side == 0))
+    at_bounds = _AtBounds(measured, seen.take(bounds), prior)
+    for position, row in enumerate(bounds):
+        mean, variance = at_bounds.believed(position)
         new_mean, new_variance = beyond_bound(
             mean, variance, float(seen.log_ratio[row]), is_above=seen.side[row] > 0
         )
@@ -218,75 +223,175 @@ def _with_bounds(seen: Seen, prior: ResidualPrior) -> tuple[Floats, Floats]:
             continue  # it was known before
         extra[row] = 1 / precision
         values[row] = (new_mean / new_variance - mean / variance) / precision
+        at_bounds.learn(position, values[row], extra[row])
     return values, extra
+
+
+class _AtBounds:
+    """What every draw of the scales believes where only a bound is known, as bounds are told.
+
+    A bound changes it by one observation (Rasmussen and Williams, appendix A.2), so nothing is
+    fitted anew for it.
+    """
+
+    def __init__(self, measured: Seen, bounds: Seen, prior: ResidualPrior) -> None:
+        fits = _fits(measured, measured.log_ratio, np.zeros(len(measured.log_ratio)), prior)
+        joint = [fit.predict_jointly(bounds) for fit in fits]
+        self._mean = np.array([mean for mean, _ in joint])
+        self._covariance = np.array([covariance for _, covariance in joint])
+        self._noise = np.array([fit.noise_variance for fit in fits])
+        self._log_evidence = np.array([fit.log_evidence for fit in fits])
+
+    def believed(self, position: int) -> tuple[float, float]:
+        """Mean and variance of the error at a bound's candidate, in its own study."""
+        weights = _weights(self._log_evidence)
+        means, variances = self._mean[:, position], self._covariance[:, position, position]
+        mean = float(weights @ means)
+        square = float(weights @ (np.maximum(variances, _LEAST_VARIANCE) + means**2))
+        return mean, max(square - mean**2, _LEAST_VARIANCE)
+
+    def learn(self, position: int, value: float, extra: float) -> None:
+        """Take in that the error there was measured, with a variance besides the noise."""
+        along = self._covariance[:, :, position]
+        total = np.maximum(along[:, position], 0.0) + self._noise + extra
+        surprise = value - self._mean[:, position]
+        self._log_evidence -= 0.5 * (surprise**2 / total + np.log(total))
+        self._mean = self._mean + along * (surprise / total)[:, None]
+        taken = along / np.sqrt(total)[:, None]
+        self._covariance = self._covariance - taken[:, :, None] * taken[:, None, :]
 
 
 def _posterior(
     at: Features, seen: Seen, values: Floats, extra: Floats, prior: ResidualPrior
 ) -> Calibration:
     known = np.flatnonzero(np.isfinite(extra))
-    seen, values, extra = seen.take(known), values[known], extra[known]
-    fits = [_Fit(draw, seen, values, extra, prior) for draw in prior.draws]
-    weights = np.exp(
-        np.array([fit.log_evidence for fit in fits]) - max(f.log_evidence for f in fits)
-    )
-    weights = np.where(weights < _LEAST_WEIGHT * weights.max(), 0.0, weights)
-    weights /= weights.sum()
+    fits = _fits(seen.take(known), values[known], extra[known], prior)
+    weights = _weights(np.array([fit.log_evidence for fit in fits]))
     mean, square = np.zeros(len(at)), np.zeros(len(at))
-    for weight, fit in zip(weights, fits, strict=True):
-        if not weight:
-            continue
-        for start in range(0, len(at), _CHUNK):
-            rows = slice(start, start + _CHUNK)
-            its_mean, its_variance = fit.predict(at.take(rows))
+    for start in range(0, len(at), _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        alike = _Alike.of(seen.features.take(known), at.take(rows))
+        for weight, fit in zip(weights, fits, strict=True):
+            if not weight:
+                continue
+            its_mean, its_variance = fit.predict(at.take(rows), alike)
             mean[rows] += weight * its_mean
             square[rows] += weight * (its_variance + its_mean**2)
-    return Calibration(mean=mean, deviation=np.sqrt(np.maximum(square - mean**2, 1e-12)))
+    deviation = np.sqrt(np.maximum(square - mean**2, _LEAST_VARIANCE))
+    return Calibration(mean=mean, deviation=deviation)
+
+
+def _weights(log_evidence: Floats) -> Floats:
+    """Of the draws; they add up to 1."""
+    likely = np.exp(log_evidence - log_evidence.max())
+    kept = np.where(likely < _LEAST_WEIGHT, 0.0, likely)
+    weights: Floats = kept / kept.sum()
+    return weights
+
+
+def _fits(seen: Seen, values: Floats, extra: Floats, prior: ResidualPrior) -> "list[_Fit]":
+    """One for every draw; what is the same for all of them is computed once."""
+    alike = _Alike.of(seen.features, seen.features)
+    kinship = _kinship(seen, seen)
+    return [_Fit(draw, seen, values, extra, prior, alike, kinship) for draw in prior.draws]
+
+
+def _kinship(first: Seen, second: Seen) -> "_Kinship":
+    is_same = first.study[:, None] == second.study[None, :]
+    across = first.kinship[:, None] * second.kinship[None, :]
+    return _Kinship(is_same=is_same, correlation=np.where(is_same, 1.0, across))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Kinship:
+    """How the studies of trials go together; (first, second) each."""
+
+    is_same: "np.ndarray[tuple[int, int], np.dtype[np.bool_]]"
+    correlation: Floats
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Alike:
+    """What the covariance of candidates is made of, whatever the scales; (first, second) each."""
+
+    shares: Floats
+    """Inner products."""
+    position: Floats
+    apart: Floats
+    """Squared distance of the positions."""
+
+    @classmethod
+    def of(cls, first: Features, second: Features) -> "_Alike":
+        """Of every candidate of the first with every one of the second."""
+        products = first.position @ second.position.T
+        lengths = np.square(first.position).sum(axis=1)[:, None] + np.square(second.position).sum(
+            axis=1
+        )
+        return cls(
+            shares=first.shares @ second.shares.T,
+            position=products,
+            apart=np.maximum(lengths - 2 * products, 0.0),
+        )
 
 
 class _Fit:
     """The process with one draw of the scales, given what was seen."""
 
     def __init__(
-        self, draw: Floats, seen: Seen, values: Floats, extra: Floats, prior: ResidualPrior
+        self,
+        draw: Floats,
+        seen: Seen,
+        values: Floats,
+        extra: Floats,
+        prior: ResidualPrior,
+        alike: _Alike,
+        kinship: _Kinship,
     ) -> None:
         self._share, self._position, self._rough, self._reach, noise = map(float, draw)
         self._prior = prior
         self._seen = seen
-        is_same = seen.study[:, None] == seen.study[None, :]
-        kinship = np.where(is_same, 1.0, seen.kinship[:, None] * seen.kinship[None, :])
-        covariance = kinship * self._shared(seen.features, seen.features)
-        covariance += prior.study**2 * is_same
-        covariance[np.diag_indices_from(covariance)] += noise**2 + extra + _JITTER
+        self.noise_variance = noise**2 + _JITTER
+        covariance = self._across(alike, kinship)
+        covariance[np.diag_indices_from(covariance)] += self.noise_variance + extra
         self._root = np.linalg.cholesky(covariance)
         self._whitened = np.linalg.solve(self._root, values)
         self.log_evidence = -0.5 * float(self._whitened @ self._whitened) - float(
             np.log(np.diagonal(self._root)).sum()
         )
 
-    def predict(self, at: Features) -> tuple[Floats, Floats]:
-        """Mean and variance at candidates of this study."""
+    def predict(self, at: Features, alike: _Alike) -> tuple[Floats, Floats]:
+        """Mean and variance at candidates of this study; `alike` is what was seen with them."""
         is_here = self._seen.study == 0
-        across = self._seen.kinship[:, None] * self._shared(self._seen.features, at)
+        across = self._seen.kinship[:, None] * self._shared(alike)
         across += self._prior.study**2 * is_here[:, None]
         whitened = np.linalg.solve(self._root, across)
         own = self._prior.everywhere**2 + self._prior.study**2 + self._rough**2
         own = own + self._share**2 * np.square(at.shares).sum(axis=1)
         own = own + self._position**2 * np.square(at.position).sum(axis=1)
         variance = own - np.square(whitened).sum(axis=0)
-        return whitened.T @ self._whitened, np.maximum(variance, 1e-12)
+        return whitened.T @ self._whitened, np.maximum(variance, _LEAST_VARIANCE)
 
-    def _shared(self, first: Features, second: Features) -> Floats:
-        """Covariance of what the errors of all studies have in common."""
-        products = first.position @ second.position.T
-        lengths = np.square(first.position).sum(axis=1)[:, None] + np.square(second.position).sum(
-            axis=1
+    def predict_jointly(self, at: Seen) -> tuple[Floats, Floats]:
+        """Mean and covariance of the errors of trials, each in its own study."""
+        across = self._across(
+            _Alike.of(self._seen.features, at.features), _kinship(self._seen, at)
         )
-        apart = np.maximum(lengths - 2 * products, 0.0)
+        whitened = np.linalg.solve(self._root, across)
+        own = self._across(_Alike.of(at.features, at.features), _kinship(at, at))
+        return whitened.T @ self._whitened, own - whitened.T @ whitened
+
+    def _across(self, alike: _Alike, kinship: _Kinship) -> Floats:
+        """Covariance of the errors of trials, each in its own study."""
+        found: Floats = kinship.correlation * self._shared(alike)
+        found += self._prior.study**2 * kinship.is_same
+        return found
+
+    def _shared(self, alike: _Alike) -> Floats:
+        """Covariance of what the errors of all studies have in common."""
         found: Floats = (
             self._prior.everywhere**2
-            + self._share**2 * (first.shares @ second.shares.T)
-            + self._position**2 * products
-            + self._rough**2 * np.exp(-0.5 * apart / self._reach**2)
+            + self._share**2 * alike.shares
+            + self._position**2 * alike.position
+            + self._rough**2 * np.exp(-0.5 * alike.apart / self._reach**2)
         )
         return found

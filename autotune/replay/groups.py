@@ -98,6 +98,9 @@ def group_rows(rows: Iterable[MeasuredRow], *, fixed: Sequence[str] = ()) -> tup
 
     Returns:
         Groups in which something ran, in the order of their first rows.
+
+    Raises:
+        JobError: A cell of a row that counts is not what its column holds.
     """
     by_problem: dict[Problem, list[MeasuredRow]] = {}
     for row in rows:
@@ -113,7 +116,10 @@ def _is_usable(row: MeasuredRow) -> bool:
     if row.outcome is None or (row.outcome is Outcome.OK and row.step_time_s is None):
         return False
     is_known = row.text("fully_specified") in ("1", "")
-    return is_known and row.text("config_basis") in _USABLE_BASES
+    if not is_known or row.text("config_basis") not in _USABLE_BASES:
+        return False
+    _ = row.peak_memory_bytes  # refused here, not when a search gets there
+    return True
 
 
 def _problem_of(row: MeasuredRow, fixed: Sequence[str]) -> Problem:

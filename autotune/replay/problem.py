@@ -84,7 +84,7 @@ class ReplayProblem:
 
     @cached_property
     def configurations(self) -> Mapping[Candidate, Configuration]:
-        """The rows of the table as candidates, in their order."""
+        """The group's as candidates, in their order; no two are one candidate."""
         return {
             Candidate.of(
                 _knobs(configuration), world=self.world, global_batch=self.global_batch
@@ -170,8 +170,23 @@ def _searchable(rows: Sequence[MeasuredRow]) -> list[Group]:
         for row in rows
         if all(row.text(name) for name in ("n_gpus", "global_batch", "seq_len", "micro_batch"))
     ]
-    groups = group_rows(complete, fixed=_fixed_columns(complete))
+    groups = map(_by_knobs, group_rows(complete, fixed=_fixed_columns(complete)))
     return [group for group in groups if len(group.configurations) >= _LEAST]
+
+
+def _by_knobs(group: Group) -> Group:
+    """A degree that is blank in one row and 1 in another makes them runs of one configuration."""
+    alike: dict[tuple[tuple[str, KnobValue], ...], list[Configuration]] = {}
+    for configuration in group.configurations:
+        knobs = tuple(sorted(_knobs(configuration).items()))
+        alike.setdefault(knobs, []).append(configuration)
+    return Group(
+        problem=group.problem,
+        configurations=tuple(
+            Configuration(knobs=of_it[0].knobs, rows=tuple(row for c in of_it for row in c.rows))
+            for of_it in alike.values()
+        ),
+    )
 
 
 def _fixed_columns(rows: Sequence[MeasuredRow]) -> tuple[str, ...]:

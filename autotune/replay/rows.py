@@ -32,8 +32,14 @@ NEEDED_COLUMNS = (
 """A table without them says nothing that a search could be replayed on."""
 
 _GIB, _GB = 2**30, 10**9
+_LEAST_STEP_S, _MOST_STEP_S = 1e-6, 1e7
+"""A kernel alone takes the first, and nobody waits for a step for months."""
+_LEAST_PEAK_GB, _MOST_PEAK_GB = 1e-3, 1e6
+_MOST_COUNT = 10**12
+"""More than any table counts: a model's vocabulary, samples, devices."""
 _STATUSES = {"ok": Outcome.OK, "OOM": Outcome.OOM, "OOM_or_failed": Outcome.OOM}
 """What a run came to, as tables word it; other words stand for what was not measured."""
+_FIX = "mend the cell, or leave it blank"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +71,7 @@ class MeasuredRow:
         if not math.isfinite(number):
             raise JobError(
                 f"{self.where}: {column}: {text!r} is no number",
-                "mend the cell, or leave it blank",
+                _FIX,
             )
         return number
 
@@ -81,7 +87,11 @@ class MeasuredRow:
         if number < 1 or not number.is_integer():
             raise JobError(
                 f"{self.where}: {column}: {self.text(column)!r} is no whole number of at least 1",
-                "mend the cell, or leave it blank",
+                _FIX,
+            )
+        if number > _MOST_COUNT:
+            raise JobError(
+                f"{self.where}: {column}: {self.text(column)!r} is above {_MOST_COUNT:g}", _FIX
             )
         return int(number)
 
@@ -95,21 +105,28 @@ class MeasuredRow:
         """Seconds per optimizer step.
 
         Raises:
-            JobError: It is not above 0.
+            JobError: No step takes that.
         """
-        seconds = self.number("step_time_s")
-        if seconds is not None and seconds <= 0:
-            raise JobError(
-                f"{self.where}: step_time_s: {seconds:g} is not above 0", "mend the cell"
-            )
-        return seconds
+        return self._within("step_time_s", _LEAST_STEP_S, _MOST_STEP_S)
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """Highest of any device, by whatever meter the table's source read."""
-        peak = self.number("peak_mem_gb")
+        """Highest of any device, by whatever meter the table's source read.
+
+        Raises:
+            JobError: No device takes that.
+        """
+        peak = self._within("peak_mem_gb", _LEAST_PEAK_GB, _MOST_PEAK_GB)
         unit = _GIB if self.text("peak_mem_unit").startswith("GiB") else _GB
         return None if peak is None else round(peak * unit)
+
+    def _within(self, column: str, least: float, most: float) -> float | None:
+        number = self.number(column)
+        if number is not None and not least <= number <= most:
+            raise JobError(
+                f"{self.where}: {column}: {number:g} is not between {least:g} and {most:g}", _FIX
+            )
+        return number
 
 
 def read_rows(path: Path) -> tuple[MeasuredRow, ...]:

@@ -1,7 +1,9 @@
-"""Searches that end without a best candidate, on a scripted fleet."""
+"""Searches on a scripted fleet: how they end without a best candidate, and what they learn by."""
 
+import dataclasses
 import json
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,13 @@ from autotune import cli
 from autotune.app import run
 from autotune.app.session import Session
 from autotune.app.studies import read_report, state_of
-from autotune.contract import Outcome, TrialResult, TrialSpec
-from autotune.errors import ExitCode, FleetError, StudyError
+from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.cost.knowledge import keep_lessons, read_lessons
+from autotune.errors import ExitCode, FleetError, NothingFeasibleError, StudyError
 from autotune.record import Study
+from autotune.search.history import History
+from autotune.search.objective import Objective
+from autotune.search.steering import lessons_of
 from tests.report.test_terminal import shown
 from tests.search.scripted import (
     ENVIRONMENT,
@@ -23,8 +29,11 @@ from tests.search.scripted import (
     fault,
     lattice_of,
     make,
+    ok,
+    rate_of,
     realistic,
 )
+from tests.search.test_sampler import spec_of, trial
 
 
 def never(spec: TrialSpec) -> TrialResult:
@@ -35,10 +44,13 @@ def breaks(spec: TrialSpec) -> TrialResult:
     raise FleetError("the node is gone", "look for it")
 
 
-def session_of(folder: Path, behave: Behaviour, monkeypatch: pytest.MonkeyPatch) -> Session:
-    job = make(trials=3)
+def session_of(
+    folder: Path, behave: Behaviour, monkeypatch: pytest.MonkeyPatch, *, trials: int = 3
+) -> Session:
+    job = make(trials=trials)
     monkeypatch.setattr(run, "LocalFleet", lambda *_, **__: ScriptedFleet(behave))
     monkeypatch.setattr("autotune.extensions.build", lambda *_, **__: None)
+    monkeypatch.setattr(run, "write_export", lambda *_, **__: [])  # there is no real job to export
     return Session(
         job=job,
         job_data={"model": "tiny-gpt2"},
@@ -101,3 +113,72 @@ def test_the_search_s_error_comes_before_the_table_s(
     assert ending.error.__notes__ == ["the table cannot be written: disk full"]
     with pytest.raises(StudyError, match="disk full"):
         run.search(session_of(tmp_path / "b", realistic, monkeypatch), Notebook(), fresh=False)
+
+
+def taught(file: Path, ratio: float) -> None:
+    """A file of lessons: recomputation takes `ratio` of what the model says."""
+    job = make()
+    specs = [
+        spec_of(job, number, zero__stage=1, micro_batch=size, recompute=recompute)
+        for number, (size, recompute) in enumerate(product((1, 2, 4), ("none", "full")))
+    ]
+    history = History(trial(spec, ok(spec, rate_of(spec))) for spec in specs)
+    lessons = lessons_of(
+        history, job, ENVIRONMENT, Objective.of(job, ENVIRONMENT), study="another"
+    )
+    factors = [ratio if spec.knobs["recompute"] == "full" else 1.0 for spec in specs]
+    changed = [
+        dataclasses.replace(lesson, seconds=(lesson.seconds or 0.0) * factor)
+        for lesson, factor in zip(lessons, factors, strict=True)
+    ]
+    keep_lessons(file, "another", changed)
+
+
+def test_a_resumed_search_proposes_what_an_uninterrupted_one_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def proposed(name: str, *ratios: float) -> list[str]:
+        """Candidates of a study whose file of lessons is another one at each resumption."""
+        file = tmp_path / name / "knowledge.json"
+        for n_session, ratio in enumerate(ratios, start=1):
+            taught(file, ratio)
+            trials = 2 if n_session < len(ratios) else 6
+            session = session_of(tmp_path / name, realistic, monkeypatch, trials=trials)
+            run.search(session, Notebook(), fresh=False, knowledge=file)
+        found = session.study.trials()
+        return [t.spec.candidate_hash for t in found if t.spec.role is Role.SEARCH]
+
+    through = proposed("through", 1.0)
+    assert through != proposed("otherwise", 0.01), "the lessons decide"
+    assert through == proposed("resumed", 1.0, 0.01)
+
+
+def test_what_was_recalled_and_is_damaged_is_recalled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, notebook = tmp_path / "knowledge.json", Notebook()
+    taught(file, 1.0)
+    session = session_of(tmp_path, realistic, monkeypatch)
+    session.study.folder.mkdir()
+    session.study.recalled_file.write_text("{", encoding="utf-8")
+    run.search(session, notebook, fresh=False, knowledge=file)
+    assert any("is recalled anew: " in note for note in notebook.notes)
+    assert "6 trials of other studies correct the forecast" in notebook.notes
+    assert len(read_lessons(session.study.recalled_file)) == 6
+
+
+def test_a_search_in_which_nothing_fits_teaches_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "knowledge.json"
+    session = session_of(tmp_path, never, monkeypatch)
+    ending = run.search(session, Notebook(), fresh=False, knowledge=file)
+    assert isinstance(ending.error, NothingFeasibleError)
+    lessons = read_lessons(file)
+    assert lessons
+    assert all(lesson.is_out_of_memory for lesson in lessons)
+    notebook = Notebook()
+    other = session_of(tmp_path / "b", realistic, monkeypatch)
+    assert run.search(other, notebook, fresh=False, knowledge=file).error is None
+    assert f"{len(lessons)} trials of other studies correct the forecast" in notebook.notes
+    assert str(tmp_path) not in file.read_text(encoding="utf-8")

@@ -13,11 +13,13 @@ from autotune.cost.forecast import forecast
 from autotune.cost.knowledge import (
     Lesson,
     Situation,
+    choose_lessons,
     columns_of,
     default_file,
     keep_lessons,
     read_lessons,
     recall_lessons,
+    study_name,
 )
 from autotune.cost.plans import Plans
 from autotune.cost.published import rows_to_plans
@@ -123,6 +125,45 @@ def test_the_most_akin_are_used_first(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [*lessons("akin", ratio=2.0), *lessons("strange", device="H100")]
     found = recalled(*kept)
     assert found.times.log_ratio == pytest.approx(np.full(3, np.log(2.0)))
+
+
+def test_the_lessons_that_are_used_are_chosen_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knowledge, "MOST_USED", 6)
+    kept = [*lessons("strange", device="H100"), *lessons("akin"), *lessons("now")]
+    chosen = choose_lessons(kept, situation=HERE, study="now")
+    assert [lesson.study for lesson in chosen] == ["strange"] * 2 + ["akin"] * 4
+    assert choose_lessons(chosen, situation=HERE, study="now") == chosen
+    assert recalled(*kept).n_trials == 6
+
+
+def test_a_study_is_named_without_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = study_name(tmp_path / "secret-customer")
+    assert name.isalnum()
+    assert "secret" not in name
+    assert name != study_name(tmp_path / "other")
+    monkeypatch.chdir(tmp_path)
+    assert name == study_name(Path("secret-customer"))
+
+
+def test_a_file_of_an_earlier_release_is_read_and_its_paths_go(tmp_path: Path) -> None:
+    file, folder = tmp_path / "knowledge.json", tmp_path / "results" / "secret"
+    keep_lessons(file, "two", lessons("two"))
+    text = file.read_text(encoding="utf-8").replace('"two"', f'"{folder}"')
+    file.write_text(text, encoding="utf-8")
+    assert {lesson.study for lesson in read_lessons(file)} == {study_name(folder)}
+    keep_lessons(file, "three", lessons("three"))
+    assert "secret" not in file.read_text(encoding="utf-8")
+    keep_lessons(file, study_name(folder), [])
+    assert {lesson.study for lesson in read_lessons(file)} == {"three"}
+
+
+def test_where_all_ran_out_of_memory_that_is_the_lesson() -> None:
+    lost = [dataclasses.replace(o, seconds=None, peak_bytes=None) for o in lessons()]
+    found = recalled(*(dataclasses.replace(o, is_out_of_memory=True) for o in lost))
+    assert len(found.times.log_ratio) == 0
+    assert found.peaks.side.tolist() == [1.0] * 4
 
 
 def test_a_lesson_of_another_release_of_the_model_is_read_as_far_as_it_goes() -> None:

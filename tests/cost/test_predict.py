@@ -44,12 +44,36 @@ def test_constants_must_be_complete_and_numbers(tmp_path: Path) -> None:
     for change, message in (
         ({"matmul_share": None}, "matmul_share"),
         ({"typo": 1.0}, "typo: missing or unknown"),
+        ({"typo": 1.0, 7: 1.0}, "7, typo: missing or unknown"),
         ({"launch_s": "fast"}, "launch_s"),
     ):
         path = tmp_path / f"{message[:4]}.yaml"
         path.write_text(yaml.safe_dump({**values, **change}), encoding="utf-8")
         with pytest.raises(JobError, match=message):
             load_constants(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("matmul_share", 0, "at most 1"),
+        ("matmul_share", 1.2, "at most 1"),
+        ("launch_s", -1e-5, "at most 3600"),
+        ("context_bytes", float("nan"), "at most 1.1259e+15"),
+        ("matmul_traffic", float("inf"), "at most 1e+06"),
+        ("overlap_share", True, "at most 1"),
+    ],
+)
+def test_a_constant_that_cannot_be_is_named(
+    tmp_path: Path, name: str, value: float, allowed: str
+) -> None:
+    values = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump({**values, name: value}), encoding="utf-8")
+    with pytest.raises(JobError) as error:
+        load_constants(path)
+    assert error.value.message == f"{path}: {name}: {value!r} is not allowed"
+    assert error.value.hint.endswith(allowed)
 
 
 def test_every_shipped_share_is_one() -> None:

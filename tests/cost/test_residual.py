@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from autotune.cost.normal import Floats, below, beyond_bound, density, log_expected_gain
-from autotune.cost.residual import MEMORY_PRIOR, TIME_PRIOR, Features, Seen, calibrate
+from autotune.cost.residual import (
+    MEMORY_PRIOR,
+    TIME_PRIOR,
+    Features,
+    Seen,
+    _AtBounds,
+    _posterior,
+    _with_bounds,
+    calibrate,
+)
 
 
 def features(shares: Floats, position: Floats | None = None) -> Features:
@@ -94,6 +103,65 @@ def test_a_bound_holds_beside_measurements() -> None:
     found = calibrate(at, seen, MEMORY_PRIOR)
     assert found.mean[4] > found.mean[3] > found.mean[1]
     assert found.mean[0] == pytest.approx(0, abs=0.05)
+
+
+def with_bounds(n: int, n_bounds: int) -> Seen:
+    """Trials of which the last ran out of memory a little above what the model says."""
+    side = np.where(np.arange(n) < n - n_bounds, 0.0, 1.0)
+    return Seen.here(mixed(n), np.where(side > 0, 0.05, 0.02 * np.cos(np.arange(n))), side)
+
+
+def test_what_bounds_say_one_by_one_is_what_a_fit_of_all_of_them_says() -> None:
+    seen = with_bounds(12, 4)
+    seen.side[-1] = -1  # and one ran, with nobody looking
+    values, extra = _with_bounds(seen, MEMORY_PRIOR)
+    rows = np.flatnonzero(seen.side)
+    told = _AtBounds(seen.take(np.arange(8)), seen.take(rows), MEMORY_PRIOR)
+    so_far = np.where(seen.side != 0, np.inf, 0.0)
+    for position, row in enumerate(rows):
+        here = seen.features.take(rows[position : position + 1])
+        fitted = _posterior(here, seen, values, so_far, MEMORY_PRIOR)
+        mean, variance = told.believed(position)
+        assert mean == pytest.approx(fitted.mean[0], abs=1e-10)
+        assert variance**0.5 == pytest.approx(fitted.deviation[0], rel=1e-8)
+        assert np.isfinite(extra[row])
+        told.learn(position, values[row], extra[row])
+        so_far[row] = extra[row]
+
+
+def test_a_bound_costs_no_fit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted: list[int] = []
+    cholesky = np.linalg.cholesky
+
+    def counted(covariance: Floats) -> Floats:
+        fitted.append(len(covariance))
+        return cholesky(covariance)
+
+    monkeypatch.setattr(np.linalg, "cholesky", counted)
+
+    def fits(n_bounds: int) -> int:
+        fitted.clear()
+        calibrate(mixed(1), with_bounds(40, n_bounds), MEMORY_PRIOR)
+        return len(fitted)
+
+    assert fits(30) == fits(1) <= 2 * fits(0)
+
+
+def test_a_bound_of_another_study_is_weighed_by_what_that_study_measured() -> None:
+    """Its own measurements tell that a peak is above the limit: that it was says nothing more."""
+    theirs = Seen(
+        features=mixed(3),
+        log_ratio=np.full(3, 0.2),
+        side=np.zeros(3),
+        study=np.ones(3, np.intp),
+        kinship=np.full(3, 0.3),
+    )
+    bound = dataclasses.replace(
+        theirs.take(np.array([1])), log_ratio=np.array([0.1]), side=np.ones(1)
+    )
+    without = calibrate(mixed(3), theirs, MEMORY_PRIOR)
+    told = calibrate(mixed(3), Seen.join(theirs, bound), MEMORY_PRIOR)
+    assert told.mean == pytest.approx(without.mean, abs=1e-6)
 
 
 def test_another_study_teaches_the_less_the_less_it_is_akin() -> None:

@@ -71,6 +71,18 @@ def test_what_no_knob_says_is_part_of_the_problem(tmp_path: Path) -> None:
     assert len(problem(tmp_path, *known).configurations) == 4
 
 
+def test_a_blank_degree_is_one_and_its_row_a_repeat(tmp_path: Path) -> None:
+    blank = [row(tp="", pp="", step_time_s=seconds) for seconds in (5, 3)]
+    its = problem(tmp_path, *blank, row(tp=1, pp=1, step_time_s=4), row(tp=2))
+    assert [c.tp for c in its.configurations] == [1, 2]
+    repeated = next(iter(its.configurations.values()))
+    assert repeated.step_time_s == 4
+    assert [r.where for r in repeated.rows] == ["runs.csv:2", "runs.csv:3", "runs.csv:4"]
+    assert list(its.group.configurations) == list(its.configurations.values())
+    with pytest.raises(JobError, match="no group of 2 configurations or more"):
+        problem(tmp_path, blank[0], row(tp=1, pp=1))
+
+
 def test_a_table_without_anything_to_search_says_so(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="no group of 2 configurations or more"):
         problem(tmp_path, row())

@@ -6,6 +6,7 @@ import pytest
 
 from autotune.contract import Outcome
 from autotune.errors import JobError
+from autotune.replay.groups import group_rows
 from autotune.replay.rows import read_rows
 from tests.replay.tables import row, write
 
@@ -60,10 +61,31 @@ def test_a_cell_that_is_no_number_is_named(
     assert error.value.message == complaint
 
 
-def test_a_time_is_above_zero(tmp_path: Path) -> None:
-    (read,) = read_rows(write(tmp_path / "runs.csv", [row(step_time_s="-1")]))
-    with pytest.raises(JobError, match="step_time_s: -1 is not above 0"):
-        _ = read.step_time_s
+@pytest.mark.parametrize(
+    ("column", "value", "complaint"),
+    [
+        ("step_time_s", "-1", "-1 is not between 1e-06 and 1e+07"),
+        ("step_time_s", "1e-310", "1e-310 is not between 1e-06 and 1e+07"),
+        ("step_time_s", "1e9", "1e+09 is not between 1e-06 and 1e+07"),
+        ("step_time_s", "inf", "'inf' is no number"),
+        ("peak_mem_gb", "-40", "-40 is not between 0.001 and 1e+06"),
+        ("peak_mem_gb", "0", "0 is not between 0.001 and 1e+06"),
+        ("peak_mem_gb", "nan", "'nan' is no number"),
+        ("tp", "1e300", "'1e300' is above 1e+12"),
+    ],
+)
+def test_what_cannot_have_been_measured_is_refused_before_a_search(
+    tmp_path: Path, column: str, value: str, complaint: str
+) -> None:
+    rows = read_rows(write(tmp_path / "runs.csv", [row(), row(**{column: value})]))
+    with pytest.raises(JobError) as error:
+        group_rows(rows)
+    assert error.value.message == f"runs.csv:3: {column}: {complaint}"
+
+
+def test_what_does_not_count_may_say_anything(tmp_path: Path) -> None:
+    table = write(tmp_path / "runs.csv", [row(), row(status="formula", peak_mem_gb=-1)])
+    assert len(group_rows(read_rows(table))) == 1
 
 
 def test_a_table_without_the_columns_says_which(tmp_path: Path) -> None:
