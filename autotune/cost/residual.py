@@ -9,12 +9,16 @@ predicted figure that its i-th part makes up, so that w_i is the relative error 
 first order; position_j are the candidate's choices in doublings, and g is whatever is left, alike
 for candidates that are alike (a squared-exponential kernel). Scales are not fitted but averaged
 over: draws from their priors, weighted by the marginal likelihood of what was seen, so that three
-trials do not decide what only thirty can.
+trials do not decide what only thirty can. Where the errors seen are larger than all of that
+allows, everything that is believed becomes less certain by as much: the scales have a common
+factor with an inverse gamma prior, which makes it a Student-t process (Shah, Wilson and
+Ghahramani, Student-t Processes as Alternatives to Gaussian Processes, AISTATS 2014, section 3).
 
 Source: Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), chapters 2 and 5;
 linear terms with Gaussian weights are the kernel of section 2.7.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +31,8 @@ _N_DRAWS = 48
 """Of the scales."""
 _LEAST_WEIGHT = 1e-3
 """Draws that count for less are left out of the prediction."""
+_PRIOR_DEGREES = 4.0
+"""How many trials' worth the prior's scales are held to be right as a whole."""
 _JITTER = 1e-10
 """Keeps the covariance of equal candidates invertible."""
 _LEAST_VARIANCE = 1e-12
@@ -350,12 +356,33 @@ class _Fit:
         self._share, self._position, self._rough, self._reach, noise = map(float, draw)
         self._prior = prior
         self._seen = seen
-        self.noise_variance = noise**2 + _JITTER
         covariance = self._across(alike, kinship)
-        covariance[np.diag_indices_from(covariance)] += self.noise_variance + extra
-        self._root = np.linalg.cholesky(covariance)
-        self._whitened = np.linalg.solve(self._root, values)
-        self.log_evidence = -0.5 * float(self._whitened @ self._whitened) - float(
+        covariance[np.diag_indices_from(covariance)] += noise**2 + _JITTER
+        measured = np.flatnonzero(extra == 0)
+        root = np.linalg.cholesky(covariance[np.ix_(measured, measured)])
+        whitened = np.linalg.solve(root, values[measured])
+        surprise = float(whitened @ whitened)
+        degrees = _PRIOR_DEGREES + len(measured)
+        # Never below 1: that errors are smaller than expected, the draws of the scales tell.
+        self._inflation = max(1.0, (_PRIOR_DEGREES + surprise) / degrees)
+        self.noise_variance = self._inflation * (noise**2 + _JITTER)
+        self.log_evidence = -0.5 * degrees * math.log1p(surprise / _PRIOR_DEGREES) - float(
+            np.log(np.diagonal(root)).sum()
+        )
+        stretch = math.sqrt(self._inflation)
+        self._root, self._whitened = root * stretch, whitened / stretch
+        if len(measured) < len(values):
+            of_measured = self._log_density
+            covariance *= self._inflation
+            covariance[np.diag_indices_from(covariance)] += extra
+            self._root = np.linalg.cholesky(covariance)
+            self._whitened = np.linalg.solve(self._root, values)
+            self.log_evidence += self._log_density - of_measured
+
+    @property
+    def _log_density(self) -> float:
+        """Of what the process was fitted to, with its scale as it is, but for a constant."""
+        return -0.5 * float(self._whitened @ self._whitened) - float(
             np.log(np.diagonal(self._root)).sum()
         )
 
@@ -364,11 +391,12 @@ class _Fit:
         is_here = self._seen.study == 0
         across = self._seen.kinship[:, None] * self._shared(alike)
         across += self._prior.study**2 * is_here[:, None]
+        across *= self._inflation
         whitened = np.linalg.solve(self._root, across)
         own = self._prior.everywhere**2 + self._prior.study**2 + self._rough**2
         own = own + self._share**2 * np.square(at.shares).sum(axis=1)
         own = own + self._position**2 * np.square(at.position).sum(axis=1)
-        variance = own - np.square(whitened).sum(axis=0)
+        variance = self._inflation * own - np.square(whitened).sum(axis=0)
         return whitened.T @ self._whitened, np.maximum(variance, _LEAST_VARIANCE)
 
     def predict_jointly(self, at: Seen) -> tuple[Floats, Floats]:
@@ -376,8 +404,9 @@ class _Fit:
         across = self._across(
             _Alike.of(self._seen.features, at.features), _kinship(self._seen, at)
         )
-        whitened = np.linalg.solve(self._root, across)
+        whitened = np.linalg.solve(self._root, self._inflation * across)
         own = self._across(_Alike.of(at.features, at.features), _kinship(at, at))
+        own *= self._inflation
         return whitened.T @ self._whitened, own - whitened.T @ whitened
 
     def _across(self, alike: _Alike, kinship: _Kinship) -> Floats:
