@@ -2,123 +2,95 @@
 
 The first figure is of memory and time together, on one core, for candidates that differ in their
 layout. The second is of a whole search for a model of 10^12 parameters on 16,384 H100: every legal
-layout is made, judged, screened by memory and ranked.
+Megatron layout is made, judged, screened by memory and ranked, as `plan --engine megatron` does.
 """
 
 import argparse
-import dataclasses
-import itertools
 import json
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 
-from autotune.accelerators import find_accelerator
-from autotune.cost.plans import Plans, Recompute
+from autotune.app.outlook import FleetWishes
+from autotune.app.planning import open_outlook, rank_lattice
+from autotune.cost.layouts import Layouts, lay_out
+from autotune.cost.plans import Plans
 from autotune.cost.predict import predict
 
-_H100 = find_accelerator("H100")
 _WORLD = 16_384
-_GLOBAL_BATCH = 16_384
+_MIN_FIT = 0.5
 _TRILLION = {
     # Narayanan et al. (arXiv:2104.04473), table 1, last row.
-    "n_layers": 128.0,
-    "hidden": 25_600.0,
-    "ffn_hidden": 102_400.0,
-    "n_heads": 160.0,
-    "n_kv_heads": 160.0,
-    "head_dim": 160.0,
-    "vocab": 51_200.0,
-    "seq_len": 2048.0,
-}
-_DEVICE = {
-    "matmul_flops": _H100.achieved_flops["bf16"],
-    "half_flops": _H100.achieved_flops["bf16"],
-    "sustained_share": _H100.sustained_share,
-    "memory_bytes": _H100.memory_bytes,
-    "memory_bytes_per_s": _H100.memory_bytes_per_s,
-    "nvlink_bytes_per_s": _H100.nvlink_bytes_per_s,
-    "network_bytes_per_s": _H100.network_bytes_per_s,
-    "host_bytes_per_s": _H100.host_bytes_per_s,
-    "nvlink_domain": float(_H100.nvlink_domain),
-    "devices_per_node": float(_H100.devices_per_node),
+    "model_type": "gpt2",
+    "n_layer": 128,
+    "n_embd": 25_600,
+    "n_inner": 102_400,
+    "n_head": 160,
+    "vocab_size": 51_200,
+    "n_positions": 2048,
 }
 
 
-def layouts() -> Plans:
-    """Every legal layout of the trillion-parameter model on the fleet."""
-    found = []
-    for tp, pp, cp in itertools.product((1, 2, 4, 5, 8, 10, 16), range(1, 129), (1, 2, 4, 8)):
-        dp = _WORLD // (tp * pp * cp)
-        if tp * pp * cp * dp != _WORLD or 128 % pp or 160 % tp:
-            continue
-        for vp, micro_batch in itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8, 16)):
-            if pp * vp > 128 or 128 % (pp * vp) or (vp > 1 and pp == 1):
-                continue
-            if _GLOBAL_BATCH % (dp * micro_batch):
-                continue
-            grad_accum = _GLOBAL_BATCH // (dp * micro_batch)
-            if vp > 1 and grad_accum % pp:
-                continue
-            for stage, recompute, sequence in itertools.product(
-                (0, 1, 2, 3), tuple(Recompute)[:3], (0, 1)
-            ):
-                if (stage >= 2 and pp > 1) or (sequence and tp == 1):
-                    continue
-                found.append(
-                    (dp, tp, pp, vp, cp, micro_batch, grad_accum, stage, recompute, sequence)
-                )
-    columns = np.array(found, dtype=np.float64).T
-    names = ("dp", "tp", "pp", "vp", "cp", "micro_batch", "grad_accum", "zero_stage")
-    names = (*names, "recompute", "sequence_parallel")
-    return Plans(**_TRILLION, **_DEVICE, **dict(zip(names, columns, strict=True)))
+def job_keys(folder: Path) -> dict[str, object]:
+    """The job, with its model as a file."""
+    config = folder / "config.json"
+    config.write_text(json.dumps(_TRILLION))
+    return {"model": str(config), "seq_len": 2048, "global_batch": _WORLD, "world": _WORLD}
 
 
-def measure_rate(n: int, repeats: int) -> float:
+def measure_rate(plans: Plans, n: int, repeats: int) -> float:
     """Candidates per second: the best of some runs, since others use the machine too."""
-    made = layouts()
     random = np.random.default_rng(0)
-    plans = made.rows(random.integers(0, len(made), n))
-    predict(plans)
+    drawn = plans.rows(random.integers(0, len(plans), n))
+    predict(drawn)
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
-        predict(plans)
+        predict(drawn)
         times.append(time.perf_counter() - started)
     return n / min(times)
 
 
-def measure_plan() -> dict[str, float]:
-    """One whole search."""
-    started = time.perf_counter()
-    plans = layouts()
-    predicted = predict(plans)
-    fits = np.flatnonzero(predicted.fit_probability > 0.5)
-    best = fits[np.argmin(predicted.step_time_s[fits])]
-    took = time.perf_counter() - started
-    chosen = {
-        field.name: float(np.asarray(getattr(plans.rows(np.array([best])), field.name)).item())
-        for field in dataclasses.fields(plans)
-        if field.name in {"dp", "tp", "pp", "vp", "cp", "micro_batch", "zero_stage", "recompute"}
-    }
+def measure(n: int, repeats: int) -> dict[str, float]:
+    """The rate, and one whole search."""
+    wishes = FleetWishes(gpu="H100")
+    with tempfile.TemporaryDirectory() as folder:
+        outlook = open_outlook(None, job_keys(Path(folder)), wishes, engine="megatron")
+    layouts: Layouts = outlook.choices
+    rate = measure_rate(outlook.columns(layouts), n, repeats)
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        lay_out(layouts.task)
+        found = rank_lattice(outlook, min_fit=_MIN_FIT)
+        times.append(time.perf_counter() - started)
+    best = int(found.order[0])
+    chosen = layouts.row(best)
+    names = ("dp", "tp", "pp", "vp", "cp", "micro_batch", "recompute")
     return {
-        "plan_1t_16384_s": took,
-        "plan_candidates": len(plans),
-        "plan_fitting": len(fits),
-        "plan_step_time_s": float(predicted.step_time_s[best]),
-        **{f"plan_{name}": value for name, value in chosen.items()},
+        "candidates_per_s": round(rate),
+        "plan_1t_16384_s": min(times),
+        "plan_candidates": len(layouts),
+        "plan_fitting": found.n_likely,
+        "plan_step_time_s": float(found.prediction.step_time_s[best]),
+        **{f"plan_{name}": chosen[name] for name in names},
+        "plan_zero_stage": chosen["distributed_optimizer"],
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--candidates", type=int, default=500_000, help="of the first figure")
-    parser.add_argument("--repeats", type=int, default=5, help="runs, of which the best counts")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="runs of each, of which the best counts"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
     figures = {
-        "candidates_per_s": round(measure_rate(options.candidates, options.repeats)),
-        **{name: round(value, 4) for name, value in measure_plan().items()},
+        name: round(value, 4)
+        for name, value in measure(options.candidates, options.repeats).items()
     }
     if options.json:
         print(json.dumps(figures))

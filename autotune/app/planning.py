@@ -2,127 +2,65 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.accelerators import Accelerator, accelerators_with, find_accelerator
+from autotune.accelerators import accelerators_with
+from autotune.app.deepspeed_outlook import deepspeed_outlook
+from autotune.app.megatron_outlook import megatron_outlook
+from autotune.app.outlook import AnyOutlook, FleetWishes, described
 from autotune.app.session import read_job
-from autotune.candidate import Candidate
 from autotune.contract import write_json
-from autotune.cost import Plans, Prediction, predict
-from autotune.cost.candidates import constants_of, plans_of
-from autotune.engines.base import Engine
-from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.cost import Prediction
+from autotune.cost.candidates import constants_of
 from autotune.errors import JobError
-from autotune.hardware import Environment, detect_environment
-from autotune.job import Job
-from autotune.lattice import Lattice, build_lattice
-from autotune.render.export import export_candidate
+from autotune.hardware import detect_environment
 from autotune.report.ranking import Ranking, Variant, ranking_as_dict
-from autotune.rules import judge
-from autotune.space import load_space
 from autotune.units import parse_bytes, parse_rate
 
+ENGINES = ("deepspeed", "megatron")
 MIN_FIT = 0.9
 """A candidate that fits less surely than this is ranked behind all that do."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FleetWishes:
-    """A fleet as the command line describes it; None: what this machine or the vendor has."""
-
-    gpu: str | None = None
-    """Name of an accelerator of the table."""
-    per_node: int | None = None
-    network: str | None = None
-    """A device's share of its node's network, one way, such as `400Gbps`."""
-    nvlink: str | None = None
-    """All links of a device together, one way."""
-    accelerators: Path | None = None
-    """A table of the user's, before the shipped one."""
-
-    def __post_init__(self) -> None:
-        if self.per_node is not None and self.per_node < 1:
-            raise JobError(
-                f"--per-node {self.per_node}: not above zero", "accelerators of one node"
-            )
-
-    @property
-    def describes_a_fleet(self) -> bool:
-        """Whether anything but the table is wished for."""
-        return any((self.gpu, self.per_node, self.network, self.nvlink))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outlook:
-    """A job on a fleet: what is legal there, and the columns that the fleet's links change."""
-
-    job: Job
-    environment: Environment
-    engine: Engine
-    lattice: Lattice
-    wishes: FleetWishes
-    table: tuple[Accelerator, ...]
-
-    def plans(self, candidates: Sequence[Candidate]) -> Plans:
-        """Candidates in the model's columns, with the links as they were described."""
-        plans = plans_of(candidates, self.job, self.environment, accelerators=self.table)
-        return dataclasses.replace(plans, **_links(self.wishes))
-
-    def predict(self, candidates: Sequence[Candidate]) -> Prediction:
-        """What the model says of some candidates."""
-        return predict(self.plans(candidates), constants_of(self.environment))
-
-
-def open_outlook(job_file: Path | None, flags: Mapping[str, Any], wishes: FleetWishes) -> Outlook:
+def open_outlook(
+    job_file: Path | None,
+    flags: Mapping[str, Any],
+    wishes: FleetWishes,
+    *,
+    engine: str = "deepspeed",
+) -> AnyOutlook:
     """Read the job, and find out what is legal for it on the fleet.
 
+    Args:
+        job_file: YAML, or None.
+        flags: Keys of the job that come before the file's.
+        wishes: The fleet.
+        engine: Name of one of `ENGINES`.
+
     Raises:
-        JobError: The job, the space, the table or a description is not valid.
+        JobError: The job, the space, the table or a description is not valid, or there is no such
+            engine.
         FleetError: The accelerator is in no table.
-        NothingFeasibleError: The rules refuse every candidate.
+        NothingFeasibleError: The rules refuse everything.
     """
+    if engine not in ENGINES:
+        raise JobError(f"--engine {engine}: there is none", f"engines: {', '.join(ENGINES)}")
+    wishes.links()  # a wrong rate is said before anything is computed
     table = accelerators_with(wishes.accelerators)
     here = detect_environment()
     environment = here if wishes.gpu is None else described(wishes, here, table)
-    job, _ = read_job(job_file, flags, environment)
-    engine = DeepSpeedEngine(job, environment)
-    lattice = build_lattice(load_space(job.space), job, environment, engine, judge)
-    _links(wishes)  # a wrong rate is said before anything is computed
-    return Outlook(
-        job=job,
-        environment=environment,
-        engine=engine,
-        lattice=lattice,
-        wishes=wishes,
-        table=table,
-    )
-
-
-def described(wishes: FleetWishes, here: Environment, table: Sequence[Accelerator]) -> Environment:
-    """An environment that nobody has here: the accelerator's figures, this machine's versions."""
-    assert wishes.gpu is not None
-    found = find_accelerator(wishes.gpu, table=table)
-    is_cpu = found.name == "CPU"
-    known = tuple(name for name in ("fp32", "bf16", "fp16") if name in found.peak_flops)
-    return Environment(
-        accelerator="cpu" if is_cpu else "cuda",
-        n_devices=found.devices_per_node if wishes.per_node is None else wishes.per_node,
-        device_name=found.name,
-        device_memory_bytes=int(found.memory_bytes),
-        peak_flops=None if is_cpu else found.peak_flops[found.half],
-        deepspeed_version=here.deepspeed_version,
-        torch_version=here.torch_version,
-        precisions=known,
-    )
+    job, keys = read_job(job_file, flags, environment)
+    if engine == "megatron":
+        return megatron_outlook(job, keys, environment, wishes, table)
+    return deepspeed_outlook(job, environment, wishes, table)
 
 
 def rank_lattice(
-    outlook: Outlook,
+    outlook: AnyOutlook,
     *,
     min_fit: float = MIN_FIT,
     price_per_hour: float | None = None,
@@ -139,14 +77,13 @@ def rank_lattice(
     Raises:
         JobError: A wish is not one.
     """
-    candidates = outlook.lattice.candidates
-    found = outlook.predict(candidates)
+    choices = outlook.choices
+    found = outlook.predict(choices)
     order = ranked(found, min_fit)
     return Ranking(
         job=outlook.job,
         environment=outlook.environment,
-        context=outlook.lattice.context,
-        candidates=candidates,
+        choices=choices,
         prediction=found,
         order=order,
         on_front=_front(found, order, min_fit),
@@ -165,25 +102,27 @@ def ranked(found: Prediction, min_fit: float) -> NDArray[np.intp]:
     return np.lexsort((found.step_time_s, np.where(fits, 0.0, -found.fit_probability), ~fits))
 
 
-def export_ranked(outlook: Outlook, kept: Ranking, rank: int, folder: Path, to: str) -> list[Path]:
+def export_ranked(
+    outlook: AnyOutlook, kept: Ranking, rank: int, folder: Path, to: str | None = None
+) -> list[Path]:
     """Write the files of a ranked candidate, with what was predicted of it.
+
+    Args:
+        outlook: The job and the fleet.
+        kept: Its lattice, ranked.
+        rank: From 1.
+        folder: Where to.
+        to: Name of a dialect; None: the engine's own.
 
     Raises:
         JobError: There is no such rank.
         RenderError: The folder cannot be written, or there is no such dialect.
     """
-    if not 1 <= rank <= len(kept.candidates):
+    if not 1 <= rank <= len(kept.choices):
         raise JobError(
-            f"--rank {rank}: there are {len(kept.candidates)} candidates", "1 is the best one"
+            f"--rank {rank}: there are {len(kept.choices)} candidates", "1 is the best one"
         )
-    files = export_candidate(
-        kept.candidates[int(kept.order[rank - 1])],
-        folder,
-        engine=outlook.engine,
-        job=outlook.job,
-        environment=outlook.environment,
-        to=to,
-    )
+    files = outlook.export(int(kept.order[rank - 1]), folder, to)
     marked = folder / "prediction.json"
     write_json(marked, ranking_as_dict(kept, [rank])["candidates"][0])
     return [*files, marked]
@@ -200,7 +139,7 @@ _CHANGES: Mapping[str, str] = {
 """Key of a what-if -> what it changes."""
 
 
-def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Variant:
+def _variant(outlook: AnyOutlook, wish: str, *, best: int, min_fit: float) -> Variant:
     """The lattice on another fleet; what is legal is not asked again."""
     key, equals, value = (part.strip() for part in wish.partition("="))
     if not equals or not value or key not in _CHANGES:
@@ -209,12 +148,11 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
             f"write it as bandwidth=20Gbps; keys: {', '.join(_CHANGES)}",
         )
     other = _CHANGED[_CHANGES[key]](outlook, value, f"--what-if {wish}")
-    candidates = outlook.lattice.candidates
-    found = other.predict(candidates)
+    found = other.predict(outlook.choices)
     first = int(ranked(found, min_fit)[0])
     return Variant(
         change=f"{key}={value}",
-        best=candidates[first],
+        best=first,
         step_time_s=float(found.step_time_s[first]),
         fit_probability=float(found.fit_probability[first]),
         same_step_time_s=float(found.step_time_s[best]),
@@ -222,8 +160,8 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
     )
 
 
-def _with_link(name: str) -> Callable[[Outlook, str, str], Outlook]:
-    def change(outlook: Outlook, value: str, where: str) -> Outlook:
+def _with_link(name: str) -> Callable[[AnyOutlook, str, str], AnyOutlook]:
+    def change(outlook: AnyOutlook, value: str, where: str) -> AnyOutlook:
         parse_rate(value, where=where)
         wishes = outlook.wishes
         if name == "network":
@@ -233,18 +171,18 @@ def _with_link(name: str) -> Callable[[Outlook, str, str], Outlook]:
     return change
 
 
-def _with_gpu(outlook: Outlook, value: str, _: str) -> Outlook:
+def _with_gpu(outlook: AnyOutlook, value: str, _: str) -> AnyOutlook:
     wishes = dataclasses.replace(outlook.wishes, gpu=value)
     environment = described(wishes, outlook.environment, outlook.table)
     return dataclasses.replace(outlook, wishes=wishes, environment=environment)
 
 
-def _with_memory(outlook: Outlook, value: str, where: str) -> Outlook:
+def _with_memory(outlook: AnyOutlook, value: str, where: str) -> AnyOutlook:
     job = dataclasses.replace(outlook.job, memory_limit_bytes=parse_bytes(value, where=where))
     return dataclasses.replace(outlook, job=job)
 
 
-def _with_per_node(outlook: Outlook, value: str, where: str) -> Outlook:
+def _with_per_node(outlook: AnyOutlook, value: str, where: str) -> AnyOutlook:
     if not value.isdecimal() or not 1 <= int(value) <= outlook.job.world:
         raise JobError(
             f"{where}: {value!r} is not a number of devices of a node",
@@ -254,7 +192,7 @@ def _with_per_node(outlook: Outlook, value: str, where: str) -> Outlook:
     return dataclasses.replace(outlook, environment=environment)
 
 
-_CHANGED: Mapping[str, Callable[[Outlook, str, str], Outlook]] = {
+_CHANGED: Mapping[str, Callable[[AnyOutlook, str, str], AnyOutlook]] = {
     "network": _with_link("network"),
     "nvlink": _with_link("nvlink"),
     "gpu": _with_gpu,
@@ -263,26 +201,13 @@ _CHANGED: Mapping[str, Callable[[Outlook, str, str], Outlook]] = {
 }
 
 
-def _links(wishes: FleetWishes) -> dict[str, float]:
-    rates = {"network": wishes.network, "nvlink": wishes.nvlink}
-    return {
-        f"{name}_bytes_per_s": parse_rate(text, where=f"--{name}")
-        for name, text in rates.items()
-        if text is not None
-    }
-
-
 def _front(found: Prediction, order: NDArray[np.intp], min_fit: float) -> frozenset[int]:
     """Those that fit and that no faster one beats in memory as well.
 
     With the fleet given, cost goes with time, so time and memory are all there is to weigh.
     """
-    front = set()
-    least_bytes = np.inf
-    for index in map(int, order):
-        if found.fit_probability[index] < min_fit:
-            break
-        if found.peak_memory_bytes[index] < least_bytes:
-            least_bytes = found.peak_memory_bytes[index]
-            front.add(index)
-    return frozenset(front)
+    n_fitting = int((found.fit_probability >= min_fit).sum())
+    fitting = order[:n_fitting]
+    peaks = found.peak_memory_bytes[fitting]
+    least = np.minimum.accumulate(np.concatenate([[np.inf], peaks]))[:-1]
+    return frozenset(int(index) for index in fitting[peaks < least])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from autotune.accelerators import shipped_accelerators
-from autotune.app.planning import FleetWishes, described
+from autotune.app.outlook import FleetWishes, described
 from autotune.app.session import Session, open_session
 from autotune.candidate import Candidate
 from autotune.contract import Origin

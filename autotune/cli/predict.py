@@ -12,7 +12,6 @@ import typer
 from autotune.cli.base import (
     DATA,
     Debug,
-    Dialect,
     JobPath,
     Json,
     cli,
@@ -24,9 +23,12 @@ from autotune.cli.base import (
 from autotune.errors import JobError
 
 if TYPE_CHECKING:
-    from autotune.app.planning import FleetWishes, Outlook
+    from autotune.app.outlook import AnyOutlook, FleetWishes
 
 _MOST_REASONS = 10
+
+
+EngineName = Annotated[str, typer.Option(help="What trains: deepspeed or megatron.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,15 +43,15 @@ class _Asked:
 
     def wishes(self) -> "FleetWishes":
         """The fleet, for the cost model."""
-        from autotune.app.planning import FleetWishes
+        from autotune.app.outlook import FleetWishes
 
         return FleetWishes(**self.fleet)
 
-    def outlook(self) -> "Outlook":
+    def outlook(self, engine: str) -> "AnyOutlook":
         """What is legal for the job on the fleet."""
         from autotune.app.planning import open_outlook
 
-        return open_outlook(self.job, self.flags, self.wishes())
+        return open_outlook(self.job, self.flags, self.wishes(), engine=engine)
 
 
 def _job_flags(
@@ -135,6 +137,7 @@ def _asks(
 def plan(
     *,
     asked: _Asked,
+    engine: EngineName = "deepspeed",
     top: Annotated[int, typer.Option(help="Candidates to show.", min=1)] = 10,
     min_fit: Annotated[
         float, typer.Option(help="Probability to fit, below which one comes last.", min=0, max=1)
@@ -154,7 +157,9 @@ def plan(
         Path | None, typer.Option(help="Write the files of the best candidate to this folder.")
     ] = None,
     rank: Annotated[int, typer.Option(help="Write those of this rank instead.", min=1)] = 1,
-    to: Dialect = "deepspeed",
+    to: Annotated[
+        str | None, typer.Option(help="Whose files: a dialect; by default the engine's own.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -167,13 +172,13 @@ def plan(
 
     if price is not None and not price > 0:
         raise JobError(f"--price {price:g}: not above zero", "the price of one accelerator hour")
-    outlook = asked.outlook()
+    outlook = asked.outlook(engine)
     found = rank_lattice(outlook, min_fit=min_fit, price_per_hour=price, what_if=what_if or [])
     if export is not None:
         for path in export_ranked(outlook, found, rank, export, to):
             say(f"wrote {path}")
     if as_json:
-        print_json(ranking_as_dict(found, range(1, min(top, len(found.candidates)) + 1)))
+        print_json(ranking_as_dict(found, range(1, min(top, len(found.choices)) + 1)))
     else:
         print_ranking(DATA, found, top=top)
 
@@ -187,6 +192,7 @@ def explain(
         typer.Argument(metavar="[KNOB=VALUE]...", help="Such as zero.stage=2 micro_batch=4."),
     ] = None,
     asked: _Asked,
+    engine: EngineName = "deepspeed",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -194,12 +200,12 @@ def explain(
 
     Says what dominates its time and memory, the fastest single change that makes it fit, and what
     each knob one step up and down would do. Everything is predicted, for a fleet as in plan. Knobs
-    that are not named are at the base configuration's values or DeepSpeed's defaults.
+    that are not named are at the base configuration's values or the engine's defaults.
     """
     from autotune.app.explain import explain_candidate
     from autotune.report.neighbours import explained_as_dict, print_explained
 
-    found = explain_candidate(asked.outlook(), settings or [])
+    found = explain_candidate(asked.outlook(engine), settings or [])
     if as_json:
         print_json(explained_as_dict(found))
     else:
@@ -215,6 +221,7 @@ def estimate(
         typer.Option("--set", metavar="KNOB=VALUE", help="Of one candidate; repeat it."),
     ] = None,
     asked: _Asked,
+    engine: EngineName = "deepspeed",
     rows: Annotated[
         Path | None,
         typer.Option(help="Instead, a CSV of runs: model, hardware, layout."),
@@ -236,17 +243,18 @@ def estimate(
     if rows is not None or out is not None or constants is not None:
         if rows is None or out is None:
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
-        if settings or asked.job is not None or asked.flags or asked.wishes().describes_a_fleet:
+        given_too = settings or asked.job is not None or asked.flags or engine != "deepspeed"
+        if given_too or asked.wishes().describes_a_fleet:
             raise JobError(
                 "--rows: its rows say what is estimated",
-                "leave out --set, the job and the fleet; or leave out --rows",
+                "leave out --set, the engine, the job and the fleet; or leave out --rows",
             )
         _estimate_rows(rows, out, asked.fleet.get("accelerators"), constants, as_json=as_json)
         return
     from autotune.app.explain import estimate_candidate
     from autotune.report.neighbours import estimate_as_dict, print_estimate
 
-    found = estimate_candidate(asked.outlook(), settings or [])
+    found = estimate_candidate(asked.outlook(engine), settings or [])
     if as_json:
         print_json(estimate_as_dict(found))
     else:

@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.accelerators import Accelerator, find_accelerator, shipped_accelerators
+from autotune.accelerators import Accelerator, shipped_accelerators
 from autotune.candidate import Candidate
 from autotune.contract import KnobValue
 from autotune.cost.constants import Constants, load_constants
-from autotune.cost.device import device_columns
 from autotune.cost.plans import Plans, Recompute, Tier
+from autotune.cost.problem import fleet_columns, model_columns
 from autotune.cost.traits import FRAMEWORKS
 from autotune.errors import JobError
 from autotune.hardware import Environment
 from autotune.job import Job
-from autotune.model_shape import ModelShape
 
 _TIERS = {"none": Tier.DEVICE, "cpu": Tier.CPU, "nvme": Tier.NVME}
 _EVERY = "every_"
@@ -67,8 +66,8 @@ def plans_of(
     stages = _column(candidates, lambda c: _number(c, "zero.stage", 0))
     columns = {
         **_ENGINE,
-        **_model(job),
-        **_device(job, environment, accelerators or shipped_accelerators()),
+        **model_columns(job),
+        **fleet_columns(job, environment, accelerators or shipped_accelerators()),
         **_layout(candidates),
         **_dtypes(candidates, job, stages),
         **_kept(candidates),
@@ -90,45 +89,6 @@ def constants_of(environment: Environment) -> Constants:
     return replace(
         shipped, context_bytes=0.0, communicator_bytes=0.0, workspace_bytes=0.0, fragmentation=0.0
     )
-
-
-def _model(job: Job) -> dict[str, float]:
-    shape = job.model.shape
-    if not all((shape.n_layers, shape.hidden, shape.ffn_hidden, shape.n_heads, shape.vocab)):
-        raise JobError(
-            f"model {job.model.name!r}: its sizes cannot be seen, so nothing can be predicted",
-            "predictions need a Hugging Face config: name a preset, a folder or a config.json",
-        )
-    return {
-        "n_layers": shape.n_layers,
-        "hidden": shape.hidden,
-        "ffn_hidden": shape.ffn_hidden,
-        "n_heads": shape.n_heads,
-        "n_kv_heads": shape.n_kv_heads,
-        "head_dim": shape.attention_width / shape.n_heads,
-        "vocab": shape.vocab,
-        "seq_len": job.seq_len,
-        "gated_mlp": float(shape.gated_mlp),
-        "tied_embeddings": float(shape.tied_embeddings),
-        "learned_positions": float(shape.max_seq_len is not None),
-        "n_experts": shape.n_experts,
-        "experts_per_token": shape.experts_per_token,
-        "trained_share": _trained_share(shape),
-    }
-
-
-def _trained_share(shape: ModelShape) -> float:
-    return shape.n_params / shape.n_params_total if shape.n_params_frozen else 1.0
-
-
-def _device(
-    job: Job, environment: Environment, accelerators: Sequence[Accelerator]
-) -> dict[str, float]:
-    name = "cpu" if environment.accelerator == "cpu" else environment.device_name
-    device_gib = environment.device_memory_bytes / 2**30
-    found = find_accelerator(name, memory_gib=device_gib, table=accelerators)
-    columns = device_columns(found, job.precision, float(min(job.world, environment.n_devices)))
-    return {**columns, "memory_bytes": job.memory_limit_bytes or environment.device_memory_bytes}
 
 
 def _layout(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64]]:

@@ -37,6 +37,17 @@ class Prediction:
     plans: Plans
     constants: Constants
 
+    def take(self, rows: NDArray[np.intp]) -> "Prediction":
+        """Some of the candidates, in this order: their parts alone are worked out."""
+        return Prediction(
+            step_time_s=self.step_time_s[rows],
+            peak_memory_bytes=self.peak_memory_bytes[rows],
+            fit_probability=self.fit_probability[rows],
+            host_memory_bytes=self.host_memory_bytes[rows],
+            plans=self.plans.rows(rows),
+            constants=self.constants,
+        )
+
     @cached_property
     def times(self) -> StepTimes:
         """The step by part; arrays. Worked out when it is first asked for."""

@@ -60,10 +60,27 @@ def export_candidate(
         overridden=engine.overridden(candidate),
     )
     files = find_dialect(to).files(export, Templates(job.templates))
-    _check_ours(folder, files)
+    return write_export(folder, files, marker=SETTINGS_FILE)
+
+
+def write_export(folder: Path, files: Mapping[str, str], *, marker: str) -> list[Path]:
+    """Write the files of an export; those of an earlier one are replaced.
+
+    Args:
+        folder: Where to; made if it is not there.
+        files: Path below it -> text.
+        marker: The file that every export of that dialect has.
+
+    Returns:
+        The files written.
+
+    Raises:
+        RenderError: The folder cannot be written, or holds such files of somebody else's.
+    """
+    _check_ours(folder, files, marker)
     try:
-        # The settings first: they mark an export that was cut short as ours, to be replaced.
-        for name in sorted(files, key=lambda name: name != SETTINGS_FILE):
+        # The marker first: it marks an export that was cut short as ours, to be replaced.
+        for name in sorted(files, key=lambda name: name != marker):
             _write(folder / name, files[name])
         return [folder / name for name in files]
     except OSError as error:
@@ -92,10 +109,10 @@ def find_dialect(name: str) -> Dialect:
     )
 
 
-def _check_ours(folder: Path, files: Mapping[str, str]) -> None:
-    """Refuse to write over what no earlier export has left: every export has its settings."""
+def _check_ours(folder: Path, files: Mapping[str, str], marker: str) -> None:
+    """Refuse to write over what no earlier export has left: every export has its marker."""
     theirs = [name for name in files if (folder / name).exists()]
-    if theirs and SETTINGS_FILE in files and SETTINGS_FILE not in theirs:
+    if theirs and marker in files and marker not in theirs:
         raise RenderError(
             f"{folder}: holds {', '.join(theirs)}, and not from an earlier export",
             "name a new folder with --out, or move those files away",

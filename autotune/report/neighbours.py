@@ -1,6 +1,6 @@
 """Why a candidate is refused or ranked where it is: in a terminal, and as data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,14 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.candidate import Candidate, format_value
+from autotune.candidate import format_value
 from autotune.contract import KnobValue
 from autotune.cost import Prediction
 from autotune.hardware import Environment
 from autotune.job import Job
-from autotune.knobs import Context
+from autotune.report.choices import Choices
 from autotune.report.ranking import fact, parts_of, shares
-from autotune.report.words import describe_candidate
 from autotune.rules.base import Violation
 from autotune.units import format_bytes, format_seconds
 
@@ -30,7 +29,7 @@ class Neighbour:
 
     knob: str
     value: KnobValue
-    candidate: Candidate
+    knobs: Mapping[str, KnobValue]
     violations: tuple[Violation, ...]
     """Empty: legal."""
     step_time_s: float
@@ -44,16 +43,21 @@ class Estimated:
 
     job: Job
     environment: Environment
-    context: Context
-    candidate: Candidate
+    choices: Choices
+    """The candidate, and maybe others."""
+    index: int
+    """The candidate's, in `choices`."""
     notes: tuple[str, ...]
     """What became of settings that do not reach the run as they were written."""
     violations: tuple[Violation, ...]
     """Empty: legal."""
     prediction: Prediction
-    """Of the candidate, and maybe of others."""
-    index: int
-    """The candidate's, in `prediction`."""
+    """Of `choices`."""
+
+    @property
+    def knobs(self) -> Mapping[str, KnobValue]:
+        """What the candidate chooses."""
+        return self.choices.knobs(self.index)
 
     @property
     def step_time_s(self) -> float:
@@ -77,10 +81,16 @@ class Explained(Estimated):
 
     place: int
     """Its rank among them, from 1."""
-    n_ranked: int
-    is_in_space: bool
+    is_in_lattice: bool
+    home: str
+    """What holds the lattice: `the space zero`."""
     min_fit: float
     neighbours: tuple[Neighbour, ...]
+
+    @property
+    def n_ranked(self) -> int:
+        """Candidates of the lattice, and this one."""
+        return len(self.choices)
 
     @property
     def cheapest_fit(self) -> Neighbour | None:
@@ -114,7 +124,7 @@ def estimate_as_dict(found: Estimated) -> dict[str, Any]:
         "is_predicted": True,
         "device_name": found.environment.device_name,
         "world": found.job.world,
-        "candidate": dict(found.candidate.values),
+        "candidate": dict(found.knobs),
         "notes": list(found.notes),
         "violations": [_violation(violation) for violation in found.violations],
         "pred_step_time_s": found.step_time_s,
@@ -133,7 +143,7 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
         **estimate_as_dict(found),
         "rank": found.place,
         "n_ranked": found.n_ranked,
-        "is_in_space": found.is_in_space,
+        "is_in_space": found.is_in_lattice,
         "cheapest_fit": _neighbour(found.cheapest_fit),
         "cheapest_legal": _neighbour(found.cheapest_legal),
         "neighbours": [_neighbour(neighbour) for neighbour in found.neighbours],
@@ -158,7 +168,7 @@ def print_explained(console: Console, found: Explained) -> None:
 
 def _print_title(console: Console, found: Estimated) -> None:
     title = (
-        f"predicted, nothing was run: {describe_candidate(found.candidate, found.context)}, "
+        f"predicted, nothing was run: {found.choices.describe(found.index)}, "
         f"{found.job.model.name} on {found.job.world} x {found.environment.device_name}"
     )
     console.print(Text(title, style="bold"), soft_wrap=False)
@@ -187,7 +197,7 @@ def _facts(found: Explained) -> list[tuple[str, str]]:
     facts = _verdict(found)
     if change := found.cheapest_legal:
         facts.append(("legal with", _said(change)))
-    where = "" if found.is_in_space else f"; the space {found.job.space} does not hold it"
+    where = "" if found.is_in_lattice else f"; {found.home} does not hold it"
     facts.append(("rank", f"{found.place} of {found.n_ranked} of the lattice{where}"))
     facts += _figures(found)
     if found.fit_probability < found.min_fit:

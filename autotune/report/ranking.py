@@ -13,12 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.candidate import Candidate
 from autotune.cost import Prediction
 from autotune.hardware import Environment
 from autotune.job import Job
-from autotune.knobs import Context
-from autotune.report.words import describe_candidate, format_rate
+from autotune.report.choices import Choices
+from autotune.report.words import format_rate
 from autotune.units import format_bytes, format_seconds
 
 _NORMAL_95 = 1.96
@@ -59,8 +58,8 @@ class Variant:
 
     change: str
     """`bandwidth=20Gbps`."""
-    best: Candidate
-    """The best there."""
+    best: int
+    """Index of the best there."""
     step_time_s: float
     fit_probability: float
     same_step_time_s: float
@@ -74,8 +73,7 @@ class Ranking:
 
     job: Job
     environment: Environment
-    context: Context
-    candidates: Sequence[Candidate]
+    choices: Choices
     prediction: Prediction
     order: NDArray[np.intp]
     """Indices of candidates, best first."""
@@ -103,12 +101,12 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "is_predicted": True,
         "device_name": ranking.environment.device_name,
         "world": ranking.job.world,
-        "n_candidates": len(ranking.candidates),
+        "n_candidates": len(ranking.choices),
         "n_likely_to_fit": ranking.n_likely,
         "pred_time_sigma": ranking.time_sigma,
         "candidates": [_row(ranking, rank) for rank in ranks],
         "what_if": [
-            {**dataclasses.asdict(variant), "best": dict(variant.best.values)}
+            {**dataclasses.asdict(variant), "best": dict(ranking.choices.knobs(variant.best))}
             for variant in ranking.variants
         ],
     }
@@ -121,7 +119,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     lines = (
         f"predicted, nothing was run: {job.model.name}, {job.seq_len} tokens, global batch "
         f"{job.global_batch}, {job.precision}, on {job.world} x {environment.device_name}",
-        f"{len(ranking.candidates)} legal candidates, {ranking.n_likely} fit with a "
+        f"{len(ranking.choices)} legal candidates, {ranking.n_likely} fit with a "
         f"probability of {ranking.min_fit:.0%} or more; step times hold within x{low:.2f} to "
         f"x{high:.2f} (95%)",
     )
@@ -138,12 +136,10 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
 
 def parts_of(prediction: Prediction, index: int) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds and bytes of a candidate by part in words, largest first, without empty ones."""
-    sides = (
-        (prediction.times, _TIME_PARTS),
-        (prediction.memory, _MEMORY_PARTS),
-    )
+    one = prediction.take(np.array([index]))
+    sides = ((one.times, _TIME_PARTS), (one.memory, _MEMORY_PARTS))
     found = [
-        {words: float(getattr(side, name)[index]) for name, words in names.items()}
+        {words: float(getattr(side, name)[0]) for name, words in names.items()}
         for side, names in sides
     ]
     seconds, sizes = (
@@ -159,7 +155,7 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
     seconds, sizes = parts_of(found, index)
     return {
         "rank": rank,
-        "candidate": dict(ranking.candidates[index].values),
+        "candidate": dict(ranking.choices.knobs(index)),
         "pred_step_time_s": float(found.step_time_s[index]),
         "pred_samples_per_s": _samples_per_s(ranking, index),
         "pred_tokens_per_s_per_gpu": _tokens_per_s(ranking, index),
@@ -192,7 +188,7 @@ def _table(ranking: Ranking, shown: Sequence[int]) -> Table:
             format_bytes(found.peak_memory_bytes[index]),
             Text(f"{probability:.0%}", style="" if probability >= ranking.min_fit else "yellow"),
             *([] if price is None else [f"{price:.2f}"]),
-            describe_candidate(ranking.candidates[index], ranking.context),
+            ranking.choices.describe(index),
         )
     return table
 
@@ -210,7 +206,7 @@ def _variants(ranking: Ranking) -> Table:
         format_seconds(base_s),
         "1.00x",
         "",
-        describe_candidate(ranking.candidates[best], ranking.context),
+        ranking.choices.describe(best),
     )
     for variant in ranking.variants:
         same = "does not fit" if variant.same_fit_probability < ranking.min_fit else ""
@@ -219,7 +215,7 @@ def _variants(ranking: Ranking) -> Table:
             format_seconds(variant.step_time_s),
             f"{base_s / variant.step_time_s:.2f}x",
             same or format_seconds(variant.same_step_time_s),
-            describe_candidate(variant.best, ranking.context),
+            ranking.choices.describe(variant.best),
         )
     return table
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from autotune.app.explain import estimate_candidate, explain_candidate
-from autotune.app.planning import FleetWishes, export_ranked, open_outlook, rank_lattice, ranked
+from autotune.app.outlook import FleetWishes
+from autotune.app.planning import export_ranked, open_outlook, rank_lattice, ranked
 from autotune.errors import ExitCode, FleetError, JobError
 from autotune.report.neighbours import estimate_as_dict
 from autotune.report.ranking import ranking_as_dict
@@ -30,13 +31,13 @@ def test_what_fits_comes_first_and_of_that_the_fastest(outlook):
     found = rank_lattice(outlook)
     fits = found.prediction.fit_probability[found.order] >= found.min_fit
     n_fit = found.n_likely
-    assert 0 < n_fit < len(found.candidates)
+    assert 0 < n_fit < len(found.choices)
     assert fits[:n_fit].all()
     assert not fits[n_fit:].any()
     assert (np.diff(found.prediction.step_time_s[found.order[:n_fit]]) >= 0).all()
     behind = found.prediction.fit_probability[found.order[n_fit:]]
     assert (np.diff(behind) <= 0).all()
-    assert sorted(found.order) == list(range(len(found.candidates)))
+    assert sorted(found.order) == list(range(len(found.choices)))
 
 
 def test_nothing_on_the_front_is_beaten_in_both(outlook):
@@ -114,12 +115,12 @@ def test_an_accelerator_of_ones_own(tmp_path):
 def test_the_best_is_exported_and_marked_as_predicted(outlook, tmp_path):
     found = rank_lattice(outlook)
     files = export_ranked(outlook, found, 2, tmp_path / "out", "deepspeed")
-    second = found.candidates[int(found.order[1])]
+    second = found.choices.knobs(int(found.order[1]))
     config = json.loads((tmp_path / "out" / "ds_config.json").read_text())
-    assert config["train_micro_batch_size_per_gpu"] == second.micro_batch
+    assert config["train_micro_batch_size_per_gpu"] == second["micro_batch"]
     marked = json.loads((tmp_path / "out" / "prediction.json").read_text())
     assert marked["rank"] == 2
-    assert marked["candidate"] == dict(second.values)
+    assert marked["candidate"] == dict(second)
     assert marked["pred_step_time_s"] == pytest.approx(
         found.prediction.step_time_s[found.order[1]]
     )
@@ -141,9 +142,9 @@ def test_the_price_follows_from_time(outlook):
 def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
     found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=4"])
     assert not found.violations
-    everyone = outlook.predict((*outlook.lattice.candidates,))
+    everyone = outlook.predict(outlook.choices)
     place = int(np.flatnonzero(ranked(everyone, 0.9) == found.index)[0]) + 1
-    assert found.is_in_space
+    assert found.is_in_lattice
     assert (found.place, found.n_ranked) == (place, len(outlook.lattice.candidates))
     assert found.fit_probability < 0.5
     change = found.cheapest_fit
@@ -160,15 +161,15 @@ def test_every_neighbour_differs_in_its_knob(outlook):
     found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=1"])
     assert {"tp", "pp", "recompute", "zero.stage"} <= {n.knob for n in found.neighbours}
     for neighbour in found.neighbours:
-        assert neighbour.candidate.get(neighbour.knob) == neighbour.value
-        assert neighbour.value != found.candidate.get(neighbour.knob)
+        assert neighbour.knobs.get(neighbour.knob) == neighbour.value
+        assert neighbour.value != found.knobs.get(neighbour.knob)
     assert found.cheapest_legal is None
 
 
 def test_a_refused_candidate_names_the_rule_and_a_change_that_is_legal(outlook):
     found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=3"])
     assert "batch.product" in {violation.rule for violation in found.violations}
-    assert not found.is_in_space
+    assert not found.is_in_lattice
     assert found.n_ranked == len(outlook.lattice.candidates) + 1
     assert found.cheapest_legal is not None
     assert not found.cheapest_legal.violations

@@ -1,0 +1,193 @@
+"""`plan`, `explain` and `estimate` with `--engine megatron`."""
+
+import json
+import subprocess
+
+import numpy as np
+import pytest
+
+from autotune.app.explain import estimate_candidate, explain_candidate
+from autotune.app.outlook import FleetWishes
+from autotune.app.planning import export_ranked, open_outlook, rank_lattice
+from autotune.cost import predict
+from autotune.errors import ExitCode, FleetError, JobError, NothingFeasibleError, RenderError
+from autotune.report.neighbours import estimate_as_dict, explained_as_dict
+from autotune.report.ranking import ranking_as_dict
+from tests.test_cli import autotune
+
+FLAGS = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 64}
+
+
+def opened(wishes=None, **changes):
+    wishes = wishes or FleetWishes(gpu="H100")
+    return open_outlook(None, {**FLAGS, **changes}, wishes, engine="megatron")
+
+
+@pytest.fixture(scope="module")
+def outlook():
+    return opened()
+
+
+def test_the_ranking_is_of_what_predict_says(outlook):
+    found = rank_lattice(outlook)
+    seconds = predict(outlook.columns(outlook.choices)).step_time_s
+    fits = found.prediction.fit_probability >= found.min_fit
+    assert 0 < found.n_likely < len(found.choices)
+    assert int(found.order[0]) == np.flatnonzero(fits)[np.argmin(seconds[fits])]
+    assert (np.diff(seconds[found.order[: found.n_likely]]) >= 0).all()
+    assert sorted(found.order) == list(range(len(found.choices)))
+    assert int(found.order[0]) in found.on_front
+
+
+def test_rows_are_told_as_layouts(outlook):
+    found = rank_lattice(outlook, price_per_hour=2.0)
+    row = ranking_as_dict(found, [1])["candidates"][0]
+    knobs = row["candidate"]
+    assert {"tp", "pp", "distributed_optimizer", "recompute"} < set(knobs)
+    assert sum(row["pred_time_parts_s"].values()) == pytest.approx(row["pred_step_time_s"])
+    said = found.choices.describe(int(found.order[0]))
+    assert f"tp={knobs['tp']} pp={knobs['pp']}" in said
+    assert said.endswith(f"dp={64 // (knobs['tp'] * knobs['pp'] * knobs['cp'])}")
+    json.dumps(row)
+
+
+def test_another_fleet_ranks_the_same_layouts(outlook):
+    found = rank_lattice(outlook, what_if=["bandwidth=10Gbps", "memory=40GiB", "gpu=A100-80GB"])
+    slow, small, other = found.variants
+    best_s = found.prediction.step_time_s[found.order[0]]
+    assert slow.step_time_s > best_s
+    assert other.step_time_s > best_s
+    assert small.same_fit_probability <= found.prediction.fit_probability[found.order[0]]
+
+
+def test_a_memory_limit_and_links_reach_the_prediction():
+    tight = rank_lattice(opened(memory_limit="40GiB"))
+    slow = rank_lattice(opened(FleetWishes(gpu="H100", network="10Gbps")))
+    wide = rank_lattice(opened())
+    assert tight.n_likely < wide.n_likely
+    best = int(slow.order[0])
+    assert slow.prediction.step_time_s[best] > wide.prediction.step_time_s[best]
+
+
+@pytest.mark.parametrize("world", [1, 100_000])
+def test_one_accelerator_and_a_hundred_thousand(world):
+    found = rank_lattice(opened(world=world, global_batch=100_000))
+    assert len(found.choices) > 50
+    assert np.isfinite(found.prediction.step_time_s).all()
+
+
+def test_a_layout_is_explained_by_its_rank_and_its_neighbours(outlook):
+    found = explain_candidate(outlook, ["tp=2", "distributed_optimizer=true"])
+    ranking = rank_lattice(outlook)
+    assert found.place == int(np.flatnonzero(ranking.order == found.index)[0]) + 1
+    assert found.is_in_lattice
+    assert not found.violations
+    assert {"tp", "pp", "micro_batch", "recompute"} <= {n.knob for n in found.neighbours}
+    for neighbour in found.neighbours:
+        assert neighbour.knobs[neighbour.knob] == neighbour.value
+        assert found.knobs[neighbour.knob] != neighbour.value
+    assert explained_as_dict(found)["rank"] == found.place
+
+
+def test_a_refused_layout_names_every_rule_and_a_change_that_is_legal(outlook):
+    found = explain_candidate(outlook, ["tp=2", "vp=2", "distributed_optimizer=true"])
+    assert {violation.rule for violation in found.violations} == {"vp.pipeline"}
+    assert not found.is_in_lattice
+    assert found.n_ranked == len(outlook.choices) + 1
+    assert found.cheapest_legal is not None
+    assert (found.cheapest_legal.knob, found.cheapest_legal.value) in {("vp", 1), ("pp", 2)}
+    both = explain_candidate(outlook, ["tp=3", "micro_batch=3"])
+    assert {"tp.heads", "world.product", "batch.product"} <= {v.rule for v in both.violations}
+
+
+def test_an_estimate_is_of_one_layout(outlook):
+    data = estimate_as_dict(estimate_candidate(outlook, ["tp=4", "recompute=full"]))
+    assert data["candidate"]["recompute"] == "full"
+    total = sum(data["pred_memory_parts_bytes"].values())
+    assert total == pytest.approx(data["pred_peak_memory_bytes"])
+
+
+def test_the_export_is_bash_and_marked_as_predicted(outlook, tmp_path):
+    ranking = rank_lattice(outlook)
+    settings = "tp=2 pp=2 vp=2 sequence_parallel=true recompute=block_4"
+    asked = explain_candidate(outlook, [*settings.split(), "distributed_optimizer=true"])
+    index = asked.index
+    rank = int(np.flatnonzero(ranking.order == index)[0]) + 1
+    files = export_ranked(outlook, ranking, rank, tmp_path / "out")
+    names = {path.name for path in files}
+    assert names == {"megatron_args.sh", "layout.json", "README.md", "prediction.json"}
+    script = f"set -eu; source {tmp_path}/out/megatron_args.sh; echo ${{LAYOUT_ARGS[*]}} "
+    script += "$CUDA_DEVICE_MAX_CONNECTIONS"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    words = done.stdout.split()
+    assert words[-1] == "1"
+    for flag, value in (
+        ("--tensor-model-parallel-size", "2"),
+        ("--pipeline-model-parallel-size", "2"),
+        ("--num-virtual-stages-per-pipeline-rank", "2"),
+        ("--recompute-method", "block"),
+        ("--recompute-num-layers", "4"),
+        ("--global-batch-size", "256"),
+    ):
+        assert words[words.index(flag) + 1] == value
+    assert {"--sequence-parallel", "--use-distributed-optimizer", "--bf16"} < set(words)
+    assert "--account-for-embedding-in-pipeline-split" not in words
+    layout = json.loads((tmp_path / "out" / "layout.json").read_text())
+    assert (layout["tp"], layout["dp"], layout["world"]) == (2, 16, 64)
+    marked = json.loads((tmp_path / "out" / "prediction.json").read_text())
+    assert marked["rank"] == rank
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert "nothing here was measured" in readme
+    assert "{{" not in readme
+    export_ranked(outlook, ranking, 1, tmp_path / "out")  # over an earlier export
+    with pytest.raises(RenderError, match="not written for that"):
+        export_ranked(outlook, ranking, 1, tmp_path / "out", "deepspeed")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "README.md").write_text("mine")
+    with pytest.raises(RenderError, match=r"holds README\.md"):
+        export_ranked(outlook, ranking, 1, tmp_path / "theirs")
+
+
+@pytest.mark.parametrize(
+    ("changes", "wishes", "error", "said"),
+    [
+        ({"space": "zero"}, None, JobError, "space"),
+        ({"model": "gpt2", "seq_len": 2048}, None, NothingFeasibleError, "1024 positions"),
+        ({"global_batch": 1, "world": 4099}, None, NothingFeasibleError, "batch.product"),
+        ({}, FleetWishes(gpu="Abacus"), FleetError, "H100"),
+        ({}, FleetWishes(gpu="CPU"), JobError, "CUDA devices only"),
+        ({}, FleetWishes(gpu="V100-32GB"), FleetError, "bf16 on V100"),
+    ],
+)
+def test_absurd_input_is_answered(changes, wishes, error, said):
+    with pytest.raises(error) as caught:
+        opened(wishes, **changes)
+    assert said in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_model_without_layers_is_refused(tmp_path):
+    config = {"model_type": "llama", "num_hidden_layers": 0, "hidden_size": 64}
+    config |= {"num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 256}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(JobError, match="num_hidden_layers"):
+        opened(model=str(tmp_path / "config.json"))
+
+
+def test_the_commands_take_the_engine(tmp_path):
+    flags = ["--engine", "megatron", "--model", "llama-3-8b", "--seq-len", "4096"]
+    flags += ["--global-batch", "64", "--world", "8", "--gpu", "H100"]
+    done = autotune("plan", *flags, "--top", "2", folder=tmp_path)
+    assert done.returncode == ExitCode.FOUND, done.stderr
+    assert "predicted, nothing was run" in done.stdout
+    done = autotune("explain", "tp=16", *flags, folder=tmp_path)
+    assert done.returncode == ExitCode.FOUND, done.stderr
+    assert "tp.domain" in done.stdout
+    done = autotune("estimate", "--set", "tp=2", *flags, "--json", folder=tmp_path)
+    assert json.loads(done.stdout)["candidate"]["tp"] == 2
+    done = autotune("plan", "--engine", "horses", folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert "deepspeed, megatron" in done.stderr
+    done = autotune(
+        "estimate", "--engine", "megatron", "--rows", "a", "--out", "b", folder=tmp_path
+    )
+    assert "its rows say" in done.stderr
