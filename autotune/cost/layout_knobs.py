@@ -49,7 +49,7 @@ def choices_of(knobs: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
     return {
         name: value
         for name, value in knobs.items()
-        if name in _ALWAYS or value not in (1, False, "none")
+        if name in _ALWAYS or value is True or value not in (1, False, "none")  # True == 1
     }
 
 

@@ -51,6 +51,11 @@ def test_rows_are_told_as_layouts(outlook):
     json.dumps(row)
 
 
+def test_no_two_layouts_read_alike(outlook):
+    told = [outlook.choices.describe(index) for index in range(len(outlook.choices))]
+    assert len(told) == len(set(told))
+
+
 def test_another_fleet_ranks_the_same_layouts(outlook):
     found = rank_lattice(outlook, what_if=["bandwidth=10Gbps", "memory=40GiB", "gpu=A100-80GB"])
     slow, small, other = found.variants
