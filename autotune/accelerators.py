@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.errors import FleetError, JobError
 from autotune.yaml_file import read_yaml
@@ -19,10 +19,21 @@ SHIPPED = Path(__file__).resolve().parent / "accelerators.yaml"
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "fp4"]
 _HINT = "a mapping `accelerators:` of entries like those in autotune/accelerators.yaml"
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Zero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _GIGA = 1e9
 _TERA = 1e12
+_LEAST, _MOST = 1e-6, 1e12
+"""Of any figure in its unit; beyond them, times that are divided by it are no numbers any more."""
+
+
+def _refuse_next_to_nothing(value: float) -> float:
+    if 0 < value < _LEAST:
+        raise ValueError(f"should be 0 or at least {_LEAST:g}")
+    return value
+
+
+_Positive = Annotated[float, Field(ge=_LEAST, le=_MOST)]
+_RateOrNone = Annotated[float, Field(ge=0, le=_MOST), AfterValidator(_refuse_next_to_nothing)]
+_Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +110,11 @@ class _Entry(BaseModel):
     tflops: dict[Precision, _Positive] = Field(min_length=1)
     achieved_tflops: dict[Precision, _Positive] = Field(min_length=1)
     sustained_share: _Positive = 1.0
-    nvlink_gb_per_s: _Zero
-    nvlink_domain: Annotated[int, Field(ge=1)]
+    nvlink_gb_per_s: _RateOrNone
+    nvlink_domain: _Count
     host_gb_per_s: _Positive
     network_gb_per_s: _Positive
-    devices_per_node: Annotated[int, Field(ge=1)]
+    devices_per_node: _Count
     source: str
     achieved_source: str
 

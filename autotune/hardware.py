@@ -19,6 +19,9 @@ import pynvml
 from autotune import accelerators, cgroup
 from autotune.errors import FleetError
 
+_BF16_CAPABILITY = (8, 0)
+"""Compute capability from which CUDA computes in bf16; below, torch emulates it and calls it
+supported all the same (`torch.cuda.is_bf16_supported`, unless `including_emulation=False`)."""
 _HOST_SHARE = 0.9
 """Share of the host's memory that CPU ranks may take together; the rest is the system's."""
 
@@ -39,7 +42,8 @@ class Environment:
     deepspeed_version: str
     torch_version: str
     precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
-    """What DeepSpeed trains in on this accelerator; most CPUs have no fp16."""
+    """What the accelerator computes in natively; most CPUs have no fp16, GPUs before Ampere no
+    bf16."""
     has_flash_attention: bool = False
     """Whether the package flash_attn is installed, and there is a CUDA device to run it on."""
 
@@ -57,6 +61,8 @@ class Gpu:
     """By anybody, this user or another."""
     utilization: float | None
     """Share of the last sample period in which a kernel ran (0 to 1); None if not reported."""
+    compute_capability: tuple[int, int] | None = None
+    """Such as (8, 0) of an A100; None if not reported."""
 
 
 def detect_environment() -> Environment:
@@ -86,6 +92,7 @@ def detect_environment() -> Environment:
             peak_flops=peak_flops(devices[0].name) if len(names) == 1 else None,
             deepspeed_version=deepspeed,
             torch_version=torch,
+            precisions=_precisions(devices),
             has_flash_attention=importlib.util.find_spec("flash_attn") is not None,
         )
     n_cores = len(usable_cores())
@@ -264,11 +271,22 @@ def _handle(entry: str, handles: list[Any]) -> Any | None:
     return named[0] if len(named) == 1 else None
 
 
+def _precisions(devices: list[Gpu]) -> tuple[str, ...]:
+    """What all of them compute in; one that does not report its capability counts as a new one."""
+    known = [gpu.compute_capability for gpu in devices if gpu.compute_capability is not None]
+    has_bf16 = all(capability >= _BF16_CAPABILITY for capability in known)
+    return ("fp32", *(("bf16",) if has_bf16 else ()), "fp16")
+
+
 def _gpu(index: int, handle: Any) -> Gpu:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     utilization = None
     with contextlib.suppress(pynvml.NVMLError):  # MIG slices do not report it
         utilization = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+    capability = None
+    with contextlib.suppress(pynvml.NVMLError):
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        capability = (int(major), int(minor))
     return Gpu(
         index=index,
         name=pynvml.nvmlDeviceGetName(handle),
@@ -276,4 +294,5 @@ def _gpu(index: int, handle: Any) -> Gpu:
         memory_bytes=int(memory.total),
         memory_used_bytes=int(memory.used),
         utilization=utilization,
+        compute_capability=capability,
     )

@@ -22,14 +22,7 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-
-from autotune.cost.constants import Constants, load_constants
-from autotune.cost.forecast import Forecast
-from autotune.errors import AutotuneError
-from autotune.replay.forecast import forecast_of
-from autotune.replay.groups import Group, group_rows
-from autotune.replay.rows import read_rows
-from autotune.search.contest import (
+from contest import (
     Run,
     Strategy,
     calibrated_order,
@@ -40,6 +33,13 @@ from autotune.search.contest import (
     sampled_order,
     summarize_runs,
 )
+
+from autotune.cost.constants import Constants, load_constants
+from autotune.cost.forecast import Forecast
+from autotune.errors import AutotuneError
+from autotune.replay.forecast import forecast_of
+from autotune.replay.groups import Group, group_rows
+from autotune.replay.rows import read_rows
 
 ABOUT = {
     "random": "any row",

@@ -89,6 +89,9 @@ def test_own_entries_come_first(tmp_path: Path) -> None:
     ("before", "after", "message"),
     [
         ("memory_gib: 100", "memory_gib: -1", "Mine.memory_gib"),
+        ("memory_gib: 100", "memory_gib: .nan", "Mine.memory_gib"),
+        ("memory_gib: 100", "memory_gib: 1.0e-320", "Mine.memory_gib"),
+        ("nvlink_gb_per_s: 0", "nvlink_gb_per_s: 1.0e-320", "should be 0 or at least 1e-06"),
         ("    source: a bench\n", "", "Mine.source"),
         ("tflops: {bf16: 100, fp8: 200}", "tflops: {fp8: 200}", "not in tflops"),
         (r"'\bmine\b'", "'('", "names"),

@@ -14,6 +14,8 @@ from autotune.errors import FleetError
 from autotune.hardware import detect_environment, peak_flops, visible_gpus
 
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
+V100, T4 = "Tesla V100-SXM2-32GB", "Tesla T4"
+CAPABILITIES = {A100: (8, 0), H100: (9, 0), V100: (7, 0), T4: (7, 5)}
 
 
 class FakeNvmlError(Exception):
@@ -30,6 +32,11 @@ def fake_nvml(names: list[str], *, has_driver: bool = True) -> SimpleNamespace:
             raise FakeNvmlError("not supported")
         return SimpleNamespace(gpu=37)
 
+    def capability(handle: int) -> tuple[int, int]:
+        if names[handle] not in CAPABILITIES:
+            raise FakeNvmlError("not supported")
+        return CAPABILITIES[names[handle]]
+
     return SimpleNamespace(
         NVMLError=FakeNvmlError,
         nvmlInit=init,
@@ -43,6 +50,7 @@ def fake_nvml(names: list[str], *, has_driver: bool = True) -> SimpleNamespace:
             total=(80 - handle) * 2**30, used=handle * 2**30
         ),
         nvmlDeviceGetUtilizationRates=utilization,
+        nvmlDeviceGetCudaComputeCapability=capability,
     )
 
 
@@ -130,6 +138,25 @@ def test_gpus_show_what_others_do_with_them(monkeypatch: pytest.MonkeyPatch) -> 
     assert (whole.memory_bytes, whole.memory_used_bytes) == (80 * 2**30, 0)
     assert (whole.utilization, part.utilization) == (0.37, None)
     assert part.memory_used_bytes == 2**30
+
+
+@pytest.mark.parametrize(
+    ("names", "has_bf16"),
+    [
+        ([V100, V100], False),
+        ([T4], False),
+        ([A100, V100], False),
+        ([A100], True),
+        ([H100, H100], True),
+        ([A100 + " MIG 1g.10gb"], True),
+    ],
+)
+def test_bf16_is_what_all_gpus_compute_in_and_not_what_torch_emulates(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], has_bf16: bool
+) -> None:
+    install(monkeypatch, names)
+    found = detect_environment().precisions
+    assert found == (("fp32", "bf16", "fp16") if has_bf16 else ("fp32", "fp16"))
 
 
 def test_an_environment_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
         JobError: The study's job cannot be read any more.
     """
     facts = study.read_state()
-    _check_measured(study)
+    _check_measured(study, facts)
     answer = answer_of(facts) or {}
     recorded = study.read()
     trials = {t.spec.number: t for t in recorded.trials}
@@ -252,7 +252,6 @@ def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list
         JobError: The study's job cannot be read any more.
         RenderError: A template does not render, or the folder cannot be written.
     """
-    _check_measured(study)
     if to == "optuna":
         return [_write_storage(study, out, trial)]
     chosen = find_chosen(study, trial=trial)
@@ -268,13 +267,13 @@ def write_export(study: Study, out: Path, *, to: str, trial: int | None) -> list
     )
 
 
-def _check_measured(study: Study) -> None:
+def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:
     """See that what is handed out was measured here.
 
     Raises:
         StudyError: It was not.
     """
-    origin = origin_of(study.read_state())
+    origin = origin_of(facts)
     if origin is not Origin.MEASURED:
         raise StudyError(
             f"study {study.name} is {origin}: nothing of it was measured here, so there is "
@@ -295,6 +294,7 @@ def _soak_of(study: Study, chosen: Chosen) -> SoakResult | None:
 def _write_storage(study: Study, out: Path, trial: int | None) -> Path:
     from autotune.report.optuna_study import write_storage  # optuna
 
+    _check_measured(study, study.read_state())
     if trial is not None:
         raise StudyError(
             f"--to optuna --trial {trial}: a storage holds the whole study", "leave --trial out"

@@ -74,7 +74,8 @@ class Constants:
     context_bytes: float
     """Taken by the driver and its libraries in each process, outside the allocator."""
     communicator_bytes: float
-    """Taken by NCCL for each group that a rank is in."""
+    """Taken by NCCL for each group that a rank is in. As fitted it is more than NCCL's buffers:
+    nearly all measured runs are in three groups, and whatever else they take counts as theirs."""
     fragmentation: float
     """Share of what varies over the step that the allocator cannot use again."""
     workspace_bytes: float

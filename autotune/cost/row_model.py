@@ -127,6 +127,8 @@ def _gate_and_tie(cells: Cells, family: Family, sizes: dict[str, float]) -> tupl
         cells.assume("tied_embeddings", int(family.tied), "by the model's family")
         return family.gated, family.tied
     wanted = cells.number("params_b") * 1e9
+    if wanted > _MAX_PARAMS:
+        raise cells.error(f"params_b={cells.text('params_b')}: above 10^15 parameters")
     cases = [(gated, tied) for gated in (False, True) for tied in (False, True)]
     # The family wins a tie, and what its parameters explain to a hundredth.
     cases.sort(key=lambda case: case != (family.gated, family.tied))

@@ -51,12 +51,13 @@ def _other_than_asked(setup: Setup) -> Finding | None:
 
 
 def _unsupported(setup: Setup) -> Finding | None:
-    if setup.dtype in setup.environment.precisions:
+    there = setup.environment.precisions
+    if setup.dtype in there:
         return None
     return Finding(
-        message=f"{setup.dtype} on {setup.environment.device_name}: DeepSpeed takes only "
-        f"{', '.join(setup.environment.precisions)} there",
-        advice=f"train in {'bf16' if 'bf16' in setup.environment.precisions else 'fp32'}",
+        message=f"{setup.dtype} on {setup.environment.device_name}: it computes only in "
+        f"{', '.join(there)}",
+        advice=f"train in {next((name for name in ('bf16', 'fp16') if name in there), 'fp32')}",
     )
 
 

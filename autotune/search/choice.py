@@ -15,7 +15,6 @@ from autotune.cost.residual import (
     TIME_PRIOR,
     Calibration,
     Features,
-    ResidualPrior,
     Seen,
     calibrate,
 )
@@ -58,8 +57,6 @@ class Chooser:
     variation: float = 0.0
     """Deviation of log seconds by what the forecast does not know of a candidate: choices that are
     made after it was chosen."""
-    time_prior: ResidualPrior = TIME_PRIOR
-    memory_prior: ResidualPrior = MEMORY_PRIOR
 
     def choose(self, is_open: Flags) -> int:
         """The row to try next.
@@ -101,13 +98,18 @@ class Chooser:
         """Of the seconds' error. Trials in flight count as if they measured what is expected."""
         features = self.forecast.features
         seen = self._seen_times
-        believed = calibrate(features, seen, self.time_prior)
+        believed = calibrate(features, seen, TIME_PRIOR)
         running = self._rows([shot for shot in self.shots if shot.is_running])
         if not len(running):
             return believed
         pretended = Seen.here(features.take(running), believed.mean[running])
-        with_them = calibrate(features, Seen.join(seen, pretended), self.time_prior)
+        with_them = calibrate(features, Seen.join(seen, pretended), TIME_PRIOR)
         return Calibration(mean=believed.mean, deviation=with_them.deviation)
+
+    @cached_property
+    def memory(self) -> Calibration:
+        """Of the peak's error."""
+        return calibrate(self._memory_features, self._seen_peaks, MEMORY_PRIOR)
 
     @cached_property
     def log_seconds(self) -> Floats:
@@ -185,11 +187,6 @@ class Chooser:
             return np.full(len(self.forecast), -np.inf)
         found: Floats = (self.log_peak - math.log(limit_bytes)) / self.memory.deviation
         return found
-
-    @cached_property
-    def memory(self) -> Calibration:
-        """Of the peak's error."""
-        return calibrate(self._memory_features, self._seen_peaks, self.memory_prior)
 
     @property
     def _memory_features(self) -> Features:

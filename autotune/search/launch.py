@@ -52,6 +52,7 @@ class Run:
     losing_step_time_s: float | None = None
     """Above it the trial stops early; None: never."""
     predicted: Predicted | None = None
+    """What the trial is expected to measure; None: nobody can say."""
 
 
 def make_spec(

@@ -1,5 +1,6 @@
 """Studies found by name and by folder, and their table in one line."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import yaml
 
 import autotune
 from autotune.app.studies import find_chosen, find_study, locate, studies, write_export
+from autotune.contract import Origin
 from autotune.engines.deepspeed import DeepSpeedEngine
 from autotune.errors import StudyError
 from autotune.record import Study
@@ -68,6 +70,27 @@ def test_importing_autotune_stays_light() -> None:
         "sys.exit(bool({'pandas', 'optuna', 'plotly', 'rich', 'pydantic'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("to", ["deepspeed", "optuna"])
+@pytest.mark.parametrize("origin", [Origin.MEASURED, Origin.REPLAYED])
+def test_where_figures_come_from_is_asked_once_before_they_are_handed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, origin: Origin
+) -> None:
+    study = finished(tmp_path, engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
+    study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
+    asked: list[object] = []
+
+    def origin_of(facts: object) -> Origin:
+        asked.append(facts)
+        return origin
+
+    monkeypatch.setattr("autotune.app.studies.origin_of", origin_of)
+    may = contextlib.nullcontext() if origin is Origin.MEASURED else pytest.raises(StudyError)
+    with may:
+        write_export(study, tmp_path / "out", to=to, trial=None)
+    assert (tmp_path / "out").exists() == (origin is Origin.MEASURED)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(

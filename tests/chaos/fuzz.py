@@ -1,4 +1,4 @@
-"""Broken files for every reader: `python -m tests.chaos.fuzz --inputs 10000`.
+"""Broken files for every reader: `python -m tests.chaos.fuzz --inputs 10500`.
 
 A reader answers a broken file with what its docstring says (an `AutotuneError`, a `ContractError`,
 or the news that it is damaged), in bounded time and memory. Anything else is a failure: its seed

@@ -70,7 +70,7 @@ def mutate(seed: bytes, draw: random.Random, dump: Callable[[Data], str]) -> byt
         return draw.choice(TEXTS)
     if kind < 0.75:
         return _of_structure(seed, draw, dump)
-    return _of_bytes(seed, draw)
+    return of_bytes(seed, draw)
 
 
 def dump_json(data: Data) -> str:
@@ -116,7 +116,7 @@ def _of_structure(seed: bytes, draw: random.Random, dump: Callable[[Data], str])
         return dump(data).encode("utf-8", "surrogatepass")
     # Such as a number too long to be written, or more levels than the writer can go down.
     except (yaml.YAMLError, ValueError, RecursionError):
-        return _of_bytes(seed, draw)
+        return of_bytes(seed, draw)
 
 
 def _with_one_change(data: Data, draw: random.Random) -> Data:
@@ -155,7 +155,7 @@ def _places(data: Data, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [way, *(place for key, value in items for place in _places(value, (*way, key)))]
 
 
-def _of_bytes(seed: bytes, draw: random.Random) -> bytes:
+def of_bytes(seed: bytes, draw: random.Random) -> bytes:
     """Cut, overwritten, doubled, in another encoding."""
     at = draw.randrange(len(seed) + 1)
     match draw.randrange(7):

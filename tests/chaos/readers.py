@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ from autotune.space import grid, load_space
 from autotune.table import load_table
 from tests.chaos.attacks import ATTACKS
 from tests.chaos.mutations import dump_json, dump_yaml, mutate
+from tests.chaos.reader import Reader, at, json_reader
+from tests.chaos.table_readers import make_table_readers
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 from tests.report.diagnosed import diagnosed, split_of
 from tests.report.test_terminal import finished
@@ -140,22 +142,6 @@ SOAK = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reader:
-    """Who reads a file."""
-
-    name: str
-    path: Path
-    """Where the broken file is put."""
-    seed: bytes
-    """A valid one."""
-    read: Callable[[Path], object]
-    mutate: Callable[[random.Random], bytes]
-    """Draws one."""
-    is_users: bool = True
-    """Whether a user names the file; else a trial wrote it."""
-
-
 def make_readers(folder: Path) -> list[Reader]:
     """All of them, each in a folder of its own below `folder`."""
     # A factory or an unknown architecture is built by a process of its own, which is not read.
@@ -166,15 +152,15 @@ def make_readers(folder: Path) -> list[Reader]:
     return [
         _yaml("job", folder, JOB, _read_job),
         _yaml("space", folder, SPACE, functools.partial(_read_space, job)),
-        _json("ds_config", folder, DS_CONFIG, functools.partial(_read_ds_config, job)),
-        _json("check", folder, DS_CONFIG, _check),
+        json_reader("ds_config", folder, DS_CONFIG, functools.partial(_read_ds_config, job)),
+        json_reader("check", folder, DS_CONFIG, _check),
         _yaml("check accelerate", folder, ACCELERATE, _check),
-        _json("model config", folder, TINY, lambda path: model.load_model(str(path))),
+        json_reader("model config", folder, TINY, lambda path: model.load_model(str(path))),
         _lengths(folder),
         _template(folder, job),
         _export(folder, job, "settings.json"),
         _export(folder, job, "ds_config.json"),
-        _json("soak.json", folder, SOAK, _read_soak, name="soak.json"),
+        json_reader("soak.json", folder, SOAK, _read_soak, name="soak.json"),
         *(
             _of_study(name, recorded[name], path)
             for name, path in (
@@ -185,6 +171,7 @@ def make_readers(folder: Path) -> list[Reader]:
         ),
         _report(folder),
         _codes(folder),
+        *make_table_readers(folder),
     ]
 
 
@@ -233,26 +220,13 @@ def _read_study(study: Study, turns: Iterator[int], _: Path) -> None:
         print_report(console, read_report(study))
 
 
-def _json(
-    reader: str, folder: Path, data: Any, read: Callable[[Path], object], name: str = ""
-) -> Reader:
-    seed = json.dumps(data, indent=1).encode()
-    return Reader(
-        name=reader,
-        path=_at(folder, reader, name or "file.json"),
-        seed=seed,
-        read=read,
-        mutate=lambda draw: mutate(seed, draw, dump_json),
-    )
-
-
 def _yaml(reader: str, folder: Path, data: Any, read: Callable[[Path], object]) -> Reader:
     # LoRA asks a process of its own; without it the rest of the job is read.
     seed = dump_yaml({k: v for k, v in data.items() if k != "finetune"}).encode()
     whole = dump_yaml(data).encode()
     return Reader(
         name=reader,
-        path=_at(folder, reader, "file.yaml"),
+        path=at(folder, reader, "file.yaml"),
         seed=seed,
         read=read,
         mutate=lambda draw: mutate(draw.choice((seed, seed, whole)), draw, dump_yaml),
@@ -261,7 +235,7 @@ def _yaml(reader: str, folder: Path, data: Any, read: Callable[[Path], object]) 
 
 def _lengths(folder: Path) -> Reader:
     seed = b"length,count\n16,5\n64,12\n"
-    path = _at(folder, "lengths", "lengths.csv")
+    path = at(folder, "lengths", "lengths.csv")
     job = {**JOB, "lengths": str(path)}
     del job["finetune"]
 
@@ -287,7 +261,7 @@ def _template(folder: Path, job: Job) -> Reader:
 
     name = "deepspeed/ds_config.json.j2"
     shipped = (data_folder("templates") / name).read_text(encoding="utf-8")
-    path = _at(folder, "template", name)
+    path = at(folder, "template", name)
     theirs = replace(job, templates=folder / "template")
     candidate = canonical_candidate(job, micro_batch=1)
 
@@ -348,7 +322,7 @@ def _of_study(name: str, study: Study, file: str) -> Reader:
 
 def _report(folder: Path) -> Reader:
     trial = folder / "reports"
-    path = _at(folder, "reports/ranks", "00.json")
+    path = at(folder, "reports/ranks", "00.json")
     report = RankReport(
         rank=0,
         pid=7,
@@ -398,7 +372,7 @@ def _report(folder: Path) -> Reader:
 
 
 def _codes(folder: Path) -> Reader:
-    path = _at(folder, "codes/ranks", "exit.json")
+    path = at(folder, "codes/ranks", "exit.json")
     seed = b'{"0": 1, "1": -9}'
     return Reader(
         name="exit codes",
@@ -408,12 +382,6 @@ def _codes(folder: Path) -> Reader:
         mutate=lambda draw: mutate(seed, draw, dump_json),
         is_users=False,
     )
-
-
-def _at(folder: Path, reader: str, name: str) -> Path:
-    path = folder / reader / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def _not_built(source: dict[str, Any], *, where: str) -> dict[str, Any]:

@@ -224,3 +224,9 @@ def test_binary_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(JobError, match="cannot be read"):
         read_table(path)
+
+
+@pytest.mark.parametrize("params_b", ["1e300", "1e308"])
+def test_parameters_that_nobody_has_are_refused(params_b: str) -> None:
+    read = rows_to_plans([row(params_b=params_b)], shipped_accelerators())
+    assert read.reasons == (f"params_b={params_b}: above 10^15 parameters",)

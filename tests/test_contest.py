@@ -11,7 +11,7 @@ import pytest
 from autotune.replay.forecast import forecast_of
 from autotune.replay.groups import Group, group_rows
 from autotune.replay.rows import read_rows
-from autotune.search.contest import (
+from benchmarks.contest import (
     Run,
     Strategy,
     calibrated_order,
@@ -99,7 +99,7 @@ def test_the_calibrated_order_beats_chance_and_its_own_forecast_at_the_worst(
     assert (steered.trials_to(0.01) or 99) < np.mean(by_chance)
 
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "search_efficiency.py"
+BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "search_efficiency.py"
 
 
 @pytest.mark.parametrize("off", ["0", "0.35"])
@@ -119,6 +119,7 @@ def test_the_benchmark_ends_with_its_figures(
         "--plot",
         str(tmp_path / "r.html"),
     ]
+    monkeypatch.syspath_prepend(BENCHMARK.parent)
     monkeypatch.setattr(sys, "argv", [str(BENCHMARK), *arguments])
     runpy.run_path(str(BENCHMARK), run_name="__main__")
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -132,6 +133,7 @@ def test_the_benchmark_ends_with_its_figures(
 def test_the_benchmark_says_where_there_is_nothing_to_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.syspath_prepend(BENCHMARK.parent)
     monkeypatch.setattr(sys, "argv", [str(BENCHMARK), "--published", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"no table \*\.csv"):
         runpy.run_path(str(BENCHMARK), run_name="__main__")
