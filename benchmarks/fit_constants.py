@@ -36,6 +36,7 @@ _START = Constants(
     kernels_per_layer=20.0,
     skew_share=0.03,
     micro_batch_s=1e-3,
+    fetch_s=2e-3,
     step_s=1e-2,
     nvlink_share=0.75,
     network_share=0.75,
@@ -45,6 +46,7 @@ _START = Constants(
     overlap_share=0.15,
     scale_jitter=0.005,
     optimizer_traffic_bytes=8.0,
+    page_s=2e-6,
     host_optimizer_share=0.5,
     context_bytes=1.2e9,
     communicator_bytes=8e8,
@@ -159,12 +161,10 @@ def _spread(misses: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
     return float(1.4826 * np.abs(misses)[order][np.searchsorted(share, 0.5)])
 
 
-def write_constants(constants: Constants, path: Path) -> None:
-    """As YAML, four digits each."""
+def write_constants(constants: Constants, path: Path, *, by: str) -> None:
+    """As YAML, four digits each, with the name of the benchmark that writes them."""
     values = {name: float(f"{value:.4g}") for name, value in dataclasses.asdict(constants).items()}
-    head = (
-        "# Written by benchmarks/fit_constants.py; autotune/cost/constants.py says what each is.\n"
-    )
+    head = f"# Written by benchmarks/{by}; autotune/cost/constants.py says what each is.\n"
     path.write_text(head + yaml.safe_dump(values, sort_keys=True), encoding="utf-8")
 
 
@@ -211,7 +211,7 @@ def main() -> None:
     for name, share in shares.items():
         print(f"sustained_share of {name:14} {share:.3f}")
     if not options.dry_run:
-        write_constants(constants, SHIPPED)
+        write_constants(constants, SHIPPED, by=Path(__file__).name)
         write_shares(shares, accelerators.SHIPPED)
         load_constants.cache_clear()
 

@@ -54,11 +54,12 @@ def torchrun(world: int) -> list[str]:
 
 def environment(settings: dict[str, Any]) -> dict[str, str]:
     """As the export's launch.sh sets it."""
+    inherited = {**os.environ, **settings["environment_variables"]}
     if settings["accelerator"] != "cpu":
         threads = max(1, len(os.sched_getaffinity(0)) // settings["world"])
-        return {"OMP_NUM_THREADS": str(threads), **os.environ}
+        return {"OMP_NUM_THREADS": str(threads), **inherited}
     return {
-        **os.environ,
+        **inherited,
         "DS_ACCELERATOR": "cpu",
         "LOCAL_SIZE": str(settings["world"]),
         "OMP_NUM_THREADS": "1",

@@ -29,7 +29,7 @@ def _calls(path: Path) -> list[tuple[str, int]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["plain_training", "meter_cost"])
+@pytest.mark.parametrize("name", ["plain_training", "meter_cost", "autotuned_training"])
 def test_the_exported_script_is_called_as_it_is(name):
     calls = _calls(REPOSITORY / "benchmarks" / f"{name}.py")
     assert "train_step" in {called for called, _ in calls}

@@ -49,7 +49,7 @@ def activations_of(p: Plans, s: Sizes) -> Activations:
     is_recomputed = np.greater(p.recompute, Recompute.NONE)
     head_bytes = 2.0 * p.activation_bytes * s.tokens * p.hidden / norm_split
     chunk_tokens = np.where(np.greater(p.loss_chunk_tokens, 0), p.loss_chunk_tokens, np.inf)
-    logits_bytes = np.minimum(s.tokens, chunk_tokens) * p.vocab / p.tp * p.logit_bytes
+    logits_bytes = np.minimum(s.tokens, chunk_tokens) * s.loss_vocab * p.logit_bytes
     return Activations(
         first_stage_bytes=in_flight * (stage_bytes + embedding_bytes),
         last_stage_bytes=in_flight_last * stage_bytes + head_bytes,

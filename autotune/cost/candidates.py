@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from autotune.accelerators import Accelerator, shipped_accelerators
 from autotune.candidate import Candidate
 from autotune.contract import KnobValue
-from autotune.cost.constants import Constants, load_constants
+from autotune.cost.constants import SHIPPED, SHIPPED_CPU, Constants, load_constants
 from autotune.cost.plans import Plans, Recompute, Tier
 from autotune.cost.problem import fleet_columns, model_columns
 from autotune.cost.traits import FRAMEWORKS
@@ -49,7 +49,7 @@ def plans_of(
 
     A knob that does not act is at the value that changes nothing. Some knobs the model knows
     nothing of, and candidates that differ in these alone look alike: the ratio of offload,
-    ZenFlow, allocators, binding to cores.
+    ZenFlow, allocators of GPUs, binding to cores.
 
     Args:
         candidates: At least one; legal ones of the job.
@@ -78,16 +78,19 @@ def plans_of(
 
 
 def constants_of(environment: Environment) -> Constants:
-    """The shipped constants, as far as they are of the environment's accelerators.
+    """The shipped constants of the environment's accelerators.
 
     Memory of CPU ranks is what they hold above what their imports took: no context, no workspace,
     no allocator of torch's.
     """
-    shipped = load_constants()
     if environment.accelerator != "cpu":
-        return shipped
+        return load_constants(SHIPPED)
     return replace(
-        shipped, context_bytes=0.0, communicator_bytes=0.0, workspace_bytes=0.0, fragmentation=0.0
+        load_constants(SHIPPED_CPU),
+        context_bytes=0.0,
+        communicator_bytes=0.0,
+        workspace_bytes=0.0,
+        fragmentation=0.0,
     )
 
 
@@ -185,6 +188,9 @@ def _zero(
         "gather_bucket_elements": _elements(candidates, "allgather_bucket_size", 5e8),
         "prefetch_elements": _elements(candidates, "stage3.prefetch_bucket_size", 5e7),
         "live_elements": _elements(candidates, "stage3.max_live_parameters", 1e9),
+        "persistent_elements": _column(
+            candidates, lambda c: _number(c, "stage3.param_persistence_threshold", 1e5)
+        ),
     }
 
 
@@ -197,7 +203,7 @@ def _above_one(size: float) -> float:
     return size if size > 1 else 0.0
 
 
-def _kernels(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64]]:
+def _kernels(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64] | float]:
     def compiled(name: str) -> NDArray[np.float64]:
         value = _COMPILED[name]
         return _column(candidates, lambda c: value if c.get("compile", "none") != "none" else 0.0)
@@ -206,6 +212,10 @@ def _kernels(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64]]:
         "flash_attention": _column(candidates, lambda c: c.get("attention") != "eager"),
         "fused_kernels": compiled("fused_kernels"),
         "launch_free": compiled("launch_free"),
+        # `gather_output` of the head in AutoTP's plan: DeepSpeed, module_inject/auto_tp.py.
+        "whole_logits": 1.0,
+        # A knob that acts on CPU ranks alone.
+        "clears_pages": _column(candidates, lambda c: c.get("host_allocator") == "default"),
         "loss_chunk_tokens": _column(candidates, lambda c: _number(c, "loss_chunk_tokens", 0)),
     }
 

@@ -64,11 +64,13 @@ def logits_s(p: Plans, s: Sizes, c: Constants) -> Column:
     """Output projection and loss of one micro-batch, forward and backward.
 
     3 x 2 T h V / tp operations (PaLM, arXiv:2204.02311, appendix B), and the loss reads and writes
-    the logits a few times in 32 bit.
+    the logits a few times in 32 bit. Where it is computed chunk by chunk, each is computed again
+    backward.
     """
-    n_logits = s.tokens * p.vocab / p.tp
-    product = 3.0 * 2.0 * n_logits * p.hidden / (_half_rate(p) * c.matmul_share)
-    passes_bytes = n_logits * 2.0 * p.logit_bytes
+    again = np.greater(p.loss_chunk_tokens, 0) * 1.0
+    product_flops = (3.0 + again) * 2.0 * s.tokens * p.vocab / p.tp * p.hidden
+    product = product_flops / (_half_rate(p) * c.matmul_share)
+    passes_bytes = (1.0 + again / 3.0) * s.tokens * s.loss_vocab * 2.0 * p.logit_bytes
     return product + passes_bytes / (p.memory_bytes_per_s * c.memory_share)
 
 

@@ -1,6 +1,7 @@
 """The numbers that no datasheet tells: how much of a peak real training reaches, and at what cost.
 
-Their values lie in `constants.yaml` beside this file; `benchmarks/fit_constants.py` writes it.
+Their values lie in `constants.yaml` beside this file, which `benchmarks/fit_constants.py` writes,
+and for CPU ranks in `constants_cpu.yaml`, which `benchmarks/fit_cpu_constants.py` writes.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from autotune.errors import JobError
 from autotune.yaml_file import read_yaml
 
 SHIPPED = Path(__file__).resolve().parent / "constants.yaml"
+SHIPPED_CPU = SHIPPED.with_name("constants_cpu.yaml")
 _HINT = "a mapping of the names in autotune/cost/constants.yaml to numbers"
 _LEAST = 1e-12
 """Of any constant: the fit works on their logarithms, and some divide."""
@@ -51,6 +53,9 @@ class Constants:
     """Of that, that each further tensor parallel rank adds: all wait for the slowest."""
     micro_batch_s: float
     """Host time per micro-batch: data, loss, the schedule."""
+    fetch_s: float
+    """Host time per fetch of stage 3's parameters, where the host is the device: the hooks of the
+    modules that they are for."""
     step_s: float
     """Host time per optimizer step: norms, synchronisation, the scheduler."""
     nvlink_share: float
@@ -69,6 +74,8 @@ class Constants:
     """Share of the step that each doubling of the nodes adds: the slowest of many."""
     optimizer_traffic_bytes: float
     """Moved per parameter by Adam on the device beyond its states once in and once out."""
+    page_s: float
+    """That the kernel takes to clear a page of 4 KiB for a rank that asks for memory."""
     host_optimizer_share: float
     """Of the host's memory bandwidth, that Adam on the CPU reaches."""
     context_bytes: float

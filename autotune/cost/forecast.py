@@ -19,6 +19,7 @@ _KINDS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("optimizer_tier", (Tier.CPU, Tier.NVME)),
     ("param_tier", (Tier.CPU, Tier.NVME)),
     ("sequence_parallel", (1,)),
+    ("clears_pages", (1,)),
 )
 """Columns whose values have no order, with those that differ from the first."""
 _MEMORY_PARTS = (

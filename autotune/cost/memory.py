@@ -46,19 +46,16 @@ def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
     (Ren et al., ZeRO-Offload, arXiv:2101.06840).
     """
     has_pipeline = np.greater(p.pp, 1)
-    layers = s.stage_layers * s.layer_params
+    layers = s.stage_layers * s.layer_params + s.held_vocab_params
     experts = s.stage_layers * s.layer_expert_params
     positions = p.learned_positions * p.seq_len * p.hidden
-    own_head = 1.0 - p.tied_embeddings
-    first = layers + s.vocab_params * np.where(has_pipeline, 1.0, 1.0 + own_head) + positions
-    last = layers + s.vocab_params * np.where(has_pipeline, 1.0, 1.0 + own_head)
     stage_activations = a.first_stage_bytes, a.last_stage_bytes
     # With one stage it is the first, and holds the logits too.
     stage_logits = np.where(has_pipeline, 0.0, a.logits_bytes), a.logits_bytes
     parts = [
         _stage(p, s, a, c, dense, experts, activations, logits)
         for dense, activations, logits in zip(
-            (first, last), stage_activations, stage_logits, strict=True
+            (layers + positions, layers), stage_activations, stage_logits, strict=True
         )
     ]
     is_first = np.greater_equal(parts[0]["peak_bytes"], parts[1]["peak_bytes"])

@@ -141,6 +141,11 @@ class Plans:
     """Of the fused attention kernel, beside FlashAttention-2."""
     fused_kernels: Column = 1.0
     """Bias, dropout, activation and norms are each one kernel."""
+    runs_ahead: Column = 1.0
+    """The host launches kernels ahead of the device; 0 on CPU ranks, where it is the device."""
+    clears_pages: Column = 0.0
+    """Large blocks of memory go back to the kernel when they are freed, which clears their pages
+    when they are asked for again: CPU ranks with glibc's defaults."""
     launch_free: Column = 0.0
     """Share of kernel launches that a CUDA graph or a compiler takes off the host."""
     overlap_reduce: Column = 1.0
@@ -151,6 +156,9 @@ class Plans:
     """Pipeline stages send while they compute: Megatron's, where chunks interleave."""
     overlap_tp: Column = 0.0
     """Tensor parallel communication runs beside the products it belongs to."""
+    whole_logits: Column = 0.0
+    """Tensor parallel ranks gather their parts of the logits, and each computes the whole loss:
+    DeepSpeed's AutoTP with the head of Hugging Face's models."""
     loss_chunk_tokens: Column = 0.0
     """Tokens whose logits are there at a time; 0: all of a micro-batch."""
     reduces_every_micro_batch: Column = 0.0
@@ -164,11 +172,15 @@ class Plans:
     gather_speed: Column = 1.0
     """Of the links' rate, that those gathers and their reductions reach: less where each tensor is
     copied out of a flat buffer."""
+    reduces_whole: Column = 0.0
+    """Gradients that each rank needs a part of are reduced whole: gloo's reduce-scatter."""
     reduce_bucket_elements: Column = 5e8
     gather_bucket_elements: Column = 5e8
     prefetch_elements: Column = 5e7
     live_elements: Column = 1e9
     """Most parameters that stage 3 holds gathered (`stage3_max_live_parameters`)."""
+    persistent_elements: Column = 0.0
+    """Tensors of no more elements stay whole in every rank of stage 3."""
     layer_wise_gather: Column = 0.0
     """FSDP: two layers are gathered at a time, whatever `live_elements` says."""
     flat_buffers: Column = 0.0

@@ -60,8 +60,26 @@ def fleet_columns(
         FleetError: The accelerator is in no table, or lacks the precision.
     """
     found = accelerator_of(environment, table)
-    columns = device_columns(found, job.precision, float(min(job.world, environment.n_devices)))
-    return {**columns, "memory_bytes": job.memory_limit_bytes or environment.device_memory_bytes}
+    per_node = float(min(job.world, environment.n_devices))
+    return {
+        **device_columns(found, job.precision, per_node),
+        "memory_bytes": job.memory_limit_bytes or environment.device_memory_bytes,
+        **(_cpu_columns(found, per_node) if environment.accelerator == "cpu" else {}),
+    }
+
+
+def _cpu_columns(core: Accelerator, per_node: float) -> dict[str, float]:
+    """What differs where the host is the device.
+
+    Its memory is the host's, and gloo moves what is between the ranks. It reduces whole what is to
+    be scattered: torch, csrc/distributed/c10d/ProcessGroupGloo.cpp, _reduce_scatter_base.
+    """
+    return {
+        "runs_ahead": 0.0,
+        "host_memory_bytes_per_s": core.memory_bytes_per_s * per_node,
+        "gather_speed": 1.0,
+        "reduces_whole": 1.0,
+    }
 
 
 def _trained_share(shape: ModelShape) -> float:

@@ -32,6 +32,10 @@ class Sizes:
     """Of one layer on one rank: its experts; 0 for a dense model."""
     vocab_params: Column
     """Of one embedding, on one rank."""
+    held_vocab_params: Column
+    """Of the embedding and the head that one rank holds: without a pipeline both."""
+    loss_vocab: Column
+    """Columns of the logits that one rank computes the loss of."""
     stage_layers: Column
     """Of the fullest pipeline stage."""
     shard_ranks: Column
@@ -72,6 +76,7 @@ def sizes_of(p: Plans) -> Sizes:
     sequence_ranks = p.cp * p.ulysses
     data_ranks = p.dp * sequence_ranks
     shard_ranks = np.where(np.greater(p.shard_group, 0), p.shard_group, data_ranks)
+    vocab_params = p.vocab * p.hidden / split
     return Sizes(
         attention_width=attention_width,
         kv_width=kv_width,
@@ -86,7 +91,10 @@ def sizes_of(p: Plans) -> Sizes:
         + biases
         + 2.0 * p.hidden,
         layer_expert_params=is_mixture * expert_share * mlp_params / split,
-        vocab_params=p.vocab * p.hidden / split,
+        vocab_params=vocab_params,
+        held_vocab_params=vocab_params
+        * np.where(np.greater(p.pp, 1), 1.0, 2.0 - p.tied_embeddings),
+        loss_vocab=p.vocab / np.where(p.whole_logits, 1.0, p.tp),
         stage_layers=np.ceil(p.n_layers / p.pp),
         shard_ranks=shard_ranks,
         expert_shard_ranks=np.maximum(1.0, shard_ranks / p.ep),

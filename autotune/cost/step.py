@@ -6,6 +6,7 @@ import numpy as np
 
 from autotune.cost.compute import layer_times, logits_s, optimizer_s
 from autotune.cost.constants import Constants
+from autotune.cost.pages import pages_s
 from autotune.cost.plans import Column, Plans
 from autotune.cost.sizes import Sizes
 from autotune.cost.traffic import traffic_of
@@ -33,6 +34,8 @@ class StepTimes:
     offload_s: Column
     bubble_s: Column
     """Stages that wait, and stages that have less to do than the slowest."""
+    pages_s: Column
+    """The kernel clears pages for memory that was handed back to it."""
     host_s: Column
     """Launches, the loop, and the slowest of many nodes."""
     step_s: Column
@@ -53,8 +56,9 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     context = _exposed(layer.attention_s, t.context_layer_s, c)
     device_s = layer.forward_s + layer.backward_s
     device_s = device_s + t.tensor_layer_s + t.expert_layer_s + context
-    layer_s = _longer(device_s, layer.launch_s)
-    head = logits_s(p, s, c)
+    layer_s = np.where(p.runs_ahead, _longer(device_s, layer.launch_s), device_s + layer.launch_s)
+    logits = logits_s(p, s, c)
+    head = logits + t.tensor_head_s
     layers = p.n_layers / p.pp
     micro_batches = p.grad_accum
     slowest = np.maximum(s.stage_layers * layer_s, np.floor(layers) * layer_s + head)
@@ -74,29 +78,34 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     offload_micro = micro_batches * np.maximum(0.0, t.offload_micro_batch_s - mean_s)
 
     sharded = np.greater_equal(p.zero_stage, 1)
-    dense = s.stage_layers * s.layer_params + s.vocab_params
+    dense = s.stage_layers * s.layer_params + s.held_vocab_params
     experts = s.stage_layers * s.layer_expert_params
     shards = np.where(sharded, s.shard_ranks, 1.0), np.where(sharded, s.expert_shard_ranks, 1.0)
     updated = dense / shards[0] + experts / shards[1]
     optimizer = optimizer_s(p, c, updated)
+    pages = micro_batches * pages_s(p, s, c)
     nodes = np.maximum(1.0, s.world / p.devices_per_node)
     parts = {
         "matmul_s": per_layer * layer.matmul_s,
         "attention_s": per_layer * layer.attention_s,
         "elementwise_s": per_layer * layer.elementwise_s,
-        "logits_s": micro_batches * head / p.pp,
+        "logits_s": micro_batches * logits / p.pp,
         "recompute_s": per_layer * layer.recompute_s,
         "optimizer_s": optimizer,
-        "tensor_comm_s": per_layer * t.tensor_layer_s,
+        "tensor_comm_s": per_layer * t.tensor_layer_s + micro_batches * t.tensor_head_s / p.pp,
         "expert_comm_s": per_layer * t.expert_layer_s,
         "context_comm_s": per_layer * context,
         "pipeline_comm_s": sends,
         "data_comm_s": gather + reduce + gather_step,
         "offload_s": offload_micro + t.offload_step_s,
         "bubble_s": bubble,
+        "pages_s": pages,
     }
     busy: Column = sum(parts.values())
-    launches = per_layer * (layer_s - device_s) + micro_batches * c.micro_batch_s + c.step_s
+    is_3 = np.greater_equal(p.zero_stage, 3)
+    fetches = (1.0 - p.runs_ahead) * 2.0 * p.gather_calls_per_layer * is_3
+    launches = per_layer * (layer_s - device_s + fetches * c.fetch_s)
+    launches = launches + micro_batches * c.micro_batch_s + c.step_s
     host = launches + c.scale_jitter * np.log2(nodes) * (busy + launches)
     return StepTimes(**parts, host_s=host, step_s=busy + host)
 

@@ -16,6 +16,8 @@ class Traffic:
 
     tensor_layer_s: Column
     """Tensor parallelism, per layer and micro-batch, forward, backward and recomputed."""
+    tensor_head_s: Column
+    """Of the logits, per micro-batch."""
     expert_layer_s: Column
     context_layer_s: Column
     """Ring attention's keys and values, or Ulysses' exchanges."""
@@ -45,7 +47,7 @@ def traffic_of(p: Plans, s: Sizes, c: Constants) -> Traffic:
     backward_ranks = np.where(np.greater(p.gather_group, 0), p.gather_group, s.shard_ranks)
     backward_shard = collectives.group(p, c, ranks=backward_ranks, stride=p.tp)
     layers = s.stage_layers
-    dense = layers * s.layer_params + s.vocab_params
+    dense = layers * s.layer_params + s.held_vocab_params
     experts = layers * s.layer_expert_params
     # An expert's states go round the ranks that hold the same expert, which are fewer by ep: as
     # much a rank, but for the share (n - 1)/n that each group's size makes.
@@ -61,8 +63,9 @@ def traffic_of(p: Plans, s: Sizes, c: Constants) -> Traffic:
     grads_bytes = whole * p.reduce_bytes * p.trained_share
     bucket_bytes = p.reduce_bucket_elements * p.reduce_bytes
     calls = np.where(is_3, layers, np.ceil(grads_bytes / bucket_bytes))
+    scatters = is_sharded * (1.0 - p.reduces_whole)
     reduced = np.where(
-        is_sharded,
+        scatters,
         collectives.gather_s(states, grads_bytes / calls, calls),
         collectives.all_reduce_s(states, grads_bytes / calls, calls),
     )
@@ -72,11 +75,12 @@ def traffic_of(p: Plans, s: Sizes, c: Constants) -> Traffic:
         shard, gathered_bytes * p.trained_share / step_calls, step_calls
     )
     fetches = layers * p.gather_calls_per_layer
-    fetched_bytes = gathered_bytes / fetches
+    fetched_bytes = (gathered_bytes - _whole_elements(p, s) * p.gather_bytes) / fetches
     gather_micro = collectives.gather_s(shard, fetched_bytes, fetches)
     gather_micro = gather_micro + collectives.gather_s(backward_shard, fetched_bytes, fetches)
     return Traffic(
         tensor_layer_s=_tensor_s(p, s, c),
+        tensor_head_s=_head_s(p, s, c),
         expert_layer_s=_expert_s(p, s, c),
         context_layer_s=_context_s(p, s, c),
         pipeline_send_s=_pipeline_s(p, s, c),
@@ -86,6 +90,23 @@ def traffic_of(p: Plans, s: Sizes, c: Constants) -> Traffic:
         offload_micro_batch_s=_offload_micro_batch_s(p, s, c, updated),
         offload_step_s=_offload_step_s(p, s, c, updated),
     )
+
+
+def _whole_elements(p: Plans, s: Sizes) -> Column:
+    """Parameters that stage 3 does not split, since their tensors are small.
+
+    Source: DeepSpeed, runtime/zero/parameter_offload.py, mark_persistent_parameters. Norms and
+    biases, which are small anyhow, are left out.
+    """
+    tensors = (
+        (2.0, p.hidden * s.attention_width),
+        (2.0, p.hidden * s.kv_width),
+        (s.mlp_matrices * np.equal(s.experts_per_token, 1), p.hidden * p.ffn_hidden),
+    )
+    layer = sum(n * size * np.less_equal(size, p.persistent_elements) for n, size in tensors)
+    table = p.vocab * p.hidden
+    vocab = s.held_vocab_params * np.less_equal(table, p.persistent_elements)
+    return s.stage_layers * layer / p.tp + vocab
 
 
 def _tensor_s(p: Plans, s: Sizes, c: Constants) -> Column:
@@ -102,6 +123,14 @@ def _tensor_s(p: Plans, s: Sizes, c: Constants) -> Column:
     reduced = collectives.all_reduce_s(g, size_bytes, 4.0 + again)
     extra = p.sequence_parallel * collectives.gather_s(g, size_bytes, 2.0)
     return (reduced + extra) * (1.0 - p.overlap_tp)
+
+
+def _head_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Logits that are gathered for the loss; backward each rank takes its part of the gradient."""
+    g = collectives.group(p, c, ranks=p.tp, stride=1.0)
+    again = 1.0 + np.greater(p.loss_chunk_tokens, 0)
+    size_bytes = p.whole_logits * s.tokens * p.vocab * p.activation_bytes
+    return np.greater(p.whole_logits, 0) * collectives.gather_s(g, size_bytes, again)
 
 
 def _expert_s(p: Plans, s: Sizes, c: Constants) -> Column:

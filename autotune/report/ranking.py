@@ -36,6 +36,7 @@ _TIME_PARTS = {
     "data_comm_s": "gradients and parameters between ranks",
     "offload_s": "offload",
     "bubble_s": "pipeline bubble",
+    "pages_s": "pages cleared by the kernel",
     "host_s": "host: launches and the loop",
 }
 _MEMORY_PARTS = {

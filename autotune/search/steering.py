@@ -30,6 +30,7 @@ from autotune.search.sampler import make_axes, make_sampler, sampler_seed, told_
 FORECAST_KNOBS = (
     *("zero.stage", "tp", "pp", "sp", "ep", "micro_batch", "recompute"),
     *("offload.optimizer", "offload.param", "attention", "compile", "loss_chunk_tokens"),
+    "host_allocator",
     *("zeropp.quantized_weights", "zeropp.hpz_partition_size", "overlap_comm"),
     *("grad_accum_dtype", "communication_dtype", "master_dtype", "optimizer_states_dtype"),
 )

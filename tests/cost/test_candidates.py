@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from autotune.cost import Recompute, Tier, predict
+from autotune.cost import Recompute, Tier, load_constants, predict
 from autotune.cost.candidates import constants_of, plans_of
 from autotune.errors import FleetError, JobError
 from autotune.hardware import Environment
@@ -89,6 +89,29 @@ def test_logits_in_chunks_take_less_memory(job):
         for n in (0, 64)
     )
     assert chunked < whole
+
+
+def test_a_core_is_its_own_host(tmp_path):
+    job = tiny_job(tmp_path, world=2, global_batch=16)
+    found = plans_of([canonical_candidate(job)], job, CPU)
+    assert value(found, "runs_ahead") == 0
+    assert value(found, "reduces_whole") == 1
+    assert value(found, "host_memory_bytes_per_s") == 2 * value(found, "memory_bytes_per_s")
+    on_gpu = plans_of([canonical_candidate(job)], job, GPU)
+    assert value(on_gpu, "runs_ahead") == 1
+    assert constants_of(CPU) != constants_of(GPU) == load_constants()
+
+
+def test_pages_are_cleared_where_memory_goes_back_to_the_kernel(tmp_path):
+    job = tiny_job(tmp_path, world=2, global_batch=16)
+    by_value = {
+        allocator: value(
+            plans_of([canonical_candidate(job, host_allocator=allocator)], job, CPU),
+            "clears_pages",
+        )
+        for allocator in ("default", "keep")
+    }
+    assert by_value == {"default": 1, "keep": 0}
 
 
 def test_cpu_ranks_have_no_context(tmp_path):

@@ -173,3 +173,94 @@ def test_small_layers_wait_for_the_host() -> None:
     slow: Constants = dataclasses.replace(load_constants(), launch_s=1e-3)
     p = plans(hidden=512.0, n_heads=8.0, head_dim=64.0, ffn_hidden=2048.0)
     assert predict(p, slow).times.host_s > 0.5 * predict(p, slow).step_time_s
+
+
+def test_a_core_dispatches_its_kernels_itself() -> None:
+    slow = dataclasses.replace(IDEAL, launch_s=1e-4)
+    times = [predict(plans(runs_ahead=ahead), slow) for ahead in (0.0, 1.0)]
+    device_s = ideal(plans()).step_time_s[0]
+    n_kernels = slow.kernels_per_layer * 3 * 96
+    assert times[0].step_time_s[0] == pytest.approx(device_s + slow.launch_s * n_kernels)
+    assert times[1].step_time_s[0] < times[0].step_time_s[0]
+
+
+def test_stage_3_fetches_with_hooks_that_only_a_core_waits_for() -> None:
+    hooks = dataclasses.replace(IDEAL, fetch_s=1e-3)
+    host_s = [
+        float(predict(plans(dp=2.0, zero_stage=stage, runs_ahead=ahead), hooks).times.host_s[0])
+        for stage, ahead in ((3.0, 0.0), (2.0, 0.0), (3.0, 1.0))
+    ]
+    assert host_s == pytest.approx([2 * 96 * 1e-3, 0.0, 0.0])
+
+
+def test_small_tensors_stay_whole_at_stage_3() -> None:
+    # Of 12 h^2 a layer, four products of h^2 are attention's.
+    gathered = [
+        float(
+            ideal(
+                plans(
+                    dp=2.0,
+                    zero_stage=3.0,
+                    vocab=1e-9,
+                    tied_embeddings=0.0,
+                    overlap_gather=0.0,
+                    overlap_reduce=0.0,
+                    grad_bytes=0.0,
+                    reduce_bytes=1e-12,
+                    persistent_elements=threshold,
+                )
+            ).times.data_comm_s[0]
+        )
+        for threshold in (0.0, 12288.0**2, 1e12)
+    ]
+    assert gathered[1] / gathered[0] == pytest.approx(2 / 3, rel=1e-3)
+    assert gathered[2] < 1e-3 * gathered[0]
+
+
+def test_gloo_scatters_what_it_reduced_whole() -> None:
+    def reduced(**changes: float) -> float:
+        p = plans(dp=2.0, zero_stage=2.0, overlap_reduce=0.0, overlap_gather=0.0, **changes)
+        return float(ideal(p).times.data_comm_s[0])
+
+    gathered = reduced(reduce_bytes=1e-12)
+    whole, part = reduced(reduces_whole=1.0) - gathered, reduced() - gathered
+    assert whole == pytest.approx(2 * part)
+
+
+def test_a_head_of_its_own_is_reduced_and_updated_too() -> None:
+    params = []
+    for tied in (1.0, 0.0):
+        p = plans(dp=2.0, tied_embeddings=tied, overlap_reduce=0.0, n_layers=1.0)
+        params.append(float(ideal(p).times.data_comm_s[0]))
+    layer = 12 * 12288**2
+    table = 51200 * 12288
+    ratio = (layer + 2 * table) / (layer + table)
+    assert params[1] / params[0] == pytest.approx(ratio, rel=1e-3)
+    pipelines = [
+        float(ideal(plans(dp=2.0, pp=2.0, tied_embeddings=tied)).times.optimizer_s[0])
+        for tied in (1.0, 0.0)
+    ]
+    assert pipelines[0] == pipelines[1], "its stages hold one table each"
+
+
+def test_a_chunked_loss_computes_its_logits_again() -> None:
+    whole, chunked = (ideal(plans(loss_chunk_tokens=n)).times.logits_s[0] for n in (0.0, 256.0))
+    assert chunked == pytest.approx(whole * 4 / 3)
+
+
+def test_pages_are_cleared_of_what_the_heap_does_not_keep() -> None:
+    def pages(**changes: float) -> float:
+        p = plans(n_layers=1.0, hidden=64.0, ffn_hidden=64.0, seq_len=64.0, **changes)
+        return float(np.broadcast_to(predict(p).times.pages_s, 1)[0])
+
+    rate = 4096 / load_constants().page_s
+    assert pages(clears_pages=0.0, vocab=1e6) == 0
+    assert pages(clears_pages=1.0, vocab=1e3) == 0, "small blocks are kept"
+    mapped = 64 * 1e6 * 12
+    assert pages(clears_pages=1.0, vocab=1e6) == pytest.approx(mapped / rate)
+    # 16 tokens' logits are 64 MB.
+    assert pages(clears_pages=1.0, vocab=1e6, loss_chunk_tokens=16.0) == pytest.approx(
+        mapped / rate
+    )
+    # 4 tokens' are 16 MB, and what is held of them below what the heap keeps.
+    assert pages(clears_pages=1.0, vocab=1e6, loss_chunk_tokens=4.0) == 0
