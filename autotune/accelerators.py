@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.errors import FleetError, JobError
+from autotune.measured import Measured, MeasuredEntry
 from autotune.yaml_file import read_yaml
 
 SHIPPED = Path(__file__).resolve().parent / "accelerators.yaml"
@@ -62,6 +63,8 @@ class Accelerator:
     devices_per_node: int
     source: str
     achieved_source: str
+    measured: Measured | None = None
+    """What a probe of such devices found; None: there was none."""
 
     @property
     def half(self) -> str:
@@ -117,12 +120,15 @@ class _Entry(BaseModel):
     devices_per_node: _Count
     source: str
     achieved_source: str
+    measured: MeasuredEntry | None = None
 
 
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     accelerators: dict[str, _Entry] = Field(min_length=1)
+    probe: dict[str, Any] = Field(default_factory=dict)
+    """How a probe came to its figures; only people read it."""
 
 
 def find_accelerator(
@@ -218,6 +224,7 @@ def _accelerator(name: str, entry: _Entry, path: Path) -> Accelerator:
         devices_per_node=entry.devices_per_node,
         source=entry.source,
         achieved_source=entry.achieved_source,
+        measured=None if entry.measured is None else entry.measured.read(),
     )
 
 

@@ -97,6 +97,8 @@ class Job:
     nvme_path: Path | None = None
     """A folder on a local disk that states and parameters may be swapped to; None: there is none,
     and nothing is offloaded to nvme."""
+    accelerators: Path | None = None
+    """A table of accelerators whose entries come before the shipped ones in predictions."""
     finetune: Lora | None = None
     """None: every weight is trained."""
     lengths: Lengths = FIXED
@@ -185,6 +187,9 @@ class JobFile(BaseModel):
     nvme_path: Path | None = Field(
         default=None, description="folder on a local disk, for offload to nvme"
     )
+    accelerators: Path | None = Field(
+        default=None, description="YAML that predictions go by, such as the probe's hardware.yaml"
+    )
     finetune: FinetuneFile | None = Field(
         default=None, description="method: lora, with rank, alpha, target_modules, dropout"
     )
@@ -222,7 +227,7 @@ def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         folder: What the paths are relative to.
     """
     resolved = dict(data)
-    for key in ("baseline", "base_config", "templates", "nvme_path"):
+    for key in ("baseline", "base_config", "templates", "nvme_path", "accelerators"):
         if isinstance(data.get(key), str | Path):
             resolved[key] = os.path.realpath(folder / data[key])
     for key, shipped in (("model", presets), ("space", shipped_spaces)):
@@ -290,6 +295,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         templates=file.templates,
         nvme_path=file.nvme_path,
         study=file.study or default_study_name(file),
+        accelerators=file.accelerators,
         finetune=lora,
         lengths=file.lengths,
         diagnose=file.diagnose,
@@ -300,7 +306,8 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
 def default_study_name(file: JobFile) -> str:
     """A name that the same job always gets: the same command again resumes.
 
-    Budgets, the sampler and the space are left out: changing them continues the study.
+    Budgets, the sampler, the space and what predicts are left out: changing them continues the
+    study.
     """
     continued = {
         "trials",
@@ -314,6 +321,7 @@ def default_study_name(file: JobFile) -> str:
         "study",
         "trial_timeout",
         "diagnose",
+        "accelerators",
     }
     if file.nvme_path is None:  # another disk is another problem; none is as it always was
         continued.add("nvme_path")

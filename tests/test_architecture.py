@@ -15,7 +15,7 @@ LAYERS: list[set[str]] = [
     {"contract", "errors", "units", "files", "nested", "secrecy", "yaml_file"},
     {"trial", "data", "cgroup", "extensions"},
     {"finetune", "lengths", "model_shape", "model_families", "model_probe", "presets", "hardware"}
-    | {"accelerators"},
+    | {"accelerators", "measured"},
     {"model", "job", "knob", "catalogue", "knobs", "candidate", "record", "facts", "table"}
     | {"tried", "knobs_page", "soak_record", "bottleneck", "column", "table_seen"}
     | {"spread", "student", "throughput"},
@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
     {"lattice"},
     {"fleet"},
     {"search"},
-    {"doctor"},
+    {"doctor", "probe"},
     {"report"},
     {"app"},
     {"cli"},

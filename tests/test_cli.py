@@ -16,6 +16,7 @@ COMMANDS = (
     "",
     "search",
     "render",
+    "probe",
     "status",
     "report",
     "compare",

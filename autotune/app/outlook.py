@@ -11,6 +11,7 @@ from autotune.accelerators import Accelerator, find_accelerator
 from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction, predict
 from autotune.cost.candidates import constants_of
+from autotune.cost.device import UNMEASURED_LINK
 from autotune.errors import JobError
 from autotune.hardware import Environment
 from autotune.job import Job
@@ -51,11 +52,13 @@ class FleetWishes:
             JobError: A rate is not one.
         """
         rates = {"network": self.network, "nvlink": self.nvlink}
-        return {
+        found = {
             f"{name}_bytes_per_s": parse_rate(text, where=f"--{name}")
             for name, text in rates.items()
             if text is not None
         }
+        # What was measured of the link that is there is not of the one that is described.
+        return {**found, **UNMEASURED_LINK} if self.nvlink is not None else found
 
 
 C = TypeVar("C", bound=Choices)
@@ -69,6 +72,11 @@ class Outlook(ABC, Generic[C]):
     environment: Environment
     wishes: FleetWishes
     table: tuple[Accelerator, ...]
+
+    @property
+    def own_table(self) -> Path | None:
+        """The user's table of accelerators, if there is one."""
+        return self.wishes.accelerators or self.job.accelerators
 
     @property
     @abstractmethod

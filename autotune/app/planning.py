@@ -54,6 +54,8 @@ def open_outlook(
     here = detect_environment()
     environment = here if wishes.gpu is None else described(wishes, here, table)
     job, keys = read_job(job_file, flags, environment)
+    if wishes.accelerators is None:
+        table = accelerators_with(job.accelerators)
     if engine == "megatron":
         return megatron_outlook(job, keys, environment, wishes, table)
     return deepspeed_outlook(job, environment, wishes, table)

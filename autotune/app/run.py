@@ -1,7 +1,7 @@
 """Run the search of a session, and leave its table, its answer and the best one's files."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from autotune import extensions
+from autotune.app.figures import FACT, figures_of
 from autotune.app.metrics import MetricsWriter, check_writable
 from autotune.app.pages import PageWriter
 from autotune.app.session import Session
@@ -87,7 +88,7 @@ def search(
         kill_all(study.trials_folder)
         study.sweep()
         _check_origin(session)
-        _begin(session)
+        _begin(session, metrics.on_note)
         if session.origin is Origin.MEASURED:
             extensions.build(
                 session.environment.accelerator, metrics.on_note, nvme=session.lattice.swaps
@@ -118,7 +119,7 @@ def exit_code(answer: Mapping[str, Any]) -> ExitCode:
     return ExitCode.NOTHING_FEASIBLE if answer["best"] is None else ExitCode.FOUND
 
 
-def _begin(session: Session) -> None:
+def _begin(session: Session, note: Callable[[str], None]) -> None:
     """Write the job, and the facts that a report needs; an older answer no longer holds."""
     study, job = session.study, session.job
     objective = Objective.of(job, session.environment)
@@ -137,7 +138,10 @@ def _begin(session: Session) -> None:
         "origin": session.origin,
         "answer": None,
     }
-    study.write_state({**study.read_state(), **facts})
+    state = study.read_state()
+    if session.forecaster is None:  # else no accelerator's figures are asked for
+        facts[FACT] = figures_of(session, state, note)
+    study.write_state({**state, **facts})
 
 
 def _run(

@@ -2,10 +2,11 @@
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.candidate import Candidate
 from autotune.contract import Origin
 from autotune.engines.base import Engine
@@ -64,6 +65,8 @@ class Session:
     """What answers for its trials; None: this machine runs them."""
     forecaster: Forecaster | None = None
     """What is said of its candidates before they are tried; None: what the analytic model says."""
+    table: Sequence[Accelerator] = field(default_factory=shipped_accelerators)
+    """What that model looks the devices up in."""
 
 
 def open_session(
@@ -91,6 +94,7 @@ def open_session(
     environment = environment or detect_environment()
     job, data = read_job(job_file, flags, environment)
     check_installed(job.sampler)
+    table = accelerators_with(job.accelerators)
     study = Study(results, job.study)
     _check_writable(study.folder)
     engine = DeepSpeedEngine(job, environment)
@@ -104,6 +108,7 @@ def open_session(
         engine=engine,
         lattice=build_lattice(load_space(job.space), job, environment, engine, judge),
         study=study,
+        table=table,
     )
 
 

@@ -44,6 +44,7 @@ def steer(
             lessons=lessons,
             study=study_name(session.study.folder),
             forecaster=session.forecaster,
+            accelerators=session.table,
         )
     except AutotuneError as error:
         instead = "TPE proposes, for " if job.sampler == "calibrated" else ""
@@ -66,8 +67,14 @@ def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None
     name = study_name(session.study.folder)
     try:
         history = recall(session.study, job=job, engine=session.engine, environment=environment)
-        objective = Objective.of(job, environment)
-        lessons = lessons_of(history, job, environment, objective, study=name)
+        lessons = lessons_of(
+            history,
+            job,
+            environment,
+            Objective.of(job, environment),
+            study=name,
+            accelerators=session.table,
+        )
         if lessons:
             keep_lessons(knowledge, name, lessons)
     except AutotuneError as error:

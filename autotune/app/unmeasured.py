@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.accelerators import shipped_accelerators
+from autotune.accelerators import accelerators_with
 from autotune.app.outlook import FleetWishes, described
 from autotune.app.session import Session, open_session
 from autotune.candidate import Candidate
@@ -37,7 +37,7 @@ FLEETS = "local, simulate, simulate:8xH100, replay:FILE.csv or replay:FILE.csv#G
 _DESCRIBED = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")
 _GIVEN_BY_TABLE = (
     *("model", "seq_len", "global_batch", "world", "precision", "lora_rank", "lengths", "space"),
-    *("baseline", "base_config", "templates", "nvme_path"),
+    *("baseline", "base_config", "templates", "nvme_path", "accelerators"),
 )
 
 
@@ -78,7 +78,8 @@ def _open_simulated(
     """The job on devices that the model speaks for."""
     environment = detect_environment()
     if of:
-        environment = described(_wishes(of), environment, shipped_accelerators())
+        table = accelerators_with(flags.get("accelerators"))
+        environment = described(_wishes(of), environment, table)
     session = open_session(job_file, flags, results=results, environment=environment)
     job = session.job
     if "study" not in flags:
@@ -86,7 +87,8 @@ def _open_simulated(
     constants = constants_of(environment)
 
     def say(candidate: Candidate) -> Said:
-        predicted = predict(plans_of([candidate], job, environment), constants)
+        plans = plans_of([candidate], job, environment, accelerators=session.table)
+        predicted = predict(plans, constants)
         return Said(
             step_time_s=float(predicted.step_time_s[0]),
             peak_memory_bytes=float(predicted.peak_memory_bytes[0]),

@@ -10,7 +10,7 @@ import traceback
 from rich.text import Text
 
 # Each adds its commands to `cli`.
-from autotune.cli import find, predict, results, verify  # noqa: F401  they add their commands
+from autotune.cli import find, measure, predict, results, verify  # noqa: F401  they add their commands
 from autotune.cli.base import PROGRESS, cli, is_debugging
 from autotune.errors import AutotuneError, ExitCode
 

@@ -111,6 +111,10 @@ def search(
     nvme_path: Annotated[
         Path | None, typer.Option(help="Folder on a local disk, for offload to nvme.")
     ] = None,
+    accelerators: Annotated[
+        Path | None,
+        typer.Option(help="YAML that predictions go by first, such as the probe's hardware.yaml."),
+    ] = None,
     no_diagnose: Annotated[
         bool,
         typer.Option("--no-diagnose", help="Leave out the steps that see where time goes."),
@@ -191,6 +195,7 @@ def search(
         base_config=base_config,
         templates=templates,
         nvme_path=nvme_path,
+        accelerators=accelerators,
         diagnose=False if no_diagnose else None,
         seed=seed,
         study=study,

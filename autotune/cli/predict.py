@@ -49,9 +49,13 @@ class _Asked:
 
     def outlook(self, engine: str) -> "AnyOutlook":
         """What is legal for the job on the fleet."""
+        from autotune.app.figures import what_predicts
         from autotune.app.planning import open_outlook
 
-        return open_outlook(self.job, self.flags, self.wishes(), engine=engine)
+        outlook = open_outlook(self.job, self.flags, self.wishes(), engine=engine)
+        if outlook.own_table is not None:
+            say(what_predicts(outlook.environment, outlook.table, outlook.own_table))
+        return outlook
 
 
 def _job_flags(

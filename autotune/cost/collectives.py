@@ -22,6 +22,11 @@ class Group:
     nvlink_bytes_per_s: Column
     network_bytes_per_s: Column
     """Of one rank."""
+    all_reduce_speed: Column
+    """Of those rates, that all-reduces reach; 1 across nodes, where nobody measured it."""
+    all_to_all_speed: Column
+    """The same, of all-to-alls to ranks nearby."""
+    send_speed: Column
 
 
 def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> Group:
@@ -35,7 +40,8 @@ def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> Group:
     """
     local = np.clip(p.nvlink_domain / stride, 1.0, ranks)
     crosses = np.greater(ranks, local)
-    nvlink = p.nvlink_bytes_per_s * c.nvlink_share
+    nvlink = p.nvlink_bytes_per_s * np.where(p.nvlink_measured, 1.0, c.nvlink_share)
+    near_s = np.where(np.greater(p.nvlink_latency_s, 0), p.nvlink_latency_s, c.nvlink_latency_s)
     own_network = p.network_bytes_per_s * c.network_share
     network = own_network * local
     return Group(
@@ -43,12 +49,15 @@ def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> Group:
         bytes_per_s=np.where(crosses, np.minimum(nvlink, network), nvlink),
         hop_s=np.where(
             crosses,
-            c.nvlink_latency_s + (c.network_latency_s - c.nvlink_latency_s) / local,
-            c.nvlink_latency_s,
+            near_s + (c.network_latency_s - near_s) / local,
+            near_s,
         ),
         local=local,
         nvlink_bytes_per_s=nvlink,
         network_bytes_per_s=own_network,
+        all_reduce_speed=np.where(crosses, 1.0, p.all_reduce_speed),
+        all_to_all_speed=p.all_to_all_speed,
+        send_speed=np.where(crosses, 1.0, p.send_speed),
     )
 
 
@@ -60,7 +69,8 @@ def all_reduce_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
     training with NCCL 2.4" (NVIDIA, 2019), for the trees.
     """
     rounds = 2.0 * (1.0 - 1.0 / g.ranks)
-    return calls * (rounds * size_bytes / g.bytes_per_s + 2.0 * np.log2(g.ranks) * g.hop_s)
+    bytes_per_s = g.bytes_per_s * g.all_reduce_speed
+    return calls * (rounds * size_bytes / bytes_per_s + 2.0 * np.log2(g.ranks) * g.hop_s)
 
 
 def gather_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
@@ -80,11 +90,11 @@ def exchange_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
     rank's own share of the network, which no ring of the node helps with; and n - 1 sends. Source:
     Thakur et al. (2005), section 4.
     """
-    near_s = (g.local - 1.0) / g.nvlink_bytes_per_s
+    near_s = (g.local - 1.0) / (g.nvlink_bytes_per_s * g.all_to_all_speed)
     far_s = np.maximum(0.0, g.ranks - g.local) / g.network_bytes_per_s
     return calls * (size_bytes / g.ranks * (near_s + far_s) + (g.ranks - 1.0) * g.hop_s)
 
 
 def send_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
     """Time of `calls` sends of `size_bytes` to the next rank."""
-    return calls * np.greater(g.ranks, 1) * (size_bytes / g.bytes_per_s + g.hop_s)
+    return calls * np.greater(g.ranks, 1) * (size_bytes / (g.bytes_per_s * g.send_speed) + g.hop_s)

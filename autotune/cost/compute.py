@@ -49,12 +49,15 @@ def layer_times(p: Plans, s: Sizes, c: Constants) -> LayerTimes:
     backward = matmul_backward + attention_backward + elementwise_backward
     kernels = c.kernels_per_layer * (2.0 - p.fused_kernels) * (3.0 + is_full)
     kernels = kernels * (1.0 + c.skew_share * (p.tp - 1.0)) * _softmax_kernels(p)
+    # A measured layer is one of unfused kernels, without recomputation.
+    measured_s = p.layer_host_s / (c.kernels_per_layer * 2.0 * 3.0)
+    launch_s = np.where(np.greater(p.layer_host_s, 0), measured_s, c.launch_s)
     return LayerTimes(
         matmul_s=matmul_forward + matmul_backward,
         attention_s=attention_forward + attention_backward,
         elementwise_s=elementwise_forward + elementwise_backward,
         recompute_s=again,
-        launch_s=c.launch_s * kernels * (1.0 - p.launch_free),
+        launch_s=launch_s * kernels * (1.0 - p.launch_free),
         forward_s=forward,
         backward_s=backward + again,
     )
@@ -130,7 +133,12 @@ def _matmul(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column]:
     mlp_widths = 2.0 * p.hidden + s.mlp_matrices * p.ffn_hidden / p.tp
     weights = rank_params + s.expert_share * mlp_params
     elements = tokens * widths + routed * mlp_widths + weights
-    forward = flops / rate + c.matmul_traffic * 2.0 * elements / bandwidth
+    moved_s = np.where(
+        np.greater(p.operand_elements_per_s, 0),
+        elements / np.maximum(1.0, p.operand_elements_per_s),
+        c.matmul_traffic * 2.0 * elements / bandwidth,
+    )
+    forward = flops / rate + moved_s
     accumulate = (2.0 * p.grad_bytes + p.accumulate_bytes) * weights / bandwidth
     return forward, forward + p.trained_share * (forward + accumulate)
 
@@ -172,4 +180,7 @@ def _elementwise(p: Plans, s: Sizes, c: Constants) -> Column:
         p.activation_bytes * (norms + heads + activation) + 2.0 * p.has_dropout * p.hidden
     )
     fusion = 1.0 + (c.unfused_traffic - 1.0) * (1.0 - p.fused_kernels)
-    return fusion * moved_bytes / (p.memory_bytes_per_s * c.memory_share)
+    tensor_bytes = s.tokens * p.activation_bytes * p.hidden
+    is_cached = np.greater_equal(p.cache_bytes, tensor_bytes) & np.greater(p.cached_bytes_per_s, 0)
+    memory_bytes_per_s = np.where(is_cached, p.cached_bytes_per_s, p.memory_bytes_per_s)
+    return fusion * moved_bytes / (memory_bytes_per_s * c.memory_share)

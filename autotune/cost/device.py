@@ -1,10 +1,27 @@
 """What an accelerator and its node put into the columns of `Plans`."""
 
 from autotune.accelerators import Accelerator
+from autotune.cost.pages import PAGE_BYTES
+from autotune.cost.plans import HOST_MEMORY_BYTES_PER_S, NVME_BYTES_PER_S
+from autotune.measured import Measured
+
+STREAM_SHARE = 0.9
+"""Of a datasheet's memory bandwidth, that a stream reaches on a healthy device. The constants of
+the model are shares of the datasheet's, so what a probe's stream reached is taken for that of a
+memory of this much more. Source: Deakin et al., BabelStream (IJCSE 17, 2018), which finds streams
+near it on GPUs of several vendors."""
+UNMEASURED_LINK = {
+    "nvlink_measured": 0.0,
+    "nvlink_latency_s": 0.0,
+    "all_reduce_speed": 1.0,
+    "all_to_all_speed": 1.0,
+    "send_speed": 1.0,
+}
+"""Columns of a link whose rate a datasheet promises."""
 
 
 def device_columns(accelerator: Accelerator, precision: str, per_node: float) -> dict[str, float]:
-    """The columns of the device and its links, as the table has them.
+    """The columns of the device and its links: what was measured, else as the table has them.
 
     Args:
         accelerator: Its entry.
@@ -15,15 +32,46 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
         FleetError: There are no figures for that precision.
     """
     link_bytes_per_s, domain = accelerator.links(per_node)
+    found = accelerator.measured or Measured()
     return {
         "matmul_flops": accelerator.rate(precision),
         "half_flops": accelerator.rate("fp32" if precision == "fp32" else accelerator.half),
         "sustained_share": accelerator.sustained_share,
         "memory_bytes": accelerator.memory_bytes,
-        "memory_bytes_per_s": accelerator.memory_bytes_per_s,
-        "nvlink_bytes_per_s": link_bytes_per_s,
+        "memory_bytes_per_s": _streamed(found.memory_bytes_per_s)
+        or accelerator.memory_bytes_per_s,
+        "cached_bytes_per_s": _streamed(found.cached_bytes_per_s),
+        "cache_bytes": found.cache_bytes,
+        "page_s": _clearing(found),
+        "operand_elements_per_s": found.operand_elements_per_s.get(precision, 0.0),
+        "nvlink_bytes_per_s": found.link_bytes_per_s or link_bytes_per_s,
+        "nvlink_measured": float(found.link_bytes_per_s is not None),
+        "nvlink_latency_s": found.link_latency_s or 0.0,
+        "all_reduce_speed": found.all_reduce_speed,
+        "all_to_all_speed": found.all_to_all_speed,
+        "send_speed": found.send_speed,
         "network_bytes_per_s": accelerator.network_bytes_per_s,
-        "host_bytes_per_s": accelerator.host_bytes_per_s,
+        "host_bytes_per_s": found.host_bytes_per_s or accelerator.host_bytes_per_s,
+        "host_link_measured": float(found.host_bytes_per_s is not None),
+        "host_memory_bytes_per_s": found.host_memory_bytes_per_s or HOST_MEMORY_BYTES_PER_S,
+        "nvme_bytes_per_s": found.nvme_bytes_per_s or NVME_BYTES_PER_S,
+        "layer_host_s": found.layer_s or 0.0,
         "nvlink_domain": domain,
         "devices_per_node": per_node,
     }
+
+
+def _clearing(found: Measured) -> float:
+    """Seconds to clear a page: what a stream into new ones takes longer; 0: not known.
+
+    Of three bytes that a stream moves one is a result's, and in new pages.
+    """
+    if found.memory_bytes_per_s is None or found.fresh_bytes_per_s is None:
+        return 0.0
+    longer_s = 1.0 / found.fresh_bytes_per_s - 1.0 / found.memory_bytes_per_s
+    return max(0.0, 3.0 * PAGE_BYTES * longer_s)
+
+
+def _streamed(reached: float | None) -> float:
+    """The datasheet's rate of a memory whose stream reaches this; 0 where nobody measured it."""
+    return 0.0 if reached is None else reached / STREAM_SHARE

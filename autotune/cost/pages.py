@@ -12,7 +12,7 @@ _LARGEST_KEPT_BLOCK_BYTES = 32.0 * 2**20
 M_MMAP_THRESHOLD, whose dynamic threshold goes no higher."""
 _KEPT_BYTES = 2.0 * _LARGEST_KEPT_BLOCK_BYTES
 """Of free memory at its top, that the heap keeps: M_TRIM_THRESHOLD goes up to twice that."""
-_PAGE_BYTES = 4096.0
+PAGE_BYTES = 4096.0
 _WIDE = 4.0
 """Bytes of a logit in the loss, whatever the layers compute in."""
 
@@ -32,4 +32,5 @@ def pages_s(p: Plans, s: Sizes, c: Constants) -> Column:
     mapped = is_mapped * s.tokens * s.loss_vocab * p.logit_bytes
     held = a.first_stage_bytes + a.working_bytes + (1.0 - is_mapped) * a.logits_bytes
     cleared = mapped + np.maximum(0.0, held - _KEPT_BYTES)
-    return p.clears_pages * cleared / _PAGE_BYTES * c.page_s
+    page_s = np.where(np.greater(p.page_s, 0), p.page_s, c.page_s)
+    return p.clears_pages * cleared / PAGE_BYTES * page_s

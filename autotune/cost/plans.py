@@ -12,6 +12,9 @@ from autotune.errors import JobError
 
 Column = NDArray[np.float64] | float
 """A value per candidate, or one for all of them."""
+HOST_MEMORY_BYTES_PER_S = 200e9
+NVME_BYTES_PER_S = 6e9
+"""Of a node, as of the memory, where nobody measured either."""
 
 
 class Recompute(IntEnum):
@@ -82,10 +85,31 @@ class Plans:
     devices_per_node: Column
     sustained_share: Column = 1.0
     """Of those rates, that a device holds under a load that lasts, beside other kinds."""
-    host_memory_bytes_per_s: Column = 200e9
+    host_memory_bytes_per_s: Column = HOST_MEMORY_BYTES_PER_S
     """Of a node's own memory, which the optimizer on the CPU reads and writes."""
-    nvme_bytes_per_s: Column = 6e9
+    nvme_bytes_per_s: Column = NVME_BYTES_PER_S
     """Of a node's drives together."""
+    cached_bytes_per_s: Column = 0.0
+    """As `memory_bytes_per_s`, of tensors of at most `cache_bytes`; 0: they are as all others."""
+    cache_bytes: Column = 0.0
+    page_s: Column = 0.0
+    """Of the kernel for clearing a page, where that was measured; 0: as the constants say."""
+    operand_elements_per_s: Column = 0.0
+    """How fast products move their operands and results, where that was measured; 0: as a share of
+    the memory's bandwidth says."""
+    nvlink_measured: Column = 0.0
+    """That link's rate was reached by collectives: no share of it is taken."""
+    nvlink_latency_s: Column = 0.0
+    """Per hop of a collective, where that was measured; 0: as the constants say."""
+    all_reduce_speed: Column = 1.0
+    """Of that link's rate, that all-reduces reach beside gathers."""
+    all_to_all_speed: Column = 1.0
+    send_speed: Column = 1.0
+    host_link_measured: Column = 0.0
+    """The host's link was measured: no share of its rate is taken."""
+    layer_host_s: Column = 0.0
+    """Host time of one layer forward and backward, where that was measured; 0: as the constants
+    say of its kernels."""
 
     # The layout.
     dp: Column = 1.0

@@ -181,7 +181,7 @@ def _offload_micro_batch_s(p: Plans, s: Sizes, c: Constants, updated: Column) ->
     Each rank brings its own shard over its own link and gathers the rest from the others. Source:
     Rajbhandari et al., ZeRO-Infinity (arXiv:2104.07857), section 6.1.
     """
-    link = p.host_bytes_per_s * c.host_link_share
+    link = _host_link(p, c)
     drive = p.nvme_bytes_per_s / p.devices_per_node
     source = np.where(np.equal(p.param_tier, Tier.NVME), np.minimum(link, drive), link)
     is_offloaded = np.greater(p.param_tier, Tier.DEVICE) * np.greater_equal(p.zero_stage, 3)
@@ -198,6 +198,10 @@ def _offload_step_s(p: Plans, s: Sizes, c: Constants, updated: Column) -> Column
     In mixed precision 2 bytes each way per parameter of the shard (Ren et al., ZeRO-Offload,
     arXiv:2101.06840).
     """
-    link = p.host_bytes_per_s * c.host_link_share
+    link = _host_link(p, c)
     is_offloaded = np.greater(p.optimizer_tier, Tier.DEVICE)
     return is_offloaded * updated * p.trained_share * (p.grad_bytes + p.activation_bytes) / link
+
+
+def _host_link(p: Plans, c: Constants) -> Column:
+    return p.host_bytes_per_s * np.where(p.host_link_measured, 1.0, c.host_link_share)

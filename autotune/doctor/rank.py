@@ -1,39 +1,22 @@
 """One rank of the measurement: `python -m autotune.doctor.rank FOLDER ACCELERATOR DEVICES`.
 
 Started by torchrun: a matrix product on its own device while all others do the same, then an
-all-reduce over all; the times go to `FOLDER/RANK.json`, a failure to `FOLDER/RANK.error`.
+all-reduce over all.
 """
 
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from autotune.trial.parent import end_with_parent
+from autotune.trial.report_rank import report
 
 _MATMUL_S = 1.5
 _WARM_UPS, _ALL_REDUCES = 2, 7
 
 
 def main() -> None:
-    """Measure, write, and leave without waiting for destructors."""
-    end_with_parent()
-    folder, accelerator = Path(sys.argv[1]), sys.argv[2]
-    rank = int(os.environ["RANK"])
-    if accelerator == "cpu":
-        # Before torch is imported: its threads and its memory stay on this core.
-        os.sched_setaffinity(0, {int(sys.argv[3].split(",")[rank])})
-    try:
-        report = _measure(accelerator, int(os.environ["LOCAL_RANK"]))
-    except Exception as error:
-        text = f"rank {rank}: {type(error).__name__}: {' '.join(str(error).split())}"
-        (folder / f"{rank}.error").write_text(text[:500], encoding="utf-8")
-        os._exit(1)
-    (folder / f"{rank}.json").write_text(json.dumps(report), encoding="utf-8")
-    os._exit(0)
+    """Measure, write, and leave."""
+    report(_measure)
 
 
 def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 import optuna
 
+from autotune.accelerators import Accelerator
 from autotune.candidate import Candidate
 from autotune.contract import KnobValue, Predicted
 from autotune.cost.candidates import constants_of, plans_of
@@ -255,6 +256,7 @@ def steering_of(
     lessons: Sequence[Lesson] = (),
     study: str = "",
     forecaster: Forecaster | None = None,
+    accelerators: Sequence[Accelerator] | None = None,
 ) -> Steering:
     """Steer by a model.
 
@@ -265,6 +267,7 @@ def steering_of(
         lessons: Of other studies.
         study: The name by which this one's own lessons are left out.
         forecaster: The model; None: the analytic one.
+        accelerators: The table that it looks the device up in; None: the shipped one.
 
     Raises:
         FleetError: The accelerator is in no table, so nothing can be predicted.
@@ -273,7 +276,8 @@ def steering_of(
     constants = constants_of(environment)
 
     def analytic(candidates: Sequence[Candidate]) -> Forecast:
-        return forecast(plans_of(candidates, job, environment), constants)
+        plans = plans_of(candidates, job, environment, accelerators=accelerators)
+        return forecast(plans, constants)
 
     forecaster = forecaster or analytic
     forecaster(lattice.candidates[:1])  # what cannot be predicted is said before anything runs
@@ -298,7 +302,13 @@ def situation_of(job: Job, environment: Environment) -> Situation:
 
 
 def lessons_of(
-    history: History, job: Job, environment: Environment, objective: Objective, *, study: str
+    history: History,
+    job: Job,
+    environment: Environment,
+    objective: Objective,
+    *,
+    study: str,
+    accelerators: Sequence[Accelerator] | None = None,
 ) -> list[Lesson]:
     """What a search leaves for the next one: the candidates that ran or ran out of memory.
 
@@ -308,6 +318,7 @@ def lessons_of(
         environment: Where.
         objective: Says how much memory there was.
         study: Its name in the file of lessons.
+        accelerators: As of `steering_of`.
 
     Raises:
         FleetError: As `steering_of`.
@@ -316,7 +327,8 @@ def lessons_of(
     told = [t for t in history.tried if t.measured is not None or t.is_out_of_memory]
     if not told:
         return []
-    plans = plans_of([t.candidate for t in told], job, environment)
+    ran = [t.candidate for t in told]
+    plans = plans_of(ran, job, environment, accelerators=accelerators)
     situation = situation_of(job, environment)
     return [
         Lesson(

@@ -1,0 +1,88 @@
+"""What short measurements reached on a kind of device, as `python -m autotune probe` writes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_GIGA = 1e9
+_MICRO = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Rates of one device while all others do the same; None: nobody measured it."""
+
+    memory_bytes_per_s: float | None = None
+    """Of a stream of reads and writes through the device's own memory."""
+    cached_bytes_per_s: float | None = None
+    """The same through tensors of at most `cache_bytes` each; only where it was told apart."""
+    cache_bytes: float = 0.0
+    fresh_bytes_per_s: float | None = None
+    """The same where every result is in pages that the kernel has just cleared: of CPU ranks."""
+    operand_elements_per_s: Mapping[str, float] = field(default_factory=dict)
+    """By precision: how fast products move their operands and results, beside computing."""
+    link_bytes_per_s: float | None = None
+    """Bus bandwidth of all-gathers and reduce-scatters in one node."""
+    link_latency_s: float | None = None
+    """Of one hop of theirs."""
+    all_reduce_speed: float = 1.0
+    """Bus bandwidth of all-reduces over that."""
+    all_to_all_speed: float = 1.0
+    send_speed: float = 1.0
+    host_bytes_per_s: float | None = None
+    """Between device and host, in the slower direction."""
+    host_memory_bytes_per_s: float | None = None
+    """Of a node, all ranks together."""
+    nvme_bytes_per_s: float | None = None
+    """Of a node's drives, all ranks together, in the slower direction."""
+    layer_s: float | None = None
+    """Host time of one layer forward and backward; only where nothing hides it."""
+
+
+class MeasuredEntry(BaseModel):
+    """The same as a file spells it, under `measured:` of an accelerator."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    memory_gb_per_s: _Positive | None = None
+    cached_gb_per_s: _Positive | None = None
+    cache_mib: _Positive | None = None
+    fresh_gb_per_s: _Positive | None = None
+    operand_gelements_per_s: dict[str, _Positive] = Field(default_factory=dict)
+    link_gb_per_s: _Positive | None = None
+    link_latency_us: _Positive | None = None
+    all_reduce_speed: _Positive = 1.0
+    all_to_all_speed: _Positive = 1.0
+    send_speed: _Positive = 1.0
+    host_gb_per_s: _Positive | None = None
+    host_memory_gb_per_s: _Positive | None = None
+    nvme_gb_per_s: _Positive | None = None
+    layer_us: _Positive | None = None
+
+    def read(self) -> Measured:
+        """In bytes, elements and seconds."""
+        return Measured(
+            memory_bytes_per_s=_times(self.memory_gb_per_s, _GIGA),
+            cached_bytes_per_s=_times(self.cached_gb_per_s, _GIGA),
+            cache_bytes=(self.cache_mib or 0.0) * 2**20,
+            fresh_bytes_per_s=_times(self.fresh_gb_per_s, _GIGA),
+            operand_elements_per_s={
+                name: rate * _GIGA for name, rate in self.operand_gelements_per_s.items()
+            },
+            link_bytes_per_s=_times(self.link_gb_per_s, _GIGA),
+            link_latency_s=_times(self.link_latency_us, _MICRO),
+            all_reduce_speed=self.all_reduce_speed,
+            all_to_all_speed=self.all_to_all_speed,
+            send_speed=self.send_speed,
+            host_bytes_per_s=_times(self.host_gb_per_s, _GIGA),
+            host_memory_bytes_per_s=_times(self.host_memory_gb_per_s, _GIGA),
+            nvme_bytes_per_s=_times(self.nvme_gb_per_s, _GIGA),
+            layer_s=_times(self.layer_us, _MICRO),
+        )
+
+
+def _times(value: float | None, unit: float) -> float | None:
+    return None if value is None else value * unit

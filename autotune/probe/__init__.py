@@ -1,0 +1,1 @@
+"""Short measurements of the fleet, for the command `probe` and for the cost model."""

@@ -1,0 +1,80 @@
+"""How a rank times its work: warm-ups, samples that are long enough to time, their median."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_WARM_UPS = 2
+_SAMPLE_S = 1e-3
+"""A shorter call is timed several times at once: what reads the clock must not count."""
+_FEWEST, _MOST = 5, 100
+
+
+class Clock:
+    """Times calls on one device."""
+
+    def __init__(self, device: Any, wait: Callable[[], None], *, is_quick: bool) -> None:
+        """Take what it times on.
+
+        Args:
+            device: torch's.
+            wait: Returns when the device has done what it was given.
+            is_quick: Whether figures may be rougher for being there sooner.
+        """
+        self.device = device
+        self.is_cuda = device.type == "cuda"
+        self.is_quick = is_quick
+        self._wait = wait
+        self._budget_s = 0.05 if is_quick else 0.2
+
+    def alone(self, work: Callable[[], object]) -> dict[str, float]:
+        """Time what each rank does by itself, all of them at the same time.
+
+        Args:
+            work: One call of it.
+        """
+        for _ in range(_WARM_UPS):
+            work()
+        self._barrier()
+        calls = max(1, int(_SAMPLE_S / max(self._sample(work, 1), 1e-7)))
+        samples: list[float] = []
+        end_s = time.perf_counter() + self._budget_s
+        while len(samples) < _FEWEST or (time.perf_counter() < end_s and len(samples) < _MOST):
+            samples.append(self._sample(work, calls))
+        return _summary(samples)
+
+    def together(self, work: Callable[[], object], *, calls: int) -> dict[str, float]:
+        """Time what the ranks do with each other: as often on every rank.
+
+        Args:
+            work: One call of it.
+            calls: In each sample.
+        """
+        for _ in range(_WARM_UPS):
+            work()
+        samples = []
+        for _ in range(_FEWEST if self.is_quick else 2 * _FEWEST - 1):
+            self._barrier()
+            samples.append(self._sample(work, calls))
+        return _summary(samples)
+
+    def _sample(self, work: Callable[[], object], calls: int) -> float:
+        self._wait()
+        start_s = time.perf_counter()
+        for _ in range(calls):
+            work()
+        self._wait()
+        return (time.perf_counter() - start_s) / calls
+
+    def _barrier(self) -> None:
+        torch.distributed.barrier()
+        self._wait()
+
+
+def _summary(samples: list[float]) -> dict[str, float]:
+    median = statistics.median(samples)
+    low, _, high = statistics.quantiles(samples, n=4)
+    return {"seconds": median, "scatter": (high - low) / median}

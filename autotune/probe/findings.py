@@ -1,0 +1,142 @@
+"""What is slower than it should be: a device than others or its class, a link than others."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from autotune.accelerators import Accelerator
+from autotune.cost.device import STREAM_SHARE
+from autotune.probe.figures import Figures, largest
+from autotune.probe.points import Point, of_kind
+
+SLOW_DEVICE = 0.1
+"""How far a device may stay behind its siblings."""
+SLOW_LINK = 0.25
+"""How far a pair of ranks may stay behind the others."""
+SLOW_CLASS = 0.2
+"""How far a kind of device may stay behind what its class reaches."""
+SCATTER = 0.25
+"""Width of the middle half of the repeats over their median, from which on they scatter."""
+SCATTERED_SHARE = 0.2
+"""Of the points, that may scatter."""
+MIN_FIT = 0.3
+"""Mean error from which on a curve says little."""
+
+
+def conclude(
+    points: Sequence[Point],
+    figures: Figures,
+    *,
+    names: Sequence[str],
+    its_class: Accelerator | None,
+) -> tuple[str, ...]:
+    """Warnings, the gravest first.
+
+    Args:
+        points: Of all ranks.
+        figures: What they come to.
+        names: Of the device of each rank.
+        its_class: Entry of the devices in the shipped table; None: there is none, or its figures
+            are an estimate.
+    """
+    return (
+        *_slow_devices(points, names),
+        *_slow_pairs(points, names),
+        *(_below_class(figures, its_class) if its_class is not None else ()),
+        *_scattered(points),
+        *_badly_fitted(figures),
+    )
+
+
+def _slow_devices(points: Sequence[Point], names: Sequence[str]) -> Iterator[str]:
+    """Against the better half: of two, against the other one."""
+    compared = [
+        (f"{dtype} products", _most_work(points, dtype))
+        for dtype in dict.fromkeys(p.dtype for p in of_kind(points, "matmul"))
+    ]
+    compared += [
+        (what, largest(points, kind))
+        for kind, what in (
+            ("stream", "memory"),
+            ("upload", "copies from the host"),
+            ("download", "copies to the host"),
+        )
+    ]
+    for what, point in compared:
+        if point is None:
+            continue
+        usual_s = statistics.median_low(point.seconds)
+        for rank, seconds in zip(point.ranks, point.seconds, strict=True):
+            behind = 1.0 - usual_s / seconds
+            if behind > SLOW_DEVICE:
+                yield (
+                    f"rank {rank} ({names[rank]}): {what} {behind:.0%} slower than on the other "
+                    "ranks; look for other work, heat or a power limit there"
+                )
+
+
+def _most_work(points: Sequence[Point], dtype: str) -> Point | None:
+    theirs = [point for point in of_kind(points, "matmul") if point.dtype == dtype]
+    return max(theirs, key=lambda point: point.flops, default=None)
+
+
+def _slow_pairs(points: Sequence[Point], names: Sequence[str]) -> Iterator[str]:
+    pairs = of_kind(points, "pair")
+    if len(pairs) < 2:
+        return
+    usual_s = statistics.median_low(pair.slowest_s for pair in pairs)
+    for pair in sorted(pairs, key=lambda pair: -pair.slowest_s):
+        behind = 1.0 - usual_s / pair.slowest_s
+        if behind > SLOW_LINK:
+            first, second = pair.ranks
+            rate = pair.size_bytes / pair.slowest_s / 1e9
+            yield (
+                f"ranks {first} ({names[first]}) and {second} ({names[second]}): {rate:.3g} GB/s "
+                f"between them, {behind:.0%} less than between others; nvidia-smi topo -m shows "
+                "how they are joined"
+            )
+
+
+def _below_class(figures: Figures, its_class: Accelerator) -> Iterator[str]:
+    """Against what the shipped table says that the devices reach."""
+    reached = figures.measured
+    compared: list[tuple[str, float | None, float | None, str]] = [
+        (
+            f"{dtype} products",
+            curve.best_flops_per_s,
+            its_class.achieved_flops.get(dtype),
+            "FLOP/s",
+        )
+        for dtype, curve in figures.products.items()
+    ]
+    datasheet = its_class.memory_bytes_per_s * STREAM_SHARE
+    compared.append(("memory", reached.memory_bytes_per_s, datasheet, "B/s"))
+    compared.append(("host link", reached.host_bytes_per_s, its_class.host_bytes_per_s, "B/s"))
+    for what, found, promised, unit in compared:
+        if found is None or promised is None:
+            continue
+        behind = 1.0 - found / promised
+        if behind > SLOW_CLASS:
+            yield (
+                f"{what}: {found:.3g} {unit}, {behind:.0%} below what {its_class.name} reaches "
+                f"({promised:.3g}); look for a power limit, heat, other work or a wrong entry"
+            )
+
+
+def _scattered(points: Sequence[Point]) -> Iterator[str]:
+    scattered = [point for point in points if point.scatter > SCATTER]
+    if len(scattered) > SCATTERED_SHARE * len(points):
+        worst = max(scattered, key=lambda point: point.scatter)
+        yield (
+            f"{len(scattered)} of {len(points)} measurements scatter by more than {SCATTER:.0%} "
+            f"(most of all {worst.kind}): something else ran on the machine; measure again when "
+            "it is idle"
+        )
+
+
+def _badly_fitted(figures: Figures) -> Iterator[str]:
+    errors = {kind: curve.error for kind, curve in figures.products.items()}
+    errors |= {kind: curve.error for kind, curve in figures.links.items()}
+    bad = [f"{kind} {error:.0%}" for kind, error in errors.items() if error > MIN_FIT]
+    if bad:
+        said = ", ".join(bad)
+        yield f"curves that miss their points by more than {MIN_FIT:.0%} on average: {said}"

@@ -1,0 +1,151 @@
+"""What a rank does by itself: products, streams through memory, copies, a layer, a disk."""
+
+import math
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from autotune.probe.clock import Clock
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_CPU_SIDES = (64, 128, 256, 512, 1024)
+_CUDA_SIDES = (256, 512, 1024, 2048, 4096, 8192)
+_CPU_STREAMS = (2**20, 2**23, 2**26)
+_CUDA_STREAMS = (2**24, 2**27, 2**30)
+_COPIES = (2**20, 2**24, 2**28)
+_DISK_BYTES, _DISK_CHUNK_BYTES = 2**27, 2**23
+_LAYER_HIDDEN, _LAYER_HEADS = 64, 4
+
+
+def products(clock: Clock, precisions: Sequence[str]) -> list[dict[str, Any]]:
+    """Square products of every size, and some with one short side, as few tokens make them."""
+    sides = _CUDA_SIDES if clock.is_cuda else _CPU_SIDES
+    long, middle = sides[-2], sides[-3]
+    shapes = [(side, side, side) for side in sides]
+    shapes += [(sides[0] // 4, long, long), (long, sides[0], middle), (middle, sides[0], long)]
+    points = []
+    for name in precisions:
+        for m, k, n in shapes:
+            left, right = (
+                torch.rand(rows, k, device=clock.device).to(_DTYPES[name]) for rows in (m, n)
+            )
+            # As a linear layer multiplies: the weight is stored by its outputs.
+            timed = clock.alone(partial(functional.linear, left, right))
+            points.append({"kind": "matmul", "dtype": name, "shape": [m, k, n], **timed})
+    return points
+
+
+def streams(clock: Clock) -> list[dict[str, Any]]:
+    """A sum of two tensors into a third; `bytes` counts all three.
+
+    Source: McCalpin, STREAM, the kernel Add (IEEE TCCA Newsletter, December 1995).
+    """
+    points = []
+    for size_bytes in _CUDA_STREAMS if clock.is_cuda else _CPU_STREAMS:
+        a, b, c = (torch.ones(size_bytes // 4, device=clock.device) for _ in range(3))
+        timed = clock.alone(partial(torch.add, a, b, out=c))
+        points.append({"kind": "stream", "bytes": 3 * size_bytes, **timed})
+    if not clock.is_cuda:
+        # A result that is new each time, as autograd's are: beyond a size the C library asks the
+        # kernel for every page anew, which clears it.
+        points.append({"kind": "fresh", "bytes": 3 * size_bytes, **clock.alone(lambda: a + b)})
+    return points
+
+
+def copies(clock: Clock) -> list[dict[str, Any]]:
+    """Between the host's pinned memory and the device."""
+    points = []
+    for size_bytes in _COPIES:
+        host = torch.ones(size_bytes // 4, pin_memory=True)
+        device = torch.ones(size_bytes // 4, device=clock.device)
+        for kind, target, source in (("upload", device, host), ("download", host, device)):
+            timed = clock.alone(partial(target.copy_, source, non_blocking=True))
+            points.append({"kind": kind, "bytes": size_bytes, **timed})
+    return points
+
+
+def layers(clock: Clock) -> list[dict[str, Any]]:
+    """A transformer layer forward and backward with next to nothing to compute.
+
+    What is left is what the host takes to issue its kernels, which on a CPU nothing hides.
+    """
+    h, heads = _LAYER_HIDDEN, _LAYER_HEADS
+    sizes = [(h, h)] * 4 + [(2 * h, h)] * 2 + [(h, 2 * h)]
+    weights = [torch.rand(*size, device=clock.device).requires_grad_() for size in sizes]
+    scale = torch.ones(h, device=clock.device, requires_grad=True)
+    x = torch.rand(1, heads, h, device=clock.device)
+
+    def norm(x: Any) -> Any:
+        return scale * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+
+    def turn(x: Any) -> Any:
+        first, second = x.chunk(2, dim=-1)
+        return x * 0.5 + torch.cat((-second, first), dim=-1) * 0.5
+
+    def layer() -> None:
+        y = norm(x)
+        q, k, v = (
+            functional.linear(y, weight).view(1, -1, heads, h // heads).transpose(1, 2)
+            for weight in weights[:3]
+        )
+        mixed = functional.scaled_dot_product_attention(turn(q), turn(k), v, is_causal=True)
+        z = x + functional.linear(mixed.transpose(1, 2).reshape(x.shape), weights[3])
+        y = norm(z)
+        gated = functional.silu(functional.linear(y, weights[4]))
+        out = z + functional.linear(gated * functional.linear(y, weights[5]), weights[6])
+        out.sum().backward()
+
+    return [{"kind": "layer", **clock.alone(layer)}]
+
+
+def disk(clock: Clock, folder: str, rank: int) -> list[dict[str, Any]]:
+    """Write a file and read it again, past the page cache where the file system lets one.
+
+    Every rank does so at once: `bytes` are its own.
+
+    Raises:
+        OSError: The folder cannot be written, or its disk is full.
+    """
+    size_bytes = _DISK_BYTES // (4 if clock.is_quick else 1)
+    # Such memory begins at a page, as unbuffered reads and writes ask for.
+    chunk = memoryview(torch.empty(_DISK_CHUNK_BYTES + 4096, dtype=torch.uint8).numpy())
+    start = -_address(chunk) % 4096
+    chunk = chunk[start : start + _DISK_CHUNK_BYTES]
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f".autotune-probe-{rank}-") as made:
+        path = Path(made) / "data"
+        written_s = _through(path, os.O_WRONLY | os.O_CREAT, chunk, size_bytes)
+        read_s = _through(path, os.O_RDONLY, chunk, size_bytes)
+    return [
+        {"kind": kind, "bytes": size_bytes, "seconds": seconds, "scatter": 0.0}
+        for kind, seconds in (("write", written_s), ("read", read_s))
+    ]
+
+
+def _address(view: memoryview) -> int:
+    return int(torch.frombuffer(view, dtype=torch.uint8).data_ptr())
+
+
+def _through(path: Path, flags: int, chunk: memoryview, size_bytes: int) -> float:
+    """Seconds to move `size_bytes` between a file and memory, on the disk at the end."""
+    try:
+        handle = os.open(path, flags | os.O_DIRECT, 0o600)
+    except OSError:  # tmpfs and some network file systems know no unbuffered access
+        handle = os.open(path, flags, 0o600)
+    try:
+        start_s = time.perf_counter()
+        for _ in range(math.ceil(size_bytes / len(chunk))):
+            if flags & os.O_WRONLY:
+                os.writev(handle, [chunk])
+            else:
+                os.readv(handle, [chunk])
+        os.fsync(handle)
+        return time.perf_counter() - start_s
+    finally:
+        os.close(handle)

@@ -1,0 +1,101 @@
+"""What was measured, over all ranks: one point per work and size."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LINK_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+"""What the ranks do with each other, as the ranks name it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One work of one size."""
+
+    kind: str
+    """`matmul`, `stream`, `fresh`, `layer`, `upload`, `download`, `write`, `read`, `pair`, or one
+    of `LINK_KINDS`."""
+    seconds: tuple[float, ...]
+    """Median of each rank that took part."""
+    scatter: float
+    """Width of the middle half of the repeats over their median, of the rank with the most."""
+    ranks: tuple[int, ...]
+    dtype: str = ""
+    """Of a product."""
+    shape: tuple[int, ...] = ()
+    """Rows, inner and columns of a product."""
+    size_bytes: int = 0
+    """Moved by each rank."""
+
+    @property
+    def slowest_s(self) -> float:
+        """Of the rank that all the others would wait for."""
+        return max(self.seconds)
+
+    @property
+    def flops(self) -> float:
+        """Operations of a product."""
+        m, k, n = self.shape
+        return 2.0 * m * k * n
+
+    @property
+    def elements(self) -> float:
+        """Of a product's operands and result."""
+        m, k, n = self.shape
+        return float(m * k + k * n + m * n)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the file keeps it, in microseconds."""
+        about = {
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "bytes": self.size_bytes,
+            "ranks": list(self.ranks) if self.kind == "pair" else [],
+        }
+        return {
+            "kind": self.kind,
+            **{name: value for name, value in about.items() if value},
+            "us": [_short(seconds * 1e6) for seconds in self.seconds],
+            "scatter": _short(self.scatter),
+        }
+
+
+def points_of(reports: Sequence[Mapping[str, Any]]) -> tuple[Point, ...]:
+    """The ranks' points, put together.
+
+    Args:
+        reports: What each rank wrote, in their order.
+    """
+    found: dict[tuple[Any, ...], list[tuple[int, Mapping[str, Any]]]] = {}
+    for rank, report in enumerate(reports):
+        for point in report["points"]:
+            key = (
+                point["kind"],
+                point.get("dtype", ""),
+                tuple(point.get("shape", ())),
+                point.get("bytes", 0),
+                tuple(point.get("ranks", ())),
+            )
+            found.setdefault(key, []).append((rank, point))
+    return tuple(
+        Point(
+            kind=kind,
+            seconds=tuple(float(point["seconds"]) for _, point in theirs),
+            scatter=max(float(point["scatter"]) for _, point in theirs),
+            ranks=tuple(rank for rank, _ in theirs),
+            dtype=dtype,
+            shape=shape,
+            size_bytes=size_bytes,
+        )
+        for (kind, dtype, shape, size_bytes, _), theirs in found.items()
+    )
+
+
+def of_kind(points: Sequence[Point], *kinds: str) -> list[Point]:
+    """The points of some kinds."""
+    return [point for point in points if point.kind in kinds]
+
+
+def _short(value: float) -> float:
+    """Four digits are more than repeats agree in."""
+    return float(f"{value:.4g}")

@@ -1,0 +1,72 @@
+"""One rank of a probe: `python -m autotune.probe.rank FOLDER ACCELERATOR DEVICES WANTED`.
+
+All ranks measure the same at the same time, as they do in training: what one device does alone it
+may not do while the others want the same memory. WANTED is JSON: `quick`, `precisions` and `disk`,
+a folder or null. The answer is a list of points; one is
+
+    {"kind": "matmul", "dtype": "fp32", "shape": [64, 64, 64], "seconds": 1e-5, "scatter": 0.02}
+
+with `bytes` instead of `dtype` and `shape` for what moves data, `ranks` where not all take part,
+the median in `seconds`, and in `scatter` the middle half's width over it.
+"""
+
+import json
+import os
+import platform
+import sys
+from typing import Any
+
+from autotune.trial.report_rank import report
+
+
+def main() -> None:
+    """Measure, write, and leave."""
+    report(_measure)
+
+
+def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
+    wanted = json.loads(sys.argv[4])
+
+    import torch
+
+    from autotune.probe import communication, kernels
+    from autotune.probe.clock import Clock
+
+    if accelerator == "cuda":
+        torch.cuda.init()  # says in words what is wrong with the driver or the build
+        torch.cuda.set_device(local_rank)
+        device = torch.device("cuda", local_rank)
+        wait, backend, name = torch.cuda.synchronize, "nccl", torch.cuda.get_device_name(device)
+    else:
+        device, wait, backend, name = torch.device("cpu"), _nothing, "gloo", ""
+        torch.set_num_threads(1)
+    torch.distributed.init_process_group(backend)
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    clock = Clock(device, wait, is_quick=wanted["quick"])
+    points = kernels.products(clock, wanted["precisions"])
+    points += kernels.streams(clock)
+    if accelerator == "cuda":
+        points += kernels.copies(clock)
+    else:
+        points += kernels.layers(clock)
+    if wanted["disk"] is not None:
+        points += kernels.disk(clock, wanted["disk"], rank)
+    if world > 1:
+        points += communication.collectives(clock)
+        points += communication.pairs(clock)
+    torch.distributed.barrier()
+    return {
+        "rank": rank,
+        "host": platform.node(),
+        "device": name,
+        "pid": os.getpid(),
+        "points": points,
+    }
+
+
+def _nothing() -> None:
+    """Work on the CPU is done when the call returns."""
+
+
+if __name__ == "__main__":
+    main()

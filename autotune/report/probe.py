@@ -1,0 +1,97 @@
+"""A probe in a terminal: what was reached beside what the class promises, and what is slow."""
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.probe.run import Probe
+from autotune.units import format_bytes, format_seconds
+
+_LINK_NAMES = {
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all",
+    "send": "send to the next",
+}
+
+
+def print_probe(console: Console, probe: Probe) -> None:
+    """Print a row per figure, then the warnings."""
+    n_ranks = len(probe.devices)
+    its_class = "no class in the table" if probe.its_class is None else probe.its_class.name
+    console.print(
+        Text(
+            f"measured on {n_ranks} x {probe.environment.device_name} in "
+            f"{format_seconds(probe.wall_s)}, all ranks at once, each figure that of the slowest; "
+            f"class: {its_class}"
+        )
+    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("what")
+    for name in ("reached", "class", "latency", "fit off by"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in _rows(probe):
+        table.add_row(*row)
+    console.print(table)
+    for warning in probe.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"))
+
+
+def _rows(probe: Probe) -> list[tuple[str, ...]]:
+    figures, its_class = probe.figures, probe.its_class
+    found = figures.measured
+    rows: list[tuple[str, ...]] = [
+        (
+            f"{dtype} products",
+            _flops(curve.best_flops_per_s),
+            "-" if its_class is None else _flops(its_class.achieved_flops.get(dtype)),
+            _latency(curve.latency_s),
+            f"{curve.error:.0%}",
+        )
+        for dtype, curve in figures.products.items()
+    ]
+    if found.layer_s is not None:
+        rows.append(("issuing a layer's kernels", "-", "-", _latency(found.layer_s), "-"))
+    promised = None if its_class is None else its_class.memory_bytes_per_s
+    rows.append(("memory stream", _rate(found.memory_bytes_per_s), _rate(promised), "-", "-"))
+    for name, rate in (
+        (f"the same up to {format_bytes(found.cache_bytes)}", found.cached_bytes_per_s),
+        ("the same, into new pages", found.fresh_bytes_per_s),
+    ):
+        if rate is not None:
+            rows.append((name, _rate(rate), "-", "-", "-"))
+    if found.host_bytes_per_s is not None:
+        promised = None if its_class is None else its_class.host_bytes_per_s
+        rows.append(("host link", _rate(found.host_bytes_per_s), _rate(promised), "-", "-"))
+    if found.nvme_bytes_per_s is not None:
+        rows.append(("disk, all ranks", _rate(found.nvme_bytes_per_s), "-", "-", "-"))
+    link = None if its_class is None else its_class.links(float(len(probe.devices)))[0]
+    rows += [
+        (
+            _LINK_NAMES[kind],
+            _rate(curve.bytes_per_s),
+            _rate(link),
+            _latency(curve.latency_s),
+            f"{curve.error:.0%}",
+        )
+        for kind, curve in figures.links.items()
+    ]
+    return rows
+
+
+def _flops(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value / 1e12:.3g} TFLOP/s" if value >= 1e12 else f"{value / 1e9:.3g} GFLOP/s"
+
+
+def _rate(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value / 1e12:.3g} TB/s" if value >= 1e12 else f"{value / 1e9:.3g} GB/s"
+
+
+def _latency(value: float) -> str:
+    return f"{value * 1e6:.3g} us"

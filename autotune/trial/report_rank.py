@@ -1,0 +1,37 @@
+"""A rank that measures the machine and trains nothing: what it found goes to one file.
+
+`python -m MODULE FOLDER ACCELERATOR DEVICES ...` under torchrun; DEVICES are core numbers where
+the accelerator is `cpu`. The findings go to `FOLDER/RANK.json`, a failure to `FOLDER/RANK.error`.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autotune.trial.parent import end_with_parent
+
+
+def report(measure: Callable[[str, int], dict[str, Any]]) -> NoReturn:
+    """Measure, write, and leave without waiting for destructors.
+
+    Args:
+        measure: Is given the accelerator and the local rank; it imports torch, after the process
+            is pinned.
+    """
+    end_with_parent()
+    folder, accelerator, devices = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    rank = int(os.environ["RANK"])
+    if accelerator == "cpu":
+        # Before torch is imported: its threads and its memory stay on this core.
+        os.sched_setaffinity(0, {int(devices.split(",")[rank])})
+    try:
+        found = measure(accelerator, int(os.environ["LOCAL_RANK"]))
+    except Exception as error:
+        text = f"rank {rank}: {type(error).__name__}: {' '.join(str(error).split())}"
+        (folder / f"{rank}.error").write_text(text[:500], encoding="utf-8")
+        os._exit(1)
+    (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    os._exit(0)

@@ -1,0 +1,80 @@
+"""A search says which accelerator's figures predict it, and its study keeps them by trial."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.app.run import search
+from autotune.app.unmeasured import open_fleet
+from autotune.errors import JobError
+from autotune.record import Study
+from tests.app.test_unmeasured import SMALL
+from tests.jobs import CPU
+from tests.probe.test_hardware_file import GPU, write
+from tests.search.scripted import Notebook
+
+
+def simulate(tmp_path: Path, **flags: Any) -> tuple[Study, Notebook]:
+    """Searches without devices are predicted by the same table as others."""
+    session = open_fleet("simulate:2xCPU", None, {**SMALL, **flags}, results=tmp_path / "results")
+    notebook = Notebook()
+    assert search(session, notebook, fresh=False).error is None
+    return session.study, notebook
+
+
+def test_the_figures_of_a_study_are_kept_with_their_first_trial(tmp_path: Path) -> None:
+    path = write(tmp_path / "hardware.yaml", CPU, layer_s=5e-3)
+    study, notebook = simulate(tmp_path, accelerators=path)
+    (kept,) = study.read_state()["figures"]
+    assert kept["since_trial"] == 0
+    assert kept["file"] == str(path)
+    assert kept["accelerator"] == "CPU"
+    assert "2026-01-02" in kept["achieved_source"]
+    assert any(note.startswith(f"predicted by CPU of {path}") for note in notebook.notes)
+    assert f"accelerators: {path}" in study.job_file.read_text(encoding="utf-8")
+
+    # The same command again changes nothing.
+    again, notebook = simulate(tmp_path, accelerators=path)
+    assert again.read_state()["figures"] == [kept]
+    assert not any("other figures" in note for note in notebook.notes)
+
+    # The same job predicted by another file is the same study, and says so.
+    write(path, CPU, layer_s=9e-3)
+    n_trials = study.next_number()
+    third, notebook = simulate(tmp_path, accelerators=path, trials=6)
+    first, second = third.read_state()["figures"]
+    assert first == kept
+    assert second["since_trial"] == n_trials
+    assert second["digest"] != kept["digest"]
+    assert any("other figures" in note for note in notebook.notes)
+
+
+def test_a_search_by_the_shipped_table_says_nothing_of_it(tmp_path: Path) -> None:
+    study, notebook = simulate(tmp_path)
+    (kept,) = study.read_state()["figures"]
+    assert kept["file"] is None
+    assert not any("predicted by" in note for note in notebook.notes)
+
+
+def test_a_file_without_these_devices_is_said_to_be_of_no_use(tmp_path: Path) -> None:
+    path = write(tmp_path / "hardware.yaml", GPU)
+    study, notebook = simulate(tmp_path, accelerators=path)
+    assert study.read_state()["figures"][0]["file"] is None
+    assert any("has no entry for these devices" in note for note in notebook.notes)
+
+
+def test_measured_figures_change_what_a_trial_is_predicted_to_take(tmp_path: Path) -> None:
+    steps_s = []
+    for name, layer_s in (("fast", 1e-3), ("slow", 0.5)):
+        path = write(tmp_path / f"{name}.yaml", CPU, layer_s=layer_s)
+        study, _ = simulate(tmp_path / name, accelerators=path)
+        predicted = study.trials()[0].spec.predicted
+        assert predicted is not None
+        steps_s.append(predicted.step_time_s)
+    assert steps_s[1] > 2 * steps_s[0]
+
+
+def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"nowhere\.yaml"):
+        simulate(tmp_path, accelerators=tmp_path / "nowhere.yaml")

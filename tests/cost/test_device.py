@@ -1,0 +1,189 @@
+"""What was measured of a device and its links reaches the model; nothing is taken off twice."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotune.accelerators import Accelerator, accelerators_with, find_accelerator
+from autotune.app.outlook import FleetWishes
+from autotune.app.planning import open_outlook
+from autotune.cost import predict
+from autotune.cost.candidates import constants_of, plans_of
+from autotune.cost.collectives import all_reduce_s, exchange_s, gather_s, group, send_s
+from autotune.cost.constants import load_constants
+from autotune.cost.device import STREAM_SHARE, device_columns
+from autotune.cost.plans import Plans
+from autotune.measured import Measured
+from tests.cost.plans import plans
+from tests.jobs import CPU, canonical_candidate, tiny_job
+from tests.probe.made_up import LATENCY_S, RATES, SIZES, link_seconds
+from tests.probe.test_hardware_file import GPU, write
+
+LINK = Measured(
+    link_bytes_per_s=RATES["all_gather"],
+    link_latency_s=LATENCY_S,
+    all_reduce_speed=RATES["all_reduce"] / RATES["all_gather"],
+    all_to_all_speed=RATES["all_to_all"] / RATES["all_gather"],
+    send_speed=RATES["send"] / RATES["all_gather"],
+)
+
+
+def entry(measured: Measured | None) -> Accelerator:
+    return dataclasses.replace(find_accelerator("A100-80GB"), measured=measured)
+
+
+STREAM = {"memory_bytes_per_s": entry(None).memory_bytes_per_s * STREAM_SHARE}
+"""As of the datasheet."""
+
+
+def measured_plans(measured: Measured | None, **changes: float) -> Plans:
+    return plans(**{**device_columns(entry(measured), "bf16", 8.0), **changes})
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds"),
+    [
+        ("all_reduce", all_reduce_s),
+        ("all_gather", gather_s),
+        ("reduce_scatter", gather_s),
+        ("all_to_all", exchange_s),
+        ("send", send_s),
+    ],
+)
+@pytest.mark.parametrize("n_ranks", [2, 8])
+def test_a_measured_collective_takes_what_was_measured(kind, seconds, n_ranks) -> None:
+    """The curves are the inverse of the model's formulas: no share of a rate is taken."""
+    constants = load_constants()
+    ring = group(measured_plans(LINK), constants, ranks=float(n_ranks), stride=1.0)
+    for size_bytes in SIZES:
+        assert float(seconds(ring, size_bytes)) == pytest.approx(
+            link_seconds(kind, size_bytes, n_ranks)
+        )
+
+
+def test_what_nobody_measured_is_as_the_table_has_it() -> None:
+    columns = device_columns(entry(None), "bf16", 8.0)
+    ring = group(plans(**columns), load_constants(), ranks=8.0, stride=1.0)
+    shipped = load_constants()
+    assert float(ring.bytes_per_s) == entry(None).nvlink_bytes_per_s * shipped.nvlink_share
+    assert float(ring.hop_s) == shipped.nvlink_latency_s
+    assert columns["memory_bytes_per_s"] == entry(None).memory_bytes_per_s
+    assert device_columns(entry(Measured()), "bf16", 8.0) == columns
+
+
+def test_links_beyond_the_node_keep_their_own_figures() -> None:
+    found = measured_plans(LINK, dp=16.0)
+    other = measured_plans(None, dp=16.0)
+    ring, plain = (group(p, load_constants(), ranks=16.0, stride=1.0) for p in (found, other))
+    assert float(ring.network_bytes_per_s) == float(plain.network_bytes_per_s)
+    assert float(ring.all_reduce_speed) == 1.0
+
+
+def test_a_healthy_stream_is_the_datasheet_s_memory() -> None:
+    datasheet = entry(None).memory_bytes_per_s
+    reached = Measured(memory_bytes_per_s=datasheet * STREAM_SHARE)
+    columns = device_columns(entry(reached), "bf16", 8.0)
+    assert columns["memory_bytes_per_s"] == pytest.approx(datasheet)
+
+
+@pytest.mark.parametrize(
+    ("slower", "changes"),
+    [
+        ({"memory_bytes_per_s": 0.5e12}, {}),
+        ({"operand_elements_per_s": {"bf16": 1e11}}, {}),
+        ({"link_bytes_per_s": 10e9}, {"dp": 8.0}),
+        ({"link_bytes_per_s": 240e9, "link_latency_s": 1e-2}, {"dp": 8.0}),
+        ({"link_bytes_per_s": 240e9, "all_reduce_speed": 0.05}, {"dp": 8.0}),
+        ({"host_bytes_per_s": 1e9}, {"optimizer_tier": 1.0, "zero_stage": 2.0}),
+        ({"host_memory_bytes_per_s": 10e9}, {"optimizer_tier": 1.0, "zero_stage": 2.0}),
+        ({"nvme_bytes_per_s": 1e8}, {"optimizer_tier": 2.0, "zero_stage": 3.0}),
+        ({"layer_s": 1.0}, {}),
+        ({"cached_bytes_per_s": 0.5e12, "cache_bytes": 2.0**40}, {}),
+        ({**STREAM, "fresh_bytes_per_s": 1e9}, {"clears_pages": 1.0}),
+    ],
+)
+def test_every_slower_figure_makes_a_step_slower(slower, changes) -> None:
+    usual = float(np.ravel(predict(measured_plans(None, **changes)).step_time_s)[0])
+    found = float(np.ravel(predict(measured_plans(Measured(**slower), **changes)).step_time_s)[0])
+    assert found > 1.01 * usual
+
+
+def test_fresh_pages_cost_only_where_freed_ones_go_back(tmp_path: Path) -> None:
+    """The allocator hands them back in the default environment, and only beyond what it keeps."""
+    path = write(tmp_path / "hardware.yaml", CPU, layer_s=1e-3)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(
+        text.replace(
+            "memory_gb_per_s: 1800.0", "memory_gb_per_s: 8.0\n      fresh_gb_per_s: 1.0", 1
+        ),
+        encoding="utf-8",
+    )
+    job = tiny_job(tmp_path, model="tiny-llama-32k", precision="bf16", seq_len=64, global_batch=64)
+    table = accelerators_with(path)
+    knobs = [
+        {"micro_batch": micro_batch, "host_allocator": allocator}
+        for micro_batch in (1, 32)
+        for allocator in ("default", "keep")
+    ]
+    plans = plans_of(
+        [canonical_candidate(job, **each) for each in knobs], job, CPU, accelerators=table
+    )
+    small, small_kept, large, large_kept = predict(plans, constants_of(CPU)).times.pages_s
+    assert small == small_kept == large_kept == 0
+    # A byte of a result each three moved takes 1/1 - 1/8 of a nanosecond longer thrice over.
+    shipped = plans_of([canonical_candidate(job, **knobs[2])], job, CPU)
+    per_page_s = 3 * 4096 * (1e-9 - 1e-9 / 8)
+    assert large / float(predict(shipped, constants_of(CPU)).times.pages_s[0]) == pytest.approx(
+        per_page_s / constants_of(CPU).page_s
+    )
+
+
+def test_a_probed_file_of_half_the_bandwidth_predicts_longer_steps(tmp_path: Path) -> None:
+    path = write(tmp_path / "hardware.yaml", GPU)
+    text = path.read_text(encoding="utf-8")
+    half = tmp_path / "half.yaml"
+    halved = text.replace("memory_gb_per_s: 1800.0", "memory_gb_per_s: 900.0")
+    half.write_text(halved.replace("link_gb_per_s: 80.0", "link_gb_per_s: 40.0"), encoding="utf-8")
+    job = tiny_job(
+        tmp_path, model="gpt2-xl", precision="bf16", world=4, global_batch=64, seq_len=1024
+    )
+    steps_s = [
+        predict(
+            plans_of(
+                [canonical_candidate(job, **{"zero.stage": 3, "micro_batch": 16})],
+                job,
+                GPU,
+                accelerators=accelerators_with(file),
+            ),
+            constants_of(GPU),
+        ).step_time_s[0]
+        for file in (path, half)
+    ]
+    assert steps_s[1] > 1.01 * steps_s[0]
+
+
+def test_a_described_link_is_not_the_measured_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "hardware.yaml", GPU)
+    flags = {"model": "gpt2", "seq_len": 128, "global_batch": 8, "world": 4}
+    outlooks = [
+        open_outlook(None, flags, FleetWishes(gpu="A100-80GB", nvlink=nvlink, accelerators=path))
+        for nvlink in (None, "450GB/s")
+    ]
+    measured, wished = (o.predict(o.choices).plans for o in outlooks)
+    assert measured.nvlink_measured == 1.0
+    assert measured.nvlink_bytes_per_s == pytest.approx(RATES["all_gather"])
+    assert wished.nvlink_measured == 0.0
+    assert wished.nvlink_bytes_per_s == 450e9
+    assert wished.nvlink_latency_s == 0.0
+
+
+def test_the_table_of_a_job_predicts_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "hardware.yaml", CPU, layer_s=5e-3)
+    flags = {"model": "tiny-llama", "seq_len": 32, "global_batch": 4, "world": 2}
+    flags |= {"precision": "bf16"}
+    with_file = open_outlook(None, {**flags, "accelerators": path}, FleetWishes(gpu="CPU"))
+    assert with_file.predict(with_file.choices).plans.layer_host_s == 5e-3
+    without = open_outlook(None, flags, FleetWishes(gpu="CPU"))
+    assert without.predict(without.choices).plans.layer_host_s == 0.0

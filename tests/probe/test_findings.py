@@ -1,0 +1,58 @@
+"""Slow devices, slow links and disturbed repeats are named; a healthy fleet is silent."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from autotune.accelerators import find_accelerator
+from autotune.probe.figures import figures_of
+from autotune.probe.findings import conclude
+from tests.probe.made_up import FLOPS, STREAM, points
+
+NAMES = [f"GPU {rank}" for rank in range(4)]
+CLASS = dataclasses.replace(
+    find_accelerator("A100-80GB"),
+    achieved_flops={"bf16": FLOPS},
+    memory_bytes_per_s=STREAM / 0.9,
+)
+
+
+def warnings(*, n_ranks: int = 4, its_class: Any = CLASS, **changes: Any) -> tuple[str, ...]:
+    found = points(n_ranks, **changes)
+    return conclude(found, figures_of(found, n_ranks), names=NAMES, its_class=its_class)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+def test_a_healthy_fleet_is_silent(n_ranks: int) -> None:
+    assert warnings(n_ranks=n_ranks) == ()
+
+
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_a_slow_device_is_named(n_ranks: int) -> None:
+    first, *others = warnings(n_ranks=n_ranks, slow_rank=1)
+    assert first.startswith("rank 1 (GPU 1): bf16 products 50% slower")
+    # The slowest rank's is the fleet's rate, which is below the class then.
+    assert ["A100-80GB" in warning for warning in others] == [True]
+
+
+def test_a_slow_link_is_named_by_both_ends() -> None:
+    (warning,) = warnings(slow_pair=(1, 3))
+    assert "ranks 1 (GPU 1) and 3 (GPU 3)" in warning
+    assert "20 GB/s" in warning
+    assert "67% less" in warning
+
+
+def test_devices_below_their_class_are_told_of() -> None:
+    better = dataclasses.replace(
+        CLASS, achieved_flops={"bf16": 2 * FLOPS}, memory_bytes_per_s=2 * STREAM
+    )
+    products, memory = warnings(its_class=better)
+    assert products.startswith("bf16 products")
+    assert memory.startswith("memory")
+    assert warnings(its_class=None) == ()
+
+
+def test_other_work_shows_in_repeats_that_scatter() -> None:
+    (warning,) = warnings(scatter=0.5)
+    assert "something else ran" in warning

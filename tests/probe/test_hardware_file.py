@@ -1,0 +1,128 @@
+"""A probe's file is a table of accelerators, and nothing that is not its own is written over."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.accelerators import accelerators_with, find_accelerator, read_accelerators
+from autotune.errors import JobError
+from autotune.hardware import Environment
+from autotune.probe.figures import figures_of
+from autotune.probe.hardware_file import check_writable, entry_of, fits_of, write_hardware
+from tests.jobs import CPU
+from tests.probe.made_up import CALL_S, FLOPS, LATENCY_S, RATES, STREAM, points
+
+GPU = Environment(
+    accelerator="cuda",
+    n_devices=4,
+    device_name="NVIDIA A100-SXM4-80GB",
+    device_memory_bytes=int(79.25 * 2**30),
+    peak_flops=312e12,
+    deepspeed_version="0.19.8",
+    torch_version="2.11.0",
+)
+
+
+def write(path: Path, environment: Environment, **changes: float) -> Path:
+    figures = figures_of(points(4, **changes), 4)
+    is_cpu = environment.accelerator == "cpu"
+    try:
+        its_class = find_accelerator("cpu" if is_cpu else environment.device_name)
+    except Exception:
+        its_class = None
+    entry = entry_of(environment, figures, its_class, n_ranks=4, when="2026-01-02T03:04Z")
+    write_hardware(path, entry, {"fits": fits_of(figures)})
+    return path
+
+
+def test_what_was_measured_is_read_back(tmp_path: Path) -> None:
+    path = write(tmp_path / "hardware.yaml", GPU)
+    found = find_accelerator(
+        GPU.device_name,
+        memory_gib=GPU.device_memory_bytes / 2**30,
+        table=accelerators_with(path),
+    )
+    assert found.name == "A100-80GB"
+    assert "2026-01-02" in found.achieved_source
+    assert found.achieved_flops["bf16"] == pytest.approx(FLOPS, rel=1e-3)
+    assert found.peak_flops["bf16"] == 312e12
+    assert found.measured is not None
+    assert found.measured.memory_bytes_per_s == pytest.approx(STREAM, rel=1e-3)
+    assert found.measured.link_bytes_per_s == pytest.approx(RATES["all_gather"], rel=1e-3)
+    assert found.measured.link_latency_s == pytest.approx(LATENCY_S, rel=1e-3)
+    assert found.measured.all_reduce_speed == pytest.approx(100 / 80, rel=1e-3)
+    assert found.measured.all_to_all_speed == pytest.approx(0.5, rel=1e-3)
+    assert found.measured.send_speed == pytest.approx(0.75, rel=1e-3)
+    assert found.measured.host_bytes_per_s is None
+    assert found.measured.layer_s is None
+
+
+def test_an_entry_comes_before_the_shipped_one_of_its_name(tmp_path: Path) -> None:
+    for environment, name in ((GPU, "A100-80GB"), (CPU, "cpu")):
+        table = accelerators_with(write(tmp_path / "hardware.yaml", environment))
+        assert find_accelerator(name, table=table) is table[0]
+
+
+def test_cpu_ranks_have_the_memory_of_their_node_together(tmp_path: Path) -> None:
+    (found,) = read_accelerators(write(tmp_path / "cpu.yaml", CPU, layer_s=2e-3))
+    assert found.measured is not None
+    assert found.measured.host_memory_bytes_per_s == pytest.approx(4 * STREAM, rel=1e-3)
+    assert found.measured.layer_s == pytest.approx(2e-3)
+
+
+def test_a_device_in_no_table_is_what_it_reached(tmp_path: Path) -> None:
+    other = dataclasses.replace(GPU, device_name="Acme (X) 1")
+    (found,) = read_accelerators(write(tmp_path / "own.yaml", other))
+    assert found.name == "Acme-X-1"
+    assert found.peak_flops == found.achieved_flops
+    assert find_accelerator("Acme (X) 1", table=[found]) is found
+
+
+def test_the_file_says_how_well_each_curve_fits(tmp_path: Path) -> None:
+    data = yaml.safe_load(write(tmp_path / "hardware.yaml", GPU).read_text())
+    fits = {fit["of"]: fit for fit in data["probe"]["fits"]}
+    assert set(fits) == {"matmul bf16", *RATES}
+    assert fits["send"]["gb_per_s"] == pytest.approx(60, rel=1e-3)
+    assert fits["send"]["error"] < 1e-3
+    assert fits["matmul bf16"]["latency_us"] == pytest.approx(CALL_S * 1e6, rel=0.1)
+
+
+def test_a_file_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("model: gpt2\n", encoding="utf-8")
+    with pytest.raises(JobError, match="no probe wrote it"):
+        check_writable(path)
+    ours = write(tmp_path / "hardware.yaml", GPU)
+    check_writable(ours)
+    check_writable(tmp_path / "new.yaml")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["hardware.yaml", "job.yaml"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="its folder is not there"):
+        check_writable(tmp_path / "nowhere" / "hardware.yaml")
+    with pytest.raises(JobError, match="hardware"):
+        check_writable(Path("/proc/hardware.yaml"))
+    with pytest.raises(JobError, match="no probe wrote it"):
+        check_writable(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("memory_gb_per_s: 1800.0", "memory_gb_per_s: -1.0"),
+        ("link_gb_per_s: 80.0", "link_gb_per_s: .nan"),
+        ("send_speed:", "typo:"),
+    ],
+)
+def test_a_measured_figure_that_is_none_is_refused(
+    before: str, after: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "hardware.yaml", GPU)
+    text = path.read_text(encoding="utf-8")
+    assert before in text
+    path.write_text(text.replace(before, after), encoding="utf-8")
+    with pytest.raises(JobError, match=r"A100-80GB\.measured"):
+        read_accelerators(path)

@@ -1,0 +1,68 @@
+"""A probe in a terminal: a row per figure, its class beside it, and the warnings."""
+
+import dataclasses
+import io
+from typing import Any
+
+from rich.console import Console
+
+from autotune.accelerators import find_accelerator
+from autotune.probe.figures import figures_of
+from autotune.probe.run import Probe
+from autotune.report.probe import print_probe
+from tests.probe.made_up import points
+from tests.probe.test_hardware_file import GPU
+
+
+def probe(n_ranks: int = 4, **changes: Any) -> Probe:
+    found = points(n_ranks)
+    made = Probe(
+        environment=GPU,
+        devices=tuple(range(n_ranks)),
+        points=tuple(found),
+        figures=figures_of(found, n_ranks),
+        its_class=find_accelerator("A100-80GB"),
+        warnings=("rank 1 (GPU 1): memory 20% slower than on the other ranks",),
+        when="2026-01-02T03:04Z",
+        wall_s=12.0,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def shown(found: Probe, width: int = 80) -> str:
+    out = io.StringIO()
+    print_probe(Console(file=out, width=width), found)
+    return out.getvalue()
+
+
+def row(text: str, name: str) -> list[str]:
+    (line,) = (line for line in text.splitlines() if line.startswith(name))
+    return line.removeprefix(name).split()
+
+
+def test_what_was_reached_stands_beside_the_class() -> None:
+    text = shown(probe())
+    assert row(text, "bf16 products")[:4] == ["191", "TFLOP/s", "271", "TFLOP/s"]
+    assert row(text, "memory stream")[:2] == ["1.8", "TB/s"]
+    assert row(text, "all-reduce") == ["100", "GB/s", "300", "GB/s", "20", "us", "0%"]
+    assert "warning: rank 1 (GPU 1): memory 20% slower" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_one_rank_has_no_links_and_an_unknown_device_no_class() -> None:
+    text = shown(probe(1, its_class=None, warnings=()))
+    assert "all-reduce" not in text
+    assert "no class in the table" in text
+    assert row(text, "bf16 products")[2] == "-"
+    assert "warning" not in text
+
+
+def test_the_record_holds_every_point() -> None:
+    found = probe()
+    about = found.about
+    assert about["ranks"] == 4
+    assert about["devices"] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3"]
+    assert len(about["points"]) == len(found.points)
+    pairs = [point for point in about["points"] if point["kind"] == "pair"]
+    assert [pair["ranks"] for pair in pairs][:2] == [[0, 1], [0, 2]]
+    assert len(pairs) == 6
