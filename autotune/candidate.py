@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from autotune.contract import KnobValue
+from autotune.contract import KnobValue, TrialSpec
 
 _NEUTRAL = frozenset({("pp", 1), ("sp", 1), ("ep", 1)})
 """Knobs that came later and act wherever they are known, at the value that changes nothing."""
@@ -20,11 +20,20 @@ class Candidate:
     """Sorted by name; only knobs that act here (see `autotune.knobs.canonical`)."""
     world: int
     global_batch: int
+    layers: int | None = None
+    """Of the model, where a reduced trial runs fewer; None: all that the job's model has."""
 
     @classmethod
-    def of(cls, knobs: Mapping[str, KnobValue], *, world: int, global_batch: int) -> "Candidate":
+    def of(
+        cls,
+        knobs: Mapping[str, KnobValue],
+        *,
+        world: int,
+        global_batch: int,
+        layers: int | None = None,
+    ) -> "Candidate":
         """Build a candidate from a mapping of knob names to values."""
-        return cls(tuple(sorted(knobs.items())), world, global_batch)
+        return cls(tuple(sorted(knobs.items())), world, global_batch, layers)
 
     @cached_property
     def values(self) -> dict[str, KnobValue]:
@@ -72,15 +81,28 @@ class Candidate:
     def hash(self) -> str:
         """Identity in the record: 12 hex digits over the knobs, the world and the global batch.
 
+        And the layers, where they are fewer: a reduced run is never taken for the candidate's own.
+
         A layout without pipeline, sequence and expert parallelism hashes as it did before there
         were such knobs: a record that is older still names its candidates.
         """
         knobs = [pair for pair in self.knobs if pair not in _NEUTRAL]
-        text = json.dumps([knobs, self.world, self.global_batch])
+        reduced = [] if self.layers is None else [self.layers]
+        text = json.dumps([knobs, self.world, self.global_batch, *reduced])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def __str__(self) -> str:
         return " ".join(f"{name}={format_value(value)}" for name, value in self.knobs)
+
+
+def candidate_of(spec: TrialSpec) -> Candidate:
+    """The candidate that a trial ran."""
+    return Candidate.of(
+        spec.knobs,
+        world=spec.world,
+        global_batch=spec.global_batch,
+        layers=None if spec.fidelity is None else spec.fidelity.layers,
+    )
 
 
 def format_value(value: KnobValue | None) -> str:

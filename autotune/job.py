@@ -20,11 +20,13 @@ from pydantic import (
     field_validator,
 )
 
+from autotune.contract import Fidelity
 from autotune.data import shipped_spaces
 from autotune.errors import JobError
+from autotune.fidelity import FidelityFile
 from autotune.finetune import FinetuneFile, Lora
 from autotune.lengths import FIXED, SHORTEST, Lengths, check_fits, parse_lengths, resolve
-from autotune.model import Model, load_model, presets, with_adapters
+from autotune.model import Model, load_model, presets, with_adapters, with_layers
 from autotune.units import parse_bytes, parse_seconds
 from autotune.yaml_file import read_yaml, refuse_switch
 
@@ -104,8 +106,21 @@ class Job:
     lengths: Lengths = FIXED
     diagnose: bool = True
     """Whether a short diagnostic pass follows the measured steps of a search's trials."""
+    fidelity: Fidelity | None = None
+    """What the trials at the beginning of a search run less of; None: there are no such trials."""
     price_per_hour: float | None = None
     """Of one accelerator, in whatever currency; None: nobody said."""
+
+    def model_with(self, layers: int | None) -> Model:
+        """The model that a candidate trains.
+
+        Args:
+            layers: As of `Candidate`.
+
+        Raises:
+            JobError: The model is not one to leave layers out of.
+        """
+        return self.model if layers is None else with_layers(self.model, layers)
 
     def enforced_limit_bytes(self, device_memory_bytes: int) -> int | None:
         """What a trial may take per device: the limit less the head room; None: all there is.
@@ -197,6 +212,9 @@ class JobFile(BaseModel):
     diagnose: bool = Field(
         default=True, description="whether trials end with a short diagnostic pass"
     )
+    fidelity: FidelityFile | None = Field(
+        default=None, description="layers and world of the trials that come first"
+    )
     study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
     @field_validator("*", mode="before")
@@ -270,8 +288,10 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         raise JobError(f"{source}: {error.message}", error.hint) from error
     lora = None if file.finetune is None else file.finetune.lora()
     model = load_model(file.model)
+    if lora is not None:
+        model = with_adapters(model, lora)
     return Job(
-        model=model if lora is None else with_adapters(model, lora),
+        model=model,
         seq_len=file.seq_len,
         global_batch=file.global_batch,
         world=file.world,
@@ -299,6 +319,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         finetune=lora,
         lengths=file.lengths,
         diagnose=file.diagnose,
+        fidelity=_fidelity(file, model, where="command line" if "fidelity" in flags else where),
         price_per_hour=file.price,
     )
 
@@ -322,6 +343,7 @@ def default_study_name(file: JobFile) -> str:
         "trial_timeout",
         "diagnose",
         "accelerators",
+        "fidelity",
     }
     if file.nvme_path is None:  # another disk is another problem; none is as it always was
         continued.add("nvme_path")
@@ -350,6 +372,30 @@ def _trials(file: JobFile) -> int:
     if file.trials is not None:
         return file.trials
     return _LARGEST if file.sampler == "grid" else DEFAULT_TRIALS
+
+
+def _fidelity(file: JobFile, model: Model, *, where: str) -> Fidelity | None:
+    """What reduced trials run.
+
+    Raises:
+        JobError: It cannot be, or nothing would learn from such trials.
+    """
+    if file.fidelity is None:
+        return None
+    for key, needed in (("sampler", "calibrated"), ("objective", "samples_per_s")):
+        if (chosen := getattr(file, key)) != needed:
+            raise JobError(
+                f"{where}: fidelity: reduced trials teach the forecast alone, and with {key} "
+                f"{chosen} nothing goes by it",
+                f"leave fidelity out, or choose {key} {needed}",
+            )
+    try:
+        fidelity = file.fidelity.checked(shape=model.shape, world=file.world)
+        if fidelity.layers is not None:
+            with_layers(model, fidelity.layers)
+    except JobError as error:
+        raise JobError(f"{where}: {error.message}", error.hint) from error
+    return fidelity
 
 
 def _key(item: Mapping[str, Any]) -> str:

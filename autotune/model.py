@@ -6,6 +6,7 @@ only the built model can tell is asked of a process of its own (`autotune.model_
 
 import dataclasses
 import difflib
+import functools
 import importlib.util
 import json
 import os
@@ -38,10 +39,13 @@ __all__ = [
     "presets",
     "train_flops_per_token",
     "with_adapters",
+    "with_layers",
 ]
 
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _PROBE_TIMEOUT_S = 300.0
+_LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""Names that configs have for the number of layers; transformers maps the others to the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +112,53 @@ def with_adapters(model: Model, lora: Lora) -> Model:
             "finetune: lora needs the package peft, which is not installed",
             "pip install 'autotune[lora]'",
         )
-    source = {**model.source, "lora": lora.as_source()}
+    return _adapted(model, lora.as_source())
+
+
+def with_layers(model: Model, n_layers: int) -> Model:
+    """The same model with fewer layers, its first ones; everything else stays as it is.
+
+    Raises:
+        JobError: A factory decides on its layers itself, or the config does not obey.
+    """
+    if "config" not in model.source:
+        raise JobError(
+            f"model {model.name!r}: a factory decides itself how many layers it builds",
+            "fewer layers need a Hugging Face config: name a preset, a folder or a config.json",
+        )
+    if n_layers >= model.shape.n_layers:
+        raise JobError(
+            f"model {model.name!r}: {n_layers} layers are not fewer than its "
+            f"{model.shape.n_layers}",
+            "name fewer",
+        )
+    return _reduced(model.name, json.dumps(model.source), model.shape.n_layers, n_layers)
+
+
+@functools.cache
+def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model:
+    """Cached: a trial asks for it several times, and what has to be built to count takes long."""
+    source: dict[str, Any] = json.loads(source_json)
+    config: dict[str, Any] = source["config"]
+    said = {key for key in _LAYERS_KEYS if key in config}
+    # Such as `layer_types`: a word for every layer.
+    words = {
+        key: value[:n_layers]
+        for key, value in config.items()
+        if isinstance(value, list) and len(value) == n_before and isinstance(value[0], str)
+    }
+    cut = {**config, **words, **dict.fromkeys(said or _LAYERS_KEYS[:1], n_layers)}
+    model = model_from_config(name, cut, where=f"{name} with {n_layers} layers")
+    if model.shape.n_layers != n_layers:
+        raise JobError(
+            f"model {name!r}: with {n_layers} layers in its config it has {model.shape.n_layers}",
+            "search it without fewer layers",
+        )
+    return _adapted(model, source["lora"]) if "lora" in source else model
+
+
+def _adapted(model: Model, lora: dict[str, Any]) -> Model:
+    source = {**model.source, "lora": lora}
     found = _probe(source, where=model.name)
     return dataclasses.replace(model, shape=ModelShape(**found["shape"]), source=source)
 

@@ -4,7 +4,6 @@ The schema is frozen by a test and described in docs/table.md, which `python -m 
 prints. Nothing reads the written files back: they are for people and their tools.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from autotune import table_asked as asked
 from autotune import table_seen as seen
 from autotune.column import Column, DType, column
 from autotune.contract import Phase, TrialResult
@@ -51,18 +51,6 @@ _TYPES: dict[DType, type | UnionType] = {
 """What a cell of a column may be."""
 
 
-_IDENTITY = (
-    column("table_version", "Int64", "version of this schema"),
-    column("study", "string", "name of the study's folder"),
-    column("trial", "Int64", "number of the trial, from 0; names its folder"),
-    column("role", "string", "why it was run: baseline, search, confirm (final comparison)"),
-    column("confirm_round", "Int64", "round of the final comparison; empty for other roles"),
-    column("retry_of", "Int64", "number of the trial that it repeats after a platform fault"),
-    column("repeat_of", "Int64", "number of the disturbed trial that it repeats"),
-    column("candidate_hash", "string", "identity of the candidate: equal hashes, equal runs"),
-    column("problem", "string", "why spec or result cannot be read; empty for a sound trial"),
-)
-
 _KNOBS = tuple(
     column(
         f"knob.{knob.name}",
@@ -70,48 +58,6 @@ _KNOBS = tuple(
         f"{knob.help}; empty where it does not act",
     )
     for knob in KNOBS.values()
-)
-
-_DERIVED = (
-    column("model", "string", "name of the model"),
-    column("n_params", "Int64", "trainable parameters", unit="parameters"),
-    column(
-        "n_params_frozen",
-        "Int64",
-        "parameters that are not trained: with LoRA all but the adapters",
-        unit="parameters",
-    ),
-    column("finetune", "string", "what is trained where not every weight is, as JSON"),
-    column("precision", "string", "training precision: bf16, fp16, fp32"),
-    column("world", "Int64", "accelerators of the trial", unit="accelerators"),
-    column("dp", "Int64", "data parallel degree: world / (tp * pp * sp)"),
-    column("tp", "Int64", "tensor parallel degree"),
-    column("pp", "Int64", "pipeline parallel degree"),
-    column("sp", "Int64", "sequence parallel degree"),
-    column("micro_batch", "Int64", "per rank and forward pass", unit="samples"),
-    column("grad_accum", "Int64", "forward passes per optimizer step"),
-    column(
-        "global_batch",
-        "Int64",
-        "per optimizer step: micro_batch * grad_accum * dp",
-        unit="samples",
-    ),
-    column("seq_len", "Int64", "per sample; the most where they differ", unit="tokens"),
-    column("lengths", "string", "of the samples: fixed, packed, histogram"),
-)
-
-_PREDICTED = (
-    column(
-        "predicted_step_time_s",
-        "float64",
-        "what the calibrated cost model said before the trial; empty: nothing",
-        unit="s",
-    ),
-    column("predicted_step_time_low_s", "float64", "its 95% interval, lower end", unit="s"),
-    column("predicted_step_time_high_s", "float64", "its 95% interval, upper end", unit="s"),
-    column("predicted_peak_memory_bytes", "float64", "the same of the peak per device", unit="B"),
-    column("predicted_peak_memory_low_bytes", "float64", "95% interval, lower end", unit="B"),
-    column("predicted_peak_memory_high_bytes", "float64", "95% interval, upper end", unit="B"),
 )
 
 _OUTCOME = (
@@ -229,10 +175,10 @@ _PROVENANCE = (
 )
 
 SCHEMA: tuple[Column, ...] = (
-    *_IDENTITY,
+    *asked.IDENTITY,
     *_KNOBS,
-    *_DERIVED,
-    *_PREDICTED,
+    *asked.DERIVED,
+    *asked.PREDICTED,
     *_OUTCOME,
     *_SPEED,
     *_MEMORY,
@@ -242,26 +188,6 @@ SCHEMA: tuple[Column, ...] = (
 """Every column, in order; the table always has all of them."""
 
 
-_SPEC_FIELDS = (
-    "role",
-    "confirm_round",
-    "retry_of",
-    "repeat_of",
-    "candidate_hash",
-    "precision",
-    "world",
-    "dp",
-    "tp",
-    "pp",
-    "sp",
-    "micro_batch",
-    "grad_accum",
-    "global_batch",
-    "seq_len",
-    "memory_limit_bytes",
-    "accelerator",
-    "seed",
-)
 _RESULT_FIELDS = (
     "samples_per_s",
     "step_time_s",
@@ -307,7 +233,9 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
     """
     model = model_of(facts)
     left_out = left_out_of(facts)
-    spread = spread_of(t for t in recorded.trials if t.spec.number not in left_out)
+    spread = spread_of(
+        t for t in recorded.trials if t.spec.number not in left_out and t.spec.fidelity is None
+    )
     rows = {t.spec.number: _row(t, study, facts, model, spread) for t in recorded.trials}
     for unreadable in recorded.unreadable:
         number = int(unreadable.folder.name)
@@ -374,22 +302,14 @@ def _row(
     spread: Spread,
 ) -> dict[str, Any]:
     spec, result = trial.spec, trial.result
-    row: dict[str, Any] = {name: getattr(spec, name) for name in _SPEC_FIELDS}
-    row["role"] = str(spec.role)
-    row |= {f"knob.{name}": value for name, value in spec.knobs.items()}
-    row |= {"study": study, "trial": spec.number, "problem": trial.problem or None}
+    row: dict[str, Any] = {**asked.cells(spec), "study": study}
+    row["problem"] = trial.problem or None
     shape = None
     # A study by name may hold trials of another model: what is known is not theirs.
     if model is not None and model.source == spec.model:
         shape = model.shape
         row |= {"model": model.name, "n_params": shape.n_params}
         row["n_params_frozen"] = shape.n_params_frozen
-    if "lora" in spec.model:
-        row["finetune"] = json.dumps({"lora": spec.model["lora"]}, sort_keys=True)
-    row["lengths"] = spec.lengths.get("kind", "fixed")
-    if spec.predicted is not None:
-        said = dataclasses.asdict(spec.predicted)
-        row |= {f"predicted_{name}": value for name, value in said.items()}
     if result is not None:
         row |= _result_cells(result)
         row |= seen.cells(spec, result)

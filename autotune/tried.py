@@ -207,7 +207,8 @@ _KINDS = ("cpu", "cuda")
 
 def _counts(trial: Trial) -> bool:
     result = trial.result
-    return result is not None and result.outcome.is_measured and not result.differences
+    is_full = trial.spec.fidelity is None
+    return result is not None and result.outcome.is_measured and not result.differences and is_full
 
 
 def _is_size(knob: Knob) -> bool:

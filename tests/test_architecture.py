@@ -17,8 +17,8 @@ LAYERS: list[set[str]] = [
     {"finetune", "lengths", "model_shape", "model_families", "model_probe", "presets", "hardware"}
     | {"accelerators", "measured"},
     {"model", "job", "knob", "catalogue", "knobs", "candidate", "record", "facts", "table"}
-    | {"tried", "knobs_page", "soak_record", "bottleneck", "column", "table_seen"}
-    | {"spread", "student", "throughput"},
+    | {"tried", "knobs_page", "soak_record", "bottleneck", "column", "table_asked"}
+    | {"table_seen", "spread", "student", "throughput", "fidelity"},
     {"space_file", "space", "rules", "consumers", "cost"},
     {"replay"},
     {"engines", "render"},

@@ -12,8 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from autotune.contract import Outcome, Role
+from autotune.contract import Outcome, Role, Start
+from autotune.engines.deepspeed import DeepSpeedEngine
+from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import processes_of
+from autotune.lattice import build_lattice
+from autotune.model import with_layers
+from autotune.record import Study
+from autotune.rules import judge
+from autotune.search.history import History
+from autotune.search.interrupt import Interrupt
+from autotune.search.loop import run_search
+from autotune.search.steering import steering_of
+from autotune.space import load_space
+from tests.jobs import CPU, tiny_job
+from tests.search.scripted import Notebook
 from tests.searches import Search
 from tests.trials import wait_until
 
@@ -101,3 +114,47 @@ def test_nothing_fits_is_exit_3_with_the_nearest_change(search):
     assert "memory" in stderr
     assert "Traceback" not in stderr
     assert {t.result.outcome for t in search.study.trials()} == {Outcome.OOM}, stdout
+
+
+def test_reduced_trials_train_what_they_say_and_the_best_is_a_whole_one(tmp_path):
+    """One fleet for both searches: its templates make a model of any depth."""
+    study = Study(tmp_path / "results", "it")
+    study.trials_folder.mkdir(parents=True)
+    fleet = LocalFleet(CPU, world=2)
+    try:
+        for trials, fidelity in ((2, "layers=1"), (4, "layers=1,world=1")):
+            job = tiny_job(
+                tmp_path,
+                precision="fp32",
+                fidelity=fidelity,
+                space="smoke",
+                trials=trials,
+                diagnose=False,
+            )
+            engine = DeepSpeedEngine(job, CPU)
+            lattice = build_lattice(load_space(job.space), job, CPU, engine, judge)
+            done = run_search(
+                job,
+                study=study,
+                fleet=fleet,
+                engine=engine,
+                environment=CPU,
+                lattice=lattice,
+                observer=Notebook(),
+                interrupt=Interrupt(),
+                steering=steering_of(job, CPU, lattice),
+                compares=False,
+            )
+    finally:
+        fleet.close()
+    tried = History(study.trials()).reduced.tried  # what was disturbed has run twice
+    fidelities = [vars(t.trials[0].spec.fidelity) for t in tried]
+    assert fidelities == [{"layers": 1, "world": None}, {"layers": 1, "world": 1}]
+    for each, n_ranks in zip(tried, (2, 1), strict=True):
+        assert each.measured is not None, each.trials[-1].result.evidence
+        assert each.measured.start is Start.WARM
+        assert each.measured.read_back["n_params"] == with_layers(job.model, 1).shape.n_params
+        assert each.measured.read_back["dp"] == n_ranks == len(each.measured.devices)
+    best = next(t for t in study.trials() if t.spec.number == done.best.trial)
+    assert best.spec.fidelity is None
+    assert best.result.read_back["n_params"] == job.model.shape.n_params

@@ -98,7 +98,7 @@ class MetricsWriter(Observer):
         began_s = time.monotonic()
         if dict(snapshot.counts) != self._counts and began_s >= self._not_read_before_s:
             try:
-                self._trials = history_of(self._study.read(), self._study.read_state()).trials
+                self._trials = history_of(self._study.read(), self._study.read_state()).recorded
                 self._counts = dict(snapshot.counts)
             finally:
                 now_s = time.monotonic()

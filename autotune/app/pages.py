@@ -96,9 +96,12 @@ def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> 
 
 
 def table_of(report: Report) -> pd.DataFrame:
-    """The rows of a study's table that a report is of, and those of unreadable trials."""
+    """The rows of a study's table that a report is of, and those of unreadable trials.
+
+    Those of reduced trials are none: what they ran is no candidate of the job.
+    """
     frame = make_table(report.study, report.recorded, report.facts)
-    return frame[~frame["trial"].isin(left_out_of(report.facts))]
+    return frame[~frame["trial"].isin(left_out_of(report.facts)) & frame["reduced_of"].isna()]
 
 
 def refuse_foreign(out: Path) -> None:

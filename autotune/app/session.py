@@ -24,6 +24,7 @@ from autotune.report.plan import Plan, make_plan
 from autotune.rules import judge
 from autotune.search.history import History
 from autotune.search.recall import recall
+from autotune.search.reduced import reduce_lattice
 from autotune.search.sampler import check_installed
 from autotune.search.steering import Forecaster
 from autotune.space import load_space
@@ -124,7 +125,8 @@ def plan_search(session: Session, *, fresh: bool) -> Plan:
         if fresh
         else recall(study, job=job, engine=session.engine, environment=environment)
     )
-    return make_plan(job, environment, session.lattice, study, history)
+    reductions = reduce_lattice(job, session.lattice, session.engine)
+    return make_plan(job, environment, session.lattice, study, history, reductions)
 
 
 def render(

@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, candidate_of
 from autotune.contract import Origin
 from autotune.engines.base import Engine
 from autotune.engines.deepspeed import DeepSpeedEngine
@@ -21,6 +21,7 @@ from autotune.facts import (
     objective_of,
     origin_of,
 )
+from autotune.fidelity import describe_fidelity
 from autotune.hardware import Environment
 from autotune.job import Job, make_job, read_job_file
 from autotune.knobs import Context
@@ -32,7 +33,6 @@ from autotune.report.overview import State
 from autotune.report.rows import make_rows
 from autotune.report.study import Report
 from autotune.report.summary import place
-from autotune.search.history import candidate_of
 from autotune.search.objective import Objective
 from autotune.search.recall import changes_since, engine_of, history_of
 from autotune.soak_record import SoakResult, digest_of, read_soak
@@ -121,7 +121,8 @@ def state_of(study: Study) -> State:
         study=study.name,
         folder=str(study.folder),
         is_running=_is_running(study),
-        n_trials=len(history.trials),
+        n_trials=len(history.recorded),
+        n_reduced=len(history.reduced.trials),
         n_left_out=len(left_out_of(facts)),
         counts={outcome.value: count for outcome, count in history.counts.items()},
         best_samples_per_s=(answer.get("best") or {}).get("samples_per_s"),
@@ -168,11 +169,11 @@ def explain_trial(study: Study, number: int) -> Explanation:
     trials = {t.spec.number: t for t in report.history.trials}
     known = [str(n) for n, t in trials.items() if t.result is not None and t.result.diagnosis]
     hint = f"name one of {', '.join(known)}" if known else "search again, without --no-diagnose"
-    if number not in trials:
+    if number not in {t.spec.number for t in report.history.recorded}:
         raise StudyError(f"study {study.name}: there is no trial {number}", hint)
     raise StudyError(
         f"study {study.name}: trial {number} had no diagnostic pass: it did not measure, was a "
-        "run of the final comparison, or --no-diagnose was given",
+        "run of the final comparison or a reduced one, or --no-diagnose was given",
         hint,
     )
 
@@ -221,6 +222,12 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
         raise StudyError(
             f"study {study.name}: there is no trial {number}, or its record is damaged",
             f"name one of those that can be read with --trial: {known}",
+        )
+    if (fidelity := trials[number].spec.fidelity) is not None:
+        raise StudyError(
+            f"study {study.name}: trial {number} ran {describe_fidelity(fidelity)}, less than the "
+            "job: there is nothing of it to hand out",
+            "name a trial of the report",
         )
     environment = _environment(facts, number)
     job = make_job(read_job_file(study.job_file), where=str(study.job_file))

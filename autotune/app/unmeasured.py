@@ -123,6 +123,8 @@ def _open_replayed(problem: ReplayProblem, flags: Mapping[str, Any], *, results:
             f"--fleet replay: the table says {', '.join(clash)}",
             f"leave --{clash[0].replace('_', '-')} out",
         )
+    if "fidelity" in flags:
+        raise JobError("--fleet replay: a table has no reduced runs", "leave --fidelity out")
     job = _replayed_job(problem, flags)
     environment = _environment(problem)
     engine = ReplayedEngine(job, environment, problem)

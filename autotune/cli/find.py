@@ -76,6 +76,12 @@ def search(
             "come on top."
         ),
     ] = None,
+    fidelity: Annotated[
+        str | None,
+        typer.Option(
+            help="First trials on less, such as layers=4 or layers=4,world=2; they only teach."
+        ),
+    ] = None,
     budget: Annotated[str | None, typer.Option(help="Time for everything, such as 20m.")] = None,
     patience: Annotated[
         int | None, typer.Option(help="Stop after so many trials without a gain.")
@@ -184,6 +190,7 @@ def search(
         objective_floor=objective_floor,
         sampler=sampler,
         trials=trials,
+        fidelity=fidelity,
         budget=budget,
         patience=patience,
         gpu_hours=gpu_hours,

@@ -40,6 +40,7 @@ from autotune.contract.result import (
 )
 from autotune.contract.spec import (
     Checkpoint,
+    Fidelity,
     KnobValue,
     Measure,
     Predicted,
@@ -69,6 +70,7 @@ __all__ = [
     "CollectiveCalls",
     "ContractError",
     "Diagnosis",
+    "Fidelity",
     "GpuUse",
     "KnobValue",
     "Measure",

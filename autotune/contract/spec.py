@@ -4,7 +4,12 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from autotune.contract.files import SCHEMA_VERSION, check_positive, checked_fields
+from autotune.contract.files import (
+    SCHEMA_VERSION,
+    ContractError,
+    check_positive,
+    checked_fields,
+)
 from autotune.contract.words import Role, Start
 
 KnobValue = int | float | str | bool
@@ -40,6 +45,16 @@ class Checkpoint:
     """Optimizer steps that were trained before; None: the trial saves one when it has measured."""
     steps_after: int = 0
     """Optimizer steps that are trained after saving, to compare a resumed trial with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fidelity:
+    """What a reduced trial runs less of than the job asks for; one of the two at least."""
+
+    layers: int | None = None
+    """Layers of its model; None: all of them."""
+    world: int | None = None
+    """Its accelerators, which take data parallel replicas away; None: all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +145,11 @@ class TrialSpec:
     "pad_to_multiple": n}`: see `autotune.trial.lengths`."""
     predicted: Predicted | None = None
     """None: nothing could be predicted."""
+    fidelity: Fidelity | None = None
+    """Of a reduced trial: `model`, `world`, `dp` and `global_batch` are what it ran, not what the
+    job asks for. None: a trial of the job itself."""
+    reduced_of: str | None = None
+    """Of a reduced trial: hash of the candidate whose forecast it corrects."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
@@ -143,4 +163,8 @@ class TrialSpec:
         spec = cls(**checked_fields(cls, data))
         if spec.predicted is not None:
             check_positive("TrialSpec: predicted", dataclasses.astuple(spec.predicted))
+        if spec.fidelity is not None:
+            check_positive("TrialSpec: fidelity", dataclasses.astuple(spec.fidelity))
+            if spec.fidelity == Fidelity():
+                raise ContractError("TrialSpec: fidelity: nothing is less")
         return spec

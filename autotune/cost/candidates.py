@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +11,14 @@ from autotune.accelerators import Accelerator, shipped_accelerators
 from autotune.candidate import Candidate
 from autotune.contract import KnobValue
 from autotune.cost.constants import SHIPPED, SHIPPED_CPU, Constants, load_constants
-from autotune.cost.plans import Plans, Recompute, Tier
+from autotune.cost.plans import Column, Plans, Recompute, Tier
 from autotune.cost.problem import fleet_columns, model_columns
 from autotune.cost.traits import FRAMEWORKS
 from autotune.errors import JobError
 from autotune.hardware import Environment
 from autotune.job import Job
+
+K = TypeVar("K")
 
 _TIERS = {"none": Tier.DEVICE, "cpu": Tier.CPU, "nvme": Tier.NVME}
 _EVERY = "every_"
@@ -52,7 +54,7 @@ def plans_of(
     ZenFlow, allocators of GPUs, binding to cores.
 
     Args:
-        candidates: At least one; legal ones of the job.
+        candidates: At least one; legal ones of the job, or reduced forms of such.
         job: What is trained.
         environment: Where. Its accelerators are one node's.
         accelerators: The table to look its device up in; the shipped one by default.
@@ -64,10 +66,15 @@ def plans_of(
     if not candidates:
         raise JobError("no candidates to predict", "give at least one")
     stages = _column(candidates, lambda c: _number(c, "zero.stage", 0))
+    table = accelerators or shipped_accelerators()
     columns = {
         **_ENGINE,
-        **model_columns(job),
-        **fleet_columns(job, environment, accelerators or shipped_accelerators()),
+        **_alike(candidates, lambda c: c.layers, lambda layers: model_columns(job, layers)),
+        **_alike(
+            candidates,
+            lambda c: c.world,
+            lambda w: fleet_columns(job, environment, table, world=w),
+        ),
         **_layout(candidates),
         **_dtypes(candidates, job, stages),
         **_kept(candidates),
@@ -92,6 +99,22 @@ def constants_of(environment: Environment) -> Constants:
         workspace_bytes=0.0,
         fragmentation=0.0,
     )
+
+
+def _alike(
+    candidates: Sequence[Candidate],
+    kind: Callable[[Candidate], K],
+    columns: Callable[[K], Mapping[str, float]],
+) -> dict[str, Column]:
+    """Columns of what only reduced forms have otherwise; plain numbers where all are alike."""
+    kinds = [kind(candidate) for candidate in candidates]
+    of_kind = {each: columns(each) for each in set(kinds)}
+    first = of_kind[kinds[0]]
+    if len(of_kind) == 1:
+        return dict(first)
+    return {
+        name: np.array([of_kind[each][name] for each in kinds], dtype=np.float64) for name in first
+    }
 
 
 def _layout(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64]]:

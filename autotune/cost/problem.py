@@ -10,13 +10,17 @@ from autotune.job import Job
 from autotune.model_shape import ModelShape
 
 
-def model_columns(job: Job) -> dict[str, float]:
+def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
     """The columns of the model.
+
+    Args:
+        job: What is trained.
+        layers: Of the model, where a reduced trial runs fewer; None: all.
 
     Raises:
         JobError: Its sizes cannot be seen (a factory's).
     """
-    shape = job.model.shape
+    shape = job.model_with(layers).shape
     if not all((shape.n_layers, shape.hidden, shape.ffn_hidden, shape.n_heads, shape.vocab)):
         raise JobError(
             f"model {job.model.name!r}: its sizes cannot be seen, so nothing can be predicted",
@@ -52,15 +56,25 @@ def accelerator_of(environment: Environment, table: Sequence[Accelerator]) -> Ac
 
 
 def fleet_columns(
-    job: Job, environment: Environment, table: Sequence[Accelerator]
+    job: Job,
+    environment: Environment,
+    table: Sequence[Accelerator],
+    *,
+    world: int | None = None,
 ) -> dict[str, float]:
     """The columns of the devices, of which a job may take as much memory as it says.
+
+    Args:
+        job: What is trained.
+        environment: Where. Its accelerators are one node's.
+        table: The table to look them up in.
+        world: Accelerators, where a reduced trial has fewer; None: the job's.
 
     Raises:
         FleetError: The accelerator is in no table, or lacks the precision.
     """
     found = accelerator_of(environment, table)
-    per_node = float(min(job.world, environment.n_devices))
+    per_node = float(min(world or job.world, environment.n_devices))
     return {
         **device_columns(found, job.precision, per_node),
         "memory_bytes": job.memory_limit_bytes or environment.device_memory_bytes,

@@ -20,7 +20,7 @@ linear terms with Gaussian weights are the kernel of section 2.7.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -94,6 +94,13 @@ class Seen:
             side=np.zeros(n) if side is None else np.asarray(side, dtype=np.float64),
             study=np.zeros(n, np.intp),
             kinship=np.ones(n),
+        )
+
+    def elsewhere(self, study: int, *, kinship: float) -> "Seen":
+        """The same trials, as those of another study than this one."""
+        n = len(self.study)
+        return replace(
+            self, study=np.full(n, study, dtype=np.intp), kinship=np.full(n, float(kinship))
         )
 
     @staticmethod

@@ -101,6 +101,7 @@ class DeepSpeedEngine:
             RenderError: The template does not render, or not to a configuration.
         """
         job = self._job
+        model = job.model_with(candidate.layers)
         return Setup(
             ds_config=self._render(candidate).ds_config,
             world=candidate.world,
@@ -110,17 +111,17 @@ class DeepSpeedEngine:
             seq_len=job.seq_len,
             recompute=str(candidate.get("recompute", "none")),
             precision=job.precision,
-            model=job.model.shape,
-            supports_tp=job.model.supports_tp,
-            supports_recompute=job.model.supports_recompute,
+            model=model.shape,
+            supports_tp=model.supports_tp,
+            supports_recompute=model.supports_recompute,
             environment=self._environment,
             attention=str(candidate.get("attention", "default")),
             loss_chunk_tokens=int(candidate.get("loss_chunk_tokens", 0) or 0),
             compile=str(candidate.get("compile", "none")),
-            supports_loss_chunks=job.model.supports_loss_chunks,
+            supports_loss_chunks=model.supports_loss_chunks,
             pipeline_refusal=self._pipeline_refusal,
             sp_by_script=candidate.sp,
-            supports_sp=job.model.supports_sp(job.seq_len),
+            supports_sp=model.supports_sp(job.seq_len),
         )
 
     def files(self, candidate: Candidate) -> dict[str, str]:

@@ -86,6 +86,7 @@ class LocalFleet:
                 folder,
                 gang,
                 self._capacity_bytes(),
+                n_sharing=self._world,
                 on_end=self._release,
                 on_result=self._judge,
                 templates=self._templates,
@@ -132,6 +133,7 @@ class LocalTrial:
         gang: Gang,
         capacity_bytes: int | None,
         *,
+        n_sharing: int,
         on_end: Callable[["LocalTrial"], None],
         on_result: Callable[[Gang, TrialResult], None],
         templates: Templates,
@@ -143,6 +145,8 @@ class LocalTrial:
             folder: Its folder.
             gang: Its slots.
             capacity_bytes: Memory of a CPU rank; None: a GPU knows its own.
+            n_sharing: Ranks of the job, which share the host's cores; where a reduced trial has
+                fewer, each still gets no more of them.
             on_end: Called once its processes are gone.
             on_result: Called with what it came to.
             templates: For a warm start.
@@ -154,6 +158,7 @@ class LocalTrial:
         self.spec = spec
         self.folder = folder.resolve()
         self.gang = gang
+        self._n_sharing = n_sharing
         self._on_end = on_end
         self._on_result = on_result
         self._result: TrialResult | None = None
@@ -295,10 +300,10 @@ class LocalTrial:
         if self.spec.accelerator == "cuda":
             made["CUDA_VISIBLE_DEVICES"] = ",".join(slot.device for slot in slots)
             # As the export's launch.sh sets it: an offloaded optimizer runs on the host's cores.
-            threads = max(1, len(usable_cores()) // self.spec.world)
+            threads = max(1, len(usable_cores()) // self._n_sharing)
             made.setdefault("OMP_NUM_THREADS", str(threads))
             if self.spec.binds_cores:
-                made[CORES_ENV] = _shares(usable_cores(), self.spec.world)
+                made[CORES_ENV] = _shares(usable_cores(), self._n_sharing)
         else:
             made[CORES_ENV] = ";".join(slot.device for slot in slots)
             made["OMP_NUM_THREADS"] = "1"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, candidate_of
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.fleet.answering import Answer
 
@@ -41,6 +41,8 @@ class Luck:
     """Of one run."""
     step_noise: float = 0.01
     """Of one step."""
+    fidelity_error: float = 0.03
+    """Of a reduced run's step time, on top of its candidate's own error."""
     p_platform_fault: float = 0.02
     """That the platform ends a trial, whatever its candidate."""
 
@@ -55,10 +57,12 @@ def simulated(say: Callable[[Candidate], Said], luck: Luck, *, device_memory_byt
     """
 
     def answer(spec: TrialSpec) -> TrialResult:
-        candidate = Candidate.of(spec.knobs, world=spec.world, global_batch=spec.global_batch)
+        candidate = candidate_of(spec)
         said = say(candidate)
-        own = _numbers(luck.seed, candidate.hash)
+        own = _numbers(luck.seed, spec.reduced_of or candidate.hash)
         run = _numbers(luck.seed, candidate.hash, spec.number)
+        reduced = _numbers(luck.seed, candidate.hash, "reduced")
+        differs = 0.0 if spec.fidelity is None else luck.fidelity_error
         result = TrialResult(
             number=spec.number,
             role=spec.role,
@@ -69,6 +73,7 @@ def simulated(say: Callable[[Candidate], Said], luck: Luck, *, device_memory_byt
         if run.random() < luck.p_platform_fault:
             return _fault(result, Outcome.COMM, "simulated: a collective timed out")
         step_time_s = said.step_time_s * _factor(own, luck.time_error)
+        step_time_s *= _factor(reduced, differs)
         peak_bytes = said.peak_memory_bytes * _factor(own, luck.memory_error)
         limit_bytes = spec.memory_limit_bytes or device_memory_bytes
         if peak_bytes > limit_bytes:

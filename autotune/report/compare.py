@@ -18,7 +18,7 @@ from autotune.contract import Origin, Outcome, TrialSpec
 from autotune.knobs import KNOBS
 from autotune.report.ratios import Ratio, ratio_of, telling_runs
 from autotune.report.study import Report
-from autotune.report.words import describe_candidate
+from autotune.report.words import describe_candidate, describe_reduced
 from autotune.search.history import Tried
 
 MAX_RUNS = len(ascii_uppercase)
@@ -236,7 +236,12 @@ def _differences(runs: Sequence[Run]) -> list[str]:
         for run in runs
         if (origin := _seen(run.frame, "origin")) not in ("", Origin.MEASURED)
     ]
-    return [*unmeasured, *said.values()]
+    reduced = [
+        f"{run.key}: reduced trials are left out ({text})"
+        for run in runs
+        if (text := describe_reduced(run.report.history))
+    ]
+    return [*unmeasured, *reduced, *said.values()]
 
 
 def _seen(frame: pd.DataFrame, column: str) -> str:

@@ -7,13 +7,13 @@ from typing import Any
 import pandas as pd
 
 from autotune.bottleneck import Bottleneck, Bound, bottleneck, bubble_share, shares_of_calls
+from autotune.candidate import candidate_of
 from autotune.contract import Collective, Diagnosis, Split, TrialResult, TrialSpec, Use
 from autotune.facts import environment_at
 from autotune.record import Trial
 from autotune.report.advice import Advice, advise, describe_advice
 from autotune.report.foretold import predicted_memory, predicted_rate
 from autotune.report.study import Report
-from autotune.search.history import candidate_of
 from autotune.table_seen import energy_per_sample_j
 from autotune.throughput import peak_flops_of
 from autotune.units import format_bytes, format_seconds

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.contract import Outcome
+from autotune.fidelity import describe_fidelity
 from autotune.knobs import Context
 from autotune.report.words import (
     describe_candidate,
@@ -107,9 +108,7 @@ class LineView(View):
             self._say(f"trial {numbers} ended: {describe_counts(new)}")
         for number, trial in running.items():
             if number not in self._running:
-                self._say(
-                    f"trial {number} started: {describe_candidate(trial.candidate, self._context)}"
-                )
+                self._say(f"trial {number} started: {_described(trial, self._context)}")
         if snapshot.best is not None and snapshot.best.trial != self._best_trial:
             self._best_trial = snapshot.best.trial
             self._say(f"best so far: {describe_standing(snapshot.best)}")
@@ -181,6 +180,11 @@ def _best(snapshot: Snapshot, context: Context) -> Text:
 def _running(trial: Running, context: Context) -> Text:
     """One line, however long the candidate: the view must not jump from trial to trial."""
     text = Text(f"{trial.phase.value} {format_seconds(trial.elapsed_s)}  ", no_wrap=True)
-    text.append(describe_candidate(trial.candidate, context), style="dim")
+    text.append(_described(trial, context), style="dim")
     text.overflow = "ellipsis"
     return text
+
+
+def _described(trial: Running, context: Context) -> str:
+    text = describe_candidate(trial.candidate, context)
+    return text if trial.fidelity is None else f"{describe_fidelity(trial.fidelity)} only: {text}"

@@ -107,7 +107,8 @@ METRICS = (
     Metric(
         name="autotune_last_trial",
         kind="gauge",
-        help="Number of the last trial that measured; the others of that name are its figures.",
+        help="Number of the last full trial that measured; the others of that name are its "
+        "figures.",
     ),
     Metric(
         name="autotune_last_trial_step_seconds",
@@ -256,7 +257,11 @@ def _of_record(trials: Sequence[Trial]) -> dict[str, Values]:
     ended = [(trial.spec, trial.result) for trial in trials if trial.result is not None]
     counts = Counter((result.outcome.value, result.role.value) for _, result in ended)
     phases = {p: sum(result.phases_s.get(p, 0.0) for _, result in ended) for p in Phase}
-    measured = [(spec, result) for spec, result in ended if result.outcome.is_measured]
+    measured = [
+        (spec, result)
+        for spec, result in ended
+        if result.outcome.is_measured and spec.fidelity is None
+    ]
     values: dict[str, Values] = {
         "autotune_trials_total": [(labels, float(n)) for labels, n in sorted(counts.items())],
         "autotune_phase_seconds_total": [((p.value,), s) for p, s in phases.items()],

@@ -27,6 +27,8 @@ class State:
     is_running: bool
     """Whether a search holds it now."""
     n_trials: int
+    n_reduced: int
+    """Of those, that ran fewer layers or accelerators, and are in no ranking."""
     n_left_out: int
     """Trials of the record besides those, of another job or configuration."""
     counts: dict[str, int]

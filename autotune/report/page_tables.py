@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from autotune.candidate import candidate_of
 from autotune.contract import Outcome
 from autotune.record import Trial
 from autotune.report.charts import Standings
@@ -12,7 +13,6 @@ from autotune.report.explanation import describe, explain, rows_of
 from autotune.report.foretold import predicted_memory, predicted_rate
 from autotune.report.study import Report
 from autotune.report.words import describe_candidate, format_interval, format_rate
-from autotune.search.history import candidate_of
 from autotune.spread import is_figure
 from autotune.units import format_bytes
 

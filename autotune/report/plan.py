@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.contract import KnobValue, Role
+from autotune.fidelity import describe_fidelity
 from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.knobs import KNOBS
@@ -13,6 +14,7 @@ from autotune.lattice import Lattice
 from autotune.record import Study
 from autotune.search.confirm import MAX_FINALISTS, ROUNDS, run_s
 from autotune.search.history import History
+from autotune.search.reduced import Reductions, n_reduced
 from autotune.search.stop import n_done
 from autotune.tried import is_tried, warning
 
@@ -59,6 +61,12 @@ class Plan:
     """Assumed where the baseline is looked for: see `ASSUMED_BASELINE_TRIALS`."""
     search_trials: int
     """At most."""
+    reduced_trials: int
+    """Of those, that come first on fewer layers or accelerators, at most."""
+    fidelity: str
+    """What they run; empty where there are none."""
+    no_reduced: str
+    """Which candidates have no reduced trial; empty where all have one."""
     confirm_trials: int
     """At most."""
     trial_s: float
@@ -116,7 +124,12 @@ class Plan:
 
 
 def make_plan(
-    job: Job, environment: Environment, lattice: Lattice, study: Study, history: History
+    job: Job,
+    environment: Environment,
+    lattice: Lattice,
+    study: Study,
+    history: History,
+    reductions: Reductions | None = None,
 ) -> Plan:
     """Work out what a search would run.
 
@@ -126,10 +139,15 @@ def make_plan(
         lattice: The legal candidates.
         study: Where the record is, or will be.
         history: The trials that are in it; empty for a fresh start.
+        reductions: The reduced forms of the candidates, where the job asks for such trials.
     """
     measured_s = history.typical_s
     untried = len(lattice.candidates) - len(history.tried)
-    search_trials = max(0, min(job.budget.trials - n_done(history), untried))
+    reduced_trials = 0
+    if reductions is not None:
+        n_left = n_reduced(job.budget.trials) - len(history.reduced.tried)
+        reduced_trials = max(0, min(n_left, len(reductions.forms)))
+    search_trials = max(0, min(job.budget.trials - n_done(history), untried + reduced_trials))
     finalists = min(MAX_FINALISTS, max(1, search_trials))
     baseline_trials = 1 if job.baseline is not None else ASSUMED_BASELINE_TRIALS
     is_confirmed = any(trial.spec.role is Role.CONFIRM for trial in history.trials)
@@ -164,6 +182,9 @@ def make_plan(
         n_recorded=len(history.trials),
         baseline_trials=0 if history.trials else baseline_trials,
         search_trials=search_trials,
+        reduced_trials=reduced_trials,
+        fidelity="" if job.fidelity is None else describe_fidelity(job.fidelity),
+        no_reduced="" if reductions is None else reductions.describe(),
         confirm_trials=0 if is_confirmed and not search_trials else (finalists + 1) * ROUNDS,
         trial_s=ASSUMED_TRIAL_S if measured_s is None else measured_s,
         confirm_s=run_s(history) or ASSUMED_TRIAL_S,

@@ -35,7 +35,7 @@ class Report:
     def damaged(self) -> Mapping[int, str]:
         """Number of a trial whose record is damaged -> what is wrong with it."""
         found = {int(each.folder.name): each.problem for each in self.recorded.unreadable}
-        return found | {t.spec.number: t.problem for t in self.history.trials if t.problem}
+        return found | {t.spec.number: t.problem for t in self.history.recorded if t.problem}
 
     @property
     def counts(self) -> Mapping[Outcome, int]:

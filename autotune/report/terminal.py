@@ -144,6 +144,8 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
         ]
     if plan.untried:
         facts.append(("untried", plan.untried))
+    if plan.fidelity:
+        facts.append(("reduced", _reduced(plan)))
     source = "as measured" if plan.is_measured else "assumed until the first has run"
     # How many the ladder takes is not known; a file of the user's own takes one.
     about = "about " if plan.baseline_trials > 1 else ""
@@ -163,6 +165,13 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
     if plan.budget_s is not None:
         facts.append(("budget", f"{format_seconds(plan.budget_s)} for all of it"))
     return facts
+
+
+def _reduced(plan: Plan) -> str:
+    text = (
+        f"at most {plan.reduced_trials} of the search's trials, {plan.fidelity} each, come first"
+    )
+    return f"{text}; {plan.no_reduced}" if plan.no_reduced else text
 
 
 def _parameters(plan: Plan) -> str:

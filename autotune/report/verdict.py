@@ -15,6 +15,7 @@ from autotune.report.study import Report
 from autotune.report.words import (
     describe_counts,
     describe_difference,
+    describe_reduced,
     format_interval,
     format_rate,
 )
@@ -58,6 +59,8 @@ def describe_verdict(report: Report) -> list[tuple[str, str]]:
     if left_out := left_out_of(report.facts):
         trials = "1 trial" if len(left_out) == 1 else f"{len(left_out)} trials"
         facts.append(("left out", f"{trials} of another job or configuration"))
+    if said := describe_reduced(report.history):
+        facts.append(("reduced", said))
     facts += [("damaged", f"trial {n}: {problem}") for n, problem in report.damaged.items()]
     answer = report.answer
     if answer is None:

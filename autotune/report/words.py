@@ -1,11 +1,14 @@
 """Figures and candidates in words, the same in the live view, the report and the files."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 from autotune.candidate import Candidate, format_value
 from autotune.contract import KnobValue, Outcome
+from autotune.fidelity import describe_fidelity
 from autotune.knobs import KNOBS, Context, choices_of
 from autotune.search.base import Standing
+from autotune.search.history import History
 from autotune.units import format_bytes
 
 _ALWAYS = ("zero.stage", "micro_batch")
@@ -43,6 +46,21 @@ def describe_counts(counts: Mapping[Outcome, int]) -> str:
     """`ok 6, oom 1`: the outcomes there are, in the order of `Outcome`."""
     seen = [f"{outcome.value} {counts[outcome]}" for outcome in Outcome if counts.get(outcome)]
     return ", ".join(seen) or "none yet"
+
+
+def describe_reduced(history: History) -> str:
+    """How many reduced trials there were, and what they count for; empty where there were none."""
+    counts = Counter(
+        describe_fidelity(t.spec.fidelity) for t in history.reduced.trials if t.spec.fidelity
+    )
+    if not counts:
+        return ""
+    said = ", ".join(f"{n} of {what}" for what, n in counts.items())
+    n = sum(counts.values())
+    return (
+        f"{said}: {'this trial is' if n == 1 else 'these trials are'} in no ranking, and taught "
+        "the forecast alone"
+    )
 
 
 def describe_settings(knobs: Mapping[str, KnobValue]) -> str:

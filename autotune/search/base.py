@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from autotune.candidate import Candidate
-from autotune.contract import Outcome, Phase, Role
+from autotune.contract import Fidelity, Outcome, Phase, Role
 
 
 class Stage(StrEnum):
@@ -69,6 +69,8 @@ class Running:
     number: int
     role: Role
     candidate: Candidate
+    fidelity: Fidelity | None = None
+    """Of a reduced trial."""
     phase: Phase
     elapsed_s: float
 

@@ -49,6 +49,7 @@ class CalibratedSampler(BaseSampler):
         forecast: Forecast,
         known_times: Seen | None = None,
         known_peaks: Seen | None = None,
+        n_beside: int = 0,
         closed: Collection[int] = (),
         others: BaseSampler | None = None,
         seed: int | None = None,
@@ -62,6 +63,8 @@ class CalibratedSampler(BaseSampler):
                 `seconds` are the inverse of what the objective returns.
             known_times: Errors of the forecast's seconds in other studies.
             known_peaks: The same of its peaks.
+            n_beside: Trials that taught these errors and are not in the study: every eighth
+                trial of all explores.
             closed: Rows that are not wanted.
             others: Samples what is in no column; None: Optuna's TPE.
             seed: Of `others`, where it is left out.
@@ -75,6 +78,7 @@ class CalibratedSampler(BaseSampler):
         self._columns = {name: list(column) for name, column in columns.items()}
         self._forecast = forecast
         self._known_times, self._known_peaks = known_times, known_peaks
+        self._n_beside = n_beside
         self._closed = frozenset(closed)
         self._others = others or TPESampler(seed=seed, multivariate=True, constant_liar=True)
         self._row_of_key: dict[_Key, int] = {}
@@ -166,6 +170,7 @@ class CalibratedSampler(BaseSampler):
             shots=shots,
             known_times=self._known_times,
             known_peaks=self._known_peaks,
+            n_beside=self._n_beside,
             variation=VARIATION if has_others else 0.0,
         ).choose(is_open)
 

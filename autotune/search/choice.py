@@ -54,6 +54,8 @@ class Chooser:
     known_times: Seen | None = None
     """Errors of other studies."""
     known_peaks: Seen | None = None
+    n_beside: int = 0
+    """Trials of this search besides the shots: of reduced forms of the candidates."""
     variation: float = 0.0
     """Deviation of log seconds by what the forecast does not know of a candidate: choices that are
     made after it was chosen."""
@@ -99,7 +101,7 @@ class Chooser:
         features = self.forecast.features
         seen = self._seen_times
         believed = calibrate(features, seen, TIME_PRIOR)
-        running = self._rows([shot for shot in self.shots if shot.is_running])
+        running = _rows([shot for shot in self.shots if shot.is_running])
         if not len(running):
             return believed
         pretended = Seen.here(features.take(running), believed.mean[running])
@@ -109,7 +111,11 @@ class Chooser:
     @cached_property
     def memory(self) -> Calibration:
         """Of the peak's error."""
-        return calibrate(self._memory_features, self._seen_peaks, MEMORY_PRIOR)
+        return calibrate(
+            _memory_features(self.forecast),
+            _with(seen_peaks(self.forecast, self.shots), self.known_peaks),
+            MEMORY_PRIOR,
+        )
 
     @cached_property
     def log_seconds(self) -> Floats:
@@ -138,7 +144,7 @@ class Chooser:
     @cached_property
     def is_dropped(self) -> Flags:
         """Rows that need more memory, by estimate, than one that ran out of it."""
-        lost = self._rows([shot for shot in self.shots if shot.is_out_of_memory])
+        lost = _rows([shot for shot in self.shots if shot.is_out_of_memory])
         if not len(lost) or self.forecast.peak_bytes is None:
             return np.zeros(len(self.forecast), bool)
         dropped: Flags = self.log_peak >= self.log_peak[lost].min()
@@ -157,7 +163,7 @@ class Chooser:
     @property
     def _explores(self) -> bool:
         """Whether this trial is one of the exploration share; the record alone decides."""
-        return len(self.shots) % EXPLORE_EVERY == EXPLORE_EVERY - 1
+        return (len(self.shots) + self.n_beside) % EXPLORE_EVERY == EXPLORE_EVERY - 1
 
     def _gain(self) -> Floats:
         """log(expected gain x P(fits)), by row."""
@@ -189,39 +195,45 @@ class Chooser:
         return found
 
     @property
-    def _memory_features(self) -> Features:
-        return self.forecast.memory_features or self.forecast.features
-
-    @property
     def _seen_times(self) -> Seen:
-        shots = [shot for shot in self.shots if shot.seconds is not None]
-        rows = self._rows(shots)
-        measured = np.log([shot.seconds or 1.0 for shot in shots])
-        seen = Seen.here(
-            self.forecast.features.take(rows), measured - np.log(self.forecast.seconds[rows])
-        )
-        return seen if self.known_times is None else Seen.join(seen, self.known_times)
+        return _with(seen_times(self.forecast, self.shots), self.known_times)
 
-    @property
-    def _seen_peaks(self) -> Seen:
-        """Peaks; where none is known, whether it is above the limit or below it."""
-        assert self.forecast.peak_bytes is not None, "asked for only where memory decides"
-        shots = [
-            shot
-            for shot in self.shots
-            if shot.peak_bytes is not None or shot.is_out_of_memory or shot.seconds is not None
-        ]
-        rows = self._rows(shots)
-        reached = np.log([shot.peak_bytes or self.forecast.limit_bytes or 1.0 for shot in shots])
-        seen = Seen.here(
-            self._memory_features.take(rows),
-            reached - np.log(self.forecast.peak_bytes[rows]),
-            [_side_of(shot) for shot in shots],
-        )
-        return seen if self.known_peaks is None else Seen.join(seen, self.known_peaks)
 
-    def _rows(self, shots: Sequence[Shot]) -> NDArray[np.intp]:
-        return np.array([shot.row for shot in shots], dtype=np.intp)
+def seen_times(forecast: Forecast, shots: Sequence[Shot]) -> Seen:
+    """By how much the forecast's seconds were wrong."""
+    timed = [shot for shot in shots if shot.seconds is not None]
+    rows = _rows(timed)
+    measured = np.log([shot.seconds or 1.0 for shot in timed])
+    return Seen.here(forecast.features.take(rows), measured - np.log(forecast.seconds[rows]))
+
+
+def seen_peaks(forecast: Forecast, shots: Sequence[Shot]) -> Seen:
+    """By how much its peaks were; where none is known, whether it is above the limit or below."""
+    assert forecast.peak_bytes is not None, "asked for only where memory decides"
+    telling = [
+        shot
+        for shot in shots
+        if shot.peak_bytes is not None or shot.is_out_of_memory or shot.seconds is not None
+    ]
+    rows = _rows(telling)
+    reached = np.log([shot.peak_bytes or forecast.limit_bytes or 1.0 for shot in telling])
+    return Seen.here(
+        _memory_features(forecast).take(rows),
+        reached - np.log(forecast.peak_bytes[rows]),
+        [_side_of(shot) for shot in telling],
+    )
+
+
+def _with(own: Seen, known: Seen | None) -> Seen:
+    return own if known is None else Seen.join(own, known)
+
+
+def _memory_features(forecast: Forecast) -> Features:
+    return forecast.memory_features or forecast.features
+
+
+def _rows(shots: Sequence[Shot]) -> NDArray[np.intp]:
+    return np.array([shot.row for shot in shots], dtype=np.intp)
 
 
 def _side_of(shot: Shot) -> float:

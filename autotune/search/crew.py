@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, candidate_of
 from autotune.contract import Outcome
 from autotune.engines.base import Engine
 from autotune.errors import FleetError
@@ -12,7 +12,7 @@ from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.record import Study, Trial, lost_result
 from autotune.search.base import Running
-from autotune.search.history import History, candidate_of, results
+from autotune.search.history import History, results
 from autotune.search.interrupt import Interrupt
 from autotune.search.launch import Run, make_spec
 from autotune.search.recall import answers_for
@@ -84,8 +84,8 @@ class Crew:
             else:
                 left_out.append(trial.spec.number)
         self.left_out = tuple(left_out)
-        if self.history.trials:
-            self._note(f"resumed: {len(self.history.trials)} trials in the record, {n_lost} lost")
+        if n_recorded := len(self.history.recorded):
+            self._note(f"resumed: {n_recorded} trials in the record, {n_lost} lost")
         if left_out:
             self._note(
                 f"{len(left_out)} trials of the record ran another job or configuration than this "
@@ -128,7 +128,7 @@ class Crew:
         if run.retry_of is not None:
             self._note(f"trial {spec.number}: trial {run.retry_of} again ({run.candidate})")
         elif run.repeat_of is not None:
-            why = next(r for r in results(self.history.trials) if r.number == run.repeat_of)
+            why = next(r for r in results(self.history.recorded) if r.number == run.repeat_of)
             self._note(
                 f"trial {spec.number}: trial {run.repeat_of} again, which was disturbed: "
                 f"{why.disturbed}"
@@ -182,6 +182,7 @@ class Crew:
                     number=handle.spec.number,
                     role=handle.spec.role,
                     candidate=candidate_of(handle.spec),
+                    fidelity=handle.spec.fidelity,
                     phase=progress.phase,
                     elapsed_s=progress.elapsed_s,
                 )
@@ -210,7 +211,7 @@ class Crew:
         self._n_faults_in_a_row = self._n_faults_in_a_row + 1 if outcome.is_platform_fault else 0
         if self._n_faults_in_a_row < MAX_FAULTS_IN_A_ROW:
             return
-        last = results(self.history.trials)[-1]
+        last = results(self.history.recorded)[-1]
         raise FleetError(
             f"the last {self._n_faults_in_a_row} trials in a row were ended by the platform, the "
             f"last ({last.number}) by {last.outcome}: {last.evidence}",

@@ -1,10 +1,13 @@
 """What to say when nothing ran: what was seen, and the nearest change that could help."""
 
+from collections import Counter
+
 from autotune.contract import Outcome, TrialResult
 from autotune.errors import NothingFeasibleError
 from autotune.knobs import KNOBS
 from autotune.search.history import History, results
 from autotune.search.objective import Objective
+from autotune.search.reduced import too_large
 from autotune.units import format_bytes
 
 _CHANGES = (
@@ -24,10 +27,12 @@ def nothing_feasible(history: History, objective: Objective) -> NothingFeasibleE
             "or another space",
         )
     lines = [f"none of {len(ended)} trials ran within the limits:"]
-    for outcome, count in sorted(history.counts.items()):
+    for outcome, count in sorted(Counter(result.outcome for result in ended).items()):
         first = next(result for result in ended if result.outcome is outcome)
         evidence = first.evidence or _too_much(first, objective)
         lines.append(f"  {outcome} x {count}, such as trial {first.number}: {evidence}")
+    if lost := too_large(history):
+        lines.append(f"  {len(lost)} candidates more ran out of memory with fewer layers already")
     return NothingFeasibleError("\n".join(lines), _nearest_change(history, objective))
 
 

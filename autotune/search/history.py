@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from autotune.candidate import Candidate
-from autotune.contract import Outcome, Phase, Role, TrialResult, TrialSpec
+from autotune.candidate import Candidate, candidate_of
+from autotune.contract import Outcome, Phase, Role, TrialResult
 from autotune.record import Trial
 from autotune.spread import Spread, spread_of
 
@@ -71,17 +71,27 @@ class Tried:
 
 
 class History:
-    """The trials of a record that answer for one job, grouped by candidate."""
+    """The trials of a record that answer for one job, grouped by candidate.
+
+    Reduced trials are told apart here, once: all that is said of `trials` and `tried` is said of
+    the job's own candidates, and `reduced` is a history of the others.
+    """
 
     def __init__(
-        self, trials: Iterable[Trial] = (), *, to_repeat: frozenset[int] | None = None
+        self,
+        trials: Iterable[Trial] = (),
+        *,
+        to_repeat: frozenset[int] | None = None,
+        of_reduced: bool = False,
     ) -> None:
         """Group trials.
 
         Args:
             trials: Of one job.
             to_repeat: As the record that they are a part of has it; None: they are all of it.
+            of_reduced: Whether `trials` are to be the reduced ones.
         """
+        self._of_reduced = of_reduced
         self._trials: dict[int, Trial] = {}
         for trial in trials:
             self.put(trial)
@@ -95,9 +105,19 @@ class History:
         self.__dict__.pop("to_repeat", None)
 
     @property
-    def trials(self) -> tuple[Trial, ...]:
-        """All trials, by number."""
+    def recorded(self) -> tuple[Trial, ...]:
+        """All trials, reduced or not, by number."""
         return tuple(self._trials[number] for number in sorted(self._trials))
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """Those of the job itself, by number; of the history of reduced ones, those."""
+        return tuple(t for t in self.recorded if is_reduced(t) == self._of_reduced)
+
+    @property
+    def reduced(self) -> "History":
+        """The reduced trials, grouped by what they ran."""
+        return History(self.recorded, of_reduced=True)
 
     @property
     def explored(self) -> "History":
@@ -156,8 +176,8 @@ class History:
 
     @property
     def counts(self) -> Counter[Outcome]:
-        """Ended trials by outcome."""
-        return Counter(result.outcome for result in results(self.trials))
+        """Ended trials by outcome, reduced ones included."""
+        return Counter(result.outcome for result in results(self.recorded))
 
     @property
     def typical_s(self) -> float | None:
@@ -175,6 +195,11 @@ class History:
         phases = (Phase.SPAWN, Phase.IMPORT)
         starts = [sum(r.phases_s.get(p, 0.0) for p in phases) for r in results(self.trials)]
         return max(starts) - statistics.median(starts) if starts else 0.0
+
+
+def is_reduced(trial: Trial) -> bool:
+    """Whether a trial ran less than the job asks for: no figure of it is a candidate's."""
+    return trial.spec.fidelity is not None
 
 
 def results(trials: Iterable[Trial]) -> list[TrialResult]:
@@ -212,11 +237,6 @@ def is_settled(trials: Sequence[Trial], to_repeat: Collection[int] = ()) -> bool
     if sum(outcome.is_platform_fault for outcome in outcomes) > MAX_RETRIES:
         return True
     return counting(trials) is not None and owed_repeat(trials, to_repeat) is None
-
-
-def candidate_of(spec: TrialSpec) -> Candidate:
-    """The candidate that a trial ran."""
-    return Candidate.of(spec.knobs, world=spec.world, global_batch=spec.global_batch)
 
 
 def busy_s(intervals: Iterable[tuple[float, float]]) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autotune.candidate import Candidate
 from autotune.catalogue.process import binds_cores, environment_of
-from autotune.contract import Measure, Predicted, Role, Start, TrialSpec
+from autotune.contract import Fidelity, Measure, Predicted, Role, Start, TrialSpec
 from autotune.engines.base import Engine
 from autotune.hardware import Environment
 from autotune.job import Job
@@ -53,6 +53,16 @@ class Run:
     """Above it the trial stops early; None: never."""
     predicted: Predicted | None = None
     """What the trial is expected to measure; None: nobody can say."""
+    reduced_of: Candidate | None = None
+    """The job's own candidate that `candidate` is a reduced form of; None: it is one itself."""
+
+    @property
+    def fidelity(self) -> Fidelity | None:
+        """What is less than the job asks for; None: nothing."""
+        if self.reduced_of is None:
+            return None
+        ours, full = self.candidate, self.reduced_of
+        return Fidelity(layers=ours.layers, world=None if ours.world == full.world else ours.world)
 
 
 def make_spec(
@@ -82,7 +92,7 @@ def make_spec(
         seq_len=job.seq_len,
         precision=job.precision,
         accelerator=environment.accelerator,
-        model=job.model.source,
+        model=job.model_with(run.candidate.layers).source,
         recompute=setup.recompute,
         attention=setup.attention,
         loss_chunk_tokens=setup.loss_chunk_tokens,
@@ -99,11 +109,21 @@ def make_spec(
         retry_of=run.retry_of,
         repeat_of=run.repeat_of,
         lengths=job.lengths.as_spec(),
-        # The claim rests on the final comparison: nothing but its steps is run there.
-        diagnoses=job.diagnose and run.role in (Role.BASELINE, Role.SEARCH),
+        diagnoses=job.diagnose and _is_diagnosed(run),
         start=start,
         predicted=run.predicted,
+        fidelity=run.fidelity,
+        reduced_of=None if run.reduced_of is None else run.reduced_of.hash,
     )
+
+
+def _is_diagnosed(run: Run) -> bool:
+    """Whether a trial says what bounds it.
+
+    The claim rests on the final comparison: nothing but its steps is run there. And what bounds a
+    reduced run need not bound the candidate.
+    """
+    return run.role in (Role.BASELINE, Role.SEARCH) and run.reduced_of is None
 
 
 def _measure(run: Run, start: Start) -> Measure:

@@ -1,11 +1,8 @@
 """The coordinator: baseline, search, final comparison; one thread, no state but the record."""
 
-import dataclasses
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from autotune.candidate import Candidate
 from autotune.contract import Role
@@ -30,8 +27,10 @@ from autotune.search.crew import POLL_S, Crew
 from autotune.search.feasibility import nothing_feasible
 from autotune.search.history import busy_s, intervals, owed_repeat, results
 from autotune.search.interrupt import Interrupt
+from autotune.search.kept import save_facts
 from autotune.search.launch import Run
 from autotune.search.objective import Objective
+from autotune.search.reduced import ReducedTrials, too_large
 from autotune.search.sampler import propose
 from autotune.search.steering import Steering
 from autotune.search.stop import has_time, n_done, searched, why_stop
@@ -132,11 +131,20 @@ class _Search:
         self._fleet = fleet
         self._stage = Stage.BASELINE
         self._stop: StopReason | None = None
-        self._n_budget = min(job.budget.trials, len(lattice.candidates))
         self._users_baseline: Candidate | None = None
         self._baseline: Candidate | None = None
         self._comparison: confirm.Comparison | None = None
         self._last_note = ""
+        self._reduced = ReducedTrials.of(
+            job,
+            lattice=lattice,
+            engine=engine,
+            steering=steering,
+            objective=self._objective,
+            note=self._note,
+        )
+        n_forms = 0 if self._reduced is None else self._reduced.n_forms
+        self._n_budget = min(job.budget.trials, len(lattice.candidates) + n_forms)
         self.crew = Crew(
             job,
             study=study,
@@ -152,7 +160,9 @@ class _Search:
         if self._job.baseline is not None:
             self._users_baseline = self._users_own(self._job.baseline)
         self.crew.recover()
-        self._save_facts()
+        save_facts(
+            self._study, self._job, self._environment, left_out=self.crew.left_out, note=self._note
+        )
         self._drive(Stage.BASELINE, self._next_baseline, at_once=lambda: 1)
         self._drive(Stage.SEARCH, self._next_search, at_once=self._capacity)
         if not self._interrupt.draining:
@@ -243,7 +253,7 @@ class _Search:
 
     def _next_search(self) -> Run | None:
         history, budget = self.crew.history, self._job.budget
-        used_s = self._used_s(history.trials)
+        used_s = self._used_s(history.recorded)
         kept_s = 2 * confirm.ROUNDS * confirm.run_s(history)
         if has_time(history, budget, used_s=used_s, kept_s=kept_s):
             for tried in history.tried:
@@ -253,10 +263,13 @@ class _Search:
         self._stop = why_stop(history, self._objective, budget, used_s=used_s, kept_s=kept_s)
         if self._stop is not None:
             return None
-        candidate = self._propose()
+        full = None if self._reduced is None else self._reduced.next(history, used_s=used_s)
+        candidate = full or self._propose()
         if candidate is None or not self._pays():
             self._stop = StopReason.EXHAUSTED if candidate is None else StopReason.GAIN
             return None
+        if self._reduced is not None and full is not None:
+            return self._run_of(self._reduced.form_of(full), Role.SEARCH, reduced_of=full)
         return self._run_of(candidate, Role.SEARCH)
 
     def _propose(self) -> Candidate | None:
@@ -301,7 +314,9 @@ class _Search:
 
     def _closed(self) -> set[str]:
         """Hashes of the candidates that need no further trial."""
-        return {t.candidate.hash for t in self.crew.history.tried if not t.is_owed}
+        history = self.crew.history
+        tried = {t.candidate.hash for t in history.tried if not t.is_owed}
+        return tried | too_large(history).keys()
 
     def _plan_comparison(self) -> None:
         self._comparison = confirm.plan(
@@ -320,9 +335,15 @@ class _Search:
             return None
         return self._run_of(chosen[0], Role.CONFIRM, confirm_round=chosen[1])
 
-    def _run_of(self, candidate: Candidate, role: Role, confirm_round: int | None = None) -> Run:
+    def _run_of(
+        self,
+        candidate: Candidate,
+        role: Role,
+        confirm_round: int | None = None,
+        reduced_of: Candidate | None = None,
+    ) -> Run:
         """A run that knows whether it repeats one that the platform ended or disturbed."""
-        history = self.crew.history
+        history = self.crew.history if reduced_of is None else self.crew.history.reduced
         tried = history.find(candidate)
         before = [
             trial
@@ -334,13 +355,13 @@ class _Search:
         if repeat_of is not None:
             failed = [number for number in failed if number > repeat_of]
         losing_step_time_s = None
-        if role is Role.SEARCH:
+        if role is Role.SEARCH and reduced_of is None:
             losing_step_time_s = self._objective.losing_step_time_s(
                 history.explored, self._job.global_batch
             )
         predicted = None
         if self._steering is not None and role in (Role.BASELINE, Role.SEARCH):
-            predicted = self._steering.predict(history, self._objective, candidate)
+            predicted = self._steering.predict(self.crew.history, self._objective, candidate)
         return Run(
             candidate=candidate,
             role=role,
@@ -349,6 +370,7 @@ class _Search:
             repeat_of=repeat_of,
             losing_step_time_s=losing_step_time_s,
             predicted=predicted,
+            reduced_of=reduced_of,
         )
 
     def _used_s(self, trials: Sequence[Trial]) -> float:
@@ -362,7 +384,7 @@ class _Search:
         if self._job.budget.time_s is None:
             return float("inf")
         numbers = {trial.spec.number for trial in without}
-        others = [t for t in self.crew.history.trials if t.spec.number not in numbers]
+        others = [t for t in self.crew.history.recorded if t.spec.number not in numbers]
         return self._job.budget.time_s - self._used_s(others)
 
     def _answer(self) -> Answer:
@@ -376,33 +398,6 @@ class _Search:
             interrupted=self._interrupt.draining,
         )
 
-    def _save_facts(self) -> None:
-        """Keep what the trials do not hold: the devices, the model's shape, who is left out.
-
-        `environments` is where trials were run, each with the number of the first that ran there.
-        """
-        state = self._study.read_state()
-        here: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self._environment)))
-        listed = state.get("environments")
-        known = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
-        changed = [key for key in here if known and known[-1].get(key) != here[key]]
-        if changed:
-            self._note(f"{', '.join(changed)} changed since the last trials: --fresh starts anew")
-        if changed or not known:
-            known = [*known, {"since_trial": self._study.next_number(), **here}]
-        facts = {
-            "environment": here,
-            "environments": known,
-            "model": {
-                "name": self._job.model.name,
-                "shape": dataclasses.asdict(self._job.model.shape),
-                "source": self._job.model.source,
-            },
-            "left_out": list(self.crew.left_out),
-            "stop_reason": None,
-        }
-        self._study.write_state({**state, **facts})
-
     def _note(self, note: str) -> None:
         self._last_note = note
         self._observer.on_note(note)
@@ -410,7 +405,7 @@ class _Search:
     def _show(self, stage: Stage) -> None:
         answer = self._answer()
         history = self.crew.history
-        used_s = self._used_s(history.trials)
+        used_s = self._used_s(history.recorded)
         self._observer.on_snapshot(
             Snapshot(
                 stage=stage,

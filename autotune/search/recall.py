@@ -8,15 +8,16 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.candidate import Candidate
+from autotune.candidate import Candidate, candidate_of
 from autotune.contract import TrialSpec
 from autotune.engines.base import Engine
-from autotune.errors import RenderError
+from autotune.errors import JobError, RenderError
 from autotune.facts import left_out_of
+from autotune.fidelity import reduced
 from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.record import Recorded, Study, Trial
-from autotune.search.history import History, candidate_of
+from autotune.search.history import History
 
 _MISSING = object()
 
@@ -68,7 +69,7 @@ def answers_for(
     """Whether a trial ran what its candidate would run now; arguments as of `changes_since`."""
     try:
         return not changes_since(trial, study, job=job, engine=engine, environment=environment)
-    except RenderError:
+    except (RenderError, JobError):
         return False
 
 
@@ -89,12 +90,16 @@ def changes_since(
 
     Raises:
         RenderError: The candidate's configuration does not render any more.
+        JobError: The job's model is not one to leave layers out of, as the trial did.
     """
+    candidate, own = candidate_of(trial.spec), _whole(job)
+    if trial.spec.fidelity is not None:
+        own = reduced(own, trial.spec.fidelity)
     # Through JSON, as the record has been.
-    then, now = _asked(trial.spec), json.loads(json.dumps(_asks(job, environment)))
+    then, now = _asked(trial.spec), json.loads(json.dumps(_asks(job, environment, own)))
     if then != now:
         return list(_said(then, now))
-    recorded, rendered = study.read_files(trial), engine.files(candidate_of(trial.spec))
+    recorded, rendered = study.read_files(trial), engine.files(candidate)
     if recorded == rendered:
         return []
     return list(_said(_leaves(recorded), _leaves(rendered))) or ["its files are written otherwise"]
@@ -113,15 +118,20 @@ def _asked(spec: TrialSpec) -> dict[str, Any]:
     }
 
 
-def _asks(job: Job, environment: Environment) -> dict[str, Any]:
+def _whole(job: Job) -> Candidate:
+    """What all candidates of a job have in common."""
+    return Candidate.of({}, world=job.world, global_batch=job.global_batch)
+
+
+def _asks(job: Job, environment: Environment, own: Candidate) -> dict[str, Any]:
     return {
-        "world": job.world,
-        "global_batch": job.global_batch,
+        "world": own.world,
+        "global_batch": own.global_batch,
         "seq_len": job.seq_len,
         "precision": job.precision,
         "memory_limit_bytes": job.enforced_limit_bytes(environment.device_memory_bytes),
         "accelerator": environment.accelerator,
-        "model": job.model.source,
+        "model": job.model_with(own.layers).source,
         "lengths": job.lengths.as_spec(),
     }
 

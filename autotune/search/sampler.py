@@ -110,7 +110,7 @@ def sampler_seed(seed: int, history: History) -> int:
 
     A study that is rebuilt for every proposal would draw the same numbers every time.
     """
-    numbers = numpy.random.SeedSequence([seed, len(history.trials)])
+    numbers = numpy.random.SeedSequence([seed, len(history.recorded)])
     return int(numbers.generate_state(1)[0])
 
 

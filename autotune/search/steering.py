@@ -6,7 +6,7 @@ candidates the one that is nearest to what Optuna's TPE proposes.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,12 +18,20 @@ from autotune.candidate import Candidate
 from autotune.contract import KnobValue, Predicted
 from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.forecast import Forecast, forecast
-from autotune.cost.knowledge import Lesson, Recalled, Situation, columns_of, recall_lessons
+from autotune.cost.knowledge import (
+    STUDY_KINSHIP,
+    Lesson,
+    Recalled,
+    Situation,
+    columns_of,
+    recall_lessons,
+)
+from autotune.cost.residual import Seen
 from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.lattice import Lattice
 from autotune.search.calibrated import VARIATION, CalibratedSampler
-from autotune.search.choice import Chooser, Shot
+from autotune.search.choice import Chooser, Shot, seen_peaks, seen_times
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 from autotune.search.sampler import make_axes, make_sampler, sampler_seed, told_trials
@@ -44,6 +52,7 @@ Forecaster = Callable[[Sequence[Candidate]], Forecast]
 """What a model says of candidates, in their order."""
 
 _Key = tuple[KnobValue | None, ...]
+_Kind = tuple[int | None, int]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,7 +80,7 @@ class Steering:
         self,
         history: History,
         objective: Objective,
-        closed: Collection[str],
+        closed: Set[str],
         *,
         n_budget: int,
         seed: int,
@@ -97,6 +106,7 @@ class Steering:
             for name, column in zip(self.knobs, zip(*rows.keys, strict=True), strict=True)
         }
         drawn = sampler_seed(seed, history)
+        times, peaks = self._known(history, objective, self.lattice.candidates[0])
         sampler = CalibratedSampler(
             columns,
             forecast=replace(
@@ -105,8 +115,9 @@ class Steering:
                 seconds=rows.forecast.seconds / self.lattice.context.global_batch,
                 limit_bytes=objective.allowed_bytes,
             ),
-            known_times=None if self.recalled is None else self.recalled.times,
-            known_peaks=None if self.recalled is None else self.recalled.peaks,
+            known_times=times,
+            known_peaks=peaks,
+            n_beside=len(history.reduced.tried),
             closed=rows.closed,
             others=make_sampler("tpe", n_budget, drawn),
         )
@@ -117,6 +128,11 @@ class Steering:
         values = {name: axis.decode(trial.params[name]) for name, axis in axes.items()}
         chosen = rows.keys[sampler.chosen_row(trial.number)]
         others = {c.hash for c in self.lattice.candidates if self._key(c) != chosen}
+        # Of these, the one whose reduced trial is why they were chosen.
+        ran = {t.trials[0].spec.reduced_of for t in history.reduced.tried if t.measured}
+        for candidate in self.lattice.candidates:
+            if candidate.hash in ran - closed - others:
+                return candidate
         return self.lattice.nearest({**self.lattice.constants, **values}, {*closed, *others})
 
     def expected_gain(
@@ -145,6 +161,7 @@ class Steering:
                 )
                 for t in history.tried
             ],
+            known=self._known(history, objective, self.lattice.candidates[0]),
             variation=VARIATION if set(self.lattice.values) - set(self.knobs) else 0.0,
         )
         is_open = np.ones(len(rows.keys), bool)
@@ -157,11 +174,16 @@ class Steering:
         Args:
             history: What was tried.
             objective: Says how much memory there is.
-            candidate: Of the lattice or not.
+            candidate: Of the lattice or not; it may be a reduced form.
         """
-        told = [t for t in history.tried if t.measured is not None or t.is_out_of_memory]
+        told = [t for t in _telling(history) if _kind(t.candidate) == _kind(candidate)]
         said = self.forecaster([*(t.candidate for t in told), candidate])
-        believed = self._chooser(said, objective, [_shot(row, t) for row, t in enumerate(told)])
+        believed = self._chooser(
+            said,
+            objective,
+            [_shot(row, t) for row, t in enumerate(told)],
+            known=self._known(history, objective, candidate),
+        )
         # What runs differ by comes on top of what is believed of the figure itself.
         deviations = float(believed.time.deviation[-1]), VARIATION, history.spread.variance**0.5
         reach = np.exp(_NORMAL * math.hypot(*deviations))
@@ -177,19 +199,51 @@ class Steering:
             peak_memory_high_bytes=peak_bytes * memory_reach,
         )
 
+    def alike(self, hashes: Collection[str]) -> set[str]:
+        """Hashes of the lattice's candidates that the model does not tell from some of these."""
+        keys = {self._key(c) for c in self.lattice.candidates if c.hash in hashes}
+        return {c.hash for c in self.lattice.candidates if self._key(c) in keys}
+
+    def _known(
+        self, history: History, objective: Objective, of: Candidate
+    ) -> tuple[Seen | None, Seen | None]:
+        """What is known of the model's errors, of seconds and of peaks, besides trials of a kind.
+
+        From other studies; and from trials of this one that ran more or fewer layers or
+        accelerators. The model errs otherwise there, so each kind counts as a study of its own.
+        """
+        known = self.recalled
+        times = None if known is None else known.times
+        peaks = None if known is None else known.peaks
+        kinds: dict[_Kind, list[Tried]] = {}
+        for tried in _telling(history):
+            if _kind(tried.candidate) != _kind(of):
+                kinds.setdefault(_kind(tried.candidate), []).append(tried)
+        first = 1 if known is None else 1 + max(*known.times.study, *known.peaks.study, 0)
+        for number, tries in enumerate(kinds.values(), start=first):
+            said = self.forecaster([t.candidate for t in tries])
+            said = replace(said, limit_bytes=objective.allowed_bytes)
+            shots = [_shot(row, t) for row, t in enumerate(tries)]
+            own = seen_times(said, shots), seen_peaks(said, shots)
+            its_times, its_peaks = (s.elsewhere(number, kinship=STUDY_KINSHIP) for s in own)
+            times = its_times if times is None else Seen.join(times, its_times)
+            peaks = its_peaks if peaks is None else Seen.join(peaks, its_peaks)
+        return times, peaks
+
     def _chooser(
         self,
         said: Forecast,
         objective: Objective,
         shots: Sequence[Shot],
         *,
+        known: tuple[Seen | None, Seen | None],
         variation: float = 0.0,
     ) -> Chooser:
         return Chooser(
             forecast=replace(said, limit_bytes=objective.allowed_bytes),
             shots=shots,
-            known_times=None if self.recalled is None else self.recalled.times,
-            known_peaks=None if self.recalled is None else self.recalled.peaks,
+            known_times=known[0],
+            known_peaks=known[1],
             variation=variation,
         )
 
@@ -222,6 +276,17 @@ class Steering:
 
     def _key(self, candidate: Candidate) -> _Key:
         return tuple(candidate.get(name) for name in self.knobs)
+
+
+def _telling(history: History) -> list[Tried]:
+    """What ran or ran out of memory, reduced or not."""
+    tried = [*history.tried, *history.reduced.tried]
+    return [t for t in tried if t.measured is not None or t.is_out_of_memory]
+
+
+def _kind(candidate: Candidate) -> _Kind:
+    """What candidates of one job have in common, and their reduced forms otherwise."""
+    return candidate.layers, candidate.world
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -310,7 +375,7 @@ def lessons_of(
     study: str,
     accelerators: Sequence[Accelerator] | None = None,
 ) -> list[Lesson]:
-    """What a search leaves for the next one: the candidates that ran or ran out of memory.
+    """What a search leaves for the next one: what ran or ran out of memory, reduced or not.
 
     Args:
         history: The record.
@@ -324,7 +389,7 @@ def lessons_of(
         FleetError: As `steering_of`.
         JobError: As `steering_of`.
     """
-    told = [t for t in history.tried if t.measured is not None or t.is_out_of_memory]
+    told = _telling(history)
     if not told:
         return []
     ran = [t.candidate for t in told]

@@ -15,8 +15,8 @@ def searched(history: History) -> list[Tried]:
 
 
 def n_done(history: History) -> int:
-    """Candidates of the search proper that are settled."""
-    return sum(t.is_settled for t in searched(history))
+    """What the search proper has settled: candidates, and reduced forms of such."""
+    return sum(t.is_settled for t in (*searched(history), *searched(history.reduced)))
 
 
 def has_time(history: History, budget: Budget, *, used_s: float, kept_s: float) -> bool:
@@ -46,7 +46,7 @@ def why_stop(
         used_s: As for `has_time`.
         kept_s: As for `has_time`.
     """
-    if len(searched(history)) >= budget.trials:
+    if len(searched(history)) + len(searched(history.reduced)) >= budget.trials:
         return StopReason.TRIALS
     if not has_time(history, budget, used_s=used_s, kept_s=kept_s):
         return StopReason.TIME

@@ -122,6 +122,25 @@ def test_a_simulation_goes_through_all_stages(tmp_path: Path, fleet: str) -> Non
     assert "confirm" in set(frame["role"])
 
 
+def test_a_simulation_answers_reduced_trials(tmp_path: Path) -> None:
+    flags = {**SMALL, "trials": 4, "fidelity": "layers=1"}
+    session = open_fleet("simulate:2xH100", None, flags, results=tmp_path)
+    answer = search(session, Notebook(), fresh=False).answer
+    frame = load_table(session.study.folder)
+    reduced = frame[frame["fidelity_layers"] == 1]
+    assert len(reduced) == 2
+    assert answer["best"]["trial"] not in set(reduced["trial"])
+    whole = frame[frame["candidate_hash"].isin(reduced["reduced_of"])]
+    for _, full in whole[whole["samples_per_s"].notna()].iterrows():
+        form = reduced[reduced["reduced_of"] == full["candidate_hash"]]
+        assert (form["samples_per_s"] > full["samples_per_s"]).all()
+
+
+def test_a_table_has_no_reduced_runs(table: Path, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="no reduced runs"):
+        open_fleet(f"replay:{table}", None, {"fidelity": "layers=1"}, results=tmp_path)
+
+
 def test_measured_and_simulated_figures_are_not_in_one_study(tmp_path: Path, table: Path) -> None:
     first = open_fleet("simulate", None, {**SMALL, "study": "mine"}, results=tmp_path)
     search(first, Notebook(), fresh=False)

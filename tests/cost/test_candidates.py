@@ -5,9 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from autotune.contract import Fidelity
 from autotune.cost import Recompute, Tier, load_constants, predict
 from autotune.cost.candidates import constants_of, plans_of
 from autotune.errors import FleetError, JobError
+from autotune.fidelity import reduced
 from autotune.hardware import Environment
 from tests.jobs import CPU, canonical_candidate, tiny_job
 
@@ -131,3 +133,18 @@ def test_what_cannot_be_predicted_says_so(job):
     factory = dataclasses.replace(job, model=dataclasses.replace(job.model, shape=shape))
     with pytest.raises(JobError, match="sizes cannot be seen"):
         plans_of([canonical_candidate(job)], factory, GPU)
+
+
+def test_reduced_forms_stand_beside_whole_ones(job):
+    whole = canonical_candidate(job, **{"zero.stage": 1, "micro_batch": 2})
+    forms = [reduced(whole, f) for f in (Fidelity(layers=1), Fidelity(world=2))]
+    mixed = plans_of([whole, *forms], job, GPU)
+    assert list(mixed.n_layers) == [3, 1, 3]
+    assert list(mixed.dp) == [8, 8, 2]
+    assert list(mixed.devices_per_node) == [8, 8, 2]
+    assert list(mixed.grad_accum) == [4, 4, 4]
+    said = predict(mixed)
+    assert said.step_time_s[1] < said.step_time_s[0]
+    assert said.peak_memory_bytes[1] < said.peak_memory_bytes[0]
+    # A column that does not differ stays a number: it is cheaper.
+    assert isinstance(plans_of([whole, whole], job, GPU).n_layers, int)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.contract import Origin, Outcome, TrialResult, TrialSpec, to_dict
+from autotune.contract import Fidelity, Origin, Outcome, TrialResult, TrialSpec, to_dict
 from autotune.errors import FleetError
 from autotune.fleet.answering import AnsweringFleet
 from autotune.fleet.replay import replayed
@@ -121,6 +121,27 @@ def test_the_same_seed_simulates_the_same() -> None:
     its = spec()
     assert simulation()(its) == simulation()(its)
     assert simulation(dataclasses.replace(SURE, seed=2))(its) != simulation()(its)
+
+
+def test_a_reduced_run_errs_nearly_as_its_candidate_does() -> None:
+    def error(its: TrialSpec) -> float:
+        step_time_s = simulation()(its).step_time_s
+        assert step_time_s is not None
+        return float(np.log(step_time_s / 2.0))
+
+    apart = []
+    for size in (1, 2, 4, 8):
+        for stage in range(4):
+            whole = spec(micro_batch=size, zero__stage=stage)
+            form = dataclasses.replace(
+                whole,
+                number=1,
+                fidelity=Fidelity(layers=1),
+                reduced_of=whole.candidate_hash,
+                candidate_hash="f" * 12,
+            )
+            apart.append(error(form) - error(whole))
+    assert 0 < np.std(apart) < SURE.time_error / 2
 
 
 def test_what_needs_more_than_there_is_runs_out_of_memory() -> None:

@@ -116,6 +116,16 @@ def test_every_few_trials_one_goes_where_least_is_known() -> None:
     assert chooser.time.deviation[chosen] == chooser.time.deviation[open_rows].max()
 
 
+def test_reduced_trials_count_among_those_of_which_one_explores() -> None:
+    tried, said = (0, 6, 11), forecast(limit_bytes=None)
+    shots = [Shot(row=row, seconds=1.0 + 0.1 * row) for row in tried]
+    beside = Chooser(forecast=said, shots=shots, n_beside=EXPLORE_EVERY - 1 - len(tried))
+    chosen = beside.choose(every(*tried))
+    open_rows = np.flatnonzero(every(*tried))
+    assert beside.time.deviation[chosen] == beside.time.deviation[open_rows].max()
+    assert chosen != Chooser(forecast=said, shots=shots).choose(every(*tried))
+
+
 def test_what_other_studies_saw_steers_the_first_trial() -> None:
     at = forecast().features
     theirs = Seen(

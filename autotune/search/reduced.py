@@ -1,0 +1,213 @@
+"""Reduced trials: which candidates run on fewer layers or accelerators first, and what that says.
+
+They come first and teach the forecast, which then chooses the candidates that run as they are. A
+figure of theirs is never a candidate's.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from autotune.candidate import Candidate
+from autotune.engines.base import Engine
+from autotune.fidelity import describe_fidelity, reduced
+from autotune.job import Job
+from autotune.lattice import Lattice
+from autotune.rules.base import Violation
+from autotune.search.history import History
+from autotune.search.objective import Objective
+from autotune.search.steering import Steering
+from autotune.search.stop import searched
+
+SHARE = 0.5
+"""Of a search's trials, and of its time where that is limited, that reduced trials may take at
+most. What is not full is not compared, so the other half stays for what is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reductions:
+    """The reduced forms of a lattice's candidates."""
+
+    forms: Mapping[str, Candidate]
+    """Hash of a candidate -> what its reduced trial runs."""
+    refused: Mapping[str, int]
+    """Rule -> candidates whose reduced form it refuses."""
+    example: str
+    """Why one of these is refused; empty: none is."""
+
+    def describe(self) -> str:
+        """How many have no reduced trial, and why; empty where all have one."""
+        n_refused = sum(self.refused.values())
+        if not n_refused:
+            return ""
+        rules = ", ".join(f"{rule} {count}" for rule, count in self.refused.items())
+        n_all = n_refused + len(self.forms)
+        return (
+            f"{n_refused} of {n_all} candidates have no reduced trial ({rules}), such as: "
+            f"{self.example}"
+        )
+
+
+def reduce_lattice(job: Job, lattice: Lattice, engine: Engine) -> Reductions | None:
+    """Reduce every candidate that stays legal; None where the job asks for no reduced trials.
+
+    A candidate that breaks several rules counts for the first.
+    """
+    if job.fidelity is None:
+        return None
+    forms: dict[str, Candidate] = {}
+    refused: dict[str, int] = {}
+    example: Violation | None = None
+    for candidate in lattice.candidates:
+        form = reduced(candidate, job.fidelity)
+        if violations := lattice.violations(form, engine):
+            refused[violations[0].rule] = refused.get(violations[0].rule, 0) + 1
+            example = example or violations[0]
+        else:
+            forms[candidate.hash] = form
+    return Reductions(
+        forms=forms, refused=refused, example="" if example is None else example.message
+    )
+
+
+def n_reduced(n_trials: int) -> int:
+    """Reduced trials that a search of so many may begin with."""
+    return int(n_trials * SHARE)
+
+
+def too_large(history: History) -> dict[str, int]:
+    """Candidates that need too much memory, by what their reduced forms did.
+
+    Fewer layers need less memory on the same devices: a candidate whose reduced trial ran out of
+    it would run out of it too. On fewer devices every shard is larger, which says nothing.
+
+    Returns:
+        Hash of the candidate -> number of the trial that said so.
+    """
+    found: dict[str, int] = {}
+    for tried in history.reduced.tried:
+        spec = tried.trials[0].spec
+        is_sound = spec.fidelity is not None and spec.fidelity.world is None
+        if is_sound and tried.is_out_of_memory and spec.reduced_of is not None:
+            found[spec.reduced_of] = spec.number
+    return found
+
+
+class ReducedTrials:
+    """The first part of a search."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        lattice: Lattice,
+        forms: Mapping[str, Candidate],
+        steering: Steering,
+        objective: Objective,
+        note: Callable[[str], None],
+    ) -> None:
+        """Take what there is to choose from.
+
+        Args:
+            job: Says how many trials and how much time there is.
+            lattice: The candidates.
+            forms: As of `Reductions`.
+            steering: What chooses, and is taught.
+            objective: What is feasible.
+            note: Is told what follows from these trials.
+        """
+        self._job = job
+        self._forms = forms
+        self._steering = steering
+        self._objective = objective
+        self._note = note
+        self._said: set[str] = set()
+        self._by_hash = {candidate.hash: candidate for candidate in lattice.candidates}
+
+    @classmethod
+    def of(
+        cls,
+        job: Job,
+        *,
+        lattice: Lattice,
+        engine: Engine,
+        steering: Steering | None,
+        objective: Objective,
+        note: Callable[[str], None],
+    ) -> "ReducedTrials | None":
+        """Those of a job, said once; None where it asks for none, or nothing would be taught."""
+        reductions = reduce_lattice(job, lattice, engine)
+        if job.fidelity is None or reductions is None:
+            return None
+        if steering is None or not steering.can_steer(objective):
+            note("no reduced trials: there is no forecast that they could teach")
+            return None
+        note(
+            f"up to {n_reduced(job.budget.trials)} reduced trials come first, "
+            f"{describe_fidelity(job.fidelity)} each: they are in no ranking"
+        )
+        if refused := reductions.describe():
+            note(refused)
+        return cls(
+            job,
+            lattice=lattice,
+            forms=reductions.forms,
+            steering=steering,
+            objective=objective,
+            note=note,
+        )
+
+    @property
+    def n_forms(self) -> int:
+        """Candidates that have a reduced trial."""
+        return len(self._forms)
+
+    def next(self, history: History, *, used_s: float) -> Candidate | None:
+        """The candidate whose reduced form to run next; None: it is time for full trials.
+
+        Args:
+            history: The record.
+            used_s: Wall-clock seconds that trials took so far.
+        """
+        self._say_too_large(history)
+        of_reduced = history.reduced
+        if not self._has_time(history, used_s):
+            return None
+        for tried in of_reduced.tried:
+            full = self._by_hash.get(tried.trials[0].spec.reduced_of or "")
+            # One of another fidelity than is asked for now is left as it is.
+            is_wanted = full is not None and self._forms.get(full.hash) == tried.candidate
+            if tried.is_owed and is_wanted:
+                return full
+        if len(searched(of_reduced)) >= n_reduced(self._job.budget.trials):
+            return None
+        begun = {t.trials[0].spec.reduced_of or "" for t in of_reduced.tried if not t.is_owed}
+        return self._steering.propose(
+            history,
+            self._objective,
+            # What the model cannot tell apart needs no second look with fewer layers.
+            closed={
+                *(t.candidate.hash for t in history.tried),
+                *self._steering.alike(begun),
+                *(self._by_hash.keys() - self._forms.keys()),
+            },
+            n_budget=self._job.budget.trials,
+            seed=self._job.seed,
+        )
+
+    def form_of(self, candidate: Candidate) -> Candidate:
+        """What the reduced trial of a candidate runs that `next` chose."""
+        return self._forms[candidate.hash]
+
+    def _has_time(self, history: History, used_s: float) -> bool:
+        time_s = self._job.budget.time_s
+        typical_s = history.reduced.typical_s or history.typical_s or 0.0
+        return time_s is None or used_s + typical_s <= time_s * SHARE
+
+    def _say_too_large(self, history: History) -> None:
+        for candidate_hash, number in too_large(history).items():
+            if candidate_hash not in self._said:
+                self._said.add(candidate_hash)
+                self._note(
+                    f"trial {number} ran out of memory with fewer layers: so would its candidate, "
+                    "which is not tried"
+                )

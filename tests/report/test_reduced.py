@@ -1,0 +1,162 @@
+"""What is said of reduced trials: how many there were, and nothing as if they were candidates'."""
+
+import dataclasses
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from autotune.app.pages import table_of
+from autotune.app.studies import find_chosen, read_report, state_of
+from autotune.contract import Fidelity, Phase, Role
+from autotune.errors import StudyError
+from autotune.job import Job
+from autotune.knobs import Context
+from autotune.record import Study
+from autotune.report.compare import Run, compare
+from autotune.report.live import LineView
+from autotune.report.markdown import render_markdown
+from autotune.report.plan import Plan, make_plan
+from autotune.report.summary import summarize
+from autotune.report.terminal import print_plan
+from autotune.report.verdict import describe_verdict
+from autotune.search.base import Running, Snapshot, Stage
+from autotune.search.history import History
+from autotune.search.objective import Objective
+from autotune.search.reduced import reduce_lattice
+from autotune.table import load_table
+from tests.report.test_terminal import shown
+from tests.search.scripted import ENVIRONMENT, ScriptedEngine, lattice_of, make
+from tests.search.test_reduced import Searched
+
+JOB = make(trials=6, fidelity="layers=1", study="reduced")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return finished(tmp_path_factory.mktemp("results"), JOB)
+
+
+def finished(folder: Path, job: Job) -> Study:
+    """A search with reduced trials that has ended, with the facts that the application adds."""
+    study = Study(folder, job.study)
+    objective = Objective.of(job, ENVIRONMENT)
+    study.trials_folder.mkdir(parents=True)
+    facts = {
+        "objective": dataclasses.asdict(objective.wish),
+        "allowed_bytes": objective.allowed_bytes,
+        "context": dataclasses.asdict(Context.of(job, ENVIRONMENT)),
+    }
+    study.write_state(facts)
+    done = Searched(study, job)
+    study.write_state({**study.read_state(), "answer": summarize(done.result, study)})
+    return study
+
+
+def test_every_report_says_how_many_there_were_and_ranks_none(study: Study) -> None:
+    report = read_report(study)
+    numbers = {t.spec.number for t in report.history.reduced.trials}
+    assert len(numbers) == 3
+    assert not numbers & {row.trial for row in report.rows}
+    said = "3 of 1 layer: these trials are in no ranking, and taught the forecast alone"
+    assert ("reduced", said) in describe_verdict(report)
+    assert said in " ".join(shown(report, 200).split())
+    assert said in render_markdown(report)
+    assert state_of(study).n_reduced == 3
+    assert state_of(study).n_trials == len(study.trials())
+
+
+def test_without_reduced_trials_nothing_is_said_of_them(tmp_path: Path) -> None:
+    report = read_report(finished(tmp_path, make(trials=4)))
+    assert "reduced" not in dict(describe_verdict(report))
+
+
+def test_the_table_declares_what_each_row_ran(study: Study) -> None:
+    frame = load_table(study.folder)
+    is_reduced = frame["fidelity_layers"].notna()
+    assert is_reduced.sum() == 3
+    assert (frame.loc[is_reduced, "fidelity_layers"] == 1).all()
+    assert frame["fidelity_world"].isna().all()
+    whole = {c.hash for c in lattice_of(JOB).candidates}
+    assert frame.loc[is_reduced, "reduced_of"].isin(whole).all()
+    assert frame.loc[~is_reduced, "reduced_of"].isna().all()
+    hashes = set(frame.loc[is_reduced, "candidate_hash"])
+    assert not hashes & set(frame.loc[~is_reduced, "candidate_hash"])
+    # Its figures are those of what it ran, and no FLOPs of the whole model are claimed of it.
+    reduced, full = frame[is_reduced], frame[~is_reduced & frame["samples_per_s"].notna()]
+    assert reduced["samples_per_s"].min() > full["samples_per_s"].max()
+    assert reduced["n_params"].isna().all()
+    assert reduced["tflops_per_device"].isna().all()
+    assert full["tflops_per_device"].notna().all()
+
+
+def test_pages_and_comparisons_leave_them_out(study: Study, tmp_path: Path) -> None:
+    plain = finished(tmp_path, make(trials=6, study="plain"))
+    runs = [
+        Run(key=key, report=report, frame=table_of(report), job={})
+        for key, report in (("A", read_report(study)), ("B", read_report(plain)))
+    ]
+    assert runs[0].frame["reduced_of"].isna().all()
+    assert len(runs[0].frame) == len(study.trials()) - 3
+    found = compare(runs)
+    assert "A: reduced trials are left out" in " ".join(found.warnings)
+    assert "B: reduced" not in " ".join(found.warnings)
+    assert not any("not of the same work" in warning for warning in found.warnings)
+
+
+def test_nothing_of_a_reduced_trial_is_handed_out(study: Study) -> None:
+    number = read_report(study).history.reduced.trials[0].spec.number
+    with pytest.raises(StudyError, match=f"trial {number} ran 1 layer, less than the job"):
+        find_chosen(study, trial=number)
+
+
+def plan_of(folder: Path, job: Job) -> Plan:
+    lattice = lattice_of(job, refused=lambda c: c.layers is not None and c["zero.stage"] == 3)
+    reductions = reduce_lattice(job, lattice, ScriptedEngine(job))
+    return make_plan(job, ENVIRONMENT, lattice, Study(folder, "s"), History(), reductions)
+
+
+def test_the_plan_says_what_comes_first_and_what_cannot(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, make(trials=10, fidelity="layers=2,world=1"))
+    assert (plan.search_trials, plan.reduced_trials) == (10, 5)
+    console = Console(file=io.StringIO(), width=400, color_system=None)
+    print_plan(console, plan, reasons=False)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "at most 5 of the search's trials, 2 layers on 1 accelerator each, come first" in text
+    assert "8 of 32 candidates have no reduced trial (test.refused 8)" in text
+
+
+def test_a_plan_without_them_does_not_name_them(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, make(trials=10))
+    assert (plan.reduced_trials, plan.fidelity, plan.no_reduced) == (0, "", "")
+
+
+def test_a_log_says_that_what_runs_is_reduced() -> None:
+    candidate = lattice_of(JOB).candidates[0]
+    running = Running(
+        number=3,
+        role=Role.SEARCH,
+        candidate=candidate,
+        fidelity=Fidelity(layers=1),
+        phase=Phase.MEASURED,
+        elapsed_s=0.0,
+    )
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    LineView(console, Context.of(JOB, ENVIRONMENT)).on_snapshot(
+        Snapshot(
+            stage=Stage.SEARCH,
+            counts={},
+            n_done=0,
+            n_budget=6,
+            running=(running,),
+            baseline=None,
+            best=None,
+            elapsed_s=0.0,
+            time_left_s=None,
+            note="",
+        )
+    )
+    assert isinstance(console.file, io.StringIO)
+    assert "trial 3 started: 1 layer only: zero.stage=0" in console.file.getvalue()

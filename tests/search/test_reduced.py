@@ -1,0 +1,388 @@
+"""Reduced trials in a search: they come first, they teach, and they are no candidate's."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotune.candidate import Candidate
+from autotune.contract import Fidelity, Outcome, Role, TrialResult, TrialSpec
+from autotune.cost.forecast import Forecast
+from autotune.cost.residual import Features
+from autotune.errors import NothingFeasibleError
+from autotune.fidelity import reduced
+from autotune.job import Job
+from autotune.lattice import Lattice
+from autotune.record import Study
+from autotune.rules.base import Violation
+from autotune.search.base import SearchResult
+from autotune.search.history import History
+from autotune.search.launch import Run, make_spec
+from autotune.search.loop import run_search
+from autotune.search.objective import Objective
+from autotune.search.reduced import reduce_lattice, too_large
+from autotune.search.steering import Steering, lessons_of
+from tests.search.scripted import (
+    ENVIRONMENT,
+    GIB,
+    Behaviour,
+    Notebook,
+    Patient,
+    ScriptedEngine,
+    ScriptedFleet,
+    fault,
+    lattice_of,
+    make,
+    ok,
+    peak_of,
+    rate_of,
+)
+from tests.search.test_sampler import trial
+
+LAYERS = 4
+"""Of the model of `make`."""
+
+
+def depth(layers: int | None) -> float:
+    """Of a step, as a share of the whole model's; the rest does not grow with the layers."""
+    return 0.2 + 0.8 * (layers or LAYERS) / LAYERS
+
+
+def forecaster(candidates: Sequence[Candidate]) -> Forecast:
+    """Near what `smaller` does, but for one factor."""
+    sizes = np.array([float(c.micro_batch) for c in candidates])
+    stages = np.array([float(c["zero.stage"]) for c in candidates])
+    recomputes = np.array([c.get("recompute") == "full" for c in candidates], dtype=float)
+    works = np.array([depth(c.layers) * c.global_batch / c.world for c in candidates])
+    parts = np.stack([sizes**-0.3, 0.03 * stages * sizes**-0.3, recomputes * sizes**-0.3 / 3], 1)
+    states = np.choose(stages.astype(int), [16.0, 10.0, 8.0, 6.0])
+    depths = np.array([depth(c.layers) for c in candidates])
+    return Forecast(
+        seconds=parts.sum(axis=1) * works / 30,
+        features=Features(
+            shares=parts / parts.sum(axis=1, keepdims=True),
+            position=np.stack([np.log2(sizes), stages, recomputes], 1),
+        ),
+        peak_bytes=(states + 2.0 * sizes * (1 - 0.6 * recomputes)) * depths * GIB,
+    )
+
+
+def smaller(spec: TrialSpec) -> TrialResult:
+    """As `realistic`, faster and smaller with fewer layers, and slower on fewer devices."""
+    layers = None if spec.fidelity is None else spec.fidelity.layers
+    peak, limit = peak_of(spec) * depth(layers), spec.memory_limit_bytes or 64 * GIB
+    if peak > limit:
+        return fault(spec, Outcome.OOM, "CUDA out of memory")
+    return ok(spec, rate_of(spec) / depth(layers) * spec.world / 2, peak=peak)
+
+
+class Searched:
+    """A search that has ended."""
+
+    def __init__(
+        self,
+        study: Study,
+        job: Job,
+        behave: Behaviour = smaller,
+        *,
+        lattice: Lattice | None = None,
+        steers: bool = True,
+        interrupt: Patient | None = None,
+    ) -> None:
+        study.trials_folder.mkdir(parents=True, exist_ok=True)
+        self.fleet, self.notebook = ScriptedFleet(behave), Notebook()
+        lattice = lattice or lattice_of(job)
+        self.lattice = lattice
+        self.result: SearchResult = run_search(
+            job,
+            study=study,
+            fleet=self.fleet,
+            engine=ScriptedEngine(job),
+            environment=ENVIRONMENT,
+            lattice=lattice,
+            observer=self.notebook,
+            interrupt=interrupt or Patient(),
+            steering=Steering(lattice=lattice, forecaster=forecaster) if steers else None,
+        )
+
+    @property
+    def reduced(self) -> list[TrialSpec]:
+        return [spec for spec in self.fleet.specs if spec.fidelity is not None]
+
+    @property
+    def full(self) -> list[TrialSpec]:
+        return [spec for spec in self.fleet.ran(Role.SEARCH) if spec.fidelity is None]
+
+
+def test_the_first_half_of_a_search_is_reduced_and_nothing_else_is(study: Study) -> None:
+    done = Searched(study, make(trials=10, fidelity="layers=1"))
+    ran = done.fleet.ran(Role.SEARCH)
+    assert [spec.fidelity is not None for spec in ran] == [True] * 5 + [False] * 5
+    others = [spec for spec in done.fleet.specs if spec.role is not Role.SEARCH]
+    assert others
+    assert all(spec.fidelity is None for spec in others)
+
+
+def test_no_figure_of_a_reduced_trial_is_a_candidates(study: Study) -> None:
+    done = Searched(study, make(trials=10, fidelity="layers=1"))
+    numbers = {spec.number for spec in done.reduced}
+    standings = [done.result.best, done.result.baseline, *done.result.ties]
+    assert numbers
+    assert not numbers & {s.trial for s in standings if s is not None}
+    # One layer runs thrice as fast as all of them: nothing of that is left in the answer.
+    fastest = max(rate_of(spec) for spec in done.fleet.specs)
+    assert done.result.best is not None
+    assert done.result.best.samples_per_s <= fastest * 1.01
+    assert all(s.best is None or s.best.trial not in numbers for s in done.notebook.snapshots)
+    history = History(study.trials())
+    assert not numbers & {t.spec.number for t in history.trials}
+    assert numbers == {t.spec.number for t in history.reduced.trials}
+    assert sum(done.result.counts.values()) == len(done.fleet.specs)
+
+
+def test_a_reduced_trial_says_what_it_ran(study: Study) -> None:
+    job = make(trials=4, fidelity="layers=2")
+    done = Searched(study, job)
+    whole = {c.hash: c for c in done.lattice.candidates}
+    for spec in done.reduced:
+        candidate = whole[spec.reduced_of or ""]
+        assert spec.fidelity == Fidelity(layers=2)
+        assert spec.model["config"]["n_layer"] == 2
+        assert spec.knobs == candidate.values
+        assert spec.candidate_hash == reduced(candidate, spec.fidelity).hash != candidate.hash
+        assert (spec.world, spec.global_batch) == (job.world, job.global_batch)
+        assert not spec.diagnoses
+        assert spec.measure.losing_step_time_s is None
+    assert all(spec.model == job.model.source for spec in done.full)
+
+
+def test_fewer_devices_are_fewer_replicas(study: Study) -> None:
+    done = Searched(study, make(trials=6, fidelity="world=1"))
+    whole = {c.hash: c for c in done.lattice.candidates}
+    assert len(done.reduced) == 3
+    for spec in done.reduced:
+        candidate = whole[spec.reduced_of or ""]
+        assert (spec.world, spec.dp, spec.global_batch) == (1, 1, 8)
+        assert (spec.micro_batch, spec.grad_accum) == (
+            candidate.micro_batch,
+            candidate.grad_accum,
+        )
+    assert {spec.world for spec in done.full} == {2}
+
+
+def test_no_two_reduced_trials_are_alike_to_the_model(study: Study) -> None:
+    done = Searched(study, make(trials=20, fidelity="layers=1"))
+    assert len({spec.reduced_of for spec in done.reduced}) == len(done.reduced) == 10
+
+
+def spec_of(job: Job, number: int, candidate: Candidate, fidelity: Fidelity | None) -> TrialSpec:
+    run = Run(candidate=candidate, role=Role.SEARCH)
+    if fidelity is not None:
+        form = reduced(candidate, fidelity)
+        run = Run(candidate=form, role=Role.SEARCH, reduced_of=candidate)
+    return make_spec(
+        run,
+        study="scripted",
+        number=number,
+        job=job,
+        engine=ScriptedEngine(job),
+        environment=ENVIRONMENT,
+    )
+
+
+def history_of(
+    job: Job, fidelity: Fidelity, end: Callable[[TrialSpec, Candidate], TrialResult | None]
+) -> History:
+    """Every candidate in its reduced form."""
+    specs = [
+        (spec_of(job, number, c, fidelity), c)
+        for number, c in enumerate(lattice_of(job).candidates)
+    ]
+    return History(trial(spec, result) for spec, c in specs if (result := end(spec, c)))
+
+
+def test_what_reduced_trials_saw_decides_what_runs_in_full() -> None:
+    job = make()
+    lattice = lattice_of(job)
+    its = Steering(lattice=lattice, forecaster=forecaster)
+    objective = Objective.of(job, ENVIRONMENT)
+    dark_horse = lattice.candidates[13]
+
+    def run(spec: TrialSpec, candidate: Candidate) -> TrialResult:
+        faster = 3.0 if candidate == dark_horse else 1.0
+        return ok(spec, rate_of(spec) / depth(1) * faster)
+
+    blind = its.propose(History(), objective, set(), n_budget=8, seed=0)
+    taught = its.propose(
+        history_of(job, Fidelity(layers=1), run), objective, set(), n_budget=8, seed=0
+    )
+    assert blind != dark_horse
+    assert taught == dark_horse
+
+
+def test_a_full_trial_is_predicted_better_for_the_reduced_ones() -> None:
+    job = make()
+    its = Steering(lattice=lattice_of(job), forecaster=forecaster)
+    objective = Objective.of(job, ENVIRONMENT)
+    off = 1.5
+    taught = history_of(
+        job, Fidelity(layers=1), lambda spec, _: ok(spec, rate_of(spec) / depth(1) / off)
+    )
+    candidate = lattice_of(job).candidates[5]
+    spec = spec_of(job, 99, candidate, None)
+    true_s = spec.global_batch / rate_of(spec) * off
+    before = its.predict(History(), objective, candidate)
+    after = its.predict(taught, objective, candidate)
+    assert abs(np.log(after.step_time_s / true_s)) < 0.5 * abs(np.log(before.step_time_s / true_s))
+    assert after.step_time_low_s < true_s < after.step_time_high_s
+    # Weaker than the candidate's own trial: the interval stays wider.
+    own = its.predict(History([trial(spec, ok(spec, rate_of(spec) / off))]), objective, candidate)
+    assert after.step_time_high_s / after.step_time_low_s > (
+        own.step_time_high_s / own.step_time_low_s
+    )
+
+
+def test_a_reduced_trial_is_predicted_as_what_it_runs() -> None:
+    job = make()
+    its = Steering(lattice=lattice_of(job), forecaster=forecaster)
+    candidate = lattice_of(job).candidates[5]
+    objective = Objective.of(job, ENVIRONMENT)
+    form = reduced(candidate, Fidelity(layers=1))
+    whole, part = (its.predict(History(), objective, c) for c in (candidate, form))
+    assert part.step_time_s / whole.step_time_s == pytest.approx(depth(1), rel=0.05)
+    assert part.peak_memory_bytes < whole.peak_memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("fidelity", "is_told"), [(Fidelity(layers=1), True), (Fidelity(layers=1, world=1), False)]
+)
+def test_out_of_memory_with_fewer_layers_is_so_with_all_on_the_same_devices(
+    fidelity: Fidelity, is_told: bool
+) -> None:
+    job = make()
+    lost = lattice_of(job).candidates[3]
+    history = history_of(
+        job,
+        fidelity,
+        lambda s, c: fault(s, Outcome.OOM) if c == lost else ok(s, rate_of(s)),
+    )
+    assert too_large(history) == ({lost.hash: 3} if is_told else {})
+
+
+def test_a_candidate_that_is_too_large_in_part_is_not_run_whole(study: Study) -> None:
+    def heavy(spec: TrialSpec) -> TrialResult:
+        if spec.fidelity is not None and spec.micro_batch == 4:
+            return fault(spec, Outcome.OOM, "CUDA out of memory")
+        return smaller(spec)
+
+    done = Searched(study, make(trials=60, fidelity="layers=1"), heavy)
+    lost = {s.reduced_of for s in done.reduced if s.micro_batch == 4}
+    assert lost
+    assert not lost & {spec.candidate_hash for spec in done.full}
+    said = [n for n in done.notebook.notes if "ran out of memory with fewer layers" in n]
+    assert len(said) == len(lost)
+
+
+def test_where_nothing_fits_reduced_trials_are_counted_apart(study: Study) -> None:
+    with pytest.raises(NothingFeasibleError, match=r"candidates more .* with fewer layers") as end:
+        Searched(study, make(trials=8, fidelity="layers=1"), lambda s: fault(s, Outcome.OOM))
+    n_full = sum(t.spec.fidelity is None for t in study.trials())
+    assert f"none of {n_full} trials" in end.value.message
+
+
+def test_what_has_no_reduced_form_says_so_and_runs_whole(study: Study) -> None:
+    job = make(trials=100, fidelity="layers=1")
+    whole = lattice_of(job)
+    violation = Violation(rule="test.deep", message="needs 2 layers", fix="more")
+    lattice = Lattice(
+        candidates=whole.candidates,
+        context=whole.context,
+        grid_size=whole.grid_size,
+        refused={},
+        examples={},
+        violations=lambda c, _: [violation] if c.layers and c["zero.stage"] == 3 else [],
+    )
+    reductions = reduce_lattice(job, lattice, ScriptedEngine(job))
+    assert reductions is not None
+    assert reductions.refused == {"test.deep": 8}
+    assert "8 of 32 candidates have no reduced trial (test.deep 8)" in reductions.describe()
+    done = Searched(study, job, lattice=lattice)
+    assert any("8 of 32 candidates have no reduced trial" in n for n in done.notebook.notes)
+    assert {spec.knobs["zero.stage"] for spec in done.reduced} == {0, 1, 2}
+    assert 3 in {spec.knobs["zero.stage"] for spec in done.full}
+
+
+def test_without_a_forecast_there_is_nothing_to_teach(study: Study) -> None:
+    done = Searched(study, make(trials=6, fidelity="layers=1"), steers=False)
+    assert done.reduced == []
+    assert len(done.full) == 6
+    assert any("no reduced trials" in note for note in done.notebook.notes)
+
+
+def test_half_of_the_time_is_left_for_full_trials(study: Study) -> None:
+    # Each trial takes 10 s; the baseline's come first.
+    done = Searched(study, make(trials=40, fidelity="layers=1", budget="300s"))
+    ended = {spec.number: 10.0 * (place + 1) for place, spec in enumerate(done.fleet.specs)}
+    assert done.reduced
+    assert max(ended[spec.number] for spec in done.reduced) <= 150.0
+    assert done.full
+
+
+def test_a_search_goes_on_where_it_was(study: Study) -> None:
+    job = make(trials=10, fidelity="layers=1")
+    whole = Searched(Study(study.root, "whole"), job)
+    begun = Searched(study, job, interrupt=Patient(6))
+    assert 0 < len(begun.reduced) < 5
+    rest = Searched(study, job)
+    # Ended at the same moment of the record, the second goes on as if there had been no first.
+    asked = [spec.candidate_hash for spec in (*begun.fleet.specs, *rest.fleet.specs)]
+    assert asked == [spec.candidate_hash for spec in whole.fleet.specs]
+    assert Searched(study, job).fleet.specs == [], "the same again runs nothing"
+
+
+def test_a_killed_reduced_trial_is_run_again_as_itself(study: Study) -> None:
+    job = make(trials=6, fidelity="layers=1")
+    first = Searched(study, job, interrupt=Patient(6))
+    killed = first.reduced[0]
+    (study.trial_folder(killed.number) / "result.json").unlink()
+    again = Searched(study, job).reduced[0]
+    assert again.retry_of == killed.number
+    assert (again.candidate_hash, again.fidelity) == (killed.candidate_hash, killed.fidelity)
+
+
+def test_what_the_platform_ends_is_retried_and_teaches_nothing(study: Study) -> None:
+    def flaky(spec: TrialSpec) -> TrialResult:
+        if spec.fidelity is not None and spec.retry_of is None:
+            return fault(spec, Outcome.COMM, "a peer went away")
+        return smaller(spec)
+
+    done = Searched(study, make(trials=4, fidelity="layers=1"), flaky)
+    assert [spec.retry_of is not None for spec in done.reduced] == [False, True] * 2
+    assert len(done.full) == 2
+
+
+@pytest.mark.parametrize("then", ["layers=2", None])
+def test_another_fidelity_keeps_what_the_first_one_taught(study: Study, then: str | None) -> None:
+    Searched(study, make(trials=6, fidelity="layers=1"))
+    done = Searched(study, make(trials=14, fidelity=then))
+    assert not any("left out" in note for note in done.notebook.notes)
+    history = History(study.trials())
+    assert len([t for t in history.reduced.trials if t.spec.fidelity == Fidelity(layers=1)]) == 3
+    assert len([s for s in done.reduced if s.fidelity == Fidelity(layers=2)]) == (4 if then else 0)
+
+
+def test_a_reduced_trial_of_another_model_is_left_out(study: Study) -> None:
+    Searched(study, make(trials=6, fidelity="layers=1"))
+    done = Searched(study, make(trials=6, fidelity="layers=1", seq_len=32))
+    assert any("left out" in note for note in done.notebook.notes)
+    assert len(done.reduced) == 3
+
+
+def test_what_was_reduced_teaches_other_studies_as_what_it_was(tmp_path: Path) -> None:
+    job = make()
+    history = history_of(job, Fidelity(layers=1), lambda spec, _: ok(spec, rate_of(spec)))
+    objective = Objective.of(job, ENVIRONMENT)
+    lessons = lessons_of(history, job, ENVIRONMENT, objective, study="one")
+    assert len(lessons) == len(history.reduced.tried)
+    assert {lesson.plan["n_layers"] for lesson in lessons} == {1.0}
