@@ -11,14 +11,12 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from autotune.child_process import Question, ask
 from autotune.contract import read_bounded
 from autotune.errors import JobError
 from autotune.finetune import Lora
@@ -240,36 +238,14 @@ def _from_factory(text: str) -> Model:
 
 def _probe(source: dict[str, Any], *, where: str) -> dict[str, Any]:
     """Build the model without memory in a process of its own and ask it for its shape."""
-    package_parent = str(Path(__file__).parent.parent)
-    paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
-    with tempfile.TemporaryDirectory(prefix="autotune-model-") as folder:
-        answer = Path(folder) / "answer.json"
-        command = [sys.executable, "-P", "-m", "autotune.model_probe", str(answer)]
-        try:
-            done = subprocess.run(
-                command,
-                input=json.dumps(source),
-                capture_output=True,
-                text=True,
-                timeout=_PROBE_TIMEOUT_S,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(paths),
-                    "CUDA_VISIBLE_DEVICES": "",
-                },
-            )
-        except subprocess.TimeoutExpired as error:
-            raise JobError(
-                f"model: {where}: not built after {_PROBE_TIMEOUT_S:.0f} s",
-                "a factory builds the module alone: no data, no weights, no network",
-            ) from error
-        if not answer.exists():
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise JobError(
-                f"model: {where}: building it ended with code {done.returncode}: {last}",
-                "build it in a Python shell to see why",
-            )
-        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-    if "error" in found:
-        raise JobError(f"model: {where}: {found['error']}", found["hint"])
-    return found
+    return ask(
+        Question(
+            module="autotune.model_probe",
+            request=source,
+            about=f"model: {where}",
+            doing="building it",
+            timeout_s=_PROBE_TIMEOUT_S,
+            if_slow="a factory builds the module alone: no data, no weights, no network",
+            if_dead="build it in a Python shell to see why",
+        )
+    )

@@ -166,10 +166,14 @@ def _from_config(config: dict[str, Any]) -> nn.Module:
         with torch.device("meta"):
             module: nn.Module = AutoModelForCausalLM.from_config(hf_config)
     except Exception as error:
+        is_remote = "auto_map" in config
         raise NotUsableError(
             f"transformers cannot build {config['model_type']!r} for causal language modelling: "
             f"{_one_line(error)}",
-            "mend the config, or write a factory: --model package.module:factory",
+            "its code lies beside its weights: write a factory that loads it with "
+            "trust_remote_code=True, and name that: --model package.module:factory"
+            if is_remote
+            else "mend the config, or write a factory: --model package.module:factory",
         ) from error
     return module
 

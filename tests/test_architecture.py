@@ -12,14 +12,14 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A module imports from its own layer or from those above it in this list.
 LAYERS: list[set[str]] = [
-    {"contract", "errors", "units", "files", "nested", "secrecy", "yaml_file"},
+    {"contract", "errors", "units", "files", "nested", "secrecy", "yaml_file"} | {"child_process"},
     {"trial", "data", "cgroup", "extensions"},
     {"finetune", "lengths", "model_shape", "model_families", "model_probe", "presets", "hardware"}
     | {"accelerators", "measured"},
     {"model", "job", "knob", "catalogue", "knobs", "candidate", "record", "facts", "table"}
     | {"tried", "knobs_page", "soak_record", "bottleneck", "column", "table_asked"}
     | {"table_seen", "spread", "student", "throughput", "fidelity"},
-    {"space_file", "space", "rules", "consumers", "cost"},
+    {"space_file", "space", "rules", "consumers", "cost", "tracing"},
     {"replay"},
     {"engines", "render"},
     {"check"},

@@ -340,6 +340,13 @@ def test_tied_weights_count_once_and_do_arithmetic(factories: str) -> None:
     assert shape["n_params_lookup"] == 16 * 8
 
 
+def test_code_beside_the_weights_wants_a_factory() -> None:
+    config = {"model_type": "their-own", "auto_map": {"AutoConfig": "configuration.Theirs"}}
+    with pytest.raises(model_probe.NotUsableError) as caught:
+        model_probe.build({"config": config})
+    assert "trust_remote_code=True" in caught.value.hint
+
+
 def test_a_factory_may_read_values_while_it_builds(factories: str) -> None:
     assert model_probe.shape_of(model_probe.build(source_of(factories, "Reads")))["vocab"] == 50
 

@@ -226,6 +226,13 @@ def estimate(
     ] = None,
     asked: _Asked,
     engine: EngineName = "deepspeed",
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help="Also trace the memory of a step of the model's own code, with fake tensors.",
+        ),
+    ] = False,
     rows: Annotated[
         Path | None,
         typer.Option(help="Instead, a CSV of runs: model, hardware, layout."),
@@ -248,21 +255,35 @@ def estimate(
         if rows is None or out is None:
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
         given_too = settings or asked.job is not None or asked.flags or engine != "deepspeed"
-        if given_too or asked.wishes().describes_a_fleet:
+        if given_too or trace or asked.wishes().describes_a_fleet:
             raise JobError(
                 "--rows: its rows say what is estimated",
-                "leave out --set, the engine, the job and the fleet; or leave out --rows",
+                "leave out --set, --trace, the engine, the job and the fleet; or leave out --rows",
             )
         _estimate_rows(rows, out, asked.fleet.get("accelerators"), constants, as_json=as_json)
         return
     from autotune.app.explain import estimate_candidate
     from autotune.report.neighbours import estimate_as_dict, print_estimate
 
+    if trace:
+        _estimate_traced(asked, engine, settings or [], as_json=as_json)
+        return
     found = estimate_candidate(asked.outlook(engine), settings or [])
     if as_json:
         print_json(estimate_as_dict(found))
     else:
         print_estimate(DATA, found)
+
+
+def _estimate_traced(asked: _Asked, engine: str, settings: list[str], *, as_json: bool) -> None:
+    from autotune.app.traced import trace_estimate
+    from autotune.report.traced import print_traced, traced_as_dict
+
+    found = trace_estimate(asked.outlook(engine), settings)
+    if as_json:
+        print_json(traced_as_dict(found))
+    else:
+        print_traced(DATA, found)
 
 
 def _estimate_rows(

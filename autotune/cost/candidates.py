@@ -12,7 +12,7 @@ from autotune.candidate import Candidate
 from autotune.contract import KnobValue
 from autotune.cost.constants import SHIPPED, SHIPPED_CPU, Constants, load_constants
 from autotune.cost.plans import Column, Plans, Recompute, Tier
-from autotune.cost.problem import fleet_columns, model_columns
+from autotune.cost.problem import fleet_columns, model_columns, unseen_model_columns
 from autotune.cost.traits import FRAMEWORKS
 from autotune.errors import JobError
 from autotune.hardware import Environment
@@ -46,6 +46,7 @@ def plans_of(
     environment: Environment,
     *,
     accelerators: Sequence[Accelerator] | None = None,
+    needs_shape: bool = True,
 ) -> Plans:
     """The candidates in columns, in their order.
 
@@ -58,6 +59,7 @@ def plans_of(
         job: What is trained.
         environment: Where. Its accelerators are one node's.
         accelerators: The table to look its device up in; the shipped one by default.
+        needs_shape: Whether the model's sizes are read; a trace does without.
 
     Raises:
         FleetError: The accelerator is in no table.
@@ -69,7 +71,11 @@ def plans_of(
     table = accelerators or shipped_accelerators()
     columns = {
         **_ENGINE,
-        **_alike(candidates, lambda c: c.layers, lambda layers: model_columns(job, layers)),
+        **(
+            _alike(candidates, lambda c: c.layers, lambda layers: model_columns(job, layers))
+            if needs_shape
+            else unseen_model_columns(job)
+        ),
         **_alike(
             candidates,
             lambda c: c.world,

@@ -7,7 +7,7 @@ import numpy as np
 from autotune.cost.activations import Activations
 from autotune.cost.constants import Constants
 from autotune.cost.plans import Column, Plans, Tier
-from autotune.cost.sizes import Sizes
+from autotune.cost.sizes import Sizes, sizes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
     # With one stage it is the first, and holds the logits too.
     stage_logits = np.where(has_pipeline, 0.0, a.logits_bytes), a.logits_bytes
     parts = [
-        _stage(p, s, a, c, dense, experts, activations, logits)
+        _stage(p, s, c, dense, experts, activations + a.working_bytes, logits)
         for dense, activations, logits in zip(
             (layers + positions, layers), stage_activations, stage_logits, strict=True
         )
@@ -61,6 +61,43 @@ def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
     is_first = np.greater_equal(parts[0]["peak_bytes"], parts[1]["peak_bytes"])
     return Memory(
         **{name: np.where(is_first, parts[0][name], parts[1][name]) for name in parts[0]}
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What a traced step holds beside the states of the engine, at several moments of it.
+
+    Arrays have an element per moment.
+    """
+
+    n_params: float
+    """Trained and frozen."""
+    activations_bytes: Column
+    """And what the backward pass works with."""
+    logits_bytes: Column
+    grads_share: Column
+    """Of the gradients that the engine holds, those that are there."""
+
+
+def memory_of_traced(p: Plans, c: Constants, held: Held) -> Memory:
+    """Peak memory of one candidate whose ranks each run the whole model: the fullest moment.
+
+    As `memory_of`, with parameters and activations as they were traced; plain numbers.
+    """
+    moments = _stage(
+        p,
+        sizes_of(p),
+        c,
+        held.n_params,
+        0.0,
+        held.activations_bytes,
+        held.logits_bytes,
+        grads_share=held.grads_share,
+    )
+    fullest = int(np.argmax(moments["peak_bytes"]))
+    return Memory(
+        **{name: float(np.resize(part, fullest + 1)[fullest]) for name, part in moments.items()}
     )
 
 
@@ -79,12 +116,13 @@ def fit_probability(p: Plans, c: Constants, peak_bytes: Column) -> Column:
 def _stage(
     p: Plans,
     s: Sizes,
-    a: Activations,
     c: Constants,
     dense: Column,
     experts: Column,
     activations: Column,
     logits: Column,
+    *,
+    grads_share: Column = 1.0,
 ) -> dict[str, Column]:
     sharded_1 = np.greater_equal(p.zero_stage, 1)
     sharded_2 = np.greater_equal(p.zero_stage, 2)
@@ -97,11 +135,11 @@ def _stage(
     params = np.where(sharded_3, shard * params_on_device, whole) * p.weight_bytes
     # Stages 1 and 2 of DeepSpeed hand gradients to the host as they come where Adam runs there.
     grads_held = np.where(sharded_2, shard, whole) * np.where(sharded_1, optimizer_on_device, 1.0)
-    grads = grads_held * p.grad_bytes * trained
+    grads = grads_held * p.grad_bytes * trained * grads_share
     updated = np.where(sharded_1, shard, whole) * trained
     optimizer = updated * p.optimizer_bytes * optimizer_on_device
     buckets, gathered = _buffers(p, s, whole)
-    varying = activations + a.working_bytes + logits + gathered
+    varying = activations + logits + gathered
     # Activations are gone when gradients become 32-bit ones, but one large tensor finds no room
     # between what they leave.
     upcast = 4.0 * p.upcasts_grads * updated * optimizer_on_device
@@ -118,7 +156,7 @@ def _stage(
         "params_bytes": params,
         "grads_bytes": grads,
         "optimizer_bytes": optimizer,
-        "activations_bytes": varying - logits - gathered,
+        "activations_bytes": activations,
         "logits_bytes": logits,
         "buckets_bytes": buckets,
         "gathered_bytes": gathered,

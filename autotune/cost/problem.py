@@ -10,6 +10,11 @@ from autotune.job import Job
 from autotune.model_shape import ModelShape
 
 
+def has_shape(shape: ModelShape) -> bool:
+    """Whether a model's sizes can be seen; a factory's need not."""
+    return all((shape.n_layers, shape.hidden, shape.ffn_hidden, shape.n_heads, shape.vocab))
+
+
 def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
     """The columns of the model.
 
@@ -21,7 +26,7 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
         JobError: Its sizes cannot be seen (a factory's).
     """
     shape = job.model_with(layers).shape
-    if not all((shape.n_layers, shape.hidden, shape.ffn_hidden, shape.n_heads, shape.vocab)):
+    if not has_shape(shape):
         raise JobError(
             f"model {job.model.name!r}: its sizes cannot be seen, so nothing can be predicted",
             "predictions need a Hugging Face config: name a preset, a folder or a config.json",
@@ -41,6 +46,16 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
         "n_experts": shape.n_experts,
         "experts_per_token": shape.experts_per_token,
         "trained_share": _trained_share(shape),
+    }
+
+
+def unseen_model_columns(job: Job) -> dict[str, float]:
+    """Columns of a model whose sizes cannot be seen; they do for `memory_of_traced` alone."""
+    sizes = ("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "head_dim", "vocab")
+    return {
+        **dict.fromkeys(sizes, 1.0),
+        "seq_len": job.seq_len,
+        "trained_share": _trained_share(job.model.shape),
     }
 
 

@@ -38,8 +38,8 @@ class Neighbour:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Estimated:
-    """A candidate with what is predicted of it."""
+class Judged:
+    """A candidate with what the rules say of it."""
 
     job: Job
     environment: Environment
@@ -51,13 +51,19 @@ class Estimated:
     """What became of settings that do not reach the run as they were written."""
     violations: tuple[Violation, ...]
     """Empty: legal."""
-    prediction: Prediction
-    """Of `choices`."""
 
     @property
     def knobs(self) -> Mapping[str, KnobValue]:
         """What the candidate chooses."""
         return self.choices.knobs(self.index)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Estimated(Judged):
+    """A candidate with what is predicted of it."""
+
+    prediction: Prediction
+    """Of `choices`."""
 
     @property
     def step_time_s(self) -> float:
@@ -116,10 +122,8 @@ class Explained(Estimated):
         return [neighbour for neighbour in self.neighbours if not neighbour.violations]
 
 
-def estimate_as_dict(found: Estimated) -> dict[str, Any]:
-    """For programs; every figure is predicted."""
-    seconds, sizes = parts_of(found.prediction, found.index)
-    samples_per_s = found.job.global_batch / found.step_time_s
+def judged_as_dict(found: Judged) -> dict[str, Any]:
+    """For programs: the candidate, and whether it is legal."""
     return {
         "is_predicted": True,
         "device_name": found.environment.device_name,
@@ -127,6 +131,15 @@ def estimate_as_dict(found: Estimated) -> dict[str, Any]:
         "candidate": dict(found.knobs),
         "notes": list(found.notes),
         "violations": [_violation(violation) for violation in found.violations],
+    }
+
+
+def estimate_as_dict(found: Estimated) -> dict[str, Any]:
+    """For programs; every figure is predicted."""
+    seconds, sizes = parts_of(found.prediction, found.index)
+    samples_per_s = found.job.global_batch / found.step_time_s
+    return {
+        **judged_as_dict(found),
         "pred_step_time_s": found.step_time_s,
         "pred_samples_per_s": samples_per_s,
         "pred_tokens_per_s_per_gpu": samples_per_s * found.job.seq_len / found.job.world,
@@ -152,21 +165,22 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
 
 def print_estimate(console: Console, found: Estimated) -> None:
     """Print what is predicted, by part."""
-    _print_title(console, found)
-    for name, text in (*_verdict(found), *_figures(found)):
+    print_title(console, found)
+    for name, text in (*verdict(found), *_figures(found)):
         console.print(fact(name, text))
 
 
 def print_explained(console: Console, found: Explained) -> None:
     """Print the verdict, what dominates, and each knob one step up and down."""
-    _print_title(console, found)
+    print_title(console, found)
     for name, text in _facts(found):
         console.print(fact(name, text))
     if found.neighbours:
         console.print(_table(found))
 
 
-def _print_title(console: Console, found: Estimated) -> None:
+def print_title(console: Console, found: Judged) -> None:
+    """Print what is predicted of."""
     title = (
         f"predicted, nothing was run: {found.choices.describe(found.index)}, "
         f"{found.job.model.name} on {found.job.world} x {found.environment.device_name}"
@@ -174,7 +188,8 @@ def _print_title(console: Console, found: Estimated) -> None:
     console.print(Text(title, style="bold"), soft_wrap=False)
 
 
-def _verdict(found: Estimated) -> list[tuple[str, str]]:
+def verdict(found: Judged) -> list[tuple[str, str]]:
+    """What became of settings, and which rules refuse the candidate."""
     facts = [("note", note) for note in found.notes]
     for violation in found.violations:
         facts += [("refused", f"{violation.rule}: {violation.message}"), ("fix", violation.fix)]
@@ -194,7 +209,7 @@ def _figures(found: Estimated) -> list[tuple[str, str]]:
 
 
 def _facts(found: Explained) -> list[tuple[str, str]]:
-    facts = _verdict(found)
+    facts = verdict(found)
     if change := found.cheapest_legal:
         facts.append(("legal with", _said(change)))
     where = "" if found.is_in_lattice else f"; {found.home} does not hold it"

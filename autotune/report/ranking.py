@@ -39,7 +39,7 @@ _TIME_PARTS = {
     "pages_s": "pages cleared by the kernel",
     "host_s": "host: launches and the loop",
 }
-_MEMORY_PARTS = {
+MEMORY_PARTS = {
     "params_bytes": "parameters",
     "grads_bytes": "gradients",
     "optimizer_bytes": "optimizer states",
@@ -51,6 +51,7 @@ _MEMORY_PARTS = {
     "fragmentation_bytes": "fragmentation",
     "context_bytes": "driver and NCCL",
 }
+"""Field of `Memory` -> what people call it; together they are the peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
 def parts_of(prediction: Prediction, index: int) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds and bytes of a candidate by part in words, largest first, without empty ones."""
     one = prediction.take(np.array([index]))
-    sides = ((one.times, _TIME_PARTS), (one.memory, _MEMORY_PARTS))
+    sides = ((one.times, _TIME_PARTS), (one.memory, MEMORY_PARTS))
     found = [
         {words: float(getattr(side, name)[0]) for name, words in names.items()}
         for side, names in sides

@@ -87,7 +87,7 @@ RULES = (
     Rule(
         name="model.recompute_every",
         check=_every,
-        source="autotune/trial/workload.py: layers 0, K, 2K, ...",
+        source="autotune/trial/models.py: layers 0, K, 2K, ...",
         witnesses=(
             Witness(
                 broken=Case(recompute="every_5"),

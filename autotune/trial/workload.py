@@ -4,9 +4,6 @@ It trains as a user's script would and knows nothing of measuring; the wrapper e
 """
 
 import contextlib
-import importlib
-import inspect
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,11 +15,16 @@ from autotune.contract import TrialSpec
 from autotune.trial.adapters import add_adapters
 from autotune.trial.experts import initialize_experts, prepare_autoep
 from autotune.trial.lengths import is_drawn
+from autotune.trial.models import (
+    DTYPES,
+    accepts_mask,
+    apply_recompute,
+    default_dtype,
+    from_config,
+    from_factory,
+)
 from autotune.trial.samples import Inputs, drawn
 from autotune.trial.sequence import gradient_scale, own_piece, split_attention, whole_loss
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-"""Precision of a job -> of its weights."""
 
 
 def train(spec: TrialSpec, ds_config: dict[str, Any]) -> None:
@@ -111,47 +113,13 @@ def build_model(spec: TrialSpec, ds_config: dict[str, Any]) -> torch.nn.Module:
             stack.enter_context(deepspeed.zero.Init(config_dict_or_path=ds_config))
         elif spec.tp == 1:
             stack.enter_context(torch.device(get_accelerator().current_device_name()))
-            stack.enter_context(_default_dtype(DTYPES[spec.precision]))
+            stack.enter_context(default_dtype(DTYPES[spec.precision]))
         if "factory" in spec.model:
-            return _from_factory(spec.model)
-        model = _from_config(spec.model["config"], DTYPES[spec.precision], spec.attention)
+            return from_factory(spec.model)
+        model = from_config(spec.model["config"], DTYPES[spec.precision], spec.attention)
     if spec.tp == 1 and ds_config.get("zero_optimization", {}).get("stage") == 3:
         initialize_experts(model)
     return model
-
-
-def apply_recompute(model: torch.nn.Module, recompute: str) -> None:
-    """Recompute no layer, all layers, or every K-th, by Hugging Face's own switch.
-
-    Raises:
-        ValueError: The model has no such switch.
-    """
-    if recompute == "none":
-        return
-    enable = getattr(model, "gradient_checkpointing_enable", None)
-    if enable is None:
-        raise ValueError(f"recompute={recompute}: {type(model).__name__} cannot recompute")
-    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if recompute == "full":
-        return
-    every = int(recompute.removeprefix("every_"))
-    layers = [m for m in model.modules() if is_recomputable(m)]
-    for index, layer in enumerate(layers):
-        layer.gradient_checkpointing = index % every == 0
-
-
-def is_recomputable(module: torch.nn.Module) -> bool:
-    """Whether a module is one of Hugging Face's layers that can recompute themselves."""
-    from transformers.modeling_layers import GradientCheckpointingLayer  # heavy
-
-    return isinstance(module, GradientCheckpointingLayer)
-
-
-def accepts_mask(model: torch.nn.Module) -> bool:
-    """Whether the model's `forward` has an `attention_mask`; a factory's need not."""
-    parameters = inspect.signature(model.forward).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    return takes_any or "attention_mask" in parameters
 
 
 def inputs(spec: TrialSpec, engine: Any) -> Iterator[Inputs]:
@@ -202,30 +170,3 @@ def batches(spec: TrialSpec) -> Iterator[torch.Tensor]:
 def steps_trained(spec: TrialSpec) -> int:
     """Optimizer steps whose data a resumed training has seen already."""
     return (None if spec.checkpoint is None else spec.checkpoint.resumes_at) or 0
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def _from_config(config: dict[str, Any], dtype: torch.dtype, attention: str) -> torch.nn.Module:
-    from transformers import AutoConfig, AutoModelForCausalLM  # heavy
-
-    hf_config = AutoConfig.for_model(**config)
-    hf_config.use_cache = False
-    chosen = {} if attention == "default" else {"attn_implementation": attention}
-    model: torch.nn.Module = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **chosen)
-    return model
-
-
-def _from_factory(source: dict[str, Any]) -> torch.nn.Module:
-    sys.path[:0] = [path for path in source.get("path", []) if path not in sys.path]
-    module_name, _, attribute = source["factory"].partition(":")
-    model: torch.nn.Module = getattr(importlib.import_module(module_name), attribute)()
-    return model

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from autotune.cost import Plans, Tier, load_constants, predict
-from autotune.cost.memory import Memory, fit_probability
+from autotune.cost.activations import activations_of
+from autotune.cost.memory import Held, Memory, fit_probability, memory_of_traced
 from autotune.cost.sizes import sizes_of
 from tests.cost.plans import GIB, plans
 
@@ -104,3 +105,35 @@ def test_experts_are_split_over_their_ranks() -> None:
     mixture = {"n_experts": 64.0, "experts_per_token": 2.0, "zero_stage": 1.0, "dp": 64.0}
     peaks = predict(plans(**mixture, ep=np.array([1.0, 8.0, 64.0]))).memory.params_bytes
     assert np.all(np.diff(peaks) < 0)
+
+
+def test_a_trace_of_what_is_counted_changes_nothing() -> None:
+    p = plans(zero_stage=np.array([2.0]), dp=64.0, flat_buffers=1.0)
+    counted = predict(p)
+    activations = activations_of(p, sizes_of(p))
+    held = Held(
+        n_params=float(counted.memory.params_bytes[0]) / 2,
+        activations_bytes=np.maximum(activations.first_stage_bytes, activations.last_stage_bytes)
+        + activations.working_bytes,
+        logits_bytes=activations.logits_bytes,
+        grads_share=1.0,
+    )
+    traced = memory_of_traced(p, load_constants(), held)
+    assert traced.peak_bytes == pytest.approx(counted.peak_memory_bytes[0])
+    assert traced.grads_bytes == pytest.approx(counted.memory.grads_bytes[0])
+
+
+def test_the_fullest_moment_of_a_trace_counts() -> None:
+    p = plans(zero_stage=np.array([0.0]))
+    held = Held(
+        n_params=1e9,
+        activations_bytes=np.array([3e9, 2e9, 0.0]),
+        logits_bytes=np.array([0.0, 0.5e9, 0.0]),
+        grads_share=np.array([0.0, 0.5, 1.0]),
+    )
+    traced = memory_of_traced(p, load_constants(), held)
+    assert traced.params_bytes == 2e9
+    # 2 + 0.5 + 1 beat 3 and 2 GB.
+    assert traced.activations_bytes == 2e9
+    assert traced.logits_bytes == 0.5e9
+    assert traced.grads_bytes == 1e9

@@ -44,12 +44,12 @@ from autotune.fleet.shared_memory import remove_segments
 from autotune.trial.adapters import add_adapters
 from autotune.trial.experts import prepare_autoep
 from autotune.trial.loss import chunk_loss
+from autotune.trial.models import DTYPES, apply_recompute
 from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import recomputed_layers
 from autotune.trial.sequence import gradient_scale, own_piece, split_attention
 from autotune.trial.transformer import Shape, make_pipeline
 from autotune.trial.transformer_shape import shape_of
-from autotune.trial.workload import DTYPES, apply_recompute
 from tests.deepspeed_state import clean_globals
 
 STEPS = 2

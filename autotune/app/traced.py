@@ -1,0 +1,83 @@
+"""One candidate, its memory predicted from a traced step of the model's own code."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.app.deepspeed_outlook import DeepSpeedOutlook
+from autotune.app.outlook import AnyOutlook
+from autotune.cost.candidates import constants_of, plans_of
+from autotune.cost.memory import Held, fit_probability, memory_of_traced
+from autotune.cost.problem import has_shape
+from autotune.errors import JobError
+from autotune.report.neighbours import Estimated
+from autotune.report.traced import TracedEstimate
+from autotune.tracing import Kind, Phase, Traced, trace_candidate
+
+
+def trace_estimate(outlook: AnyOutlook, settings: Sequence[str]) -> TracedEstimate:
+    """Predict one candidate, legal or not, its memory also from a trace.
+
+    Of a model whose sizes cannot be seen that is all that is predicted.
+
+    Args:
+        outlook: The job and the fleet, under DeepSpeed.
+        settings: `knob=value` each; other knobs are at their defaults (see `Outlook.read`).
+
+    Raises:
+        JobError: A setting is not one, or the candidate's step cannot be traced.
+    """
+    if not isinstance(outlook, DeepSpeedOutlook):
+        raise JobError(
+            "--trace: --engine megatron: Megatron's ranks run layers of its own",
+            "trace with --engine deepspeed, or leave out --trace",
+        )
+    asked, notes = outlook.read(settings)
+    job, environment, candidate = outlook.job, outlook.environment, asked.candidates[0]
+    is_seen = has_shape(job.model.shape)
+    trace = trace_candidate(job, candidate, accelerator=environment.accelerator)
+    plans = plans_of(
+        [candidate], job, environment, accelerators=outlook.table, needs_shape=is_seen
+    )
+    plans = dataclasses.replace(plans, **outlook.wishes.links())
+    constants = constants_of(environment)
+    phases = {
+        phase: memory_of_traced(plans, constants, _held(trace.traced, phase))
+        for phase in dict.fromkeys(part.phase for part in trace.traced.parts)
+    }
+    peak_bytes = max(memory.peak_bytes for memory in phases.values())
+    judged: dict[str, Any] = {
+        "job": job,
+        "environment": environment,
+        "choices": asked,
+        "index": 0,
+        "notes": notes,
+        "violations": outlook.violations(asked, 0),
+    }
+    return TracedEstimate(
+        **judged,
+        analytic=Estimated(**judged, prediction=outlook.predict(asked)) if is_seen else None,
+        trace=trace,
+        phases=phases,
+        fit_probability=float(np.squeeze(fit_probability(plans, constants, peak_bytes))),
+    )
+
+
+def _held(traced: Traced, phase: Phase) -> Held:
+    """The moments of a phase, without the states: those are as the engine shards them."""
+    held = [sizes for part, sizes in traced.parts.items() if part.phase is phase]
+
+    def column(*kinds: Kind) -> NDArray[np.float64]:
+        return np.array([sum(sizes[kind] for kind in kinds) for sizes in held], dtype=np.float64)
+
+    # None are traced where ZeRO takes them: its buffers are there all the time.
+    most_grads = max(sizes[Kind.GRADIENTS] for sizes in traced.parts.values())
+    return Held(
+        n_params=traced.n_params,
+        activations_bytes=column(Kind.ACTIVATIONS, Kind.TEMPORARIES),
+        logits_bytes=column(Kind.LOGITS),
+        grads_share=column(Kind.GRADIENTS) / most_grads if most_grads else 1.0,
+    )

@@ -1,0 +1,114 @@
+"""Asks for a candidate's step to be traced, or refuses one whose ranks hold something else."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.candidate import Candidate
+from autotune.child_process import Question, ask
+from autotune.errors import JobError
+from autotune.job import Job
+from autotune.tracing.moments import Traced
+
+_TIMEOUT_S = 600.0
+_CUDA_GRANULE_BYTES = 512
+"""Torch's allocator rounds up to a multiple of it. Source: torch, c10/cuda/CUDACachingAllocator.h,
+`kMinBlockSize`."""
+_SPLITS = {
+    "tp": "each rank would hold a part of every layer",
+    "pp": "each rank would hold some of the layers, and several micro-batches at once",
+    "sp": "each rank would hold a part of every sample",
+    "ep": "each rank would hold some of the experts",
+}
+"""Knobs above 1 with which no rank runs the model as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What was traced, and how."""
+
+    traced: Traced
+    depths: tuple[int, ...]
+    """Layers of the models that were traced: several from which the model's own depth was
+    extrapolated, or that depth itself."""
+    took_s: float
+    notes: tuple[str, ...]
+    """Where a trial may hold something else."""
+
+
+def trace_candidate(job: Job, candidate: Candidate, *, accelerator: str) -> Trace:
+    """Trace one training step of a candidate, as one of its ranks runs it.
+
+    Args:
+        job: What is trained.
+        candidate: With no layer split over ranks.
+        accelerator: `cpu` or `cuda`: where it would run.
+
+    Raises:
+        JobError: Its ranks do not run the model as it is, or its code cannot run on fake tensors.
+    """
+    for knob, why in _SPLITS.items():
+        if (value := int(candidate.get(knob, 1) or 1)) > 1:
+            raise JobError(
+                f"--trace: {knob}={value}: a trace is of the whole model, and {why}",
+                f"trace {knob}=1, with any zero.stage and offload; or leave out --trace",
+            )
+    if job.lengths.kind == "histogram":
+        raise JobError(
+            "--trace: lengths: a trace is of samples of seq_len tokens, not of a histogram",
+            "leave out `lengths` for batches of the longest samples, or leave out --trace",
+        )
+    found = ask(
+        Question(
+            module="autotune.tracing.child",
+            request=_request(job, candidate, accelerator),
+            about=f"--trace: model {job.model.name!r}",
+            doing="tracing its step",
+            timeout_s=_TIMEOUT_S,
+            if_slow="a model with many kinds of layers is traced whole: trace a shallower one",
+            if_dead="run its forward pass in a Python shell to see why",
+        )
+    )
+    return Trace(
+        traced=Traced.from_dict(found),
+        depths=tuple(found["depths"]),
+        took_s=found["took_s"],
+        notes=tuple(_notes(candidate, accelerator)),
+    )
+
+
+def _request(job: Job, candidate: Candidate, accelerator: str) -> dict[str, Any]:
+    is_cuda = accelerator == "cuda"
+    return {
+        "source": job.model.source,
+        "n_params": job.model.shape.n_params_total,
+        "seq_len": job.seq_len,
+        "micro_batch": candidate.micro_batch,
+        "precision": job.precision,
+        "attention": str(candidate.get("attention", "default")),
+        "recompute": str(candidate.get("recompute", "none")),
+        "loss_chunk_tokens": int(candidate.get("loss_chunk_tokens", 0) or 0),
+        "gradients": _gradients(candidate),
+        "granule_bytes": _CUDA_GRANULE_BYTES if is_cuda else 1,
+        "has_fused_dropout": is_cuda,
+        "may_extrapolate": True,
+    }
+
+
+def _gradients(candidate: Candidate) -> str:
+    """ZeRO moves each gradient into buffers of its own, which are counted analytically.
+
+    Without it they stay until the step, and are freed there. Source: DeepSpeed,
+    runtime/zero/stage_1_and_2.py and stage3.py (`reduce_ready_partitions_and_remove_grads`),
+    runtime/engine.py (`zero_grad`).
+    """
+    if int(candidate.get("zero.stage", 0) or 0) > 0:
+        return "taken"
+    return "kept" if candidate.grad_accum > 1 else "grow"
+
+
+def _notes(candidate: Candidate, accelerator: str) -> Iterator[str]:
+    if candidate.get("compile", "none") != "none":
+        yield "traced uncompiled: a compiled model fuses kernels, and keeps less or other tensors"
+    if accelerator != "cpu":
+        yield "traced with torch's CPU kernels: what a GPU's kernels take inside is not seen"

@@ -1,0 +1,131 @@
+"""Runs one training step of a model under a tracker."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from autotune.tracing.moments import Kind, Part, Phase, Traced
+from autotune.tracing.tracker import Tracker
+
+_FORWARD_LAYERS = Part(phase=Phase.FORWARD, place="layers")
+_FORWARD_HEAD = Part(phase=Phase.FORWARD, place="head")
+_BACKWARD_HEAD = Part(phase=Phase.BACKWARD, place="head")
+_BACKWARD_INPUTS = Part(phase=Phase.BACKWARD, place="inputs")
+_STEP = Part(phase=Phase.STEP, place="")
+
+
+def trace_step(
+    model: nn.Module,
+    batch: dict[str, torch.Tensor],
+    *,
+    n_layers: int,
+    gradients: str,
+    granule_bytes: int = 1,
+) -> Traced:
+    """Trace forward, loss, backward and the optimizer's step.
+
+    Args:
+        model: In training mode; made of fake tensors or of real ones.
+        batch: Arguments of its forward pass, the labels among them.
+        n_layers: Layers to tell apart; 0: none.
+        gradients: `grow`: weights have none before; `kept`: they have those of the micro-batch
+            before; `taken`: somebody else takes each as soon as it is there, as ZeRO does.
+        granule_bytes: See `Tracker`.
+    """
+    tracker = Tracker(_FORWARD_LAYERS, kind=Kind.ACTIVATIONS, granule_bytes=granule_bytes)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    tracker.hold([*model.parameters(), *model.buffers()], Kind.PARAMETERS)
+    tracker.hold(batch.values(), Kind.ACTIVATIONS)
+    if gradients == "kept":
+        for weight in weights:
+            weight.grad = torch.empty_like(weight)
+        tracker.hold((weight.grad for weight in weights), Kind.GRADIENTS)
+    with _told_apart(model, n_layers, tracker), _gradients(weights, tracker, gradients), tracker:
+        output = model(**batch)
+        loss = output if isinstance(output, torch.Tensor) else output.loss
+        tracker.enter(_BACKWARD_HEAD, Kind.LOGITS if n_layers else Kind.TEMPORARIES)
+        loss.backward()
+        if gradients != "taken":
+            # As a training script has them until the next micro-batch.
+            _step(weights, tracker)
+        del output, loss
+    return Traced(
+        n_layers=n_layers,
+        n_params=sum(p.numel() for p in model.parameters()),
+        parts=tracker.fullest,
+    )
+
+
+def _step(weights: list[nn.Parameter], tracker: Tracker) -> None:
+    """The first step makes the optimizer's states; the second one is as all after it."""
+    optimizer = torch.optim.AdamW(weights, foreach=False)
+    tracker.enter(_STEP, Kind.TEMPORARIES)
+    optimizer.step()
+    states = [state for of_weight in optimizer.state.values() for state in of_weight.values()]
+    tracker.hold((state for state in states if torch.is_tensor(state)), Kind.OPTIMIZER)
+    del tracker.fullest[_STEP]
+    tracker.enter(_STEP, Kind.TEMPORARIES)
+    optimizer.step()
+
+
+@contextmanager
+def _gradients(weights: list[nn.Parameter], tracker: Tracker, gradients: str) -> Iterator[None]:
+    def there(weight: Any) -> None:
+        if gradients == "taken":
+            weight.grad = None
+        else:
+            tracker.hold([weight.grad], Kind.GRADIENTS)
+
+    hooks = [weight.register_post_accumulate_grad_hook(there) for weight in weights]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+@contextmanager
+def _told_apart(model: nn.Module, n_layers: int, tracker: Tracker) -> Iterator[None]:
+    """Tell the tracker when the layers end, and when the backward pass reaches each of them."""
+    if not n_layers:
+        yield
+        return
+    layers = layers_of(model, n_layers)
+
+    def on_gradient(tensor: Any, part: Part, kind: Kind) -> None:
+        if torch.is_tensor(tensor) and tensor.requires_grad:
+            tensor.register_hook(lambda _: tracker.enter(part, kind))
+
+    def before_first(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        hidden = next(iter([*args, *kwargs.values()]), None)
+        on_gradient(hidden, _BACKWARD_INPUTS, Kind.TEMPORARIES)
+
+    def after(index: int) -> Any:
+        part = Part(phase=Phase.BACKWARD, place="layer", index=index)
+
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            hidden = output[0] if isinstance(output, tuple | list) else output
+            on_gradient(hidden, part, Kind.TEMPORARIES)
+            if index == n_layers - 1:
+                tracker.enter(_FORWARD_HEAD, Kind.LOGITS)
+
+        return hook
+
+    hooks = [layers[0].register_forward_pre_hook(before_first, with_kwargs=True)]
+    hooks += [layer.register_forward_hook(after(i)) for i, layer in enumerate(layers)]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def layers_of(model: nn.Module, n_layers: int) -> nn.ModuleList:
+    """The list of a model's layers.
+
+    Raises:
+        LookupError: There is none of that length.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers:
+            return module
+    raise LookupError(f"no list of {n_layers} layers")

@@ -1,0 +1,169 @@
+"""How far is traced memory off what the same training step really allocates on a CPU?
+
+    python benchmarks/trace_memory.py [--models NAME ...] [--half] [--json]
+    python benchmarks/trace_memory.py --deep llama-3-8b --seq-len 4096 --micro-batch 1 [--json]
+
+Builds each model for real, trains two steps under torch's profiler, and adds up the allocator's
+own reports; then traces the same step with fake tensors. Compared is what each phase holds at its
+peak above the weights. Both are counted in bytes, so runs repeat exactly.
+
+With --deep nothing is real: the peaks that small depths of a model tell of it, beside those of a
+trace of all its layers, and the seconds of both.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from autotune.model import load_model
+from autotune.tracing.child import answer_to
+from autotune.tracing.moments import Kind, Phase, Traced, largest
+from autotune.trial.models import DTYPES, apply_recompute, default_dtype, from_config
+
+PRECISIONS = ("fp32", "bf16")
+ATTENTIONS = ("eager", "sdpa")
+RECOMPUTES = ("none", "full")
+MIB = 2**20
+
+
+def main() -> int:
+    options = parse_arguments()
+    if options.deep:
+        rows = [deep(options.deep, recompute, options) for recompute in RECOMPUTES]
+        print(json.dumps(rows) if options.json else "\n".join(map(told_deep, rows)))
+        return 0
+    choices = (options.models, PRECISIONS, ATTENTIONS, RECOMPUTES)
+    cases = [
+        [of[index] for of, index in zip(choices, indices, strict=True)]
+        for indices in itertools.product(*(range(len(of)) for of in choices))
+        if not options.half or sum(indices) % 2 == 0
+    ]
+    rows = [compare(request_of(*case, options)) for case in cases]
+    if options.json:
+        print(json.dumps(rows))
+        return 0
+    for row in rows:
+        phases = (
+            f"{phase} {row['traced_bytes'][phase] / MIB:.2f} of {real / MIB:.2f} MiB"
+            for phase, real in row["real_bytes"].items()
+        )
+        print(f"{row['case']}: {', '.join(phases)}")
+    print(f"largest error: {max(row['error'] for row in rows):.2%}")
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--models", nargs="+", default=["tiny-llama", "tiny-gpt2"])
+    parser.add_argument("--deep", metavar="MODEL", help="small depths against the whole")
+    parser.add_argument("--seq-len", type=int, default=256)
+    parser.add_argument("--micro-batch", type=int, default=2)
+    parser.add_argument(
+        "--half", action="store_true", help="half of the cases, in which any three choices meet"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON array")
+    return parser.parse_args()
+
+
+def request_of(
+    name: str, precision: str, attention: str, recompute: str, options: argparse.Namespace
+) -> dict[str, Any]:
+    model = load_model(name)
+    return {
+        "source": model.source,
+        "n_params": model.shape.n_params_total,
+        "seq_len": options.seq_len,
+        "micro_batch": options.micro_batch,
+        "precision": precision,
+        "attention": attention,
+        "recompute": recompute,
+        "loss_chunk_tokens": 0,
+        "gradients": "grow",
+        "granule_bytes": 1,
+        "has_fused_dropout": False,
+        "may_extrapolate": False,
+        "name": name,
+    }
+
+
+def deep(name: str, recompute: str, options: argparse.Namespace) -> dict[str, Any]:
+    request = request_of(name, "bf16", "sdpa", recompute, options)
+    small, whole = (answer_to({**request, "may_extrapolate": may}) for may in (True, False))
+    phases = (largest(Traced.from_dict(found).parts) for found in (small, whole))
+    told, traced = ({p.value: sum(held.values()) for p, held in found.items()} for found in phases)
+    return {
+        "case": f"{name} recompute={recompute}",
+        "depths": small["depths"],
+        "told_bytes": told,
+        "traced_bytes": traced,
+        "took_s": {"small": small["took_s"], "whole": whole["took_s"]},
+        "error": max(abs(told[phase] / size - 1) for phase, size in traced.items()),
+    }
+
+
+def told_deep(row: dict[str, Any]) -> str:
+    peaks = ", ".join(
+        f"{phase} {size / 2**30:.3f} of {row['traced_bytes'][phase] / 2**30:.3f} GiB"
+        for phase, size in row["told_bytes"].items()
+    )
+    seconds = row["took_s"]
+    return (
+        f"{row['case']}: {peaks}; error {row['error']:.3%}; layers {row['depths']} took "
+        f"{seconds['small']:.1f} s, all of them {seconds['whole']:.1f} s"
+    )
+
+
+def compare(request: dict[str, Any]) -> dict[str, Any]:
+    traced = Traced.from_dict(answer_to(request))
+    told = {
+        phase.value: sum(size for kind, size in held.items() if kind is not Kind.PARAMETERS)
+        for phase, held in largest(traced.parts).items()
+    }
+    real = measured(request)
+    case = " ".join(str(request[key]) for key in ("name", "precision", "attention", "recompute"))
+    error = max(abs(told[phase] - size) / size for phase, size in real.items())
+    return {"case": case, "traced_bytes": told, "real_bytes": real, "error": error}
+
+
+def measured(request: dict[str, Any]) -> dict[str, int]:
+    """What the allocator says that a real step holds above the weights: its peak in each phase."""
+    torch.manual_seed(0)
+    dtype = DTYPES[request["precision"]]
+    with default_dtype(dtype):
+        model = from_config(request["source"]["config"], dtype, request["attention"])
+    apply_recompute(model, request["recompute"])
+    model.train()
+    size = (request["micro_batch"], request["seq_len"])
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        tokens = torch.randint(0, request["source"]["vocab"], size)
+        with record_function(Phase.FORWARD):
+            output = model(input_ids=tokens, labels=tokens)
+        with record_function(Phase.BACKWARD):
+            output.loss.backward()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        optimizer.step()
+        with record_function(Phase.STEP):
+            optimizer.step()
+    return peaks(seen.profiler.kineto_results.events())
+
+
+def peaks(events: Any) -> dict[str, int]:
+    spans = {e.name(): (e.start_ns(), e.end_ns()) for e in events if e.name() in list(Phase)}
+    reports = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    held = 0
+    found = dict.fromkeys(spans, 0)
+    for at_ns, change_bytes in reports:
+        held += change_bytes
+        for name, (start_ns, end_ns) in spans.items():
+            if start_ns <= at_ns <= end_ns:
+                found[name] = max(found[name], held)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
