@@ -22,6 +22,9 @@ K = TypeVar("K")
 
 _TIERS = {"none": Tier.DEVICE, "cpu": Tier.CPU, "nvme": Tier.NVME}
 _EVERY = "every_"
+_CPU_CONTEXT_BYTES = 240e6
+"""Of a CPU rank above its imports, beside states and activations: gloo, threads, the heap. As the
+smallest trials of `make demo` on two cores had it."""
 _BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 _MOMENTS = {
     "adam": 2,
@@ -93,14 +96,14 @@ def plans_of(
 def constants_of(environment: Environment) -> Constants:
     """The shipped constants of the environment's accelerators.
 
-    Memory of CPU ranks is what they hold above what their imports took: no context, no workspace,
-    no allocator of torch's.
+    Memory of CPU ranks is what they hold above what their imports took: no CUDA context, no
+    workspace, no allocator of torch's.
     """
     if environment.accelerator != "cpu":
         return load_constants(SHIPPED)
     return replace(
         load_constants(SHIPPED_CPU),
-        context_bytes=0.0,
+        context_bytes=_CPU_CONTEXT_BYTES,
         communicator_bytes=0.0,
         workspace_bytes=0.0,
         fragmentation=0.0,
@@ -232,7 +235,7 @@ def _above_one(size: float) -> float:
     return size if size > 1 else 0.0
 
 
-def _kernels(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64] | float]:
+def _kernels(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64]]:
     def compiled(name: str) -> NDArray[np.float64]:
         value = _COMPILED[name]
         return _column(candidates, lambda c: value if c.get("compile", "none") != "none" else 0.0)
@@ -241,8 +244,6 @@ def _kernels(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64] |
         "flash_attention": _column(candidates, lambda c: c.get("attention") != "eager"),
         "fused_kernels": compiled("fused_kernels"),
         "launch_free": compiled("launch_free"),
-        # `gather_output` of the head in AutoTP's plan: DeepSpeed, module_inject/auto_tp.py.
-        "whole_logits": 1.0,
         # A knob that acts on CPU ranks alone.
         "clears_pages": _column(candidates, lambda c: c.get("host_allocator") == "default"),
         "loss_chunk_tokens": _column(candidates, lambda c: _number(c, "loss_chunk_tokens", 0)),

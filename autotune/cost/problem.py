@@ -102,13 +102,23 @@ def _cpu_columns(core: Accelerator, per_node: float) -> dict[str, float]:
 
     Its memory is the host's, and gloo moves what is between the ranks. It reduces whole what is to
     be scattered: torch, csrc/distributed/c10d/ProcessGroupGloo.cpp, _reduce_scatter_base.
+    AutoTP gathers the head's output (DeepSpeed, module_inject/auto_tp.py, `gather_output`); on
+    GPUs that was not measured.
     """
     return {
         "runs_ahead": 0.0,
-        "host_memory_bytes_per_s": core.memory_bytes_per_s * per_node,
+        **_host_memory(core, per_node),
         "gather_speed": 1.0,
         "reduces_whole": 1.0,
+        "whole_logits": 1.0,
     }
+
+
+def _host_memory(core: Accelerator, per_node: float) -> dict[str, float]:
+    """The ranks' memories together, unless it was measured: then `device_columns` has it."""
+    if core.measured is not None and core.measured.host_memory_bytes_per_s is not None:
+        return {}
+    return {"host_memory_bytes_per_s": core.memory_bytes_per_s * per_node}
 
 
 def _trained_share(shape: ModelShape) -> float:

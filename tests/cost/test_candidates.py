@@ -116,11 +116,11 @@ def test_pages_are_cleared_where_memory_goes_back_to_the_kernel(tmp_path):
     assert by_value == {"default": 1, "keep": 0}
 
 
-def test_cpu_ranks_have_no_context(tmp_path):
+def test_cpu_ranks_have_no_driver_and_no_communicators_of_a_gpu_s(tmp_path):
     job = tiny_job(tmp_path, world=2, global_batch=16)
     found = plans_of([canonical_candidate(job)], job, CPU)
-    assert predict(found, constants_of(CPU)).memory.context_bytes[0] == 0
-    assert constants_of(GPU).context_bytes > 0
+    context_bytes = predict(found, constants_of(CPU)).memory.context_bytes[0]
+    assert 0 < context_bytes == constants_of(CPU).context_bytes < constants_of(GPU).context_bytes
 
 
 def test_what_cannot_be_predicted_says_so(job):

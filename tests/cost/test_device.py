@@ -179,6 +179,18 @@ def test_a_described_link_is_not_the_measured_one(tmp_path: Path) -> None:
     assert wished.nvlink_latency_s == 0.0
 
 
+def test_the_measured_memory_of_a_node_of_cpu_ranks_counts(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path, precision="fp32")
+    core = find_accelerator("cpu")
+    for measured, expected in (
+        (None, 2 * core.memory_bytes_per_s),
+        (Measured(memory_bytes_per_s=3e9, host_memory_bytes_per_s=5e9), 5e9),
+    ):
+        table = [dataclasses.replace(core, measured=measured)]
+        found = plans_of([canonical_candidate(job)], job, CPU, accelerators=table)
+        assert found.host_memory_bytes_per_s == expected
+
+
 def test_the_table_of_a_job_predicts_it(tmp_path: Path) -> None:
     path = write(tmp_path / "hardware.yaml", CPU, layer_s=5e-3)
     flags = {"model": "tiny-llama", "seq_len": 32, "global_batch": 4, "world": 2}

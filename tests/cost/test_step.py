@@ -264,3 +264,12 @@ def test_pages_are_cleared_of_what_the_heap_does_not_keep() -> None:
     )
     # 4 tokens' are 16 MB, and what is held of them below what the heap keeps.
     assert pages(clears_pages=1.0, vocab=1e6, loss_chunk_tokens=4.0) == 0
+
+
+def test_gathered_logits_are_whole_on_every_tensor_parallel_rank() -> None:
+    whole, split = (predict(plans(tp=8.0, whole_logits=n)) for n in (1.0, 0.0))
+    alone = predict(plans())
+    assert whole.memory.logits_bytes[0] == alone.memory.logits_bytes[0]
+    assert split.memory.logits_bytes[0] == alone.memory.logits_bytes[0] / 8
+    assert whole.times.tensor_comm_s[0] > split.times.tensor_comm_s[0]
+    assert split.times.logits_s[0] < whole.times.logits_s[0] < alone.times.logits_s[0]
