@@ -16,7 +16,7 @@ from autotune.app.pages import PageWriter
 from autotune.app.session import Session
 from autotune.app.steering import keep, steer
 from autotune.app.studies import write_export
-from autotune.contract import Origin
+from autotune.contract import Origin, Outcome
 from autotune.errors import (
     AutotuneError,
     ExitCode,
@@ -176,12 +176,25 @@ def _check_origin(session: Session) -> None:
         StudyError: It would.
     """
     study = session.study
-    theirs = origin_of(study.read_state())
-    if study.next_number() and theirs is not session.origin:
+    others = _origins_of(study) - {session.origin}
+    if others:
         raise StudyError(
-            f"study {study.name} holds {theirs} figures, and these would be {session.origin}",
+            f"study {study.name} holds {' and '.join(sorted(others))} figures, and these would be "
+            f"{session.origin}",
             "name another study with --study, or start anew with --fresh",
         )
+
+
+def _origins_of(study: Study) -> set[Origin]:
+    """Where a study's figures come from; its trials are asked where `study.json` is damaged."""
+    facts = study.read_state()
+    if not study.next_number():
+        return set()
+    if "origin" in facts:
+        return {origin_of(facts)}
+    ended = [trial.result for trial in study.trials() if trial.result is not None]
+    # That a trial is lost is written by who finds it, not by who would have measured.
+    return {result.origin for result in ended if result.outcome is not Outcome.LOST}
 
 
 def _keep_failure(study: Study, error: AutotuneError) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from autotune.facts import (
     answer_of,
     context_of,
     environment_at,
+    environment_of,
     left_out_of,
     objective_of,
     origin_of,
@@ -329,10 +330,10 @@ def _environment(facts: Mapping[str, Any], number: int) -> Environment:
     """Where a trial ran: a study may go on after an upgrade."""
     environment = environment_at(facts, number)
     if environment is None:
-        raise StudyError(
-            f"trial {number}: the study does not say where it ran",
-            "study.json is missing or damaged: run the same search again, it writes a new one",
-        )
+        fix = "study.json is missing or damaged: run the same search again, it writes a new one"
+        if environment_of(facts) is not None:  # it was written anew, and could not find out
+            fix = "name a later trial with --trial, or search anew with --fresh"
+        raise StudyError(f"trial {number}: the study does not say where it ran", fix)
     return environment
 
 

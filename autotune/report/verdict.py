@@ -72,7 +72,7 @@ def describe_verdict(report: Report) -> list[tuple[str, str]]:
     if best is not None:
         facts.append(("best", describe_figure(best)))
         if report.row_of(best["trial"]) is None:
-            lost = f"the record of trial {best['trial']} is gone: the same search again mends it"
+            lost = f"the record of trial {best['trial']} is gone: search again for the best"
             facts.append(("damaged", lost))
         if baseline is not None:
             facts.append(("change", _change(report, best["trial"], baseline["trial"])))

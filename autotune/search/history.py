@@ -61,13 +61,17 @@ class Tried:
 
     @property
     def is_owed(self) -> bool:
-        """Whether the platform ended or disturbed its trials, or the user ended them."""
-        return bool(self.explored) and not self.is_settled and not self.is_running
+        """Whether a trial is due.
+
+        The platform ended or disturbed its trials, or the user ended them, or their record is gone
+        and only runs of the final comparison are left.
+        """
+        return not self.is_settled and not self.is_running
 
     @property
     def is_searched(self) -> bool:
-        """Whether the search proper proposed it."""
-        return any(trial.spec.role is Role.SEARCH for trial in self.trials)
+        """Whether the search proper proposed it, or may have: the record of that is gone."""
+        return not self.explored or any(t.spec.role is Role.SEARCH for t in self.trials)
 
 
 class History:

@@ -1,13 +1,12 @@
 """Facts of a search that its trials do not hold; `autotune.facts` reads them."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from autotune.hardware import Environment
 from autotune.job import Job
 from autotune.record import Study
+from autotune.search.places import environments_of
 
 
 def save_facts(
@@ -20,8 +19,6 @@ def save_facts(
 ) -> None:
     """Keep the devices, the model's shape, and who is left out.
 
-    `environments` is where trials were run, each with the number of the first that ran there.
-
     Args:
         study: The record.
         job: What is searched.
@@ -33,17 +30,9 @@ def save_facts(
         StudyError: The record cannot be written.
     """
     state = study.read_state()
-    here: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(environment)))
-    listed = state.get("environments")
-    known = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
-    changed = [key for key in here if known and known[-1].get(key) != here[key]]
-    if changed:
-        note(f"{', '.join(changed)} changed since the last trials: --fresh starts anew")
-    if changed or not known:
-        known = [*known, {"since_trial": study.next_number(), **here}]
     facts = {
-        "environment": here,
-        "environments": known,
+        "environment": dataclasses.asdict(environment),
+        "environments": environments_of(study, state, job=job, environment=environment, note=note),
         "model": {
             "name": job.model.name,
             "shape": dataclasses.asdict(job.model.shape),

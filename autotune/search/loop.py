@@ -223,7 +223,7 @@ class _Search:
             else:
                 self._baseline = theirs if self._runs(theirs) else None
         except _UntriedError as untried:
-            if self._left_s(()) >= (self.crew.history.typical_s or 0.0):
+            if self._has_time_for_baseline():
                 return self._run_of(untried.candidate, Role.BASELINE)
             self._note("the time budget ends before a baseline is found: no speedup to report")
             return None
@@ -240,13 +240,19 @@ class _Search:
     def _runs(self, candidate: Candidate) -> bool:
         """Whether the candidate is legal and ran within the limits."""
         tried = self.crew.history.explored.find(candidate)
-        if tried is not None and tried.is_settled:
+        # A disturbed one that the time cannot repeat answers as it is.
+        if tried is not None and (
+            tried.is_settled or (tried.measured and not self._has_time_for_baseline())
+        ):
             return self._objective.figure(tried) is not None
         if violations := self._violations(candidate):
             if self._job.baseline is not None:
                 self._note(f"{self._job.baseline}: {violations[0].message}; {violations[0].fix}")
             return False
         raise _UntriedError(candidate)
+
+    def _has_time_for_baseline(self) -> bool:
+        return self._left_s(()) >= (self.crew.history.typical_s or 0.0)
 
     def _violations(self, candidate: Candidate) -> Sequence[Violation]:
         return self._lattice.violations(candidate, self.crew.engine_of(candidate))

@@ -119,6 +119,14 @@ def test_a_best_whose_record_is_gone_or_damaged_is_said(tmp_path: Path) -> None:
     assert set(report.damaged) == {best}
     text = " ".join(shown(report).split())
     assert f"damaged trial {best}: " in text
-    assert f"the record of trial {best} is gone: the same search again mends it" in text
+    assert f"the record of trial {best} is gone: search again for the best" in text
     with pytest.raises(StudyError, match=f"no trial {best}, or its record is damaged"):
         find_chosen(study, trial=None)
+
+
+def test_where_nobody_knows_where_a_trial_ran_a_new_study_is_offered(study: Study) -> None:
+    facts = study.read_state()
+    with pytest.raises(StudyError, match="run the same search again"):
+        _environment({}, 0)
+    with pytest.raises(StudyError, match="--fresh"):
+        _environment({**facts, "environments": [{"since_trial": 0}]}, 0)

@@ -158,3 +158,21 @@ def test_two_groups_have_to_be_told_apart(tmp_path: Path) -> None:
     assert (
         open_fleet(f"replay:{table}#batch 64", None, {}, results=tmp_path).job.global_batch == 64
     )
+
+
+def test_a_damaged_study_json_does_not_change_where_the_figures_come_from(
+    table: Path, tmp_path: Path
+) -> None:
+    first = open_fleet("simulate", None, {**SMALL, "study": "mine"}, results=tmp_path)
+    assert search(first, Notebook(), fresh=False).error is None
+    state = first.study.state_file
+    state.write_text(state.read_text(encoding="utf-8")[:100], encoding="utf-8")
+    lost = first.study.trial_folder(0) / "result.json"
+    lost.write_text("{", encoding="utf-8")
+    other = open_fleet(f"replay:{table}", None, {"study": "mine"}, results=tmp_path)
+    with pytest.raises(StudyError, match="holds simulated figures, and these would be replayed"):
+        search(other, Notebook(), fresh=False)
+    ending = search(first, Notebook(), fresh=False)
+    assert ending.error is None
+    assert ending.answer["origin"] == "simulated"
+    assert first.study.read_state()["environments"][0]["since_trial"] == 0

@@ -185,3 +185,22 @@ def test_the_ladder_keeps_to_the_time_budget(study: Study):
 def test_nothing_at_all_runs(study: Study):
     with pytest.raises(NothingFeasibleError):
         search(study, make(trials=3), fleet=fitting())
+
+
+def test_a_disturbed_baseline_serves_where_its_repeat_cannot_be_paid_for(study: Study):
+    """A trial takes 10 s: 15 s pay for the first, not for its repeat."""
+
+    def disturbed(spec: TrialSpec) -> TrialResult:
+        return replace(ok(spec, 100.0), disturbed="other processes took 40% of core 0")
+
+    job, notes, fleet = make(trials=1, budget=15), Notebook(), ScriptedFleet(disturbed)
+    result = search(study, job, fleet=fleet, observer=notes)
+    assert len(fleet.specs) == 1
+    assert result.baseline is not None
+    assert result.baseline.trial == 0
+    assert not any("no speedup to report" in note for note in notes.notes)
+    fleet = fitting((0, 8, "none"))
+    again = search(study, make(trials=1, budget=200), fleet=fleet)
+    assert fleet.specs[0].repeat_of == 0
+    assert again.baseline is not None
+    assert again.baseline.trial == 1

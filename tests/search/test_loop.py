@@ -283,6 +283,28 @@ def test_a_folder_without_a_spec_is_said_and_left(study: Study):
     assert next(trial.spec.number for trial in study.trials()) == 1
 
 
+@pytest.mark.parametrize("n_trials", [5, 9])
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_a_winner_whose_record_is_gone_runs_again_and_wins(
+    study: Study, n_trials: int, sampler: str
+):
+    job = make(trials=n_trials, sampler=sampler)
+    first = search(study, job)
+    assert first.best is not None
+    (study.trial_folder(first.best.trial) / "spec.json").write_text("{")
+    fleet = ScriptedFleet(realistic)
+    result = search(study, job, fleet=fleet)
+    assert fleet.specs[0].candidate_hash == first.best.candidate.hash
+    assert fleet.ran(Role.CONFIRM) == [], "the comparison that was made still holds"
+    assert result.best is not None
+    assert result.best.candidate == first.best.candidate
+    assert result.best.trial == fleet.specs[0].number
+    assert result.speedup == first.speedup
+    third = ScriptedFleet(realistic)
+    search(study, job, fleet=third)
+    assert third.specs == [], "that was all there was to do"
+
+
 def test_another_environment_is_said(study: Study):
     search(study, make(trials=1))
     state = json.loads(study.state_file.read_text())
