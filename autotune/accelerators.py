@@ -163,7 +163,7 @@ def find_accelerator(
             f"no figures for the accelerator {device!r}; known are "
             + ", ".join(entry.name for entry in entries),
             f"add an entry like those in {SHIPPED.name} to a file of your own (--accelerators of "
-            "plan, explain and estimate)",
+            "search, plan, explain and estimate)",
         )
     if memory_gib is None:
         return found[0]

@@ -410,6 +410,8 @@ def _complaint(item: Mapping[str, Any], where: str) -> str:
     if item["type"] == "extra_forbidden":
         return f"{where}: {key}: there is no such key"
     allowed = item["msg"].replace("Input should", "should").removeprefix("Value error, ")
+    if item["type"] == "string_pattern_mismatch":
+        allowed = "should be a letter or digit, then letters, digits, dots, dashes or underscores"
     return f"{where}: {key}: {item['input']!r} is not allowed: {allowed}"
 
 

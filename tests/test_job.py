@@ -72,6 +72,12 @@ def test_the_default_name_of_a_study_may_be_given_as_one(model: str, stem: str) 
     assert JobFile.model_validate({**SOUND, "study": name}).study == name
 
 
+def test_a_name_that_no_study_may_have_is_told_what_one_may_hold() -> None:
+    message = complaint(study="../evil").message
+    assert "study: '../evil' is not allowed: should be a letter or digit, then letters" in message
+    assert "^[A-Z" not in message
+
+
 def test_paths_in_a_job_are_relative_to_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,7 +126,9 @@ def plan_search(session: Session, *, fresh: bool) -> Plan:
         else recall(study, job=job, engine=session.engine, environment=environment)
     )
     reductions = reduce_lattice(job, session.lattice, session.engine)
-    return make_plan(job, environment, session.lattice, study, history, reductions)
+    return make_plan(
+        job, environment, session.lattice, study, history, reductions, origin=session.origin
+    )
 
 
 def render(

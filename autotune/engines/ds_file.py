@@ -49,6 +49,8 @@ def parse_json(text: str, path: Path) -> dict[str, Any]:
     Raises:
         RenderError: It is not JSON, or not an object.
     """
+    if not text.removeprefix(BYTE_ORDER_MARK).strip():
+        raise RenderError(f"{path}: is empty", "write one { ... }, or name another file")
     try:
         data = json.loads(
             text.removeprefix(BYTE_ORDER_MARK), parse_constant=_finite, parse_float=_finite

@@ -8,6 +8,7 @@ from typing import Any
 from autotune.candidate import format_value
 from autotune.catalogue.process import LISTS, binds_cores, environment_of
 from autotune.contract import DS_CONFIG_FILE
+from autotune.hardware import Environment
 from autotune.knobs import Context, choices_of
 from autotune.render.base import Export, Figures
 from autotune.render.templates import Templates, canonical_json
@@ -95,9 +96,12 @@ def _values(export: Export) -> dict[str, Any]:
     context = Context.of(export.job, environment, optimizer=export.setup.optimizer)
     settings = _settings(export)
     limit_bytes = settings["memory_limit_bytes"]
+    per_node = _ranks_per_node(candidate.world, environment)
     limit = "the device's own" if limit_bytes is None else format_bytes(limit_bytes)
     return {
         **settings,
+        "n_nodes": candidate.world // per_node,
+        "per_node": per_node,
         "stage": export.setup.stage,
         "ep": export.setup.ep,
         "variables": sorted(environment_of(candidate.values).items()),
@@ -123,6 +127,13 @@ def _values(export: Export) -> dict[str, Any]:
             for key, (theirs, ours) in sorted(export.overridden.items())
         ],
     }
+
+
+def _ranks_per_node(world: int, environment: Environment) -> int:
+    """As many as the devices of a node, or the next fewer of which whole nodes make the world."""
+    if environment.accelerator == "cpu":
+        return world
+    return max(n for n in range(1, environment.n_devices + 1) if world % n == 0)
 
 
 def _figure_rows(figures: Figures) -> list[tuple[str, str]]:

@@ -21,7 +21,6 @@ from jinja2 import (
     FileSystemLoader,
     StrictUndefined,
     Template,
-    TemplateError,
     TemplateNotFound,
     TemplateSyntaxError,
     Undefined,
@@ -30,7 +29,8 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from autotune.data import data_folder
 from autotune.errors import RenderError
-from autotune.render.bounds import bounded
+from autotune.render.bounds import MAX_BYTES, TooLongError, bounded
+from autotune.units import format_bytes
 
 
 class Encoded(str):
@@ -118,8 +118,9 @@ class Templates:
             raise RenderError(f"template {name}: {error}", "make it a readable file") from error
         # Jinja and Python give up on what is nested too deeply, each in its own way.
         except Exception as error:
+            reason = _over_limit(error) or str(error) or type(error).__name__
             raise RenderError(
-                f"template {name}: cannot be compiled: {error}", "make its expressions simpler"
+                f"template {name}: cannot be compiled: {reason}", "make its expressions simpler"
             ) from error
         self._compiled[name] = template
         return template
@@ -222,6 +223,22 @@ _ENCODER = json.JSONEncoder(sort_keys=True, allow_nan=False)
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
 
 
+def _over_limit(error: BaseException | None) -> str:
+    """Which of the limits on a template ended it; empty: none did.
+
+    Jinja and Python may pass on another error than the limit's, raised while that was on its way.
+    """
+    while error is not None:
+        if isinstance(error, TooLongError):
+            return str(error)
+        if isinstance(error, MemoryError):
+            return f"it needs more than {format_bytes(MAX_BYTES)} of memory"
+        if isinstance(error, RecursionError):
+            return "it is nested too deeply"
+        error = error.__cause__ or error.__context__
+    return ""
+
+
 def _explain(error: Exception, name: str, template: Template) -> RenderError:
     if isinstance(error, TemplateNotFound | TemplateSyntaxError):  # in an include or a parent
         place = f"template {error.name or name}"
@@ -230,7 +247,9 @@ def _explain(error: Exception, name: str, template: Template) -> RenderError:
         file, line = _where(error.__traceback__) or (template.filename, None)
         place = f"template {name}" if file == template.filename else f"template {file}"
         place += f", line {line}" if line else ""
-        detail = str(error) if isinstance(error, TemplateError) else f"{error}"
+        if over_limit := _over_limit(error):
+            return RenderError(f"{place}: {over_limit}", "loop, nest and write less there")
+        detail = str(error) or type(error).__name__
     return RenderError(f"{place}: {detail}", "mend the template at that line")
 
 

@@ -26,7 +26,7 @@ MODEL_COLUMNS = (
 DEVICE_COLUMNS = ("gpu_type", "gpu_mem_gb", "n_gpus", "gpus_per_node")
 LAYOUT_COLUMNS = ("tp", "pp", "vp", "cp", "ep", "sp", "micro_batch", "recompute", "offload")
 NEEDED_COLUMNS = (
-    *("n_layers", "hidden", "seq_len", "gpu_type", "n_gpus", "global_batch"),
+    *("n_layers", "hidden", "n_heads", "seq_len", "gpu_type", "n_gpus", "global_batch"),
     *("tp", "pp", "micro_batch", "status", "step_time_s"),
 )
 """A table without them says nothing that a search could be replayed on."""
@@ -37,8 +37,15 @@ _LEAST_STEP_S, _MOST_STEP_S = 1e-6, 1e7
 _LEAST_PEAK_GB, _MOST_PEAK_GB = 1e-3, 1e6
 _MOST_COUNT = 10**12
 """More than any table counts: a model's vocabulary, samples, devices."""
-_STATUSES = {"ok": Outcome.OK, "OOM": Outcome.OOM, "OOM_or_failed": Outcome.OOM}
-"""What a run came to, as tables word it; other words stand for what was not measured."""
+_STATUSES: Mapping[str, Outcome | None] = {
+    "ok": Outcome.OK,
+    "oom": Outcome.OOM,
+    "oom_or_failed": Outcome.OOM,
+    "formula": None,
+    "ok_analytic": None,
+    "": None,
+}
+"""What a run came to, as tables word it, in lower case; None: it was not measured."""
 _FIX = "mend the cell, or leave it blank"
 
 
@@ -97,8 +104,19 @@ class MeasuredRow:
 
     @property
     def outcome(self) -> Outcome | None:
-        """`ok` or `oom`; None for what is no measurement, such as a formula's value."""
-        return _STATUSES.get(self.text("status"))
+        """`ok` or `oom`; None for what is no measurement, such as a formula's value.
+
+        Raises:
+            JobError: The word is none of those that tables use.
+        """
+        word = self.text("status")
+        if word.lower() not in _STATUSES:
+            raise JobError(
+                f"{self.where}: status: {word!r} is not known",
+                f"use {', '.join(filter(None, _STATUSES))}, or leave it blank: a row with one of "
+                "the last two or a blank counts for nothing",
+            )
+        return _STATUSES[word.lower()]
 
     @property
     def step_time_s(self) -> float | None:

@@ -11,13 +11,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from autotune.contract import Outcome
 from autotune.fidelity import describe_fidelity
 from autotune.knobs import Context
 from autotune.report.words import (
     describe_candidate,
     describe_counts,
     describe_difference,
+    describe_ending,
     describe_standing,
 )
 from autotune.search.base import Observer, Running, Snapshot, Stage, Standing
@@ -84,7 +84,6 @@ class LineView(View):
         self._started_at_s = time.monotonic()
         self._stage: Stage | None = None
         self._running: dict[int, Running] = {}
-        self._counts: dict[Outcome, int] = {}
         self._best_trial: int | None = None
 
     def __exit__(
@@ -101,11 +100,11 @@ class LineView(View):
             self._stage = snapshot.stage
             self._say(f"{snapshot.stage.value}: {_TITLES[snapshot.stage]}")
         running = {trial.number: trial for trial in snapshot.running}
-        ended = [trial for number, trial in self._running.items() if number not in running]
-        if ended:
-            numbers = ", ".join(str(trial.number) for trial in ended)
-            new = {kind: n - self._counts.get(kind, 0) for kind, n in snapshot.counts.items()}
-            self._say(f"trial {numbers} ended: {describe_counts(new)}")
+        for result in snapshot.ended:
+            was = self._running.get(result.number)
+            if was is not None and result.number not in running:
+                said = _reduced_or_not(was, describe_ending(result))
+                self._say(f"trial {result.number} ended: {said}")
         for number, trial in running.items():
             if number not in self._running:
                 self._say(f"trial {number} started: {_described(trial, self._context)}")
@@ -113,7 +112,6 @@ class LineView(View):
             self._best_trial = snapshot.best.trial
             self._say(f"best so far: {describe_standing(snapshot.best)}")
         self._running = running
-        self._counts = dict(snapshot.counts)
 
     def on_note(self, note: str) -> None:
         """Say it."""
@@ -186,5 +184,8 @@ def _running(trial: Running, context: Context) -> Text:
 
 
 def _described(trial: Running, context: Context) -> str:
-    text = describe_candidate(trial.candidate, context)
+    return _reduced_or_not(trial, describe_candidate(trial.candidate, context))
+
+
+def _reduced_or_not(trial: Running, text: str) -> str:
     return text if trial.fidelity is None else f"{describe_fidelity(trial.fidelity)} only: {text}"

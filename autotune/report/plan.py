@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.contract import KnobValue, Role
+from autotune.contract import KnobValue, Origin, Role
 from autotune.fidelity import describe_fidelity
 from autotune.hardware import Environment
 from autotune.job import Job
@@ -57,6 +57,8 @@ class Plan:
     baseline: str
     n_recorded: int
     """Trials that the record already holds."""
+    origin: Origin
+    """Where its trials' figures come from; of others than measured ones nothing runs."""
     baseline_trials: int
     """Assumed where the baseline is looked for: see `ASSUMED_BASELINE_TRIALS`."""
     search_trials: int
@@ -70,7 +72,7 @@ class Plan:
     confirm_trials: int
     """At most."""
     trial_s: float
-    """Seconds that one trial takes."""
+    """Seconds that one trial takes; 0 where nothing runs."""
     confirm_s: float
     """Seconds that one run of the final comparison takes."""
     at_once: int
@@ -130,6 +132,8 @@ def make_plan(
     study: Study,
     history: History,
     reductions: Reductions | None = None,
+    *,
+    origin: Origin = Origin.MEASURED,
 ) -> Plan:
     """Work out what a search would run.
 
@@ -140,7 +144,9 @@ def make_plan(
         study: Where the record is, or will be.
         history: The trials that are in it; empty for a fresh start.
         reductions: The reduced forms of the candidates, where the job asks for such trials.
+        origin: What answers for the trials; a table's answers are not compared again.
     """
+    runs = origin is Origin.MEASURED
     measured_s = history.typical_s
     untried = len(lattice.candidates) - len(history.tried)
     reduced_trials = 0
@@ -151,6 +157,7 @@ def make_plan(
     finalists = min(MAX_FINALISTS, max(1, search_trials))
     baseline_trials = 1 if job.baseline is not None else ASSUMED_BASELINE_TRIALS
     is_confirmed = any(trial.spec.role is Role.CONFIRM for trial in history.trials)
+    is_compared = origin is not Origin.REPLAYED and (search_trials > 0 or not is_confirmed)
     return Plan(
         study=study.name,
         folder=str(study.folder),
@@ -180,14 +187,15 @@ def make_plan(
         else "the lowest ZeRO stage that runs without offload, with the largest power-of-two "
         "micro-batch that runs there",
         n_recorded=len(history.trials),
+        origin=origin,
         baseline_trials=0 if history.trials else baseline_trials,
         search_trials=search_trials,
         reduced_trials=reduced_trials,
         fidelity="" if job.fidelity is None else describe_fidelity(job.fidelity),
         no_reduced="" if reductions is None else reductions.describe(),
-        confirm_trials=0 if is_confirmed and not search_trials else (finalists + 1) * ROUNDS,
-        trial_s=ASSUMED_TRIAL_S if measured_s is None else measured_s,
-        confirm_s=run_s(history) or ASSUMED_TRIAL_S,
+        confirm_trials=(finalists + 1) * ROUNDS if is_compared else 0,
+        trial_s=(ASSUMED_TRIAL_S if measured_s is None else measured_s) if runs else 0.0,
+        confirm_s=(run_s(history) or ASSUMED_TRIAL_S) if runs else 0.0,
         at_once=max(1, environment.n_devices // job.world),
         is_measured=measured_s is not None,
         budget_s=job.budget.time_s,

@@ -94,4 +94,12 @@ def _rate(value: float | None) -> str:
 
 
 def _latency(value: float) -> str:
-    return f"{value * 1e6:.3g} us"
+    # Before the third digit is rounded: 999.6 us would be 1e+03.
+    if value >= 999.5e-6:
+        return f"{_three_digits(value * 1e3)} ms"
+    return f"{_three_digits(value * 1e6)} us"
+
+
+def _three_digits(value: float) -> str:
+    """Without an exponent: what is far below one is 0."""
+    return f"{value:.0f}" if value >= 100 else f"{round(value, 3):.3g}"

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.candidate import format_value
+from autotune.contract import Origin
 from autotune.knobs import KNOBS
 from autotune.report.details import describe_details
 from autotune.report.explanation import Explanation, describe
@@ -146,25 +147,33 @@ def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
         facts.append(("untried", plan.untried))
     if plan.fidelity:
         facts.append(("reduced", _reduced(plan)))
-    source = "as measured" if plan.is_measured else "assumed until the first has run"
-    # How many the ladder takes is not known; a file of the user's own takes one.
-    about = "about " if plan.baseline_trials > 1 else ""
-    facts += [
-        ("baseline", plan.baseline),
-        (
-            "price",
-            f"trials: {about}{plan.baseline_trials} for the baseline, at most "
-            f"{plan.search_trials} for the search and {plan.confirm_trials} for the final "
-            f"comparison; {format_seconds(plan.trial_s)} each, in the comparison "
-            f"{format_seconds(plan.confirm_s)} ({source}), "
-            f"x {plan.world} accelerators: {about}{format_seconds(plan.total_s)}, "
-            f"{plan.accelerator_hours:.2g} accelerator-hours"
-            + ("" if plan.price is None else f", {plan.price:.2g} at that price"),
-        ),
-    ]
+    facts += [("baseline", plan.baseline), ("price", _price(plan))]
     if plan.budget_s is not None:
         facts.append(("budget", f"{format_seconds(plan.budget_s)} for all of it"))
     return facts
+
+
+def _price(plan: Plan) -> str:
+    # How many the ladder takes is not known; a file of the user's own takes one.
+    about = "about " if plan.baseline_trials > 1 else ""
+    compared = ""  # a table would only repeat itself
+    if plan.origin is not Origin.REPLAYED:
+        compared = f" and {plan.confirm_trials} for the final comparison"
+    trials = (
+        f"trials: {about}{plan.baseline_trials} for the baseline, at most "
+        f"{plan.search_trials} for the search{compared}"
+    )
+    if plan.origin is not Origin.MEASURED:
+        answers = "a table" if plan.origin is Origin.REPLAYED else "the cost model"
+        return f"none: nothing runs, {answers} answers; {trials}"
+    source = "as measured" if plan.is_measured else "assumed until the first has run"
+    return (
+        f"{trials}; {format_seconds(plan.trial_s)} each, in the comparison "
+        f"{format_seconds(plan.confirm_s)} ({source}), "
+        f"x {plan.world} accelerators: {about}{format_seconds(plan.total_s)}, "
+        f"{plan.accelerator_hours:.2g} accelerator-hours"
+        + ("" if plan.price is None else f", {plan.price:.2g} at that price")
+    )
 
 
 def _reduced(plan: Plan) -> str:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from autotune.candidate import Candidate, format_value
-from autotune.contract import KnobValue, Outcome
+from autotune.contract import KnobValue, Outcome, TrialResult
 from autotune.fidelity import describe_fidelity
 from autotune.knobs import KNOBS, Context, choices_of
 from autotune.search.base import Standing
@@ -46,6 +46,14 @@ def describe_counts(counts: Mapping[Outcome, int]) -> str:
     """`ok 6, oom 1`: the outcomes there are, in the order of `Outcome`."""
     seen = [f"{outcome.value} {counts[outcome]}" for outcome in Outcome if counts.get(outcome)]
     return ", ".join(seen) or "none yet"
+
+
+def describe_ending(result: TrialResult) -> str:
+    """`ok, 61.2 samples/s`, or `oom: CUDA out of memory`: what a trial came to, and why."""
+    said = result.outcome.value
+    if result.samples_per_s is not None:
+        said += f", {format_rate(result.samples_per_s)} samples/s"
+    return f"{said}: {result.evidence}" if result.evidence else said
 
 
 def describe_reduced(history: History) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from autotune.candidate import Candidate
-from autotune.contract import Fidelity, Outcome, Phase, Role
+from autotune.contract import Fidelity, Outcome, Phase, Role, TrialResult
 
 
 class Stage(StrEnum):
@@ -23,7 +23,7 @@ class StopReason(StrEnum):
     """Why no further trial is proposed."""
 
     TRIALS = "the number of trials is reached"
-    TIME = "the time budget is spent"
+    TIME = "too little of the time budget is left for another trial and the final comparison"
     PATIENCE = "no gain for a while"
     GAIN = "another trial would cost more than it is expected to save"
     EXHAUSTED = "every legal candidate was tried"
@@ -82,6 +82,8 @@ class Snapshot:
     stage: Stage
     counts: Mapping[Outcome, int]
     """Trials of the record by outcome."""
+    ended: tuple[TrialResult, ...]
+    """Of the trials of the record, by number."""
     n_done: int
     """Trials of the search proper that have ended, resumed ones included."""
     n_budget: int

@@ -125,13 +125,17 @@ class Crew:
         folder = self._study.write_spec(spec, engine.files(run.candidate))
         self._handles.append(self._fleet.submit(spec, folder))
         self.history.put(Trial(folder=folder, spec=spec, result=None))
+        before = {result.number: result for result in results(self.history.recorded)}
         if run.retry_of is not None:
-            self._note(f"trial {spec.number}: trial {run.retry_of} again ({run.candidate})")
+            why = before[run.retry_of]
+            self._note(
+                f"trial {spec.number}: trial {run.retry_of} again, which the platform ended: "
+                f"{why.outcome}: {why.evidence}"
+            )
         elif run.repeat_of is not None:
-            why = next(r for r in results(self.history.recorded) if r.number == run.repeat_of)
             self._note(
                 f"trial {spec.number}: trial {run.repeat_of} again, which was disturbed: "
-                f"{why.disturbed}"
+                f"{before[run.repeat_of].disturbed}"
             )
 
     def collect(self) -> bool:

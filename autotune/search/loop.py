@@ -180,8 +180,13 @@ class _Search:
         if not self._compares:
             self._note("no final comparison: what answers would only repeat itself")
             return
-        self._plan_comparison()
-        self._drive(Stage.CONFIRM, self._next_confirm, at_once=lambda: 1)
+        self._comparison = confirm.plan(
+            self.crew.history, self._objective, self._baseline, left_s=self._left_s
+        )
+        if self._comparison is None:
+            self._note("no time left for the final comparison: figures are those of single trials")
+        elif self._next_confirm() is not None:
+            self._drive(Stage.CONFIRM, self._next_confirm, at_once=lambda: 1)
 
     def _capacity(self) -> int:
         """How many trials can run at once; the fleet may leave out slots meanwhile."""
@@ -324,13 +329,6 @@ class _Search:
         tried = {t.candidate.hash for t in history.tried if not t.is_owed}
         return tried | too_large(history).keys()
 
-    def _plan_comparison(self) -> None:
-        self._comparison = confirm.plan(
-            self.crew.history, self._objective, self._baseline, left_s=self._left_s
-        )
-        if self._comparison is None:
-            self._note("no time left for the final comparison: figures are those of single trials")
-
     def _next_confirm(self) -> Run | None:
         if self._comparison is None:
             return None
@@ -416,6 +414,7 @@ class _Search:
             Snapshot(
                 stage=stage,
                 counts=history.counts,
+                ended=tuple(results(history.recorded)),
                 n_done=n_done(history),
                 n_budget=self._n_budget,
                 running=self.crew.running(),

@@ -108,6 +108,24 @@ def test_a_device_that_the_model_does_not_know_is_named(tmp_path: Path) -> None:
         open_fleet("simulate:8xAbacus", None, SMALL, results=tmp_path)
 
 
+def test_an_accelerator_of_ones_own_is_simulated(tmp_path: Path) -> None:
+    with pytest.raises(AutotuneError) as raised:
+        open_fleet("simulate:2xB9000", None, SMALL, results=tmp_path)
+    assert "--accelerators of search" in raised.value.hint
+    own = tmp_path / "own.yaml"
+    entry = "memory_gib: 500, memory_gb_per_s: 9000, tflops: {bf16: 3000}"
+    more = "achieved_tflops: {bf16: 2000}, nvlink_gb_per_s: 900, "
+    more += "nvlink_domain: 8, host_gb_per_s: 64, network_gb_per_s: 50, devices_per_node: 8, "
+    more += "source: a, achieved_source: b"
+    own.write_text(
+        f"accelerators:\n  B9000: {{names: [B9000], {entry}, {more}}}\n",
+        encoding="utf-8",
+    )
+    flags = {**SMALL, "accelerators": own}
+    session = open_fleet("simulate:2xB9000", None, flags, results=tmp_path)
+    assert session.environment.device_name == "B9000"
+
+
 @pytest.mark.parametrize("fleet", ["simulate", "simulate:2xH100"])
 def test_a_simulation_goes_through_all_stages(tmp_path: Path, fleet: str) -> None:
     session = open_fleet(fleet, None, SMALL, results=tmp_path)

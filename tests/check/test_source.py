@@ -7,6 +7,7 @@ import yaml
 
 from autotune.check import read_source
 from autotune.consumers import Consumer
+from autotune.engines.ds_file import parse_json
 from autotune.errors import AutotuneError, JobError, RenderError
 from tests.check.files import AUTO, checked, messages, rules, write
 
@@ -202,6 +203,14 @@ def test_what_cannot_be_read_is_named(tmp_path, text, name, error, said):
         read_source(path)
     assert name in raised.value.message
     assert raised.value.hint
+
+
+@pytest.mark.parametrize("text", ["", " \n", "\ufeff"])
+def test_an_empty_file_is_told_as_such(tmp_path, text):
+    with pytest.raises(RenderError) as raised:
+        parse_json(text, tmp_path / "ds_config.json")
+    assert raised.value.message == f"{tmp_path / 'ds_config.json'}: is empty"
+    assert "write one { ... }" in raised.value.hint
 
 
 @pytest.mark.parametrize(

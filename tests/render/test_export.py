@@ -1,4 +1,5 @@
 import ast
+import dataclasses
 import json
 import os
 import random
@@ -89,6 +90,55 @@ def test_the_readme_says_what_was_not_measured_and_what_was_overridden(tmp_path)
     assert "was rendered, not tried" in text
     assert "| `train_batch_size` | 64 | 8 |" in text
     assert not (tmp_path / "out" / "figures.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("world", "n_devices", "n_nodes", "per_node"), [(16, 8, 2, 8), (12, 8, 2, 6), (4, 8, 1, 4)]
+)
+def test_a_world_above_one_node_is_started_on_every_node(
+    tmp_path, world, n_devices, n_nodes, per_node
+):
+    gpus = dataclasses.replace(CPU, accelerator="cuda", n_devices=n_devices)
+    job = tiny_job(tmp_path, world=world, global_batch=48)
+    engine = DeepSpeedEngine(job, gpus)
+    export_candidate(
+        canonical_candidate(job, micro_batch=1),
+        tmp_path / "out",
+        engine=engine,
+        job=job,
+        environment=gpus,
+    )
+    # What torchrun would be told; the variable names another command in its place.
+    script = tmp_path / "out" / "launch.sh"
+    env = {"PATH": os.environ["PATH"], "PYTHON": "echo"}
+    told = subprocess.run(
+        ["bash", script], env={**env, "MASTER_ADDR": "first"}, capture_output=True, text=True
+    ).stdout
+    assert f"--nproc-per-node {per_node} " in told
+    readme = (tmp_path / "out" / "README.md").read_text()
+    if n_nodes == 1:
+        assert "--standalone" in told
+        assert "MASTER_ADDR" not in readme
+        return
+    assert f"--nnodes {n_nodes} " in told
+    assert "--rdzv-endpoint first:29500" in told
+    assert "--standalone" not in told
+    assert f"for {n_nodes} machines with {per_node} ranks each" in readme
+    alone = subprocess.run(["bash", script], env=env, capture_output=True, text=True)
+    assert alone.returncode != 0
+    assert "MASTER_ADDR: name one of the 2 machines" in alone.stderr
+
+
+def test_what_compiles_at_first_is_said_unless_a_folder_of_built_extensions_is_named(tmp_path):
+    out = export(tmp_path, micro_batch=2)
+    assert "TORCH_EXTENSIONS_DIR" in (out / "README.md").read_text()
+    env = {"PATH": os.environ["PATH"], "PYTHON": "echo"}
+    for named, is_said in (({}, True), ({"TORCH_EXTENSIONS_DIR": "/built"}, False)):
+        done = subprocess.run(
+            ["bash", out / "launch.sh"], env={**env, **named}, capture_output=True, text=True
+        )
+        assert done.returncode == 0
+        assert ("compiles DeepSpeed's extensions" in done.stderr) is is_said
 
 
 def test_adapters_and_lengths_are_handed_out(tmp_path):

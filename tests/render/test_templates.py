@@ -147,6 +147,27 @@ def test_a_users_template_without_an_end_is_refused(folder, text, monkeypatch):
         render(folder, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{{ ('a' * 10**10) | tojson }}", "it needs more than 256 MiB of memory"),
+        (
+            "{% set n = namespace(i=0) %}{% for i in range(99999) %}{% for j in range(99999) %}"
+            "{% set n.i = i * j %}{% endfor %}{% endfor %}",
+            r"not done after \d s of computing",
+        ),
+        ("{% for i in range(10**12) %}x{% endfor %}", "Range too big"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "it is nested too deeply"),
+    ],
+)
+def test_the_limit_that_ended_a_template_is_named(folder, text, reason, monkeypatch):
+    monkeypatch.setattr(bounds, "MAX_CPU_S", 0.3)
+    with pytest.raises(RenderError, match=reason) as error:
+        render(folder, text)
+    assert "t.json.j2" in error.value.message
+    assert error.value.hint
+
+
 def test_the_bounds_are_gone_after_rendering(folder):
     before = (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGVTALRM))
     render(folder, '{"a": 1}')

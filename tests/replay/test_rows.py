@@ -36,11 +36,22 @@ def test_what_is_blank_is_unknown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("status", "outcome"),
-    [("ok", Outcome.OK), ("OOM", Outcome.OOM), ("OOM_or_failed", Outcome.OOM), ("formula", None)],
+    [
+        *(("ok", Outcome.OK), ("OK", Outcome.OK), ("OOM", Outcome.OOM), ("oom", Outcome.OOM)),
+        *(("OOM_or_failed", Outcome.OOM), ("formula", None), ("ok_analytic", None)),
+    ],
 )
 def test_what_a_run_came_to(tmp_path: Path, status: str, outcome: Outcome | None) -> None:
     (read,) = read_rows(write(tmp_path / "runs.csv", [row(status=status)]))
     assert read.outcome is outcome
+
+
+def test_a_word_for_what_a_run_came_to_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    rows = read_rows(write(tmp_path / "runs.csv", [row(), row(status="crashed")]))
+    with pytest.raises(JobError) as error:
+        group_rows(rows)
+    assert error.value.message == "runs.csv:3: status: 'crashed' is not known"
+    assert "use ok, oom, oom_or_failed, formula, ok_analytic" in error.value.hint
 
 
 @pytest.mark.parametrize(
@@ -91,5 +102,5 @@ def test_what_does_not_count_may_say_anything(tmp_path: Path) -> None:
 def test_a_table_without_the_columns_says_which(tmp_path: Path) -> None:
     table = tmp_path / "runs.csv"
     table.write_text("tp,pp\n1,2\n", encoding="utf-8")
-    with pytest.raises(JobError, match="has no column n_layers, hidden, seq_len"):
+    with pytest.raises(JobError, match="has no column n_layers, hidden, n_heads, seq_len"):
         read_rows(table)

@@ -4,7 +4,7 @@ import io
 import pytest
 from rich.console import Console
 
-from autotune.contract import Outcome
+from autotune.contract import Outcome, Role, TrialResult
 from autotune.report.live import LineView, LiveView, draw, view_for
 from autotune.search.base import Snapshot, Stage
 from tests.report import samples
@@ -24,6 +24,16 @@ def console(width: int = 80, *, terminal: bool = False) -> Console:
         force_terminal=terminal,
         color_system=None,
         _environ={"TERM": "xterm"},
+    )
+
+
+def result(number: int, outcome: Outcome) -> TrialResult:
+    return TrialResult(
+        number=number,
+        role=Role.SEARCH,
+        candidate_hash="",
+        outcome=outcome,
+        evidence="" if outcome is Outcome.OK else "why it ended",
     )
 
 
@@ -86,8 +96,13 @@ def test_one_line_per_event_off_a_terminal(snapshot: Snapshot) -> None:
     with LineView(screen, CONTEXT) as view:
         view.on_snapshot(snapshot)
         view.on_snapshot(snapshot)
-        counts = {Outcome.OK: 6, Outcome.OOM: 2}
-        view.on_snapshot(dataclasses.replace(snapshot, running=(), counts=counts))
+        view.on_snapshot(
+            dataclasses.replace(
+                snapshot,
+                running=(),
+                ended=(result(5, Outcome.OK), result(9, Outcome.OOM)),
+            )
+        )
         view.on_note("why")
         view.on_snapshot(
             dataclasses.replace(
@@ -103,7 +118,7 @@ def test_one_line_per_event_off_a_terminal(snapshot: Snapshot) -> None:
         "trial 9 started: zero.stage=3 micro_batch=4 recompute=every_2 offload.optimizer=cpu "
         "offload.param=cpu reduce_bucket_size=1000",
         "best so far: 60.0 samples/s (58.8 to 61.2), peak 800 MiB, trial 5",
-        "trial 9 ended: oom 1",
+        "trial 9 ended: oom: why it ended",
         "why",
         "confirm: running the finalists and the baseline again",
         "best so far: 70.0 samples/s (68.6 to 71.4), peak 800 MiB, trial 9",

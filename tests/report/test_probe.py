@@ -4,6 +4,7 @@ import dataclasses
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from autotune.accelerators import find_accelerator
@@ -47,6 +48,25 @@ def test_what_was_reached_stands_beside_the_class() -> None:
     assert row(text, "all-reduce") == ["100", "GB/s", "300", "GB/s", "20", "us", "0%"]
     assert "warning: rank 1 (GPU 1): memory 20% slower" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "said"),
+    [
+        (0.0, "0 us"),
+        (1e-11, "0 us"),
+        (2.345e-6, "2.35 us"),
+        (999.4e-6, "999 us"),
+        (999.6e-6, "1 ms"),
+        (1.52e-3, "1.52 ms"),
+        (1.234, "1234 ms"),
+    ],
+)
+def test_latencies_have_three_digits_and_no_exponent(latency_s: float, said: str) -> None:
+    figures = probe().figures
+    curve = dataclasses.replace(figures.links["all_reduce"], latency_s=latency_s)
+    slow = dataclasses.replace(figures, links={**figures.links, "all_reduce": curve})
+    assert row(shown(probe(figures=slow)), "all-reduce")[4:6] == said.split()
 
 
 def test_one_rank_has_no_links_and_an_unknown_device_no_class() -> None:

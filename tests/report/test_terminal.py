@@ -12,7 +12,7 @@ from rich.console import Console
 from autotune.app.pages import table_of
 from autotune.app.session import Session, plan_search
 from autotune.app.studies import read_report, state_of
-from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.contract import Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.engines.base import Engine
 from autotune.job import Job
 from autotune.knobs import Context
@@ -293,6 +293,24 @@ def test_the_price_is_about_where_the_baseline_is_looked_for(
     text = console.file.getvalue()
     assert f"trials: {said}, at most 8 for the search" in text
     assert (": about" in text) is (baseline is None)
+
+
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [(Origin.REPLAYED, "a table answers"), (Origin.SIMULATED, "the cost model answers")],
+)
+def test_where_nothing_runs_nothing_is_charged(tmp_path: Path, origin: Origin, said: str) -> None:
+    job = dataclasses.replace(make(), price_per_hour=2.0)
+    study = Study(tmp_path, "s")
+    plan = make_plan(job, ENVIRONMENT, lattice_of(job), study, History(), origin=origin)
+    assert (plan.total_s, plan.accelerator_hours, plan.price) == (0, 0, 0)
+    console = Console(file=io.StringIO(), width=400, color_system=None)
+    print_plan(console, plan, reasons=False)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert f"none: nothing runs, {said}; trials: about 2" in text
+    assert "accelerator-hours" not in text
+    assert ("final comparison" in text) is (origin is Origin.SIMULATED)
 
 
 def test_an_exhausted_lattice_is_not_charged_for(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
+import dataclasses
+
 from autotune.candidate import Candidate
-from autotune.contract import Outcome
+from autotune.contract import Outcome, Role, TrialResult
 from autotune.knobs import KNOBS, canonical
 from autotune.report.words import (
     describe_candidate,
     describe_counts,
     describe_difference,
+    describe_ending,
     describe_standing,
     format_interval,
     format_rate,
@@ -33,6 +36,17 @@ def test_a_standing_names_its_interval_memory_and_trial() -> None:
 def test_counts_name_only_what_happened() -> None:
     assert describe_counts({Outcome.OOM: 1, Outcome.OK: 6, Outcome.LOST: 0}) == "ok 6, oom 1"
     assert describe_counts({}) == "none yet"
+
+
+def test_an_ending_names_its_rate_or_its_reason() -> None:
+    ran = TrialResult(
+        number=1, role=Role.SEARCH, candidate_hash="", outcome=Outcome.OK, samples_per_s=61.23
+    )
+    lost = dataclasses.replace(
+        ran, outcome=Outcome.COMM, samples_per_s=None, evidence="connection reset"
+    )
+    assert describe_ending(ran) == "ok, 61.2 samples/s"
+    assert describe_ending(lost) == "comm: connection reset"
 
 
 def test_a_candidate_is_named_by_what_a_user_has_to_set() -> None:

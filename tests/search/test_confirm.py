@@ -327,6 +327,8 @@ def test_as_much_comparison_as_the_time_allows(study: Study, left: float, n_runs
     if n_runs == 0:
         assert result.speedup is None
         assert any("no time left" in note for note in notes.notes)
+    said = {snapshot.stage for snapshot in notes.snapshots}
+    assert (Stage.CONFIRM in said) is (n_runs > 0), "a stage in which nothing runs is not said"
 
 
 def test_time_is_kept_back_for_the_comparison(study: Study):

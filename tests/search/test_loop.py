@@ -111,6 +111,21 @@ def test_platform_faults_are_repeated_and_teach_nothing(study: Study):
     assert result.speedup is not None
 
 
+def test_a_retry_says_what_the_platform_did_and_no_knobs(study: Study):
+    notebook = Notebook()
+    fleet = ScriptedFleet(first_time(realistic, Outcome.COMM))
+    search(study, make(trials=2), fleet=fleet, observer=notebook)
+    retried = next(s for s in fleet.specs if s.retry_of is not None)
+    evidence = study.trials()[retried.retry_of].result.evidence
+    assert evidence
+    assert (
+        f"trial {retried.number}: trial {retried.retry_of} again, which the platform ended: "
+        f"comm: {evidence}"
+    ) in notebook.notes
+    ended = notebook.snapshots[-1].ended
+    assert [r.number for r in ended] == [s.number for s in fleet.specs]
+
+
 def test_a_candidate_that_the_platform_always_fails_is_left_after_two_retries(study: Study):
     job = make(trials=4)
     cursed = candidate(job, zero__stage=3, micro_batch=1)
