@@ -27,7 +27,7 @@ def save_facts(
         note: Is told what changed since the last trials.
 
     Raises:
-        StudyError: The record cannot be written.
+        StudyError: The record cannot be read or written.
     """
     state = study.read_state()
     facts = {

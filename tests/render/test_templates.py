@@ -107,7 +107,8 @@ def test_the_users_folder_comes_first_and_the_shipped_one_still_serves(folder):
     templates = Templates(folder)
     assert templates.text("launch/README.md.j2", {}) == "mine"
     assert "torch.distributed.run" in templates.text(
-        "launch/launch.sh.j2", {"world": 2, "accelerator": "cpu", "variables": []}
+        "launch/launch.sh.j2",
+        {"world": 2, "n_nodes": 1, "per_node": 2, "accelerator": "cpu", "variables": []},
     )
 
 
