@@ -14,16 +14,8 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
-_GROUPS = {
-    "witnesses": ("witnesses",),
-    "ranks": ("real", "gpu", "package"),
-    "browser": ("browser",),
-}
-"""Tests of a group run one after the other, in one process: group -> its markers.
-
-The first that fits counts. Witnesses measure no times, so they may run beside trials; without that
-the trials' process would be the last to end by far.
-"""
+_GROUPS = {"ranks": ("real", "gpu", "package"), "browser": ("browser",)}
+"""Tests of a group run one after the other, in one process: group -> its markers."""
 
 
 @pytest.hookimpl(tryfirst=True)

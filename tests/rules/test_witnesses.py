@@ -19,7 +19,7 @@ from autotune.rules.releases import release_of
 from tests.rules.cases import NEWEST, setup_of
 from tests.rules.witness_runs import key_of, run_cases, swaps
 
-pytestmark = [pytest.mark.real, pytest.mark.witnesses]
+pytestmark = pytest.mark.real
 
 INSTALLED = version("deepspeed")
 SWAPS = has_libaio()
