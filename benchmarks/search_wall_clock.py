@@ -41,6 +41,7 @@ from autotune.candidate import Candidate
 from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.predict import predict
 from autotune.errors import AutotuneError
+from autotune.job import SamplerName
 from autotune.render.export import export_candidate
 from autotune.search.base import Snapshot
 from autotune.search.history import candidate_of as candidate_of_spec
@@ -107,12 +108,12 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def usable(samplers: Sequence[str]) -> list[str]:
+def usable(samplers: Sequence[SamplerName]) -> list[SamplerName]:
     """Those that have what they import; says which have not."""
     found = []
     for name in samplers:
         try:
-            check_installed(name)  # type: ignore[arg-type]
+            check_installed(name)
         except AutotuneError as error:
             print(f"left out: {error.message}: {error.hint}", file=sys.stderr)
         else:
@@ -190,7 +191,7 @@ def said_of(session: Session, candidate: Candidate) -> str:
 
 
 def live_searches(
-    session: Session, table: Table, samplers: Sequence[str], options: argparse.Namespace
+    session: Session, table: Table, samplers: Sequence[SamplerName], options: argparse.Namespace
 ) -> dict[str, Any]:
     """Searches with trials of their own, the samplers in turns."""
     print(f"searches with trials of their own, {options.rounds} of each, cap {options.trials}")
@@ -205,7 +206,7 @@ def live_searches(
 
 
 def answered_searches(
-    session: Session, table: Table, samplers: Sequence[str], options: argparse.Namespace
+    session: Session, table: Table, samplers: Sequence[SamplerName], options: argparse.Namespace
 ) -> dict[str, Any]:
     """Searches that the table answers; their seconds are those that it took to measure it."""
     print(f"searches answered from the table, {options.seeds} of each, cap {options.table_trials}")

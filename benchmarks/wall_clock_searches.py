@@ -22,7 +22,7 @@ from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.fleet.answering import AnsweringFleet
 from autotune.fleet.base import Fleet
 from autotune.fleet.local import LocalFleet
-from autotune.job import Budget
+from autotune.job import Budget, SamplerName
 from autotune.record import Study
 from autotune.search.base import Snapshot
 from autotune.search.history import History, counting
@@ -113,7 +113,7 @@ class Table:
 class Search:
     """One search of a sampler with one seed."""
 
-    sampler: str
+    sampler: SamplerName
     seed: int
     trials_to_near: int | None
     """Trials, the baseline's included, until its best so far by its own figures is near the
@@ -137,7 +137,9 @@ def counted_runs(history: History, candidate: Candidate) -> list[TrialResult]:
     return [result for result in found if result is not None and is_figure(result)]
 
 
-def search_live(session: Session, table: Table, *, sampler: str, seed: int, cap: int) -> Search:
+def search_live(
+    session: Session, table: Table, *, sampler: SamplerName, seed: int, cap: int
+) -> Search:
     """Run a search's own trials, until it is near the best of the table or at its cap."""
     began = time.monotonic()
     fleet = LocalFleet(session.environment, world=session.job.world)
@@ -155,7 +157,9 @@ def search_live(session: Session, table: Table, *, sampler: str, seed: int, cap:
     )
 
 
-def search_table(session: Session, table: Table, *, sampler: str, seed: int, cap: int) -> Search:
+def search_table(
+    session: Session, table: Table, *, sampler: SamplerName, seed: int, cap: int
+) -> Search:
     """The same where the table answers for the trials."""
     spent_s: list[float] = []
 
@@ -256,7 +260,7 @@ def _search(
     fleet: Fleet,
     study: Study,
     *,
-    sampler: str,
+    sampler: SamplerName,
     seed: int,
     cap: int,
     elapsed_s: Callable[[], float],
@@ -264,7 +268,7 @@ def _search(
 ) -> Search:
     job = dataclasses.replace(
         session.job,
-        sampler=sampler,  # type: ignore[arg-type]
+        sampler=sampler,
         seed=seed,
         budget=Budget(trials=cap, time_s=None, patience=None),
         study=study.name,

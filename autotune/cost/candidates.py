@@ -22,9 +22,6 @@ K = TypeVar("K")
 
 _TIERS = {"none": Tier.DEVICE, "cpu": Tier.CPU, "nvme": Tier.NVME}
 _EVERY = "every_"
-_CPU_CONTEXT_BYTES = 240e6
-"""Of a CPU rank above its imports, beside states and activations: gloo, threads, the heap. As the
-smallest trials of `make demo` on two cores had it."""
 _BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 _MOMENTS = {
     "adam": 2,
@@ -96,14 +93,13 @@ def plans_of(
 def constants_of(environment: Environment) -> Constants:
     """The shipped constants of the environment's accelerators.
 
-    Memory of CPU ranks is what they hold above what their imports took: no CUDA context, no
-    workspace, no allocator of torch's.
+    Memory of CPU ranks is what they hold above what their imports took: no
+    communicators of NCCL's, no workspace, no allocator of torch's.
     """
     if environment.accelerator != "cpu":
         return load_constants(SHIPPED)
     return replace(
         load_constants(SHIPPED_CPU),
-        context_bytes=_CPU_CONTEXT_BYTES,
         communicator_bytes=0.0,
         workspace_bytes=0.0,
         fragmentation=0.0,

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from autotune.accelerators import accelerators_with, find_accelerator, read_accelerators
-from autotune.errors import JobError
+from autotune.errors import FleetError, JobError
 from autotune.hardware import Environment
 from autotune.probe.figures import figures_of
 from autotune.probe.hardware_file import check_writable, entry_of, fits_of, write_hardware
@@ -30,7 +30,7 @@ def write(path: Path, environment: Environment, **changes: float) -> Path:
     is_cpu = environment.accelerator == "cpu"
     try:
         its_class = find_accelerator("cpu" if is_cpu else environment.device_name)
-    except Exception:
+    except FleetError:
         its_class = None
     entry = entry_of(environment, figures, its_class, n_ranks=4, when="2026-01-02T03:04Z")
     write_hardware(path, entry, {"fits": fits_of(figures)})
