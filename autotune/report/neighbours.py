@@ -175,8 +175,11 @@ def print_explained(console: Console, found: Explained) -> None:
     print_title(console, found)
     for name, text in _facts(found):
         console.print(fact(name, text))
-    if found.neighbours:
-        console.print(_table(found))
+    alike, differing = _split(found)
+    if differing:
+        console.print(_table(found, differing))
+    for name, text in _unlisted(found, alike):
+        console.print(fact(name, text))
 
 
 def print_title(console: Console, found: Judged) -> None:
@@ -230,42 +233,50 @@ def _said(neighbour: Neighbour) -> str:
     )
 
 
-def _table(found: Explained) -> Table:
+def _table(found: Explained, differing: Sequence[Neighbour]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("one change", overflow="fold")
+    table.add_column("one change", no_wrap=True)
     for name in ("step", "peak", "fits"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
-    alike, others = _split(found)
-    for neighbour in others:
-        refused = ", ".join(violation.rule for violation in neighbour.violations)
-        name = f"{neighbour.knob}={format_value(neighbour.value)}"
-        if refused:
-            table.add_row(name, "-", "-", "-", Text(f"refused: {refused}", style="yellow"))
-            continue
+    for neighbour in differing:
         table.add_row(
-            name,
+            f"{neighbour.knob}={format_value(neighbour.value)}",
             f"{neighbour.step_time_s / found.step_time_s - 1:+.1%}",
             f"{neighbour.peak_memory_bytes / found.peak_memory_bytes - 1:+.1%}",
             f"{neighbour.fit_probability:.0%}",
-            "",
         )
-    if alike:
-        table.add_row("no difference: " + ", ".join(alike), "", "", "", "")
     return table
 
 
+def _unlisted(found: Explained, alike: Sequence[str]) -> list[tuple[str, str]]:
+    """Knobs of which no step makes a difference, and refused steps by what refuses them."""
+    refused: dict[str, list[str]] = {}
+    for neighbour in found.neighbours:
+        if neighbour.violations:
+            step = f"{neighbour.knob}={format_value(neighbour.value)}"
+            refused.setdefault(_rules(neighbour.violations), []).append(step)
+    facts = [("the same", ", ".join(alike))] if alike else []
+    if as_before := refused.pop(_rules(found.violations), []):
+        text = f"as it is with {len(as_before)} other changes: {_rules(found.violations)}"
+        facts.append(("refused", text))
+    return facts + [("refused", f"{', '.join(steps)}: {rule}") for rule, steps in refused.items()]
+
+
+def _rules(violations: Sequence[Violation]) -> str:
+    return ", ".join(violation.rule for violation in violations)
+
+
 def _split(found: Explained) -> tuple[list[str], Sequence[Neighbour]]:
-    """Knobs of which no legal step makes a difference, and the neighbours of the others."""
+    """Knobs of which no legal step makes a difference, and the legal steps of the others."""
+    legal = [n for n in found.neighbours if not n.violations]
     differs = {
         n.knob
-        for n in found.neighbours
-        if n.violations
-        or abs(n.step_time_s / found.step_time_s - 1) >= _ALIKE
+        for n in legal
+        if abs(n.step_time_s / found.step_time_s - 1) >= _ALIKE
         or abs(n.peak_memory_bytes / found.peak_memory_bytes - 1) >= _ALIKE
     }
-    alike = dict.fromkeys(n.knob for n in found.neighbours if n.knob not in differs)
-    return list(alike), [n for n in found.neighbours if n.knob in differs]
+    alike = dict.fromkeys(n.knob for n in legal if n.knob not in differs)
+    return list(alike), [n for n in legal if n.knob in differs]
 
 
 def _neighbour(neighbour: Neighbour | None) -> dict[str, Any] | None:
