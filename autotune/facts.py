@@ -39,6 +39,7 @@ class _Standing:
     samples_per_s_low: float
     samples_per_s_high: float
     n_runs: int
+    n_disturbed: int = 0
     peak_memory_bytes: int | None
     ds_config: str
 

@@ -6,13 +6,12 @@ from packaging.version import InvalidVersion, Version
 
 from autotune.check import Report, read_source
 from autotune.check import check as judge_source
+from autotune.check.exported import ACCELERATORS
 from autotune.consumers import Consumer
 from autotune.errors import JobError, RenderError
 from autotune.files import write_whole
 from autotune.hardware import Environment, version_of
 from autotune.rules.releases import NEWEST_READ
-
-ACCELERATORS = ("cuda", "cpu")
 
 _MOST_ACCELERATORS = 1_000_000
 """Above any machine there is: more is a slip of the key."""
@@ -25,7 +24,7 @@ def check_file(
     launch: str | None,
     accelerate: Path | None,
     consumer: str | None,
-    accelerator: str,
+    accelerator: str | None,
     deepspeed_version: str | None,
 ) -> Report:
     """Judge a file; nothing is written.
@@ -34,7 +33,7 @@ def check_file(
         RenderError: A file cannot be read.
         JobError: A flag is not one of its values.
     """
-    if accelerator not in ACCELERATORS:
+    if accelerator is not None and accelerator not in ACCELERATORS:
         raise JobError(
             f"--accelerator {accelerator} is not known", f"say one of {', '.join(ACCELERATORS)}"
         )
@@ -52,7 +51,8 @@ def check_file(
         accelerate=accelerate,
         consumer=None if consumer is None else Consumer(consumer),
     )
-    return judge_source(source, _environment(accelerator, deepspeed_version))
+    where = accelerator or source.layout.accelerator or "cuda"
+    return judge_source(source, _environment(where, deepspeed_version))
 
 
 def write_fix(report: Report) -> None:

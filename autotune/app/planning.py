@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.accelerators import accelerators_with
 from autotune.app.deepspeed_outlook import deepspeed_outlook
 from autotune.app.megatron_outlook import megatron_outlook
 from autotune.app.outlook import AnyOutlook, FleetWishes, described
-from autotune.app.session import read_job
+from autotune.app.session import read_accelerators_of, read_job
 from autotune.contract import write_json
 from autotune.cost import Prediction
 from autotune.cost.candidates import constants_of
@@ -50,12 +49,10 @@ def open_outlook(
     if engine not in ENGINES:
         raise JobError(f"--engine {engine}: there is none", f"engines: {', '.join(ENGINES)}")
     wishes.links()  # a wrong rate is said before anything is computed
-    table = accelerators_with(wishes.accelerators)
+    table = read_accelerators_of(job_file, wishes.accelerators)
     here = detect_environment()
     environment = here if wishes.gpu is None else described(wishes, here, table)
     job, keys = read_job(job_file, flags, environment)
-    if wishes.accelerators is None:
-        table = accelerators_with(job.accelerators)
     if engine == "megatron":
         return megatron_outlook(job, keys, environment, wishes, table)
     return deepspeed_outlook(job, environment, wishes, table)

@@ -199,6 +199,22 @@ def read_job(
     return job, {**readable, "study": job.study, "lengths": job.lengths.as_yaml()}
 
 
+def read_accelerators_of(job_file: Path | None, own: Path | None) -> tuple[Accelerator, ...]:
+    """The table that a job's devices are described and predicted by, before the job is made.
+
+    Args:
+        job_file: YAML, or None.
+        own: The table that the user named beside the job; it comes before the job's.
+
+    Raises:
+        JobError: A file cannot be read, or the table is not one.
+    """
+    if own is None and job_file is not None:
+        named = read_job_file(job_file).get("accelerators")
+        own = Path(named) if isinstance(named, str) else None
+    return accelerators_with(own)
+
+
 def _check_writable(folder: Path) -> None:
     """Try what the search will do first, and leave nothing behind."""
     try:

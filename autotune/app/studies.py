@@ -378,6 +378,7 @@ def _figures(answer: Mapping[str, Any], trial: Trial, spread: Spread) -> Figures
         return Figures(
             trial=number,
             n_runs=standing["n_runs"],
+            n_disturbed=standing.get("n_disturbed", 0),
             samples_per_s=standing["samples_per_s"],
             samples_per_s_low=standing["samples_per_s_low"],
             samples_per_s_high=standing["samples_per_s_high"],
@@ -394,6 +395,7 @@ def _figures(answer: Mapping[str, Any], trial: Trial, spread: Spread) -> Figures
     return Figures(
         trial=number,
         n_runs=1,
+        n_disturbed=int(bool(result.disturbed)),
         samples_per_s=interval.rate,
         samples_per_s_low=interval.low,
         samples_per_s_high=interval.high,

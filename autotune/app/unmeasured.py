@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from autotune.accelerators import accelerators_with
 from autotune.app.outlook import FleetWishes, described
-from autotune.app.session import Session, open_session
+from autotune.app.session import Session, open_session, read_accelerators_of
 from autotune.candidate import Candidate
 from autotune.contract import Origin
 from autotune.cost.candidates import constants_of, plans_of
@@ -78,7 +77,7 @@ def _open_simulated(
     """The job on devices that the model speaks for."""
     environment = detect_environment()
     if of:
-        table = accelerators_with(flags.get("accelerators"))
+        table = read_accelerators_of(job_file, flags.get("accelerators"))
         environment = described(_wishes(of), environment, table)
     session = open_session(job_file, flags, results=results, environment=environment)
     job = session.job

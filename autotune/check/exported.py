@@ -1,4 +1,4 @@
-"""What stands beside an exported ds_config and decides what it means: the script's layout."""
+"""What stands beside an exported ds_config and decides what it means."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from autotune.render.deepspeed import SETTINGS_FILE
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How the script beside a ds_config splits the training; the ds_config does not say."""
+    """How the script beside a ds_config splits the training, and on what: it does not say."""
 
     pp: int = 1
     """Stages."""
@@ -17,8 +17,11 @@ class Layout:
     """Ranks that each layer of a pipeline is split over; without one the ds_config says."""
     sp: int = 1
     """Ranks that share each sequence."""
+    accelerator: str | None = None
+    """Of `ACCELERATORS`; None: nobody said."""
 
 
+ACCELERATORS = ("cuda", "cpu")
 UNSPLIT = Layout()
 
 
@@ -35,6 +38,10 @@ def layout_beside(path: Path) -> Layout:
     pp, tp, sp = (settings.get(name, 1) for name in ("pp", "tp", "sp"))
     if any(type(degree) is not int or degree < 1 for degree in (pp, tp, sp)):
         return UNSPLIT
-    if pp > 1:
-        return Layout(pp=pp, tp=tp) if "transformer" in settings else UNSPLIT
-    return Layout(sp=sp)
+    named = settings.get("accelerator")
+    accelerator = named if named in ACCELERATORS else None
+    if pp == 1:
+        return Layout(sp=sp, accelerator=accelerator)
+    if "transformer" in settings:
+        return Layout(pp=pp, tp=tp, accelerator=accelerator)
+    return UNSPLIT

@@ -38,7 +38,10 @@ def check(
         str | None,
         typer.Option(help="deepspeed, trainer or accelerate reads it; else as files say."),
     ] = None,
-    accelerator: Annotated[str, typer.Option(help="Where it will run: cuda or cpu.")] = "cuda",
+    accelerator: Annotated[
+        str | None,
+        typer.Option(help="Where it will run: cuda or cpu; as the export says, or cuda."),
+    ] = None,
     deepspeed_version: Annotated[
         str | None, typer.Option(help="Such as 0.18.9; the installed one by default.")
     ] = None,

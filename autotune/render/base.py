@@ -20,6 +20,8 @@ class Figures:
     """Number of the trial whose files stand for it."""
     n_runs: int
     """Fresh sets of processes behind the figure."""
+    n_disturbed: int = 0
+    """Of those, the ones that something else on the machine disturbed."""
     samples_per_s: float
     samples_per_s_low: float
     """Lower end of the 95% prediction interval: where a re-run would be."""

@@ -145,6 +145,9 @@ def _figure_rows(figures: Figures) -> list[tuple[str, str]]:
         ("peak memory per device", format_bytes(figures.peak_memory_bytes)),
         ("runs behind it", f"{figures.n_runs}, trial {figures.trial:04d}"),
     ]
+    if figures.n_disturbed:
+        text = f"{figures.n_disturbed}: something else used the machine while it was measured"
+        rows.append(("of these disturbed", text))
     if figures.baseline_samples_per_s is not None:
         rows.append(("baseline, samples/s", f"{figures.baseline_samples_per_s:.4g}"))
     if figures.speedup is not None:

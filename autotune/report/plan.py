@@ -13,7 +13,7 @@ from autotune.knobs import KNOBS
 from autotune.lattice import Lattice
 from autotune.record import Study
 from autotune.search.confirm import MAX_FINALISTS, ROUNDS, run_s
-from autotune.search.history import History
+from autotune.search.history import History, results
 from autotune.search.reduced import Reductions, n_reduced
 from autotune.search.stop import n_done
 from autotune.tried import is_tried, warning
@@ -155,7 +155,6 @@ def make_plan(
         reduced_trials = max(0, min(n_left, len(reductions.forms)))
     search_trials = max(0, min(job.budget.trials - n_done(history), untried + reduced_trials))
     finalists = min(MAX_FINALISTS, max(1, search_trials))
-    baseline_trials = 1 if job.baseline is not None else ASSUMED_BASELINE_TRIALS
     is_confirmed = any(trial.spec.role is Role.CONFIRM for trial in history.trials)
     is_compared = origin is not Origin.REPLAYED and (search_trials > 0 or not is_confirmed)
     return Plan(
@@ -188,7 +187,7 @@ def make_plan(
         "micro-batch that runs there",
         n_recorded=len(history.trials),
         origin=origin,
-        baseline_trials=0 if history.trials else baseline_trials,
+        baseline_trials=_baseline_trials(job, history),
         search_trials=search_trials,
         reduced_trials=reduced_trials,
         fidelity="" if job.fidelity is None else describe_fidelity(job.fidelity),
@@ -201,6 +200,14 @@ def make_plan(
         budget_s=job.budget.time_s,
         price_per_hour=job.price_per_hour,
     )
+
+
+def _baseline_trials(job: Job, history: History) -> int:
+    """Those still to run; of a baseline that is looked for nobody knows before it is found."""
+    if any(trial.spec.role is not Role.BASELINE for trial in history.recorded):
+        return 0
+    wanted = 1 if job.baseline is not None else ASSUMED_BASELINE_TRIALS
+    return max(0, wanted - len(results(history.trials)))
 
 
 def _untried(lattice: Lattice) -> str:

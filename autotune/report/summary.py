@@ -110,6 +110,7 @@ def summarize_standing(standing: Standing) -> dict[str, Any]:
         "samples_per_s_low": standing.samples_per_s_low,
         "samples_per_s_high": standing.samples_per_s_high,
         "n_runs": standing.n_runs,
+        "n_disturbed": standing.n_disturbed,
         "peak_memory_bytes": standing.peak_memory_bytes,
         "ds_config": str(standing.ds_config),
     }

@@ -114,9 +114,12 @@ def describe_figure(standing: Mapping[str, Any]) -> str:
     """`trial 5: 61.2 samples/s (59.9 to 62.7, 3 runs), peak 812 MiB`."""
     interval = format_interval(standing["samples_per_s_low"], standing["samples_per_s_high"])
     n_runs = standing["n_runs"]
+    runs = f"{n_runs} {'run' if n_runs == 1 else 'runs'}"
+    if n_disturbed := standing.get("n_disturbed", 0):
+        runs += f", {n_disturbed} disturbed"
     return (
         f"trial {standing['trial']}: {format_rate(standing['samples_per_s'])} samples/s "
-        f"({interval}, {n_runs} {'run' if n_runs == 1 else 'runs'}), "
+        f"({interval}, {runs}), "
         f"peak {format_bytes(standing['peak_memory_bytes'])}"
     )
 

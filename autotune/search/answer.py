@@ -138,4 +138,5 @@ class Answer:
             peak_memory_bytes=figure.peak_memory_bytes,
             ds_config=self._study.trial_folder(files.number) / DS_CONFIG_FILE,
             n_runs=n_runs,
+            n_disturbed=figure.n_disturbed,
         )

@@ -45,6 +45,8 @@ class Standing:
     ds_config: Path
     n_runs: int
     """Fresh sets of processes behind the figure."""
+    n_disturbed: int
+    """Of those, the ones that something else on the machine disturbed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -247,6 +247,7 @@ def judge(comparison: Comparison, history: History, objective: Objective) -> Ver
             low=interval.low,
             high=interval.high,
             peak_memory_bytes=peaks[key],
+            n_disturbed=sum(bool(run.disturbed) for run in by_round.values()),
         )
     return Verdict(
         figures=figures,

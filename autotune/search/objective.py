@@ -178,4 +178,5 @@ def figure_of(result: TrialResult, spread: Spread) -> Figure:
         low=interval.low,
         high=interval.high,
         peak_memory_bytes=result.peak_memory_bytes,
+        n_disturbed=int(bool(result.disturbed)),
     )

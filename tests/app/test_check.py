@@ -9,7 +9,7 @@ import pytest
 
 from autotune.app.check import check_file, write_fix
 from autotune.errors import ExitCode, RenderError
-from tests.check.files import AUTO, write
+from tests.check.files import AUTO, rules, write
 from tests.test_cli import autotune
 
 WARNED = AUTO | {"steps_per_print": 10, "_own": {"b": 1, "a": [1, 2]}}
@@ -19,16 +19,27 @@ REFUSED = {
 }
 
 
-def report_of(path: Path):
+def report_of(path: Path, *, accelerator: str | None = None):
     return check_file(
         path,
         world=None,
         launch=None,
         accelerate=None,
         consumer=None,
-        accelerator="cuda",
+        accelerator=accelerator,
         deepspeed_version="0.19.8",
     )
+
+
+def test_an_export_is_judged_for_what_it_was_made_for(tmp_path):
+    lion = {"train_batch_size": 2, "optimizer": {"type": "Lion", "params": {"lr": 1e-4}}}
+    path = write(tmp_path, lion)
+    assert "optimizer.needs_cuda" not in rules(report_of(path))
+    write(tmp_path, {"accelerator": "cpu"}, "settings.json")
+    assert "optimizer.needs_cuda" in rules(report_of(path))
+    assert "optimizer.needs_cuda" not in rules(report_of(path, accelerator="cuda"))
+    write(tmp_path, {"accelerator": ["cpu"]}, "settings.json")
+    assert "optimizer.needs_cuda" not in rules(report_of(path)), "somebody else's settings"
 
 
 def test_exit_codes_and_the_fix(tmp_path):

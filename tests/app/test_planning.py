@@ -111,6 +111,11 @@ def test_an_accelerator_of_ones_own(tmp_path):
     assert (outlook.environment.n_devices, outlook.environment.device_memory_bytes) == (4, 2**36)
     assert rank_lattice(outlook).prediction.step_time_s.min() > 0
 
+    job = tmp_path / "job.yaml"
+    job.write_text("accelerators: mine.yaml\n")
+    outlook = open_outlook(job, {**FLAGS, "world": 8}, FleetWishes(gpu="Abacus"))
+    assert outlook.environment.n_devices == 4
+
 
 def test_the_best_is_exported_and_marked_as_predicted(outlook, tmp_path):
     found = rank_lattice(outlook)

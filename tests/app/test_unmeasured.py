@@ -124,6 +124,9 @@ def test_an_accelerator_of_ones_own_is_simulated(tmp_path: Path) -> None:
     flags = {**SMALL, "accelerators": own}
     session = open_fleet("simulate:2xB9000", None, flags, results=tmp_path)
     assert session.environment.device_name == "B9000"
+    (tmp_path / "job.yaml").write_text("accelerators: own.yaml\n", encoding="utf-8")
+    session = open_fleet("simulate:2xB9000", tmp_path / "job.yaml", SMALL, results=tmp_path)
+    assert session.environment.device_name == "B9000"
 
 
 @pytest.mark.parametrize("fleet", ["simulate", "simulate:2xH100"])

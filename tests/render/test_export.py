@@ -83,6 +83,11 @@ def test_the_files(tmp_path):
     subprocess.run(["bash", "-n", out / "launch.sh"], check=True)
 
 
+def test_figures_that_were_disturbed_say_so(tmp_path):
+    out = export(tmp_path, dataclasses.replace(FIGURES, n_disturbed=1), zero__stage=1)
+    assert "| of these disturbed | 1: " in (out / "README.md").read_text()
+
+
 def test_the_readme_says_what_was_not_measured_and_what_was_overridden(tmp_path):
     (tmp_path / "base.json").write_text('{"train_batch_size": 64}')
     job = tiny_job(tmp_path, base_config=str(tmp_path / "base.json"))

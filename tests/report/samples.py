@@ -30,6 +30,7 @@ def standing(trial: int, samples_per_s: float, **knobs: KnobValue) -> Standing:
         peak_memory_bytes=800 * 2**20,
         ds_config=Path(f"trials/{trial:04d}/config/ds_config.json"),
         n_runs=1,
+        n_disturbed=0,
     )
 
 

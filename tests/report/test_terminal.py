@@ -24,7 +24,7 @@ from autotune.report.rows import Row, make_rows
 from autotune.report.study import Report
 from autotune.report.summary import summarize
 from autotune.report.terminal import print_plan, print_report
-from autotune.report.verdict import describe_outcome, describe_verdict
+from autotune.report.verdict import describe_figure, describe_outcome, describe_verdict
 from autotune.report.words import format_interval
 from autotune.search.history import History
 from autotune.search.objective import Objective
@@ -177,7 +177,7 @@ def test_the_answer_is_json_and_names_what_it_promises(tmp_path: Path) -> None:
     for standing in (answer["baseline"], answer["best"]):
         assert set(standing) == {
             "trial", "candidate", "samples_per_s", "samples_per_s_low", "samples_per_s_high",
-            "n_runs", "peak_memory_bytes", "ds_config",
+            "n_runs", "n_disturbed", "peak_memory_bytes", "ds_config",
         }  # fmt: skip
     assert answer["speedup_low"] <= answer["speedup"] <= answer["speedup_high"]
     assert sum(answer["counts"].values()) == len(study.trials())
@@ -267,6 +267,18 @@ def test_the_price_falls_as_the_record_grows(tmp_path: Path) -> None:
     assert not before.is_measured
     assert after.trials == 0
     assert after.total_s == 0
+
+
+def test_a_search_that_was_cut_short_still_owes_baseline_trials(tmp_path: Path) -> None:
+    job = make()
+    study = finished(tmp_path)
+
+    def owed(n_trials: int) -> int:
+        history = History(study.trials()[:n_trials])
+        return make_plan(job, ENVIRONMENT, lattice_of(job), study, history).baseline_trials
+
+    roles = [trial.spec.role for trial in study.trials()]
+    assert [owed(0), owed(1), owed(roles.index(Role.SEARCH) + 1)] == [2, 1, 0]
 
 
 def test_the_budget_caps_the_price(tmp_path: Path) -> None:
@@ -362,6 +374,19 @@ def test_a_disturbed_trial_is_marked_with_its_evidence_and_its_repeat(tmp_path: 
     assert [t["evidence"] for t in trials_of(report, {}) if t["number"] == str(hit[1])] == [
         f"disturbed: {load}"
     ]
+
+
+def test_a_figure_says_how_many_of_its_runs_were_disturbed(tmp_path: Path) -> None:
+    def behave(spec: TrialSpec) -> TrialResult:
+        result = realistic(spec)
+        if spec.role is Role.CONFIRM and spec.confirm_round == 1 and result.samples_per_s:
+            return dataclasses.replace(result, disturbed="load")
+        return result
+
+    report = read_report(finished(tmp_path, behave))
+    assert report.answer is not None
+    assert report.answer["best"]["n_disturbed"] == 1
+    assert "3 runs, 1 disturbed" in describe_figure(report.answer["best"])
 
 
 def test_what_was_repeated_stays_in_its_own_report(tmp_path: Path) -> None:
