@@ -47,6 +47,10 @@ START = dataclasses.replace(
     # Above its imports a rank holds gloo's buffers, threads and the heap: not fitted here, but as
     # the smallest trials of `make demo` on two cores had it.
     context_bytes=240e6,
+    # Nor these: what trials with `host_allocator=keep` held more than their twins in the space of
+    # search_wall_clock.py and in `make demo`.
+    heap_bytes=200e6,
+    heap_share=0.6,
     # What is computed and what communicates share the core: nothing is hidden.
     overlap_share=1.0,
     host_optimizer_share=0.6,

@@ -49,7 +49,7 @@ def open_outlook(
     if engine not in ENGINES:
         raise JobError(f"--engine {engine}: there is none", f"engines: {', '.join(ENGINES)}")
     wishes.links()  # a wrong rate is said before anything is computed
-    table = read_accelerators_of(job_file, wishes.accelerators)
+    table = read_accelerators_of(job_file, wishes.accelerators or flags.get("accelerators"))
     here = detect_environment()
     environment = here if wishes.gpu is None else described(wishes, here, table)
     job, keys = read_job(job_file, flags, environment)

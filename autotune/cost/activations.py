@@ -78,7 +78,20 @@ def _layer_bytes(p: Plans, s: Sizes) -> Column:
     routed = np.greater(p.n_experts, 1) * p.activation_bytes * s.experts_per_token * p.hidden
     written = np.equal(p.flash_attention, 0)
     scores = written * (2.0 + 3.0 * p.has_dropout) * p.n_heads * p.seq_len / p.tp
-    return s.tokens * (norms + heads + inner + routed + scores)
+    return s.tokens * (norms + heads + inner + routed + scores + _written_out_bytes(p, s))
+
+
+def _written_out_bytes(p: Plans, s: Sizes) -> Column:
+    """What modules that are not fused keep besides, per token of a layer.
+
+    A gate's result before it meets the other half (f), an activation function's own steps, and
+    with RMSNorm, which models with gated MLPs have, the input of both norms in 32 bit. Source:
+    transformers, models/llama/modeling_llama.py (LlamaMLP, LlamaRMSNorm) and activations.py.
+    """
+    norm_split = np.where(p.sequence_parallel, p.tp, 1.0)
+    copies = p.activation_bytes * (p.gated_mlp + p.activation_copies)
+    inner = copies * s.experts_per_token * p.ffn_hidden / p.tp
+    return (1.0 - p.fused_kernels) * (inner + p.gated_mlp * 2.0 * 4.0 * p.hidden / norm_split)
 
 
 def _kept_bytes(p: Plans, s: Sizes, everything: Column) -> Column:

@@ -40,6 +40,12 @@ _COMPILED = {"fused_kernels": 0.7, "launch_free": 0.5}
 """As for torchtitan's compiled blocks: fused but for what breaks the graph."""
 
 
+_ACTIVATION_COPIES = {"gelu_new": 3.0, "gelu_fast": 6.0, "quick_gelu": 1.0, "relu2": 1.0}
+"""Results of its steps that a function's backward pass needs, beside its input and its result.
+Source: transformers, activations.py; torch, tools/autograd/derivatives.yaml, for what steps keep.
+"""
+
+
 def plans_of(
     candidates: Sequence[Candidate],
     job: Job,
@@ -85,7 +91,7 @@ def plans_of(
         **_dtypes(candidates, job, stages),
         **_kept(candidates),
         **_zero(candidates, stages),
-        **_kernels(candidates),
+        **_kernels(candidates, job),
     }
     return Plans(**columns)
 
@@ -231,19 +237,31 @@ def _above_one(size: float) -> float:
     return size if size > 1 else 0.0
 
 
-def _kernels(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64]]:
+def _kernels(candidates: Sequence[Candidate], job: Job) -> dict[str, NDArray[np.float64]]:
     def compiled(name: str) -> NDArray[np.float64]:
         value = _COMPILED[name]
         return _column(candidates, lambda c: value if c.get("compile", "none") != "none" else 0.0)
 
+    copies = _activation_copies(job.model.source.get("config") or {})
     return {
+        # Our own pipeline's stages take torch's fused functions.
+        "activation_copies": _column(candidates, lambda c: copies if c.pp == 1 else 0.0),
         "flash_attention": _column(candidates, lambda c: c.get("attention") != "eager"),
         "fused_kernels": compiled("fused_kernels"),
         "launch_free": compiled("launch_free"),
-        # A knob that acts on CPU ranks alone.
+        # Of a knob that acts on CPU ranks alone.
         "clears_pages": _column(candidates, lambda c: c.get("host_allocator") == "default"),
+        "keeps_heap": _column(candidates, lambda c: c.get("host_allocator") == "keep"),
         "loss_chunk_tokens": _column(candidates, lambda c: _number(c, "loss_chunk_tokens", 0)),
     }
+
+
+def _activation_copies(config: Mapping[str, Any]) -> float:
+    is_gpt2 = config.get("model_type") == "gpt2"
+    name = config.get("activation_function" if is_gpt2 else "hidden_act")
+    if name is None and is_gpt2:
+        name = "gelu_new"  # transformers' own default
+    return _ACTIVATION_COPIES.get(str(name), 0.0)
 
 
 def _number(candidate: Candidate, knob: str, otherwise: float) -> float:

@@ -85,6 +85,10 @@ class Constants:
     nearly all measured runs are in three groups, and whatever else they take counts as theirs."""
     fragmentation: float
     """Share of what varies over the step that the allocator cannot use again."""
+    heap_bytes: float
+    """Of what setting up took, that a heap which gives nothing back still holds."""
+    heap_share: float
+    """Of what varies over the step, that such a heap holds besides: freed, and in pieces."""
     workspace_bytes: float
     """Of the matrix product library, inside the allocator."""
     time_sigma: float

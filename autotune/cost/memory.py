@@ -144,7 +144,8 @@ def _stage(
     # between what they leave.
     upcast = 4.0 * p.upcasts_grads * updated * optimizer_on_device
     workspace = c.workspace_bytes
-    fragmentation = c.fragmentation * (varying + buckets) + upcast
+    heap = p.keeps_heap * (c.heap_bytes + c.heap_share * varying)
+    fragmentation = c.fragmentation * (varying + buckets) + upcast + heap
     n_groups = sum(np.greater(degree, 1) * 1.0 for degree in (p.dp, p.tp, p.pp, p.cp, p.ep))
     context = c.context_bytes + c.communicator_bytes * n_groups
     allocated = params + grads + optimizer + buckets + varying + workspace

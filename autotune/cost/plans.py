@@ -170,6 +170,11 @@ class Plans:
     clears_pages: Column = 0.0
     """Large blocks of memory go back to the kernel when they are freed, which clears their pages
     when they are asked for again: CPU ranks with glibc's defaults."""
+    activation_copies: Column = 0.0
+    """Of the MLP's inner width, that an activation function keeps beside its input and its result
+    where it is written out in operations of torch, and not fused."""
+    keeps_heap: Column = 0.0
+    """What is freed stays with the process: CPU ranks whose allocator is told so."""
     launch_free: Column = 0.0
     """Share of kernel launches that a CUDA graph or a compiler takes off the host."""
     overlap_reduce: Column = 1.0

@@ -91,6 +91,21 @@ def test_gated_mlp_and_grouped_heads() -> None:
     assert found == pytest.approx(32 * 2048 * per_token)
 
 
+def test_what_is_written_out_keeps_its_steps() -> None:
+    # transformers' LlamaMLP and LlamaRMSNorm in bf16: the gate's result, and both norms' inputs in
+    # 32 bit. NewGELUActivation: tanh's result, 1 + that, and half the input.
+    sizes = {"hidden": 4096.0, "ffn_hidden": 16384.0, "has_dropout": 0.0}
+    llama = {**sizes, "gated_mlp": 1.0}
+    extra = kept(plans(**llama, fused_kernels=0.0)) - kept(plans(**llama))
+    assert extra == pytest.approx(L * S * (2 * 16384 + 2 * 4 * 4096))
+    half = kept(plans(**llama, fused_kernels=0.5)) - kept(plans(**llama))
+    assert half == pytest.approx(extra / 2)
+    gpt2 = {**sizes, "activation_copies": 3.0}
+    extra = kept(plans(**gpt2, fused_kernels=0.0)) - kept(plans(**gpt2))
+    assert extra == pytest.approx(L * S * 3 * 2 * 16384)
+    assert kept(plans(**gpt2)) == kept(plans(**sizes)), "what is fused keeps no steps"
+
+
 def test_context_ranks_share_the_tokens() -> None:
     for axis in ("cp", "ulysses"):
         assert kept_of(axis) == pytest.approx(kept_of(None) / 4)

@@ -1,6 +1,7 @@
 """Candidates of a lattice as columns: every knob that the model knows reaches it."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from autotune.cost.candidates import constants_of, plans_of
 from autotune.errors import FleetError, JobError
 from autotune.fidelity import reduced
 from autotune.hardware import Environment
-from tests.jobs import CPU, canonical_candidate, tiny_job
+from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 
 GPU = Environment(
     accelerator="cuda",
@@ -76,6 +77,17 @@ def test_fp32_has_no_copy_but_that_of_zero(tmp_path):
     assert columns["weight_bytes"] == 4
 
 
+def test_an_activation_function_is_written_out_where_transformers_writes_it(tmp_path):
+    def copies(model, **knobs):
+        job = tiny_job(tmp_path, model=model, world=8, global_batch=64)
+        return value(plans(job, **knobs), "activation_copies")
+
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps({**TINY, "hidden_act": "quick_gelu"}))
+    assert [copies("gpt2"), copies(str(own)), copies("llama-3-8b")] == [3, 1, 0]
+    assert copies("gpt2", pp=2) == 0, "our own stages take torch's functions"
+
+
 def test_the_memory_limit_is_what_has_to_fit(job):
     limited = dataclasses.replace(job, memory_limit_bytes=2**20)
     candidate = canonical_candidate(job, **{"zero.stage": 1})
@@ -106,14 +118,14 @@ def test_a_core_is_its_own_host(tmp_path):
 
 def test_pages_are_cleared_where_memory_goes_back_to_the_kernel(tmp_path):
     job = tiny_job(tmp_path, world=2, global_batch=16)
-    by_value = {
-        allocator: value(
-            plans_of([canonical_candidate(job, host_allocator=allocator)], job, CPU),
-            "clears_pages",
-        )
+    default, keep = (
+        plans_of([canonical_candidate(job, host_allocator=allocator)], job, CPU)
         for allocator in ("default", "keep")
-    }
-    assert by_value == {"default": 1, "keep": 0}
+    )
+    assert (value(default, "clears_pages"), value(keep, "clears_pages")) == (1, 0)
+    constants = constants_of(CPU)
+    held, freed = (predict(p, constants).memory.peak_bytes[0] for p in (keep, default))
+    assert held - freed > constants.heap_bytes
 
 
 def test_cpu_ranks_have_no_driver_and_no_communicators_of_a_gpu_s(tmp_path):
