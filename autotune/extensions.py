@@ -15,8 +15,8 @@ import platform
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from autotune.errors import FleetError
@@ -88,6 +88,8 @@ def stale_locks(accelerator: str) -> list[Path]:
 def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = False) -> None:
     """Build what is missing, and remove stale locks; returns at once if all is built.
 
+    It does so even while another process builds extensions that are not asked for here.
+
     The compilers run in sessions of their own and hold the lock themselves, so that an interrupt
     or the end of this process never kills a compiler half way.
 
@@ -100,19 +102,32 @@ def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = Fals
         FleetError: A build failed; the message names its log.
     """
     folder = extensions_folder(accelerator)
-    if not _missing(accelerator, nvme) and not _lock_files(folder):
+    if not _missing(accelerator, nvme):
+        _remove_stale_locks(accelerator, on_line)
         return
     folder.mkdir(parents=True, exist_ok=True)
     with _held(folder, blocking=True) as lock:
-        for path in _lock_files(folder):
-            path.unlink(missing_ok=True)
-            on_line(f"removed the stale lock {path}")
+        _remove(_lock_files(folder), on_line)
         missing = _missing(accelerator, nvme)
         if not missing:
             return
         on_line(f"building DeepSpeed extensions once: {', '.join(missing)} (some minutes)")
         builders = {name: _start_build(name, accelerator, folder, lock) for name in missing}
         _wait_for(builders, folder, on_line)
+
+
+def _remove_stale_locks(accelerator: str, on_line: Callable[[str], None]) -> None:
+    folder = extensions_folder(accelerator)
+    if not _lock_files(folder):
+        return
+    with suppress(BlockingIOError), _held(folder, blocking=False):
+        _remove(_lock_files(folder), on_line)
+
+
+def _remove(locks: Iterable[Path], on_line: Callable[[str], None]) -> None:
+    for path in locks:
+        path.unlink(missing_ok=True)
+        on_line(f"removed the stale lock {path}")
 
 
 def environment(accelerator: str) -> dict[str, str]:

@@ -14,13 +14,18 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
-_GROUPS = {"ranks": ("real", "gpu", "package"), "browser": ("browser",)}
-"""Tests of a group run one after the other, in one process: group -> its markers."""
+_GROUPS = {"package": ("package",), "ranks": ("real", "gpu"), "browser": ("browser",)}
+"""Tests of a group run one after the other, in one process: group -> its markers. The first that
+fits."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests with real ranks take turns where others run beside them: each wants every device."""
+    """Tests with real ranks take turns where others run beside them: each wants every device.
+
+    What compiles for minutes comes first of the others: tests that load it have to wait for it.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("compiles") is None)
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:

@@ -3,6 +3,7 @@ import fcntl
 import pytest
 
 from autotune import extensions
+from autotune.doctor.machine import has_libaio
 from autotune.errors import FleetError
 from autotune.trial.prebuilt import BUILT_FILE
 
@@ -15,6 +16,14 @@ def folder(tmp_path, monkeypatch):
         (folder / name).mkdir(parents=True)
         (folder / name / BUILT_FILE).touch()
     return folder
+
+
+@pytest.mark.compiles
+def test_what_swaps_to_a_disk_is_built():
+    if not has_libaio():
+        pytest.skip("needs libaio's headers (Debian: libaio-dev)")
+    extensions.build("cpu", print, nvme=True)
+    assert extensions.built("cpu", nvme=True) == list(extensions.needed("cpu", nvme=True))
 
 
 def test_a_lock_without_a_holder_is_stale_and_removed(folder):
@@ -33,6 +42,18 @@ def test_a_lock_in_use_is_left_alone(folder):
     with (folder / "autotune.lock").open("w") as ours:
         fcntl.flock(ours, fcntl.LOCK_EX)
         assert extensions.stale_locks("cpu") == []
+    assert lock.exists()
+
+
+def test_nobody_waits_for_a_build_of_something_else(folder):
+    lock = folder / "async_io" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    said = []
+    with (folder / "autotune.lock").open("w") as ours:
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        extensions.build("cpu", said.append)
+    assert said == []
     assert lock.exists()
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 
@@ -23,6 +24,7 @@ from autotune.errors import StudyError
 from autotune.extensions import build, extensions_folder
 from autotune.fleet.local import LocalTrial
 from autotune.trial.launcher import EXIT_FILE
+from autotune.trial.prebuilt import BUILT_FILE
 from tests.chaos.arena import Arena, Ground
 from tests.chaos.disks import needs_mounts, small_disk
 from tests.chaos.faults import HANGING, LOG_BYTES, Fault, must
@@ -201,7 +203,7 @@ def _stale_lock(start: Start, ground: Ground) -> None:
     # Extensions of its own: nobody else's search shall remove the lock, or find it.
     os.environ[_EXTENSIONS_ENV] = str(ground.folder())
     try:
-        shutil.copytree(built, extensions_folder("cpu"), symlinks=True)
+        shutil.copytree(built, extensions_folder("cpu"), symlinks=True, ignore=_not_built)
         locks = [library.parent / "lock" for library in extensions_folder("cpu").glob("*/*.so")]
         must(locks, "no extension is built")
         for lock in locks:
@@ -217,6 +219,12 @@ def _stale_lock(start: Start, ground: Ground) -> None:
             del os.environ[_EXTENSIONS_ENV]
         else:
             os.environ[_EXTENSIONS_ENV] = named
+
+
+def _not_built(folder: str, names: list[str]) -> list[str]:
+    """Extensions that something else may be building just now."""
+    there = [Path(folder, name) for name in names]
+    return [path.name for path in there if path.is_dir() and not (path / BUILT_FILE).exists()]
 
 
 def _disk_full(start: Start, ground: Ground) -> None:

@@ -68,7 +68,7 @@ def faults() -> Iterator[Fault]:
         yield Fault(
             name=f"coordinator killed: {_DURING[doing]}, {when} {what}",
             inject=functools.partial(_killed_at, when, what, doing),
-            in_short=(what, doing) in _SHORT_MOMENTS,
+            in_short=(when, what, doing) in _SHORT_MOMENTS,
         )
     for phase in Phase:
         yield Fault(
@@ -98,7 +98,10 @@ def faults() -> Iterator[Fault]:
         yield Fault(name=name, inject=inject, needs=needs_mounts, in_short=name in _SHORT)
 
 
-_SHORT_MOMENTS = {("replace=result.json", _SEARCHING), ("mkdir=best", _ANSWERING)}
+_SHORT_MOMENTS = {
+    ("after", "replace=result.json", _SEARCHING),
+    ("after", "mkdir=best", _ANSWERING),
+}
 _SHORT = {
     "Ctrl-C: once, a trial runs",
     "disk full: while the coordinator runs a trial",

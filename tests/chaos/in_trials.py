@@ -102,12 +102,11 @@ _SHORT = {
     ("sigkill", "build", Start.WARM),
     ("sigsegv", "forward", Start.WARM),
     ("sigstop", "forward", Start.WARM),
-    *(("oom", place, Start.WARM) for place in ("build", "forward", "backward", "optimizer")),
+    *(("oom", place, Start.WARM) for place in ("build", "backward", "optimizer")),
     ("raise", "forward", Start.WARM),
     ("nan", "forward", Start.WARM),
     ("collective", "forward", Start.WARM),
     ("data", "build", Start.WARM),
-    ("lock", "initialize", Start.WARM),
     ("compiler", "initialize", Start.WARM),
     ("sigkill", "forward", Start.COLD),
 }

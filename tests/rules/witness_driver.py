@@ -42,6 +42,7 @@ from transformers import (
 
 from autotune.fleet.shared_memory import remove_segments
 from autotune.trial.adapters import add_adapters
+from autotune.trial.build_extension import without_debug_information
 from autotune.trial.experts import prepare_autoep
 from autotune.trial.loss import chunk_loss
 from autotune.trial.models import DTYPES, apply_recompute
@@ -358,4 +359,5 @@ def collectives() -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    with without_debug_information():
+        main(sys.argv[1], sys.argv[2])
