@@ -4,9 +4,10 @@
 
 A study is a folder in which a search with `--sampler grid` tried every candidate on CPU ranks, as
 `search_wall_clock.py` leaves one. Each weighs the same. Those held out only say what the constants
-are worth: rank correlation of predicted and measured step times, the spread of their ratio, and
-by how much the fastest of the N candidates that are predicted to be the fastest misses the best.
-The memory of CPU ranks is not fitted.
+are worth: rank correlation of predicted and measured step times, how far these and peak memory are
+off in the median, the spread of the step times' ratio, and by how much the fastest of the N
+candidates that are predicted to be the fastest misses the best. The memory of CPU ranks is not
+fitted.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from wall_clock_searches import Table
 
 from autotune.app.session import open_session
 from autotune.cost.calibrate import TIME_PRIORS, calibrate_time
-from autotune.cost.candidates import plans_of
+from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.constants import SHIPPED_CPU, Constants, load_constants
 from autotune.cost.plans import Plans
 from autotune.cost.predict import predict
@@ -88,6 +89,8 @@ class Measured:
     name: str
     plans: Plans
     step_times_s: NDArray[np.float64]
+    memory_error: float
+    """Median of |predicted / measured - 1| of the peak memory, by the shipped constants."""
 
 
 def main() -> None:
@@ -111,8 +114,9 @@ def main() -> None:
         first = ", ".join(f"{n}: {figures[f'first_{n}_misses']:.1%}" for n in _FIRST)
         print(
             f"{name}: {figures['split']}, {figures['candidates']} candidates, rank correlation "
-            f"{figures['rank_correlation']:.2f}, spread {figures['spread']:.1%}, the best of the "
-            f"first {first} off"
+            f"{figures['rank_correlation']:.2f}, step time {figures['time_error']:.1%} and memory "
+            f"{figures['memory_error']:.1%} off in the median, spread {figures['spread']:.1%}, "
+            f"the best of the first {first} off"
         )
     if not options.dry_run:
         write_constants(constants, SHIPPED_CPU, by=Path(__file__).name)
@@ -127,10 +131,14 @@ def read_study(folder: Path) -> Measured:
     session = dataclasses.replace(session, environment=environment)
     rows = [row for row in Table.of(session).rows.values() if row.samples_per_s is not None]
     rates = np.array([row.samples_per_s for row in rows], dtype=np.float64)
+    plans = plans_of([row.candidate for row in rows], session.job, environment)
+    peaks = predict(plans, constants_of(environment)).peak_memory_bytes
+    measured_peaks = np.array([row.result.peak_memory_bytes for row in rows], dtype=np.float64)
     return Measured(
         name=folder.name,
-        plans=plans_of([row.candidate for row in rows], session.job, environment),
+        plans=plans,
         step_times_s=session.job.global_batch / rates,
+        memory_error=float(np.median(np.abs(peaks / measured_peaks - 1.0))),
     )
 
 
@@ -167,6 +175,8 @@ def worth(study: Measured, constants: Constants) -> dict[str, float | int]:
     return {
         "candidates": len(measured),
         "rank_correlation": float(pd.Series(predicted).rank().corr(pd.Series(measured).rank())),
+        "time_error": float(np.median(np.abs(predicted / measured - 1.0))),
+        "memory_error": study.memory_error,
         "spread": float(np.std(np.log(measured / predicted))),
         **{
             f"first_{n}_misses": float(by_forecast[:n].min() / measured.min() - 1.0)
