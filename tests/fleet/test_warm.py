@@ -41,6 +41,18 @@ def run(fleet, study, number, start=Start.WARM, **changes):
     return submit(fleet, study, spec(number, start=start, measure=EIGHT, **changes)).wait()
 
 
+def least_peak_bytes(fleet, study, *results):
+    """Of trials and one repeat of each.
+
+    A thread's stack counts whole while the thread lives, which on a busy machine may be longer.
+    """
+    again = [
+        run(fleet, study, 10 + result.number, start=result.start).peak_memory_bytes
+        for result in results
+    ]
+    return [min(pair) for pair in zip((r.peak_memory_bytes for r in results), again, strict=True)]
+
+
 def test_what_goes_wrong_in_a_trial_does_not_reach_the_next(fleet, study):
     before = run(fleet, study, 0)
     broken = [
@@ -54,7 +66,8 @@ def test_what_goes_wrong_in_a_trial_does_not_reach_the_next(fleet, study):
     assert {before.outcome, after.outcome} == {Outcome.OK}
     assert {r.start for r in (before, *broken, after)} == {Start.WARM}
     assert (before.loss_first, before.loss_last) == (after.loss_first, after.loss_last)
-    assert after.peak_memory_bytes == pytest.approx(before.peak_memory_bytes, rel=0.02)
+    last_bytes, first_bytes = least_peak_bytes(fleet, study, after, before)
+    assert last_bytes == pytest.approx(first_bytes, rel=0.02)
     assert len(templates()) == 1
     assert templates()[0].num_threads() == 1
 
@@ -66,7 +79,8 @@ def test_warm_and_cold_trials_train_alike(fleet, study):
     assert (forked.start, cold.start) == (Start.WARM, Start.COLD)
     assert (forked.loss_first, forked.loss_last) == (cold.loss_first, cold.loss_last)
     assert forked.read_back == cold.read_back
-    assert forked.peak_memory_bytes == pytest.approx(cold.peak_memory_bytes, rel=0.02)
+    forked_bytes, cold_bytes = least_peak_bytes(fleet, study, forked, cold)
+    assert forked_bytes == pytest.approx(cold_bytes, rel=0.02)
 
 
 def test_an_environment_has_a_template_of_its_own_and_an_idle_one_gives_way(
