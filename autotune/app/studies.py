@@ -34,7 +34,7 @@ from autotune.report.overview import State
 from autotune.report.rows import make_rows
 from autotune.report.study import Report
 from autotune.report.summary import place
-from autotune.search.objective import Objective
+from autotune.search.objective import Objective, figure_of
 from autotune.search.recall import changes_since, engine_of, history_of
 from autotune.soak_record import SoakResult, digest_of, read_soak
 from autotune.spread import Spread, is_figure
@@ -391,14 +391,14 @@ def _figures(answer: Mapping[str, Any], trial: Trial, spread: Spread) -> Figures
         )
     if result is None or not is_figure(result):
         return None
-    interval = spread.interval([result])
+    figure = figure_of(result, spread)
     return Figures(
         trial=number,
         n_runs=1,
-        n_disturbed=int(bool(result.disturbed)),
-        samples_per_s=interval.rate,
-        samples_per_s_low=interval.low,
-        samples_per_s_high=interval.high,
+        n_disturbed=figure.n_disturbed,
+        samples_per_s=figure.samples_per_s,
+        samples_per_s_low=figure.low,
+        samples_per_s_high=figure.high,
         step_time_s=result.step_time_s,
         peak_memory_bytes=result.peak_memory_bytes,
     )

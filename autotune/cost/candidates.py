@@ -38,8 +38,6 @@ _MOMENTS = {
 _ENGINE = next(traits.columns for traits in FRAMEWORKS if traits.name == "deepspeed")
 _COMPILED = {"fused_kernels": 0.7, "launch_free": 0.5}
 """As for torchtitan's compiled blocks: fused but for what breaks the graph."""
-
-
 _ACTIVATION_COPIES = {"gelu_new": 3.0, "gelu_fast": 6.0, "quick_gelu": 1.0, "relu2": 1.0}
 """Results of its steps that a function's backward pass needs, beside its input and its result.
 Source: transformers, activations.py; torch, tools/autograd/derivatives.yaml, for what steps keep.
@@ -257,10 +255,9 @@ def _kernels(candidates: Sequence[Candidate], job: Job) -> dict[str, NDArray[np.
 
 
 def _activation_copies(config: Mapping[str, Any]) -> float:
-    is_gpt2 = config.get("model_type") == "gpt2"
-    name = config.get("activation_function" if is_gpt2 else "hidden_act")
-    if name is None and is_gpt2:
-        name = "gelu_new"  # transformers' own default
+    name = config.get("hidden_act")
+    if config.get("model_type") == "gpt2":
+        name = config.get("activation_function", "gelu_new")  # transformers' own default
     return _ACTIVATION_COPIES.get(str(name), 0.0)
 
 

@@ -1,7 +1,7 @@
 """The numbers that no datasheet tells: how much of a peak real training reaches, and at what cost.
 
 Their values lie in `constants.yaml` beside this file, which `benchmarks/fit_constants.py` writes,
-and for CPU ranks in `constants_cpu.yaml`, which `benchmarks/fit_cpu_constants.py` fits anew.
+and for CPU ranks in `constants_cpu.yaml`, which `benchmarks/fit_cpu_constants.py` writes.
 """
 
 import dataclasses

@@ -165,14 +165,14 @@ class Plans:
     """Of the fused attention kernel, beside FlashAttention-2."""
     fused_kernels: Column = 1.0
     """Bias, dropout, activation and norms are each one kernel."""
+    activation_copies: Column = 0.0
+    """Of the MLP's inner width, that an activation function keeps beside its input and its result
+    where it is written out in operations of torch, and not fused."""
     runs_ahead: Column = 1.0
     """The host launches kernels ahead of the device; 0 on CPU ranks, where it is the device."""
     clears_pages: Column = 0.0
     """Large blocks of memory go back to the kernel when they are freed, which clears their pages
     when they are asked for again: CPU ranks with glibc's defaults."""
-    activation_copies: Column = 0.0
-    """Of the MLP's inner width, that an activation function keeps beside its input and its result
-    where it is written out in operations of torch, and not fused."""
     keeps_heap: Column = 0.0
     """What is freed stays with the process: CPU ranks whose allocator is told so."""
     launch_free: Column = 0.0

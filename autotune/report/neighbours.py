@@ -227,7 +227,7 @@ def _facts(found: Explained) -> list[tuple[str, str]]:
 
 def _said(neighbour: Neighbour) -> str:
     return (
-        f"{neighbour.knob}={format_value(neighbour.value)}: "
+        f"{_step(neighbour)}: "
         f"{format_seconds(neighbour.step_time_s)}, {format_bytes(neighbour.peak_memory_bytes)}, "
         f"fits with a probability of {neighbour.fit_probability:.0%}"
     )
@@ -240,7 +240,7 @@ def _table(found: Explained, differing: Sequence[Neighbour]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for neighbour in differing:
         table.add_row(
-            f"{neighbour.knob}={format_value(neighbour.value)}",
+            _step(neighbour),
             f"{neighbour.step_time_s / found.step_time_s - 1:+.1%}",
             f"{neighbour.peak_memory_bytes / found.peak_memory_bytes - 1:+.1%}",
             f"{neighbour.fit_probability:.0%}",
@@ -253,13 +253,16 @@ def _unlisted(found: Explained, alike: Sequence[str]) -> list[tuple[str, str]]:
     refused: dict[str, list[str]] = {}
     for neighbour in found.neighbours:
         if neighbour.violations:
-            step = f"{neighbour.knob}={format_value(neighbour.value)}"
-            refused.setdefault(_rules(neighbour.violations), []).append(step)
+            refused.setdefault(_rules(neighbour.violations), []).append(_step(neighbour))
     facts = [("the same", ", ".join(alike))] if alike else []
     if as_before := refused.pop(_rules(found.violations), []):
         text = f"as it is with {len(as_before)} other changes: {_rules(found.violations)}"
         facts.append(("refused", text))
     return facts + [("refused", f"{', '.join(steps)}: {rule}") for rule, steps in refused.items()]
+
+
+def _step(neighbour: Neighbour) -> str:
+    return f"{neighbour.knob}={format_value(neighbour.value)}"
 
 
 def _rules(violations: Sequence[Violation]) -> str:

@@ -37,7 +37,7 @@ def main() -> None:
 
 @contextmanager
 def without_debug_information() -> Iterator[None]:
-    """Have the default compiler leave out what `-g` asks for: a third of its time goes into that.
+    """Have the default compiler leave out what `-g` asks for: it takes time, and nobody reads it.
 
     DeepSpeed's builders pass `-g` and take no flags from outside. The commands in build.ninja stay
     what torch writes there itself: were they others, whoever uses the folder without autotune
