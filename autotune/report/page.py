@@ -154,7 +154,7 @@ def _headline(report: Report) -> dict[str, str] | None:
     # The large print must not claim what the interval does not.
     if low <= 1:
         return {"figure": "No proven gain", "words": f"{words}.", "tone": ""}
-    return {"figure": gain, "words": f"{rate}, {interval}.", "tone": "good"}
+    return {"figure": gain, "words": f"{interval}, at {rate}.", "tone": "good"}
 
 
 def _importance_said(report: Report, is_drawn: bool) -> str:
