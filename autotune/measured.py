@@ -12,6 +12,20 @@ _MICRO = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuredLink:
+    """What collectives reached over the links of one device."""
+
+    bytes_per_s: float
+    """Bus bandwidth of gathers."""
+    latency_s: float | None = None
+    """Of one hop; None: too little to be told from nothing."""
+    all_reduce_speed: float = 1.0
+    """Bus bandwidth of all-reduces over that of gathers."""
+    all_to_all_speed: float = 1.0
+    send_speed: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """Rates of one device while all others do the same; None: nobody measured it."""
 
@@ -24,14 +38,10 @@ class Measured:
     """The same where every result is in pages that the kernel has just cleared: of CPU ranks."""
     operand_elements_per_s: Mapping[str, float] = field(default_factory=dict)
     """By precision: how fast products move their operands and results, beside computing."""
-    link_bytes_per_s: float | None = None
-    """Bus bandwidth of all-gathers and reduce-scatters in one node."""
-    link_latency_s: float | None = None
-    """Of one hop of theirs."""
-    all_reduce_speed: float = 1.0
-    """Bus bandwidth of all-reduces over that."""
-    all_to_all_speed: float = 1.0
-    send_speed: float = 1.0
+    link: MeasuredLink | None = None
+    """Between the devices of a node."""
+    network: MeasuredLink | None = None
+    """Between nodes: a device's share, while the others of its node use theirs."""
     host_bytes_per_s: float | None = None
     """Between device and host, in the slower direction."""
     host_memory_bytes_per_s: float | None = None
@@ -42,8 +52,30 @@ class Measured:
     """Host time of one layer forward and backward; only where nothing hides it."""
 
 
+class LinkEntry(BaseModel):
+    """A link as a file spells it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    gb_per_s: _Positive
+    latency_us: _Positive | None = None
+    all_reduce_speed: _Positive = 1.0
+    all_to_all_speed: _Positive = 1.0
+    send_speed: _Positive = 1.0
+
+    def read(self) -> MeasuredLink:
+        """In bytes and seconds."""
+        return MeasuredLink(
+            bytes_per_s=self.gb_per_s * _GIGA,
+            latency_s=_times(self.latency_us, _MICRO),
+            all_reduce_speed=self.all_reduce_speed,
+            all_to_all_speed=self.all_to_all_speed,
+            send_speed=self.send_speed,
+        )
+
+
 class MeasuredEntry(BaseModel):
-    """The same as a file spells it, under `measured:` of an accelerator."""
+    """All of it as a file spells it, under `measured:` of an accelerator."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -52,11 +84,8 @@ class MeasuredEntry(BaseModel):
     cache_mib: _Positive | None = None
     fresh_gb_per_s: _Positive | None = None
     operand_gelements_per_s: dict[str, _Positive] = Field(default_factory=dict)
-    link_gb_per_s: _Positive | None = None
-    link_latency_us: _Positive | None = None
-    all_reduce_speed: _Positive = 1.0
-    all_to_all_speed: _Positive = 1.0
-    send_speed: _Positive = 1.0
+    link: LinkEntry | None = None
+    network: LinkEntry | None = None
     host_gb_per_s: _Positive | None = None
     host_memory_gb_per_s: _Positive | None = None
     nvme_gb_per_s: _Positive | None = None
@@ -72,11 +101,8 @@ class MeasuredEntry(BaseModel):
             operand_elements_per_s={
                 name: rate * _GIGA for name, rate in self.operand_gelements_per_s.items()
             },
-            link_bytes_per_s=_times(self.link_gb_per_s, _GIGA),
-            link_latency_s=_times(self.link_latency_us, _MICRO),
-            all_reduce_speed=self.all_reduce_speed,
-            all_to_all_speed=self.all_to_all_speed,
-            send_speed=self.send_speed,
+            link=None if self.link is None else self.link.read(),
+            network=None if self.network is None else self.network.read(),
             host_bytes_per_s=_times(self.host_gb_per_s, _GIGA),
             host_memory_bytes_per_s=_times(self.host_memory_gb_per_s, _GIGA),
             nvme_bytes_per_s=_times(self.nvme_gb_per_s, _GIGA),

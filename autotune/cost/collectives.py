@@ -9,28 +9,60 @@ from autotune.cost.plans import Column, Plans
 
 
 @dataclass(frozen=True, kw_only=True)
+class Link:
+    """What one rank has to reach others by, all of its rate counted."""
+
+    bytes_per_s: Column
+    """Bus bandwidth of gathers."""
+    hop_s: Column
+    all_reduce_speed: Column
+    """Of that rate, that all-reduces reach."""
+    all_to_all_speed: Column
+    send_speed: Column
+
+
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """Ranks that talk to each other, and what lies between them."""
 
     ranks: Column
     bytes_per_s: Column
-    """Bus bandwidth of a ring through all of them."""
+    """Bus bandwidth of a ring through all of them, of gathers."""
+    all_reduce_bytes_per_s: Column
+    send_bytes_per_s: Column
     hop_s: Column
     """Latency from one rank to the next, on average round the ring."""
     local: Column
     """Ranks that one of them reaches without the network, itself included."""
-    nvlink_bytes_per_s: Column
-    network_bytes_per_s: Column
-    """Of one rank."""
-    all_reduce_speed: Column
-    """Of those rates, that all-reduces reach; 1 across nodes, where nobody measured it."""
-    all_to_all_speed: Column
-    """The same, of all-to-alls to ranks nearby."""
-    send_speed: Column
+    near: Link
+    """To those."""
+    far: Link
+    """To all others."""
 
 
 def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> Group:
-    """The ring through ranks that are `stride` apart.
+    """The group of ranks that are `stride` apart: measured links count in full, others in part."""
+    near = Link(
+        bytes_per_s=p.nvlink_bytes_per_s * np.where(p.nvlink_measured, 1.0, c.nvlink_share),
+        hop_s=np.where(np.greater(p.nvlink_latency_s, 0), p.nvlink_latency_s, c.nvlink_latency_s),
+        all_reduce_speed=p.nvlink_all_reduce_speed,
+        all_to_all_speed=p.nvlink_all_to_all_speed,
+        send_speed=p.nvlink_send_speed,
+    )
+    far = Link(
+        bytes_per_s=p.network_bytes_per_s * np.where(p.network_measured, 1.0, c.network_share),
+        hop_s=np.where(
+            np.greater(p.network_latency_s, 0), p.network_latency_s, c.network_latency_s
+        ),
+        all_reduce_speed=p.network_all_reduce_speed,
+        all_to_all_speed=p.network_all_to_all_speed,
+        send_speed=p.network_send_speed,
+    )
+    return ring(near, far, ranks=ranks, local=np.clip(p.nvlink_domain / stride, 1.0, ranks))
+
+
+def ring(near: Link, far: Link, *, ranks: Column, local: Column) -> Group:
+    """The ring through `ranks`, of which `local` at a time are joined by the near link.
 
     Within one NVLink domain it runs at NVLink's rate. Beyond, a ring leaves each domain through
     the network shares of all the ranks that it has there, and all rings of the domain do so at
@@ -38,26 +70,24 @@ def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> Group:
     trees comes to the same bound. Source: Thakur, Rabenseifner and Gropp (IJHPCA 19, 2005),
     section 2, for alpha-beta; NVIDIA nccl-tests, doc/PERFORMANCE.md, for bus bandwidth.
     """
-    local = np.clip(p.nvlink_domain / stride, 1.0, ranks)
     crosses = np.greater(ranks, local)
-    nvlink = p.nvlink_bytes_per_s * np.where(p.nvlink_measured, 1.0, c.nvlink_share)
-    near_s = np.where(np.greater(p.nvlink_latency_s, 0), p.nvlink_latency_s, c.nvlink_latency_s)
-    own_network = p.network_bytes_per_s * c.network_share
-    network = own_network * local
+
+    def rate(near_speed: Column, far_speed: Column) -> Column:
+        inside = near.bytes_per_s * near_speed
+        outside = far.bytes_per_s * local * far_speed
+        # A rank that is alone in its domain never takes the near link.
+        crossing = np.where(np.greater(local, 1), np.minimum(inside, outside), outside)
+        return np.where(crosses, crossing, inside)
+
     return Group(
         ranks=ranks,
-        bytes_per_s=np.where(crosses, np.minimum(nvlink, network), nvlink),
-        hop_s=np.where(
-            crosses,
-            near_s + (c.network_latency_s - near_s) / local,
-            near_s,
-        ),
+        bytes_per_s=rate(1.0, 1.0),
+        all_reduce_bytes_per_s=rate(near.all_reduce_speed, far.all_reduce_speed),
+        send_bytes_per_s=rate(near.send_speed, far.send_speed),
+        hop_s=np.where(crosses, near.hop_s + (far.hop_s - near.hop_s) / local, near.hop_s),
         local=local,
-        nvlink_bytes_per_s=nvlink,
-        network_bytes_per_s=own_network,
-        all_reduce_speed=np.where(crosses, 1.0, p.all_reduce_speed),
-        all_to_all_speed=p.all_to_all_speed,
-        send_speed=np.where(crosses, 1.0, p.send_speed),
+        near=near,
+        far=far,
     )
 
 
@@ -69,8 +99,8 @@ def all_reduce_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
     training with NCCL 2.4" (NVIDIA, 2019), for the trees.
     """
     rounds = 2.0 * (1.0 - 1.0 / g.ranks)
-    bytes_per_s = g.bytes_per_s * g.all_reduce_speed
-    return calls * (rounds * size_bytes / bytes_per_s + 2.0 * np.log2(g.ranks) * g.hop_s)
+    moving_s = rounds * size_bytes / g.all_reduce_bytes_per_s
+    return calls * (moving_s + 2.0 * np.log2(g.ranks) * g.hop_s)
 
 
 def gather_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
@@ -90,11 +120,11 @@ def exchange_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
     rank's own share of the network, which no ring of the node helps with; and n - 1 sends. Source:
     Thakur et al. (2005), section 4.
     """
-    near_s = (g.local - 1.0) / (g.nvlink_bytes_per_s * g.all_to_all_speed)
-    far_s = np.maximum(0.0, g.ranks - g.local) / g.network_bytes_per_s
+    near_s = (g.local - 1.0) / (g.near.bytes_per_s * g.near.all_to_all_speed)
+    far_s = np.maximum(0.0, g.ranks - g.local) / (g.far.bytes_per_s * g.far.all_to_all_speed)
     return calls * (size_bytes / g.ranks * (near_s + far_s) + (g.ranks - 1.0) * g.hop_s)
 
 
 def send_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
     """Time of `calls` sends of `size_bytes` to the next rank."""
-    return calls * np.greater(g.ranks, 1) * (size_bytes / (g.bytes_per_s * g.send_speed) + g.hop_s)
+    return calls * np.greater(g.ranks, 1) * (size_bytes / g.send_bytes_per_s + g.hop_s)

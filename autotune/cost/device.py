@@ -1,23 +1,17 @@
 """What an accelerator and its node put into the columns of `Plans`."""
 
+from typing import Literal
+
 from autotune.accelerators import Accelerator
 from autotune.cost.pages import PAGE_BYTES
 from autotune.cost.plans import HOST_MEMORY_BYTES_PER_S, NVME_BYTES_PER_S
-from autotune.measured import Measured
+from autotune.measured import Measured, MeasuredLink
 
 STREAM_SHARE = 0.9
 """Of a datasheet's memory bandwidth, that a stream reaches on a healthy device. The constants of
 the model are shares of the datasheet's, so what a probe's stream reached is taken for that of a
 memory of this much more. Source: Deakin et al., BabelStream (IJCSE 17, 2018), which finds streams
 near it on GPUs of several vendors."""
-UNMEASURED_LINK = {
-    "nvlink_measured": 0.0,
-    "nvlink_latency_s": 0.0,
-    "all_reduce_speed": 1.0,
-    "all_to_all_speed": 1.0,
-    "send_speed": 1.0,
-}
-"""Columns of a link whose rate a datasheet promises."""
 
 
 def device_columns(accelerator: Accelerator, precision: str, per_node: float) -> dict[str, float]:
@@ -44,13 +38,10 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
         "cache_bytes": found.cache_bytes,
         "page_s": _clearing(found),
         "operand_elements_per_s": found.operand_elements_per_s.get(precision, 0.0),
-        "nvlink_bytes_per_s": found.link_bytes_per_s or link_bytes_per_s,
-        "nvlink_measured": float(found.link_bytes_per_s is not None),
-        "nvlink_latency_s": found.link_latency_s or 0.0,
-        "all_reduce_speed": found.all_reduce_speed,
-        "all_to_all_speed": found.all_to_all_speed,
-        "send_speed": found.send_speed,
+        "nvlink_bytes_per_s": link_bytes_per_s,
         "network_bytes_per_s": accelerator.network_bytes_per_s,
+        **link_columns("nvlink", found.link),
+        **link_columns("network", found.network),
         "host_bytes_per_s": found.host_bytes_per_s or accelerator.host_bytes_per_s,
         "host_link_measured": float(found.host_bytes_per_s is not None),
         "host_memory_bytes_per_s": found.host_memory_bytes_per_s or HOST_MEMORY_BYTES_PER_S,
@@ -59,6 +50,27 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
         "nvlink_domain": domain,
         "devices_per_node": per_node,
     }
+
+
+def link_columns(
+    name: Literal["nvlink", "network"], found: MeasuredLink | None
+) -> dict[str, float]:
+    """The columns of a link that a probe can fill.
+
+    Args:
+        name: Between the devices of a node, or between nodes.
+        found: What a probe reached; None: the rate is one that a datasheet or a person promises,
+            and stays as it is.
+    """
+    link = found or MeasuredLink(bytes_per_s=0.0)
+    columns = {
+        f"{name}_measured": float(found is not None),
+        f"{name}_latency_s": link.latency_s or 0.0,
+        f"{name}_all_reduce_speed": link.all_reduce_speed,
+        f"{name}_all_to_all_speed": link.all_to_all_speed,
+        f"{name}_send_speed": link.send_speed,
+    }
+    return columns if found is None else {**columns, f"{name}_bytes_per_s": link.bytes_per_s}
 
 
 def _clearing(found: Measured) -> float:

@@ -101,10 +101,16 @@ class Plans:
     """That link's rate was reached by collectives: no share of it is taken."""
     nvlink_latency_s: Column = 0.0
     """Per hop of a collective, where that was measured; 0: as the constants say."""
-    all_reduce_speed: Column = 1.0
+    nvlink_all_reduce_speed: Column = 1.0
     """Of that link's rate, that all-reduces reach beside gathers."""
-    all_to_all_speed: Column = 1.0
-    send_speed: Column = 1.0
+    nvlink_all_to_all_speed: Column = 1.0
+    nvlink_send_speed: Column = 1.0
+    network_measured: Column = 0.0
+    """As `nvlink_measured` and those after it, of what is between nodes."""
+    network_latency_s: Column = 0.0
+    network_all_reduce_speed: Column = 1.0
+    network_all_to_all_speed: Column = 1.0
+    network_send_speed: Column = 1.0
     host_link_measured: Column = 0.0
     """The host's link was measured: no share of its rate is taken."""
     layer_host_s: Column = 0.0

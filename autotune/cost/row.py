@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autotune.accelerators import Accelerator, find_accelerator
 from autotune.cost.cells import Cells, RowError
-from autotune.cost.device import device_columns
+from autotune.cost.device import device_columns, link_columns
 from autotune.cost.plans import Recompute, Tier
 from autotune.cost.row_model import read_model
 from autotune.cost.traits import Traits, traits_of
@@ -258,7 +258,7 @@ def _device(
     return {
         **columns,
         "matmul_flops": _matmul_flops(cells, columns, accelerator, precision),
-        "network_bytes_per_s": _network(cells, accelerator, per_node),
+        **_network(cells, columns["network_bytes_per_s"], accelerator, per_node),
     }
 
 
@@ -280,28 +280,28 @@ def _matmul_flops(
     return narrow
 
 
-def _network(cells: Cells, accelerator: Accelerator, per_node: float) -> float:
-    """Bytes per second of a device's share, by the cell `interconnect` or the vendor's system."""
+def _network(
+    cells: Cells, bytes_per_s: float, accelerator: Accelerator, per_node: float
+) -> dict[str, float]:
+    """What the cell `interconnect` changes of a device's share; blank, it is as in the table."""
     text = cells.text("interconnect")
     device = _PER_DEVICE.search(text)
     if device:
-        return _above_zero(cells, float(device["gbit"]) * _GIGABIT)
+        return _described(cells, float(device["gbit"]) * _GIGABIT)
     if _NETWORK_WORDS.search(text):
         for pattern in reversed(_PER_NODE):
             found = pattern.search(text)
             if found:
                 links = float(found["n"] or 1)
-                return _above_zero(cells, links * float(found["gbit"]) * _GIGABIT / per_node)
-    cells.assume(
-        "network", f"{accelerator.network_bytes_per_s / 1e9:g} GB/s per device", accelerator.name
-    )
-    return accelerator.network_bytes_per_s
+                return _described(cells, links * float(found["gbit"]) * _GIGABIT / per_node)
+    cells.assume("network", f"{bytes_per_s / 1e9:g} GB/s per device", accelerator.name)
+    return {}
 
 
-def _above_zero(cells: Cells, bytes_per_s: float) -> float:
+def _described(cells: Cells, bytes_per_s: float) -> dict[str, float]:
     if not 0 < bytes_per_s < math.inf:
         raise cells.error(f"interconnect={cells.text('interconnect')!r}: no rate above 0")
-    return bytes_per_s
+    return {"network_bytes_per_s": bytes_per_s, **link_columns("network", None)}
 
 
 def _dtypes(precision: str, traits: Traits) -> dict[str, float]:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ def measure_on_ranks(
     devices: Sequence[int],
     name: str,
     timeout_s: float,
+    interface: str = "lo",
 ) -> list[dict[str, Any]]:
     """Start a rank per device, wait for all, and leave none behind, whatever happens.
 
@@ -35,6 +36,7 @@ def measure_on_ranks(
         devices: Core numbers, or the indices of GPUs, counted from 0.
         name: Of the command, for the folder that the ranks write to.
         timeout_s: They are killed then.
+        interface: By which they talk to each other, and to those of other machines.
 
     Returns:
         What each rank wrote, in their order.
@@ -47,7 +49,8 @@ def measure_on_ranks(
         folder = Path(made).resolve()
         (folder / RANKS_DIR).mkdir()
         command = [str(folder), accelerator, ",".join(map(str, devices)), *arguments]
-        _run(module, command, folder, len(devices), accelerator, timeout_s)
+        environment = _environment(folder, accelerator, len(devices), interface)
+        _run(module, command, folder, len(devices), environment, timeout_s)
         return _reports(folder, len(devices))
 
 
@@ -56,7 +59,7 @@ def _run(
     arguments: Sequence[str],
     folder: Path,
     world: int,
-    accelerator: str,
+    environment: Mapping[str, str],
     timeout_s: float,
 ) -> None:
     port = lease_port()
@@ -71,7 +74,7 @@ def _run(
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
-                env=_environment(folder, accelerator, world),
+                env=environment,
                 start_new_session=True,
             )
         code = process.wait(timeout=timeout_s)
@@ -87,18 +90,18 @@ def _run(
         raise FleetError(said or f"exit code {code}: {_said_last(errors)}", _HINT)
 
 
-_HINT = "the line names the cause: a busy device, a driver, or the loopback interface"
+_HINT = "the line names the cause: a busy device, a driver, or the network interface"
 
 
-def _environment(folder: Path, accelerator: str, world: int) -> dict[str, str]:
+def _environment(folder: Path, accelerator: str, world: int, interface: str) -> dict[str, str]:
     made = {**os.environ, TRIAL_ENV: str(folder), COORDINATOR_ENV: str(os.getpid())}
     if accelerator == "cpu":
         made["OMP_NUM_THREADS"] = "1"
-        made["GLOO_SOCKET_IFNAME"] = "lo"
+        made["GLOO_SOCKET_IFNAME"] = interface
     else:
         made.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // world)))
-        # Of one machine alone: nothing need listen where others could reach it.
-        made.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        # Loopback for one machine alone: nothing need listen where others could reach it.
+        made.setdefault("NCCL_SOCKET_IFNAME", interface)
     return made
 
 

@@ -11,6 +11,9 @@ _WARM_UPS = 2
 _SAMPLE_S = 1e-3
 """A shorter call is timed several times at once: what reads the clock must not count."""
 _FEWEST, _MOST = 5, 100
+_FEWEST_OF_SLOW = 3
+_TOGETHER_S = 2.0
+"""For the repeats of one collective: over a slow network the large ones take a second each."""
 
 
 class Clock:
@@ -53,13 +56,22 @@ class Clock:
             work: One call of it.
             calls: In each sample.
         """
-        for _ in range(_WARM_UPS):
-            work()
+        work()
+        self._barrier()
+        once_s = self._slowest(self._sample(work, 1))
+        most = _FEWEST if self.is_quick else 2 * _FEWEST - 1
+        affordable = int(_TOGETHER_S / (calls * once_s))
         samples = []
-        for _ in range(_FEWEST if self.is_quick else 2 * _FEWEST - 1):
+        for _ in range(max(_FEWEST_OF_SLOW, min(most, affordable))):
             self._barrier()
             samples.append(self._sample(work, calls))
         return _summary(samples)
+
+    def _slowest(self, seconds: float) -> float:
+        """Of all ranks: they have to come to the same number of repeats."""
+        value = torch.tensor([seconds], dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(value, op=torch.distributed.ReduceOp.MAX)
+        return max(float(value), 1e-9)
 
     def _sample(self, work: Callable[[], object], calls: int) -> float:
         self._wait()

@@ -1,26 +1,66 @@
-"""What the ranks do with each other: collectives by size, and every pair by itself."""
+"""What the ranks do with each other: collectives by size, and pairs by themselves."""
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import distributed
 
 from autotune.probe.clock import Clock
+from autotune.probe.points import Span
 
 SIZES = (2**16, 2**19, 2**22, 2**25)
 LARGEST = 2**26
 """Beside those of a factor of eight."""
 _PAIR_BYTES = 2**22
 _MOST_IN_PAIRS = 8
-"""Of more ranks only neighbours are paired: all pairs would take too long."""
+"""Of more ranks, or nodes, only neighbours are paired: all pairs would take too long."""
 _SAMPLE_BYTES = 2**20
 """Smaller messages are timed several at once."""
 
 
-def collectives(clock: Clock) -> list[dict[str, Any]]:
-    """All of them by size; `bytes` as the cost model counts them.
+@dataclass(frozen=True, kw_only=True)
+class Ring:
+    """Ranks that measure with each other, this one among them."""
+
+    span: Span
+    ranks: tuple[int, ...]
+    group: Any
+    """torch's; None: all ranks."""
+
+    def beside(self, steps: int) -> int:
+        """The rank so many steps on, round the ring."""
+        here = self.ranks.index(distributed.get_rank())
+        return self.ranks[(here + steps) % len(self.ranks)]
+
+
+def rings(per_node: int) -> list[Ring]:
+    """The rings that this rank is in: of its node, through the nodes, and through all ranks.
+
+    Those of one rank are left out, and the last one where it is one of the others.
+    """
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    if per_node in (1, world):
+        return [Ring(span="node" if per_node == world else "nodes", ranks=_all(), group=None)]
+    nodes = [tuple(range(first, first + per_node)) for first in range(0, world, per_node)]
+    across = [tuple(range(first, world, per_node)) for first in range(per_node)]
+    found = []
+    spans: tuple[tuple[Span, list[tuple[int, ...]]], ...] = (("node", nodes), ("nodes", across))
+    for span, all_of_it in spans:
+        # Every rank has to hear of every group, its own or not.
+        groups = [(ranks, distributed.new_group(list(ranks))) for ranks in all_of_it]
+        found += [Ring(span=span, ranks=r, group=group) for r, group in groups if rank in r]
+    return [*found, Ring(span="all", ranks=_all(), group=None)]
+
+
+def _all() -> tuple[int, ...]:
+    return tuple(range(distributed.get_world_size()))
+
+
+def collectives(clock: Clock, ring: Ring) -> list[dict[str, Any]]:
+    """All of them by size, on all rings of a span at once; `bytes` as the cost model counts them.
 
     Those are: of an all-reduce its buffer, of an all-gather and a reduce-scatter the whole, of an
     all-to-all what a rank hands out, its own part included, of a send the message.
@@ -28,51 +68,68 @@ def collectives(clock: Clock) -> list[dict[str, Any]]:
     points = []
     for size_bytes in SIZES if clock.is_quick else (*SIZES, LARGEST):
         calls = max(1, _SAMPLE_BYTES // size_bytes)
-        for kind, (work, moved_bytes) in _works(clock, size_bytes).items():
+        for kind, (work, moved_bytes) in _works(clock, ring, size_bytes).items():
             timed = clock.together(work, calls=calls)
-            points.append({"kind": kind, "bytes": moved_bytes, **timed})
+            points.append({"kind": kind, "span": ring.span, "bytes": moved_bytes, **timed})
     return points
 
 
-def pairs(clock: Clock) -> list[dict[str, Any]]:
-    """A message there and one back between two ranks, while the others wait; half of that."""
+def pairs(clock: Clock, per_node: int) -> list[dict[str, Any]]:
+    """A message there and one back between two ranks; half of that.
+
+    Within the nodes one pair of each at a time; between them all ranks of two nodes, each with the
+    rank of its own number there, since each may have a network card of its own.
+    """
     rank, world = distributed.get_rank(), distributed.get_world_size()
-    couples = list(itertools.combinations(range(world), 2))
-    if world > _MOST_IN_PAIRS:
-        couples = [(first, (first + 1) % world) for first in range(world)]
+    node, place = divmod(rank, per_node)
     buffer = torch.zeros(_PAIR_BYTES // 4, device=clock.device)
     points = []
-    for first, second in couples:
-        work = _ping(buffer, rank, first, second)
-        timed = clock.together(work, calls=1)
+
+    def measure(span: Span, first: int, second: int) -> None:
+        timed = clock.together(_ping(buffer, rank, first, second), calls=1)
         if rank in (first, second):
             timed = {**timed, "seconds": timed["seconds"] / 2}
-            points.append(
-                {"kind": "pair", "ranks": [first, second], "bytes": _PAIR_BYTES, **timed}
-            )
+            about = {"span": span, "ranks": [first, second], "bytes": _PAIR_BYTES}
+            points.append({"kind": "pair", **about, **timed})
+
+    for first, second in _couples(per_node):
+        measure("node", node * per_node + first, node * per_node + second)
+    for first, second in _couples(world // per_node):
+        measure("nodes", first * per_node + place, second * per_node + place)
     return points
 
 
-def _works(clock: Clock, size_bytes: int) -> dict[str, tuple[Callable[[], object], int]]:
+def _couples(n: int) -> list[tuple[int, int]]:
+    if n > _MOST_IN_PAIRS:
+        return [(first, (first + 1) % n) for first in range(n)]
+    return list(itertools.combinations(range(n), 2))
+
+
+def _works(
+    clock: Clock, ring: Ring, size_bytes: int
+) -> dict[str, tuple[Callable[[], object], int]]:
     """Kind -> one call of it, and what it moves."""
-    rank, world = distributed.get_rank(), distributed.get_world_size()
-    part = max(1, size_bytes // 4 // world)
-    whole, other = (torch.zeros(part * world, device=clock.device) for _ in range(2))
+    group, n = ring.group, len(ring.ranks)
+    part = max(1, size_bytes // 4 // n)
+    whole, other = (torch.zeros(part * n, device=clock.device) for _ in range(2))
     shard = torch.zeros(part, device=clock.device)
-    whole_bytes = 4 * part * world
+    whole_bytes = 4 * part * n
 
     def shift() -> None:
         """To the next rank and from the last, as the stages of a pipeline do."""
-        sent = distributed.P2POp(distributed.isend, whole, (rank + 1) % world)
-        taken = distributed.P2POp(distributed.irecv, other, (rank - 1) % world)
+        sent = distributed.P2POp(distributed.isend, whole, ring.beside(1), group)
+        taken = distributed.P2POp(distributed.irecv, other, ring.beside(-1), group)
         for request in distributed.batch_isend_irecv([sent, taken]):
             request.wait()
 
     return {
-        "all_reduce": (lambda: distributed.all_reduce(whole), whole_bytes),
-        "all_gather": (lambda: _gather(other, shard), whole_bytes),
-        "reduce_scatter": (lambda: _scatter(shard, whole), whole_bytes),
-        "all_to_all": (lambda: distributed.all_to_all_single(other, whole), whole_bytes),
+        "all_reduce": (lambda: distributed.all_reduce(whole, group=group), whole_bytes),
+        "all_gather": (lambda: _gather(other, shard, group=group), whole_bytes),
+        "reduce_scatter": (lambda: _scatter(shard, whole, group=group), whole_bytes),
+        "all_to_all": (
+            lambda: distributed.all_to_all_single(other, whole, group=group),
+            whole_bytes,
+        ),
         "send": (shift, whole_bytes),
     }
 

@@ -1,11 +1,13 @@
 """What the points come to: the figures that the cost model takes, and how well each is known."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.measured import Measured
+from autotune.cost.collectives import Link, all_reduce_s, exchange_s, gather_s, ring, send_s
+from autotune.measured import Measured, MeasuredLink
 from autotune.probe.curves import LinkCurve, ProductCurve, fit_link, fit_products
-from autotune.probe.points import LINK_KINDS, Point, of_kind
+from autotune.probe.points import LINK_KINDS, Point, Span, of_kind
 
 _STREAMED = 3
 """Tensors of a stream."""
@@ -18,16 +20,22 @@ class Figures:
     products: Mapping[str, ProductCurve]
     """By precision."""
     links: Mapping[str, LinkCurve]
-    """By kind of communication; empty with one rank."""
+    """By kind of communication, of the ranks of one node; empty with one of them."""
+    network: Mapping[str, LinkCurve]
+    """The same between nodes, one rank of each; empty with one node."""
+    beyond: Mapping[str, float]
+    """By kind: what collectives of all ranks of several nodes took over what the cost model makes
+    of the links within and between nodes, on average over the sizes; else empty."""
     measured: Measured
 
 
-def figures_of(points: Sequence[Point], n_ranks: int) -> Figures:
+def figures_of(points: Sequence[Point], per_node: int, n_nodes: int = 1) -> Figures:
     """Fit the curves, and take what has none from the largest size.
 
     Args:
         points: Of all ranks.
-        n_ranks: Ranks that took part.
+        per_node: Ranks of each node that took part.
+        n_nodes: Nodes that took part.
 
     Raises:
         FleetError: There are too few points.
@@ -37,15 +45,13 @@ def figures_of(points: Sequence[Point], n_ranks: int) -> Figures:
         dtype: fit_products([p for p in of_products if p.dtype == dtype])
         for dtype in dict.fromkeys(p.dtype for p in of_products)
     }
-    links = {
-        kind: fit_link(of_kind(points, kind), kind, n_ranks)
-        for kind in LINK_KINDS
-        if of_kind(points, kind)
-    }
+    links = _curves(points, "node", per_node)
+    network = _curves(points, "nodes", n_nodes)
     memory_bytes_per_s = _rate(points, "stream")
     layers = of_kind(points, "layer")
     cached = _cached(points) if layers else None
-    rate = _gather_rate(links)
+    # CPU ranks reduce whole what is to be scattered: there the model asks for no reduce-scatter.
+    gathers = ("all_gather",) if layers else ("all_gather", "reduce_scatter")
     measured = Measured(
         memory_bytes_per_s=memory_bytes_per_s,
         cached_bytes_per_s=None if cached is None else cached.size_bytes / cached.slowest_s,
@@ -56,39 +62,80 @@ def figures_of(points: Sequence[Point], n_ranks: int) -> Figures:
             for dtype, curve in products.items()
             if curve.elements_per_s < float("inf")
         },
-        link_bytes_per_s=rate,
-        link_latency_s=_latency(links),
-        all_reduce_speed=_beside(rate, links, "all_reduce"),
-        all_to_all_speed=_beside(rate, links, "all_to_all"),
-        send_speed=_beside(rate, links, "send"),
+        link=_link(links, gathers),
+        network=_link(network, gathers),
         host_bytes_per_s=_slower(_rate(points, "upload"), _rate(points, "download")),
         # A CPU rank's memory is its share of the node's.
-        host_memory_bytes_per_s=n_ranks * memory_bytes_per_s
+        host_memory_bytes_per_s=per_node * memory_bytes_per_s
         if layers and memory_bytes_per_s
         else None,
-        nvme_bytes_per_s=_slower(*(_together(points, kind) for kind in ("write", "read"))),
+        nvme_bytes_per_s=_slower(
+            *(_of_node(points, kind, per_node) for kind in ("write", "read"))
+        ),
         layer_s=layers[0].slowest_s if layers else None,
     )
-    return Figures(products=products, links=links, measured=measured)
+    of_all = {kind: of_kind(points, kind, "all") for kind in (*gathers, *_OTHERS)}
+    return Figures(
+        products=products,
+        links=links,
+        network=network,
+        beyond=_beyond(of_all, measured, per_node, n_nodes),
+        measured=measured,
+    )
 
 
-def _gather_rate(links: Mapping[str, LinkCurve]) -> float | None:
-    """Of all-gathers and reduce-scatters in equal shares, as ZeRO uses them."""
-    gathers = [links[kind] for kind in ("all_gather", "reduce_scatter") if kind in links]
-    if not gathers:
+def _curves(points: Sequence[Point], span: Span, n_ranks: int) -> dict[str, LinkCurve]:
+    return {
+        kind: fit_link(theirs, kind, n_ranks)
+        for kind in LINK_KINDS
+        if (theirs := of_kind(points, kind, span))
+    }
+
+
+def _link(curves: Mapping[str, LinkCurve], gathers: Sequence[str]) -> MeasuredLink | None:
+    """One link for all kinds; None: nothing was measured of it."""
+    if not curves:
         return None
-    return len(gathers) / sum(1.0 / curve.bytes_per_s for curve in gathers)
+    # In equal shares, as ZeRO uses them.
+    rate = len(gathers) / sum(1.0 / curves[kind].bytes_per_s for kind in gathers)
+    latencies = sorted(curve.latency_s for curve in curves.values())
+    return MeasuredLink(
+        bytes_per_s=rate,
+        # In the middle of all kinds: the model has one for all.
+        latency_s=latencies[len(latencies) // 2] or None,
+        all_reduce_speed=curves["all_reduce"].bytes_per_s / rate,
+        all_to_all_speed=curves["all_to_all"].bytes_per_s / rate,
+        send_speed=curves["send"].bytes_per_s / rate,
+    )
 
 
-def _latency(links: Mapping[str, LinkCurve]) -> float | None:
-    """Of a hop, in the middle of all kinds: the model has one for all."""
-    latencies = sorted(curve.latency_s for curve in links.values())
-    return (latencies[len(latencies) // 2] or None) if latencies else None
+_OTHERS = {"all_reduce": all_reduce_s, "all_to_all": exchange_s, "send": send_s}
+"""The cost model's formulas of what is no gather."""
 
 
-def _beside(rate: float | None, links: Mapping[str, LinkCurve], kind: str) -> float:
-    """How fast a kind is beside gathers."""
-    return 1.0 if rate is None or kind not in links else links[kind].bytes_per_s / rate
+def _beyond(
+    of_all: Mapping[str, Sequence[Point]], measured: Measured, per_node: int, n_nodes: int
+) -> dict[str, float]:
+    if measured.link is None or measured.network is None:
+        return {}
+    near, far = (
+        Link(
+            bytes_per_s=link.bytes_per_s,
+            hop_s=link.latency_s or 0.0,
+            all_reduce_speed=link.all_reduce_speed,
+            all_to_all_speed=link.all_to_all_speed,
+            send_speed=link.send_speed,
+        )
+        for link in (measured.link, measured.network)
+    )
+    everyone = ring(near, far, ranks=float(per_node * n_nodes), local=float(per_node))
+    return {
+        kind: statistics.geometric_mean(
+            point.slowest_s / float(_OTHERS.get(kind, gather_s)(everyone, float(point.size_bytes)))
+            for point in theirs
+        )
+        for kind, theirs in of_all.items()
+    }
 
 
 def largest(points: Sequence[Point], kind: str) -> Point | None:
@@ -108,10 +155,10 @@ def _rate(points: Sequence[Point], kind: str) -> float | None:
     return None if point is None else point.size_bytes / point.slowest_s
 
 
-def _together(points: Sequence[Point], kind: str) -> float | None:
-    """Bytes per second of all ranks at once."""
-    point = largest(points, kind)
-    return None if point is None else len(point.seconds) * point.size_bytes / point.slowest_s
+def _of_node(points: Sequence[Point], kind: str, per_node: int) -> float | None:
+    """Bytes per second of all ranks of the slowest node at once."""
+    rate = _rate(points, kind)
+    return None if rate is None else per_node * rate
 
 
 def _slower(*rates: float | None) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from autotune.accelerators import Accelerator
 from autotune.cost.device import STREAM_SHARE
 from autotune.probe.figures import Figures, largest
-from autotune.probe.points import Point, of_kind
+from autotune.probe.points import Point, Span, of_kind
 
 SLOW_DEVICE = 0.1
 """How far a device may stay behind its siblings."""
@@ -40,10 +40,12 @@ def conclude(
     """
     return (
         *_slow_devices(points, names),
-        *_slow_pairs(points, names),
+        *_slow_pairs(points, names, "nodes"),
+        *_slow_pairs(points, names, "node"),
         *(_below_class(figures, its_class) if its_class is not None else ()),
         *_scattered(points),
         *_badly_fitted(figures),
+        *_beyond(figures),
     )
 
 
@@ -79,11 +81,17 @@ def _most_work(points: Sequence[Point], dtype: str) -> Point | None:
     return max(theirs, key=lambda point: point.flops, default=None)
 
 
-def _slow_pairs(points: Sequence[Point], names: Sequence[str]) -> Iterator[str]:
-    pairs = of_kind(points, "pair")
+def _slow_pairs(points: Sequence[Point], names: Sequence[str], span: Span) -> Iterator[str]:
+    pairs = of_kind(points, "pair", span)
     if len(pairs) < 2:
         return
     usual_s = statistics.median_low(pair.slowest_s for pair in pairs)
+    if span == "nodes":
+        where = "look at the cards, the cables and the switch between these nodes"
+    elif of_kind(points, "layer"):  # of CPU ranks alone
+        where = "look for other work there"
+    else:
+        where = "nvidia-smi topo -m shows how they are joined"
     for pair in sorted(pairs, key=lambda pair: -pair.slowest_s):
         behind = 1.0 - usual_s / pair.slowest_s
         if behind > SLOW_LINK:
@@ -91,8 +99,7 @@ def _slow_pairs(points: Sequence[Point], names: Sequence[str]) -> Iterator[str]:
             rate = pair.size_bytes / pair.slowest_s / 1e9
             yield (
                 f"ranks {first} ({names[first]}) and {second} ({names[second]}): {rate:.3g} GB/s "
-                f"between them, {behind:.0%} less than between others; nvidia-smi topo -m shows "
-                "how they are joined"
+                f"between them, {behind:.0%} less than between others; {where}"
             )
 
 
@@ -111,6 +118,8 @@ def _below_class(figures: Figures, its_class: Accelerator) -> Iterator[str]:
     datasheet = its_class.memory_bytes_per_s * STREAM_SHARE
     compared.append(("memory", reached.memory_bytes_per_s, datasheet, "B/s"))
     compared.append(("host link", reached.host_bytes_per_s, its_class.host_bytes_per_s, "B/s"))
+    network = None if reached.network is None else reached.network.bytes_per_s
+    compared.append(("network, per device", network, its_class.network_bytes_per_s, "B/s"))
     for what, found, promised, unit in compared:
         if found is None or promised is None:
             continue
@@ -136,7 +145,19 @@ def _scattered(points: Sequence[Point]) -> Iterator[str]:
 def _badly_fitted(figures: Figures) -> Iterator[str]:
     errors = {kind: curve.error for kind, curve in figures.products.items()}
     errors |= {kind: curve.error for kind, curve in figures.links.items()}
+    errors |= {f"{kind} between nodes": curve.error for kind, curve in figures.network.items()}
     bad = [f"{kind} {error:.0%}" for kind, error in errors.items() if error > MIN_FIT]
     if bad:
         said = ", ".join(bad)
         yield f"curves that miss their points by more than {MIN_FIT:.0%} on average: {said}"
+
+
+def _beyond(figures: Figures) -> Iterator[str]:
+    """Collectives of all ranks that the links within and between nodes do not explain."""
+    slow = {kind: times for kind, times in figures.beyond.items() if times > 1.0 + MIN_FIT}
+    if slow:
+        said = ", ".join(f"{kind} {times:.1f} times" for kind, times in slow.items())
+        yield (
+            "collectives of all ranks take longer than the links within and between nodes "
+            f"promise: {said}; predictions for such groups will be short by as much"
+        )

@@ -1,7 +1,7 @@
 """The file of a probe: an entry for the table of accelerators, and how it came about."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from autotune.accelerators import Accelerator
 from autotune.errors import JobError
 from autotune.files import is_foreign, write_whole
 from autotune.hardware import Environment
-from autotune.measured import Measured
+from autotune.measured import Measured, MeasuredLink
 from autotune.probe.figures import Figures
 
 MARK = "# Measured by `python -m autotune probe`"
@@ -82,7 +82,8 @@ def entry_of(
     figures: Figures,
     its_class: Accelerator | None,
     *,
-    n_ranks: int,
+    per_node: int,
+    n_nodes: int = 1,
     when: str,
 ) -> dict[str, Any]:
     """The entry, under the name by which the shipped table has such devices.
@@ -93,7 +94,8 @@ def entry_of(
         environment: The devices.
         figures: What they reached.
         its_class: Their entry in the shipped table, if there is one.
-        n_ranks: Ranks that took part.
+        per_node: Ranks of each node that took part.
+        n_nodes: Nodes that took part.
         when: The date.
     """
     name = its_class.name if its_class is not None else _slug(environment.device_name)
@@ -103,10 +105,12 @@ def entry_of(
     for dtype, rate in achieved.items():
         peaks[dtype] = max(rate, peaks.get(dtype, 0.0))
     memory = found.memory_bytes_per_s or 0.0
-    link = found.link_bytes_per_s
-    domain = its_class.nvlink_domain if its_class is not None else max(1, n_ranks)
+    link = None if found.link is None else found.link.bytes_per_s
+    domain = its_class.nvlink_domain if its_class is not None else per_node
     nvlink = its_class.nvlink_bytes_per_s if its_class is not None else link or 0.0
     host = found.host_bytes_per_s or link or memory
+    network = host if found.network is None else found.network.bytes_per_s
+    ranks = f"{per_node} rank(s)" + (f" on each of {n_nodes} nodes" if n_nodes > 1 else "")
     pattern = re.escape(environment.device_name)
     entry: dict[str, Any] = {
         "names": [rf"\b{pattern}", r"\bcpu\b"] if environment.accelerator == "cpu" else [pattern],
@@ -121,13 +125,13 @@ def entry_of(
         "nvlink_domain": domain,
         "host_gb_per_s": _giga(its_class.host_bytes_per_s if its_class is not None else host),
         "network_gb_per_s": _giga(
-            its_class.network_bytes_per_s if its_class is not None else host
+            its_class.network_bytes_per_s if its_class is not None else network
         ),
         "devices_per_node": its_class.devices_per_node
         if its_class is not None
         else environment.n_devices,
         "source": f"as {name} of the shipped table" if its_class is not None else "none: reached",
-        "achieved_source": f"python -m autotune probe, {n_ranks} rank(s), {when}",
+        "achieved_source": f"python -m autotune probe, {ranks}, {when}",
         "measured": _spelled(found),
     }
     return {name: entry}
@@ -140,25 +144,33 @@ def _spelled(found: Measured) -> dict[str, Any]:
         "cached_gb_per_s": _giga(found.cached_bytes_per_s),
         "cache_mib": found.cache_bytes / 2**20 or None,
         "fresh_gb_per_s": _giga(found.fresh_bytes_per_s),
-        "link_gb_per_s": _giga(found.link_bytes_per_s),
-        "link_latency_us": _micro(found.link_latency_s),
         "host_gb_per_s": _giga(found.host_bytes_per_s),
         "host_memory_gb_per_s": _giga(found.host_memory_bytes_per_s),
         "nvme_gb_per_s": _giga(found.nvme_bytes_per_s),
         "layer_us": _micro(found.layer_s),
     }
-    if found.link_bytes_per_s is not None:
-        spelled |= {
-            "all_reduce_speed": _short(found.all_reduce_speed),
-            "all_to_all_speed": _short(found.all_to_all_speed),
-            "send_speed": _short(found.send_speed),
-        }
     return {
         **{name: value for name, value in spelled.items() if value is not None},
+        **{
+            name: _spelled_link(link)
+            for name, link in (("link", found.link), ("network", found.network))
+            if link is not None
+        },
         "operand_gelements_per_s": {
             dtype: _short(rate / 1e9) for dtype, rate in found.operand_elements_per_s.items()
         },
     }
+
+
+def _spelled_link(link: MeasuredLink) -> dict[str, float]:
+    spelled = {
+        "gb_per_s": _giga(link.bytes_per_s),
+        "latency_us": _micro(link.latency_s),
+        "all_reduce_speed": _short(link.all_reduce_speed),
+        "all_to_all_speed": _short(link.all_to_all_speed),
+        "send_speed": _short(link.send_speed),
+    }
+    return {name: value for name, value in spelled.items() if value is not None}
 
 
 def fits_of(figures: Figures) -> list[dict[str, Any]]:
@@ -174,12 +186,17 @@ def fits_of(figures: Figures) -> list[dict[str, Any]]:
     ]
     rows += [
         {
-            "of": kind,
+            "of": kind + suffix,
             "gb_per_s": _giga(curve.bytes_per_s),
             "latency_us": _micro(curve.latency_s),
             "error": _short(curve.error),
         }
-        for kind, curve in figures.links.items()
+        for suffix, curves in (("", figures.links), (" between nodes", figures.network))
+        for kind, curve in curves.items()
+    ]
+    rows += [
+        {"of": f"{kind} of all ranks", "beyond": _short(times)}
+        for kind, times in figures.beyond.items()
     ]
     return rows
 
@@ -202,9 +219,3 @@ def _micro(value: float | None) -> float | None:
 
 def _short(value: float) -> float:
     return float(f"{value:.4g}")
-
-
-def names_of(environment: Environment, devices: Sequence[int]) -> list[str]:
-    """What each rank's device is called."""
-    kind = "core" if environment.accelerator == "cpu" else "GPU"
-    return [f"{kind} {device}" for device in devices]

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 LINK_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 """What the ranks do with each other, as the ranks name it."""
+Span = Literal["node", "nodes", "all"]
+"""Ranks that take part: those of one node, one of each node, or all; every such group does the
+same at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,8 @@ class Point:
     """Rows, inner and columns of a product."""
     size_bytes: int = 0
     """Moved by each rank."""
+    span: Span = "node"
+    """Of what the ranks do with each other."""
 
     @property
     def slowest_s(self) -> float:
@@ -50,6 +55,7 @@ class Point:
             "dtype": self.dtype,
             "shape": list(self.shape),
             "bytes": self.size_bytes,
+            "span": "" if self.span == "node" else self.span,
             "ranks": list(self.ranks) if self.kind == "pair" else [],
         }
         return {
@@ -74,6 +80,7 @@ def points_of(reports: Sequence[Mapping[str, Any]]) -> tuple[Point, ...]:
                 point.get("dtype", ""),
                 tuple(point.get("shape", ())),
                 point.get("bytes", 0),
+                point.get("span", "node"),
                 tuple(point.get("ranks", ())),
             )
             found.setdefault(key, []).append((rank, point))
@@ -86,14 +93,15 @@ def points_of(reports: Sequence[Mapping[str, Any]]) -> tuple[Point, ...]:
             dtype=dtype,
             shape=shape,
             size_bytes=size_bytes,
+            span=span,
         )
-        for (kind, dtype, shape, size_bytes, _), theirs in found.items()
+        for (kind, dtype, shape, size_bytes, span, _), theirs in found.items()
     )
 
 
-def of_kind(points: Sequence[Point], *kinds: str) -> list[Point]:
-    """The points of some kinds."""
-    return [point for point in points if point.kind in kinds]
+def of_kind(points: Sequence[Point], kind: str, span: Span = "node") -> list[Point]:
+    """The points of one kind; of what ranks do with each other, those of one span."""
+    return [point for point in points if point.kind == kind and point.span == span]
 
 
 def _short(value: float) -> float:

@@ -1,12 +1,15 @@
 """One rank of a probe: `python -m autotune.probe.rank FOLDER ACCELERATOR DEVICES WANTED`.
 
 All ranks measure the same at the same time, as they do in training: what one device does alone it
-may not do while the others want the same memory. WANTED is JSON: `quick`, `precisions` and `disk`,
-a folder or null. The answer is a list of points; one is
+may not do while the others want the same memory. WANTED is JSON: `quick`, `precisions`, `disk`, a
+folder or null, and `nodes`, as of `Nodes`, or null where this machine is all there is; of several
+nodes the first rank's answer holds those of all ranks under `reports`. An answer has a list of
+points; one is
 
     {"kind": "matmul", "dtype": "fp32", "shape": [64, 64, 64], "seconds": 1e-5, "scatter": 0.02}
 
-with `bytes` instead of `dtype` and `shape` for what moves data, `ranks` where not all take part,
+with `bytes` instead of `dtype` and `shape` for what moves data, `span` for what the ranks do with
+each other, `ranks` where not all take part,
 the median in `seconds`, and in `scatter` the middle half's width over it.
 """
 
@@ -16,6 +19,7 @@ import platform
 import sys
 from typing import Any
 
+from autotune import __version__
 from autotune.trial.report_rank import report
 
 
@@ -31,6 +35,8 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
 
     from autotune.probe import communication, kernels
     from autotune.probe.clock import Clock
+    from autotune.probe.meeting import Meeting
+    from autotune.probe.nodes import Nodes
 
     if accelerator == "cuda":
         torch.cuda.init()  # says in words what is wrong with the driver or the build
@@ -40,7 +46,17 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
     else:
         device, wait, backend, name = torch.device("cpu"), _nothing, "gloo", ""
         torch.set_num_threads(1)
-    torch.distributed.init_process_group(backend)
+    per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+    nodes, meeting = wanted.pop("nodes"), None
+    if nodes is None:
+        torch.distributed.init_process_group(backend)
+    else:
+        meeting = Meeting(Nodes(**nodes), local_rank=local_rank, per_node=per_node)
+        same = {"autotune": __version__, "accelerator": accelerator, "ranks": per_node}
+        wanted = meeting.agree(same, wanted)
+        torch.distributed.init_process_group(
+            backend, store=meeting.store(), rank=meeting.rank, world_size=meeting.world
+        )
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     clock = Clock(device, wait, is_quick=wanted["quick"])
     points = kernels.products(clock, wanted["precisions"])
@@ -52,16 +68,19 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
     if wanted["disk"] is not None:
         points += kernels.disk(clock, wanted["disk"], rank)
     if world > 1:
-        points += communication.collectives(clock)
-        points += communication.pairs(clock)
+        for ring in communication.rings(per_node):
+            points += communication.collectives(clock, ring)
+        points += communication.pairs(clock, per_node)
     torch.distributed.barrier()
-    return {
+    report = {
         "rank": rank,
         "host": platform.node(),
         "device": name,
-        "pid": os.getpid(),
+        "place": int(sys.argv[3].split(",")[local_rank]),
+        "torch": torch.__version__,
         "points": points,
     }
+    return report if meeting is None else {"reports": meeting.gather(report)}
 
 
 def _nothing() -> None:

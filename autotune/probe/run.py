@@ -3,8 +3,8 @@
 import datetime
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from autotune.fleet.measuring import measure_on_ranks
 from autotune.hardware import Environment, usable_cores
 from autotune.probe.figures import Figures, figures_of
 from autotune.probe.findings import conclude
-from autotune.probe.hardware_file import Line, entry_of, fits_of, names_of
+from autotune.probe.hardware_file import Line, entry_of, fits_of
+from autotune.probe.nodes import Nodes
 from autotune.probe.points import Point, points_of
 
 TIMEOUT_S = 300.0
-"""A probe takes well below a minute; longer than this, a rank hangs."""
+"""A probe takes about a minute; longer than this, a rank hangs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +28,9 @@ class Probe:
     """What was measured, and what follows from it."""
 
     environment: Environment
-    devices: tuple[int, ...]
-    """Core numbers, or indices of GPUs, by rank."""
+    devices: tuple[str, ...]
+    """What each rank's is called."""
+    n_nodes: int
     points: tuple[Point, ...]
     figures: Figures
     its_class: Accelerator | None
@@ -44,7 +46,8 @@ class Probe:
             self.environment,
             self.figures,
             self.its_class,
-            n_ranks=len(self.devices),
+            per_node=len(self.devices) // self.n_nodes,
+            n_nodes=self.n_nodes,
             when=self.when,
         )
 
@@ -55,7 +58,8 @@ class Probe:
             "date": self.when,
             "took_s": round(self.wall_s, 1),
             "ranks": len(self.devices),
-            "devices": names_of(self.environment, self.devices),
+            "nodes": self.n_nodes,
+            "devices": list(self.devices),
             "device_name": self.environment.device_name,
             "versions": {
                 "autotune": __version__,
@@ -72,18 +76,23 @@ def run_probe(
     environment: Environment,
     *,
     world: int,
+    nodes: Nodes | None = None,
     disk: Path | None = None,
     is_quick: bool = False,
     timeout_s: float = TIMEOUT_S,
-) -> Probe:
-    """Measure this machine's devices, all at once.
+) -> Probe | None:
+    """Measure this machine's devices, all at once, and with those of other nodes if there are any.
 
     Args:
         environment: What there is.
-        world: Ranks to start, each on a device of its own.
-        disk: A folder whose disk is measured too; None: none is.
-        is_quick: Whether figures may be rougher for being there sooner.
-        timeout_s: Ranks that are not done then are killed.
+        world: Ranks to start here, each on a device of its own.
+        nodes: The others, on which the same is called; None: there are none.
+        disk: A folder whose disk is measured too, on all nodes as node 0 has it; None: none is.
+        is_quick: Whether figures may be rougher for being there sooner; as node 0 has it.
+        timeout_s: Ranks that are not done then are killed; nodes are waited for besides.
+
+    Returns:
+        None on all nodes but the first, which has what all of them measured.
 
     Raises:
         JobError: The world is below one, or the folder is none.
@@ -96,6 +105,7 @@ def run_probe(
         "quick": is_quick,
         "precisions": list(environment.precisions),
         "disk": None if disk is None else str(disk.resolve()),
+        "nodes": None if nodes is None else asdict(nodes),
     }
     started_s = time.monotonic()
     reports = measure_on_ranks(
@@ -104,25 +114,36 @@ def run_probe(
         accelerator=environment.accelerator,
         devices=devices,
         name="probe",
-        timeout_s=timeout_s,
+        timeout_s=timeout_s + (0.0 if nodes is None else nodes.wait_s),
+        **({} if nodes is None else {"interface": nodes.interface}),
     )
     wall_s = time.monotonic() - started_s
+    if nodes is not None:
+        reports = reports[0]["reports"]
+        if nodes.rank > 0:
+            return None
+    n_nodes = len(reports) // world
+    names = _names(reports, environment.accelerator, world)
     points = points_of(reports)
-    figures = figures_of(points, world)
+    figures = figures_of(points, world, n_nodes)
     its_class = _class_of(environment)
     is_cpu = environment.accelerator == "cpu"
     return Probe(
         environment=environment,
-        devices=tuple(devices),
+        devices=names,
+        n_nodes=n_nodes,
         points=points,
         figures=figures,
         its_class=its_class,
-        warnings=conclude(
-            points,
-            figures,
-            names=names_of(environment, devices),
-            # Processors differ too much for a class: its figures are a guess.
-            its_class=None if is_cpu else its_class,
+        warnings=(
+            *_unlike(reports, names),
+            *conclude(
+                points,
+                figures,
+                names=names,
+                # Processors differ too much for a class: its figures are a guess.
+                its_class=None if is_cpu else its_class,
+            ),
         ),
         when=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
         wall_s=wall_s,
@@ -141,6 +162,31 @@ def _devices(environment: Environment, world: int) -> Sequence[int]:
     if environment.accelerator == "cuda":
         return range(world)
     return usable_cores()[:world]
+
+
+def _names(
+    reports: Sequence[Mapping[str, Any]], accelerator: str, per_node: int
+) -> tuple[str, ...]:
+    """What each rank's device is called."""
+    kind = "core" if accelerator == "cpu" else "GPU"
+    is_alone = len(reports) == per_node
+    return tuple(
+        f"{kind} {report['place']}"
+        + ("" if is_alone else f" of node {rank // per_node}, {report['host']}")
+        for rank, report in enumerate(reports)
+    )
+
+
+def _unlike(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[str]:
+    """Warnings of ranks that have another device or torch than the first."""
+    for what, key in (("device", "device"), ("torch", "torch")):
+        first = reports[0][key]
+        for rank, report in enumerate(reports):
+            if report[key] != first:
+                yield (
+                    f"rank {rank} ({names[rank]}) has another {what} than rank 0: "
+                    f"{report[key]}, not {first}; the figures are those of the slowest rank"
+                )
 
 
 def _class_of(environment: Environment) -> Accelerator | None:

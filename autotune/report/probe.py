@@ -20,10 +20,11 @@ _LINK_NAMES = {
 def print_probe(console: Console, probe: Probe) -> None:
     """Print a row per figure, then the warnings."""
     n_ranks = len(probe.devices)
+    where = f" on {probe.n_nodes} nodes" if probe.n_nodes > 1 else ""
     its_class = "no class in the table" if probe.its_class is None else probe.its_class.name
     console.print(
         Text(
-            f"measured on {n_ranks} x {probe.environment.device_name} in "
+            f"measured on {n_ranks} x {probe.environment.device_name}{where} in "
             f"{format_seconds(probe.wall_s)}, all ranks at once, each figure that of the slowest; "
             f"class: {its_class}"
         )
@@ -67,16 +68,26 @@ def _rows(probe: Probe) -> list[tuple[str, ...]]:
         rows.append(("host link", _rate(found.host_bytes_per_s), _rate(promised), "-", "-"))
     if found.nvme_bytes_per_s is not None:
         rows.append(("disk, all ranks", _rate(found.nvme_bytes_per_s), "-", "-", "-"))
-    link = None if its_class is None else its_class.links(float(len(probe.devices)))[0]
+    per_node = len(probe.devices) / probe.n_nodes
+    link = None if its_class is None else its_class.links(per_node)[0]
+    network = None if its_class is None else its_class.network_bytes_per_s
     rows += [
         (
-            _LINK_NAMES[kind],
+            _LINK_NAMES[kind] + suffix,
             _rate(curve.bytes_per_s),
-            _rate(link),
+            _rate(promised),
             _latency(curve.latency_s),
             f"{curve.error:.0%}",
         )
-        for kind, curve in figures.links.items()
+        for suffix, promised, curves in (
+            ("", link, figures.links),
+            (", between nodes", network, figures.network),
+        )
+        for kind, curve in curves.items()
+    ]
+    rows += [
+        (f"{_LINK_NAMES[kind]}, all ranks", f"{times - 1:+.0%} time", "-", "-", "-")
+        for kind, times in figures.beyond.items()
     ]
     return rows
 

@@ -15,15 +15,24 @@ from autotune.cost.collectives import all_reduce_s, exchange_s, gather_s, group,
 from autotune.cost.constants import load_constants
 from autotune.cost.device import STREAM_SHARE, device_columns
 from autotune.cost.plans import Plans
-from autotune.measured import Measured
+from autotune.measured import Measured, MeasuredLink
 from tests.cost.plans import plans
 from tests.jobs import CPU, canonical_candidate, tiny_job
-from tests.probe.made_up import LATENCY_S, RATES, SIZES, link_seconds
+from tests.probe.made_up import (
+    LATENCY_S,
+    NETWORK_LATENCY_S,
+    NETWORK_SHARE,
+    RATES,
+    SIZES,
+    all_seconds,
+    link_seconds,
+    network_seconds,
+)
 from tests.probe.test_hardware_file import GPU, write
 
-LINK = Measured(
-    link_bytes_per_s=RATES["all_gather"],
-    link_latency_s=LATENCY_S,
+LINK = MeasuredLink(
+    bytes_per_s=RATES["all_gather"],
+    latency_s=LATENCY_S,
     all_reduce_speed=RATES["all_reduce"] / RATES["all_gather"],
     all_to_all_speed=RATES["all_to_all"] / RATES["all_gather"],
     send_speed=RATES["send"] / RATES["all_gather"],
@@ -56,10 +65,37 @@ def measured_plans(measured: Measured | None, **changes: float) -> Plans:
 def test_a_measured_collective_takes_what_was_measured(kind, seconds, n_ranks) -> None:
     """The curves are the inverse of the model's formulas: no share of a rate is taken."""
     constants = load_constants()
-    ring = group(measured_plans(LINK), constants, ranks=float(n_ranks), stride=1.0)
+    ring = group(measured_plans(Measured(link=LINK)), constants, ranks=float(n_ranks), stride=1.0)
     for size_bytes in SIZES:
         assert float(seconds(ring, size_bytes)) == pytest.approx(
             link_seconds(kind, size_bytes, n_ranks)
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds"),
+    [
+        ("all_reduce", all_reduce_s),
+        ("all_gather", gather_s),
+        ("all_to_all", exchange_s),
+        ("send", send_s),
+    ],
+)
+@pytest.mark.parametrize("per_node", [1, 2, 8])
+def test_a_measured_network_takes_what_was_measured(kind, seconds, per_node) -> None:
+    network = dataclasses.replace(
+        LINK, bytes_per_s=NETWORK_SHARE * RATES["all_gather"], latency_s=NETWORK_LATENCY_S
+    )
+    columns = device_columns(entry(Measured(link=LINK, network=network)), "bf16", float(per_node))
+    world = 4 * per_node
+    rails = group(plans(**columns), load_constants(), ranks=4.0, stride=float(per_node))
+    everyone = group(plans(**columns), load_constants(), ranks=float(world), stride=1.0)
+    for size_bytes in SIZES:
+        assert float(seconds(rails, size_bytes)) == pytest.approx(
+            network_seconds(kind, size_bytes, 4)
+        )
+        assert float(seconds(everyone, size_bytes)) == pytest.approx(
+            all_seconds(kind, size_bytes, per_node, 4)
         )
 
 
@@ -74,11 +110,12 @@ def test_what_nobody_measured_is_as_the_table_has_it() -> None:
 
 
 def test_links_beyond_the_node_keep_their_own_figures() -> None:
-    found = measured_plans(LINK, dp=16.0)
+    found = measured_plans(Measured(link=LINK), dp=16.0)
     other = measured_plans(None, dp=16.0)
     ring, plain = (group(p, load_constants(), ranks=16.0, stride=1.0) for p in (found, other))
-    assert float(ring.network_bytes_per_s) == float(plain.network_bytes_per_s)
-    assert float(ring.all_reduce_speed) == 1.0
+    assert float(ring.far.bytes_per_s) == float(plain.far.bytes_per_s)
+    # Eight shares of the network are more than what was measured within the node.
+    assert float(ring.all_reduce_bytes_per_s) == pytest.approx(RATES["all_reduce"])
 
 
 def test_a_healthy_stream_is_the_datasheet_s_memory() -> None:
@@ -93,9 +130,11 @@ def test_a_healthy_stream_is_the_datasheet_s_memory() -> None:
     [
         ({"memory_bytes_per_s": 0.5e12}, {}),
         ({"operand_elements_per_s": {"bf16": 1e11}}, {}),
-        ({"link_bytes_per_s": 10e9}, {"dp": 8.0}),
-        ({"link_bytes_per_s": 240e9, "link_latency_s": 1e-2}, {"dp": 8.0}),
-        ({"link_bytes_per_s": 240e9, "all_reduce_speed": 0.05}, {"dp": 8.0}),
+        *(
+            ({name: MeasuredLink(**{"bytes_per_s": 240e9, **slower})}, {"dp": dp})
+            for name, dp in (("link", 8.0), ("network", 16.0))
+            for slower in ({"bytes_per_s": 5e9}, {"latency_s": 1e-2}, {"all_reduce_speed": 0.02})
+        ),
         ({"host_bytes_per_s": 1e9}, {"optimizer_tier": 1.0, "zero_stage": 2.0}),
         ({"host_memory_bytes_per_s": 10e9}, {"optimizer_tier": 1.0, "zero_stage": 2.0}),
         ({"nvme_bytes_per_s": 1e8}, {"optimizer_tier": 2.0, "zero_stage": 3.0}),
@@ -145,7 +184,9 @@ def test_a_probed_file_of_half_the_bandwidth_predicts_longer_steps(tmp_path: Pat
     text = path.read_text(encoding="utf-8")
     half = tmp_path / "half.yaml"
     halved = text.replace("memory_gb_per_s: 1800.0", "memory_gb_per_s: 900.0")
-    half.write_text(halved.replace("link_gb_per_s: 80.0", "link_gb_per_s: 40.0"), encoding="utf-8")
+    half.write_text(
+        halved.replace("link: {gb_per_s: 80.0", "link: {gb_per_s: 40.0"), encoding="utf-8"
+    )
     job = tiny_job(
         tmp_path, model="gpt2-xl", precision="bf16", world=4, global_batch=64, seq_len=1024
     )
@@ -177,6 +218,26 @@ def test_a_described_link_is_not_the_measured_one(tmp_path: Path) -> None:
     assert wished.nvlink_measured == 0.0
     assert wished.nvlink_bytes_per_s == 450e9
     assert wished.nvlink_latency_s == 0.0
+
+
+def test_a_described_network_is_not_the_measured_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "hardware.yaml", GPU, per_node=1, n_nodes=4)
+    flags = {"model": "gpt2", "seq_len": 128, "global_batch": 8, "world": 4}
+    outlooks = [
+        open_outlook(
+            None,
+            flags,
+            FleetWishes(gpu="A100-80GB", per_node=1, network=network, accelerators=path),
+        )
+        for network in (None, "100Gbps")
+    ]
+    measured, wished = (o.predict(o.choices).plans for o in outlooks)
+    assert measured.network_measured == 1.0
+    assert measured.network_bytes_per_s == pytest.approx(NETWORK_SHARE * RATES["all_gather"])
+    assert wished.network_measured == 0.0
+    assert wished.network_bytes_per_s == 12.5e9
+    assert wished.network_latency_s == 0.0
+    assert wished.network_all_reduce_speed == 1.0
 
 
 def test_the_measured_memory_of_a_node_of_cpu_ranks_counts(tmp_path: Path) -> None:

@@ -8,24 +8,27 @@ import pytest
 from autotune.accelerators import find_accelerator
 from autotune.probe.figures import figures_of
 from autotune.probe.findings import conclude
-from tests.probe.made_up import FLOPS, STREAM, points
+from tests.probe.made_up import FLOPS, NETWORK_SHARE, RATES, STREAM, points
 
-NAMES = [f"GPU {rank}" for rank in range(4)]
+NAMES = [f"GPU {rank}" for rank in range(6)]
 CLASS = dataclasses.replace(
     find_accelerator("A100-80GB"),
     achieved_flops={"bf16": FLOPS},
     memory_bytes_per_s=STREAM / 0.9,
+    network_bytes_per_s=NETWORK_SHARE * RATES["all_gather"],
 )
 
 
-def warnings(*, n_ranks: int = 4, its_class: Any = CLASS, **changes: Any) -> tuple[str, ...]:
-    found = points(n_ranks, **changes)
-    return conclude(found, figures_of(found, n_ranks), names=NAMES, its_class=its_class)
+def warnings(
+    *, n_ranks: int = 4, n_nodes: int = 1, its_class: Any = CLASS, **changes: Any
+) -> tuple[str, ...]:
+    found = points(n_ranks, n_nodes=n_nodes, **changes)
+    return conclude(found, figures_of(found, n_ranks, n_nodes), names=NAMES, its_class=its_class)
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 4])
-def test_a_healthy_fleet_is_silent(n_ranks: int) -> None:
-    assert warnings(n_ranks=n_ranks) == ()
+@pytest.mark.parametrize(("n_ranks", "n_nodes"), [(1, 1), (2, 1), (4, 1), (1, 2), (1, 3), (2, 3)])
+def test_a_healthy_fleet_is_silent(n_ranks: int, n_nodes: int) -> None:
+    assert warnings(n_ranks=n_ranks, n_nodes=n_nodes) == ()
 
 
 @pytest.mark.parametrize("n_ranks", [2, 4])
@@ -41,6 +44,25 @@ def test_a_slow_link_is_named_by_both_ends() -> None:
     assert "ranks 1 (GPU 1) and 3 (GPU 3)" in warning
     assert "20 GB/s" in warning
     assert "67% less" in warning
+
+
+def test_a_slow_cable_between_nodes_is_named_by_both_ends() -> None:
+    """Compared with other cables alone: every one of them is slower than a link in a node."""
+    (warning,) = warnings(n_ranks=2, n_nodes=3, slow_pair=(1, 5))
+    assert "ranks 1 (GPU 1) and 5 (GPU 5): 1 GB/s between them, 67% less" in warning
+    assert "switch between these nodes" in warning
+
+
+def test_a_network_below_its_class_is_told_of() -> None:
+    better = dataclasses.replace(CLASS, network_bytes_per_s=3 * CLASS.network_bytes_per_s)
+    (warning,) = warnings(n_ranks=1, n_nodes=2, its_class=better)
+    assert warning.startswith("network, per device: 4e+09 B/s, 67% below what A100-80GB reaches")
+
+
+def test_all_ranks_together_are_held_against_their_links() -> None:
+    (warning,) = warnings(n_ranks=2, n_nodes=3, slow_together=2.0)
+    assert "all_reduce 2.0 times" in warning
+    assert "all_to_all 2.0 times" in warning
 
 
 def test_devices_below_their_class_are_told_of() -> None:

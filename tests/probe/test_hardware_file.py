@@ -12,7 +12,16 @@ from autotune.hardware import Environment
 from autotune.probe.figures import figures_of
 from autotune.probe.hardware_file import check_writable, entry_of, fits_of, write_hardware
 from tests.jobs import CPU
-from tests.probe.made_up import CALL_S, FLOPS, LATENCY_S, RATES, STREAM, points
+from tests.probe.made_up import (
+    CALL_S,
+    FLOPS,
+    LATENCY_S,
+    NETWORK_LATENCY_S,
+    NETWORK_SHARE,
+    RATES,
+    STREAM,
+    points,
+)
 
 GPU = Environment(
     accelerator="cuda",
@@ -25,14 +34,24 @@ GPU = Environment(
 )
 
 
-def write(path: Path, environment: Environment, **changes: float) -> Path:
-    figures = figures_of(points(4, **changes), 4)
+def write(
+    path: Path, environment: Environment, *, per_node: int = 4, n_nodes: int = 1, **changes: float
+) -> Path:
+    found = points(per_node, n_nodes=n_nodes, **changes)
+    figures = figures_of(found, per_node, n_nodes)
     is_cpu = environment.accelerator == "cpu"
     try:
         its_class = find_accelerator("cpu" if is_cpu else environment.device_name)
     except FleetError:
         its_class = None
-    entry = entry_of(environment, figures, its_class, n_ranks=4, when="2026-01-02T03:04Z")
+    entry = entry_of(
+        environment,
+        figures,
+        its_class,
+        per_node=per_node,
+        n_nodes=n_nodes,
+        when="2026-01-02T03:04Z",
+    )
     write_hardware(path, entry, {"fits": fits_of(figures)})
     return path
 
@@ -50,13 +69,42 @@ def test_what_was_measured_is_read_back(tmp_path: Path) -> None:
     assert found.peak_flops["bf16"] == 312e12
     assert found.measured is not None
     assert found.measured.memory_bytes_per_s == pytest.approx(STREAM, rel=1e-3)
-    assert found.measured.link_bytes_per_s == pytest.approx(RATES["all_gather"], rel=1e-3)
-    assert found.measured.link_latency_s == pytest.approx(LATENCY_S, rel=1e-3)
-    assert found.measured.all_reduce_speed == pytest.approx(100 / 80, rel=1e-3)
-    assert found.measured.all_to_all_speed == pytest.approx(0.5, rel=1e-3)
-    assert found.measured.send_speed == pytest.approx(0.75, rel=1e-3)
+    link = found.measured.link
+    assert link is not None
+    assert link.bytes_per_s == pytest.approx(RATES["all_gather"], rel=1e-3)
+    assert link.latency_s == pytest.approx(LATENCY_S, rel=1e-3)
+    assert link.all_reduce_speed == pytest.approx(100 / 80, rel=1e-3)
+    assert link.all_to_all_speed == pytest.approx(0.5, rel=1e-3)
+    assert link.send_speed == pytest.approx(0.75, rel=1e-3)
+    assert found.measured.network is None
     assert found.measured.host_bytes_per_s is None
     assert found.measured.layer_s is None
+
+
+def test_a_measured_network_is_read_back(tmp_path: Path) -> None:
+    path = write(tmp_path / "hardware.yaml", GPU, n_nodes=2)
+    (found,) = read_accelerators(path)
+    assert found.measured is not None
+    link, network = found.measured.link, found.measured.network
+    assert link is not None
+    assert network is not None
+    assert link.bytes_per_s == pytest.approx(RATES["all_gather"], rel=1e-3)
+    assert network.bytes_per_s == pytest.approx(NETWORK_SHARE * RATES["all_gather"], rel=1e-3)
+    assert network.latency_s == pytest.approx(NETWORK_LATENCY_S, rel=1e-3)
+    assert network.all_reduce_speed == pytest.approx(100 / 80, rel=1e-3)
+    assert "4 rank(s) on each of 2 nodes" in found.achieved_source
+    # The vendor's own figure stays beside it.
+    assert found.network_bytes_per_s == find_accelerator("A100-80GB").network_bytes_per_s
+    fits = {fit["of"]: fit for fit in yaml.safe_load(path.read_text())["probe"]["fits"]}
+    assert fits["send between nodes"]["gb_per_s"] == pytest.approx(3, rel=1e-3)
+    assert fits["all_to_all of all ranks"]["beyond"] == pytest.approx(1, rel=1e-3)
+
+
+def test_one_rank_of_each_node_measures_the_network_alone(tmp_path: Path) -> None:
+    (found,) = read_accelerators(write(tmp_path / "cpu.yaml", CPU, per_node=1, n_nodes=2))
+    assert found.measured is not None
+    assert found.measured.link is None
+    assert found.measured.network is not None
 
 
 def test_an_entry_comes_before_the_shipped_one_of_its_name(tmp_path: Path) -> None:
@@ -113,7 +161,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     ("before", "after"),
     [
         ("memory_gb_per_s: 1800.0", "memory_gb_per_s: -1.0"),
-        ("link_gb_per_s: 80.0", "link_gb_per_s: .nan"),
+        ("link: {gb_per_s: 80.0", "link: {gb_per_s: .nan"),
         ("send_speed:", "typo:"),
     ],
 )

@@ -15,13 +15,14 @@ from tests.probe.made_up import points
 from tests.probe.test_hardware_file import GPU
 
 
-def probe(n_ranks: int = 4, **changes: Any) -> Probe:
-    found = points(n_ranks)
+def probe(n_ranks: int = 4, *, n_nodes: int = 1, **changes: Any) -> Probe:
+    found = points(n_ranks, n_nodes=n_nodes)
     made = Probe(
         environment=GPU,
-        devices=tuple(range(n_ranks)),
+        devices=tuple(f"GPU {rank}" for rank in range(n_ranks * n_nodes)),
+        n_nodes=n_nodes,
         points=tuple(found),
-        figures=figures_of(found, n_ranks),
+        figures=figures_of(found, n_ranks, n_nodes),
         its_class=find_accelerator("A100-80GB"),
         warnings=("rank 1 (GPU 1): memory 20% slower than on the other ranks",),
         when="2026-01-02T03:04Z",
@@ -67,6 +68,15 @@ def test_latencies_have_three_digits_and_no_exponent(latency_s: float, said: str
     curve = dataclasses.replace(figures.links["all_reduce"], latency_s=latency_s)
     slow = dataclasses.replace(figures, links={**figures.links, "all_reduce": curve})
     assert row(shown(probe(figures=slow)), "all-reduce")[4:6] == said.split()
+
+
+def test_links_between_nodes_have_rows_of_their_own() -> None:
+    text = shown(probe(n_nodes=2))
+    assert "measured on 8 x NVIDIA A100-SXM4-80GB on 2 nodes" in text
+    assert row(text, "all-reduce ")[:4] == ["100", "GB/s", "300", "GB/s"]
+    assert row(text, "all-reduce, between nodes") == ["5", "GB/s", "25", "GB/s", "70", "us", "0%"]
+    assert row(text, "all-reduce, all ranks")[:2] == ["+0%", "time"]
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_one_rank_has_no_links_and_an_unknown_device_no_class() -> None:

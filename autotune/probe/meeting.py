@@ -1,0 +1,162 @@
+"""How ranks of several nodes find each other, and what they tell each other besides measuring.
+
+All messages go through torch's key-value store, which node 0 serves at one address. They are JSON
+and signed with the token that all nodes were given: what another process puts there is refused.
+"""
+
+import datetime
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import distributed
+
+from autotune.probe.nodes import TOKEN_ENV, Nodes, listen_at
+
+
+class MeetingError(Exception):
+    """The nodes did not come together, or do not fit together."""
+
+
+class Meeting:
+    """The ranks of all nodes, once they have found each other."""
+
+    def __init__(self, nodes: Nodes, *, local_rank: int, per_node: int) -> None:
+        """Join; node 0's first rank serves the store.
+
+        Args:
+            nodes: Which node this is, and where they meet.
+            local_rank: Of this rank on its node.
+            per_node: Ranks of this node.
+
+        Raises:
+            MeetingError: Node 0 is not there, or cannot listen.
+        """
+        self.nodes = nodes
+        self.rank = nodes.rank * per_node + local_rank
+        self.world = nodes.count * per_node
+        self._token = os.environ[TOKEN_ENV].encode()
+        self._store = self._open()
+
+    def agree(self, about: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait for all nodes, and see that they fit together.
+
+        Args:
+            about: What has to be the same on all nodes, for people to read.
+            wanted: What to measure.
+
+        Returns:
+            What node 0 wants measured.
+
+        Raises:
+            MeetingError: A node did not come, came twice, has another token, or differs.
+        """
+        mine = self.nodes.rank
+        first_of_node = self.rank % (self.world // self.nodes.count) == 0
+        if first_of_node:
+            if self._store.add(f"taken/{mine}", 1) > 1:
+                raise MeetingError(f"two nodes say that they are --node-rank {mine}")
+            self._put(f"node/{mine}", {"nodes": self.nodes.count, **about})
+        self._wait_for_all()
+        for node in range(self.nodes.count):
+            theirs = self._get(f"node/{node}")
+            for name, value in {"nodes": self.nodes.count, **about}.items():
+                if theirs.get(name) != value:
+                    raise MeetingError(
+                        f"{name}: {theirs.get(name)} on node {node}, {value} on node {mine}; "
+                        "start the same command with the same versions everywhere"
+                    )
+        if self.rank == 0:
+            self._put("wanted", wanted)
+        return self._get("wanted")
+
+    def store(self) -> Any:
+        """For torch, to set up its communication by."""
+        return distributed.PrefixStore("torch", self._store)
+
+    def gather(self, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Bring the ranks' reports together.
+
+        Returns:
+            On the first rank of all, those of all ranks in their order; elsewhere nothing.
+        """
+        self._put(f"report/{self.rank}", report)
+        # Node 0 serves the store: nobody may need it any more once its first rank leaves.
+        distributed.barrier()
+        if self.rank:
+            return []
+        return [self._get(f"report/{rank}") for rank in range(self.world)]
+
+    def _open(self) -> Any:
+        place = self.nodes
+        serves = self.rank == 0
+        try:
+            listening = {}
+            if serves:
+                listening = {"master_listen_fd": listen_at(place.address, place.port).detach()}
+            return distributed.TCPStore(
+                place.address,
+                place.port,
+                is_master=serves,
+                wait_for_workers=False,
+                timeout=datetime.timedelta(seconds=place.wait_s),
+                **listening,
+            )
+        except (OSError, distributed.DistError) as error:
+            if serves:
+                raise MeetingError(f"cannot listen at {self._where}: {error}") from error
+            raise MeetingError(
+                f"node 0 did not answer at {self._where} within {place.wait_s:.0f} s; start the "
+                "same command there with --node-rank 0"
+            ) from error
+
+    def _wait_for_all(self) -> None:
+        place = self.nodes
+        keys = [f"node/{node}" for node in range(place.count)]
+        try:
+            self._store.wait(keys, datetime.timedelta(seconds=place.wait_s))
+        except distributed.DistError as error:
+            raise MeetingError(
+                f"no sign of node {', '.join(self._missing(keys))} of {place.count} at "
+                f"{self._where} within {place.wait_s:.0f} s; start the same command there with "
+                "that --node-rank"
+            ) from error
+
+    def _missing(self, keys: Sequence[str]) -> list[str]:
+        try:
+            return [str(node) for node, key in enumerate(keys) if not self._store.check([key])]
+        except distributed.DistError as error:
+            raise _left() from error
+
+    @property
+    def _where(self) -> str:
+        return f"port {self.nodes.port} of {self.nodes.address}"
+
+    def _put(self, key: str, value: Mapping[str, Any]) -> None:
+        text = json.dumps(value)
+        try:
+            self._store.set(key, self._signature(key, text) + text)
+        except distributed.DistError as error:
+            raise _left() from error
+
+    def _get(self, key: str) -> dict[str, Any]:
+        try:
+            raw = self._store.get(key).decode(errors="replace")
+        except distributed.DistError as error:
+            raise _left() from error
+        size = hashlib.sha256().digest_size * 2
+        signature, text = raw[:size], raw[size:]
+        if not hmac.compare_digest(signature.encode(), self._signature(key, text).encode()):
+            raise MeetingError(f"{key}: signed with another {TOKEN_ENV}")
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def _signature(self, key: str, text: str) -> str:
+        return hmac.new(self._token, f"{key}\n{text}".encode(), hashlib.sha256).hexdigest()
+
+
+def _left() -> MeetingError:
+    return MeetingError("node 0 has ended; what it said there is the cause")

@@ -1,0 +1,141 @@
+"""Several nodes that are measured together: where they meet, and by which interface they talk."""
+
+import ipaddress
+import os
+import socket
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import psutil
+
+from autotune.errors import JobError
+
+TOKEN_ENV = "AUTOTUNE_TOKEN"
+_LEAST_TOKEN = 8
+_TOKEN_HINT = (
+    "export the same secret on every node, such as one that `openssl rand -hex 16` prints once"
+)
+_HOST_HINT = "name node 0 by an address that the other nodes reach, as HOST:PORT"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """Which node this is, and where all of them meet."""
+
+    count: int
+    rank: int
+    address: str
+    """Of node 0, in digits."""
+    port: int
+    interface: str
+    """Of this node, by which it reaches that address."""
+    wait_s: float = 120.0
+    """For the others to come: people start them one after the other."""
+
+
+def nodes_of(count: int, rank: int | None, master: str | None) -> Nodes | None:
+    """Read what the command line says of the nodes.
+
+    Args:
+        count: How many there are.
+        rank: Number of this one, from 0.
+        master: `HOST:PORT` of node 0.
+
+    Returns:
+        None where this machine is all there is.
+
+    Raises:
+        JobError: A flag is missing or makes no sense, there is no token, or the address is not
+            reached from here or, on node 0, not its own.
+    """
+    if count < 1:
+        raise JobError(f"--nodes {count}: not above zero", "how many nodes take part")
+    if count == 1:
+        if rank is not None or master is not None:
+            raise JobError("--node-rank and --master: of one node", "say how many with --nodes")
+        return None
+    if rank is None or not 0 <= rank < count:
+        said = "missing" if rank is None else f"{rank}"
+        raise JobError(
+            f"--node-rank: {said}, of {count} nodes", f"0 to {count - 1}, each on one node"
+        )
+    if len(os.environ.get(TOKEN_ENV, "")) < _LEAST_TOKEN:
+        raise JobError(
+            f"{TOKEN_ENV}: not set, or shorter than {_LEAST_TOKEN} characters; nodes know each "
+            "other by it",
+            _TOKEN_HINT,
+        )
+    address, port = _resolved(master)
+    if rank == 0:
+        _check_own(address, port)
+    return Nodes(
+        count=count,
+        rank=rank,
+        address=address,
+        port=port,
+        interface=_interface_towards(address, port),
+    )
+
+
+def listen_at(address: str, port: int) -> socket.socket:
+    """A socket that takes connections at one address alone.
+
+    Raises:
+        OSError: The address is not of this machine, or somebody else has the port.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=128)
+
+
+def _resolved(master: str | None) -> tuple[str, int]:
+    if master is None:
+        raise JobError("--master: missing", _HOST_HINT)
+    try:
+        parts = urlsplit(f"//{master}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or not port or parts.path or parts.username is not None:
+        raise JobError(f"--master {master!r}: is no HOST:PORT", _HOST_HINT)
+    try:
+        address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError) as error:
+        raise JobError(f"--master {master}: {host} is not found: {error}", _HOST_HINT) from error
+    if ipaddress.ip_address(address.split("%")[0]).is_loopback:
+        raise JobError(
+            f"--master {master}: {host} is {address} here, which no other node reaches",
+            _HOST_HINT,
+        )
+    return address, port
+
+
+def _check_own(address: str, port: int) -> None:
+    try:
+        listen_at(address, port).close()
+    except OSError as error:
+        raise JobError(
+            f"--master: node 0 cannot listen on port {port} of {address}: "
+            f"{error.strerror or error}",
+            "node 0 is the machine with that address; choose a port that is free there",
+        ) from error
+
+
+def _interface_towards(address: str, port: int) -> str:
+    """Of this machine, by which packets to an address leave it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as asked:
+            asked.connect((address, port))  # sends nothing
+            own = asked.getsockname()[0]
+    except OSError as error:
+        raise JobError(
+            f"--master: no way to {address} from here: {error.strerror or error}", _HOST_HINT
+        ) from error
+    found = [
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if own in [each.address.split("%")[0] for each in addresses]
+    ]
+    if not found:
+        raise JobError(f"--master: no interface here has {own}", _HOST_HINT)
+    return found[0]
