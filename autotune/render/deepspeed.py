@@ -131,8 +131,6 @@ def _values(export: Export) -> dict[str, Any]:
 
 def _ranks_per_node(world: int, environment: Environment) -> int:
     """As many as the devices of a node, or the next fewer of which whole nodes make the world."""
-    if environment.accelerator == "cpu":
-        return world
     return max(n for n in range(1, environment.n_devices + 1) if world % n == 0)
 
 

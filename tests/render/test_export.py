@@ -17,6 +17,7 @@ from autotune.render.base import Figures
 from autotune.render.export import export_candidate, find_dialect
 from autotune.trial.lengths import step_lengths
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
+from tests.namespaces import FIRST_ADDRESS, ended, needs_namespaces, two_nodes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOLDEN = REPOSITORY / "tests" / "golden" / "render"
@@ -115,9 +116,14 @@ def test_a_world_above_one_node_is_started_on_every_node(
     )
     # What torchrun would be told; the variable names another command in its place.
     script = tmp_path / "out" / "launch.sh"
-    env = {"PATH": os.environ["PATH"], "PYTHON": "echo"}
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        f'#!/bin/bash\nif [[ $1 = - ]]; then exec {sys.executable} "$@"; fi; echo "$@"'
+    )
+    stand_in.chmod(0o755)
+    env = {"PATH": os.environ["PATH"], "PYTHON": str(stand_in)}
     told = subprocess.run(
-        ["bash", script], env={**env, "MASTER_ADDR": "first"}, capture_output=True, text=True
+        ["bash", script], env={**env, "MASTER_ADDR": "localhost"}, capture_output=True, text=True
     ).stdout
     assert f"--nproc-per-node {per_node} " in told
     readme = (tmp_path / "out" / "README.md").read_text()
@@ -126,12 +132,20 @@ def test_a_world_above_one_node_is_started_on_every_node(
         assert "MASTER_ADDR" not in readme
         return
     assert f"--nnodes {n_nodes} " in told
-    assert "--rdzv-endpoint first:29500" in told
+    assert "--rdzv-endpoint localhost:29500" in told
+    # By the name that it was given: this machine's own address for it is loopback's.
+    assert "--rdzv-conf is_host=true --local-addr localhost" in told
     assert "--standalone" not in told
     assert f"for {n_nodes} machines with {per_node} ranks each" in readme
     alone = subprocess.run(["bash", script], env=env, capture_output=True, text=True)
     assert alone.returncode != 0
     assert "MASTER_ADDR: name one of the 2 machines" in alone.stderr
+    lost = subprocess.run(
+        ["bash", script], env={**env, "MASTER_ADDR": "no.invalid"}, capture_output=True, text=True
+    )
+    assert lost.returncode != 0
+    assert "MASTER_ADDR=no.invalid" in lost.stderr
+    assert "Traceback" not in lost.stderr
 
 
 def test_what_compiles_at_first_is_said_unless_a_folder_of_built_extensions_is_named(tmp_path):
@@ -269,3 +283,35 @@ def test_an_export_that_was_cut_short_is_replaced_by_the_next(tmp_path, monkeypa
         export(tmp_path, micro_batch=2)
     monkeypatch.undo()
     assert (export(tmp_path, micro_batch=2) / "launch.sh").exists()
+
+
+@pytest.mark.real
+@needs_namespaces
+def test_an_export_for_two_nodes_trains_on_both(tmp_path):
+    """Their host name leads to loopback, as it does in many installations."""
+    node = dataclasses.replace(CPU, n_devices=1)
+    job = tiny_job(tmp_path, world=2, global_batch=4)
+    export_candidate(
+        canonical_candidate(job, **{"micro_batch": 1, "zero.stage": 1}),
+        tmp_path / "out",
+        engine=DeepSpeedEngine(job, node),
+        job=job,
+        environment=node,
+    )
+    launch = ["bash", str(tmp_path / "out" / "launch.sh"), "--steps", "2"]
+    environment = {
+        **extensions_environment("cpu"),
+        "PYTHON": sys.executable,
+        "MASTER_ADDR": FIRST_ADDRESS,
+    }
+    (tmp_path / "nodes").mkdir()
+    with two_nodes(tmp_path / "nodes") as cable:
+        done = ended(
+            *(
+                cable.start(node, launch, **environment, GLOO_SOCKET_IFNAME=cable.names[node])
+                for node in (0, 1)
+            )
+        )
+    assert [code for code, _, _ in done] == [0, 0], done[0][2] + done[1][2]
+    steps = [line for _, stdout, _ in done for line in stdout.splitlines() if "loss" in line]
+    assert [line.split()[1] for line in steps] == ["0", "1"]
