@@ -26,6 +26,14 @@ class MeasuredLink:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttentionRates:
+    """What a fused causal kernel reached, the scores that it skips not counted."""
+
+    forward_flops_per_s: float
+    backward_flops_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """Rates of one device while all others do the same; None: nobody measured it."""
 
@@ -50,6 +58,26 @@ class Measured:
     """Of a node's drives, all ranks together, in the slower direction."""
     layer_s: float | None = None
     """Host time of one layer forward and backward; only where nothing hides it."""
+    attention: Mapping[str, AttentionRates] = field(default_factory=dict)
+    """By precision; of CPU ranks, where they are far from those of products."""
+    logit_s: Mapping[str, float] = field(default_factory=dict)
+    """By precision: the loss forward and backward, per logit; of CPU ranks."""
+
+
+class AttentionEntry(BaseModel):
+    """Rates of attention as a file spells them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    forward_gflops: _Positive
+    backward_gflops: _Positive
+
+    def read(self) -> AttentionRates:
+        """In operations per second."""
+        return AttentionRates(
+            forward_flops_per_s=self.forward_gflops * _GIGA,
+            backward_flops_per_s=self.backward_gflops * _GIGA,
+        )
 
 
 class LinkEntry(BaseModel):
@@ -90,6 +118,8 @@ class MeasuredEntry(BaseModel):
     host_memory_gb_per_s: _Positive | None = None
     nvme_gb_per_s: _Positive | None = None
     layer_us: _Positive | None = None
+    attention: dict[str, AttentionEntry] = Field(default_factory=dict)
+    logit_ns: dict[str, _Positive] = Field(default_factory=dict)
 
     def read(self) -> Measured:
         """In bytes, elements and seconds."""
@@ -107,6 +137,8 @@ class MeasuredEntry(BaseModel):
             host_memory_bytes_per_s=_times(self.host_memory_gb_per_s, _GIGA),
             nvme_bytes_per_s=_times(self.nvme_gb_per_s, _GIGA),
             layer_s=_times(self.layer_us, _MICRO),
+            attention={name: entry.read() for name, entry in self.attention.items()},
+            logit_s={name: value / _GIGA for name, value in self.logit_ns.items()},
         )
 
 

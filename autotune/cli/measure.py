@@ -55,6 +55,8 @@ def probe(
     found = probe_machine(out, world=world, nodes=place, disk=nvme, is_quick=quick)
     if found is None:
         say("measured; node 0 has the figures and writes the file")
+        if as_json:
+            print_json({"file": None, "accelerators": None, "probe": None})
     elif as_json:
         print_json({"file": str(out), "accelerators": found.entry, "probe": found.about})
     else:

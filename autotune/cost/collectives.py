@@ -72,9 +72,9 @@ def ring(near: Link, far: Link, *, ranks: Column, local: Column) -> Group:
     """
     crosses = np.greater(ranks, local)
 
-    def rate(near_speed: Column, far_speed: Column) -> Column:
+    def rate(near_speed: Column, far_speed: Column, links: Column = local) -> Column:
         inside = near.bytes_per_s * near_speed
-        outside = far.bytes_per_s * local * far_speed
+        outside = far.bytes_per_s * links * far_speed
         # A rank that is alone in its domain never takes the near link.
         crossing = np.where(np.greater(local, 1), np.minimum(inside, outside), outside)
         return np.where(crosses, crossing, inside)
@@ -83,7 +83,8 @@ def ring(near: Link, far: Link, *, ranks: Column, local: Column) -> Group:
         ranks=ranks,
         bytes_per_s=rate(1.0, 1.0),
         all_reduce_bytes_per_s=rate(near.all_reduce_speed, far.all_reduce_speed),
-        send_bytes_per_s=rate(near.send_speed, far.send_speed),
+        # Only the last rank of a domain sends beyond it, by its own link.
+        send_bytes_per_s=rate(near.send_speed, far.send_speed, 1.0),
         hop_s=np.where(crosses, near.hop_s + (far.hop_s - near.hop_s) / local, near.hop_s),
         local=local,
         near=near,

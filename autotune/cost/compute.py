@@ -73,8 +73,9 @@ def logits_s(p: Plans, s: Sizes, c: Constants) -> Column:
     again = np.greater(p.loss_chunk_tokens, 0) * 1.0
     product_flops = (3.0 + again) * 2.0 * s.tokens * p.vocab / p.tp * p.hidden
     product = product_flops / (_half_rate(p) * c.matmul_share)
-    passes_bytes = (1.0 + again / 3.0) * s.tokens * s.loss_vocab * 2.0 * p.logit_bytes
-    return product + passes_bytes / (p.memory_bytes_per_s * c.memory_share)
+    moved_s = 2.0 * p.logit_bytes / (p.memory_bytes_per_s * c.memory_share)
+    logit_s = np.where(np.greater(p.logit_s, 0), p.logit_s, moved_s)
+    return product + (1.0 + again / 3.0) * s.tokens * s.loss_vocab * logit_s
 
 
 def optimizer_s(p: Plans, c: Constants, params: Column) -> Column:
@@ -154,8 +155,13 @@ def _attention(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column]:
     """
     score_flops = 4.0 * s.tokens * p.seq_len * s.attention_width / p.tp
     rate = _half_rate(p) * p.attention_speed
-    fused_forward = 0.5 * score_flops / (rate * c.attention_share)
-    fused_backward = 1.25 * score_flops / (rate * c.attention_backward_share)
+    measured = np.greater(p.attention_forward_flops, 0)
+    forward_rate = np.where(measured, p.attention_forward_flops, rate * c.attention_share)
+    backward_rate = np.where(
+        measured, p.attention_backward_flops, rate * c.attention_backward_share
+    )
+    fused_forward = 0.5 * score_flops / forward_rate
+    fused_backward = 1.25 * score_flops / backward_rate
     scores = s.tokens * p.seq_len * p.n_heads / p.tp
     traffic = scores * c.score_traffic_bytes / (p.memory_bytes_per_s * c.memory_share)
     written = score_flops / (_half_rate(p) * c.matmul_share) + traffic

@@ -5,13 +5,15 @@ from typing import Literal
 from autotune.accelerators import Accelerator
 from autotune.cost.pages import PAGE_BYTES
 from autotune.cost.plans import HOST_MEMORY_BYTES_PER_S, NVME_BYTES_PER_S
-from autotune.measured import Measured, MeasuredLink
+from autotune.measured import AttentionRates, Measured, MeasuredLink
 
 STREAM_SHARE = 0.9
 """Of a datasheet's memory bandwidth, that a stream reaches on a healthy device. The constants of
 the model are shares of the datasheet's, so what a probe's stream reached is taken for that of a
 memory of this much more. Source: Deakin et al., BabelStream (IJCSE 17, 2018), which finds streams
 near it on GPUs of several vendors."""
+
+_UNMEASURED_ATTENTION = AttentionRates(forward_flops_per_s=0.0, backward_flops_per_s=0.0)
 
 
 def device_columns(accelerator: Accelerator, precision: str, per_node: float) -> dict[str, float]:
@@ -27,6 +29,7 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
     """
     link_bytes_per_s, domain = accelerator.links(per_node)
     found = accelerator.measured or Measured()
+    attention = found.attention.get(precision, _UNMEASURED_ATTENTION)
     return {
         "matmul_flops": accelerator.rate(precision),
         "half_flops": accelerator.rate("fp32" if precision == "fp32" else accelerator.half),
@@ -47,6 +50,9 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
         "host_memory_bytes_per_s": found.host_memory_bytes_per_s or HOST_MEMORY_BYTES_PER_S,
         "nvme_bytes_per_s": found.nvme_bytes_per_s or NVME_BYTES_PER_S,
         "layer_host_s": found.layer_s or 0.0,
+        "attention_forward_flops": attention.forward_flops_per_s,
+        "attention_backward_flops": attention.backward_flops_per_s,
+        "logit_s": found.logit_s.get(precision, 0.0),
         "nvlink_domain": domain,
         "devices_per_node": per_node,
     }

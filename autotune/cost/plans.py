@@ -97,6 +97,12 @@ class Plans:
     operand_elements_per_s: Column = 0.0
     """How fast products move their operands and results, where that was measured; 0: as a share of
     the memory's bandwidth says."""
+    attention_forward_flops: Column = 0.0
+    """What a fused kernel reaches, where that was measured; 0: as the constants say."""
+    attention_backward_flops: Column = 0.0
+    logit_s: Column = 0.0
+    """Of the loss forward and backward, per logit, where that was measured; 0: as the memory's
+    bandwidth says."""
     nvlink_measured: Column = 0.0
     """That link's rate was reached by collectives: no share of it is taken."""
     nvlink_latency_s: Column = 0.0

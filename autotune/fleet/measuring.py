@@ -101,7 +101,8 @@ def _environment(folder: Path, accelerator: str, world: int, interface: str) -> 
     else:
         made.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // world)))
         # Loopback for one machine alone: nothing need listen where others could reach it.
-        made.setdefault("NCCL_SOCKET_IFNAME", interface)
+        # The equals sign keeps NCCL from taking the name for the beginning of one.
+        made.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     return made
 
 

@@ -32,6 +32,8 @@ class Clock:
         self.is_quick = is_quick
         self._wait = wait
         self._budget_s = 0.05 if is_quick else 0.2
+        self.once_s = 0.0
+        """What the last call of `together` took, of all ranks the same figure."""
 
     def alone(self, work: Callable[[], object]) -> dict[str, float]:
         """Time what each rank does by itself, all of them at the same time.
@@ -58,7 +60,7 @@ class Clock:
         """
         work()
         self._barrier()
-        once_s = self._slowest(self._sample(work, 1))
+        self.once_s = once_s = self._slowest(self._sample(work, 1))
         most = _FEWEST if self.is_quick else 2 * _FEWEST - 1
         affordable = int(_TOGETHER_S / (calls * once_s))
         samples = []
@@ -88,5 +90,5 @@ class Clock:
 
 def _summary(samples: list[float]) -> dict[str, float]:
     median = statistics.median(samples)
-    low, _, high = statistics.quantiles(samples, n=4)
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
     return {"seconds": median, "scatter": (high - low) / median}

@@ -17,6 +17,8 @@ LARGEST = 2**26
 _PAIR_BYTES = 2**22
 _MOST_IN_PAIRS = 8
 """Of more ranks, or nodes, only neighbours are paired: all pairs would take too long."""
+_SLOW_S = 1.0
+"""Beyond it no larger message is sent: a curve has its two sizes, and bandwidth decides there."""
 _SAMPLE_BYTES = 2**20
 """Smaller messages are timed several at once."""
 
@@ -66,10 +68,15 @@ def collectives(clock: Clock, ring: Ring) -> list[dict[str, Any]]:
     all-to-all what a rank hands out, its own part included, of a send the message.
     """
     points = []
-    for size_bytes in SIZES if clock.is_quick else (*SIZES, LARGEST):
+    slow: set[str] = set()
+    for number, size_bytes in enumerate(SIZES if clock.is_quick else (*SIZES, LARGEST)):
         calls = max(1, _SAMPLE_BYTES // size_bytes)
         for kind, (work, moved_bytes) in _works(clock, ring, size_bytes).items():
+            if kind in slow:
+                continue
             timed = clock.together(work, calls=calls)
+            if number > 0 and clock.once_s > _SLOW_S:
+                slow.add(kind)
             points.append({"kind": kind, "span": ring.span, "bytes": moved_bytes, **timed})
     return points
 

@@ -1,11 +1,12 @@
 """What the points come to: the figures that the cost model takes, and how well each is known."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.cost.collectives import Link, all_reduce_s, exchange_s, gather_s, ring, send_s
-from autotune.measured import Measured, MeasuredLink
+from autotune.measured import AttentionRates, Measured, MeasuredLink
 from autotune.probe.curves import LinkCurve, ProductCurve, fit_link, fit_products
 from autotune.probe.points import LINK_KINDS, Point, Span, of_kind
 
@@ -73,6 +74,8 @@ def figures_of(points: Sequence[Point], per_node: int, n_nodes: int = 1) -> Figu
             *(_of_node(points, kind, per_node) for kind in ("write", "read"))
         ),
         layer_s=layers[0].slowest_s if layers else None,
+        attention=_attention(points),
+        logit_s={p.dtype: p.slowest_s / math.prod(p.shape) for p in of_kind(points, "loss")},
     )
     of_all = {kind: of_kind(points, kind, "all") for kind in (*gathers, *_OTHERS)}
     return Figures(
@@ -82,6 +85,23 @@ def figures_of(points: Sequence[Point], per_node: int, n_nodes: int = 1) -> Figu
         beyond=_beyond(of_all, measured, per_node, n_nodes),
         measured=measured,
     )
+
+
+def _attention(points: Sequence[Point]) -> dict[str, AttentionRates]:
+    """By precision, counted as the cost model does: a causal kernel skips half of the scores."""
+    forward = {point.dtype: point for point in of_kind(points, "attention")}
+    found = {}
+    for both in of_kind(points, "attention_both"):
+        samples, heads, tokens, width = both.shape
+        score_flops = 4.0 * samples * heads * tokens**2 * width
+        forward_s = forward[both.dtype].slowest_s
+        # Short kernels scatter: the backward pass takes at least as long as the forward one.
+        backward_s = max(both.slowest_s - forward_s, forward_s)
+        found[both.dtype] = AttentionRates(
+            forward_flops_per_s=0.5 * score_flops / forward_s,
+            backward_flops_per_s=1.25 * score_flops / backward_s,
+        )
+    return found
 
 
 def _curves(points: Sequence[Point], span: Span, n_ranks: int) -> dict[str, LinkCurve]:

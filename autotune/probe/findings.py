@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from autotune.accelerators import Accelerator
+from autotune.cost.constants import load_constants
 from autotune.cost.device import STREAM_SHARE
 from autotune.probe.figures import Figures, largest
 from autotune.probe.points import Point, Span, of_kind
@@ -43,6 +44,7 @@ def conclude(
         *_slow_pairs(points, names, "nodes"),
         *_slow_pairs(points, names, "node"),
         *(_below_class(figures, its_class) if its_class is not None else ()),
+        *(_slow_network(figures, its_class) if its_class is not None else ()),
         *_scattered(points),
         *_badly_fitted(figures),
         *_beyond(figures),
@@ -118,8 +120,6 @@ def _below_class(figures: Figures, its_class: Accelerator) -> Iterator[str]:
     datasheet = its_class.memory_bytes_per_s * STREAM_SHARE
     compared.append(("memory", reached.memory_bytes_per_s, datasheet, "B/s"))
     compared.append(("host link", reached.host_bytes_per_s, its_class.host_bytes_per_s, "B/s"))
-    network = None if reached.network is None else reached.network.bytes_per_s
-    compared.append(("network, per device", network, its_class.network_bytes_per_s, "B/s"))
     for what, found, promised, unit in compared:
         if found is None or promised is None:
             continue
@@ -129,6 +129,21 @@ def _below_class(figures: Figures, its_class: Accelerator) -> Iterator[str]:
                 f"{what}: {found:.3g} {unit}, {behind:.0%} below what {its_class.name} reaches "
                 f"({promised:.3g}); look for a power limit, heat, other work or a wrong entry"
             )
+
+
+def _slow_network(figures: Figures, its_class: Accelerator) -> Iterator[str]:
+    """Against what training gets of the vendor's own network, by the model's constants."""
+    if figures.measured.network is None:
+        return
+    found = figures.measured.network.bytes_per_s
+    promised = its_class.network_bytes_per_s * load_constants().network_share
+    behind = 1.0 - found / promised
+    if behind > SLOW_CLASS:
+        yield (
+            f"network between nodes: {found:.3g} B/s per device, {behind:.0%} below what training "
+            f"gets in the vendor's system of {its_class.name} ({promised:.3g}); look at the cards "
+            "and the switch, unless yours is another network"
+        )
 
 
 def _scattered(points: Sequence[Point]) -> Iterator[str]:

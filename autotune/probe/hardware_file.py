@@ -159,6 +159,14 @@ def _spelled(found: Measured) -> dict[str, Any]:
         "operand_gelements_per_s": {
             dtype: _short(rate / 1e9) for dtype, rate in found.operand_elements_per_s.items()
         },
+        "attention": {
+            dtype: {
+                "forward_gflops": _short(rates.forward_flops_per_s / 1e9),
+                "backward_gflops": _short(rates.backward_flops_per_s / 1e9),
+            }
+            for dtype, rates in found.attention.items()
+        },
+        "logit_ns": {dtype: _short(seconds * 1e9) for dtype, seconds in found.logit_s.items()},
     }
 
 

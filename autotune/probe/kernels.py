@@ -4,7 +4,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,11 @@ _CUDA_STREAMS = (2**24, 2**27, 2**30)
 _COPIES = (2**20, 2**24, 2**28)
 _DISK_BYTES, _DISK_CHUNK_BYTES = 2**27, 2**23
 _LAYER_HIDDEN, _LAYER_HEADS = 64, 4
+_ATTENTION = (8, 4, 128, 32)
+"""Samples, heads, tokens and a head's width, as of models that CPU ranks are used for."""
+_LOGITS = (448, 8192)
+"""Tokens and vocabulary."""
+_LARGEST_HEAP_BLOCK_BYTES = 31 * 2**20
 
 
 def products(clock: Clock, precisions: Sequence[str]) -> list[dict[str, Any]]:
@@ -103,6 +108,50 @@ def layers(clock: Clock) -> list[dict[str, Any]]:
         out.sum().backward()
 
     return [{"kind": "layer", **clock.alone(layer)}]
+
+
+def attention(clock: Clock, precisions: Sequence[str]) -> list[dict[str, Any]]:
+    """Causal attention in one kernel, forward, and forward and backward together.
+
+    On a CPU it is far from the rate of products, and its backward pass from that of its forward
+    pass.
+    """
+    points = []
+    for name in precisions:
+        q, k, v = (
+            torch.rand(_ATTENTION, device=clock.device).to(_DTYPES[name]).requires_grad_()
+            for _ in range(3)
+        )
+        forward = partial(functional.scaled_dot_product_attention, q, k, v, is_causal=True)
+        gradient = torch.ones_like(forward())
+        for kind, work in (
+            ("attention", forward),
+            ("attention_both", partial(_backward, forward, gradient)),
+        ):
+            timed = clock.alone(work)
+            points.append({"kind": kind, "dtype": name, "shape": list(_ATTENTION), **timed})
+    return points
+
+
+def _backward(forward: Callable[[], Any], gradient: Any) -> None:
+    forward().backward(gradient)
+
+
+def losses(clock: Clock, precisions: Sequence[str]) -> list[dict[str, Any]]:
+    """Cross entropy of logits that are widened for it, forward and backward."""
+    # glibc keeps blocks up to the largest that was freed once, and twice as much in all: with this
+    # one no page has to be cleared below, which the model counts by itself.
+    torch.empty(_LARGEST_HEAP_BLOCK_BYTES, dtype=torch.uint8)
+    labels = torch.zeros(_LOGITS[0], dtype=torch.long, device=clock.device)
+    points = []
+    for name in precisions:
+        logits = torch.rand(_LOGITS, device=clock.device).to(_DTYPES[name]).requires_grad_()
+
+        def loss(logits: Any = logits) -> None:
+            functional.cross_entropy(logits.float(), labels).backward()
+
+        points.append({"kind": "loss", "dtype": name, "shape": list(_LOGITS), **clock.alone(loss)})
+    return points
 
 
 def disk(clock: Clock, folder: str, rank: int) -> list[dict[str, Any]]:

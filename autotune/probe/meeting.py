@@ -1,7 +1,8 @@
 """How ranks of several nodes find each other, and what they tell each other besides measuring.
 
 All messages go through torch's key-value store, which node 0 serves at one address. They are JSON
-and signed with the token that all nodes were given: what another process puts there is refused.
+and signed, with the token that all nodes were given and a number of this meeting: what another
+process puts there is refused, also where it has seen other meetings.
 """
 
 import datetime
@@ -9,12 +10,15 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import distributed
 
-from autotune.probe.nodes import TOKEN_ENV, Nodes, listen_at
+from autotune.probe.nodes import TOKEN_ENV, Nodes
+from autotune.trial.launcher import listen_on
 
 
 class MeetingError(Exception):
@@ -38,8 +42,9 @@ class Meeting:
         self.nodes = nodes
         self.rank = nodes.rank * per_node + local_rank
         self.world = nodes.count * per_node
-        self._token = os.environ[TOKEN_ENV].encode()
+        self._token = os.fsencode(os.environ[TOKEN_ENV])
         self._store = self._open()
+        self._once = self._number()
 
     def agree(self, about: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Wait for all nodes, and see that they fit together.
@@ -55,10 +60,11 @@ class Meeting:
             MeetingError: A node did not come, came twice, has another token, or differs.
         """
         mine = self.nodes.rank
-        first_of_node = self.rank % (self.world // self.nodes.count) == 0
-        if first_of_node:
-            if self._store.add(f"taken/{mine}", 1) > 1:
+        with _served():
+            if self._store.add(f"taken/{self.rank}", 1) > 1:
                 raise MeetingError(f"two nodes say that they are --node-rank {mine}")
+        is_first_of_node = self.rank % (self.world // self.nodes.count) == 0
+        if is_first_of_node:
             self._put(f"node/{mine}", {"nodes": self.nodes.count, **about})
         self._wait_for_all()
         for node in range(self.nodes.count):
@@ -96,7 +102,7 @@ class Meeting:
         try:
             listening = {}
             if serves:
-                listening = {"master_listen_fd": listen_at(place.address, place.port).detach()}
+                listening = {"master_listen_fd": listen_on(place.port, place.address).detach()}
             return distributed.TCPStore(
                 place.address,
                 place.port,
@@ -126,10 +132,17 @@ class Meeting:
             ) from error
 
     def _missing(self, keys: Sequence[str]) -> list[str]:
-        try:
+        with _served():
             return [str(node) for node, key in enumerate(keys) if not self._store.check([key])]
-        except distributed.DistError as error:
-            raise _left() from error
+
+    def _number(self) -> str:
+        """Of this meeting alone; node 0 draws it."""
+        with _served():
+            if self.rank == 0:
+                drawn = secrets.token_hex(16)
+                self._store.set("number", drawn)
+                return drawn
+            return str(self._store.get("number").decode(errors="replace"))
 
     @property
     def _where(self) -> str:
@@ -137,16 +150,12 @@ class Meeting:
 
     def _put(self, key: str, value: Mapping[str, Any]) -> None:
         text = json.dumps(value)
-        try:
+        with _served():
             self._store.set(key, self._signature(key, text) + text)
-        except distributed.DistError as error:
-            raise _left() from error
 
     def _get(self, key: str) -> dict[str, Any]:
-        try:
+        with _served():
             raw = self._store.get(key).decode(errors="replace")
-        except distributed.DistError as error:
-            raise _left() from error
         size = hashlib.sha256().digest_size * 2
         signature, text = raw[:size], raw[size:]
         if not hmac.compare_digest(signature.encode(), self._signature(key, text).encode()):
@@ -155,8 +164,14 @@ class Meeting:
         return found
 
     def _signature(self, key: str, text: str) -> str:
-        return hmac.new(self._token, f"{key}\n{text}".encode(), hashlib.sha256).hexdigest()
+        return hmac.new(
+            self._token, f"{self._once}\n{key}\n{text}".encode(), hashlib.sha256
+        ).hexdigest()
 
 
-def _left() -> MeetingError:
-    return MeetingError("node 0 has ended; what it said there is the cause")
+@contextmanager
+def _served() -> Iterator[None]:
+    try:
+        yield
+    except distributed.DistError as error:
+        raise MeetingError("node 0 has ended; what it said there is the cause") from error

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from autotune.errors import JobError
+from autotune.trial.launcher import listen_on
 
 TOKEN_ENV = "AUTOTUNE_TOKEN"
 _LEAST_TOKEN = 8
@@ -51,8 +52,9 @@ def nodes_of(count: int, rank: int | None, master: str | None) -> Nodes | None:
     if count < 1:
         raise JobError(f"--nodes {count}: not above zero", "how many nodes take part")
     if count == 1:
-        if rank is not None or master is not None:
-            raise JobError("--node-rank and --master: of one node", "say how many with --nodes")
+        for flag, value in (("--node-rank", rank), ("--master", master)):
+            if value is not None:
+                raise JobError(f"{flag} {value}: with one node", "say how many with --nodes")
         return None
     if rank is None or not 0 <= rank < count:
         said = "missing" if rank is None else f"{rank}"
@@ -77,16 +79,6 @@ def nodes_of(count: int, rank: int | None, master: str | None) -> Nodes | None:
     )
 
 
-def listen_at(address: str, port: int) -> socket.socket:
-    """A socket that takes connections at one address alone.
-
-    Raises:
-        OSError: The address is not of this machine, or somebody else has the port.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=128)
-
-
 def _resolved(master: str | None) -> tuple[str, int]:
     if master is None:
         raise JobError("--master: missing", _HOST_HINT)
@@ -94,16 +86,19 @@ def _resolved(master: str | None) -> tuple[str, int]:
         parts = urlsplit(f"//{master}")
         host, port = parts.hostname, parts.port
     except ValueError:
-        host, port = None, None
-    if not host or not port or parts.path or parts.username is not None:
+        host, port, parts = None, None, urlsplit("")
+    beside = (parts.path, parts.query, parts.fragment, parts.username)
+    if not host or not port or any(beside):
         raise JobError(f"--master {master!r}: is no HOST:PORT", _HOST_HINT)
     try:
         address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError) as error:
         raise JobError(f"--master {master}: {host} is not found: {error}", _HOST_HINT) from error
-    if ipaddress.ip_address(address.split("%")[0]).is_loopback:
+    found = ipaddress.ip_address(address.split("%")[0])
+    # The unspecified address is all of this machine's: the store would be open to every network.
+    if found.is_loopback or found.is_unspecified or found.is_multicast:
         raise JobError(
-            f"--master {master}: {host} is {address} here, which no other node reaches",
+            f"--master {master}: {host} is {address} here, by which no other node reaches it",
             _HOST_HINT,
         )
     return address, port
@@ -111,7 +106,7 @@ def _resolved(master: str | None) -> tuple[str, int]:
 
 def _check_own(address: str, port: int) -> None:
     try:
-        listen_at(address, port).close()
+        listen_on(port, address).close()
     except OSError as error:
         raise JobError(
             f"--master: node 0 cannot listen on port {port} of {address}: "
@@ -129,7 +124,7 @@ def _interface_towards(address: str, port: int) -> str:
             own = asked.getsockname()[0]
     except OSError as error:
         raise JobError(
-            f"--master: no way to {address} from here: {error.strerror or error}", _HOST_HINT
+            f"--master {address}: no way there from here: {error.strerror or error}", _HOST_HINT
         ) from error
     found = [
         name
@@ -137,5 +132,5 @@ def _interface_towards(address: str, port: int) -> str:
         if own in [each.address.split("%")[0] for each in addresses]
     ]
     if not found:
-        raise JobError(f"--master: no interface here has {own}", _HOST_HINT)
+        raise JobError(f"--master {address}: no interface here has {own}", _HOST_HINT)
     return found[0]

@@ -16,17 +16,18 @@ class Point:
     """One work of one size."""
 
     kind: str
-    """`matmul`, `stream`, `fresh`, `layer`, `upload`, `download`, `write`, `read`, `pair`, or one
-    of `LINK_KINDS`."""
+    """`matmul`, `stream`, `fresh`, `layer`, `attention`, `attention_both`, `loss`, `upload`,
+    `download`, `write`, `read`, `pair`, or one of `LINK_KINDS`."""
     seconds: tuple[float, ...]
     """Median of each rank that took part."""
     scatter: float
     """Width of the middle half of the repeats over their median, of the rank with the most."""
     ranks: tuple[int, ...]
     dtype: str = ""
-    """Of a product."""
+    """Of what computes."""
     shape: tuple[int, ...] = ()
-    """Rows, inner and columns of a product."""
+    """Rows, inner and columns of a product; samples, heads, tokens and a head's width of
+    attention; tokens and vocabulary of a loss."""
     size_bytes: int = 0
     """Moved by each rank."""
     span: Span = "node"

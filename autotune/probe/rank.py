@@ -52,7 +52,14 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
         torch.distributed.init_process_group(backend)
     else:
         meeting = Meeting(Nodes(**nodes), local_rank=local_rank, per_node=per_node)
-        same = {"autotune": __version__, "accelerator": accelerator, "ranks": per_node}
+        same = {
+            "autotune": __version__,
+            "torch": torch.__version__,
+            "accelerator": accelerator,
+            "ranks": per_node,
+            "quick": wanted["quick"],
+            "nvme": wanted["disk"],
+        }
         wanted = meeting.agree(same, wanted)
         torch.distributed.init_process_group(
             backend, store=meeting.store(), rank=meeting.rank, world_size=meeting.world
@@ -65,6 +72,8 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
         points += kernels.copies(clock)
     else:
         points += kernels.layers(clock)
+        points += kernels.attention(clock, wanted["precisions"])
+        points += kernels.losses(clock, wanted["precisions"])
     if wanted["disk"] is not None:
         points += kernels.disk(clock, wanted["disk"], rank)
     if world > 1:
@@ -77,7 +86,6 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
         "host": platform.node(),
         "device": name,
         "place": int(sys.argv[3].split(",")[local_rank]),
-        "torch": torch.__version__,
         "points": points,
     }
     return report if meeting is None else {"reports": meeting.gather(report)}

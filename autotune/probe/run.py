@@ -1,10 +1,11 @@
 """Run a probe: start the ranks, fit what they measured, and put the file together."""
 
+import dataclasses
 import datetime
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -105,18 +106,25 @@ def run_probe(
         "quick": is_quick,
         "precisions": list(environment.precisions),
         "disk": None if disk is None else str(disk.resolve()),
-        "nodes": None if nodes is None else asdict(nodes),
+        "nodes": None if nodes is None else dataclasses.asdict(nodes),
     }
     started_s = time.monotonic()
-    reports = measure_on_ranks(
-        "autotune.probe.rank",
-        [json.dumps(wanted)],
-        accelerator=environment.accelerator,
-        devices=devices,
-        name="probe",
-        timeout_s=timeout_s + (0.0 if nodes is None else nodes.wait_s),
-        **({} if nodes is None else {"interface": nodes.interface}),
-    )
+    try:
+        reports = measure_on_ranks(
+            "autotune.probe.rank",
+            [json.dumps(wanted)],
+            accelerator=environment.accelerator,
+            devices=devices,
+            name="probe",
+            # Nodes are waited for twice: until node 0 answers, and until all are there.
+            timeout_s=timeout_s + (0.0 if nodes is None else 2.0 * nodes.wait_s),
+            interface="lo" if nodes is None else nodes.interface,
+        )
+    except FleetError as error:
+        if nodes is None:
+            raise
+        # A rank that failed counts from its own node's first.
+        raise FleetError(f"on node {nodes.rank}, {error.message}", error.hint) from error
     wall_s = time.monotonic() - started_s
     if nodes is not None:
         reports = reports[0]["reports"]
@@ -125,8 +133,8 @@ def run_probe(
     n_nodes = len(reports) // world
     names = _names(reports, environment.accelerator, world)
     points = points_of(reports)
-    figures = figures_of(points, world, n_nodes)
     its_class = _class_of(environment)
+    figures, beyond_nodes = _without_rack(figures_of(points, world, n_nodes), its_class)
     is_cpu = environment.accelerator == "cpu"
     return Probe(
         environment=environment,
@@ -137,6 +145,8 @@ def run_probe(
         its_class=its_class,
         warnings=(
             *_unlike(reports, names),
+            *_shares_of_few(environment, world, n_nodes),
+            *beyond_nodes,
             *conclude(
                 points,
                 figures,
@@ -164,6 +174,20 @@ def _devices(environment: Environment, world: int) -> Sequence[int]:
     return usable_cores()[:world]
 
 
+def _without_rack(
+    figures: Figures, its_class: Accelerator | None
+) -> tuple[Figures, tuple[str, ...]]:
+    """Without what was measured between nodes of one rack, and a warning that says so."""
+    is_rack_wide = its_class is not None and its_class.nvlink_domain > its_class.devices_per_node
+    if its_class is None or figures.measured.network is None or not is_rack_wide:
+        return figures, ()
+    measured = dataclasses.replace(figures.measured, network=None)
+    return dataclasses.replace(figures, measured=measured, beyond={}), (
+        f"NVLink joins {its_class.nvlink_domain} {its_class.name} beyond their nodes: what was "
+        "measured between nodes is not taken for the network",
+    )
+
+
 def _names(
     reports: Sequence[Mapping[str, Any]], accelerator: str, per_node: int
 ) -> tuple[str, ...]:
@@ -178,15 +202,23 @@ def _names(
 
 
 def _unlike(reports: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[str]:
-    """Warnings of ranks that have another device or torch than the first."""
-    for what, key in (("device", "device"), ("torch", "torch")):
-        first = reports[0][key]
-        for rank, report in enumerate(reports):
-            if report[key] != first:
-                yield (
-                    f"rank {rank} ({names[rank]}) has another {what} than rank 0: "
-                    f"{report[key]}, not {first}; the figures are those of the slowest rank"
-                )
+    """Warnings of ranks that have another device than the first."""
+    first = reports[0]["device"]
+    for rank, report in enumerate(reports):
+        if report["device"] != first:
+            yield (
+                f"rank {rank} ({names[rank]}) is another device than rank 0: {report['device']}, "
+                f"not {first}; the figures are those of the slowest rank"
+            )
+
+
+def _shares_of_few(environment: Environment, world: int, n_nodes: int) -> Iterator[str]:
+    """A warning where a node has more devices than were asked what they get of its network."""
+    if n_nodes > 1 and world < environment.n_devices:
+        yield (
+            f"{world} of a node's {environment.n_devices} devices were measured: if they share "
+            "network cards with the others, each has less while all of them send"
+        )
 
 
 def _class_of(environment: Environment) -> Accelerator | None:

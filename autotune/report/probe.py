@@ -55,6 +55,16 @@ def _rows(probe: Probe) -> list[tuple[str, ...]]:
     ]
     if found.layer_s is not None:
         rows.append(("issuing a layer's kernels", "-", "-", _latency(found.layer_s), "-"))
+    for dtype, rates in found.attention.items():
+        for way, flops_per_s in (
+            ("forward", rates.forward_flops_per_s),
+            ("backward", rates.backward_flops_per_s),
+        ):
+            rows.append((f"{dtype} attention, {way}", _flops(flops_per_s), "-", "-", "-"))
+    rows += [
+        (f"{dtype} loss, of a logit", "-", "-", _latency(seconds), "-")
+        for dtype, seconds in found.logit_s.items()
+    ]
     promised = None if its_class is None else its_class.memory_bytes_per_s
     rows.append(("memory stream", _rate(found.memory_bytes_per_s), _rate(promised), "-", "-"))
     for name, rate in (
@@ -108,6 +118,8 @@ def _latency(value: float) -> str:
     # Before the third digit is rounded: 999.6 us would be 1e+03.
     if value >= 999.5e-6:
         return f"{_three_digits(value * 1e3)} ms"
+    if 0.1e-9 <= value < 100e-9:
+        return f"{_three_digits(value * 1e9)} ns"
     return f"{_three_digits(value * 1e6)} us"
 
 

@@ -40,13 +40,14 @@ def main() -> None:
         sys.exit(2)
 
 
-def listen_on(port: int) -> socket.socket:
-    """Where a trial's ranks find one another: a socket on 127.0.0.1, and nowhere else.
+def listen_on(port: int, address: str = "127.0.0.1") -> socket.socket:
+    """Where ranks find one another: a socket on one address, loopback's, and nowhere else.
 
     Raises:
-        OSError: Somebody else has the port.
+        OSError: The address is not of this machine, or somebody else has the port.
     """
-    return socket.create_server(("127.0.0.1", port), backlog=128)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=128)
 
 
 def _listen_on_loopback() -> None:

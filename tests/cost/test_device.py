@@ -12,10 +12,12 @@ from autotune.app.planning import open_outlook
 from autotune.cost import predict
 from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.collectives import all_reduce_s, exchange_s, gather_s, group, send_s
+from autotune.cost.compute import layer_times, logits_s
 from autotune.cost.constants import load_constants
 from autotune.cost.device import STREAM_SHARE, device_columns
 from autotune.cost.plans import Plans
-from autotune.measured import Measured, MeasuredLink
+from autotune.cost.sizes import sizes_of
+from autotune.measured import AttentionRates, Measured, MeasuredLink
 from tests.cost.plans import plans
 from tests.jobs import CPU, canonical_candidate, tiny_job
 from tests.probe.made_up import (
@@ -43,6 +45,8 @@ def entry(measured: Measured | None) -> Accelerator:
     return dataclasses.replace(find_accelerator("A100-80GB"), measured=measured)
 
 
+SLOW_FORWARD = AttentionRates(forward_flops_per_s=1e12, backward_flops_per_s=1e14)
+SLOW_BACKWARD = AttentionRates(forward_flops_per_s=1e14, backward_flops_per_s=1e12)
 STREAM = {"memory_bytes_per_s": entry(None).memory_bytes_per_s * STREAM_SHARE}
 """As of the datasheet."""
 
@@ -99,6 +103,22 @@ def test_a_measured_network_takes_what_was_measured(kind, seconds, per_node) -> 
         )
 
 
+def test_measured_attention_and_logits_take_what_was_measured() -> None:
+    rates = AttentionRates(forward_flops_per_s=2e12, backward_flops_per_s=1e12)
+    found = Measured(attention={"bf16": rates}, logit_s={"bf16": 1e-6})
+    p = measured_plans(found, seq_len=1000.0, micro_batch=1.0)
+    s, constants = sizes_of(p), load_constants()
+    score_flops = 4 * 1000**2 * float(s.attention_width)
+    layer = layer_times(p, s, constants)
+    assert float(layer.attention_s) == pytest.approx(
+        0.5 * score_flops / 2e12 + 1.25 * score_flops / 1e12
+    )
+    other = measured_plans(Measured(), seq_len=1000.0, micro_batch=1.0)
+    products_s = logits_s(dataclasses.replace(p, logit_s=1e-30), s, constants)
+    assert float(logits_s(p, s, constants) - products_s) == pytest.approx(1e-3 * s.loss_vocab)
+    assert float(layer_times(other, s, constants).attention_s) < float(layer.attention_s)
+
+
 def test_what_nobody_measured_is_as_the_table_has_it() -> None:
     columns = device_columns(entry(None), "bf16", 8.0)
     ring = group(plans(**columns), load_constants(), ranks=8.0, stride=1.0)
@@ -139,6 +159,9 @@ def test_a_healthy_stream_is_the_datasheet_s_memory() -> None:
         ({"host_memory_bytes_per_s": 10e9}, {"optimizer_tier": 1.0, "zero_stage": 2.0}),
         ({"nvme_bytes_per_s": 1e8}, {"optimizer_tier": 2.0, "zero_stage": 3.0}),
         ({"layer_s": 1.0}, {}),
+        ({"attention": {"bf16": SLOW_FORWARD}}, {}),
+        ({"attention": {"bf16": SLOW_BACKWARD}}, {}),
+        ({"logit_s": {"bf16": 1e-8}}, {}),
         ({"cached_bytes_per_s": 0.5e12, "cache_bytes": 2.0**40}, {}),
         ({**STREAM, "fresh_bytes_per_s": 1e9}, {"clears_pages": 1.0}),
     ],

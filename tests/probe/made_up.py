@@ -20,6 +20,9 @@ NETWORK_SHARE = 0.05
 """Of the rates within a node, that a rank has between nodes."""
 FLOPS, ELEMENTS_PER_S, CALL_S = 200e12, 400e9, 5e-6
 STREAM = 1.8e12
+ATTENTION, ATTENTION_S = (2, 4, 100, 50), (1e-3, 10e-3)
+"""Samples, heads, tokens and a head's width; forward and backward."""
+LOGIT_S = 5e-9
 SIZES = (2**16, 2**19, 2**22, 2**25)
 
 
@@ -50,7 +53,8 @@ def all_seconds(kind: str, size_bytes: float, per_node: int, n_nodes: int) -> fl
         near_s = (per_node - 1) / RATES[kind]
         far_s = (n - per_node) / (NETWORK_SHARE * RATES[kind])
         return (n - 1) * latency_s + size_bytes / n * (near_s + far_s)
-    share = min(1.0, per_node * NETWORK_SHARE)
+    # A send leaves a node by the one rank that has its neighbour in the next one.
+    share = min(1.0, (1 if kind == "send" else per_node) * NETWORK_SHARE)
     return link_seconds(kind, size_bytes, n, share=share, latency_s=latency_s)
 
 
@@ -101,8 +105,22 @@ def _own(slower: float, scatter: float, layer_s: float | None) -> list[dict[str,
         {"kind": "stream", "bytes": size, "seconds": size / STREAM, "scatter": scatter}
         for size in (2**24, 2**30)
     ]
-    if layer_s is not None:
+    if layer_s is not None:  # of a CPU rank
         found.append({"kind": "layer", "seconds": layer_s, "scatter": scatter})
+        found += [
+            {
+                "kind": kind,
+                "dtype": "bf16",
+                "shape": list(shape),
+                "seconds": slower * seconds,
+                "scatter": scatter,
+            }
+            for kind, shape, seconds in (
+                ("attention", ATTENTION, ATTENTION_S[0]),
+                ("attention_both", ATTENTION, sum(ATTENTION_S)),
+                ("loss", (64, 1000), 64 * 1000 * LOGIT_S),
+            )
+        ]
     return found
 
 

@@ -16,6 +16,7 @@ from tests.probe.made_up import (
     CALL_S,
     FLOPS,
     LATENCY_S,
+    LOGIT_S,
     NETWORK_LATENCY_S,
     NETWORK_SHARE,
     RATES,
@@ -118,6 +119,12 @@ def test_cpu_ranks_have_the_memory_of_their_node_together(tmp_path: Path) -> Non
     assert found.measured is not None
     assert found.measured.host_memory_bytes_per_s == pytest.approx(4 * STREAM, rel=1e-3)
     assert found.measured.layer_s == pytest.approx(2e-3)
+    # 4 x samples x heads x tokens^2 x width, half of it forward and 2.5 times that backward.
+    score_flops = 4 * 2 * 4 * 100**2 * 50
+    rates = found.measured.attention["bf16"]
+    assert rates.forward_flops_per_s == pytest.approx(0.5 * score_flops / 1e-3, rel=1e-3)
+    assert rates.backward_flops_per_s == pytest.approx(1.25 * score_flops / 10e-3, rel=1e-3)
+    assert found.measured.logit_s == {"bf16": pytest.approx(LOGIT_S, rel=1e-3)}
 
 
 def test_a_device_in_no_table_is_what_it_reached(tmp_path: Path) -> None:

@@ -45,11 +45,18 @@ def both(*calls: Callable[[], Any]) -> list[Any]:
     return found
 
 
-def joined(place: Nodes, *, about: Any = ABOUT, token: str = TOKEN) -> Callable[[], Any]:
+def joined(
+    place: Nodes,
+    *,
+    about: Any = ABOUT,
+    token: str = TOKEN,
+    local_rank: int = 0,
+    per_node: int = 1,
+) -> Callable[[], Any]:
     """One rank of a node comes; it says what it would measure, and hears what it shall."""
 
     def come() -> Any:
-        meeting = Meeting(place, local_rank=0, per_node=1)
+        meeting = Meeting(place, local_rank=local_rank, per_node=per_node)
         meeting._token = token.encode()
         kept.append(meeting)  # node 0 serves until the other has heard
         return meeting.agree(about, {"quick": place.rank == 0})
@@ -99,6 +106,43 @@ def test_a_number_is_one_node_s_alone(port: int) -> None:
     assert sorted(type(each).__name__ for each in found) == ["MeetingError", "dict", "dict"]
     (error,) = (each for each in found if isinstance(each, MeetingError))
     assert "two nodes say that they are --node-rank 1" in str(error)
+
+
+def test_no_rank_of_a_second_node_takes_the_place_of_another(port: int) -> None:
+    """Were only first ranks told apart, the others of both nodes would measure with each other."""
+    ranks = [(node, local) for node in (0, 1, 1) for local in (0, 1)]
+    found = both(
+        *(
+            joined(nodes(port, node, wait_s=3.0), local_rank=local, per_node=2)
+            for node, local in ranks
+        )
+    )
+    errors = [str(each) for each in found if isinstance(each, MeetingError)]
+    assert len(errors) == 2
+    assert all("two nodes say that they are --node-rank 1" in error for error in errors)
+
+
+def test_a_message_of_another_meeting_is_refused(port: int) -> None:
+    first = Meeting(nodes(port, 0), local_rank=0, per_node=1)
+    first._put("wanted", {"quick": True})
+    assert first._get("wanted") == {"quick": True}
+    seen = first._store.get("wanted")
+    other_port = lease_port()
+    try:
+        second = Meeting(nodes(other_port.port, 0), local_rank=0, per_node=1)
+        second._store.set("wanted", seen)
+        with pytest.raises(MeetingError, match="another AUTOTUNE_TOKEN"):
+            second._get("wanted")
+    finally:
+        other_port.release()
+
+
+def test_a_node_whose_first_has_gone_says_so(port: int) -> None:
+    first = Meeting(nodes(port, 0), local_rank=0, per_node=1)
+    other = Meeting(nodes(port, 1, wait_s=2.0), local_rank=0, per_node=1)
+    del first
+    with pytest.raises(MeetingError, match=r"node 0 has ended|no sign of node 0"):
+        other.agree(ABOUT, {})
 
 
 def test_a_port_that_is_taken_is_named(port: int) -> None:

@@ -6,7 +6,8 @@ import psutil
 import pytest
 
 from autotune.errors import JobError
-from autotune.probe.nodes import TOKEN_ENV, listen_at, nodes_of
+from autotune.probe.nodes import TOKEN_ENV, nodes_of
+from autotune.trial.launcher import listen_on
 
 TOKEN = "0123456789abcdef"
 
@@ -33,8 +34,8 @@ def test_one_machine_needs_none_of_it() -> None:
     ("count", "rank", "master", "said"),
     [
         (0, None, None, "--nodes 0"),
-        (1, 0, None, "--node-rank and --master"),
-        (1, None, "10.0.0.1:80", "--node-rank and --master"),
+        (1, 0, None, "--node-rank 0: with one node"),
+        (1, None, "10.0.0.1:80", "--master 10.0.0.1:80: with one node"),
         (2, None, "10.0.0.1:80", "--node-rank: missing"),
         (2, 2, "10.0.0.1:80", "--node-rank: 2, of 2 nodes"),
         (2, -1, "10.0.0.1:80", "--node-rank: -1"),
@@ -47,6 +48,12 @@ def test_one_machine_needs_none_of_it() -> None:
         (2, 1, "[::1:80", "is no HOST:PORT"),
         (2, 1, "127.0.0.1:29400", "no other node reaches"),
         (2, 1, "localhost:29400", "no other node reaches"),
+        (2, 0, "0.0.0.0:29400", "no other node reaches"),
+        (2, 0, "[::]:29400", "no other node reaches"),
+        (2, 0, "224.0.0.1:29400", "no other node reaches"),
+        (2, 1, "10.0.0.1:29400?x", "is no HOST:PORT"),
+        (2, 1, "10.0.0.1:29400#x", "is no HOST:PORT"),
+        (2, 1, "10.0.0.1:29400/x", "is no HOST:PORT"),
         (2, 1, "no-such-host.invalid:29400", "is not found"),
         (2, 1, "x" * 300 + ":29400", "is not found"),
     ],
@@ -75,7 +82,7 @@ def test_nodes_without_a_token_are_refused(
 
 def test_a_node_finds_the_interface_to_node_0() -> None:
     address, interface = own_address()
-    with listen_at(address, 0) as free:
+    with listen_on(0, address) as free:
         port = free.getsockname()[1]
     for rank in (0, 1):
         found = nodes_of(2, rank, f"{address}:{port}")
@@ -85,7 +92,7 @@ def test_a_node_finds_the_interface_to_node_0() -> None:
 
 def test_node_0_has_to_be_able_to_listen_there() -> None:
     address, _ = own_address()
-    with listen_at(address, 0) as taken:
+    with listen_on(0, address) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(JobError, match=f"node 0 cannot listen on port {port}"):
             nodes_of(2, 0, f"{address}:{port}")

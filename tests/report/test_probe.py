@@ -58,6 +58,7 @@ def test_what_was_reached_stands_beside_the_class() -> None:
         (1e-11, "0 us"),
         (2.345e-6, "2.35 us"),
         (999.4e-6, "999 us"),
+        (5.04e-9, "5.04 ns"),
         (999.6e-6, "1 ms"),
         (1.52e-3, "1.52 ms"),
         (1.234, "1234 ms"),
@@ -68,6 +69,14 @@ def test_latencies_have_three_digits_and_no_exponent(latency_s: float, said: str
     curve = dataclasses.replace(figures.links["all_reduce"], latency_s=latency_s)
     slow = dataclasses.replace(figures, links={**figures.links, "all_reduce": curve})
     assert row(shown(probe(figures=slow)), "all-reduce")[4:6] == said.split()
+
+
+def test_attention_and_loss_of_cpu_ranks_have_rows() -> None:
+    found = points(4, layer_s=1e-3)
+    text = shown(probe(figures=figures_of(found, 4)))
+    assert row(text, "bf16 attention, forward")[:2] == ["8", "GFLOP/s"]
+    assert row(text, "bf16 attention, backward")[:2] == ["2", "GFLOP/s"]
+    assert row(text, "bf16 loss, of a logit") == ["-", "-", "5", "ns", "-"]
 
 
 def test_links_between_nodes_have_rows_of_their_own() -> None:
