@@ -20,6 +20,9 @@ SHIPPED = Path(__file__).resolve().parent / "accelerators.yaml"
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "fp4"]
 _HINT = "a mapping `accelerators:` of entries like those in autotune/accelerators.yaml"
+_PROBE_HINT = (
+    "figures of a probe, maybe of another version's: run `python -m autotune probe` again"
+)
 _GIGA = 1e9
 _TERA = 1e12
 _LEAST, _MOST = 1e-6, 1e12
@@ -112,7 +115,7 @@ class _Entry(BaseModel):
     memory_gb_per_s: _Positive
     tflops: dict[Precision, _Positive] = Field(min_length=1)
     achieved_tflops: dict[Precision, _Positive] = Field(min_length=1)
-    sustained_share: _Positive = 1.0
+    sustained_share: Annotated[float, Field(ge=_LEAST, le=2)] = 1.0
     nvlink_gb_per_s: _RateOrNone
     nvlink_domain: _Count
     host_gb_per_s: _Positive
@@ -198,7 +201,10 @@ def read_accelerators(path: Path) -> tuple[Accelerator, ...]:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise JobError(f"{path}: {key}: {first['msg']}", _HINT) from error
+        is_probed = "measured" in first["loc"]
+        raise JobError(
+            f"{path}: {key}: {first['msg']}", _PROBE_HINT if is_probed else _HINT
+        ) from error
     return tuple(_accelerator(name, entry, path) for name, entry in file.accelerators.items())
 
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Positive = Annotated[float, Field(ge=1e-9, le=1e12, allow_inf_nan=False)]
+"""Beyond these, times that are divided by it are no numbers any more."""
 _GIGA = 1e9
 _MICRO = 1e-6
 

@@ -25,7 +25,7 @@ from search_wall_clock import Progress
 from wall_clock_searches import Table
 
 from autotune.accelerators import Accelerator, accelerators_with, shipped_accelerators
-from autotune.app.probe import probe_machine
+from autotune.app.probe import probe_machine, write_probe
 from autotune.app.run import search
 from autotune.app.session import open_session
 from autotune.cost.candidates import constants_of, plans_of
@@ -96,6 +96,7 @@ def probed(out: Path) -> Probe:
     """Of as many devices as a search takes."""
     found = probe_machine(out, world=None, nodes=None, disk=None, is_quick=False)
     assert found is not None, "one node is all there is"
+    write_probe(out, found)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Measure this machine, and leave the file that predictions read."""
+"""Measure this machine, and write the file that predictions read."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from autotune.probe.run import Probe, run_probe
 def probe_machine(
     out: Path, *, world: int | None, nodes: Nodes | None, disk: Path | None, is_quick: bool
 ) -> Probe | None:
-    """Probe, and write the file; of several nodes only the first one writes, and has the figures.
+    """Probe, once it is sure that the file can be written; of several nodes the first has figures.
 
     Args:
         out: The file.
@@ -25,14 +25,19 @@ def probe_machine(
         JobError: The file cannot be written, or a value is not one.
         FleetError: As `run_probe`.
     """
-    writes = nodes is None or nodes.rank == 0
-    if writes:
+    if nodes is None or nodes.rank == 0:
         check_writable(out)
     environment = detect_environment()
     if world is None:
         n = environment.n_devices
         world = n if environment.accelerator == "cuda" else min(n, CPU_WORLD)
-    found = run_probe(environment, world=world, nodes=nodes, disk=disk, is_quick=is_quick)
-    if found is not None:
-        write_hardware(out, found.entry, found.about)
-    return found
+    return run_probe(environment, world=world, nodes=nodes, disk=disk, is_quick=is_quick)
+
+
+def write_probe(out: Path, found: Probe) -> None:
+    """Write the file.
+
+    Raises:
+        JobError: It cannot be written any more.
+    """
+    write_hardware(out, found.entry, found.about)

@@ -42,7 +42,7 @@ def probe(
     are slower than others are warned of. Several nodes know each other by a secret in
     AUTOTUNE_TOKEN.
     """
-    from autotune.app.probe import probe_machine
+    from autotune.app.probe import probe_machine, write_probe
     from autotune.probe.nodes import nodes_of
     from autotune.report.probe import print_probe
 
@@ -57,8 +57,12 @@ def probe(
         say("measured; node 0 has the figures and writes the file")
         if as_json:
             print_json({"file": None, "accelerators": None, "probe": None})
-    elif as_json:
+        return
+    # Before it is written: a disk that has filled up meanwhile takes no figure away.
+    if as_json:
         print_json({"file": str(out), "accelerators": found.entry, "probe": found.about})
     else:
         print_probe(DATA, found)
+    write_probe(out, found)
+    if not as_json:
         say(f"wrote {out}")

@@ -111,7 +111,8 @@ def _check_own(address: str, port: int) -> None:
         raise JobError(
             f"--master: node 0 cannot listen on port {port} of {address}: "
             f"{error.strerror or error}",
-            "node 0 is the machine with that address; choose a port that is free there",
+            "node 0 is the machine with that address: give any other one another --node-rank; on "
+            "node 0 choose a port that is free",
         ) from error
 
 

@@ -23,6 +23,11 @@ from autotune.probe.points import Point, points_of
 TIMEOUT_S = 300.0
 """A probe takes about a minute; longer than this, a rank hangs."""
 
+_NODES_HINT = (
+    "where another node ended first, what that one said is the cause; then start the same command "
+    "on all nodes again"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
@@ -124,7 +129,7 @@ def run_probe(
         if nodes is None:
             raise
         # A rank that failed counts from its own node's first.
-        raise FleetError(f"on node {nodes.rank}, {error.message}", error.hint) from error
+        raise FleetError(f"on node {nodes.rank}, {error.message}", _NODES_HINT) from error
     wall_s = time.monotonic() - started_s
     if nodes is not None:
         reports = reports[0]["reports"]

@@ -181,3 +181,24 @@ def test_a_measured_figure_that_is_none_is_refused(
     path.write_text(text.replace(before, after), encoding="utf-8")
     with pytest.raises(JobError, match=r"A100-80GB\.measured"):
         read_accelerators(path)
+
+
+def test_a_file_of_another_form_says_to_probe_again(tmp_path: Path) -> None:
+    path = write(tmp_path / "hardware.yaml", GPU)
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    data["accelerators"]["A100-80GB"]["measured"]["link_gb_per_s"] = 80.0
+    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+    with pytest.raises(JobError, match="link_gb_per_s") as refused:
+        read_accelerators(path)
+    assert refused.value.hint is not None
+    assert "probe` again" in refused.value.hint
+
+
+@pytest.mark.parametrize("figure", [1e-320, 1e300])
+def test_a_rate_that_no_time_can_be_divided_by_is_refused(figure: float, tmp_path: Path) -> None:
+    path = write(tmp_path / "hardware.yaml", GPU, n_nodes=2)
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    data["accelerators"]["A100-80GB"]["measured"]["network"]["gb_per_s"] = figure
+    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+    with pytest.raises(JobError, match=r"measured\.network\.gb_per_s"):
+        read_accelerators(path)

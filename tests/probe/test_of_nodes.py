@@ -1,0 +1,50 @@
+"""What a probe of several nodes takes for the network, and what it says of nodes that differ."""
+
+import dataclasses
+from typing import Any
+
+from autotune.accelerators import find_accelerator
+from autotune.probe import run
+from autotune.probe.figures import figures_of
+from tests.jobs import CPU
+from tests.probe.made_up import points
+
+
+def test_nvlink_beyond_a_node_is_not_taken_for_the_network() -> None:
+    found = figures_of(points(2, n_nodes=2), 2, 2)
+    rack, node = find_accelerator("GB200"), find_accelerator("H100")
+    assert rack.nvlink_domain > rack.devices_per_node
+    figures, (warning,) = run._without_rack(found, rack)
+    assert figures.measured.network is None
+    assert figures.measured.link == found.measured.link
+    assert figures.beyond == {}
+    assert "NVLink joins 72 GB200" in warning
+    for other in (node, None):
+        assert run._without_rack(found, other) == (found, ())
+
+
+def test_devices_that_were_left_out_are_told_of_where_they_share_a_network() -> None:
+    gpus = dataclasses.replace(CPU, accelerator="cuda", n_devices=8)
+    (warning,) = run._shares_of_few(gpus, 2, 2)
+    assert "2 of a node's 8 devices" in warning
+    assert list(run._shares_of_few(gpus, 8, 2)) == []
+    assert list(run._shares_of_few(gpus, 2, 1)) == []
+
+
+def test_ranks_are_named_by_node_and_another_device_is_told_of() -> None:
+    reports: list[dict[str, Any]] = [
+        {"device": device, "place": place, "host": host}
+        for host, device in (("a", "H100"), ("b", "H200"))
+        for place in (0, 1)
+    ]
+    names = run._names(reports, "cuda", 2)
+    assert names == (
+        "GPU 0 of node 0, a",
+        "GPU 1 of node 0, a",
+        "GPU 0 of node 1, b",
+        "GPU 1 of node 1, b",
+    )
+    assert run._names(reports[:2], "cuda", 2) == ("GPU 0", "GPU 1")
+    warnings = list(run._unlike(reports, names))
+    assert len(warnings) == 2
+    assert "rank 2 (GPU 0 of node 1, b) is another device than rank 0: H200" in warnings[0]
