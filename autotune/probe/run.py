@@ -93,8 +93,8 @@ def run_probe(
         environment: What there is.
         world: Ranks to start here, each on a device of its own.
         nodes: The others, on which the same is called; None: there are none.
-        disk: A folder whose disk is measured too, on all nodes as node 0 has it; None: none is.
-        is_quick: Whether figures may be rougher for being there sooner; as node 0 has it.
+        disk: A folder whose disk is measured too, the same on all nodes; None: none is.
+        is_quick: Whether figures may be rougher for being there sooner; the same on all nodes.
         timeout_s: Ranks that are not done then are killed; nodes are waited for besides.
 
     Returns:
