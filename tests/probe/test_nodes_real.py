@@ -74,7 +74,8 @@ def test_the_network_between_two_nodes_is_measured(cable: Cable, tmp_path: Path)
     assert link is not None
     cable_bytes_per_s = RATE_MBIT * 1e6 / 8
     all_reduce_bytes_per_s = link.bytes_per_s * link.all_reduce_speed
-    assert 0.5 * cable_bytes_per_s < all_reduce_bytes_per_s < 1.1 * cable_bytes_per_s
+    # Loopback would be ten times as fast; ranks that wait for a core are slower.
+    assert 0.3 * cable_bytes_per_s < all_reduce_bytes_per_s < 1.5 * cable_bytes_per_s
     about: dict[str, Any] = json.loads(first[1])["probe"]
     assert about["nodes"] == 2
     assert [name.split(" of ")[1].split(",")[0] for name in about["devices"]] == [
