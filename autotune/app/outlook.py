@@ -11,7 +11,7 @@ from autotune.accelerators import Accelerator, find_accelerator
 from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction, predict
 from autotune.cost.candidates import constants_of
-from autotune.cost.device import link_columns
+from autotune.cost.device import LinkName, link_columns
 from autotune.errors import JobError
 from autotune.hardware import Environment
 from autotune.job import Job
@@ -51,14 +51,13 @@ class FleetWishes:
         Raises:
             JobError: A rate is not one.
         """
+        rates: dict[LinkName, str | None] = {"network": self.network, "nvlink": self.nvlink}
         found: dict[str, float] = {}
-        if self.network is not None:
-            found["network_bytes_per_s"] = parse_rate(self.network, where="--network")
-            # What was measured of the link that is there is not of the one that is described.
-            found |= link_columns("network", None)
-        if self.nvlink is not None:
-            found["nvlink_bytes_per_s"] = parse_rate(self.nvlink, where="--nvlink")
-            found |= link_columns("nvlink", None)
+        for name, text in rates.items():
+            if text is not None:
+                # What was measured of the link that is there is not of the one that is described.
+                found |= link_columns(name, None)
+                found[f"{name}_bytes_per_s"] = parse_rate(text, where=f"--{name}")
         return found
 
 

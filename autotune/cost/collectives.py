@@ -1,6 +1,7 @@
 """How long collectives take: alpha-beta over the slowest link that their group crosses."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -26,18 +27,37 @@ class Group:
     """Ranks that talk to each other, and what lies between them."""
 
     ranks: Column
-    bytes_per_s: Column
-    """Bus bandwidth of a ring through all of them, of gathers."""
-    all_reduce_bytes_per_s: Column
-    send_bytes_per_s: Column
-    hop_s: Column
-    """Latency from one rank to the next, on average round the ring."""
     local: Column
     """Ranks that one of them reaches without the network, itself included."""
     near: Link
     """To those."""
     far: Link
     """To all others."""
+    hop_s: Column
+    """Latency from one rank to the next, on average round the ring."""
+
+    @cached_property
+    def bytes_per_s(self) -> Column:
+        """Bus bandwidth of a ring through all of them, of gathers."""
+        return self._rate(1.0, 1.0, self.local)
+
+    @cached_property
+    def all_reduce_bytes_per_s(self) -> Column:
+        """The same of all-reduces."""
+        return self._rate(self.near.all_reduce_speed, self.far.all_reduce_speed, self.local)
+
+    @cached_property
+    def send_bytes_per_s(self) -> Column:
+        """The same of sends: only the last rank of a domain sends beyond it, by its own link."""
+        return self._rate(self.near.send_speed, self.far.send_speed, 1.0)
+
+    def _rate(self, near_speed: Column, far_speed: Column, links: Column) -> Column:
+        """What the near link allows, and beyond a domain so many far ones."""
+        inside = self.near.bytes_per_s * near_speed
+        outside = self.far.bytes_per_s * links * far_speed
+        # A rank that is alone in its domain never takes the near link.
+        crossing = np.where(np.greater(self.local, 1), np.minimum(inside, outside), outside)
+        return np.where(np.greater(self.ranks, self.local), crossing, inside)
 
 
 def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> Group:
@@ -70,26 +90,10 @@ def ring(near: Link, far: Link, *, ranks: Column, local: Column) -> Group:
     trees comes to the same bound. Source: Thakur, Rabenseifner and Gropp (IJHPCA 19, 2005),
     section 2, for alpha-beta; NVIDIA nccl-tests, doc/PERFORMANCE.md, for bus bandwidth.
     """
-    crosses = np.greater(ranks, local)
-
-    def rate(near_speed: Column, far_speed: Column, links: Column = local) -> Column:
-        inside = near.bytes_per_s * near_speed
-        outside = far.bytes_per_s * links * far_speed
-        # A rank that is alone in its domain never takes the near link.
-        crossing = np.where(np.greater(local, 1), np.minimum(inside, outside), outside)
-        return np.where(crosses, crossing, inside)
-
-    return Group(
-        ranks=ranks,
-        bytes_per_s=rate(1.0, 1.0),
-        all_reduce_bytes_per_s=rate(near.all_reduce_speed, far.all_reduce_speed),
-        # Only the last rank of a domain sends beyond it, by its own link.
-        send_bytes_per_s=rate(near.send_speed, far.send_speed, 1.0),
-        hop_s=np.where(crosses, near.hop_s + (far.hop_s - near.hop_s) / local, near.hop_s),
-        local=local,
-        near=near,
-        far=far,
+    hop_s = np.where(
+        np.greater(ranks, local), near.hop_s + (far.hop_s - near.hop_s) / local, near.hop_s
     )
+    return Group(ranks=ranks, local=local, near=near, far=far, hop_s=hop_s)
 
 
 def all_reduce_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:

@@ -12,6 +12,8 @@ STREAM_SHARE = 0.9
 the model are shares of the datasheet's, so what a probe's stream reached is taken for that of a
 memory of this much more. Source: Deakin et al., BabelStream (IJCSE 17, 2018), which finds streams
 near it on GPUs of several vendors."""
+LinkName = Literal["nvlink", "network"]
+"""Between the devices of a node, and between nodes."""
 
 _UNMEASURED_ATTENTION = AttentionRates(forward_flops_per_s=0.0, backward_flops_per_s=0.0)
 
@@ -58,13 +60,11 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
     }
 
 
-def link_columns(
-    name: Literal["nvlink", "network"], found: MeasuredLink | None
-) -> dict[str, float]:
+def link_columns(name: LinkName, found: MeasuredLink | None) -> dict[str, float]:
     """The columns of a link that a probe can fill.
 
     Args:
-        name: Between the devices of a node, or between nodes.
+        name: Of the link.
         found: What a probe reached; None: the rate is one that a datasheet or a person promises,
             and stays as it is.
     """

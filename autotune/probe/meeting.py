@@ -61,8 +61,9 @@ class Meeting:
         """
         mine = self.nodes.rank
         with _served():
-            if self._store.add(f"taken/{self.rank}", 1) > 1:
-                raise MeetingError(f"two nodes say that they are --node-rank {mine}")
+            n_claims = self._store.add(f"taken/{self.rank}", 1)
+        if n_claims > 1:
+            raise MeetingError(f"two nodes say that they are --node-rank {mine}")
         is_first_of_node = self.rank % (self.world // self.nodes.count) == 0
         if is_first_of_node:
             self._put(f"node/{mine}", {"nodes": self.nodes.count, **about})
@@ -137,12 +138,11 @@ class Meeting:
 
     def _number(self) -> str:
         """Of this meeting alone; node 0 draws it."""
-        with _served():
-            if self.rank == 0:
-                drawn = secrets.token_hex(16)
-                self._store.set("number", drawn)
-                return drawn
-            return str(self._store.get("number").decode(errors="replace"))
+        if self.rank == 0:
+            drawn = secrets.token_hex(16)
+            self._store.set("number", drawn)
+            return drawn
+        return self._read("number")
 
     @property
     def _where(self) -> str:
@@ -154,14 +154,17 @@ class Meeting:
             self._store.set(key, self._signature(key, text) + text)
 
     def _get(self, key: str) -> dict[str, Any]:
-        with _served():
-            raw = self._store.get(key).decode(errors="replace")
+        raw = self._read(key)
         size = hashlib.sha256().digest_size * 2
         signature, text = raw[:size], raw[size:]
         if not hmac.compare_digest(signature.encode(), self._signature(key, text).encode()):
             raise MeetingError(f"{key}: signed with another {TOKEN_ENV}")
         found: dict[str, Any] = json.loads(text)
         return found
+
+    def _read(self, key: str) -> str:
+        with _served():
+            return str(self._store.get(key).decode(errors="replace"))
 
     def _signature(self, key: str, text: str) -> str:
         return hmac.new(

@@ -82,7 +82,6 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
         points += communication.pairs(clock, per_node)
     torch.distributed.barrier()
     report = {
-        "rank": rank,
         "host": platform.node(),
         "device": name,
         "place": int(sys.argv[3].split(",")[local_rank]),
