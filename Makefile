@@ -67,10 +67,10 @@ gpu-accept: extensions
 	    --memory-limit 24GiB
 
 # On what the knobs were tried: two CPU ranks here. Of any study, such as `make demo` or one on GPUs:
-# `python -m autotune.tried results/STUDY > results/recorded/knobs-DEVICES-STUDY.json`.
+# `python -m autotune.record.tried results/STUDY > results/recorded/knobs-DEVICES-STUDY.json`.
 record: extensions
 	$(BIN)/python -m tests.record_knobs > results/recorded/knobs-cpu-2.json
-	$(BIN)/python -m autotune.knobs_page > docs/knobs.md
+	$(BIN)/python -m autotune.report.knobs_page > docs/knobs.md
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

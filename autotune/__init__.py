@@ -24,11 +24,11 @@ def load(study: "str | Path", results: "str | Path" = "results") -> "DataFrame":
         results: Folder of all studies, for a name.
 
     Raises:
-        autotune.errors.StudyError: There is no such study, or its record cannot be read.
+        autotune.base.errors.StudyError: There is no such study, or its record cannot be read.
     """
     from pathlib import Path  # not before it is asked for: ranks pay for it
 
     from autotune.app.studies import locate
-    from autotune.table import load_table  # pandas
+    from autotune.record.table import load_table  # pandas
 
     return load_table(locate(str(study), Path(results)).folder)

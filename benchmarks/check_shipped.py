@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.app.check import check_file
+from autotune.base.errors import AutotuneError, ExitCode
 from autotune.check import Report
-from autotune.errors import AutotuneError, ExitCode
 from autotune.rules.releases import NEWEST_READ
 
 SUFFIXES = (".json", ".template", ".yaml", ".yml")

@@ -12,12 +12,12 @@ from optuna.trial import create_trial
 
 from autotune.contract import KnobValue, Outcome
 from autotune.cost.forecast import Forecast
-from autotune.job import SamplerName
+from autotune.job.job import SamplerName
 from autotune.replay.groups import Group
 from autotune.search.calibrated import MEMORY_CONSTRAINT, CalibratedSampler
+from autotune.search.grid import least_used
 from autotune.search.history import History
 from autotune.search.sampler import Axis, make_axes, make_sampler
-from autotune.search.walk import least_used
 
 Strategy = Callable[[Group, int, int], Sequence[int]]
 """Group, number of trials and seed -> the configurations in the order in which they are tried,

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from autotune.app.session import Session
-from autotune.extensions import environment as extensions_environment
+from autotune.engines.deepspeed.extensions import environment as extensions_environment
 
 SCRIPT = Path(__file__).with_name("autotuned_training.py")
 STAGES = [0, 1, 2, 3]

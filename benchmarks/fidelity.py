@@ -20,7 +20,7 @@ from autotune.app.session import Session
 from autotune.app.unmeasured import open_fleet
 from autotune.contract import Role
 from autotune.search.base import Snapshot
-from autotune.search.launch import Run, make_spec
+from autotune.search.trial_spec import Run, make_spec
 
 SHARE = 0.02
 """A search is done within this share of the best."""

@@ -2,7 +2,7 @@
 
 Only the sources that `benchmarks/sources.json` lists as fitted are looked at; `accuracy.py`
 reports the others apart. Every source and device weighs the same, however many rows it has. Two
-files are written: `autotune/cost/constants.yaml`, and in `autotune/accelerators.yaml` the
+files are written: `autotune/cost/constants.yaml`, and in `autotune/devices/accelerators.yaml` the
 `sustained_share`, what a kind of device holds in training beside an A100.
 """
 
@@ -18,10 +18,10 @@ from accuracy import SPLIT
 from numpy.typing import NDArray
 from published_runs import Runs, read_runs
 
-from autotune import accelerators
 from autotune.cost.calibrate import calibrate_memory, calibrate_time
 from autotune.cost.constants import SHIPPED, Constants, load_constants
 from autotune.cost.predict import predict
+from autotune.devices import accelerators
 
 _START = Constants(
     matmul_share=0.85,

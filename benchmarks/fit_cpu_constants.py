@@ -28,7 +28,7 @@ from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.constants import SHIPPED_CPU, Constants, load_constants
 from autotune.cost.plans import Plans
 from autotune.cost.predict import predict
-from autotune.hardware import Environment
+from autotune.devices.hardware import Environment
 
 START = dataclasses.replace(
     load_constants(),

@@ -10,12 +10,12 @@ import json
 import time
 
 from autotune import rules
-from autotune.engines.deepspeed import DeepSpeedEngine
-from autotune.hardware import Environment
-from autotune.job import make_job
-from autotune.lattice import build_lattice
-from autotune.space import load_space
-from autotune.space_file import Domain
+from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.job.job import make_job
+from autotune.planning.lattice import build_lattice
+from autotune.space.space import load_space
+from autotune.space.space_file import Domain
 
 H100 = Environment(
     accelerator="cuda",

@@ -21,8 +21,8 @@ from pathlib import Path
 from plain_agreement import compared
 from plain_training import load
 
-from autotune.extensions import build
-from autotune.extensions import environment as extensions_environment
+from autotune.engines.deepspeed.extensions import build
+from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.trial.memory import CpuMeter
 
 WARMUP_STEPS = 4

@@ -24,18 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.session import Session, open_session
-from autotune.candidate import Candidate
-from autotune.catalogue.process import environment_of
+from autotune.base.errors import NothingFeasibleError
+from autotune.base.student_t import t_quantile
 from autotune.contract import Role, TrialResult
-from autotune.errors import NothingFeasibleError
-from autotune.extensions import build
-from autotune.extensions import environment as extensions_environment
+from autotune.engines.deepspeed.extensions import build
+from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from autotune.export.export import export_candidate
 from autotune.fleet.local import LocalFleet
-from autotune.knobs import Context, canonical
-from autotune.render.export import export_candidate
 from autotune.rules import judge
-from autotune.search.launch import Run, make_spec
-from autotune.student import t_quantile
+from autotune.search.trial_spec import Run, make_spec
+from autotune.space.candidate import Candidate
+from autotune.space.catalogue.process import environment_of
+from autotune.space.knobs import Context, canonical
 
 TOLERANCE = 0.05
 _LARGEST_LOG = 700.0

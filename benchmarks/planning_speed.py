@@ -15,9 +15,9 @@ import numpy as np
 
 from autotune.app.outlook import FleetWishes
 from autotune.app.planning import open_outlook, rank_lattice
-from autotune.cost.layouts import Layouts, lay_out
 from autotune.cost.plans import Plans
 from autotune.cost.predict import predict
+from autotune.engines.megatron.layouts import Layouts, lay_out
 
 _WORLD = 16_384
 _MIN_FIT = 0.5

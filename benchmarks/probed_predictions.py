@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from search_wall_clock import Progress
 from wall_clock_searches import Table
 
-from autotune.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.app.probe import probe_machine, write_probe
 from autotune.app.run import search
 from autotune.app.session import open_session
 from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.predict import predict
+from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.probe.run import Probe
 
 FAMILIES: dict[str, dict[str, dict[str, Any]]] = {

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.accelerators import shipped_accelerators
+from autotune.base.errors import JobError
 from autotune.cost.plans import Plans
 from autotune.cost.published import Rows, read_table, rows_to_plans
-from autotune.errors import JobError
+from autotune.devices.accelerators import shipped_accelerators
 
 GIB = 2**30
 _ENOUGH_ROWS = 6

@@ -30,15 +30,11 @@ from typing import Any
 from plain_agreement import JOB, candidate_of, compared, plain_samples_per_s, run_trial
 
 from autotune.app.session import Session, open_session
-from autotune.candidate import Candidate
-from autotune.catalogue.process import environment_of
 from autotune.contract import Outcome, Role, TrialResult
-from autotune.extensions import build
+from autotune.engines.deepspeed.extensions import build
+from autotune.export.export import export_candidate
 from autotune.fleet.local import LocalFleet
-from autotune.render.export import export_candidate
-from autotune.search.confirm import ROUNDS
-from autotune.search.launch import Run
-from autotune.spread import (
+from autotune.record.spread import (
     PRIOR_DEGREES,
     PRIOR_DEVIATION,
     Spread,
@@ -46,6 +42,10 @@ from autotune.spread import (
     pooled,
     variance_of_steps,
 )
+from autotune.search.confirm import ROUNDS
+from autotune.search.trial_spec import Run
+from autotune.space.candidate import Candidate
+from autotune.space.catalogue.process import environment_of
 
 ENOUGH = 0.9
 """Share of re-runs that an interval of 95% has to cover here: runs are few and tails heavy."""

@@ -34,9 +34,9 @@ from contest import (
     summarize_runs,
 )
 
+from autotune.base.errors import AutotuneError
 from autotune.cost.constants import Constants, load_constants
 from autotune.cost.forecast import Forecast
-from autotune.errors import AutotuneError
 from autotune.replay.forecast import forecast_of
 from autotune.replay.groups import Group, group_rows
 from autotune.replay.rows import read_rows

@@ -37,16 +37,16 @@ from wall_clock_searches import (
 
 from autotune.app.run import search
 from autotune.app.session import Session, open_session
-from autotune.candidate import Candidate
+from autotune.base.errors import AutotuneError
 from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.predict import predict
-from autotune.errors import AutotuneError
-from autotune.job import SamplerName
-from autotune.render.export import export_candidate
+from autotune.export.export import export_candidate
+from autotune.job.job import SamplerName
 from autotune.search.base import Snapshot
 from autotune.search.history import candidate_of as candidate_of_spec
 from autotune.search.history import results
 from autotune.search.sampler import check_installed
+from autotune.space.candidate import Candidate
 
 SPACE = Path(__file__).with_suffix(".yaml")
 JOB: dict[str, Any] = {

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from autotune.model import load_model
+from autotune.job.model import load_model
 from autotune.tracing.child import answer_to
 from autotune.tracing.moments import Kind, Phase, Traced, largest
 from autotune.trial.models import DTYPES, apply_recompute, default_dtype, from_config

@@ -22,9 +22,9 @@ from plain_agreement import JOB, candidate_of, compared, run_trial
 
 from autotune.app.session import Session, open_session
 from autotune.contract import Phase, Role, Start, TrialResult
-from autotune.extensions import build
+from autotune.engines.deepspeed.extensions import build
 from autotune.fleet.local import LocalFleet
-from autotune.search.launch import Run
+from autotune.search.trial_spec import Run
 
 KNOBS = {"zero.stage": 1, "micro_batch": 8}
 STEPS = (Phase.WARM_UP, Phase.MEASURED, Phase.DIAGNOSE)

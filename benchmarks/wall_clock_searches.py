@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.session import Session
-from autotune.candidate import Candidate
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.fleet.answering import AnsweringFleet
 from autotune.fleet.base import Fleet
 from autotune.fleet.local import LocalFleet
-from autotune.job import Budget, SamplerName
-from autotune.record import Study
+from autotune.job.job import Budget, SamplerName
+from autotune.record.spread import is_figure, mean_log_rate
+from autotune.record.study import Study
 from autotune.search.base import Snapshot
 from autotune.search.history import History, counting
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
-from autotune.search.recall import recall
+from autotune.search.recorded import recall
 from autotune.search.steering import steering_of
-from autotune.spread import is_figure, mean_log_rate
+from autotune.space.candidate import Candidate
 
 SHARE = 0.02
 """Within which share of the best a search is done."""

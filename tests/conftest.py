@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from autotune.extensions import build
+from autotune.engines.deepspeed.extensions import build
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile(

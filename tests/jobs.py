@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autotune.candidate import Candidate
-from autotune.hardware import Environment
-from autotune.job import Job, make_job
-from autotune.knobs import Context, canonical
+from autotune.devices.hardware import Environment
+from autotune.job.job import Job, make_job
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import Context, canonical
 
 TINY: dict[str, Any] = {
     "model_type": "llama",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.devices.hardware import usable_cores
 from autotune.fleet.processes import kill_all
-from autotune.hardware import usable_cores
 
 RATE_MBIT = 1600
 FIRST_ADDRESS = "10.77.0.1"

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from autotune.contract import Role, to_dict
-from autotune.engines.deepspeed import DeepSpeedEngine
-from autotune.extensions import build
-from autotune.extensions import environment as extensions_environment
-from autotune.job import Job, make_job
-from autotune.search.launch import Run, make_spec
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.extensions import build
+from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from autotune.job.job import Job, make_job
+from autotune.search.trial_spec import Run, make_spec
 from autotune.trial.transformer import Build, Shape, layer_specs, next_token_loss
 from autotune.trial.transformer_shape import shape_of
 from tests.jobs import CPU, canonical_candidate

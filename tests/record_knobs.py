@@ -10,9 +10,15 @@ from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 
-from autotune.hardware import detect_environment
-from autotune.tried import run_of
-from tests.test_engine_reality import WORLD, acting, compiled_cases, run, stratified_cases
+from autotune.devices.hardware import detect_environment
+from autotune.record.tried import run_of
+from tests.engines.deepspeed.test_engine_reality import (
+    WORLD,
+    acting,
+    compiled_cases,
+    run,
+    stratified_cases,
+)
 
 
 def main() -> None:

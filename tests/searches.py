@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.contract import Outcome
-from autotune.record import Study, Trial
+from autotune.record.study import Study, Trial
 
 MODEL = {
     "model_type": "llama",

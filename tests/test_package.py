@@ -78,7 +78,8 @@ def test_the_wheel_holds_every_file_of_the_data_folders(wheel: Path) -> None:
         if path.is_file()
     }
     expected |= {
-        str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "autotune/presets").iterdir()
+        str(path.relative_to(REPOSITORY))
+        for path in (REPOSITORY / "autotune/job/presets").iterdir()
     }
     expected |= {f"autotune/_data/recorded/{path.name}" for path in RECORDS}
     assert expected

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from autotune.contract import Measure, Role, TrialSpec
-from autotune.hardware import Environment
+from autotune.devices.hardware import Environment
 
 TESTS = Path(__file__).parent
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from autotune.base.errors import JobError, RenderError
+from autotune.base.files import write_whole
 from autotune.check import Report, read_source
 from autotune.check import check as judge_source
+from autotune.check.consumers import Consumer
 from autotune.check.exported import ACCELERATORS
-from autotune.consumers import Consumer
-from autotune.errors import JobError, RenderError
-from autotune.files import write_whole
-from autotune.hardware import Environment, version_of
+from autotune.devices.hardware import Environment, version_of
 from autotune.rules.releases import NEWEST_READ
 
 _MOST_ACCELERATORS = 1_000_000

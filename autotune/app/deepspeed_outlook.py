@@ -4,26 +4,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.accelerators import Accelerator
 from autotune.app.outlook import FleetWishes, Outlook
-from autotune.candidate import Candidate
+from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.cost import Plans
 from autotune.cost.candidates import plans_of
+from autotune.devices.accelerators import Accelerator
+from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
-from autotune.engines.deepspeed import DeepSpeedEngine
-from autotune.errors import JobError
-from autotune.hardware import Environment
-from autotune.job import Job
-from autotune.knob import Knob
-from autotune.knobs import KNOBS, canonical, explain, parse_settings
-from autotune.lattice import Lattice, build_lattice
-from autotune.render.deepspeed import DeepSpeedDialect
-from autotune.render.export import export_candidate
-from autotune.report.choices import Candidates
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.export.dialects.deepspeed import DeepSpeedDialect
+from autotune.export.export import export_candidate
+from autotune.job.job import Job
+from autotune.planning.lattice import Lattice, build_lattice
+from autotune.report.settings import Candidates
 from autotune.rules import judge
 from autotune.rules.base import Violation
-from autotune.space import load_space
+from autotune.space.candidate import Candidate
+from autotune.space.knob import Knob
+from autotune.space.knobs import KNOBS, canonical, explain, parse_settings
+from autotune.space.space import load_space
 
 _STEP = 2
 """What is one step of a number: twice as much, and half of it."""

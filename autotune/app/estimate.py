@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.accelerators import accelerators_with
+from autotune.base.errors import JobError
+from autotune.base.files import write_whole
 from autotune.cost.constants import SHIPPED, load_constants
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
 from autotune.cost.published import Rows, read_table, rows_to_plans
-from autotune.errors import JobError
-from autotune.files import write_whole
+from autotune.devices.accelerators import accelerators_with
 
 _GIB = 2**30
 _DIGITS = 6

@@ -7,8 +7,8 @@ import numpy as np
 
 from autotune.app.outlook import AnyOutlook
 from autotune.app.planning import MIN_FIT, ranked
-from autotune.report.choices import Choices
-from autotune.report.neighbours import Estimated, Explained, Neighbour
+from autotune.report.explain.neighbours import Estimated, Explained, Neighbour
+from autotune.report.settings import Choices
 
 
 def estimate_candidate(outlook: AnyOutlook, settings: Sequence[str]) -> Estimated:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.accelerators import Accelerator, shipped_accelerators
 from autotune.app.session import Session
+from autotune.base.errors import FleetError
 from autotune.cost.problem import accelerator_of
-from autotune.errors import FleetError
-from autotune.hardware import Environment
+from autotune.devices.accelerators import Accelerator, shipped_accelerators
+from autotune.devices.hardware import Environment
 
 FACT = "figures"
 

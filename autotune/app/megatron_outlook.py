@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from autotune.accelerators import Accelerator
 from autotune.app.outlook import FleetWishes, Outlook
+from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.cost import Plans
-from autotune.cost.layout_knobs import parse_layout, row_of, steps_of
-from autotune.cost.layouts import Layouts, lay_out, task_of
-from autotune.errors import JobError
-from autotune.hardware import Environment
-from autotune.job import Job
-from autotune.render.megatron import export_layout
+from autotune.devices.accelerators import Accelerator
+from autotune.devices.hardware import Environment
+from autotune.engines.megatron.knobs import parse_layout, row_of, steps_of
+from autotune.engines.megatron.layouts import Layouts, lay_out, task_of
+from autotune.export.dialects.megatron_lm import export_layout
+from autotune.job.job import Job
 from autotune.rules.base import Violation
 
 _NOT_ITS_OWN = ("space", "base_config", "baseline")

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune import __version__
+from autotune.base.errors import AutotuneError, StudyError
+from autotune.base.files import is_foreign, write_whole
 from autotune.contract import Outcome
-from autotune.errors import AutotuneError, StudyError
-from autotune.files import is_foreign, write_whole
-from autotune.record import Study, Trial
+from autotune.record.study import Study, Trial
 from autotune.report.metrics import MARK, render_metrics
 from autotune.search.base import Observer, Snapshot, Stage
-from autotune.search.recall import history_of
+from autotune.search.recorded import history_of
 
 _PERIOD_S = 5.0
 """Between two writings while nothing changes: scrapes are rarer, and a write to the disk is not

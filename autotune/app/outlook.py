@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from autotune.accelerators import Accelerator, find_accelerator
+from autotune.base.errors import JobError
+from autotune.base.units import parse_rate
 from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction, predict
 from autotune.cost.candidates import constants_of
 from autotune.cost.device import LinkName, link_columns
-from autotune.errors import JobError
-from autotune.hardware import Environment
-from autotune.job import Job
-from autotune.report.choices import Choices
+from autotune.devices.accelerators import Accelerator, find_accelerator
+from autotune.devices.hardware import Environment
+from autotune.job.job import Job
+from autotune.report.settings import Choices
 from autotune.rules.base import Violation
-from autotune.units import parse_rate
 
 
 @dataclass(frozen=True, kw_only=True)

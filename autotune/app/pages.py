@@ -6,17 +6,17 @@ from pathlib import Path
 import pandas as pd
 
 from autotune.app.studies import read_report
+from autotune.base.errors import AutotuneError, StudyError
+from autotune.base.files import is_foreign, write_whole
+from autotune.base.templates import Templates
 from autotune.contract import Outcome
-from autotune.errors import AutotuneError, StudyError
-from autotune.facts import left_out_of
-from autotune.files import is_foreign, write_whole
-from autotune.job import read_job_file
-from autotune.record import Study
-from autotune.render.templates import Templates
-from autotune.report.page import render_page
-from autotune.report.study import Report
+from autotune.job.job import read_job_file
+from autotune.record.facts import left_out_of
+from autotune.record.study import Study
+from autotune.record.table import make_table
+from autotune.report.page.page import render_page
+from autotune.report.results.study import Report
 from autotune.search.base import Observer, Snapshot, Stage
-from autotune.table import make_table
 
 _SHARE_OF_TIME = 0.05
 """Of a search, at most, for drawing its page."""

@@ -12,13 +12,13 @@ from autotune.app.deepspeed_outlook import deepspeed_outlook
 from autotune.app.megatron_outlook import megatron_outlook
 from autotune.app.outlook import AnyOutlook, FleetWishes, described
 from autotune.app.session import read_accelerators_of, read_job
+from autotune.base.errors import JobError
+from autotune.base.units import parse_bytes, parse_rate
 from autotune.contract import write_json
 from autotune.cost import Prediction
 from autotune.cost.candidates import constants_of
-from autotune.errors import JobError
-from autotune.hardware import detect_environment
-from autotune.report.ranking import Ranking, Variant, ranking_as_dict
-from autotune.units import parse_bytes, parse_rate
+from autotune.devices.hardware import detect_environment
+from autotune.report.explain.ranking import Ranking, Variant, ranking_as_dict
 
 ENGINES = ("deepspeed", "megatron")
 MIN_FIT = 0.9

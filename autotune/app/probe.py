@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from autotune.app.session import CPU_WORLD
-from autotune.hardware import detect_environment
+from autotune.devices.hardware import detect_environment
 from autotune.probe.hardware_file import check_writable, write_hardware
 from autotune.probe.nodes import Nodes
 from autotune.probe.run import Probe, run_probe

@@ -9,35 +9,35 @@ from typing import Any
 
 import yaml
 
-from autotune import extensions
 from autotune.app.figures import FACT, figures_of
 from autotune.app.metrics import MetricsWriter, check_writable
 from autotune.app.pages import PageWriter
 from autotune.app.session import Session
 from autotune.app.steering import keep, steer
 from autotune.app.studies import write_export
-from autotune.contract import Origin, Outcome
-from autotune.errors import (
+from autotune.base.errors import (
     AutotuneError,
     ExitCode,
     FleetError,
     NothingFeasibleError,
     StudyError,
 )
-from autotune.facts import origin_of
-from autotune.files import write_whole
+from autotune.base.files import write_whole
+from autotune.contract import Origin, Outcome
+from autotune.engines.deepspeed import extensions
 from autotune.fleet.base import Fleet
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import kill_all
-from autotune.record import Study
-from autotune.report.summary import summarize, summarize_failure
+from autotune.record.facts import origin_of
+from autotune.record.study import Study
+from autotune.record.table import write_table
+from autotune.report.results.summary import summarize, summarize_failure
 from autotune.search.base import Observer, SearchResult
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
-from autotune.search.recall import history_of
+from autotune.search.recorded import history_of
 from autotune.search.steering import Steering
-from autotune.table import write_table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,28 +6,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.accelerators import Accelerator, accelerators_with, shipped_accelerators
-from autotune.candidate import Candidate
+from autotune.base.errors import JobError, StudyError
 from autotune.contract import Origin
+from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
+from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.base import Engine
-from autotune.engines.deepspeed import DeepSpeedEngine
-from autotune.errors import JobError, StudyError
-from autotune.finetune import with_rank
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.export.export import export_candidate
 from autotune.fleet.base import Fleet
-from autotune.hardware import Environment, detect_environment
-from autotune.job import Job, make_job, read_job_file, resolve_paths
-from autotune.knobs import Context, canonical, explain, parse_settings
-from autotune.lattice import Lattice, build_lattice
-from autotune.record import Study
-from autotune.render.export import export_candidate
+from autotune.job.adapters import with_rank
+from autotune.job.job import Job, make_job, read_job_file, resolve_paths
+from autotune.planning.lattice import Lattice, build_lattice
+from autotune.record.study import Study
 from autotune.report.plan import Plan, make_plan
 from autotune.rules import judge
 from autotune.search.history import History
-from autotune.search.recall import recall
+from autotune.search.recorded import recall
 from autotune.search.reduced import reduce_lattice
 from autotune.search.sampler import check_installed
 from autotune.search.steering import Forecaster
-from autotune.space import load_space
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import Context, canonical, explain, parse_settings
+from autotune.space.space import load_space
 
 DEMO: dict[str, dict[str, Any]] = {
     "cpu": {

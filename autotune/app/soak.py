@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune import extensions
 from autotune.app.studies import find_chosen, write_export
+from autotune.base.errors import JobError, StudyError
+from autotune.base.templates import canonical_json
 from autotune.contract import (
     DS_CONFIG_FILE,
     ContractError,
@@ -15,18 +16,17 @@ from autotune.contract import (
     TrialSpec,
     read_json,
 )
-from autotune.engines.deepspeed import DeepSpeedEngine
-from autotune.engines.ds_expected import expected
-from autotune.errors import JobError, StudyError
+from autotune.devices.hardware import Environment, detect_environment
+from autotune.engines.deepspeed import extensions
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.expected import expected
+from autotune.export.dialects.deepspeed import SETTINGS_FILE
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import kill_all
-from autotune.hardware import Environment, detect_environment
-from autotune.record import Study
-from autotune.render.deepspeed import SETTINGS_FILE
-from autotune.render.templates import canonical_json
+from autotune.record.soak import SOAK_FOLDER, SoakResult, digest_of, write_soak
+from autotune.record.study import Study
 from autotune.rules.base import Setup
 from autotune.search.interrupt import Interrupt
-from autotune.search.launch import MEASURE, Run, make_spec
 from autotune.search.soak import (
     Half,
     check_space,
@@ -35,7 +35,7 @@ from autotune.search.soak import (
     resumed_of,
     soak_trials,
 )
-from autotune.soak_record import SOAK_FOLDER, SoakResult, digest_of, write_soak
+from autotune.search.trial_spec import MEASURE, Run, make_spec
 
 Note = Callable[[str], None]
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.app.session import Session
+from autotune.base.errors import AutotuneError, StudyError
 from autotune.cost.knowledge import (
     Lesson,
     choose_lessons,
@@ -12,9 +13,8 @@ from autotune.cost.knowledge import (
     study_name,
     write_lessons,
 )
-from autotune.errors import AutotuneError, StudyError
 from autotune.search.objective import Objective
-from autotune.search.recall import recall
+from autotune.search.recorded import recall
 from autotune.search.steering import Steering, lessons_of, situation_of, steering_of
 
 

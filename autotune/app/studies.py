@@ -7,12 +7,16 @@ from typing import Any
 
 import psutil
 
-from autotune.candidate import Candidate, candidate_of
+from autotune.base.errors import StudyError
 from autotune.contract import Origin
+from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
-from autotune.engines.deepspeed import DeepSpeedEngine
-from autotune.errors import StudyError
-from autotune.facts import (
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.export.base import Figures
+from autotune.export.export import export_candidate
+from autotune.job.fidelity import describe_fidelity
+from autotune.job.job import Job, make_job, read_job_file
+from autotune.record.facts import (
     allowed_bytes_of,
     answer_of,
     context_of,
@@ -22,23 +26,19 @@ from autotune.facts import (
     objective_of,
     origin_of,
 )
-from autotune.fidelity import describe_fidelity
-from autotune.hardware import Environment
-from autotune.job import Job, make_job, read_job_file
-from autotune.knobs import Context
-from autotune.record import Study, Trial
-from autotune.render.base import Figures
-from autotune.render.export import export_candidate
-from autotune.report.explanation import Explanation, explain, rows_of
-from autotune.report.overview import State
-from autotune.report.rows import make_rows
-from autotune.report.study import Report
-from autotune.report.summary import place
+from autotune.record.soak import SoakResult, digest_of, read_soak
+from autotune.record.spread import Spread, is_figure
+from autotune.record.study import Study, Trial
+from autotune.record.table import make_table
+from autotune.report.explain.trial import Explanation, explain, rows_of
+from autotune.report.results.rows import make_rows
+from autotune.report.results.study import Report
+from autotune.report.results.summary import place
+from autotune.report.terminal.overview import State
 from autotune.search.objective import Objective, figure_of
-from autotune.search.recall import changes_since, engine_of, history_of
-from autotune.soak_record import SoakResult, digest_of, read_soak
-from autotune.spread import Spread, is_figure
-from autotune.table import make_table
+from autotune.search.recorded import changes_since, engine_of, history_of
+from autotune.space.candidate import Candidate, candidate_of
+from autotune.space.knobs import Context
 
 
 def studies(results: Path) -> list[Study]:
@@ -300,7 +300,7 @@ def _soak_of(study: Study, chosen: Chosen) -> SoakResult | None:
 
 
 def _write_storage(study: Study, out: Path, trial: int | None) -> Path:
-    from autotune.report.optuna_study import write_storage  # optuna
+    from autotune.report.optuna_storage import write_storage  # optuna
 
     _check_measured(study, study.read_state())
     if trial is not None:

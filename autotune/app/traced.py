@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from autotune.app.deepspeed_outlook import DeepSpeedOutlook
 from autotune.app.outlook import AnyOutlook
+from autotune.base.errors import JobError
 from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.memory import Held, fit_probability, memory_of_traced
 from autotune.cost.problem import has_shape
-from autotune.errors import JobError
-from autotune.report.neighbours import Estimated
-from autotune.report.traced import TracedEstimate
+from autotune.report.explain.neighbours import Estimated
+from autotune.report.terminal.traced import TracedEstimate
 from autotune.tracing import Kind, Phase, Traced, trace_candidate
 
 

@@ -10,27 +10,27 @@ import numpy as np
 
 from autotune.app.outlook import FleetWishes, described
 from autotune.app.session import Session, open_session, read_accelerators_of
-from autotune.candidate import Candidate
+from autotune.base.errors import JobError
 from autotune.contract import Origin
 from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.forecast import Forecast
 from autotune.cost.predict import predict
+from autotune.devices.hardware import Environment, detect_environment, version_of
 from autotune.engines.base import Engine
 from autotune.engines.replayed import ReplayedEngine
-from autotune.errors import JobError
 from autotune.fleet.answering import AnsweringFleet
 from autotune.fleet.replay import replayed
 from autotune.fleet.simulate import Luck, Said, simulated
-from autotune.hardware import Environment, detect_environment, version_of
-from autotune.job import Job, make_job
-from autotune.knobs import Context
-from autotune.lattice import Lattice
-from autotune.model import model_from_config
-from autotune.record import Study
+from autotune.job.job import Job, make_job
+from autotune.job.model import model_from_config
+from autotune.planning.lattice import Lattice
+from autotune.record.study import Study
 from autotune.replay.forecast import forecast_of
 from autotune.replay.problem import ReplayProblem, read_problem
 from autotune.rules.base import Violation
 from autotune.search.sampler import check_installed
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import Context
 
 FLEETS = "local, simulate, simulate:8xH100, replay:FILE.csv or replay:FILE.csv#GROUP"
 _DESCRIBED = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")

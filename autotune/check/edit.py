@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from autotune.engines.ds_file import BYTE_ORDER_MARK
+from autotune.engines.deepspeed.ds_config_file import BYTE_ORDER_MARK
 from autotune.rules.base import Patch, as_section, changed
 
 _SPACE = re.compile(r"[ \t\r\n]*")

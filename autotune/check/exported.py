@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.contract import ContractError, read_json
-from autotune.render.deepspeed import SETTINGS_FILE
+from autotune.export.dialects.deepspeed import SETTINGS_FILE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.check.partial import Path
-from autotune.check.source import Source
-from autotune.consumers import (
+from autotune.base.nested import look_up, merge
+from autotune.check.consumers import (
     ARGUMENTS,
     AUTO,
     FILLED,
@@ -14,7 +13,8 @@ from autotune.consumers import (
     is_known_value,
     known_values,
 )
-from autotune.nested import look_up, merge
+from autotune.check.partial import Path
+from autotune.check.source import Source
 from autotune.rules.base import (
     Patch,
     Violation,

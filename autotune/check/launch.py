@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from autotune.consumers import Consumer
-from autotune.errors import JobError
+from autotune.base.errors import JobError
+from autotune.check.consumers import Consumer
 
 _SCRIPT_COMMANDS = ("llamafactory-cli", "axolotl")
 

@@ -5,15 +5,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from autotune.base.errors import ExitCode
+from autotune.base.nested import merge
+from autotune.base.secrecy import masked, masked_text
 from autotune.check import huggingface
+from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates, edited
 from autotune.check.partial import Partial, Path, WorldlessSetup
 from autotune.check.source import Source
-from autotune.consumers import Consumer
-from autotune.engines.ds_file import BYTE_ORDER_MARK
-from autotune.errors import ExitCode
-from autotune.hardware import Environment
-from autotune.nested import merge
+from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.ds_config_file import BYTE_ORDER_MARK
 from autotune.rules import judge
 from autotune.rules.base import (
     BATCH_KEYS,
@@ -26,7 +27,6 @@ from autotune.rules.base import (
 from autotune.rules.parallel import autotp_size
 from autotune.rules.releases import NEWEST_READ, release_of
 from autotune.rules.sections import unreadable
-from autotune.secrecy import masked, masked_text
 
 _MOST_FIXES = 100
 """More than there are rules: a fix that calls for another ends somewhere."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.base.errors import JobError, RenderError
+from autotune.base.yaml_file import parse_yaml
+from autotune.check.consumers import FILLED, Consumer, autos
 from autotune.check.exported import UNSPLIT, Layout, layout_beside
 from autotune.check.launch import Launch, count, read_launch, typed
-from autotune.consumers import FILLED, Consumer, autos
-from autotune.engines.ds_file import parse_json, read_text
-from autotune.errors import JobError, RenderError
-from autotune.yaml_file import parse_yaml
+from autotune.engines.deepspeed.ds_config_file import parse_json, read_text
 
 ACCELERATE_OWNED = (
     *("gradient_accumulation_steps", "gradient_clipping", "zero_stage"),

@@ -9,14 +9,15 @@ import traceback
 
 from rich.text import Text
 
+from autotune.base.errors import AutotuneError, ExitCode
+
 # Each adds its commands to `cli`.
 from autotune.cli import find, measure, predict, results, verify  # noqa: F401  they add their commands
 from autotune.cli.base import PROGRESS, cli, is_debugging
-from autotune.errors import AutotuneError, ExitCode
 
 
 def main() -> None:
-    """Run the command line; exit codes are those of `autotune.errors.ExitCode`."""
+    """Run the command line; exit codes are those of `autotune.base.errors.ExitCode`."""
     try:
         cli(prog_name="autotune")
     except SystemExit as end:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from autotune.errors import JobError
+from autotune.base.errors import JobError
 
 cli = typer.Typer(
     name="autotune",

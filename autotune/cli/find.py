@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from autotune.base.errors import ExitCode
 from autotune.cli.base import (
     DATA,
     PROGRESS,
@@ -22,7 +23,6 @@ from autotune.cli.base import (
     print_json,
     say,
 )
-from autotune.errors import ExitCode
 
 
 class _Search(TyperCommand):
@@ -30,7 +30,7 @@ class _Search(TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Only here: no other command should wait for the registry of the knobs."""
-        from autotune.tried import summary
+        from autotune.record.tried import summary
 
         self.epilog = summary()
         super().format_epilog(ctx, formatter)
@@ -174,8 +174,8 @@ def search(
     from autotune.app.studies import read_report
     from autotune.app.unmeasured import open_fleet
     from autotune.cost.knowledge import default_file
-    from autotune.report.live import view_for
-    from autotune.report.terminal import print_plan, print_report
+    from autotune.report.terminal.live import view_for
+    from autotune.report.terminal.study import print_plan, print_report
 
     flags = given(
         model=model,

@@ -44,7 +44,7 @@ def probe(
     """
     from autotune.app.probe import probe_machine, write_probe
     from autotune.probe.nodes import nodes_of
-    from autotune.report.probe import print_probe
+    from autotune.report.terminal.probe import print_probe
 
     place = nodes_of(nodes, node_rank, master)
     if place is not None:

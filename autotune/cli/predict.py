@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autotune.base.errors import JobError
 from autotune.cli.base import (
     DATA,
     Debug,
@@ -20,7 +21,6 @@ from autotune.cli.base import (
     print_json,
     say,
 )
-from autotune.errors import JobError
 
 if TYPE_CHECKING:
     from autotune.app.outlook import AnyOutlook, FleetWishes
@@ -172,7 +172,7 @@ def plan(
     The fleet need not be there: name its accelerators with --gpu. Everything shown is predicted.
     """
     from autotune.app.planning import export_ranked, rank_lattice
-    from autotune.report.ranking import print_ranking, ranking_as_dict
+    from autotune.report.explain.ranking import print_ranking, ranking_as_dict
 
     if price is not None and not price > 0:
         raise JobError(f"--price {price:g}: not above zero", "the price of one accelerator hour")
@@ -207,7 +207,7 @@ def explain(
     that are not named are at the base configuration's values or the engine's defaults.
     """
     from autotune.app.explain import explain_candidate
-    from autotune.report.neighbours import explained_as_dict, print_explained
+    from autotune.report.explain.neighbours import explained_as_dict, print_explained
 
     found = explain_candidate(asked.outlook(engine), settings or [])
     if as_json:
@@ -263,7 +263,7 @@ def estimate(
         _estimate_rows(rows, out, asked.fleet.get("accelerators"), constants, as_json=as_json)
         return
     from autotune.app.explain import estimate_candidate
-    from autotune.report.neighbours import estimate_as_dict, print_estimate
+    from autotune.report.explain.neighbours import estimate_as_dict, print_estimate
 
     if trace:
         _estimate_traced(asked, engine, settings or [], as_json=as_json)
@@ -277,7 +277,7 @@ def estimate(
 
 def _estimate_traced(asked: _Asked, engine: str, settings: list[str], *, as_json: bool) -> None:
     from autotune.app.traced import trace_estimate
-    from autotune.report.traced import print_traced, traced_as_dict
+    from autotune.report.terminal.traced import print_traced, traced_as_dict
 
     found = trace_estimate(asked.outlook(engine), settings)
     if as_json:

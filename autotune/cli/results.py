@@ -28,7 +28,7 @@ from autotune.cli.base import (
 def status(results: Results = RESULTS, as_json: Json = False, debug: Debug = False) -> None:
     """Show all studies: outcomes, best, state."""
     from autotune.app.studies import state_of, studies
-    from autotune.report.overview import print_states
+    from autotune.report.terminal.overview import print_states
 
     states = [state_of(study) for study in studies(results)]
     if as_json:
@@ -63,9 +63,9 @@ def report(
     as_data = as_json and html is None
     refuse_several(json=as_data, csv=as_csv, markdown=as_markdown, html=html)
     from autotune.app.studies import find_study, read_report
-    from autotune.report.markdown import render_markdown
-    from autotune.report.terminal import print_report
-    from autotune.table import load_table, make_table
+    from autotune.record.table import load_table, make_table
+    from autotune.report.terminal.markdown import render_markdown
+    from autotune.report.terminal.study import print_report
 
     found = find_study(results, study)
     if html is not None:
@@ -87,7 +87,7 @@ def report(
 
 def _print_trial(study: str | None, results: Path, trial: int, *, as_json: bool) -> None:
     from autotune.app.studies import explain_trial, find_study
-    from autotune.report.terminal import print_explanation
+    from autotune.report.terminal.study import print_explanation
 
     found = explain_trial(find_study(results, study), trial)
     if as_json:
@@ -117,7 +117,7 @@ def compare(
     """
     refuse_several(json=as_json and html is None, csv=as_csv, html=html)
     from autotune.app.comparison import compare_studies, write_comparison
-    from autotune.report.compare_terminal import print_comparison
+    from autotune.report.compare.terminal import print_comparison
 
     comparison = compare_studies(runs, results)
     for warning in comparison.warnings:

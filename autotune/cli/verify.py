@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from autotune.base.errors import ExitCode, JobError
 from autotune.cli.base import (
     DATA,
     RESULTS,
@@ -16,7 +17,6 @@ from autotune.cli.base import (
     print_json,
     say,
 )
-from autotune.errors import ExitCode, JobError
 
 
 @cli.command()
@@ -54,7 +54,7 @@ def check(
     Ends with 2 if it would not run. A value that is ignored is a warning.
     """
     from autotune.app.check import check_file, write_fix
-    from autotune.report.check import print_check
+    from autotune.report.terminal.check import print_check
 
     found = check_file(
         file,
@@ -89,8 +89,8 @@ def soak(
     """
     from autotune.app.soak import soak_export, soak_study
     from autotune.app.studies import find_study
-    from autotune.report.overview import print_soak
-    from autotune.soak_record import to_dict
+    from autotune.record.soak import to_dict
+    from autotune.report.terminal.overview import print_soak
 
     if export is not None and study is not None:
         raise JobError("--study and --from are both given", "name one of them")
@@ -118,13 +118,13 @@ def doctor(
 ) -> None:
     """Say what would not work on this machine, and why."""
     if build:
-        from autotune import extensions
-        from autotune.hardware import detect_environment
+        from autotune.devices.hardware import detect_environment
+        from autotune.engines.deepspeed import extensions
 
         extensions.build(detect_environment().accelerator, say)
         return
     from autotune.doctor import Level, diagnose
-    from autotune.report.overview import print_diagnosis
+    from autotune.report.terminal.overview import print_diagnosis
 
     diagnosis = diagnose(measure=measure)
     print_json(diagnosis.to_dict()) if as_json else print_diagnosis(DATA, diagnosis)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.base.errors import JobError
 from autotune.cost.constants import Constants
 from autotune.cost.plans import Plans
 from autotune.cost.predict import predict
-from autotune.errors import JobError
 
 Values = NDArray[np.float64]
 

@@ -7,16 +7,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.accelerators import Accelerator, shipped_accelerators
-from autotune.candidate import Candidate
+from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.cost.constants import SHIPPED, SHIPPED_CPU, Constants, load_constants
 from autotune.cost.plans import Column, Plans, Recompute, Tier
 from autotune.cost.problem import fleet_columns, model_columns, unseen_model_columns
 from autotune.cost.traits import FRAMEWORKS
-from autotune.errors import JobError
-from autotune.hardware import Environment
-from autotune.job import Job
+from autotune.devices.accelerators import Accelerator, shipped_accelerators
+from autotune.devices.hardware import Environment
+from autotune.job.job import Job
+from autotune.space.candidate import Candidate
 
 K = TypeVar("K")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from autotune.errors import JobError
-from autotune.yaml_file import read_yaml
+from autotune.base.errors import JobError
+from autotune.base.yaml_file import read_yaml
 
 SHIPPED = Path(__file__).resolve().parent / "constants.yaml"
 SHIPPED_CPU = SHIPPED.with_name("constants_cpu.yaml")

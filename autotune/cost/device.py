@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from autotune.accelerators import Accelerator
 from autotune.cost.pages import PAGE_BYTES
 from autotune.cost.plans import HOST_MEMORY_BYTES_PER_S, NVME_BYTES_PER_S
-from autotune.measured import AttentionRates, Measured, MeasuredLink
+from autotune.devices.accelerators import Accelerator
+from autotune.devices.probed import AttentionRates, Measured, MeasuredLink
 
 STREAM_SHARE = 0.9
 """Of a datasheet's memory bandwidth, that a stream reaches on a healthy device. The constants of

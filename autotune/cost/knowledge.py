@@ -20,13 +20,13 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
+from autotune.base.errors import StudyError
+from autotune.base.files import write_whole
 from autotune.contract import read_bounded
 from autotune.cost.constants import Constants
 from autotune.cost.forecast import Forecast, forecast
 from autotune.cost.plans import Plans
 from autotune.cost.residual import Seen
-from autotune.errors import StudyError
-from autotune.files import write_whole
 
 SCHEMA_VERSION = 1
 MOST_KEPT = 3000

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.errors import JobError
+from autotune.base.errors import JobError
 
 Column = NDArray[np.float64] | float
 """A value per candidate, or one for all of them."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from autotune.accelerators import Accelerator, find_accelerator
+from autotune.base.errors import JobError
 from autotune.cost.device import device_columns
-from autotune.errors import JobError
-from autotune.hardware import Environment
-from autotune.job import Job
-from autotune.model_shape import ModelShape
+from autotune.devices.accelerators import Accelerator, find_accelerator
+from autotune.devices.hardware import Environment
+from autotune.job.job import Job
+from autotune.job.model_shape import ModelShape
 
 
 def has_shape(shape: ModelShape) -> bool:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.accelerators import Accelerator
+from autotune.base.errors import JobError
 from autotune.contract import read_bounded
 from autotune.cost.plans import Plans
 from autotune.cost.row import RowError, read_row
-from autotune.errors import JobError
+from autotune.devices.accelerators import Accelerator
 
 MAX_ROWS = 200_000
 

@@ -5,13 +5,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.accelerators import Accelerator, find_accelerator
+from autotune.base.errors import FleetError
 from autotune.cost.cells import Cells, RowError
 from autotune.cost.device import device_columns, link_columns
 from autotune.cost.plans import Recompute, Tier
 from autotune.cost.row_model import read_model
 from autotune.cost.traits import Traits, traits_of
-from autotune.errors import FleetError
+from autotune.devices.accelerators import Accelerator, find_accelerator
 
 __all__ = ["ReadRow", "RowError", "read_row"]
 

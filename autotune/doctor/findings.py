@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from packaging.version import Version
 
+from autotune.base.units import format_bytes
 from autotune.doctor.diagnosis import Finding, Level, Machine, Speed
 from autotune.rules.releases import TRIED, release_of
-from autotune.units import format_bytes
 
 MINIMUM_VERSIONS = {
     "python": "3.11",

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from autotune import extensions
-from autotune.doctor.diagnosis import Device, Machine
-from autotune.errors import FleetError
-from autotune.hardware import (
+from autotune.base.errors import FleetError
+from autotune.devices.hardware import (
     cpu_name,
     find_accelerator,
     torch_cuda_version,
@@ -24,6 +22,8 @@ from autotune.hardware import (
     version_of,
     visible_gpus,
 )
+from autotune.doctor.diagnosis import Device, Machine
+from autotune.engines.deepspeed import extensions
 
 PACKAGES = (
     *("torch", "deepspeed", "transformers", "optuna", "pydantic", "pandas", "pyarrow"),

@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from autotune.base.errors import FleetError
 from autotune.doctor.diagnosis import Speed
-from autotune.errors import FleetError
 from autotune.fleet.measuring import measure_on_ranks
 
 MAX_CORES = 16

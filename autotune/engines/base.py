@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from autotune.candidate import Candidate
 from autotune.contract import KnobValue
 from autotune.rules.base import Setup
+from autotune.space.candidate import Candidate
 
 
 class Engine(Protocol):

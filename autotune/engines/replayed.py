@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.candidate import Candidate
+from autotune.base.errors import JobError
 from autotune.contract import KnobValue
+from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
-from autotune.errors import JobError
-from autotune.hardware import Environment
-from autotune.job import Job
+from autotune.job.job import Job
 from autotune.replay.problem import ReplayProblem
 from autotune.rules.base import Setup
+from autotune.space.candidate import Candidate
 
 
 class ReplayedEngine:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.base.errors import FleetError
 from autotune.contract import Outcome, Phase, TrialResult, TrialSpec
-from autotune.errors import FleetError
 from autotune.fleet.base import Progress
 
 Answer = Callable[[TrialSpec], TrialResult]

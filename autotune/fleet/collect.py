@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune import cgroup
+from autotune.base.secrecy import is_secret
 from autotune.contract import (
     RANKS_DIR,
     STACKS_FILE,
@@ -22,10 +22,10 @@ from autotune.contract import (
     TrialSpec,
     read_json,
 )
+from autotune.devices import cgroup
 from autotune.fleet.diagnosis import diagnosis_of, use_of
 from autotune.fleet.disturbance import disturbance
 from autotune.fleet.telemetry import Telemetry
-from autotune.secrecy import is_secret
 from autotune.trial.statistics import median_interval
 
 _CAUSES_FIRST = (

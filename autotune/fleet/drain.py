@@ -7,8 +7,8 @@ meanwhile would run out of memory that is not its own.
 import time
 from collections.abc import Mapping
 
+from autotune.devices.hardware import visible_gpus
 from autotune.fleet.gangs import Gang
-from autotune.hardware import visible_gpus
 
 _TOLERANCE_BYTES = 64 * 2**20
 _TIMEOUT_S = 15.0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from autotune.errors import FleetError
+from autotune.base.errors import FleetError
 
 MAX_FAULTS = 3
 """Platform faults in a row after which a slot is left out: a first run and two retries."""

@@ -10,7 +10,7 @@ from typing import IO
 
 import psutil
 
-from autotune.catalogue.process import LISTS
+from autotune.base.errors import FleetError, StudyError
 from autotune.contract import (
     RANKS_DIR,
     STDERR_FILE,
@@ -24,8 +24,8 @@ from autotune.contract import (
     TrialSpec,
     read_json,
 )
-from autotune.errors import FleetError, StudyError
-from autotune.extensions import environment as extensions_environment
+from autotune.devices.hardware import Environment, usable_cores, visible_gpus
+from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.fleet.base import Progress
 from autotune.fleet.collect import Ending, collect, oom_kills, read_reports
 from autotune.fleet.drain import used_bytes, wait_until_drained
@@ -34,7 +34,7 @@ from autotune.fleet.ports import PortLease, lease_port, sweep_segments
 from autotune.fleet.processes import ask_for_stacks, is_stopped, kill_all, ranks_command
 from autotune.fleet.telemetry import Telemetry
 from autotune.fleet.warm import Templates, WarmProcess
-from autotune.hardware import Environment, usable_cores, visible_gpus
+from autotune.space.catalogue.process import LISTS
 from autotune.trial.launcher import COORDINATOR_ENV, EXIT_FILE
 from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.base.errors import FleetError
 from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV, ContractError, read_json
-from autotune.errors import FleetError
+from autotune.devices.hardware import usable_cores
 from autotune.fleet.ports import lease_port
 from autotune.fleet.processes import kill_all, ranks_command
-from autotune.hardware import usable_cores
 from autotune.trial.launcher import COORDINATOR_ENV, EXIT_FILE
 
 

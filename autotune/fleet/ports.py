@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.errors import FleetError
+from autotune.base.errors import FleetError
 from autotune.fleet.shared_memory import ports_of_segments, remove_segments
 
 _PORTS = range(20_000, 30_000)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.candidate import Candidate, candidate_of
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.fleet.answering import Answer
+from autotune.space.candidate import Candidate, candidate_of
 
 N_STEPS = 10
 """That a simulated trial measures."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.errors import FleetError
+from autotune.base.errors import FleetError
 from autotune.probe.points import Point
 
 _Values = NDArray[np.float64]

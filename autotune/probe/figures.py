@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.cost.collectives import Link, all_reduce_s, exchange_s, gather_s, ring, send_s
-from autotune.measured import AttentionRates, Measured, MeasuredLink
+from autotune.devices.probed import AttentionRates, Measured, MeasuredLink
 from autotune.probe.curves import LinkCurve, ProductCurve, fit_link, fit_products
 from autotune.probe.points import LINK_KINDS, Point, Span, of_kind
 

@@ -3,9 +3,9 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
-from autotune.accelerators import Accelerator
 from autotune.cost.constants import load_constants
 from autotune.cost.device import STREAM_SHARE
+from autotune.devices.accelerators import Accelerator
 from autotune.probe.figures import Figures, largest
 from autotune.probe.points import Point, Span, of_kind
 

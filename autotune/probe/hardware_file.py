@@ -7,16 +7,17 @@ from typing import Any
 
 import yaml
 
-from autotune.accelerators import Accelerator
-from autotune.errors import JobError
-from autotune.files import is_foreign, write_whole
-from autotune.hardware import Environment
-from autotune.measured import Measured, MeasuredLink
+from autotune.base.errors import JobError
+from autotune.base.files import is_foreign, write_whole
+from autotune.devices.accelerators import Accelerator
+from autotune.devices.hardware import Environment
+from autotune.devices.probed import Measured, MeasuredLink
 from autotune.probe.figures import Figures
 
 MARK = "# Measured by `python -m autotune probe`"
 _HEAD = f"""{MARK}; --accelerators of search, plan, explain and estimate reads it.
-# `accelerators` is an entry as in autotune/accelerators.yaml; `probe` says how it came about.
+# `accelerators` is an entry as in autotune/devices/accelerators.yaml; `probe` says how it was
+# measured.
 """
 _NAME_HINT = "name another file with --out"
 

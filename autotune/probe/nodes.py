@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from autotune.errors import JobError
+from autotune.base.errors import JobError
 from autotune.trial.launcher import listen_on
 
 TOKEN_ENV = "AUTOTUNE_TOKEN"

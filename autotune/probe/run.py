@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune import __version__
-from autotune.accelerators import Accelerator, find_accelerator
-from autotune.errors import FleetError, JobError
+from autotune.base.errors import FleetError, JobError
+from autotune.devices.accelerators import Accelerator, find_accelerator
+from autotune.devices.hardware import Environment, usable_cores
 from autotune.fleet.measuring import measure_on_ranks
-from autotune.hardware import Environment, usable_cores
 from autotune.probe.figures import Figures, figures_of
 from autotune.probe.findings import conclude
 from autotune.probe.hardware_file import Line, entry_of, fits_of

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from autotune.accelerators import shipped_accelerators
+from autotune.base.errors import JobError
 from autotune.cost.constants import Constants
 from autotune.cost.forecast import Forecast, forecast
 from autotune.cost.published import rows_to_plans
-from autotune.errors import JobError
+from autotune.devices.accelerators import shipped_accelerators
 from autotune.replay.groups import Group
 
 

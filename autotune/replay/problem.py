@@ -13,14 +13,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autotune.accelerators import shipped_accelerators
-from autotune.candidate import Candidate
+from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.cost.published import rows_to_plans
-from autotune.errors import JobError
+from autotune.devices.accelerators import shipped_accelerators
 from autotune.replay.groups import Configuration, Group, group_rows
 from autotune.replay.rows import MeasuredRow, read_rows
+from autotune.space.candidate import Candidate
 
 _FIXED = ("vp", "ep", "sp", "offload")
 _KNOB_OF = {

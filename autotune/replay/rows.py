@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.base.errors import JobError
 from autotune.contract import Outcome
 from autotune.cost.published import read_table
-from autotune.errors import JobError
 
 MODEL_COLUMNS = (
     "model_name",

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune.bottleneck import shares_of_calls
 from autotune.contract import Origin, Phase, TrialResult, TrialSpec
-from autotune.record import Trial
+from autotune.record.bottleneck import shares_of_calls
+from autotune.record.study import Trial
+from autotune.record.table_seen import energy_per_sample_j
 from autotune.search.base import Snapshot, Stage
-from autotune.table_seen import energy_per_sample_j
 
 MARK = "# Written by autotune: docs/metrics.md"
 """The first line of every such file."""

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.contract import KnobValue, Origin, Role
-from autotune.fidelity import describe_fidelity
-from autotune.hardware import Environment
-from autotune.job import Job
-from autotune.knobs import KNOBS
-from autotune.lattice import Lattice
-from autotune.record import Study
+from autotune.devices.hardware import Environment
+from autotune.job.fidelity import describe_fidelity
+from autotune.job.job import Job
+from autotune.planning.lattice import Lattice
+from autotune.record.study import Study
+from autotune.record.tried import is_tried, warning
 from autotune.search.confirm import MAX_FINALISTS, ROUNDS, run_s
 from autotune.search.history import History, results
 from autotune.search.reduced import Reductions, n_reduced
 from autotune.search.stop import n_done
-from autotune.tried import is_tried, warning
+from autotune.space.knobs import KNOBS
 
 ASSUMED_TRIAL_S = 15.0
 """A trial of a small model while nothing is known: 5 to 12 s until its first step if it starts

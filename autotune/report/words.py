@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from autotune.candidate import Candidate, format_value
+from autotune.base.units import format_bytes
 from autotune.contract import KnobValue, Outcome, TrialResult
-from autotune.fidelity import describe_fidelity
-from autotune.knobs import KNOBS, Context, choices_of
+from autotune.job.fidelity import describe_fidelity
 from autotune.search.base import Standing
 from autotune.search.history import History
-from autotune.units import format_bytes
+from autotune.space.candidate import Candidate, format_value
+from autotune.space.knobs import KNOBS, Context, choices_of
 
 _ALWAYS = ("zero.stage", "micro_batch")
 

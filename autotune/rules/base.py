@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
-from autotune.hardware import Environment
-from autotune.model import ModelShape
-from autotune.nested import merge
+from autotune.base.nested import merge
+from autotune.base.secrecy import HIDDEN, holds_secret
+from autotune.devices.hardware import Environment
+from autotune.job.model import ModelShape
 from autotune.rules.releases import is_at_least
-from autotune.secrecy import HIDDEN, holds_secret
 
 Consequence = Literal["raised", "ignored", "differs", "converted"]
 """What the engine does with a clash: it raises, it runs as if the value were not there, it runs

@@ -1,9 +1,9 @@
 """Formats of master weights and states: where DeepSpeed takes no notice of them."""
 
-from autotune.catalogue.situation import is_bf16_optimizer
 from autotune.rules.adam import CPU_ADAM, uses_cpu_adam
 from autotune.rules.base import Case, Finding, Rule, Setup, Witness, ignored
 from autotune.rules.releases import is_at_least
+from autotune.space.catalogue.situation import is_bf16_optimizer
 
 CANONICAL = {
     name: short

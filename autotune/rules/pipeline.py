@@ -5,7 +5,7 @@ With pp=1 nothing here applies: the model is Hugging Face's, and AutoTP splits i
 
 from typing import Any
 
-from autotune.model import ModelShape
+from autotune.job.model import ModelShape
 from autotune.rules.base import Case, Finding, Rule, Setup, Witness, ignored, raised
 
 

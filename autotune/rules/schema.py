@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from autotune.nested import merge
+from autotune.base.nested import merge
+from autotune.base.secrecy import HIDDEN, holds_secret
 from autotune.rules.base import (
     Finding,
     Rule,
@@ -23,7 +24,6 @@ from autotune.rules.base import (
 from autotune.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.rules.sections import PARAMS, dotted, is_auto, meaning, sections
 from autotune.rules.values import Section
-from autotune.secrecy import HIDDEN, holds_secret
 
 _ALL_KEYS: Mapping[str, tuple[str, ...]] = {
     path: tuple(name for name, key in section.keys.items() if not key.removed_in)

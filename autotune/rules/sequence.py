@@ -253,7 +253,7 @@ RULES = (
     Rule(
         name="sequence.model",
         check=_model,
-        source="ulysses_sp.py: uattn_wrapper drops the mask; autotune/model_families.py",
+        source="ulysses_sp.py: uattn_wrapper drops the mask; autotune/job/model_families.py",
         witnesses=(
             Witness(
                 broken=_split(model={"architecture": "gpt2"}),

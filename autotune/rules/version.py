@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotune.nested import merge
+from autotune.base.nested import merge
 from autotune.rules.adam import CPU_ADAM, params_of
 from autotune.rules.base import (
     Case,

@@ -1,14 +1,14 @@
 """What a search can say of its record at any moment: the standings and the final answer."""
 
-from autotune.candidate import Candidate
 from autotune.contract import DS_CONFIG_FILE
-from autotune.record import Study
+from autotune.record.spread import is_figure
+from autotune.record.study import Study
 from autotune.search import confirm
 from autotune.search.base import SearchResult, Standing, StopReason
 from autotune.search.front import Figure, front_of
 from autotune.search.history import History, counting
 from autotune.search.objective import Objective, figure_of
-from autotune.spread import is_figure
+from autotune.space.candidate import Candidate
 
 
 class Answer:

@@ -6,8 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from autotune.candidate import Candidate
 from autotune.contract import Fidelity, Outcome, Phase, Role, TrialResult
+from autotune.space.candidate import Candidate
 
 
 class Stage(StrEnum):

@@ -7,10 +7,10 @@ runs without it.
 
 from collections.abc import Callable
 
-from autotune.candidate import Candidate
 from autotune.contract import KnobValue
-from autotune.job import Job
-from autotune.knobs import Context, canonical
+from autotune.job.job import Job
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import Context, canonical
 
 STAGES = (0, 1, 2, 3)
 

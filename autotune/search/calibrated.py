@@ -27,7 +27,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.contract import KnobValue
 from autotune.cost.forecast import Forecast
 from autotune.cost.residual import Seen
-from autotune.search.choice import Chooser, Shot
+from autotune.search.acquisition import Chooser, Shot
 
 PEAK_ATTRIBUTE = "peak_memory_bytes"
 """User attribute of a trial: what it needed per device."""

@@ -9,16 +9,16 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from autotune.candidate import Candidate
+from autotune.base.student_t import CONFIDENCE, t_quantile
 from autotune.contract import Role, TrialResult
-from autotune.record import Trial
+from autotune.record.spread import is_figure, log_rate
+from autotune.record.study import Trial
 from autotune.search.base import Speedup
 from autotune.search.front import Figure
 from autotune.search.history import History, counting, is_settled, results
-from autotune.search.launch import CONFIRM_MEASURE, WARM_MEASURE
 from autotune.search.objective import Objective
-from autotune.spread import is_figure, log_rate
-from autotune.student import CONFIDENCE, t_quantile
+from autotune.search.trial_spec import CONFIRM_MEASURE, WARM_MEASURE
+from autotune.space.candidate import Candidate
 
 ROUNDS = 3
 """With two candidates, 3 rounds leave 2 degrees of freedom for the gain: its interval is 4.3
@@ -207,7 +207,7 @@ def judge(comparison: Comparison, history: History, objective: Objective) -> Ver
 
     Work is on log samples/s, where run-to-run noise is a share and the same for all candidates,
     so its variance is pooled over them. A candidate's own interval says where a re-run would be,
-    as everywhere (`autotune.spread`). The gain is judged round by round, each a block of a
+    as everywhere (`autotune.record.spread`). The gain is judged round by round, each a block of a
     randomized block design (Fisher, The Design of Experiments, 1935): a machine that slows down
     for minutes slows a whole round, and that is no noise of the ratio. It costs degrees of
     freedom: on a machine without such drift the interval of two candidates is half as wide again.

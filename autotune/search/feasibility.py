@@ -2,13 +2,13 @@
 
 from collections import Counter
 
+from autotune.base.errors import NothingFeasibleError
+from autotune.base.units import format_bytes
 from autotune.contract import Outcome, TrialResult
-from autotune.errors import NothingFeasibleError
-from autotune.knobs import KNOBS
 from autotune.search.history import History, results
 from autotune.search.objective import Objective
 from autotune.search.reduced import too_large
-from autotune.units import format_bytes
+from autotune.space.knobs import KNOBS
 
 _CHANGES = (
     ("recompute", "none", "recomputation (a space with recompute: [none, full])"),

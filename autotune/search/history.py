@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from autotune.candidate import Candidate, candidate_of
 from autotune.contract import Outcome, Phase, Role, TrialResult
-from autotune.record import Trial
-from autotune.spread import Spread, spread_of
+from autotune.record.spread import Spread, spread_of
+from autotune.record.study import Trial
+from autotune.space.candidate import Candidate, candidate_of
 
 MAX_RETRIES = 2
 """Runs that a candidate gets after the first when the platform ended it; then it is left."""

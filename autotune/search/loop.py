@@ -4,14 +4,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from autotune.candidate import Candidate
 from autotune.contract import Role
+from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.fleet.base import Fleet
-from autotune.hardware import Environment
-from autotune.job import Job
-from autotune.lattice import Lattice
-from autotune.record import Study, Trial
+from autotune.job.job import Job
+from autotune.planning.lattice import Lattice
+from autotune.record.study import Study, Trial
 from autotune.rules.base import Violation
 from autotune.search import confirm
 from autotune.search.answer import Answer
@@ -23,19 +22,20 @@ from autotune.search.base import (
     StopReason,
 )
 from autotune.search.baseline import find_baseline
-from autotune.search.crew import POLL_S, Crew
 from autotune.search.feasibility import nothing_feasible
+from autotune.search.grid import next_of_grid
 from autotune.search.history import busy_s, intervals, owed_repeat, results
+from autotune.search.in_flight import POLL_S, Crew
 from autotune.search.interrupt import Interrupt
-from autotune.search.kept import save_facts
-from autotune.search.launch import Run
 from autotune.search.objective import Objective
 from autotune.search.reduced import ReducedTrials, too_large
 from autotune.search.sampler import propose
 from autotune.search.steering import Steering
 from autotune.search.stop import has_time, n_done, searched, why_stop
-from autotune.search.walk import next_of_grid
-from autotune.search.worth import weigh_trial
+from autotune.search.study_facts import save_facts
+from autotune.search.trial_spec import Run
+from autotune.search.trial_worth import weigh_trial
+from autotune.space.candidate import Candidate
 
 _SNAPSHOT_S = 0.5
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autotune.contract import Outcome, TrialResult
-from autotune.hardware import Environment
-from autotune.job import Job
-from autotune.job import Objective as Wish
+from autotune.devices.hardware import Environment
+from autotune.job.job import Job
+from autotune.job.job import Objective as Wish
+from autotune.record.spread import Spread, is_figure
 from autotune.search.front import Figure, front_of, knee, nearest_on_front, peak_of
 from autotune.search.history import History, Tried, results
-from autotune.spread import Spread, is_figure
 
 METER_SLACK = 0.02
 """A trial is held to the limit while it runs; a GPU's context and communicators may still grow a

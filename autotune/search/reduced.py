@@ -7,16 +7,16 @@ figure of theirs is never a candidate's.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from autotune.candidate import Candidate
 from autotune.engines.base import Engine
-from autotune.fidelity import describe_fidelity, reduced
-from autotune.job import Job
-from autotune.lattice import Lattice
+from autotune.job.fidelity import describe_fidelity
+from autotune.job.job import Job
+from autotune.planning.lattice import Lattice
 from autotune.rules.base import Violation
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.steering import Steering
 from autotune.search.stop import searched
+from autotune.space.candidate import Candidate
 
 SHARE = 0.5
 """Of a search's trials, and of its time where that is limited, that reduced trials may take at
@@ -58,7 +58,7 @@ def reduce_lattice(job: Job, lattice: Lattice, engine: Engine) -> Reductions | N
     refused: dict[str, int] = {}
     example: Violation | None = None
     for candidate in lattice.candidates:
-        form = reduced(candidate, job.fidelity)
+        form = candidate.reduced(job.fidelity)
         if violations := lattice.violations(form, engine):
             refused[violations[0].rule] = refused.get(violations[0].rule, 0) + 1
             example = example or violations[0]

@@ -2,7 +2,7 @@
 
 There is no database: nothing to corrupt, nothing to keep in step with the trial folders, and a
 changed space is just other distributions. 500 trials cost about 0.1 s. The sampler `grid` asks
-nobody: it walks the lattice itself (`autotune.search.walk`).
+nobody: it walks the lattice itself (`autotune.search.grid`).
 """
 
 import math
@@ -19,9 +19,9 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from autotune.base.errors import JobError
 from autotune.contract import KnobValue
-from autotune.errors import JobError
-from autotune.job import SamplerName
+from autotune.job.job import SamplerName
 from autotune.search.calibrated import PEAK_ATTRIBUTE
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.base.errors import StudyError
+from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import (
     Checkpoint,
     Measure,
@@ -21,15 +23,13 @@ from autotune.contract import (
     TrialResult,
     TrialSpec,
 )
-from autotune.errors import StudyError
 from autotune.fleet.base import Fleet
 from autotune.fleet.collect import read_reports
-from autotune.record import Study
+from autotune.record.soak import Growth, Resumed
+from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
 from autotune.search.objective import METER_SLACK
-from autotune.soak_record import Growth, Resumed
 from autotune.trial.statistics import MIN_SAMPLES, slope
-from autotune.units import format_bytes, format_seconds
 
 STEPS_COMPARED = 4
 LOSS_TOLERANCE = 5e-4

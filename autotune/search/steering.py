@@ -13,8 +13,6 @@ from functools import cached_property
 import numpy as np
 import optuna
 
-from autotune.accelerators import Accelerator
-from autotune.candidate import Candidate
 from autotune.contract import KnobValue, Predicted
 from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.forecast import Forecast, forecast
@@ -27,14 +25,16 @@ from autotune.cost.knowledge import (
     recall_lessons,
 )
 from autotune.cost.residual import Seen
-from autotune.hardware import Environment
-from autotune.job import Job
-from autotune.lattice import Lattice
+from autotune.devices.accelerators import Accelerator
+from autotune.devices.hardware import Environment
+from autotune.job.job import Job
+from autotune.planning.lattice import Lattice
+from autotune.search.acquisition import Chooser, Shot, seen_peaks, seen_times
 from autotune.search.calibrated import VARIATION, CalibratedSampler
-from autotune.search.choice import Chooser, Shot, seen_peaks, seen_times
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 from autotune.search.sampler import make_axes, make_sampler, sampler_seed, told_trials
+from autotune.space.candidate import Candidate
 
 FORECAST_KNOBS = (
     *("zero.stage", "tp", "pp", "sp", "ep", "micro_batch", "recompute"),

@@ -1,6 +1,6 @@
 """When a search stops proposing: trials, time, no gain."""
 
-from autotune.job import Budget
+from autotune.job.job import Budget
 from autotune.search.base import StopReason
 from autotune.search.history import History, Tried, results
 from autotune.search.objective import Objective

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.candidate import Candidate
-from autotune.child_process import Question, ask
-from autotune.errors import JobError
-from autotune.job import Job
+from autotune.base.child_process import Question, ask
+from autotune.base.errors import JobError
+from autotune.job.job import Job
+from autotune.space.candidate import Candidate
 from autotune.tracing.moments import Traced
 
 _TIMEOUT_S = 600.0

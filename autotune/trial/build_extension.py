@@ -1,6 +1,6 @@
 """Build one DeepSpeed extension: `python -m autotune.trial.build_extension NAME FOLDER`.
 
-Run by `autotune.extensions`, which holds the lock and collects the output.
+Run by `autotune.engines.deepspeed.extensions`, which holds the lock and collects the output.
 """
 
 import os

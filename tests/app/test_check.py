@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from autotune.app.check import check_file, write_fix
-from autotune.errors import ExitCode, RenderError
+from autotune.base.errors import ExitCode, RenderError
 from tests.check.files import AUTO, rules, write
-from tests.test_cli import autotune
+from tests.cli.test_cli import autotune
 
 WARNED = AUTO | {"steps_per_print": 10, "_own": {"b": 1, "a": [1, 2]}}
 REFUSED = {

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from autotune.app.studies import _environment, find_chosen, read_report, state_of
-from autotune.errors import AutotuneError, StudyError
-from autotune.facts import answer_of, context_of, environment_at, environment_of, model_of
-from autotune.record import Study
-from autotune.table import load_table
+from autotune.base.errors import AutotuneError, StudyError
+from autotune.record.facts import answer_of, context_of, environment_at, environment_of, model_of
+from autotune.record.study import Study
+from autotune.record.table import load_table
 from tests.report.test_terminal import finished, shown
 
 WRONG: tuple[Any, ...] = (None, 7, "text", [], [3], {}, {"name": 3}, True, [[{}]])

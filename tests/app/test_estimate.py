@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.app.estimate import estimate_rows
-from autotune.errors import AutotuneError
+from autotune.base.errors import AutotuneError
 from tests.cost.rows import ROW, csv_text, row
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "cost.md"

@@ -7,8 +7,8 @@ import pytest
 
 from autotune.app.run import search
 from autotune.app.unmeasured import open_fleet
-from autotune.errors import JobError
-from autotune.record import Study
+from autotune.base.errors import JobError
+from autotune.record.study import Study
 from tests.app.test_unmeasured import SMALL
 from tests.jobs import CPU
 from tests.probe.test_hardware_file import GPU, write

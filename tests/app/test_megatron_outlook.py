@@ -9,11 +9,11 @@ import pytest
 from autotune.app.explain import estimate_candidate, explain_candidate
 from autotune.app.outlook import FleetWishes
 from autotune.app.planning import export_ranked, open_outlook, rank_lattice
+from autotune.base.errors import ExitCode, FleetError, JobError, NothingFeasibleError, RenderError
 from autotune.cost import predict
-from autotune.errors import ExitCode, FleetError, JobError, NothingFeasibleError, RenderError
-from autotune.report.neighbours import estimate_as_dict, explained_as_dict
-from autotune.report.ranking import ranking_as_dict
-from tests.test_cli import autotune
+from autotune.report.explain.neighbours import estimate_as_dict, explained_as_dict
+from autotune.report.explain.ranking import ranking_as_dict
+from tests.cli.test_cli import autotune
 
 FLAGS = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 64}
 

@@ -8,10 +8,10 @@ import pytest
 from autotune.app.explain import estimate_candidate, explain_candidate
 from autotune.app.outlook import FleetWishes
 from autotune.app.planning import export_ranked, open_outlook, rank_lattice, ranked
-from autotune.errors import ExitCode, FleetError, JobError
-from autotune.report.neighbours import estimate_as_dict
-from autotune.report.ranking import ranking_as_dict
-from tests.test_cli import autotune
+from autotune.base.errors import ExitCode, FleetError, JobError
+from autotune.report.explain.neighbours import estimate_as_dict
+from autotune.report.explain.ranking import ranking_as_dict
+from tests.cli.test_cli import autotune
 
 FLAGS = {
     "model": "llama-3-8b",

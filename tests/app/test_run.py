@@ -12,10 +12,10 @@ from autotune import cli
 from autotune.app import run
 from autotune.app.session import Session
 from autotune.app.studies import read_report, state_of
+from autotune.base.errors import ExitCode, FleetError, NothingFeasibleError, StudyError
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.knowledge import keep_lessons, read_lessons
-from autotune.errors import ExitCode, FleetError, NothingFeasibleError, StudyError
-from autotune.record import Study
+from autotune.record.study import Study
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.steering import lessons_of
@@ -49,7 +49,7 @@ def session_of(
 ) -> Session:
     job = make(trials=trials)
     monkeypatch.setattr(run, "LocalFleet", lambda *_, **__: ScriptedFleet(behave))
-    monkeypatch.setattr("autotune.extensions.build", lambda *_, **__: None)
+    monkeypatch.setattr("autotune.engines.deepspeed.extensions.build", lambda *_, **__: None)
     monkeypatch.setattr(run, "write_export", lambda *_, **__: [])  # there is no real job to export
     return Session(
         job=job,

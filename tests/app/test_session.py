@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from autotune.app.session import DEMO, _defaults, read_job
-from autotune.hardware import Environment
-from autotune.job import make_job
+from autotune.devices.hardware import Environment
+from autotune.job.job import make_job
 from tests.jobs import CPU, TINY
 
 

@@ -11,18 +11,18 @@ import yaml
 from autotune import cli
 from autotune.app import soak as app
 from autotune.app.studies import read_report, write_export
-from autotune.candidate import Candidate
+from autotune.base.errors import ExitCode, JobError, StudyError
 from autotune.contract import Outcome, Role, TrialSpec
-from autotune.engines.deepspeed import DeepSpeedEngine
-from autotune.errors import ExitCode, JobError, StudyError
-from autotune.finetune import Lora
-from autotune.knobs import Context, canonical
-from autotune.lengths import Lengths
-from autotune.record import Study
-from autotune.render.export import export_candidate
-from autotune.report.verdict import describe_verdict
-from autotune.search.launch import Run, make_spec
-from autotune.soak_record import SOAK_FILE, SoakResult, read_soak, write_soak
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.export.export import export_candidate
+from autotune.job.adapters import Lora
+from autotune.job.lengths import Lengths
+from autotune.record.soak import SOAK_FILE, SoakResult, read_soak, write_soak
+from autotune.record.study import Study
+from autotune.report.results.verdict import describe_verdict
+from autotune.search.trial_spec import Run, make_spec
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import Context, canonical
 from tests.report.test_terminal import finished
 from tests.search.scripted import ENVIRONMENT, JOB, Behaviour, candidate, fault, make
 from tests.search.test_soak import SoakFleet, steady
@@ -39,7 +39,7 @@ def study(tmp_path: Path) -> Study:
 def machine(monkeypatch: pytest.MonkeyPatch):
     """Lets the next soak run on a scripted fleet; answers with the fleet."""
     monkeypatch.setattr(app, "detect_environment", lambda: ENVIRONMENT)
-    monkeypatch.setattr("autotune.extensions.build", lambda *_, **__: None)
+    monkeypatch.setattr("autotune.engines.deepspeed.extensions.build", lambda *_, **__: None)
 
     def use(behave: Behaviour = steady) -> SoakFleet:
         fleet = SoakFleet(behave)
@@ -195,7 +195,9 @@ def test_an_export_is_soaked_as_it_was_measured(
     expected = {k: v for k, v in theirs.expected.items() if k not in OF_THE_SHAPE}
     assert ours.expected == expected
     swaps: list[bool] = []
-    monkeypatch.setattr("autotune.extensions.build", lambda *_, nvme: swaps.append(nvme))
+    monkeypatch.setattr(
+        "autotune.engines.deepspeed.extensions.build", lambda *_, nvme: swaps.append(nvme)
+    )
     app.soak_export(tmp_path / "out", minutes=2.0, note=lambda _: None)
     check_same(theirs, fleet.specs[0])
     assert swaps == ["nvme" in knobs.values()]

@@ -12,11 +12,11 @@ import yaml
 
 import autotune
 from autotune.app.studies import find_chosen, find_study, locate, studies, write_export
+from autotune.base.errors import StudyError
 from autotune.contract import Origin
-from autotune.engines.deepspeed import DeepSpeedEngine
-from autotune.errors import StudyError
-from autotune.record import Study
-from autotune.table import SCHEMA
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.record.study import Study
+from autotune.record.table import SCHEMA
 from tests.report.test_terminal import finished
 from tests.search.scripted import ENVIRONMENT, JOB
 

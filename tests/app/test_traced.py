@@ -11,11 +11,11 @@ from rich.console import Console
 from autotune.app.outlook import FleetWishes
 from autotune.app.planning import open_outlook
 from autotune.app.traced import trace_estimate
-from autotune.errors import ExitCode, JobError
-from autotune.report.traced import print_traced, traced_as_dict
+from autotune.base.errors import ExitCode, JobError
+from autotune.report.terminal.traced import print_traced, traced_as_dict
 from autotune.tracing import trace_candidate
 from autotune.tracing.moments import Phase
-from tests.test_cli import autotune
+from tests.cli.test_cli import autotune
 
 FLAGS = {"model": "tiny-llama", "seq_len": 128, "global_batch": 8, "world": 2}
 REPOSITORY = Path(__file__).resolve().parents[2]

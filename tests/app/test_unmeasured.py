@@ -9,11 +9,11 @@ import pytest
 from autotune.app.run import search
 from autotune.app.studies import find_chosen, read_report, state_of, write_export
 from autotune.app.unmeasured import open_fleet
+from autotune.base.errors import AutotuneError, JobError, StudyError
 from autotune.contract import Origin
 from autotune.cost.knowledge import read_lessons
-from autotune.errors import AutotuneError, JobError, StudyError
-from autotune.report.verdict import describe_place
-from autotune.table import load_table
+from autotune.record.table import load_table
+from autotune.report.results.verdict import describe_place
 from tests.replay.tables import row, sweep, write
 from tests.search.scripted import Notebook
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.contract import Outcome, Start, TrialResult
 from autotune.fleet.local import LocalFleet, LocalTrial
-from autotune.record import Study
+from autotune.record.study import Study
 from tests.chaos.faults import HANGING, must
 from tests.chaos.invariants import Digests, check_nothing_is_left, check_record
 from tests.trials import CPU, TESTS, ds_config, files, spec

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from autotune.base.errors import StudyError
 from autotune.contract import (
     RANKS_DIR,
     RESULT_FILE,
@@ -20,8 +21,7 @@ from autotune.contract import (
     TrialResult,
     read_json,
 )
-from autotune.errors import StudyError
-from autotune.extensions import build, extensions_folder
+from autotune.engines.deepspeed.extensions import build, extensions_folder
 from autotune.fleet.local import LocalTrial
 from autotune.trial.launcher import EXIT_FILE
 from autotune.trial.prebuilt import BUILT_FILE

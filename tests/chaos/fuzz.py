@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from autotune.base.errors import AutotuneError
 from autotune.contract import ContractError
-from autotune.errors import AutotuneError
 from tests.chaos.mutations import spoil_file
 from tests.chaos.readers import Reader, make_readers
 from tests.chaos.records import write_record

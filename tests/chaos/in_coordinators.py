@@ -31,13 +31,13 @@ _ANSWER_S = 300.0
 
 _MOMENTS = (
     ("after", "autotune.app.session:open_session", _SEARCHING),
-    ("after", "autotune.record:Study.lock", _SEARCHING),
+    ("after", "autotune.record.study:Study.lock", _SEARCHING),
     ("before", "replace=job.yaml", _SEARCHING),
     ("after", "replace=job.yaml", _SEARCHING),
     ("before", "replace=study.json", _SEARCHING),
     ("after", "replace=study.json", _SEARCHING),
-    ("after", "autotune.extensions:build", _SEARCHING),
-    ("after", "autotune.search.crew:Crew.recover", _SEARCHING),
+    ("after", "autotune.engines.deepspeed.extensions:build", _SEARCHING),
+    ("after", "autotune.search.in_flight:Crew.recover", _SEARCHING),
     ("before", "replace=report.html", _SEARCHING),
     ("after", "mkdir=config", _SEARCHING),
     ("after", "write=ds_config.json", _SEARCHING),

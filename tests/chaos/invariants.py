@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 
 from autotune.contract import RESULT_FILE, SPEC_FILE
-from autotune.extensions import stale_locks
+from autotune.engines.deepspeed.extensions import stale_locks
 from autotune.fleet.ports import _PORTS
 from autotune.fleet.processes import processes_of
 from autotune.fleet.shared_memory import ports_of_segments
-from autotune.record import Study
+from autotune.record.study import Study
 from tests.chaos.faults import LostError, must
 
 Digests = dict[int, str]

@@ -13,10 +13,11 @@ from typing import Any
 
 from rich.console import Console
 
-from autotune import model
 from autotune.app.check import check_file
 from autotune.app.soak import _of_export
 from autotune.app.studies import read_report, state_of
+from autotune.base import template_bounds as bounds
+from autotune.base.errors import JobError
 from autotune.contract import (
     CollectiveCalls,
     Phase,
@@ -25,20 +26,19 @@ from autotune.contract import (
     Surroundings,
     to_dict,
 )
-from autotune.engines.deepspeed import DeepSpeedEngine
-from autotune.engines.ds_file import knobs_of, read_ds_config
-from autotune.errors import JobError
+from autotune.engines.deepspeed.ds_config_file import knobs_of, read_ds_config
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.export.export import export_candidate
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.local import _exit_codes
-from autotune.job import Job, make_job, read_job_file
-from autotune.knobs import Context
-from autotune.record import Study
-from autotune.render import bounds
-from autotune.render.export import export_candidate
-from autotune.report.terminal import print_report
-from autotune.soak_record import read_soak
-from autotune.space import grid, load_space
-from autotune.table import load_table
+from autotune.job import model
+from autotune.job.job import Job, make_job, read_job_file
+from autotune.record.soak import read_soak
+from autotune.record.study import Study
+from autotune.record.table import load_table
+from autotune.report.terminal.study import print_report
+from autotune.space.knobs import Context
+from autotune.space.space import grid, load_space
 from tests.chaos.attacks import ATTACKS
 from tests.chaos.mutations import dump_json, dump_yaml, mutate
 from tests.chaos.reader import Reader, at, json_reader
@@ -257,7 +257,7 @@ def _dump_lines(data: Any) -> str:
 
 
 def _template(folder: Path, job: Job) -> Reader:
-    from autotune.data import data_folder
+    from autotune.base.data import data_folder
 
     name = "deepspeed/ds_config.json.j2"
     shipped = (data_folder("templates") / name).read_text(encoding="utf-8")

@@ -8,8 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from autotune.hardware import cpu_name, usable_cores, usable_memory_bytes
-from autotune.units import format_bytes
+from autotune.base.units import format_bytes
+from autotune.devices.hardware import cpu_name, usable_cores, usable_memory_bytes
 
 _PACKAGES = ("deepspeed", "torch", "transformers", "jinja2", "pyyaml", "pydantic")
 

@@ -7,8 +7,8 @@ from autotune.app.session import open_session
 from autotune.contract import Outcome
 from autotune.fleet.ports import sweep_segments
 from autotune.fleet.processes import processes_of
-from autotune.search.crew import Crew
 from autotune.search.history import History
+from autotune.search.in_flight import Crew
 from autotune.search.interrupt import Interrupt
 from autotune.search.objective import Objective
 from autotune.search.sampler import make_axes, told_trials

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from autotune.contract import Outcome, Role, Start
-from autotune.record import Trial
-from autotune.search.crew import MAX_FAULTS_IN_A_ROW
+from autotune.record.study import Trial
 from autotune.search.history import MAX_RETRIES
+from autotune.search.in_flight import MAX_FAULTS_IN_A_ROW
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, must
 from tests.chaos.invariants import check_record

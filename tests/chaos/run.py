@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from autotune.extensions import build
+from autotune.engines.deepspeed.extensions import build
 from tests.chaos import around_trials, in_coordinators, in_trials, retries
 from tests.chaos.arena import Ground
 from tests.chaos.faults import Fault, LostError, NotSurvivedError

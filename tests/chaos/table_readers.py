@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from autotune.accelerators import SHIPPED as ACCELERATORS
-from autotune.accelerators import shipped_accelerators
 from autotune.app.estimate import estimate_rows
 from autotune.app.unmeasured import open_fleet
 from autotune.cost.constants import SHIPPED as CONSTANTS
@@ -29,6 +27,8 @@ from autotune.cost.knowledge import (
 )
 from autotune.cost.published import rows_to_plans
 from autotune.cost.residual import MEMORY_PRIOR, TIME_PRIOR, calibrate
+from autotune.devices.accelerators import SHIPPED as ACCELERATORS
+from autotune.devices.accelerators import shipped_accelerators
 from tests.chaos.mutations import TEXTS, WEIRD, dump_yaml, mutate, of_bytes
 from tests.chaos.reader import Reader, at, json_reader
 from tests.cost.rows import csv_text, row

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.contract import Role
-from autotune.record import Trial
+from autotune.record.study import Trial
 from autotune.search.history import History
 from tests import trials
 from tests.chaos import in_coordinators

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune import model
-from autotune.errors import JobError
-from autotune.render import bounds
+from autotune.base import template_bounds as bounds
+from autotune.base.errors import JobError
+from autotune.job import model
 from tests.chaos import fuzz
 from tests.chaos.mutations import TEXTS, _with_one_change, dump_json, mutate
 from tests.chaos.readers import Reader, make_readers

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autotune.consumers import Consumer
-from autotune.nested import merge
+from autotune.base.nested import merge
+from autotune.check.consumers import Consumer
 from tests.check.files import AUTO, checked, messages, rules, write
 
 

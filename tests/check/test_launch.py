@@ -2,9 +2,9 @@
 
 import pytest
 
+from autotune.base.errors import JobError
+from autotune.check.consumers import Consumer
 from autotune.check.launch import read_launch, typed
-from autotune.consumers import Consumer
-from autotune.errors import JobError
 
 
 @pytest.mark.parametrize(

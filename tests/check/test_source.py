@@ -5,10 +5,10 @@ import json
 import pytest
 import yaml
 
+from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.check import read_source
-from autotune.consumers import Consumer
-from autotune.engines.ds_file import parse_json
-from autotune.errors import AutotuneError, JobError, RenderError
+from autotune.check.consumers import Consumer
+from autotune.engines.deepspeed.ds_config_file import parse_json
 from tests.check.files import AUTO, checked, messages, rules, write
 
 RAW = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}

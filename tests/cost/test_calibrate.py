@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from autotune.base.errors import JobError
 from autotune.cost import load_constants, predict
 from autotune.cost.calibrate import calibrate_memory, calibrate_time
-from autotune.errors import JobError
 from tests.cost.plans import plans
 
 SHIPPED = load_constants()

@@ -6,12 +6,11 @@ import json
 import numpy as np
 import pytest
 
+from autotune.base.errors import FleetError, JobError
 from autotune.contract import Fidelity
 from autotune.cost import Recompute, Tier, load_constants, predict
 from autotune.cost.candidates import constants_of, plans_of
-from autotune.errors import FleetError, JobError
-from autotune.fidelity import reduced
-from autotune.hardware import Environment
+from autotune.devices.hardware import Environment
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 
 GPU = Environment(
@@ -149,7 +148,7 @@ def test_what_cannot_be_predicted_says_so(job):
 
 def test_reduced_forms_stand_beside_whole_ones(job):
     whole = canonical_candidate(job, **{"zero.stage": 1, "micro_batch": 2})
-    forms = [reduced(whole, f) for f in (Fidelity(layers=1), Fidelity(world=2))]
+    forms = [whole.reduced(f) for f in (Fidelity(layers=1), Fidelity(world=2))]
     mixed = plans_of([whole, *forms], job, GPU)
     assert list(mixed.n_layers) == [3, 1, 3]
     assert list(mixed.dp) == [8, 8, 2]

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.accelerators import Accelerator, accelerators_with, find_accelerator
 from autotune.app.outlook import FleetWishes
 from autotune.app.planning import open_outlook
 from autotune.cost import predict
@@ -17,7 +16,8 @@ from autotune.cost.constants import load_constants
 from autotune.cost.device import STREAM_SHARE, device_columns
 from autotune.cost.plans import Plans
 from autotune.cost.sizes import sizes_of
-from autotune.measured import AttentionRates, Measured, MeasuredLink
+from autotune.devices.accelerators import Accelerator, accelerators_with, find_accelerator
+from autotune.devices.probed import AttentionRates, Measured, MeasuredLink
 from tests.cost.plans import plans
 from tests.jobs import CPU, canonical_candidate, tiny_job
 from tests.probe.made_up import (

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from autotune.accelerators import shipped_accelerators
 from autotune.cost.forecast import forecast
 from autotune.cost.predict import predict
 from autotune.cost.published import rows_to_plans
+from autotune.devices.accelerators import shipped_accelerators
 from tests.replay.tables import sweep
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.accelerators import shipped_accelerators
+from autotune.base.errors import StudyError
 from autotune.cost import knowledge
 from autotune.cost.constants import load_constants
 from autotune.cost.forecast import forecast
@@ -23,7 +23,7 @@ from autotune.cost.knowledge import (
 )
 from autotune.cost.plans import Plans
 from autotune.cost.published import rows_to_plans
-from autotune.errors import StudyError
+from autotune.devices.accelerators import shipped_accelerators
 from tests.replay.tables import sweep
 
 HERE = Situation(device="A100", engine="deepspeed 0.19.8", torch="2.13.0", family="llama")

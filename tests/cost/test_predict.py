@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import yaml
 
+from autotune.base.errors import JobError
 from autotune.cost import Constants, load_constants, predict
 from autotune.cost.constants import SHIPPED
-from autotune.errors import JobError
 from tests.cost.plans import plans
 
 

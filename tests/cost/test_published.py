@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.accelerators import shipped_accelerators
+from autotune.base.errors import JobError
 from autotune.cost import Recompute, Tier, predict
 from autotune.cost.published import RESULT_COLUMNS, Rows, read_table, rows_to_plans
-from autotune.errors import JobError
+from autotune.devices.accelerators import shipped_accelerators
 from tests.cost.rows import ROW, csv_text, row
 
 TABLE = shipped_accelerators()

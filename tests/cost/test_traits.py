@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from autotune.accelerators import find_accelerator, shipped_accelerators
 from autotune.cost import Plans, Recompute, predict
 from autotune.cost.published import rows_to_plans
 from autotune.cost.traits import FRAMEWORKS, Traits, traits_of
+from autotune.devices.accelerators import find_accelerator, shipped_accelerators
 from tests.cost.rows import row
 
 COLUMNS = {field.name for field in dataclasses.fields(Plans)}

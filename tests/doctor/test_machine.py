@@ -9,7 +9,7 @@ import pytest
 
 from autotune.doctor import machine
 from autotune.doctor.machine import inspect_machine
-from autotune.extensions import extensions_folder
+from autotune.engines.deepspeed.extensions import extensions_folder
 from autotune.trial.prebuilt import BUILT_FILE
 
 

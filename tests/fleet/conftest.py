@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.fleet.processes import processes_of
-from autotune.record import Study
+from autotune.record.study import Study
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from autotune.contract import Start
 from autotune.fleet.local import LocalFleet
-from autotune.record import Study
+from autotune.record.study import Study
 from tests.trials import CPU, ds_config, files, spec
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autotune.base.errors import FleetError
 from autotune.contract import Fidelity, Origin, Outcome, TrialResult, TrialSpec, to_dict
-from autotune.errors import FleetError
 from autotune.fleet.answering import AnsweringFleet
 from autotune.fleet.replay import replayed
 from autotune.fleet.simulate import Luck, Said, simulated

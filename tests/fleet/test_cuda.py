@@ -3,9 +3,9 @@
 import pytest
 
 from autotune.contract import Outcome
+from autotune.devices.hardware import detect_environment, visible_gpus
 from autotune.fleet.local import LocalFleet
-from autotune.hardware import detect_environment, visible_gpus
-from autotune.record import Study
+from autotune.record.study import Study
 from tests.trials import ds_config, files, spec
 
 pytestmark = [

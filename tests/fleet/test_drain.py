@@ -1,6 +1,6 @@
+from autotune.devices.hardware import Gpu
 from autotune.fleet import drain
 from autotune.fleet.gangs import Gang, Slot
-from autotune.hardware import Gpu
 
 GANG = Gang(slots=(Slot(index=1, device="1"),))
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.base.errors import FleetError
 from autotune.contract import RANKS_DIR, Outcome
-from autotune.errors import FleetError
 from autotune.fleet import local
 from autotune.fleet.local import LocalFleet
 from tests.trials import CPU, spec

@@ -1,6 +1,6 @@
 import pytest
 
-from autotune.errors import FleetError
+from autotune.base.errors import FleetError
 from autotune.fleet.gangs import GangAllocator, Slot
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.base.errors import FleetError
 from autotune.contract import Outcome, Phase, Start, TrialResult
-from autotune.errors import FleetError
 from autotune.fleet.collect import read_reports
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import processes_of

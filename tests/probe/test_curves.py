@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from autotune.errors import FleetError
+from autotune.base.errors import FleetError
 from autotune.probe.curves import fit_link, fit_products
 from autotune.probe.points import of_kind
 from tests.probe.made_up import CALL_S, ELEMENTS_PER_S, FLOPS, LATENCY_S, RATES, points

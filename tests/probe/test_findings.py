@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from autotune.accelerators import find_accelerator
 from autotune.cost.constants import load_constants
+from autotune.devices.accelerators import find_accelerator
 from autotune.probe.figures import figures_of
 from autotune.probe.findings import conclude
 from tests.probe.made_up import FLOPS, NETWORK_SHARE, RATES, STREAM, points

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.accelerators import accelerators_with, find_accelerator, read_accelerators
-from autotune.errors import FleetError, JobError
-from autotune.hardware import Environment
+from autotune.base.errors import FleetError, JobError
+from autotune.devices.accelerators import accelerators_with, find_accelerator, read_accelerators
+from autotune.devices.hardware import Environment
 from autotune.probe.figures import figures_of
 from autotune.probe.hardware_file import check_writable, entry_of, fits_of, write_hardware
 from tests.jobs import CPU

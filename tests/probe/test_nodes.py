@@ -5,7 +5,7 @@ import socket
 import psutil
 import pytest
 
-from autotune.errors import JobError
+from autotune.base.errors import JobError
 from autotune.probe.nodes import TOKEN_ENV, nodes_of
 from autotune.trial.launcher import listen_on
 

@@ -12,12 +12,12 @@ import psutil
 import pytest
 import yaml
 
-from autotune.accelerators import read_accelerators
-from autotune.errors import ExitCode
+from autotune.base.errors import ExitCode
+from autotune.devices.accelerators import read_accelerators
 from autotune.fleet.processes import processes_of
 from autotune.probe.nodes import TOKEN_ENV
+from tests.cli.test_cli import autotune
 from tests.namespaces import FIRST_ADDRESS, RATE_MBIT, Cable, ended, needs_namespaces, two_nodes
-from tests.test_cli import autotune
 from tests.trials import wait_until
 
 pytestmark = [pytest.mark.real, needs_namespaces]

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from autotune.accelerators import find_accelerator
+from autotune.devices.accelerators import find_accelerator
 from autotune.probe import run
 from autotune.probe.figures import figures_of
 from tests.jobs import CPU

@@ -10,14 +10,14 @@ import psutil
 import pytest
 import torch
 
-from autotune.errors import ExitCode, FleetError, JobError
+from autotune.base.errors import ExitCode, FleetError, JobError
+from autotune.devices.hardware import detect_environment
 from autotune.fleet.measuring import measure_on_ranks
 from autotune.fleet.processes import processes_of
-from autotune.hardware import detect_environment
 from autotune.probe.points import LINK_KINDS, of_kind
 from autotune.probe.run import run_probe
+from tests.cli.test_cli import autotune
 from tests.jobs import CPU
-from tests.test_cli import autotune
 
 HERE = detect_environment()
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from autotune.base.errors import JobError
 from autotune.contract import Outcome
-from autotune.errors import JobError
-from autotune.model import model_from_config
+from autotune.job.model import model_from_config
 from autotune.replay.problem import ReplayProblem, read_problem
 from tests.replay.tables import row, sweep, write
 

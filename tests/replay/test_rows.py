@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.base.errors import JobError
 from autotune.contract import Outcome
-from autotune.errors import JobError
 from autotune.replay.groups import group_rows
 from autotune.replay.rows import read_rows
 from tests.replay.tables import row, write

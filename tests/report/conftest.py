@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.record import Study
+from autotune.record.study import Study
 from tests.report.browser import CHROMIUM, DRIVER, Browser
 from tests.report.wide import wide_study
 

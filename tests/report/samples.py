@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from autotune.candidate import Candidate
 from autotune.contract import KnobValue, Outcome, Phase, Role
-from autotune.job import make_job
-from autotune.knobs import Context
+from autotune.job.job import make_job
 from autotune.search.base import Running, Snapshot, Stage, Standing
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import Context
 
 JOB = make_job({"model": "tiny-gpt2", "seq_len": 64, "global_batch": 16, "world": 2}, where="test")
 CONTEXT = Context(

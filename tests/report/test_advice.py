@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.bottleneck import Bound
-from autotune.candidate import candidate_of
 from autotune.contract import Diagnosis, KnobValue, Role, TrialResult, TrialSpec
-from autotune.knobs import KNOBS, Context, canonical
-from autotune.report.advice import RULES, Advice, advise, describe_advice
-from autotune.report.ratios import describe_ratio
+from autotune.record.bottleneck import Bound
+from autotune.report.explain.advice import RULES, Advice, advise, describe_advice
+from autotune.report.results.ratios import describe_ratio
 from autotune.search.history import History
+from autotune.space.candidate import candidate_of
+from autotune.space.knobs import KNOBS, Context, canonical
 from tests.report.diagnosed import collective, diagnosed, diagnosis
 from tests.report.test_terminal import finished
 from tests.search import scripted

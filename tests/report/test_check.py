@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune.report.check import print_check
+from autotune.report.terminal.check import print_check
 from tests.check.files import AUTO, checked, write
 from tests.rules.cases import NEWEST
 

@@ -11,11 +11,11 @@ import yaml
 from rich.console import Console
 
 from autotune.app.comparison import compare_studies, write_comparison
+from autotune.base.errors import StudyError
 from autotune.contract import TrialResult, TrialSpec
-from autotune.errors import StudyError
-from autotune.record import Study
-from autotune.report.compare import Comparison
-from autotune.report.compare_terminal import print_comparison
+from autotune.record.study import Study
+from autotune.report.compare.comparison import Comparison
+from autotune.report.compare.terminal import print_comparison
 from tests.report.test_terminal import finished
 from tests.report.wide import varied
 

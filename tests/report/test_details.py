@@ -4,9 +4,9 @@ from pathlib import Path
 
 from autotune.app.studies import read_report
 from autotune.contract import Phase
-from autotune.record import Study
-from autotune.report.details import describe_details, pareto_front
-from autotune.report.optuna_study import importance_of
+from autotune.record.study import Study
+from autotune.report.optuna_storage import importance_of
+from autotune.report.results.details import describe_details, pareto_front
 from tests.report.test_terminal import finished
 
 

@@ -12,15 +12,15 @@ import pytest
 from rich.console import Console
 
 from autotune.app.studies import explain_trial, read_report
-from autotune.errors import StudyError
-from autotune.record import Study
-from autotune.render.templates import Templates
-from autotune.report.details import describe_bounds
-from autotune.report.explanation import describe, explain
-from autotune.report.page import render_page
-from autotune.report.terminal import print_explanation
+from autotune.base.errors import StudyError
+from autotune.base.templates import Templates
+from autotune.record.study import Study
+from autotune.record.table import load_table
+from autotune.report.explain.trial import describe, explain
+from autotune.report.page.page import render_page
+from autotune.report.results.details import describe_bounds
+from autotune.report.terminal.study import print_explanation
 from autotune.search.history import History
-from autotune.table import load_table
 from tests.report.diagnosed import diagnosed
 from tests.report.test_terminal import finished
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from autotune.contract import ContractError, Outcome, Predicted, TrialSpec, to_dict
-from autotune.record import Trial
-from autotune.report.foretold import describe_foretold, predicted_memory, predicted_rate
+from autotune.record.study import Trial
+from autotune.report.explain.predictions import describe_foretold, predicted_memory, predicted_rate
 from tests import trials as samples
 from tests.search.scripted import GIB, fault, ok
 

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from autotune.contract import Outcome, Role, TrialResult
-from autotune.report.live import LineView, LiveView, draw, view_for
+from autotune.report.terminal.live import LineView, LiveView, draw, view_for
 from autotune.search.base import Snapshot, Stage
 from tests.report import samples
 from tests.report.samples import CONTEXT

@@ -1,6 +1,6 @@
 from autotune.app.studies import read_report
-from autotune.record import Study
-from autotune.report.markdown import render_markdown
+from autotune.record.study import Study
+from autotune.report.terminal.markdown import render_markdown
 from autotune.report.words import format_rate
 
 

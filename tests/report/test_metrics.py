@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from autotune.app.metrics import MetricsWriter, check_writable
+from autotune.base.errors import StudyError
 from autotune.contract import Outcome, Phase
-from autotune.errors import StudyError
-from autotune.record import Study, Trial
+from autotune.record.study import Study, Trial
 from autotune.report.metrics import MARK, METRICS, describe, render_metrics
 from autotune.search.base import Stage
 from tests.report import samples

@@ -15,10 +15,10 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from autotune.app.studies import read_report, write_export
+from autotune.base.errors import StudyError
 from autotune.contract import Outcome
-from autotune.errors import StudyError
-from autotune.record import Study
-from autotune.report.optuna_study import importance_of
+from autotune.record.study import Study
+from autotune.report.optuna_storage import importance_of
 from tests.report.test_terminal import finished
 
 

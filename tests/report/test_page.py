@@ -11,18 +11,18 @@ import pytest
 
 from autotune.app.pages import PageWriter, write_page
 from autotune.app.studies import read_report
+from autotune.base.errors import StudyError
+from autotune.base.templates import Templates
 from autotune.contract import DS_CONFIG_FILE, Role, TrialResult, TrialSpec
-from autotune.errors import StudyError
-from autotune.record import Study
-from autotune.render.templates import Templates
-from autotune.report import charts
-from autotune.report.page import render_page
-from autotune.report.rows import make_rows
-from autotune.report.verdict import describe_verdict
+from autotune.record.study import Study
+from autotune.record.table import load_table
+from autotune.report.page import charts
+from autotune.report.page.page import render_page
+from autotune.report.results.rows import make_rows
+from autotune.report.results.verdict import describe_verdict
 from autotune.search import confirm
 from autotune.search.base import Stage
 from autotune.search.history import History
-from autotune.table import load_table
 from tests.report import samples
 from tests.report.test_terminal import finished
 from tests.report.wide import EVIL

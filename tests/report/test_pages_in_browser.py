@@ -8,7 +8,7 @@ import pytest
 
 from autotune.app.comparison import compare_studies, write_comparison
 from autotune.app.pages import write_page
-from autotune.record import Study
+from autotune.record.study import Study
 from tests.report import samples
 from tests.report.browser import Browser
 from tests.report.wide import wide_study
@@ -109,7 +109,7 @@ def test_the_filter_shows_what_it_is_asked_for(browser: Browser, page: Path) -> 
 def test_the_page_of_a_running_search_shows_what_is_new(
     browser: Browser, wide: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.report.page.REFRESH_S", 2)
+    monkeypatch.setattr("autotune.report.page.page.REFRESH_S", 2)
     out = write_page(wide, tmp_path / "report.html", snapshot=samples.snapshot())
     browser.open(out)
     assert browser.run("return document.querySelector('.running').innerText.slice(0, 7)") == (

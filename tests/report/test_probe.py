@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune.accelerators import find_accelerator
+from autotune.devices.accelerators import find_accelerator
 from autotune.probe.figures import figures_of
 from autotune.probe.run import Probe
-from autotune.report.probe import print_probe
+from autotune.report.terminal.probe import print_probe
 from tests.probe.made_up import points
 from tests.probe.test_hardware_file import GPU
 

@@ -3,11 +3,11 @@ import math
 
 import pytest
 
+from autotune.base.student_t import t_quantile
 from autotune.contract import Role, TrialResult, TrialSpec
-from autotune.record import Trial
-from autotune.report.ratios import Basis, describe_ratio, ratio_of, telling_runs
-from autotune.spread import Spread
-from autotune.student import t_quantile
+from autotune.record.spread import Spread
+from autotune.record.study import Trial
+from autotune.report.results.ratios import Basis, describe_ratio, ratio_of, telling_runs
 from tests import trials
 from tests.search.scripted import ok
 

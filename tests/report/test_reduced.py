@@ -9,23 +9,23 @@ from rich.console import Console
 
 from autotune.app.pages import table_of
 from autotune.app.studies import find_chosen, read_report, state_of
+from autotune.base.errors import StudyError
 from autotune.contract import Fidelity, Phase, Role
-from autotune.errors import StudyError
-from autotune.job import Job
-from autotune.knobs import Context
-from autotune.record import Study
-from autotune.report.compare import Run, compare
-from autotune.report.live import LineView
-from autotune.report.markdown import render_markdown
+from autotune.job.job import Job
+from autotune.record.study import Study
+from autotune.record.table import load_table
+from autotune.report.compare.comparison import Run, compare
 from autotune.report.plan import Plan, make_plan
-from autotune.report.summary import summarize
-from autotune.report.terminal import print_plan
-from autotune.report.verdict import describe_verdict
+from autotune.report.results.summary import summarize
+from autotune.report.results.verdict import describe_verdict
+from autotune.report.terminal.live import LineView
+from autotune.report.terminal.markdown import render_markdown
+from autotune.report.terminal.study import print_plan
 from autotune.search.base import Running, Snapshot, Stage
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.reduced import reduce_lattice
-from autotune.table import load_table
+from autotune.space.knobs import Context
 from tests.report.test_terminal import shown
 from tests.search.scripted import ENVIRONMENT, ScriptedEngine, lattice_of, make
 from tests.search.test_reduced import Searched

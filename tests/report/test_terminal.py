@@ -14,21 +14,21 @@ from autotune.app.session import Session, plan_search
 from autotune.app.studies import read_report, state_of
 from autotune.contract import Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.engines.base import Engine
-from autotune.job import Job
-from autotune.knobs import Context
-from autotune.record import Study
-from autotune.report.markdown import render_markdown
-from autotune.report.page_tables import trials as trials_of
+from autotune.job.job import Job
+from autotune.record.study import Study
+from autotune.record.table import load_table
+from autotune.report.page.tables import trials as trials_of
 from autotune.report.plan import make_plan
-from autotune.report.rows import Row, make_rows
-from autotune.report.study import Report
-from autotune.report.summary import summarize
-from autotune.report.terminal import print_plan, print_report
-from autotune.report.verdict import describe_figure, describe_outcome, describe_verdict
+from autotune.report.results.rows import Row, make_rows
+from autotune.report.results.study import Report
+from autotune.report.results.summary import summarize
+from autotune.report.results.verdict import describe_figure, describe_outcome, describe_verdict
+from autotune.report.terminal.markdown import render_markdown
+from autotune.report.terminal.study import print_plan, print_report
 from autotune.report.words import format_interval
 from autotune.search.history import History
 from autotune.search.objective import Objective
-from autotune.table import load_table
+from autotune.space.knobs import Context
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,

@@ -1,8 +1,6 @@
 import dataclasses
 
-from autotune.candidate import Candidate
 from autotune.contract import Outcome, Role, TrialResult
-from autotune.knobs import KNOBS, canonical
 from autotune.report.words import (
     describe_candidate,
     describe_counts,
@@ -12,6 +10,8 @@ from autotune.report.words import (
     format_interval,
     format_rate,
 )
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import KNOBS, canonical
 from tests.report.samples import CONTEXT, candidate, standing
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.contract import DS_CONFIG_FILE, Outcome, Phase, Role, TrialResult, TrialSpec
-from autotune.record import Study
-from autotune.report.study import Report
+from autotune.record.study import Study
+from autotune.report.results.study import Report
 from tests.report.diagnosed import collective, diagnosis
 from tests.report.test_terminal import finished
 from tests.search.scripted import fault, ok, rate_of, realistic

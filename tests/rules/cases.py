@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.hardware import Environment
-from autotune.model import ModelShape
-from autotune.nested import merge
+from autotune.base.nested import merge
+from autotune.devices.hardware import Environment
+from autotune.job.model import ModelShape
 from autotune.rules.base import (
     Case,
     Setup,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from autotune.base.nested import merge
 from autotune.doctor.machine import has_libaio
-from autotune.nested import merge
 from autotune.rules import ALL_RULES, judge
 from autotune.rules.base import (
     Case,

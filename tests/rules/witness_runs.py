@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autotune.extensions import build
-from autotune.extensions import environment as extensions_environment
+from autotune.engines.deepspeed.extensions import build
+from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.rules.base import Case, as_section
 from tests.rules.cases import config_of, model_of, source_of
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.record import Study
+from autotune.record.study import Study
 
 
 @pytest.fixture

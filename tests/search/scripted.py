@@ -6,20 +6,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.candidate import Candidate
+from autotune.base.errors import FleetError
 from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult, TrialSpec
+from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
-from autotune.errors import FleetError
 from autotune.fleet.base import Progress
-from autotune.hardware import Environment
-from autotune.job import Budget, Job, make_job
-from autotune.knobs import Context, canonical
-from autotune.lattice import Lattice
-from autotune.record import Study
+from autotune.job.job import Budget, Job, make_job
+from autotune.planning.lattice import Lattice
+from autotune.record.study import Study
 from autotune.rules.base import Setup, Violation
 from autotune.search.base import SearchResult, Snapshot
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import Context, canonical
 
 GIB = 2**30
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.base.errors import NothingFeasibleError
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
-from autotune.errors import NothingFeasibleError
-from autotune.record import Study
+from autotune.record.study import Study
 from tests.search.scripted import (
     GIB,
     Notebook,

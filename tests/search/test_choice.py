@@ -7,7 +7,7 @@ import pytest
 
 from autotune.cost.forecast import Forecast
 from autotune.cost.residual import Features, Seen
-from autotune.search.choice import EXPLORE_EVERY, LAST_RISK, Chooser, Shot
+from autotune.search.acquisition import EXPLORE_EVERY, LAST_RISK, Chooser, Shot
 
 N = 12
 

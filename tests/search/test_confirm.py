@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy
 import pytest
 
-from autotune.candidate import Candidate
+from autotune.base.student_t import t_quantile
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
-from autotune.record import Study, Trial
+from autotune.record.spread import PRIOR_DEGREES, PRIOR_DEVIATION
+from autotune.record.study import Study, Trial
 from autotune.search import confirm
 from autotune.search.base import Stage
 from autotune.search.history import History
-from autotune.search.launch import Run, make_spec
 from autotune.search.objective import Objective
-from autotune.spread import PRIOR_DEGREES, PRIOR_DEVIATION
-from autotune.student import t_quantile
+from autotune.search.trial_spec import Run, make_spec
+from autotune.space.candidate import Candidate
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
-from autotune.record import Study
-from autotune.report.summary import summarize
+from autotune.record.study import Study
+from autotune.report.results.summary import summarize
 from autotune.search.base import SearchResult
 from autotune.search.front import RULE, Figure, front_of, knee, nearest_on_front
 from autotune.search.history import History

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from autotune.candidate import Candidate
 from autotune.contract import Role, Start, TrialSpec
 from autotune.rules.base import Setup
-from autotune.search.launch import Run, make_spec
+from autotune.search.trial_spec import Run, make_spec
+from autotune.space.candidate import Candidate
 from tests.search.scripted import ENVIRONMENT, ScriptedEngine, candidate, make
 
 JOB = make()

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from autotune.base.errors import FleetError, NothingFeasibleError, StudyError
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
-from autotune.errors import FleetError, NothingFeasibleError, StudyError
-from autotune.record import Study
+from autotune.record.study import Study
 from autotune.search.base import Stage, StopReason
-from autotune.search.crew import MAX_FAULTS_IN_A_ROW
+from autotune.search.in_flight import MAX_FAULTS_IN_A_ROW
 from tests.search.scripted import (
     GIB,
     Behaviour,

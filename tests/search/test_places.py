@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from autotune.contract import TrialResult, TrialSpec
-from autotune.facts import environment_at
-from autotune.record import Study
-from autotune.search.places import environments_of
+from autotune.record.facts import environment_at
+from autotune.record.study import Study
+from autotune.search.environments import environments_of
 from tests.search.scripted import ENVIRONMENT, Notebook, make, realistic, search
 
 

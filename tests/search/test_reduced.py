@@ -6,23 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.candidate import Candidate
+from autotune.base.errors import NothingFeasibleError
 from autotune.contract import Fidelity, Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.forecast import Forecast
 from autotune.cost.residual import Features
-from autotune.errors import NothingFeasibleError
-from autotune.fidelity import reduced
-from autotune.job import Job
-from autotune.lattice import Lattice
-from autotune.record import Study
+from autotune.job.job import Job
+from autotune.planning.lattice import Lattice
+from autotune.record.study import Study
 from autotune.rules.base import Violation
 from autotune.search.base import SearchResult
 from autotune.search.history import History
-from autotune.search.launch import Run, make_spec
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
 from autotune.search.reduced import reduce_lattice, too_large
 from autotune.search.steering import Steering, lessons_of
+from autotune.search.trial_spec import Run, make_spec
+from autotune.space.candidate import Candidate
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
@@ -150,7 +149,7 @@ def test_a_reduced_trial_says_what_it_ran(study: Study) -> None:
         assert spec.fidelity == Fidelity(layers=2)
         assert spec.model["config"]["n_layer"] == 2
         assert spec.knobs == candidate.values
-        assert spec.candidate_hash == reduced(candidate, spec.fidelity).hash != candidate.hash
+        assert spec.candidate_hash == candidate.reduced(spec.fidelity).hash != candidate.hash
         assert (spec.world, spec.global_batch) == (job.world, job.global_batch)
         assert not spec.diagnoses
         assert spec.measure.losing_step_time_s is None
@@ -179,7 +178,7 @@ def test_no_two_reduced_trials_are_alike_to_the_model(study: Study) -> None:
 def spec_of(job: Job, number: int, candidate: Candidate, fidelity: Fidelity | None) -> TrialSpec:
     run = Run(candidate=candidate, role=Role.SEARCH)
     if fidelity is not None:
-        form = reduced(candidate, fidelity)
+        form = candidate.reduced(fidelity)
         run = Run(candidate=form, role=Role.SEARCH, reduced_of=candidate)
     return make_spec(
         run,
@@ -248,7 +247,7 @@ def test_a_reduced_trial_is_predicted_as_what_it_runs() -> None:
     its = Steering(lattice=lattice_of(job), forecaster=forecaster)
     candidate = lattice_of(job).candidates[5]
     objective = Objective.of(job, ENVIRONMENT)
-    form = reduced(candidate, Fidelity(layers=1))
+    form = candidate.reduced(Fidelity(layers=1))
     whole, part = (its.predict(History(), objective, c) for c in (candidate, form))
     assert part.step_time_s / whole.step_time_s == pytest.approx(depth(1), rel=0.05)
     assert part.peak_memory_bytes < whole.peak_memory_bytes

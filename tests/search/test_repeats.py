@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
-from autotune.record import Study
+from autotune.record.spread import Spread
+from autotune.record.study import Study
 from autotune.search.answer import Answer
 from autotune.search.history import MANY_TRIALS, History
-from autotune.search.launch import CONFIRM_MEASURE, MEASURE, WARM_MEASURE
 from autotune.search.objective import LOSING_SHARE, Objective
 from autotune.search.sampler import make_axes, told_trials
-from autotune.spread import Spread
+from autotune.search.trial_spec import CONFIRM_MEASURE, MEASURE, WARM_MEASURE
 from tests.search.scripted import (
     ENVIRONMENT,
     Behaviour,

@@ -6,14 +6,14 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from autotune.base.errors import JobError
 from autotune.contract import KnobValue, Outcome, Role, TrialResult, TrialSpec
-from autotune.errors import JobError
-from autotune.job import Job, SamplerName
-from autotune.record import Trial
+from autotune.job.job import Job, SamplerName
+from autotune.record.study import Trial
 from autotune.search.history import History
-from autotune.search.launch import Run, make_spec
 from autotune.search.objective import METER_SLACK, Objective
 from autotune.search.sampler import check_installed, make_axes, propose, told_trials
+from autotune.search.trial_spec import Run, make_spec
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.base.errors import StudyError
 from autotune.contract import (
     RANKS_DIR,
     Outcome,
@@ -17,8 +18,8 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
-from autotune.errors import StudyError
-from autotune.record import Study
+from autotune.record.soak import SOAK_FILE, SoakResult, digest_of, read_soak, write_soak
+from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
 from autotune.search.soak import (
     STEPS_COMPARED,
@@ -30,7 +31,6 @@ from autotune.search.soak import (
     resumed_of,
     soak_trials,
 )
-from autotune.soak_record import SOAK_FILE, SoakResult, digest_of, read_soak, write_soak
 from autotune.trial.statistics import slope
 from tests.search.scripted import GIB, Patient, ScriptedFleet, fault, ok
 from tests.trials import ds_config, files, spec

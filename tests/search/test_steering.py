@@ -5,19 +5,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.candidate import Candidate
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.cost.forecast import Forecast
 from autotune.cost.residual import Features
-from autotune.hardware import Environment
-from autotune.job import Job
-from autotune.lattice import Lattice
-from autotune.record import Study
+from autotune.devices.hardware import Environment
+from autotune.job.job import Job
+from autotune.planning.lattice import Lattice
+from autotune.record.study import Study
 from autotune.search.calibrated import CalibratedSampler
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
 from autotune.search.steering import Steering, lessons_of, situation_of, steering_of
+from autotune.space.candidate import Candidate
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,

@@ -2,7 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.contract import Outcome, Role
-from autotune.record import Trial
+from autotune.record.study import Trial
 from autotune.search.base import StopReason
 from autotune.search.history import History, busy_s
 from autotune.search.objective import Objective

@@ -5,12 +5,12 @@ from collections import Counter
 import pytest
 
 from autotune.contract import Role
-from autotune.record import Study
+from autotune.record.study import Study
 from autotune.search.base import StopReason
+from autotune.search.grid import next_of_grid
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.sampler import make_axes, told_trials
-from autotune.search.walk import next_of_grid
 from tests.search.scripted import (
     ENVIRONMENT,
     Notebook,

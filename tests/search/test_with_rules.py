@@ -5,12 +5,12 @@ import json
 import pytest
 
 from autotune.contract import Role
-from autotune.engines.deepspeed import DeepSpeedEngine
-from autotune.lattice import build_lattice
-from autotune.record import Study
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.planning.lattice import build_lattice
+from autotune.record.study import Study
 from autotune.rules import judge
 from autotune.search.loop import run_search
-from autotune.space import load_space
+from autotune.space.space import load_space
 from tests.search.scripted import (
     ENVIRONMENT,
     Notebook,

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from autotune.base.errors import JobError
 from autotune.contract import Role
-from autotune.errors import JobError
-from autotune.record import Study, Trial
+from autotune.record.study import Study, Trial
 from autotune.search.base import SearchResult, StopReason
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
-from autotune.search.worth import Worth, weigh_trial
+from autotune.search.trial_worth import Worth, weigh_trial
 from tests.search.scripted import (
     ENVIRONMENT,
     Notebook,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.model import load_model, model_from_config
+from autotune.job.model import load_model, model_from_config
 from autotune.tracing.child import NotTraceableError, answer_to
 from autotune.tracing.moments import Kind, Phase, Traced, largest
 from tests.tracing.requests import REPEATED, request_for

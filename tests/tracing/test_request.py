@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from autotune.candidate import Candidate
-from autotune.errors import JobError
-from autotune.job import make_job
-from autotune.lengths import Lengths
+from autotune.base.errors import JobError
+from autotune.job.job import make_job
+from autotune.job.lengths import Lengths
+from autotune.space.candidate import Candidate
 from autotune.tracing import request as asked
 from autotune.tracing import trace_candidate
 from autotune.tracing.moments import Kind, Part, Phase, Traced

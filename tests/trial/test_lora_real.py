@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from autotune.contract import Outcome, to_dict
-from autotune.engines.deepspeed import DeepSpeedEngine
-from autotune.extensions import build
-from autotune.extensions import environment as extensions_environment
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.extensions import build
+from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.fleet.local import LocalFleet
-from autotune.job import Job
-from autotune.record import Study
-from autotune.search.launch import Role, Run, make_spec
-from autotune.table import load_table
+from autotune.job.job import Job
+from autotune.record.study import Study
+from autotune.record.table import load_table
+from autotune.search.trial_spec import Role, Run, make_spec
 from autotune.trial.lengths import batch_lengths
 from tests.jobs import CPU, canonical_candidate, tiny_job
 from tests.trials import QUICK, files

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from autotune.model_families import _PLAIN_LOSS, has_plain_loss
+from autotune.job.model_families import _PLAIN_LOSS, has_plain_loss
 from autotune.trial.loss import chunk_loss
 from autotune.trial.samples import IGNORED
 

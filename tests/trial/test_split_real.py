@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from autotune.contract import to_dict
-from autotune.engines.deepspeed import DeepSpeedEngine
-from autotune.extensions import build
-from autotune.extensions import environment as extensions_environment
-from autotune.job import Job
-from autotune.search.launch import Role, Run, make_spec
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.extensions import build
+from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from autotune.job.job import Job
+from autotune.search.trial_spec import Role, Run, make_spec
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 
 pytestmark = pytest.mark.real

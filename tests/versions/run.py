@@ -17,19 +17,19 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from autotune.hardware import cpu_name, usable_cores, usable_memory_bytes
-from autotune.units import format_bytes
+from autotune.base.units import format_bytes
+from autotune.devices.hardware import cpu_name, usable_cores, usable_memory_bytes
 from tests.versions.environments import REPOSITORY, VersionEnvironment, install, names
 
 TESTS = (
-    "tests/test_lattice_reality.py",
-    "tests/test_engine_reality.py",
+    "tests/planning/test_lattice_reality.py",
+    "tests/engines/deepspeed/test_engine_reality.py",
     "tests/rules/test_keys.py",
     "tests/rules/test_witnesses.py",
 )
 RECORDS = REPOSITORY / "results" / "recorded" / "versions"
 PACKAGES = ("deepspeed", "torch", "transformers", "numpy", "pydantic")
-_BUILD = "from autotune.extensions import build; build('cpu', print)"
+_BUILD = "from autotune.engines.deepspeed.extensions import build; build('cpu', print)"
 _VERSIONS = (
     "import json, platform; from importlib.metadata import version; "
     f"print(json.dumps({{'python': platform.python_version(), "

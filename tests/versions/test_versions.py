@@ -17,9 +17,9 @@ from tests.versions.environments import (
 from tests.versions.run import RECORDS, TESTS, summary
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="tests.test_lattice_reality" name="parse[a]">
+<testcase classname="tests.planning.test_lattice_reality" name="parse[a]">
 <properties><property name="candidates" value="12"/></properties></testcase>
-<testcase classname="tests.test_lattice_reality" name="parse[b]">
+<testcase classname="tests.planning.test_lattice_reality" name="parse[b]">
 <properties><property name="candidates" value="30"/></properties></testcase>
 <testcase classname="tests.rules.test_keys" name="strict"><failure message="assert 1 == 2&#10;at"/>
 </testcase>

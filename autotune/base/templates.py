@@ -1,0 +1,271 @@
+"""Jinja2 templates: strict, sandboxed, every value encoded, and JSON parsed back.
+
+A template is data that a user may bring along, so it runs in Jinja's sandbox. A value must pass
+through `tojson` (JSON), `sh` (one shell word), `html` (text or a quoted attribute), `script` (JSON
+inside a script element) or `text` (prose, as it is): a bare `{{ value }}` is refused, because
+Python's spelling of it (`True`, `None`, an unquoted path) is wrong in each of them.
+"""
+
+import contextlib
+import html
+import json
+import math
+import os
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from jinja2 import (
+    FileSystemLoader,
+    StrictUndefined,
+    Template,
+    TemplateNotFound,
+    TemplateSyntaxError,
+    Undefined,
+)
+from jinja2.sandbox import SandboxedEnvironment
+
+from autotune.base.data import data_folder
+from autotune.base.errors import RenderError
+from autotune.base.template_bounds import MAX_BYTES, TooLongError, bounded
+from autotune.base.units import format_bytes
+
+
+class Encoded(str):
+    """Text that may stand in a rendered file as it is."""
+
+    __slots__ = ()
+
+
+class Templates:
+    """The shipped templates, with a user's own folder before them."""
+
+    def __init__(self, user_folder: Path | None = None) -> None:
+        """Look for templates in `user_folder`, then in the shipped folder.
+
+        Raises:
+            RenderError: `user_folder` is not a folder.
+        """
+        if user_folder is not None and not os.path.isdir(user_folder):
+            raise RenderError(
+                f"{user_folder}: no such folder of templates",
+                "name a folder that holds for example deepspeed/ds_config.json.j2",
+            )
+        self.folders = [f for f in (user_folder, data_folder("templates")) if f is not None]
+        # The shipped ones are known to end, and a lattice renders thousands.
+        self._bounded = contextlib.nullcontext if user_folder is None else bounded
+        self._environment = _StrictEnvironment(self.folders)
+        self._compiled: dict[str, Template] = {}
+
+    def text(self, name: str, values: Mapping[str, Any]) -> str:
+        """Render a template.
+
+        Args:
+            name: Path below a templates folder, such as `launch/launch.sh.j2`.
+            values: What the template may use.
+
+        Raises:
+            RenderError: There is no such template, or it does not render; the error names the
+                template, its line and the variable.
+        """
+        template = self._compiled.get(name) or self._compile(name)
+        try:
+            with self._bounded():
+                return template.render(values)
+        except Exception as error:  # what a template's expression raises is not known beforehand
+            raise _explain(error, name, template) from error
+
+    def json(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Render a template whose result is one JSON object, and parse it.
+
+        Raises:
+            RenderError: As `text`; or the result is not a JSON object, names a key twice, or
+                holds a number that is not finite.
+        """
+        text = self.text(name, values)
+        try:
+            parsed = _DECODER.decode(text)
+            _check_finite(parsed)
+        except ValueError as error:
+            raise RenderError(
+                f"template {name}: the result is not valid JSON: {error}{_line_of(error, text)}",
+                "mend the template; values go through `| tojson`",
+            ) from error
+        if not isinstance(parsed, dict):
+            raise RenderError(
+                f"template {name}: the result is a JSON {type(parsed).__name__}, not an object",
+                "write one { ... }",
+            )
+        return parsed
+
+    def _compile(self, name: str) -> Template:
+        try:
+            with self._bounded():
+                template = self._environment.get_template(name)
+        except TemplateNotFound as error:
+            looked = ", ".join(str(folder) for folder in self.folders)
+            raise RenderError(
+                f"template {error.name or name}: not found in {looked}", "add it there"
+            ) from error
+        except TemplateSyntaxError as error:
+            raise RenderError(
+                f"template {error.name or name}, line {error.lineno}: {error.message}",
+                "mend the template at that line",
+            ) from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise RenderError(f"template {name}: {error}", "make it a readable file") from error
+        # Jinja and Python give up on what is nested too deeply, each in its own way.
+        except Exception as error:
+            reason = _over_limit(error) or str(error) or type(error).__name__
+            raise RenderError(
+                f"template {name}: cannot be compiled: {reason}", "make its expressions simpler"
+            ) from error
+        self._compiled[name] = template
+        return template
+
+
+def canonical_json(data: Mapping[str, Any]) -> str:
+    """The one text of a configuration: keys sorted, two spaces, a newline at the end.
+
+    Equal configurations are equal bytes, so files can be compared and golden files read.
+    """
+    return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+class _StrictEnvironment(SandboxedEnvironment):
+    """Refuses undefined names, unsafe attributes, and values that no filter has encoded."""
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        super().__init__(
+            loader=FileSystemLoader([str(folder) for folder in folders]),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            finalize=_only_encoded,
+            # Templates are compiled once in a process; asking the disk each time costs 10 us.
+            auto_reload=False,
+        )
+        self.filters.update(
+            tojson=_to_json, sh=_to_shell, html=_to_html, script=_to_script, text=_to_text
+        )
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> Encoded:
+        """Join what a macro, a block or a template wrote: its values are encoded already."""
+        return Encoded("".join(parts))
+
+
+def _to_json(value: Any) -> Encoded:
+    # A lattice renders thousands of small integers, for which the encoder costs ten times as much.
+    if type(value) is int:
+        return Encoded(value)
+    return Encoded(_ENCODER.encode(_defined(value)))
+
+
+def _to_shell(value: Any) -> Encoded:
+    return Encoded(shlex.quote(str(_defined(value))))
+
+
+def _to_html(value: Any) -> Encoded:
+    return Encoded(html.escape(str(_defined(value)), quote=True))
+
+
+def _to_script(value: Any) -> Encoded:
+    # Nothing is unescaped inside a script element, and `</script` or `<!--` would end it.
+    text = _ENCODER.encode(_defined(value))
+    return Encoded(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _to_text(value: Any) -> Encoded:
+    return Encoded(_defined(value))
+
+
+def _defined(value: Any) -> Any:
+    if isinstance(value, Undefined):
+        str(value)  # raises UndefinedError, which names the variable
+    return value
+
+
+def _only_encoded(value: Any) -> Any:
+    if isinstance(value, Encoded):
+        return value
+    filters = "| tojson, | sh, | html, | script, | text"
+    raise TypeError(f"the value {_defined(value)!r} goes through none of {filters}")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(k for k in keys if keys.count(k) > 1)!r} stands twice")
+    return found
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _check_finite(value: Any) -> None:
+    if isinstance(value, dict):
+        for item in value.values():
+            _check_finite(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_finite(item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("a number is too large")
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, allow_nan=False)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+
+
+def _over_limit(error: BaseException | None) -> str:
+    """Which of the limits on a template ended it; empty: none did.
+
+    Jinja and Python may pass on another error than the limit's, raised while that was on its way.
+    """
+    while error is not None:
+        if isinstance(error, TooLongError):
+            return str(error)
+        if isinstance(error, MemoryError):
+            return f"it needs more than {format_bytes(MAX_BYTES)} of memory"
+        if isinstance(error, RecursionError):
+            return "it is nested too deeply"
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def _explain(error: Exception, name: str, template: Template) -> RenderError:
+    if isinstance(error, TemplateNotFound | TemplateSyntaxError):  # in an include or a parent
+        place = f"template {error.name or name}"
+        detail = getattr(error, "message", None) or "not found"
+    else:
+        file, line = _where(error.__traceback__) or (template.filename, None)
+        place = f"template {name}" if file == template.filename else f"template {file}"
+        place += f", line {line}" if line else ""
+        if over_limit := _over_limit(error):
+            return RenderError(f"{place}: {over_limit}", "loop, nest and write less there")
+        detail = str(error) or type(error).__name__
+    return RenderError(f"{place}: {detail}", "mend the template at that line")
+
+
+def _where(trace: TracebackType | None) -> tuple[str, int] | None:
+    """Jinja rewrites tracebacks so that a template's frames carry its own file and line."""
+    found = None
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file.endswith(".j2"):
+            found = (file, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+def _line_of(error: ValueError, text: str) -> str:
+    if not isinstance(error, json.JSONDecodeError) or not text.strip():
+        return ""
+    line = text.split("\n")[error.lineno - 1].strip()
+    return f"\n  {line}"

@@ -1,0 +1,122 @@
+"""Bytes and seconds: parsed once at the border, formatted once for people.
+
+Sizes are binary (`1 GiB` = 2**30 bytes); `GB` and `G` are accepted as people write them and are
+read as decimal and binary respectively, as `dd` and most launchers do.
+"""
+
+import re
+
+from autotune.base.errors import JobError
+
+_BYTES_PER_UNIT = {
+    "": 1,
+    "B": 1,
+    "K": 2**10,
+    "KIB": 2**10,
+    "KB": 10**3,
+    "M": 2**20,
+    "MIB": 2**20,
+    "MB": 10**6,
+    "G": 2**30,
+    "GIB": 2**30,
+    "GB": 10**9,
+    "T": 2**40,
+    "TIB": 2**40,
+    "TB": 10**12,
+}
+_BYTES_PER_S_PER_UNIT = {
+    "Mbps": 1e6 / 8,
+    "Gbps": 1e9 / 8,
+    "Gb/s": 1e9 / 8,
+    "Tbps": 1e12 / 8,
+    "MB/s": 1e6,
+    "GB/s": 1e9,
+    "TB/s": 1e12,
+}
+"""A small b is a bit."""
+_SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(text: str | int, *, where: str) -> int:
+    """Read a size in bytes.
+
+    Args:
+        text: Such as `24GiB`, `800M`, `1.5 GB`, or a plain number of bytes from a MiB on.
+        where: The flag or key it came from, for the error.
+
+    Raises:
+        JobError: The text is not a positive size.
+    """
+    match = _NUMBER_AND_UNIT.fullmatch(str(text))
+    if match is None or match[2].upper() not in _BYTES_PER_UNIT:
+        raise JobError(f"{where}: {text!r} is not a size", "write it as 24GiB, 800MiB or 16GB")
+    size_bytes = float(match[1]) * _BYTES_PER_UNIT[match[2].upper()]
+    if not match[2] and 0 < size_bytes < 2**20:
+        raise JobError(f"{where}: {text!r} is not a size with a unit", f"such as {match[1]}GiB")
+    _check_range(size_bytes if size_bytes >= 1 else 0, text, where=where)
+    return int(size_bytes)
+
+
+def parse_seconds(text: str | float, *, where: str) -> float:
+    """Read a duration in seconds; accepts `90s`, `20m`, `1.5h` or plain seconds.
+
+    Raises:
+        JobError: The text is not a positive duration.
+    """
+    match = _NUMBER_AND_UNIT.fullmatch(str(text))
+    if match is None or match[2].lower() not in _SECONDS_PER_UNIT:
+        raise JobError(f"{where}: {text!r} is not a duration", "write it as 90s, 20m or 1.5h")
+    duration_s = float(match[1]) * _SECONDS_PER_UNIT[match[2].lower()]
+    _check_range(duration_s, text, where=where)
+    return duration_s
+
+
+def parse_rate(text: str, *, where: str) -> float:
+    """Read a link's rate in bytes per second; `400Gbps` are bits, `50GB/s` bytes.
+
+    Raises:
+        JobError: The text is not a positive rate with its unit.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*", text)
+    if match is None or match[2] not in _BYTES_PER_S_PER_UNIT:
+        raise JobError(
+            f"{where}: {text!r} is not a rate",
+            f"write it as 400Gbps or 50GB/s; units: {', '.join(_BYTES_PER_S_PER_UNIT)}",
+        )
+    bytes_per_s = float(match[1]) * _BYTES_PER_S_PER_UNIT[match[2]]
+    _check_range(bytes_per_s, text, where=where)
+    return bytes_per_s
+
+
+def format_bytes(size_bytes: float | None) -> str:
+    """Format a size for people: three significant digits and a binary unit."""
+    if size_bytes is None or size_bytes != size_bytes:
+        return "-"
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < (1024 if unit == "B" else 999.5):  # 1,000 would take a fourth digit
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"
+
+
+def format_seconds(duration_s: float | None) -> str:
+    """Format a duration for people: `850 ms`, `12.3 s`, `4 min 05 s`, `2 h 10 min`."""
+    if duration_s is None or duration_s != duration_s:
+        return "-"
+    if duration_s < 1:
+        return f"{duration_s * 1000:.0f} ms"
+    if duration_s < 60:
+        return f"{duration_s:.1f} s"
+    whole_s = round(duration_s)
+    if whole_s < 3600:
+        return f"{whole_s // 60} min {whole_s % 60:02d} s"
+    return f"{whole_s // 3600} h {whole_s % 3600 // 60:02d} min"
+
+
+def _check_range(value: float, text: str | float, *, where: str) -> None:
+    if value <= 0:
+        raise JobError(f"{where}: {text!r} is not above zero", "leave it out for no limit")
+    if value >= 2**63:
+        raise JobError(f"{where}: {text!r} is too large", "leave it out for no limit")

@@ -1,0 +1,114 @@
+"""Reading a user's YAML: data only, and strictly."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.base.errors import JobError
+from autotune.contract import read_bounded
+
+MAX_FILE_BYTES = 1_000_000
+_MAX_NUMBER_BITS = 4096
+"""Of a whole number: Python refuses to print one of more than 4300 digits, even in an error."""
+_UNFIT = re.compile("[\0\ud800-\udfff]")
+"""Half of a character, and the end of a string in C: neither can be part of a path."""
+HINT = "write `key: value` lines"
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML without what hides mistakes or explodes: no aliases, no key twice."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(
+                problem="aliases are not allowed: write the value out",
+                problem_mark=self.get_mark(),
+            )
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} stands here twice",
+                        problem_mark=key.start_mark,
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+    def construct_yaml_str(self, node: yaml.ScalarNode) -> str:
+        value: str = super().construct_yaml_str(node)
+        if _UNFIT.search(value):
+            raise yaml.MarkedYAMLError(
+                problem="a text with a character that no text has", problem_mark=node.start_mark
+            )
+        return value
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value: int = super().construct_yaml_int(node)
+        if value.bit_length() > _MAX_NUMBER_BITS:
+            raise yaml.MarkedYAMLError(
+                problem="no number is so long", problem_mark=node.start_mark
+            )
+        return value
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
+_StrictLoader.add_constructor("tag:yaml.org,2002:str", _StrictLoader.construct_yaml_str)
+
+
+def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
+    """Read a YAML mapping.
+
+    Args:
+        path: The file.
+        hint: What such a file should hold.
+
+    Raises:
+        JobError: The file cannot be read, is too large or not YAML, has a key twice or an alias,
+            or does not hold a mapping.
+    """
+    try:
+        data = read_bounded(path)
+        if len(data) > MAX_FILE_BYTES:
+            raise JobError(f"{path}: larger than {MAX_FILE_BYTES} bytes", hint)
+        text = data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"{path}: cannot be read: {error}", "name a readable YAML file") from error
+    return parse_yaml(text, path, hint=hint)
+
+
+def parse_yaml(text: str, path: Path, *, hint: str = HINT) -> dict[str, Any]:
+    """The mapping that a YAML text holds.
+
+    Args:
+        text: The text.
+        path: The file that it is from, for the error.
+        hint: What such a file should hold.
+
+    Raises:
+        JobError: It is not YAML, has a key twice or an alias, or is no mapping.
+    """
+    try:
+        data = _StrictLoader(text).get_single_data()
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+        raise JobError(f"{path}: not valid YAML: {error}", "mend it at the place named") from error
+    if not isinstance(data, dict):
+        raise JobError(f"{path}: holds a {type(data).__name__}, not a mapping", hint)
+    return data
+
+
+def refuse_switch(value: Any) -> Any:
+    """A value that is no number by accident: YAML reads yes, no, on and off as true and false.
+
+    Raises:
+        ValueError: It is true or false, which would count as 1 or 0.
+    """
+    if isinstance(value, bool):
+        raise ValueError("should not be true or false (in YAML also yes, no, on, off)")
+    return value

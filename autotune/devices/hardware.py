@@ -1,0 +1,298 @@
+"""Accelerators of this machine, what is installed for them, and their peaks.
+
+Nothing here imports torch: NVML and the kernel answer in milliseconds.
+"""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+
+from autotune.base.errors import FleetError
+from autotune.devices import accelerators, cgroup
+
+_BF16_CAPABILITY = (8, 0)
+"""Compute capability from which CUDA computes in bf16; below, torch emulates it and calls it
+supported all the same (`torch.cuda.is_bf16_supported`, unless `including_emulation=False`)."""
+_HOST_SHARE = 0.9
+"""Share of the host's memory that CPU ranks may take together; the rest is the system's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What a trial would meet: the accelerator and the versions of what runs on it."""
+
+    accelerator: str
+    """`cpu` or `cuda`."""
+    n_devices: int
+    """Accelerators of one node; for `cpu`, its cores."""
+    device_name: str
+    device_memory_bytes: int
+    """Of one device; for `cpu`, a core's share of the host's memory."""
+    peak_flops: float | None
+    """Dense bf16/fp16 matrix peak of one device in FLOP/s by its datasheet; None if unknown."""
+    deepspeed_version: str
+    torch_version: str
+    precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
+    """What the accelerator computes in natively; most CPUs have no fp16, GPUs before Ampere no
+    bf16."""
+    has_flash_attention: bool = False
+    """Whether the package flash_attn is installed, and there is a CUDA device to run it on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One visible GPU as NVML sees it now."""
+
+    index: int
+    """As the ranks count: position in `CUDA_VISIBLE_DEVICES`, if that is set."""
+    name: str
+    uuid: str
+    memory_bytes: int
+    memory_used_bytes: int
+    """By anybody, this user or another."""
+    utilization: float | None
+    """Share of the last sample period in which a kernel ran (0 to 1); None if not reported."""
+    compute_capability: tuple[int, int] | None = None
+    """Such as (8, 0) of an A100; None if not reported."""
+
+
+def detect_environment() -> Environment:
+    """Find the accelerators of this machine and the versions of what drives them.
+
+    GPUs count if NVML shows them, `CUDA_VISIBLE_DEVICES` does not hide them, and the installed
+    torch is built for CUDA; else the cores that this process may use are the devices.
+    `DS_ACCELERATOR` decides where it is set. Of unlike GPUs, the first names them, the smallest
+    memory counts, and there is no peak.
+
+    Raises:
+        FleetError: torch or DeepSpeed is missing, or `DS_ACCELERATOR` names an accelerator that
+            is not there or that is not supported.
+    """
+    torch, deepspeed = version_of("torch"), version_of("deepspeed")
+    if torch is None or deepspeed is None:
+        missing = "torch" if torch is None else "deepspeed"
+        raise FleetError(f"{missing} is not installed", f"pip install {missing}")
+    accelerator, devices = find_accelerator()
+    if accelerator == "cuda":
+        names = {gpu.name for gpu in devices}
+        return Environment(
+            accelerator="cuda",
+            n_devices=len(devices),
+            device_name=devices[0].name,
+            device_memory_bytes=min(gpu.memory_bytes for gpu in devices),
+            peak_flops=peak_flops(devices[0].name) if len(names) == 1 else None,
+            deepspeed_version=deepspeed,
+            torch_version=torch,
+            precisions=_precisions(devices),
+            has_flash_attention=importlib.util.find_spec("flash_attn") is not None,
+        )
+    n_cores = len(usable_cores())
+    return Environment(
+        accelerator="cpu",
+        n_devices=n_cores,
+        device_name=cpu_name(),
+        device_memory_bytes=int(usable_memory_bytes() * _HOST_SHARE / n_cores),
+        peak_flops=None,
+        deepspeed_version=deepspeed,
+        torch_version=torch,
+        precisions=("fp32", "bf16", *(("fp16",) if cpu_has_fp16() else ())),
+    )
+
+
+def find_accelerator() -> tuple[str, list[Gpu]]:
+    """`cuda` with its GPUs, or `cpu` with none.
+
+    Raises:
+        FleetError: `DS_ACCELERATOR` asks for what is not there or not supported.
+    """
+    asked = os.environ.get("DS_ACCELERATOR", "")
+    if asked not in ("", "cpu", "cuda"):
+        raise FleetError(
+            f"DS_ACCELERATOR={asked} is not supported", "set it to cpu or cuda, or unset it"
+        )
+    if asked == "cpu":
+        return "cpu", []
+    devices = visible_gpus()
+    if devices and torch_cuda_version() is not None:
+        return "cuda", devices
+    if asked == "cuda":
+        raise FleetError(
+            "DS_ACCELERATOR=cuda, but "
+            + ("torch is built without CUDA" if devices else "NVML shows no visible GPU"),
+            "python -m autotune doctor says more; DS_ACCELERATOR=cpu trains on the cores",
+        )
+    return "cpu", []
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Dense bf16 (V100, T4: fp16) matrix peak of one GPU in FLOP/s, by its datasheet.
+
+    Args:
+        device_name: As NVML spells it, such as `NVIDIA A100-SXM4-80GB`.
+
+    Returns:
+        None for a device that is not in the table, and for a slice of one (MIG).
+    """
+    if "MIG" in device_name:
+        return None
+    try:
+        peaks = accelerators.find_accelerator(device_name).peak_flops
+    except FleetError:
+        return None
+    return peaks.get("bf16", peaks.get("fp16"))
+
+
+def visible_gpus() -> list[Gpu]:
+    """The GPUs that a process started here would see, with their state; none without a driver.
+
+    NVML counts by PCI bus; `CUDA_VISIBLE_DEVICES` counts so too where all GPUs are alike or
+    `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+
+    Raises:
+        FleetError: The driver is there and does not answer for a GPU.
+    """
+    with _nvml() as there:
+        if not there:
+            return []
+        try:
+            handles = _visible_handles(os.environ.get("CUDA_VISIBLE_DEVICES"))
+            return [_gpu(index, handle) for index, handle in enumerate(handles)]
+        except pynvml.NVMLError as error:
+            raise FleetError(
+                f"the NVIDIA driver does not answer for a GPU: {error}",
+                "see nvidia-smi; hide a broken one with CUDA_VISIBLE_DEVICES",
+            ) from error
+
+
+def usable_cores() -> list[int]:
+    """The logical cores that this process may use: by affinity and cgroup quota."""
+    cores = sorted(os.sched_getaffinity(0))
+    quota = cgroup.cpu_quota()
+    return cores if quota is None else cores[: max(1, int(quota))]
+
+
+def usable_memory_bytes() -> int:
+    """The host's memory, or the cgroup's limit if that is less."""
+    total_bytes: int = psutil.virtual_memory().total
+    limit_bytes = cgroup.memory_limit_bytes()
+    return total_bytes if limit_bytes is None else min(total_bytes, limit_bytes)
+
+
+def cpu_name() -> str:
+    """The processor as the kernel names it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return "CPU"
+
+
+def cpu_has_fp16() -> bool:
+    """Whether oneDNN computes in fp16 here: AVX512-FP16, AMX-FP16 or AVX-NE-CONVERT.
+
+    It is what DeepSpeed's CPU accelerator asks torch (`is_fp16_supported`).
+    """
+    with contextlib.suppress(OSError):
+        flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        known = {"avx512_fp16", "amx_fp16", "avx_ne_convert"}
+        return flags is not None and not known.isdisjoint(flags[1].split())
+    return False
+
+
+def version_of(package: str) -> str | None:
+    """The installed version of a package, without importing it; None if it is not there."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def torch_cuda_version() -> str | None:
+    """The CUDA version that the installed torch is built for; None for none."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    with contextlib.suppress(OSError):
+        text = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
+        match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+        return match[1] if match else None
+    return None
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[bool]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible_handles(visible: str | None) -> list[Any]:
+    """As CUDA reads the variable: indices or UUID prefixes, cut at the first that is not there."""
+    handles = [
+        pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
+    ]
+    if visible is None:
+        return handles
+    chosen: list[Any] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        handle = _handle(entry, handles)
+        if handle is None:
+            break
+        chosen.append(handle)
+    return chosen
+
+
+def _handle(entry: str, handles: list[Any]) -> Any | None:
+    if entry.isdigit():
+        return handles[int(entry)] if int(entry) < len(handles) else None
+    if entry.startswith("MIG-"):
+        with contextlib.suppress(pynvml.NVMLError):
+            return pynvml.nvmlDeviceGetHandleByUUID(entry)
+        return None
+    if not entry.startswith("GPU-"):
+        return None
+    named = [h for h in handles if pynvml.nvmlDeviceGetUUID(h).startswith(entry)]
+    return named[0] if len(named) == 1 else None
+
+
+def _precisions(devices: list[Gpu]) -> tuple[str, ...]:
+    """What all of them compute in; one that does not report its capability counts as a new one."""
+    known = [gpu.compute_capability for gpu in devices if gpu.compute_capability is not None]
+    has_bf16 = all(capability >= _BF16_CAPABILITY for capability in known)
+    return ("fp32", *(("bf16",) if has_bf16 else ()), "fp16")
+
+
+def _gpu(index: int, handle: Any) -> Gpu:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    utilization = None
+    with contextlib.suppress(pynvml.NVMLError):  # MIG slices do not report it
+        utilization = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+    capability = None
+    with contextlib.suppress(pynvml.NVMLError):
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        capability = (int(major), int(minor))
+    return Gpu(
+        index=index,
+        name=pynvml.nvmlDeviceGetName(handle),
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        memory_bytes=int(memory.total),
+        memory_used_bytes=int(memory.used),
+        utilization=utilization,
+        compute_capability=capability,
+    )

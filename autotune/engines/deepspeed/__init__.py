@@ -1,0 +1,1 @@
+"""DeepSpeed: its configuration, and what the live engine must say of it."""

@@ -1,0 +1,209 @@
+"""A user's own ds_config.json: read, freed of "auto" and secrets, and translated into knobs.
+
+DeepSpeed itself resolves "auto" nowhere: a section drops the key and takes its default, the top
+level fails. It is Hugging Face that fills it in, so for raw DeepSpeed it has to go.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import RenderError
+from autotune.base.nested import look_up, without
+from autotune.base.secrecy import HIDDEN, holds_secret, masked
+from autotune.contract import KnobValue, read_bounded
+from autotune.engines.deepspeed.keys import PATHS, SECTIONS, governed_keys, read_knob
+from autotune.rules.keys import SPELLINGS
+
+_PRECISIONS = ("bf16", "bfloat16", "fp16")
+
+MONITORS = ("comet", "csv_monitor", "tensorboard", "wandb")
+"""Sections that would have every trial write to the network or the disk in the user's name."""
+
+Note = tuple[Any, Any]
+"""What became of a key: (the user's value, what runs instead or None if the key is left out)."""
+
+
+BYTE_ORDER_MARK = "\ufeff"
+"""What some editors put before a text; DeepSpeed reads past it."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a user's file, its line ends and a byte order mark as they are.
+
+    Raises:
+        RenderError: It cannot be read.
+    """
+    try:
+        return read_bounded(path).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RenderError(f"{path}: cannot be read: {error}", "name a ds_config.json") from error
+
+
+def parse_json(text: str, path: Path) -> dict[str, Any]:
+    """The object that a text holds.
+
+    Raises:
+        RenderError: It is not JSON, or not an object.
+    """
+    if not text.removeprefix(BYTE_ORDER_MARK).strip():
+        raise RenderError(f"{path}: is empty", "write one { ... }, or name another file")
+    try:
+        data = json.loads(
+            text.removeprefix(BYTE_ORDER_MARK), parse_constant=_finite, parse_float=_finite
+        )
+    except (ValueError, RecursionError) as error:
+        message, hint = f"{path}: not valid JSON: {error}", "mend the file there"
+        if _is_hjson(text):
+            message += "; DeepSpeed itself reads it as Hjson, Trainer and accelerate do not"
+            hint = "make it plain JSON: no comments, keys and text in quotes, no comma at an end"
+        raise RenderError(message, hint) from error
+    if not isinstance(data, dict):
+        raise RenderError(
+            f"{path}: holds a {type(data).__name__}, not an object", "write one { ... }"
+        )
+    return data
+
+
+def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
+    """Read a ds_config.json for raw DeepSpeed.
+
+    Monitors and secrets are left out: what a trial ran with is recorded, shown and handed on.
+
+    Returns:
+        The configuration with no "auto" in it and DeepSpeed's alternative spellings made one;
+        and what was left out or respelled, by dotted key, with secrets masked.
+
+    Raises:
+        RenderError: The file cannot be read, does not hold a JSON object, or has a key of
+            `zero_optimization` under both its spellings.
+    """
+    data = parse_json(read_text(path), path)
+    for section in (*("zero_optimization", "optimizer", "tensor_parallel"), *_PRECISIONS):
+        if not isinstance(data.get(section, {}), dict):
+            raise RenderError(
+                f"{path}: {section} is {data[section]!r}, not a section", "write { ... } there"
+            )
+    notes: dict[str, Note] = {}
+    if "bfloat16" in data:
+        data = _with_bf16(data, notes)
+    if _holds_auto(data.get("scheduler")):
+        # Its lengths belong to the whole training; half of them make another schedule.
+        notes["scheduler"] = (data.pop("scheduler"), None)
+    for section in MONITORS:
+        if section in data:
+            notes[section] = (masked({section: data.pop(section)})[section], None)
+    data = _usable(data, notes)
+    if look_up(data, "tensor_parallel.autotp_size") == 0:
+        data = without(data, "tensor_parallel.autotp_size")  # DeepSpeed's word for off
+    if "zero_optimization" in data:
+        data["zero_optimization"] = _respelled(data["zero_optimization"], notes, path)
+    return data, notes
+
+
+def knobs_of(config: Mapping[str, Any], path: Path) -> dict[str, KnobValue]:
+    """The knobs that a configuration sets, at their values there.
+
+    Raises:
+        JobError: A value is not one of the knob's.
+    """
+    found: dict[str, KnobValue] = {}
+    for knob in PATHS:
+        value = read_knob(config, knob, where=str(path))
+        if value is not None:
+            found[knob] = value
+    return found
+
+
+def leftover(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without the keys that knobs govern and the batch they imply.
+
+    Sections of offload stay: some of their keys (`pin_memory`, `nvme_path`) are no knobs.
+    """
+    rest = dict(config)
+    batch = ("train_batch_size", "gradient_accumulation_steps")
+    governed = [key for knob in PATHS if knob not in SECTIONS for key in governed_keys(knob)]
+    for key in (*batch, *governed):
+        rest = without(rest, key)
+    return {key: value for key, value in rest.items() if value != {}}
+
+
+def precision_of(config: Mapping[str, Any]) -> str:
+    """`bf16`, `fp16` or `fp32`, as DeepSpeed would read it."""
+    for name in ("bf16", "fp16"):
+        if config.get(name, {}).get("enabled") is True:
+            return name
+    return "fp32"
+
+
+def _is_hjson(text: str) -> bool:
+    """Whether DeepSpeed's own reader takes a text; False where that reader is not installed."""
+    # Its reader trips over broken numbers and depths in ways of its own.
+    with contextlib.suppress(Exception):
+        import hjson  # installed with DeepSpeed
+
+        return isinstance(hjson.loads(text), dict)
+    return False
+
+
+def _finite(text: str) -> float:
+    """A number of JSON; Python would read NaN, Infinity and 1e999 too, and no JSON holds them."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a number that JSON holds")
+    return value
+
+
+def _holds_auto(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_holds_auto(item) for item in value.values())
+    return bool(value == "auto")
+
+
+def _usable(
+    section: Mapping[str, Any], notes: dict[str, Note], prefix: str = ""
+) -> dict[str, Any]:
+    """Without what is "auto" and what is secret."""
+    kept: dict[str, Any] = {}
+    for key, value in section.items():
+        if value == "auto":
+            notes[f"{prefix}{key}"] = (value, None)
+        elif holds_secret(key, value):
+            notes[f"{prefix}{key}"] = (HIDDEN, None)
+        elif isinstance(value, dict):
+            kept[key] = _usable(value, notes, f"{prefix}{key}.")
+        else:
+            kept[key] = value
+    return kept
+
+
+def _with_bf16(data: dict[str, Any], notes: dict[str, Note]) -> dict[str, Any]:
+    """`bfloat16` under its new name; DeepSpeed ignores it beside the other."""
+    old = data["bfloat16"]
+    if "bf16" in data:
+        notes["bfloat16"] = (old, None)
+        return without(data, "bfloat16")
+    notes["bfloat16"] = (old, {"bf16": old})
+    return {"bf16" if key == "bfloat16" else key: value for key, value in data.items()}
+
+
+def _respelled(zero: Mapping[str, Any], notes: dict[str, Note], path: Path) -> dict[str, Any]:
+    for second, first in SPELLINGS.items():
+        if first in zero and second in zero:
+            raise RenderError(
+                f"{path}: zero_optimization.{second}={zero[second]!r} and "
+                f"{first}={zero[first]!r} are the same key, and DeepSpeed refuses both",
+                f"remove {second}",
+            )
+        if second in zero:
+            notes[f"zero_optimization.{second}"] = (zero[second], {first: zero[second]})
+    spelled = {SPELLINGS.get(key, key): value for key, value in zero.items()}
+    for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
+        if old in spelled:
+            device = "cpu" if spelled.pop(old) else "none"
+            spelled.setdefault(new, {"device": device})
+            notes[f"zero_optimization.{old}"] = (device == "cpu", spelled[new])
+    return spelled

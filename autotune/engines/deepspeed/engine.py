@@ -1,0 +1,377 @@
+"""The DeepSpeed engine: a candidate as a ds_config.json, and what the live engine must read back.
+
+Layers of a rendered configuration, the lower giving way to the upper: DeepSpeed's defaults for
+the knobs that act, the user's base configuration, the job (precision, optimizer, batch), the
+candidate. Every key of the user's that gives way is named by `overridden`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import JobError, RenderError
+from autotune.base.nested import clashes, look_up, merge, without
+from autotune.base.templates import Templates, canonical_json
+from autotune.contract import DS_CONFIG_FILE, KnobValue
+from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.ds_config_file import (
+    Note,
+    knobs_of,
+    leftover,
+    precision_of,
+    read_ds_config,
+)
+from autotune.engines.deepspeed.expected import (
+    DEFAULT_GRADIENT_CLIPPING,
+    config_value,
+    expected,
+    recompute_interval,
+)
+from autotune.engines.deepspeed.keys import PATHS, SECTIONS, governed_keys
+from autotune.job.job import DEFAULT_OPTIMIZER, Job
+from autotune.rules.base import Setup
+from autotune.rules.zero import inert_keys
+from autotune.space.candidate import Candidate
+from autotune.space.catalogue.situation import ADAM
+from autotune.space.knob import optimizer_implementation
+from autotune.space.knobs import KNOBS, Context, canonical
+from autotune.trial.transformer_shape import refusal
+
+TEMPLATE = "deepspeed/ds_config.json.j2"
+
+_IMPLEMENTATIONS: Mapping[str, Mapping[str, bool]] = {
+    "torch": {"torch_adam": True},
+    "torch_fused": {"torch_adam": True, "fused": True},
+}
+"""What `optimizer.implementation` adds to the optimizer's parameters."""
+
+_LAYOUT = (
+    *("train_batch_size", "tensor_parallel", "fp16", "bf16"),
+    *("sequence_parallel_size", "data_parallel_size"),
+)
+"""Keys that a base configuration cannot keep when the rendered one leaves them out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Base:
+    """A user's ds_config.json as the layer under the knobs."""
+
+    config: Mapping[str, Any]
+    knobs: Mapping[str, KnobValue]
+    notes: Mapping[str, Note]
+
+
+_NO_BASE = _Base(config={}, knobs={}, notes={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rendered:
+    ds_config: dict[str, Any]
+    overridden: dict[str, Note]
+
+
+class DeepSpeedEngine:
+    """DeepSpeed for one job in one environment."""
+
+    name = "deepspeed"
+
+    def __init__(self, job: Job, environment: Environment) -> None:
+        """Read the job's templates and base configuration.
+
+        Raises:
+            RenderError: A template or the base configuration cannot be used.
+        """
+        self._job = job
+        self._environment = environment
+        self._templates = Templates(job.templates)
+        self._pipeline_refusal = refusal(
+            job.model.source, seq_len=job.seq_len, lengths=job.lengths.as_spec()
+        )
+        self._use_base(_NO_BASE if job.base_config is None else _read_base(job.base_config))
+
+    @property
+    def base_knobs(self) -> Mapping[str, KnobValue]:
+        """Knobs that the base configuration sets, for `Context.base`."""
+        return self._base.knobs
+
+    @property
+    def optimizer(self) -> str:
+        """Type of the optimizer that trains, in lower case: the job's, or else the base's."""
+        return str(self._optimizer_section.get("type", "")).lower()
+
+    def setup(self, candidate: Candidate) -> Setup:
+        """Render the candidate: what would really run.
+
+        Raises:
+            RenderError: The template does not render, or not to a configuration.
+        """
+        job = self._job
+        model = job.model_with(candidate.layers)
+        return Setup(
+            ds_config=self._render(candidate).ds_config,
+            world=candidate.world,
+            tp=candidate.tp,
+            pp=candidate.pp,
+            global_batch=candidate.global_batch,
+            seq_len=job.seq_len,
+            recompute=str(candidate.get("recompute", "none")),
+            precision=job.precision,
+            model=model.shape,
+            supports_tp=model.supports_tp,
+            supports_recompute=model.supports_recompute,
+            environment=self._environment,
+            attention=str(candidate.get("attention", "default")),
+            loss_chunk_tokens=int(candidate.get("loss_chunk_tokens", 0) or 0),
+            compile=str(candidate.get("compile", "none")),
+            supports_loss_chunks=model.supports_loss_chunks,
+            pipeline_refusal=self._pipeline_refusal,
+            sp_by_script=candidate.sp,
+            supports_sp=model.supports_sp(job.seq_len),
+        )
+
+    def files(self, candidate: Candidate) -> dict[str, str]:
+        """The candidate's `ds_config.json`, in canonical form.
+
+        Raises:
+            RenderError: As `setup`.
+        """
+        name = DS_CONFIG_FILE.rpartition("/")[2]
+        return {name: canonical_json(self._render(candidate).ds_config)}
+
+    def expected(self, setup: Setup) -> dict[str, Any]:
+        """What the live engine must read back, from the configuration that would run.
+
+        Names as in `autotune.trial.readback`; one that has no meaning there is left out.
+        """
+        return expected(setup, self._job.model.source)
+
+    def overridden(self, candidate: Candidate) -> Mapping[str, Note]:
+        """Keys of the user's file that do not run as written: key -> (theirs, ours or None)."""
+        return self._render(candidate).overridden
+
+    def baseline(self, path: Path) -> tuple["DeepSpeedEngine", Candidate]:
+        """A user's ds_config.json as a candidate, with the engine that renders it.
+
+        The engine carries what no knob knows of the file as its base, in place of the job's; the
+        optimizer is the one that every candidate trains with.
+
+        Raises:
+            RenderError: The file cannot be read.
+            JobError: It trains something else than the job: another batch, precision or world.
+        """
+        knobs, rest, notes = self._read_candidate(path)
+        engine = object.__new__(DeepSpeedEngine)
+        engine._job, engine._environment = self._job, self._environment
+        engine._templates = self._templates
+        engine._pipeline_refusal = self._pipeline_refusal
+        engine._use_base(
+            _Base(config=rest, knobs={}, notes=notes), optimizer=self._optimizer_section
+        )
+        candidate = Candidate.of(knobs, world=self._job.world, global_batch=self._job.global_batch)
+        return engine, candidate
+
+    def _read_candidate(
+        self, path: Path
+    ) -> tuple[dict[str, KnobValue], dict[str, Any], dict[str, Note]]:
+        config, notes = read_ds_config(path)
+        precision = precision_of(config)
+        if precision == "fp32" and notes.keys() & {"bf16.enabled", "fp16.enabled"}:
+            precision = self._job.precision  # "auto": the caller's to decide
+        if precision != self._job.precision:
+            raise JobError(
+                f"{path}: trains in {precision}, the job in {self._job.precision}",
+                f"set the job's precision to {precision}, or mend the file",
+            )
+        if config.get("pipeline") is not None:
+            raise JobError(
+                f"{path}: has a section pipeline: its stages stand in its script, so it cannot be "
+                "a baseline",
+                "name a file without one",
+            )
+        tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
+        sp = _whole(config, "sequence_parallel_size", path) or 1
+        micro_batch = _micro_batch(config, self._job, tp, sp, path)
+        chosen = {**knobs_of(config, path), "micro_batch": micro_batch}
+        context = Context.of(self._job, self._environment, optimizer=self.optimizer)
+        knobs = canonical(chosen, context)
+        for name, theirs in chosen.items():
+            if (ours := knobs.get(name)) != theirs and name not in SECTIONS:
+                notes[PATHS[name]] = (theirs, ours)  # it changes nothing, or folds
+        return knobs, leftover(config), notes
+
+    def _use_base(self, base: _Base, optimizer: Mapping[str, Any] | None = None) -> None:
+        """Take a base configuration; what every candidate gets from it is worked out once."""
+        theirs = base.config.get("optimizer")
+        ours = self._optimizer_section = optimizer or _optimizer(self._job, theirs)
+        notes = dict(base.notes)
+        if theirs is not None and _same_type(ours, theirs):
+            notes.update(clashes({"optimizer": theirs}, {"optimizer": ours}))
+        elif theirs is not None:
+            notes["optimizer"] = (theirs, ours)
+        rest = without(base.config, "optimizer")
+        self._base = _Base(config=rest, knobs=base.knobs, notes=notes)
+        self._constants = {
+            "precision": self._job.precision,
+            "nvme_path": None if self._job.nvme_path is None else str(self._job.nvme_path),
+            "largest_param": self._job.model.shape.largest_param,
+            "gradient_clipping": base.config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
+        }
+        self._optimizer, self._implementation = dict(ours), None
+        if self.optimizer in ADAM:
+            # The knob chooses among the implementations.
+            self._implementation = optimizer_implementation(ours.get("params"))
+            self._optimizer = without(without(ours, "params.torch_adam"), "params.fused")
+        self._stage = {"zero.stage": base.knobs.get("zero.stage", KNOBS["zero.stage"].default)}
+
+    def _render(self, candidate: Candidate) -> _Rendered:
+        knobs = {**self._stage, **candidate.values}
+        tuned = self._templates.json(
+            TEMPLATE,
+            {
+                **self._constants,
+                "optimizer": self._implemented(knobs),
+                "dp": candidate.dp,
+                "knobs": knobs,
+                "tp": candidate.tp,
+                "pp": candidate.pp,
+                "recompute_interval": recompute_interval(str(knobs.get("recompute", "none"))),
+                "sp": candidate.sp,
+                "micro_batch": candidate.micro_batch,
+                "grad_accum": candidate.grad_accum,
+                "global_batch": candidate.global_batch,
+            },
+        )
+        _refuse_auto(tuned)
+        _check_obeyed(tuned, candidate)
+        if not self._base.config and not self._base.notes:
+            return _Rendered(ds_config=tuned, overridden={})
+        return self._over_base(tuned, candidate)
+
+    def _implemented(self, knobs: Mapping[str, KnobValue]) -> Mapping[str, Any]:
+        """The optimizer section, with the implementation that the candidate chooses."""
+        chosen = str(knobs.get("optimizer.implementation", self._implementation))
+        switches = _IMPLEMENTATIONS.get(chosen)
+        return merge(self._optimizer, {"params": switches}) if switches else self._optimizer
+
+    def _over_base(self, tuned: dict[str, Any], candidate: Candidate) -> _Rendered:
+        under: Mapping[str, Any] = self._base.config
+        overridden: dict[str, Note] = {}
+        for key in _governed(tuned, candidate):
+            theirs = look_up(under, key)
+            if theirs is not None and look_up(tuned, key) is None:
+                overridden[key] = (theirs, None)
+                under = without(under, key)
+        overridden.update(clashes(under, tuned))
+        for key, (theirs, ours) in self._base.notes.items():
+            overridden[key] = (theirs, look_up(tuned, key) if ours is None else ours)
+        merged = merge(under, tuned)
+        # A user's file is written for one stage; at another, some of its keys say nothing.
+        for name in inert_keys(merged["zero_optimization"]):
+            key = f"zero_optimization.{name}"
+            if look_up(tuned, key) is None:
+                overridden[key] = (look_up(under, key), None)
+                merged = without(merged, key)
+        return _Rendered(ds_config=merged, overridden=overridden)
+
+
+def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:
+    """Keys of the base that give way even where the rendered configuration is silent.
+
+    Those of the layout, of the candidate's knobs, and of knobs that are dead at its stage; a key
+    that merely changes nothing here stays as the user wrote it.
+    """
+    stage = look_up(tuned, PATHS["zero.stage"])
+    dead = [knob for knob in PATHS if stage not in KNOBS[knob].stages]
+    ours = [knob for knob in PATHS if knob in candidate.values or knob in dead]
+    return [*_LAYOUT, *(key for knob in ours for key in governed_keys(knob))]
+
+
+def _read_base(path: Path) -> _Base:
+    config, notes = read_ds_config(path)
+    return _Base(config=config, knobs=knobs_of(config, path), notes=notes)
+
+
+def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, sp: int, path: Path) -> int:
+    """Samples per rank and forward pass, as DeepSpeed would work them out of the batch keys."""
+    total, micro, accum = (
+        _whole(config, key, path)
+        for key in (
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "gradient_accumulation_steps",
+        )
+    )
+    if job.world % (tp * sp):
+        named = f"autotp_size {tp}" if sp == 1 else f"{tp} * sequence_parallel_size {sp}"
+        raise JobError(
+            f"{path}: {named} does not divide the job's world of {job.world}",
+            "choose a divisor of the world",
+        )
+    dp = job.world // (tp * sp)
+    if micro is None and accum is None and total is None:
+        raise JobError(f"{path}: names no batch", "write train_micro_batch_size_per_gpu into it")
+    if micro is None:
+        # DeepSpeed without a micro batch: no accumulation unless the file says so.
+        micro = job.global_batch // (dp * (accum or 1))
+    if accum is None:
+        accum = max(1, job.global_batch // max(1, micro * dp))
+    if micro * accum * dp != job.global_batch or total not in (None, job.global_batch):
+        theirs = f"{micro} * {accum} * {dp} = {micro * accum * dp}"
+        said = "" if total is None else f", its train_batch_size is {total}"
+        raise JobError(
+            f"{path}: micro_batch * grad_accum * dp = {theirs}{said}; the job's global batch is "
+            f"{job.global_batch}",
+            "the global batch is part of the problem: make the file and the job agree",
+        )
+    return micro
+
+
+def _whole(config: Mapping[str, Any], key: str, path: Path) -> int | None:
+    value = config.get(key)
+    if value is None or (type(value) is int and value >= 1):
+        return value
+    raise JobError(f"{path}: {key} is {value!r}, not a whole number from 1 up", "mend the value")
+
+
+def _optimizer(job: Job, theirs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """A job that names no optimizer leaves the choice to the base configuration."""
+    if theirs is None or job.optimizer != DEFAULT_OPTIMIZER:
+        return job.optimizer
+    return merge(job.optimizer, theirs) if _same_type(job.optimizer, theirs) else theirs
+
+
+def _same_type(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    return str(ours.get("type", "")).lower() == str(theirs.get("type", ours.get("type"))).lower()
+
+
+def _check_obeyed(tuned: Mapping[str, Any], candidate: Candidate) -> None:
+    """A template that ignores a knob would make two candidates the same run."""
+    for knob, asked in candidate.knobs:
+        if knob not in PATHS or (knob, asked) == ("compile", "torch"):  # a call, no key
+            continue
+        if knob == "tp" and candidate.pp > 1:  # the transformer's, in its script
+            continue
+        if (written := config_value(tuned, knob)) != asked:
+            raise RenderError(
+                f"template {TEMPLATE}: {PATHS[knob]} came out as {written!r} where the knob "
+                f"{knob} is {asked!r}",
+                f"use knobs[{knob!r}] in the template, or take the knob out of the space",
+            )
+    if tuned.get("gradient_accumulation_steps") != candidate.grad_accum:
+        raise RenderError(
+            f"template {TEMPLATE}: gradient_accumulation_steps is not grad_accum "
+            f"({candidate.grad_accum})",
+            "write {{ grad_accum | tojson }}",
+        )
+
+
+def _refuse_auto(section: Mapping[str, Any], prefix: str = "") -> None:
+    for key, value in section.items():
+        if value == "auto":
+            raise RenderError(
+                f'template {TEMPLATE}: {prefix}{key} is "auto", which DeepSpeed cannot resolve',
+                "write a number",
+            )
+        if isinstance(value, dict):
+            _refuse_auto(value, f"{prefix}{key}.")

@@ -1,0 +1,177 @@
+"""What the live engine must read back, from the configuration that would run.
+
+Names as in `autotune.trial.readback`; one that has no meaning in the setup is left out.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.base.nested import look_up
+from autotune.contract import KnobValue
+from autotune.engines.deepspeed.keys import PATHS, read_knob
+from autotune.job.model import ModelShape
+from autotune.rules.base import Setup
+from autotune.rules.dtypes import uses_bf16_optimizer
+from autotune.space.knobs import KNOBS
+
+DEFAULT_GRADIENT_CLIPPING = 1.0
+"""DeepSpeed's own (its runtime/constants.py); written out, because older releases had 0."""
+
+_ZERO = {
+    "offload_optimizer": "offload.optimizer",
+    "contiguous_gradients": "contiguous_gradients",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_bucket_size": "reduce_bucket_size",
+    "overlap_comm": "overlap_comm",
+}
+_BELOW_STAGE_3 = {
+    "allgather_bucket_size": "allgather_bucket_size",
+    "round_robin_gradients": "round_robin_gradients",
+}
+_ZENFLOW = {
+    "zenflow": "zenflow",
+    "zenflow_topk_ratio": "zenflow.topk_ratio",
+    "zenflow_select_interval": "zenflow.select_interval",
+}
+_STAGE_3 = {
+    "offload_param": "offload.param",
+    "prefetch_bucket_size": "stage3.prefetch_bucket_size",
+    "param_persistence_threshold": "stage3.param_persistence_threshold",
+    "max_live_parameters": "stage3.max_live_parameters",
+    "max_reuse_distance": "stage3.max_reuse_distance",
+    "sub_group_size": "stage3.sub_group_size",
+    "hpz_partition_size": "zeropp.hpz_partition_size",
+    "quantized_weights": "zeropp.quantized_weights",
+    "quantized_gradients": "zeropp.quantized_gradients",
+    "super_offload": "offload.super",
+}
+"""Name read back -> knob, where ZeRO's optimizer holds the value as it was written."""
+
+
+def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
+    """What the live engine must say of itself, training the model of `TrialSpec.model`."""
+    config, stage = setup.ds_config, setup.stage
+    precision = setup.precision or setup.dtype
+    found: dict[str, Any] = {
+        "stage": stage,
+        "micro_batch": config["train_micro_batch_size_per_gpu"],
+        "grad_accum": config["gradient_accumulation_steps"],
+        "dp": setup.world // (setup.tp * setup.pp * setup.sp),
+        "tp": setup.tp,
+        "sp": setup.sp,
+        "ep": setup.ep,
+        "pp": setup.pp,
+        "dtype": precision,
+        "gradient_clipping": config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
+        "communication_dtype": _communication_dtype(setup, precision),
+        "compiled": setup.compile != "none",
+    }
+    if "config" in source:
+        found |= _of_the_script(setup)
+    if setup.model is not None and (setup.tp == 1 or setup.pp > 1):
+        found["n_params"] = setup.model.n_params - _experts_elsewhere(setup)
+        found["n_params_frozen"] = setup.model.n_params_frozen
+    if setup.optimizer in ("adam", "adamw"):
+        found["optimizer"] = optimizer_class(setup)
+    if stage > 0:
+        found["grad_accum_dtype"] = _dtype(config, "grad_accum_dtype", precision)
+    if uses_bf16_optimizer(setup):
+        return found
+    names = _STAGE_3 | _ZERO if stage == 3 else (_BELOW_STAGE_3 | _ZERO if stage else {})
+    found |= {name: config_value(config, knob) for name, knob in names.items()}
+    if setup.zero.get("zenflow"):
+        found |= {name: config_value(config, knob) for name, knob in _ZENFLOW.items()}
+    return found | _derived(setup) if stage else found
+
+
+def config_value(config: Mapping[str, Any], knob: str) -> KnobValue:
+    """What a configuration sets for a knob; the engine's default where it is silent."""
+    value = read_knob(config, knob)
+    stage = look_up(config, PATHS["zero.stage"]) or 0
+    return KNOBS[knob].default_for({"zero.stage": stage}) if value is None else value
+
+
+def optimizer_class(setup: Setup) -> str:
+    """Name of the class that updates (engine.py: get_optimizer_configuration)."""
+    decoupled = setup.optimizer == "adamw" or setup.optimizer_params.get("adam_w_mode", True)
+    if setup.optimizer_params.get("torch_adam") is True:
+        return "AdamW" if decoupled else "Adam"
+    if setup.optimizer_offload == "none":
+        return "FusedAdam"
+    return "ZenFlowCPUAdam" if setup.zero.get("zenflow") else "DeepSpeedCPUAdam"
+
+
+def _of_the_script(setup: Setup) -> dict[str, Any]:
+    found: dict[str, Any] = {"loss_chunk_tokens": setup.loss_chunk_tokens}
+    if setup.pp > 1:
+        found["recompute_interval"] = recompute_interval(setup.recompute)
+    elif setup.model is not None:
+        found["recomputed_layers"] = _recomputed_layers(setup.recompute, setup.model)
+    if setup.attention != "default":
+        found["attention"] = setup.attention
+    return found
+
+
+def _derived(setup: Setup) -> dict[str, Any]:
+    """What follows from several keys together."""
+    config, stage = setup.ds_config, setup.stage
+    found: dict[str, Any] = {}
+    if stage < 3 and setup.optimizer_offload != "none":
+        found["contiguous_gradients"] = True  # forced
+    if setup.pp > 1:
+        found["overlap_comm"] = False  # switched off
+    if stage < 3 and setup.optimizer_offload == "nvme":
+        found["offload_optimizer"] = "cpu"  # nothing swaps below stage 3
+    masters = config_value(config, "master_dtype")
+    found["master_dtype"] = setup.precision if masters == "model" else "fp32"
+    if setup.optimizer in ("adam", "adamw") and setup.optimizer_offload != "nvme":
+        states = config_value(config, "optimizer_states_dtype")
+        found["optimizer_states_dtype"] = "bf16" if states == "model" else "fp32"
+    if stage == 3:
+        size = int(config_value(config, "zeropp.hpz_partition_size"))
+        found["hpz_partition_size"] = max(1, min(size, setup.world))
+        if setup.optimizer_offload != "none":
+            found["offload_ratio"] = config_value(config, "offload.ratio")
+        if setup.optimizer_offload == "nvme":
+            found["offload_pipeline"] = config_value(config, "offload.pipeline")
+        if setup.param_offload == "nvme":
+            count = config_value(config, "offload.param_buffer_count")
+            found["offload_param_buffer_count"] = count
+            kept = config_value(config, "offload.param_max_in_cpu")
+            found["offload_param_max_in_cpu"] = kept
+    return found
+
+
+def _experts_elsewhere(setup: Setup) -> int:
+    """Parameters of the experts that other ranks have."""
+    shape = setup.model
+    if shape is None or setup.ep == 1:
+        return 0
+    here = shape.n_experts // setup.ep
+    per_expert = (3 if shape.gated_mlp else 2) * shape.hidden * shape.ffn_hidden
+    return shape.n_layers * (shape.n_experts - here) * per_expert
+
+
+def _communication_dtype(setup: Setup, precision: str) -> str:
+    # engine.py: _configure_distributed_model; what shards sequences has a key of its own.
+    if setup.sp > 1:
+        return str(setup.ds_config.get("seq_parallel_communication_data_type", "fp32"))
+    return str(setup.ds_config.get("communication_data_type", precision))
+
+
+def _dtype(config: Mapping[str, Any], knob: str, precision: str) -> KnobValue:
+    value = config_value(config, knob)
+    return precision if value == "model" else value
+
+
+def recompute_interval(recompute: str) -> int:
+    """Layers of a pipeline's stage that are recomputed together; 0: none are."""
+    if recompute.startswith("every_"):
+        return int(recompute.removeprefix("every_"))
+    return 1 if recompute == "full" else 0
+
+
+def _recomputed_layers(recompute: str, model: ModelShape) -> int:
+    if recompute.startswith("every_"):  # layers 0, K, 2K, ...
+        return -(-model.n_layers // int(recompute.removeprefix("every_")))
+    return model.n_layers if recompute == "full" else 0

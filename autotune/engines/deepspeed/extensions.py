@@ -1,0 +1,226 @@
+"""DeepSpeed's compiled extensions: built once, before any trial, under a lock of ours.
+
+DeepSpeed compiles an extension on first use, behind a lock *file* that a killed process leaves
+for ever, and every later start waits on it. Here the build holds a kernel lock (flock), which
+ends with its holder: whoever has it knows that any lock file found is stale.
+"""
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from autotune.base.errors import FleetError
+from autotune.trial.prebuilt import BUILT_FILE, NEEDED
+
+_NVME = ("async_io", "pin_memory")
+"""For swapping to a disk; releases before 0.19 pin memory within async_io."""
+_LOCK_FILE = "autotune.lock"
+
+
+def extensions_folder(accelerator: str) -> Path:
+    """This environment's extensions, below `TORCH_EXTENSIONS_DIR` or the user's cache.
+
+    It is keyed by everything that a build depends on: build.ninja holds paths of the environment,
+    and the compiler is asked for this processor's instruction set. Two environments that shared
+    one folder would rebuild it in the middle of each other's trials.
+    """
+    named = os.environ.get("TORCH_EXTENSIONS_DIR")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = Path(named) if named else cache / "autotune" / "extensions"
+    key = [
+        _location("torch"),
+        _location("deepspeed"),
+        sysconfig.get_path("include"),
+        platform.python_version(),
+        importlib.metadata.version("torch"),
+        importlib.metadata.version("deepspeed"),
+        _cpu_flags(),
+        accelerator,
+        os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
+    ]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+    return root / digest
+
+
+def needed(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
+    """Extensions that trials on this accelerator load.
+
+    Args:
+        accelerator: `cpu` or `cuda`.
+        nvme: Whether any of them swaps to a disk. The extension for that needs libaio's headers,
+            which many machines lack: it is asked for only then.
+    """
+    return (*NEEDED[accelerator], *(filter(_exists, _NVME) if nvme else ()))
+
+
+def built(accelerator: str, *, nvme: bool = False) -> list[str]:
+    """Those of the needed extensions whose build in the folder has ended well."""
+    folder = extensions_folder(accelerator)
+    names = needed(accelerator, nvme=nvme)
+    return [name for name in names if (folder / name / BUILT_FILE).exists()]
+
+
+def stale_locks(accelerator: str) -> list[Path]:
+    """Lock files that nobody holds: every later start would wait on them for ever.
+
+    While another process builds, its lock files are in use and none is called stale.
+    """
+    folder = extensions_folder(accelerator)
+    if not _lock_files(folder):
+        return []
+    try:
+        with _held(folder, blocking=False):
+            return _lock_files(folder)
+    except BlockingIOError:
+        return []
+
+
+def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = False) -> None:
+    """Build what is missing, and remove stale locks; returns at once if all is built.
+
+    It does so even while another process builds extensions that are not asked for here.
+
+    The compilers run in sessions of their own and hold the lock themselves, so that an interrupt
+    or the end of this process never kills a compiler half way.
+
+    Args:
+        accelerator: `cpu` or `cuda`.
+        on_line: Told what is being built, a line at a time.
+        nvme: As in `needed`.
+
+    Raises:
+        FleetError: A build failed; the message names its log.
+    """
+    folder = extensions_folder(accelerator)
+    if not _missing(accelerator, nvme):
+        _remove_stale_locks(accelerator, on_line)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with _held(folder, blocking=True) as lock:
+        _remove(_lock_files(folder), on_line)
+        missing = _missing(accelerator, nvme)
+        if not missing:
+            return
+        on_line(f"building DeepSpeed extensions once: {', '.join(missing)} (some minutes)")
+        builders = {name: _start_build(name, accelerator, folder, lock) for name in missing}
+        _wait_for(builders, folder, on_line)
+
+
+def _remove_stale_locks(accelerator: str, on_line: Callable[[str], None]) -> None:
+    folder = extensions_folder(accelerator)
+    if not _lock_files(folder):
+        return
+    with suppress(BlockingIOError), _held(folder, blocking=False):
+        _remove(_lock_files(folder), on_line)
+
+
+def _remove(locks: Iterable[Path], on_line: Callable[[str], None]) -> None:
+    for path in locks:
+        path.unlink(missing_ok=True)
+        on_line(f"removed the stale lock {path}")
+
+
+def environment(accelerator: str) -> dict[str, str]:
+    """Environment variables that make a process load the extensions built here.
+
+    This interpreter's folder of commands leads `PATH`, as in an activated environment: the ninja
+    of one version does not read the log of another and compiles all again, in the middle of a
+    trial.
+    """
+    commands = sysconfig.get_path("scripts")
+    return {
+        "TORCH_EXTENSIONS_DIR": str(extensions_folder(accelerator)),
+        "DS_ACCELERATOR": accelerator,
+        "PATH": os.pathsep.join([commands, os.environ.get("PATH", os.defpath)]),
+    }
+
+
+def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> subprocess.Popen[bytes]:
+    with (folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "autotune.trial.build_extension", name, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment(accelerator)},
+            start_new_session=True,
+            pass_fds=(lock,),
+        )
+
+
+def _wait_for(
+    builders: dict[str, subprocess.Popen[bytes]], folder: Path, on_line: Callable[[str], None]
+) -> None:
+    interrupted = False
+    for name, builder in builders.items():
+        while True:
+            try:
+                code = builder.wait()
+                break
+            except KeyboardInterrupt:
+                interrupted = True
+                on_line("the compiler is not interrupted half way: ending once it is done")
+        if code != 0:
+            log = folder / f"{name}.log"
+            lines = log.read_text(errors="replace").strip().splitlines()
+            raise FleetError(
+                f"DeepSpeed's extension {name} could not be built: "
+                f"{lines[-1] if lines else f'exit code {code}'} (log: {log})",
+                "install libaio's headers (Debian: libaio-dev), g++ and ninja"
+                if name in _NVME
+                else "install g++ and ninja (for a GPU: and the CUDA toolkit's nvcc), then run "
+                "`python -m autotune doctor`",
+            )
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _missing(accelerator: str, nvme: bool) -> list[str]:
+    there = built(accelerator, nvme=nvme)
+    return [name for name in needed(accelerator, nvme=nvme) if name not in there]
+
+
+def _lock_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/lock"))
+
+
+@contextmanager
+def _held(folder: Path, *, blocking: bool) -> Iterator[int]:
+    lock = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _exists(name: str) -> bool:
+    """Whether the installed DeepSpeed has such an extension."""
+    builders = Path(_location("deepspeed") or "").parent / "ops" / "op_builder"
+    return (builders / f"{name}.py").exists()
+
+
+def _location(package: str) -> str | None:
+    """Where a package is installed; finding it does not import it."""
+    spec = importlib.util.find_spec(package)
+    return None if spec is None else spec.origin
+
+
+def _cpu_flags() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    except OSError:
+        pass
+    return platform.processor()

@@ -1,0 +1,1 @@
+"""Megatron-LM: its layouts, their rules, and their columns for the cost model."""

@@ -1,0 +1,1 @@
+"""Dialects: the files of one consumer each."""

@@ -1,0 +1,440 @@
+"""The job: what to tune. Pydantic reads it at the border, a frozen value travels inside."""
+
+import difflib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+
+from autotune.base.data import shipped_spaces
+from autotune.base.errors import JobError
+from autotune.base.units import parse_bytes, parse_seconds
+from autotune.base.yaml_file import read_yaml, refuse_switch
+from autotune.contract import Fidelity
+from autotune.job.adapters import FinetuneFile, Lora
+from autotune.job.fidelity import FidelityFile
+from autotune.job.lengths import FIXED, SHORTEST, Lengths, check_fits, parse_lengths, resolve
+from autotune.job.model import Model, load_model, presets, with_adapters, with_layers
+
+Precision = Literal["bf16", "fp16", "fp32"]
+SamplerName = Literal["calibrated", "tpe", "gp", "random", "grid"]
+ObjectiveName = Literal["samples_per_s", "peak_memory", "pareto"]
+
+_LARGEST = 2**31 - 1
+"""Of counts and sizes: DeepSpeed, torch and the table's 64 bits hold their products."""
+
+DEFAULT_TRIALS = 20
+
+DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What `best` means."""
+
+    name: ObjectiveName
+    floor: float
+    """With `peak_memory`: the share of the best samples/s that a candidate must keep (0 to 1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """When a search ends; whichever comes first."""
+
+    trials: int
+    """Trials of the search proper; the baseline's and the final comparison's come on top."""
+    time_s: float | None
+    """Wall-clock seconds for all trials together; None for no limit."""
+    patience: int | None
+    """Stop after this many trials in a row without a gain; None to go on."""
+    gpu_hours: float | None = None
+    """Accelerators times hours that the training will take at the baseline's speed: stop when
+    another trial is expected to save less of them than it costs. None: do not weigh that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to tune, complete: every default is filled in."""
+
+    model: Model
+    seq_len: int
+    global_batch: int
+    world: int
+    precision: Precision
+    optimizer: dict[str, Any]
+    """DeepSpeed's `optimizer` section."""
+    objective: Objective
+    space: str
+    """Name of a shipped space, or the path of a YAML file."""
+    sampler: SamplerName
+    budget: Budget
+    memory_limit_bytes: int | None
+    """Per device; None: the device's capacity."""
+    head_room: float
+    """Share of the limit that a candidate must leave free to be called feasible (0 to 1)."""
+    trial_timeout_s: float
+    seed: int
+    baseline: Path | None
+    """A ds_config.json of the user's that is the baseline; None: the one of `search.baseline`."""
+    base_config: Path | None
+    """A ds_config.json that is merged under the tuned knobs."""
+    templates: Path | None
+    """A folder whose templates come before the shipped ones."""
+    study: str
+    """Name of the study's folder."""
+    nvme_path: Path | None = None
+    """A folder on a local disk that states and parameters may be swapped to; None: there is none,
+    and nothing is offloaded to nvme."""
+    accelerators: Path | None = None
+    """A table of accelerators whose entries come before the shipped ones in predictions."""
+    finetune: Lora | None = None
+    """None: every weight is trained."""
+    lengths: Lengths = FIXED
+    diagnose: bool = True
+    """Whether a short diagnostic pass follows the measured steps of a search's trials."""
+    fidelity: Fidelity | None = None
+    """What the trials at the beginning of a search run less of; None: there are no such trials."""
+    price_per_hour: float | None = None
+    """Of one accelerator, in whatever currency; None: nobody said."""
+
+    def model_with(self, layers: int | None) -> Model:
+        """The model that a candidate trains.
+
+        Args:
+            layers: As of `Candidate`.
+
+        Raises:
+            JobError: The model is not one to leave layers out of.
+        """
+        return self.model if layers is None else with_layers(self.model, layers)
+
+    def enforced_limit_bytes(self, device_memory_bytes: int) -> int | None:
+        """What a trial may take per device: the limit less the head room; None: all there is.
+
+        A trial that ends well within it fits by that alone. An allocator fills what it is given,
+        so its peak under a wider limit would not tell whether the candidate needs the room.
+
+        Args:
+            device_memory_bytes: The limit where the job names none.
+        """
+        if self.memory_limit_bytes is None and not self.head_room:
+            return None
+        limit_bytes = self.memory_limit_bytes or device_memory_bytes
+        return int(limit_bytes * (1 - self.head_room))
+
+
+class JobFile(BaseModel):
+    """The job as a user writes it, in YAML or as flags."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = Field(
+        description="preset, Hugging Face folder or config.json, or package.module:factory"
+    )
+    seq_len: int = Field(
+        ge=SHORTEST, le=_LARGEST, description="tokens per sample; one alone has no next to predict"
+    )
+    global_batch: int = Field(
+        ge=1, le=_LARGEST, description="samples per optimizer step, over all ranks"
+    )
+    world: int = Field(ge=1, le=_LARGEST, description="accelerators that the real run will have")
+    precision: Precision = "bf16"
+    optimizer: dict[str, Any] = Field(default_factory=lambda: dict(DEFAULT_OPTIMIZER))
+    objective: ObjectiveName = "samples_per_s"
+    objective_floor: float = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="with peak_memory: share of the best samples/s to keep",
+    )
+    space: str = "zero"
+    sampler: SamplerName = "calibrated"
+    trials: int | None = Field(
+        default=None,
+        ge=1,
+        le=_LARGEST,
+        description="of the search proper; left out: 20, with the sampler grid every candidate",
+    )
+    budget: Annotated[
+        float | None,
+        BeforeValidator(lambda v: None if v is None else parse_seconds(v, where="budget")),
+    ] = None
+    patience: int | None = Field(default=None, ge=1, le=_LARGEST)
+    gpu_hours: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="accelerators times hours of the training: stop when trials cost more than "
+        "they are expected to save",
+    )
+    price: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="of one accelerator for an hour",
+    )
+    memory_limit: Annotated[
+        int | None,
+        BeforeValidator(lambda v: None if v is None else parse_bytes(v, where="memory_limit")),
+    ] = None
+    head_room: float = Field(default=0.0, ge=0, lt=1)
+    trial_timeout: Annotated[
+        float, BeforeValidator(lambda v: parse_seconds(v, where="trial_timeout"))
+    ] = 600.0
+    seed: int = Field(default=0, ge=0, le=_LARGEST)
+    baseline: Path | None = None
+    base_config: Path | None = None
+    templates: Path | None = None
+    nvme_path: Path | None = Field(
+        default=None, description="folder on a local disk, for offload to nvme"
+    )
+    accelerators: Path | None = Field(
+        default=None, description="YAML that predictions go by, such as the probe's hardware.yaml"
+    )
+    finetune: FinetuneFile | None = Field(
+        default=None, description="method: lora, with rank, alpha, target_modules, dropout"
+    )
+    lengths: Annotated[Lengths, BeforeValidator(parse_lengths)] = FIXED
+    diagnose: bool = Field(
+        default=True, description="whether trials end with a short diagnostic pass"
+    )
+    fidelity: FidelityFile | None = Field(
+        default=None, description="layers and world of the trials that come first"
+    )
+    study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_switches(cls, value: Any, info: ValidationInfo) -> Any:
+        return value if info.field_name == "diagnose" else refuse_switch(value)
+
+
+def read_job_file(path: Path) -> dict[str, Any]:
+    """Read a job's YAML into a mapping; paths in it are relative to its folder.
+
+    Raises:
+        JobError: The file cannot be read or is not a mapping.
+    """
+    data = resolve_paths(read_yaml(path), path.parent)
+    if "lengths" in data:
+        data["lengths"] = resolve(data["lengths"], path.parent)
+    return data
+
+
+def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Keys of a job, with the paths among them made absolute.
+
+    A model or a space is one where such a file or folder is there and no shipped one has the name.
+
+    Args:
+        data: Keys as in `JobFile`, of any type.
+        folder: What the paths are relative to.
+    """
+    resolved = dict(data)
+    for key in ("baseline", "base_config", "templates", "nvme_path", "accelerators"):
+        if isinstance(data.get(key), str | Path):
+            resolved[key] = os.path.realpath(folder / data[key])
+    for key, shipped in (("model", presets), ("space", shipped_spaces)):
+        name = data.get(key)
+        if not name or not isinstance(name, str) or name in shipped():
+            continue
+        if os.path.exists(folder / name):  # unlike Path's, it takes any text for a name
+            resolved[key] = os.path.realpath(folder / name)
+    return resolved
+
+
+def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -> Job:
+    """Check a job and fill its defaults.
+
+    Args:
+        data: Keys as in `JobFile`.
+        where: The file or `command line`, for the errors.
+        flags: Keys that were given on the command line, wherever the others come from.
+
+    Raises:
+        JobError: A key is unknown, missing, or has a value that is not allowed.
+    """
+    try:
+        file = JobFile.model_validate(data)
+        check_fits(file.lengths, file.seq_len)
+        _check_weighable(file)
+    except ValidationError as error:
+        items: list[Mapping[str, Any]] = [*error.errors()]
+        raise JobError(
+            "\n".join(
+                _complaint(item, "command line" if _key(item) in flags else where)
+                for item in items
+            ),
+            "; ".join(dict.fromkeys(_fix(item) for item in items)),
+        ) from error
+    except JobError as error:
+        # Of a size, a duration or lengths; it names the key.
+        key = error.message.partition(":")[0].partition(".")[0]
+        source = "command line" if key in flags else where
+        raise JobError(f"{source}: {error.message}", error.hint) from error
+    lora = None if file.finetune is None else file.finetune.lora()
+    model = load_model(file.model)
+    if lora is not None:
+        model = with_adapters(model, lora)
+    return Job(
+        model=model,
+        seq_len=file.seq_len,
+        global_batch=file.global_batch,
+        world=file.world,
+        precision=file.precision,
+        optimizer=file.optimizer,
+        objective=Objective(name=file.objective, floor=file.objective_floor),
+        space=file.space,
+        sampler=file.sampler,
+        budget=Budget(
+            trials=_trials(file),
+            time_s=file.budget,
+            patience=file.patience,
+            gpu_hours=file.gpu_hours,
+        ),
+        memory_limit_bytes=file.memory_limit,
+        head_room=file.head_room,
+        trial_timeout_s=file.trial_timeout,
+        seed=file.seed,
+        baseline=file.baseline,
+        base_config=file.base_config,
+        templates=file.templates,
+        nvme_path=file.nvme_path,
+        study=file.study or default_study_name(file),
+        accelerators=file.accelerators,
+        finetune=lora,
+        lengths=file.lengths,
+        diagnose=file.diagnose,
+        fidelity=_fidelity(file, model, where="command line" if "fidelity" in flags else where),
+        price_per_hour=file.price,
+    )
+
+
+def default_study_name(file: JobFile) -> str:
+    """A name that the same job always gets: the same command again resumes.
+
+    Budgets, the sampler, the space and what predicts are left out: changing them continues the
+    study.
+    """
+    continued = {
+        "trials",
+        "budget",
+        "patience",
+        "gpu_hours",
+        "price",
+        "sampler",
+        "space",
+        "seed",
+        "study",
+        "trial_timeout",
+        "diagnose",
+        "accelerators",
+        "fidelity",
+    }
+    if file.nvme_path is None:  # another disk is another problem; none is as it always was
+        continued.add("nvme_path")
+    # Younger keys count where they are used: the others' studies keep their names.
+    continued |= {"finetune"} if file.finetune is None else set()
+    continued |= {"lengths"} if file.lengths == FIXED else set()
+    identity = file.model_dump(mode="json", exclude=continued)
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
+    name = Path(file.model).name.split(":")[-1].removesuffix(".json")
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "model"
+    return f"{stem}-s{file.seq_len}-b{file.global_batch}-w{file.world}-{digest}"
+
+
+def _check_weighable(file: JobFile) -> None:
+    """What a trial may save is hours, which only speed saves."""
+    if file.gpu_hours is not None and file.objective != "samples_per_s":
+        raise JobError(
+            f"gpu_hours: {file.gpu_hours:g}: with the objective {file.objective} trials save no "
+            "hours",
+            "leave it out, or choose the objective samples_per_s",
+        )
+
+
+def _trials(file: JobFile) -> int:
+    """A walk over the whole grid ends where the grid does."""
+    if file.trials is not None:
+        return file.trials
+    return _LARGEST if file.sampler == "grid" else DEFAULT_TRIALS
+
+
+def _fidelity(file: JobFile, model: Model, *, where: str) -> Fidelity | None:
+    """What reduced trials run.
+
+    Raises:
+        JobError: It cannot be, or nothing would learn from such trials.
+    """
+    if file.fidelity is None:
+        return None
+    for key, needed in (("sampler", "calibrated"), ("objective", "samples_per_s")):
+        if (chosen := getattr(file, key)) != needed:
+            raise JobError(
+                f"{where}: fidelity: reduced trials teach the forecast alone, and with {key} "
+                f"{chosen} nothing goes by it",
+                f"leave fidelity out, or choose {key} {needed}",
+            )
+    try:
+        fidelity = file.fidelity.checked(shape=model.shape, world=file.world)
+        if fidelity.layers is not None:
+            with_layers(model, fidelity.layers)
+    except JobError as error:
+        raise JobError(f"{where}: {error.message}", error.hint) from error
+    return fidelity
+
+
+def _key(item: Mapping[str, Any]) -> str:
+    return str(item["loc"][0]) if item["loc"] else "job"
+
+
+def _complaint(item: Mapping[str, Any], where: str) -> str:
+    """Where, which key, which value, and what is allowed there."""
+    key = ".".join(str(part) for part in item["loc"]) or "job"
+    if item["type"] == "missing":
+        return f"{where}: {key}: is missing"
+    if item["type"] == "extra_forbidden":
+        return f"{where}: {key}: there is no such key"
+    allowed = item["msg"].replace("Input should", "should").removeprefix("Value error, ")
+    if item["type"] == "string_pattern_mismatch":
+        allowed = "should be a letter or digit, then letters, digits, dots, dashes or underscores"
+    return f"{where}: {key}: {item['input']!r} is not allowed: {allowed}"
+
+
+def _fix(item: Mapping[str, Any]) -> str:
+    """The shortest way to mend it; the list of keys only where one is unknown."""
+    key = _key(item)
+    field = JobFile.model_fields.get(key)
+    if field is None:
+        near = difflib.get_close_matches(key, JobFile.model_fields, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        return f"{hint}known keys: {', '.join(JobFile.model_fields)}"
+    about = f" ({field.description})" if field.description else ""
+    if len(item["loc"]) > 1:
+        return f"mend {key}{about}"
+    if item["type"] == "missing":
+        return f"give --{key.replace('_', '-')}{about}, or `{key}:` in the job file"
+    bounds = {type(bound).__name__: bound for bound in field.metadata}
+    low = f"from {bounds['Ge'].ge}" if "Ge" in bounds else ""
+    low = f"above {bounds['Gt'].gt}" if "Gt" in bounds else low
+    high = f" to {bounds['Le'].le}" if "Le" in bounds else ""
+    high = f" to below {bounds['Lt'].lt}" if "Lt" in bounds else high
+    if low:
+        return f"give {key}{about} a number {low}{high}"
+    if "expected" in item.get("ctx", {}):
+        return f"give {key}{about} one of {item['ctx']['expected']}"
+    return f"mend {key}{about}" + ("" if field.is_required() else ", or leave it out")

@@ -1,0 +1,179 @@
+"""How long the job's samples are: all alike, packed rows, or drawn from a histogram."""
+
+import csv
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from autotune.base.errors import JobError
+from autotune.contract import read_bounded
+from autotune.trial.lengths import batch_lengths, rounded_up
+
+SHORTEST = 2
+"""Tokens: a sample of one has no next token to predict, so a micro-batch of it has no loss."""
+_LONGEST = 2**31 - 1
+_KEYS = ("histogram", "pad_to_multiple")
+_ALLOWED = (
+    "write `lengths: fixed`, `lengths: packed`, `lengths: {histogram: {128: 0.5, 2048: 0.5}}` or "
+    "the name of a CSV file of length,count"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """The lengths of the samples; `docs/job.md` says what each kind trains on."""
+
+    kind: Literal["fixed", "packed", "histogram"] = "fixed"
+    histogram: tuple[tuple[int, float], ...] = ()
+    """(tokens, weight), shortest first; weights above 0, of any sum. Empty for other kinds."""
+    pad_to_multiple: int = 1
+    """A micro-batch is padded to its longest sample, rounded up to a multiple of this."""
+
+    def as_spec(self) -> dict[str, Any]:
+        """`TrialSpec.lengths`."""
+        if self.kind == "fixed":
+            return {}
+        if self.kind == "packed":
+            return {"kind": "packed"}
+        return {
+            "kind": "histogram",
+            "histogram": [list(pair) for pair in self.histogram],
+            "pad_to_multiple": self.pad_to_multiple,
+        }
+
+    def as_yaml(self) -> Any:
+        """The job's `lengths` key, without the file that it may have come from."""
+        if self.kind != "histogram":
+            return self.kind
+        return {"histogram": dict(self.histogram), "pad_to_multiple": self.pad_to_multiple}
+
+    def describe(self, global_batch: int) -> str:
+        """In a few words, with what a batch cannot show of the histogram; empty for `fixed`."""
+        if self.kind != "histogram":
+            return "" if self.kind == "fixed" else "packed rows"
+        drawn = batch_lengths(self.as_spec(), global_batch)
+        total = sum(weight for _, weight in self.histogram)
+        mean = sum(length * weight for length, weight in self.histogram) / total
+        rare = [str(length) for length, _ in self.histogram if length not in drawn]
+        more = f" and {len(rare) - 3} more" if len(rare) > 3 else ""
+        text = (
+            f"{len(self.histogram)} lengths from {self.histogram[0][0]} to "
+            f"{self.histogram[-1][0]} tokens, mean {mean:.0f}, in a batch of {global_batch} "
+            f"{sum(drawn) / len(drawn):.0f}"
+        )
+        return text + (f"; too rare for it: {', '.join(rare[-3:])}{more}" if rare else "")
+
+
+FIXED = Lengths()
+
+
+def parse_lengths(value: Any) -> Lengths:
+    """Read the job's `lengths`.
+
+    Raises:
+        JobError: It is none of the forms, or a length, weight or file is not usable.
+    """
+    if isinstance(value, Lengths):
+        return value
+    if value in ("fixed", "packed"):
+        return Lengths(kind=value)
+    if isinstance(value, str | Path):
+        return Lengths(kind="histogram", histogram=_from_csv(Path(value)))
+    if not isinstance(value, Mapping) or "histogram" not in value:
+        raise JobError(f"lengths: {value!r} is not allowed", _ALLOWED)
+    unknown = [str(key) for key in value if key not in _KEYS]
+    if unknown:
+        raise JobError(
+            f"lengths.{unknown[0]}: there is no such key", f"known keys: {', '.join(_KEYS)}"
+        )
+    multiple = value.get("pad_to_multiple", 1)
+    if type(multiple) is not int or not 1 <= multiple <= _LONGEST:
+        raise JobError(
+            f"lengths: pad_to_multiple: {multiple!r} is not a whole number from 1",
+            "give it a number such as 8 or 64, or leave it out",
+        )
+    found = value["histogram"]
+    if isinstance(found, str | Path):
+        pairs = _from_csv(Path(found))
+    elif isinstance(found, Mapping) and found:
+        pairs = _checked(found, where="")
+    else:
+        raise JobError(f"lengths: histogram: {found!r} is not allowed", _ALLOWED)
+    return Lengths(kind="histogram", histogram=pairs, pad_to_multiple=multiple)
+
+
+def check_fits(lengths: Lengths, seq_len: int) -> None:
+    """Refuse samples that are longer than the job's sequence.
+
+    Raises:
+        JobError: The longest sample, padded, is longer than `seq_len`.
+    """
+    if lengths.kind != "histogram":
+        return
+    longest = lengths.histogram[-1][0]
+    padded = rounded_up(longest, lengths.pad_to_multiple)
+    if padded <= seq_len:
+        return
+    what = f"the longest sample has {longest} tokens"
+    if padded != longest:
+        what += f", padded to a multiple of {lengths.pad_to_multiple}: {padded}"
+    raise JobError(
+        f"lengths: {what}; seq_len is {seq_len}",
+        f"set seq_len to {padded}, or count what is longer as {seq_len}, as truncation makes it",
+    )
+
+
+def resolve(value: Any, folder: Path) -> Any:
+    """The job's `lengths` with the file that it names relative to a folder."""
+    if isinstance(value, str) and value not in ("fixed", "packed"):
+        return os.path.realpath(folder / value)
+    if isinstance(value, dict) and isinstance(value.get("histogram"), str):
+        return {**value, "histogram": os.path.realpath(folder / value["histogram"])}
+    return value
+
+
+def _checked(found: Mapping[Any, Any], *, where: str) -> tuple[tuple[int, float], ...]:
+    for length, weight in found.items():
+        if type(length) is not int or not SHORTEST <= length <= _LONGEST:
+            raise JobError(
+                f"lengths: {where}{length!r} is not a length",
+                f"a sample has a whole number of tokens, from {SHORTEST}: one alone has no next "
+                "token to predict",
+            )
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not math.isfinite(weight) or weight <= 0:
+            raise JobError(
+                f"lengths: {where}{length}: {weight!r} is not a weight",
+                "a weight or count is a number above 0; leave the length out for none",
+            )
+    return tuple(sorted((length, float(weight)) for length, weight in found.items()))
+
+
+def _from_csv(path: Path) -> tuple[tuple[int, float], ...]:
+    """Lines of length,count; a first line without a digit is a header."""
+    try:
+        rows = list(csv.reader(read_bounded(path).decode("utf-8-sig").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise JobError(f"lengths: {path}: {error}", _ALLOWED) from error
+    weights: dict[int, float] = {}
+    for number, row in enumerate(rows, start=1):
+        if not row:
+            continue
+        try:
+            length, weight = int(row[0]), float(row[1])
+            if len(row) != 2:
+                raise ValueError
+        except (ValueError, IndexError) as error:
+            if number == 1 and not any(letter.isdigit() for letter in "".join(row)):
+                continue
+            raise JobError(
+                f"lengths: {path}: line {number}: {','.join(row)!r} is not length,count",
+                "write two numbers, such as 128,5000",
+            ) from error
+        weights[length] = weights.get(length, 0.0) + weight
+    if not weights:
+        raise JobError(f"lengths: {path}: holds no lengths", "write lines such as 128,5000")
+    return _checked(weights, where=f"{path}: ")

@@ -1,0 +1,251 @@
+"""The model to train: a preset, a Hugging Face config, or a factory; and its shape.
+
+Weights are never read: speed and memory follow from the shape. Nothing here imports torch; what
+only the built model can tell is asked of a process of its own (`autotune.job.model_probe`).
+"""
+
+import dataclasses
+import difflib
+import functools
+import importlib.util
+import json
+import os
+import re
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from autotune.base.child_process import Question, ask
+from autotune.base.errors import JobError
+from autotune.contract import read_bounded
+from autotune.job.adapters import Lora
+from autotune.job.model_families import (
+    FAMILIES,
+    SPLIT_BY_AUTOTP,
+    has_closed_form,
+    has_plain_loss,
+    is_split_by_ulysses,
+)
+from autotune.job.model_shape import ModelShape, train_flops_per_token
+
+__all__ = [
+    "Model",
+    "ModelShape",
+    "load_model",
+    "model_from_config",
+    "presets",
+    "train_flops_per_token",
+    "with_adapters",
+    "with_layers",
+]
+
+_FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_PROBE_TIMEOUT_S = 300.0
+_LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""Names that configs have for the number of layers; transformers maps the others to the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model by name, with what a trial needs to build it."""
+
+    name: str
+    shape: ModelShape
+    source: dict[str, Any]
+    """`TrialSpec.model`: `{"config": {...}}` or `{"factory": "package.module:name",
+    "path": [...]}`, each with `vocab`, the number of token ids, and maybe `lora`."""
+    supports_tp: bool
+    """Whether DeepSpeed's AutoTP splits it (most Hugging Face architectures, no others)."""
+    supports_recompute: bool
+
+    def supports_sp(self, seq_len: int) -> bool:
+        """Whether Ulysses is known to split its attention over so many tokens right."""
+        config = self.source.get("config")
+        return config is not None and is_split_by_ulysses(config, seq_len)
+
+    @property
+    def supports_loss_chunks(self) -> bool:
+        """Whether its loss is known to be the plain cross entropy of its output head's logits."""
+        config = self.source.get("config")
+        return config is not None and has_plain_loss(config)
+
+
+def load_model(text: str) -> Model:
+    """Find a model by preset name, folder, config.json or `package.module:factory`.
+
+    A factory is a callable without arguments that returns a `torch.nn.Module` whose
+    `forward(input_ids=, labels=)` returns the loss or an object with `.loss`.
+
+    Raises:
+        JobError: There is no such model, or its config or factory is not usable.
+    """
+    if text in presets():
+        file = resources.files("autotune.job") / "presets" / f"{text}.json"
+        config = json.loads(file.read_text(encoding="utf-8"))
+        return model_from_config(text, config, where=str(file))
+    path = Path(os.path.expanduser(text))
+    if os.path.exists(path) or "/" in text or text.endswith(".json"):
+        is_folder = os.path.isdir(path)
+        file_path = path / "config.json" if is_folder else path
+        name = Path(os.path.realpath(path)).name if is_folder else _name_of_file(path)
+        return model_from_config(name, _read_config(file_path), where=str(file_path))
+    if _FACTORY.fullmatch(text):
+        return _from_factory(text)
+    near = difflib.get_close_matches(text.lower(), presets(), n=3, cutoff=0.4)
+    raise JobError(
+        f"model: {text!r} is no preset, no file or folder, and not package.module:factory",
+        (f"did you mean {', '.join(near)}? " if near else "") + f"presets: {', '.join(presets())}",
+    )
+
+
+def with_adapters(model: Model, lora: Lora) -> Model:
+    """The same model with frozen weights and LoRA adapters, counted by building it.
+
+    Raises:
+        JobError: peft is not installed, or the model has none of the target modules.
+    """
+    if importlib.util.find_spec("peft") is None:
+        raise JobError(
+            "finetune: lora needs the package peft, which is not installed",
+            "pip install 'autotune[lora]'",
+        )
+    return _adapted(model, lora.as_source())
+
+
+def with_layers(model: Model, n_layers: int) -> Model:
+    """The same model with fewer layers, its first ones; everything else stays as it is.
+
+    Raises:
+        JobError: A factory decides on its layers itself, or the config does not obey.
+    """
+    if "config" not in model.source:
+        raise JobError(
+            f"model {model.name!r}: a factory decides itself how many layers it builds",
+            "fewer layers need a Hugging Face config: name a preset, a folder or a config.json",
+        )
+    if n_layers >= model.shape.n_layers:
+        raise JobError(
+            f"model {model.name!r}: {n_layers} layers are not fewer than its "
+            f"{model.shape.n_layers}",
+            "name fewer",
+        )
+    return _reduced(model.name, json.dumps(model.source), model.shape.n_layers, n_layers)
+
+
+@functools.cache
+def _reduced(name: str, source_json: str, n_before: int, n_layers: int) -> Model:
+    """Cached: a trial asks for it several times, and what has to be built to count takes long."""
+    source: dict[str, Any] = json.loads(source_json)
+    config: dict[str, Any] = source["config"]
+    said = {key for key in _LAYERS_KEYS if key in config}
+    # Such as `layer_types`: a word for every layer.
+    words = {
+        key: value[:n_layers]
+        for key, value in config.items()
+        if isinstance(value, list) and len(value) == n_before and isinstance(value[0], str)
+    }
+    cut = {**config, **words, **dict.fromkeys(said or _LAYERS_KEYS[:1], n_layers)}
+    model = model_from_config(name, cut, where=f"{name} with {n_layers} layers")
+    if model.shape.n_layers != n_layers:
+        raise JobError(
+            f"model {name!r}: with {n_layers} layers in its config it has {model.shape.n_layers}",
+            "search it without fewer layers",
+        )
+    return _adapted(model, source["lora"]) if "lora" in source else model
+
+
+def _adapted(model: Model, lora: dict[str, Any]) -> Model:
+    source = {**model.source, "lora": lora}
+    found = _probe(source, where=model.name)
+    return dataclasses.replace(model, shape=ModelShape(**found["shape"]), source=source)
+
+
+def presets() -> list[str]:
+    """Names of the models that are shipped."""
+    folder = resources.files("autotune.job") / "presets"
+    names = (file.name for file in folder.iterdir())
+    return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
+
+
+def _name_of_file(path: Path) -> str:
+    return Path(os.path.realpath(path)).parent.name if path.name == "config.json" else path.stem
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(read_bounded(path).decode("utf-8"))
+    except FileNotFoundError as error:
+        raise JobError(
+            f"model: {path}: no such file", "name a Hugging Face folder or its config.json"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"model: {path}: {error}", "name a readable config.json") from error
+    except (ValueError, RecursionError) as error:
+        raise JobError(f"model: {path}: not valid JSON: {error}", "mend it there") from error
+    if not isinstance(config, dict):
+        raise JobError(
+            f"model: {path}: holds a {type(config).__name__}, not an object",
+            "a Hugging Face config is one JSON object",
+        )
+    return config
+
+
+def model_from_config(name: str, config: dict[str, Any], *, where: str) -> Model:
+    """The model of a Hugging Face config.
+
+    Args:
+        name: What to call it.
+        config: As in a config.json.
+        where: Where it came from, for the errors.
+
+    Raises:
+        JobError: It names no architecture, or sizes that cannot be.
+    """
+    if not isinstance(config.get("model_type"), str):
+        raise JobError(
+            f"{where}: model_type: {config.get('model_type')!r} names no architecture",
+            "a Hugging Face config has one, such as gpt2 or llama",
+        )
+    if has_closed_form(config):
+        shape = FAMILIES[config["model_type"]](config, where)
+        supports_tp, supports_recompute = config["model_type"] in SPLIT_BY_AUTOTP, True
+    else:
+        found = _probe({"config": config}, where=where)
+        shape = ModelShape(**found["shape"])
+        supports_tp, supports_recompute = found["supports_tp"], found["supports_recompute"]
+    return Model(
+        name=name,
+        shape=shape,
+        source={"config": config, "vocab": shape.vocab},
+        supports_tp=supports_tp,
+        supports_recompute=supports_recompute,
+    )
+
+
+def _from_factory(text: str) -> Model:
+    source: dict[str, Any] = {"factory": text, "path": [str(Path.cwd())]}
+    found = _probe(source, where=text)
+    shape = ModelShape(**found["shape"])
+    return Model(
+        name=text.rpartition(":")[2],
+        shape=shape,
+        source={**source, "vocab": shape.vocab},
+        supports_tp=found["supports_tp"],
+        supports_recompute=found["supports_recompute"],
+    )
+
+
+def _probe(source: dict[str, Any], *, where: str) -> dict[str, Any]:
+    """Build the model without memory in a process of its own and ask it for its shape."""
+    return ask(
+        Question(
+            module="autotune.job.model_probe",
+            request=source,
+            about=f"model: {where}",
+            doing="building it",
+            timeout_s=_PROBE_TIMEOUT_S,
+            if_slow="a factory builds the module alone: no data, no weights, no network",
+            if_dead="build it in a Python shell to see why",
+        )
+    )

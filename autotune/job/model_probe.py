@@ -1,0 +1,301 @@
+"""Build a model without memory and count it: `python -m autotune.job.model_probe ANSWER < source`.
+
+Run by `autotune.job.model` in a process of its own, since it imports torch and the user's code.
+"""
+
+import importlib
+import inspect
+import json
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from autotune.trial.adapters import add_adapters
+
+_EXPERT = re.compile(r"(^|\.)experts\.")
+_GATE = re.compile(r"(^|\.)(gate_proj|gate_up_proj|w3)(\.weight)?$")
+_POSITION = re.compile(r"(^|[._])(wpe|pos|position|positions|position_embeddings?)$")
+
+# DeepSpeed 0.19.8, module_inject: tp_plan_converter.py, and AutoTP.supported for want of a plan.
+_TP_STYLES = {
+    "colwise",
+    "colwise_rep",
+    "colwise_gather_output",
+    "rowwise",
+    "replicated_with_grad_allreduce",
+    "embedding_rowwise",
+}
+_TP_REFUSED = {"deberta", "flaubert", "fsmt", "gpt2", "led", "longformer", "xlm", "xlnet"}
+
+
+class NotUsableError(Exception):
+    """The model cannot be built, or not be trained as it is."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def main() -> None:
+    """Read the source from stdin and write the shape, or what is wrong with it, to a file."""
+    source = json.load(sys.stdin)
+    try:
+        module = build(source)
+        answer = {
+            "shape": adapted_shape(module, source) if "lora" in source else shape_of(module),
+            "supports_tp": _supports_tp(module),
+            "supports_recompute": _supports_recompute(module),
+        }
+    except NotUsableError as error:
+        answer = {"error": str(error), "hint": error.hint}
+    Path(sys.argv[1]).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def build(source: dict[str, Any]) -> nn.Module:
+    """Build the module on the meta device and check that it can be called as trials call it.
+
+    Args:
+        source: `{"config": {...}}` or `{"factory": "package.module:name", "path": [...]}`.
+
+    Raises:
+        NotUsableError: It cannot be built, is no module, or takes other arguments.
+    """
+    module = _from_config(source["config"]) if "config" in source else _from_factory(source)
+    _check_forward(module)
+    return module
+
+
+def shape_of(module: nn.Module) -> dict[str, Any]:
+    """The fields of a `ModelShape`, from the module's tensors and, where it has one, its config.
+
+    Raises:
+        NotUsableError: It has no trainable parameters, its vocabulary cannot be seen, or a token
+            takes more experts than there are.
+    """
+    sizes = {name: p.numel() for name, p in module.named_parameters()}
+    n_trained = _n_trained(module)
+    if not n_trained:
+        raise NotUsableError("it has no trainable parameters", "return a module to train")
+    known = _reader(getattr(module, "config", None))
+    words, positions = _embeddings(module)
+    vocab = known("vocab_size") or (words.num_embeddings if words else 0)
+    if not vocab:
+        raise NotUsableError(
+            "its vocabulary cannot be seen: no nn.Embedding and no config.vocab_size",
+            "give the module a `config` with `vocab_size`",
+        )
+    n_experts = known("num_local_experts", "num_experts", "n_routed_experts")
+    per_token = known("num_experts_per_tok", "num_experts_per_token", "moe_top_k")
+    if per_token > n_experts > 0:
+        raise NotUsableError(
+            f"{per_token} experts per token are more than the {n_experts} experts",
+            f"choose 1 to {n_experts}",
+        )
+    in_experts = sum(size for name, size in sizes.items() if _EXPERT.search(name))
+    idle = in_experts - in_experts * per_token // n_experts if n_experts and per_token else 0
+    attention = next((m for m in module.modules() if isinstance(m, nn.MultiheadAttention)), None)
+    heads = known("num_attention_heads") or (attention.num_heads if attention else 0)
+    expert_ffn = known("moe_intermediate_size") if n_experts else 0
+    return {
+        "n_layers": known("num_hidden_layers") or _longest_list(module),
+        "hidden": known("hidden_size") or (words.embedding_dim if words else 0),
+        "ffn_hidden": expert_ffn or known("intermediate_size", "ffn_dim", "ffn_hidden_size"),
+        "n_heads": heads,
+        "n_kv_heads": known("num_key_value_heads") or heads,
+        "vocab": vocab,
+        "max_seq_len": _position_limit(positions, known),
+        "tied_embeddings": words is not None and _is_shared(module, words),
+        "gated_mlp": any(_GATE.search(name) for name in sizes),
+        "n_experts": n_experts,
+        "experts_per_token": per_token,
+        "n_params": n_trained,
+        "n_params_frozen": sum(sizes.values()) - n_trained,
+        "n_params_active": sum(sizes.values()) - idle,
+        "largest_param": max(sizes.values()),
+        "n_params_lookup": sum(_lookups(module)),
+        "head_dim": known("head_dim") or None,
+    }
+
+
+def adapted_shape(module: nn.Module, source: dict[str, Any]) -> dict[str, Any]:
+    """The shape of a module with the source's adapters, which are put into it.
+
+    Raises:
+        NotUsableError: peft cannot put them there, or there is nothing that they go to.
+    """
+    before = shape_of(module)
+    idle = before["n_params"] + before["n_params_frozen"] - before["n_params_active"]
+    try:
+        add_adapters(module, source["lora"])
+    except Exception as error:
+        linear = {n.rpartition(".")[2] for n, m in module.named_modules() if _is_linear(m)}
+        raise NotUsableError(
+            f"finetune: peft cannot put adapters there: {_one_line(error)}",
+            f"name target_modules of this model: {', '.join(sorted(linear)) or 'it has none'}",
+        ) from error
+    sizes = [p.numel() for p in module.parameters()]
+    n_trained = _n_trained(module)
+    return {
+        **before,
+        "n_params": n_trained,
+        "n_params_frozen": sum(sizes) - n_trained,
+        # Adapters of experts that a token does not visit are few enough to count as visited.
+        "n_params_active": sum(sizes) - idle,
+        "largest_param": max(sizes),
+    }
+
+
+def _n_trained(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def _from_config(config: dict[str, Any]) -> nn.Module:
+    try:
+        hf_config = AutoConfig.for_model(**config)
+        with torch.device("meta"):
+            module: nn.Module = AutoModelForCausalLM.from_config(hf_config)
+    except Exception as error:
+        is_remote = "auto_map" in config
+        raise NotUsableError(
+            f"transformers cannot build {config['model_type']!r} for causal language modelling: "
+            f"{_one_line(error)}",
+            "its code lies beside its weights: write a factory that loads it with "
+            "trust_remote_code=True, and name that: --model package.module:factory"
+            if is_remote
+            else "mend the config, or write a factory: --model package.module:factory",
+        ) from error
+    return module
+
+
+def _from_factory(source: dict[str, Any]) -> nn.Module:
+    sys.path[:0] = [path for path in source["path"] if path not in sys.path]
+    name, _, attribute = source["factory"].partition(":")
+    try:
+        found = importlib.import_module(name)
+    except Exception as error:
+        raise NotUsableError(
+            f"importing {name} raised {_one_line(error)}",
+            f"searched: {', '.join(source['path'])} and the installed packages",
+        ) from error
+    factory = getattr(found, attribute, None)
+    if not callable(factory):
+        names = sorted(key for key, value in vars(found).items() if callable(value))
+        raise NotUsableError(
+            f"{name} has no callable {attribute!r}", f"it has: {', '.join(names) or 'none'}"
+        )
+    module = _call(factory)
+    if not isinstance(module, nn.Module):
+        raise NotUsableError(
+            f"it returned {type(module).__name__}, not a torch.nn.Module",
+            "return the module itself",
+        )
+    return module
+
+
+def _call(factory: Callable[[], Any]) -> Any:
+    try:
+        with torch.device("meta"):
+            return factory()
+    except Exception:
+        # Reading a value (`.item()`, `.tolist()`) while building is fine in a trial, not on meta.
+        pass
+    try:
+        return factory()
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise NotUsableError(
+            f"it raised {_one_line(error)} ({frame.filename}:{frame.lineno})",
+            "a factory takes no arguments and returns a torch.nn.Module",
+        ) from error
+
+
+def _check_forward(module: nn.Module) -> None:
+    try:
+        inspect.signature(module.forward).bind(input_ids=None, labels=None)
+    except TypeError as error:
+        raise NotUsableError(
+            f"{type(module).__name__}.forward does not take input_ids and labels: {error}",
+            "define forward(self, input_ids, labels), returning the loss or an object with .loss",
+        ) from error
+
+
+def _supports_tp(module: nn.Module) -> bool:
+    """Whether AutoTP would take it: every style of the model's plan is one that it converts."""
+    if not isinstance(module, PreTrainedModel):
+        return False
+    plans = (getattr(module.config, "base_model_tp_plan", None), getattr(module, "_tp_plan", None))
+    styles = {style for plan in plans if plan for style in plan.values()}
+    if styles:
+        return styles <= _TP_STYLES
+    return module.config.model_type not in _TP_REFUSED
+
+
+def _supports_recompute(module: nn.Module) -> bool:
+    if isinstance(module, PreTrainedModel):
+        return bool(module.supports_gradient_checkpointing)
+    return callable(getattr(module, "gradient_checkpointing_enable", None))
+
+
+def _reader(config: Any) -> Callable[..., int]:
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+
+    def known(*names: str) -> int:
+        values = (getattr(text, name, None) for name in names)
+        return next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), 0)
+
+    return known
+
+
+def _embeddings(module: nn.Module) -> tuple[nn.Embedding | None, nn.Embedding | None]:
+    """The embedding of the tokens (the largest that is not one of positions) and of positions."""
+    found = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.Embedding)]
+    positions = [m for name, m in found if _POSITION.search(name)]
+    words = [m for name, m in found if not _POSITION.search(name)]
+    largest = max(words, key=lambda m: m.num_embeddings, default=None)
+    return largest, positions[0] if positions else None
+
+
+def _position_limit(positions: nn.Embedding | None, known: Callable[..., int]) -> int | None:
+    if positions is None:
+        return None
+    return known("max_position_embeddings") or positions.num_embeddings
+
+
+def _is_shared(module: nn.Module, embedding: nn.Embedding) -> bool:
+    others = (m for m in module.modules() if not isinstance(m, nn.Embedding))
+    return any(p is embedding.weight for m in others for p in m.parameters(recurse=False))
+
+
+def _lookups(module: nn.Module) -> Iterator[int]:
+    counted: set[int] = set()
+    for part in module.modules():
+        if not isinstance(part, nn.Embedding) or id(part.weight) in counted:
+            continue
+        counted.add(id(part.weight))
+        if not _is_shared(module, part):
+            yield part.weight.numel()
+
+
+def _longest_list(module: nn.Module) -> int:
+    lists = [m for m in module.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
+    alike = (len(m) for m in lists if len({type(layer) for layer in m}) == 1)
+    return max(alike, default=0)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:240]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""The lattice: the legal candidates of a space for a job, in columns."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from autotune.base.errors import NothingFeasibleError
+from autotune.contract import KnobValue
+from autotune.devices.hardware import Environment
+from autotune.engines.base import Engine
+from autotune.job.job import Job
+from autotune.rules.base import Setup, Violation
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import KNOBS, Context, canonical
+from autotune.space.space import Space, grid
+
+Judge = Callable[[Setup], Sequence[Violation]]
+
+_DTYPES = {"int": "Int64", "float": "float64", "bool": "boolean", "choice": "string"}
+_ORDERED = ("int", "float")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lattice:
+    """The legal candidates, and why the others are not."""
+
+    candidates: tuple[Candidate, ...]
+    """In the order of the grid."""
+    context: Context
+    grid_size: int
+    """Candidates before the rules."""
+    refused: Mapping[str, int]
+    """Rule -> candidates that it refuses, most first; a candidate may break several rules."""
+    examples: Mapping[str, tuple[Candidate, Violation]]
+    """Rule -> one candidate that it refuses, and what it says."""
+    violations: Callable[[Candidate, Engine], Sequence[Violation]]
+    """Judges any candidate, of the lattice or not."""
+
+    @cached_property
+    def values(self) -> dict[str, tuple[KnobValue, ...]]:
+        """Knob -> its values over the lattice, sorted; knobs that never vary are left out."""
+        found: dict[str, set[KnobValue]] = {}
+        for candidate in self.candidates:
+            for name, value in candidate.knobs:
+                found.setdefault(name, set()).add(value)
+        return {
+            name: tuple(sorted(found[name], key=_sort_key))
+            for name in KNOBS
+            if len(found.get(name, ())) > 1
+        }
+
+    @cached_property
+    def constants(self) -> dict[str, KnobValue]:
+        """Knob -> its one value, for those that never vary.
+
+        What a proposal does not name would count at its default, which the lattice may not have.
+        """
+        return {
+            name: value
+            for candidate in self.candidates
+            for name, value in candidate.knobs
+            if name not in self.values
+        }
+
+    @property
+    def swaps(self) -> bool:
+        """Whether any candidate swaps to a disk."""
+        knobs = ("offload.optimizer", "offload.param")
+        return any(c.get(knob) == "nvme" for c in self.candidates for knob in knobs)
+
+    def frame(self) -> pd.DataFrame:
+        """The lattice as a table, a row per candidate, in order.
+
+        Columns: every knob (missing where it does not act), dp, grad_accum, hash.
+        """
+        columns = {
+            name: pd.Series([c.get(name) for c in self.candidates], dtype=_DTYPES[knob.kind])
+            for name, knob in KNOBS.items()
+            if any(name in c.values for c in self.candidates)
+        }
+        return pd.DataFrame(columns).assign(
+            dp=[c.dp for c in self.candidates],
+            grad_accum=[c.grad_accum for c in self.candidates],
+            hash=[c.hash for c in self.candidates],
+        )
+
+    def nearest(
+        self, values: Mapping[str, KnobValue], closed: Collection[str] = frozenset()
+    ) -> Candidate | None:
+        """The candidate nearest to a proposal.
+
+        The distance adds up, over the knobs: for `int` knobs the difference of the logarithms
+        (for `float` knobs, of the values) as a share of the lattice's span (what lies beyond
+        counts as its edge), for others 0 or 1, and 1 where the knob acts in only one of the two.
+        The first in order wins a tie.
+
+        Args:
+            values: Of any knobs; the others are at their defaults.
+            closed: Hashes of candidates that are not wanted.
+
+        Returns:
+            None if every candidate is closed.
+        """
+        distances = self.distances(values)
+        for index in np.argsort(distances, kind="stable"):
+            candidate = self.candidates[int(index)]
+            if candidate.hash not in closed:
+                return candidate
+        return None
+
+    def distances(self, values: Mapping[str, KnobValue]) -> NDArray[np.float64]:
+        """Distance of every candidate to a proposal, as `nearest` defines it."""
+        point = canonical(values, self.context)
+        total = np.zeros(len(self.candidates))
+        for name, column in self._columns.items():
+            acts = ~np.isnan(column)
+            if name not in point:
+                total += acts
+                continue
+            at = self._coordinate(name, point[name])
+            if KNOBS[name].kind in _ORDERED:
+                low, high = float(np.nanmin(column)), float(np.nanmax(column))
+                gap = np.abs(column - min(max(at, low), high)) / ((high - low) or 1.0)
+            else:
+                gap = (column != at).astype(np.float64)
+            total += np.where(acts, gap, 1.0)
+        return total
+
+    @cached_property
+    def _columns(self) -> dict[str, NDArray[np.float64]]:
+        """Knob -> coordinates, a number per candidate; NaN where the knob does not act."""
+        names = {name for candidate in self.candidates for name in candidate.values}
+        return {
+            name: np.array(
+                [
+                    self._coordinate(name, c[name]) if name in c.values else np.nan
+                    for c in self.candidates
+                ]
+            )
+            for name in KNOBS
+            if name in names
+        }
+
+    def _coordinate(self, name: str, value: KnobValue) -> float:
+        if KNOBS[name].kind == "int":
+            return float(np.log2(int(value) + 1))
+        if KNOBS[name].kind == "float":
+            return float(value)
+        return float(self._codes.setdefault((name, value), len(self._codes)))
+
+    @cached_property
+    def _codes(self) -> dict[tuple[str, KnobValue], int]:
+        """A number of its own for every value of a choice."""
+        return {}
+
+
+def build_lattice(
+    space: Space, job: Job, environment: Environment, engine: Engine, judge: Judge
+) -> Lattice:
+    """Render and judge every candidate of a space.
+
+    Raises:
+        JobError: The space is too large.
+        RenderError: A template or the base configuration does not render.
+        NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
+    """
+    context = Context.of(job, environment, base=engine.base_knobs, optimizer=engine.optimizer)
+
+    def violations(candidate: Candidate, renderer: Engine) -> Sequence[Violation]:
+        return judge(renderer.setup(candidate))
+
+    legal: list[Candidate] = []
+    counts: Counter[str] = Counter()
+    examples: dict[str, tuple[Candidate, Violation]] = {}
+    closest: tuple[Candidate, Sequence[Violation]] | None = None
+    grid_size = 0
+    for candidate in grid(space, context):
+        grid_size += 1
+        found = violations(candidate, engine)
+        if not found:
+            legal.append(candidate)
+            continue
+        counts.update({violation.rule for violation in found})
+        for violation in found:
+            examples.setdefault(violation.rule, (candidate, violation))
+        if closest is None or len(found) < len(closest[1]):
+            closest = (candidate, found)
+    if closest is not None and not legal:
+        raise _nothing_legal(space, grid_size, counts, closest)
+    return Lattice(
+        candidates=tuple(legal),
+        context=context,
+        grid_size=grid_size,
+        refused=dict(counts.most_common()),
+        examples=examples,
+        violations=violations,
+    )
+
+
+def _nothing_legal(
+    space: Space,
+    grid_size: int,
+    counts: Counter[str],
+    closest: tuple[Candidate, Sequence[Violation]],
+) -> NothingFeasibleError:
+    most = ", ".join(f"{rule} ({count})" for rule, count in counts.most_common(3))
+    candidate, found = closest
+    clashes = "; ".join(violation.message for violation in found)
+    fixes = "; ".join(violation.fix for violation in found)
+    return NothingFeasibleError(
+        f"space {space.name}: none of its {grid_size} candidates is legal for this job; "
+        f"refused most by {most}",
+        f"the nearest is [{candidate}]: {clashes}. {fixes}",
+    )
+
+
+def _sort_key(value: KnobValue) -> tuple[float, str]:
+    return (0.0, value) if isinstance(value, str) else (float(value), "")

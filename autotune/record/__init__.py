@@ -1,0 +1,1 @@
+"""The record: study folders, and the table that is made from them."""

@@ -1,0 +1,169 @@
+"""How much two runs of one configuration differ, and the interval that follows from it.
+
+The steps of one run say how well its own median is known. Another set of processes of the same
+configuration has other addresses, other threads on other cores, another moment: its median is a
+different one. So the interval that is reported with samples/s is a prediction interval: where a
+re-run that measures as long will be, in 95% of cases. This file is the one place that makes it.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from autotune.base.student_t import CONFIDENCE, t_quantile
+from autotune.contract import Role, TrialResult
+from autotune.record.study import Trial
+
+PRIOR_DEVIATION = 0.03
+"""Between processes, of log samples/s. Of 50 runs of 10 candidates it was 2.8% on one machine and
+9.2% on another, with 40 degrees of freedom each (`results/recorded/repeatability-*.json`): it is
+the machine's, so what is assumed is near that of the calm one."""
+PRIOR_DEGREES = 4
+"""How many degrees of freedom of repeats the prior counts as: those of a final comparison of two,
+so that a study's own repeats weigh as much once it has one."""
+
+_NORMAL = 1.96
+"""The normal distribution's quantile: an interval of steps reaches so many standard errors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A rate with its 95% prediction interval."""
+
+    rate: float
+    """Samples/s; the geometric mean of several runs."""
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """The variance between sets of processes of one configuration, of log samples/s."""
+
+    variance: float = PRIOR_DEVIATION**2
+    degrees: int = PRIOR_DEGREES
+
+    @property
+    def knows_repeats(self) -> bool:
+        """Whether the study has repeats that it could be estimated from."""
+        return self.degrees > PRIOR_DEGREES
+
+    def interval(self, runs: Sequence[TrialResult]) -> Interval:
+        """Where another run of a configuration would be, given these.
+
+        A run is off by v = `variance` + the square of its own median's standard error. The mean of
+        n runs is off by v / n, the re-run by v again: the interval reaches t sqrt(v (1 + 1/n)) to
+        either side (Student's t; Hahn and Meeker, Statistical Intervals, 1991, section 4.7).
+
+        Args:
+            runs: Of one configuration; at least one, and `is_figure` each.
+
+        Raises:
+            ValueError: There is no run, or one without samples/s.
+        """
+        if not runs or not all(map(is_figure, runs)):
+            raise ValueError("no runs, or one without samples/s")
+        mean = mean_log_rate(runs)
+        half_width = self.half_width(
+            statistics.fmean(map(variance_of_steps, runs)), n_runs=len(runs)
+        )
+        return Interval(
+            rate=math.exp(mean),
+            low=math.exp(mean - half_width),
+            high=math.exp(mean + half_width),
+        )
+
+    def variance_of_mean(self, runs: Sequence[TrialResult]) -> float:
+        """Of the mean log samples/s of some runs of one configuration; at least one run."""
+        return (self.variance + statistics.fmean(map(variance_of_steps, runs))) / len(runs)
+
+    def half_width(self, own_variance: float = 0.0, *, n_runs: int = 1) -> float:
+        """How far a re-run may be from the mean of some runs, in log samples/s.
+
+        Args:
+            own_variance: Of a run's median, from its own steps; 0: leave that out.
+            n_runs: Runs behind the mean.
+        """
+        variance = (self.variance + own_variance) * (1 + 1 / n_runs)
+        return t_quantile(CONFIDENCE, self.degrees) * math.sqrt(variance)
+
+
+def spread_of(trials: Iterable[Trial]) -> Spread:
+    """The spread of a study, from the candidates that it ran more than once.
+
+    Trials of the search and of the final comparison are kept apart, since the first may have been
+    picked for being lucky. A disturbed trial whose repeat counts instead is left out; one that
+    counts although it was disturbed is what a re-run may meet as well.
+
+    Args:
+        trials: Of one job.
+    """
+    groups: dict[tuple[str, bool], list[TrialResult]] = {}
+    measured = [t for t in trials if t.result is not None and is_figure(t.result)]
+    replaced = {trial.spec.repeat_of for trial in measured}
+    for trial in measured:
+        if trial.result is not None and trial.spec.number not in replaced:
+            key = (trial.spec.candidate_hash, trial.spec.role is Role.CONFIRM)
+            groups.setdefault(key, []).append(trial.result)
+    return pooled(groups.values())
+
+
+def pooled(groups: Iterable[Sequence[TrialResult]]) -> Spread:
+    """The spread that runs show, each group being those of one configuration.
+
+    Their variance, pooled over the groups and less what the steps of each run explain, is weighted
+    with the prior by degrees of freedom: the conjugate scaled inverse chi-squared prior (Gelman et
+    al., Bayesian Data Analysis, 3rd edition, 2.6). With no repeats it is the prior alone.
+
+    Args:
+        groups: Runs for which `is_figure` holds; a group of one says nothing.
+    """
+    squares, degrees = between(groups)
+    prior = PRIOR_DEGREES * PRIOR_DEVIATION**2
+    return Spread(
+        variance=(prior + max(0.0, squares)) / (PRIOR_DEGREES + degrees),
+        degrees=PRIOR_DEGREES + degrees,
+    )
+
+
+def between(groups: Iterable[Sequence[TrialResult]]) -> tuple[float, int]:
+    """Squares of log samples/s between processes, less what steps explain, and their degrees.
+
+    Args:
+        groups: As of `pooled`.
+    """
+    squares, degrees = 0.0, 0
+    for runs in groups:
+        mean = mean_log_rate(runs)
+        squares += math.fsum((log_rate(run) - mean) ** 2 for run in runs)
+        squares -= (len(runs) - 1) * statistics.fmean(map(variance_of_steps, runs))
+        degrees += len(runs) - 1
+    return squares, degrees
+
+
+def is_figure(result: TrialResult) -> bool:
+    """Whether a result has samples/s to compare; a damaged record may hold anything."""
+    return result.outcome.is_measured and _is_rate(result.samples_per_s)
+
+
+def log_rate(result: TrialResult) -> float:
+    """Logarithm of a measured result's samples/s."""
+    return math.log(result.samples_per_s or 1.0)
+
+
+def mean_log_rate(runs: Sequence[TrialResult]) -> float:
+    """Mean of the logarithms of some measured results' samples/s."""
+    return statistics.fmean(map(log_rate, runs))
+
+
+def variance_of_steps(result: TrialResult) -> float:
+    """Of log samples/s, as the interval of the run's own steps says; 0 where it has none."""
+    low, high = result.samples_per_s_low, result.samples_per_s_high
+    if low is None or high is None or not (_is_rate(low) and _is_rate(high)):
+        return 0.0
+    return (math.log(high / low) / 2 / _NORMAL) ** 2
+
+
+def _is_rate(samples_per_s: float | None) -> bool:
+    return samples_per_s is not None and 0 < samples_per_s < math.inf

@@ -1,0 +1,347 @@
+"""The record: one folder per study, one per trial in it; everything else is derived from it.
+
+`Study` is every path that a study touches and the only code that reads or writes the trials.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from autotune.base.errors import StudyError
+from autotune.contract import (
+    CONFIG_DIR,
+    RANKS_DIR,
+    RESULT_FILE,
+    SCHEMA_VERSION,
+    SPEC_FILE,
+    ContractError,
+    Outcome,
+    TrialResult,
+    TrialSpec,
+    read_json,
+    to_dict,
+    write_json,
+)
+from autotune.space.knobs import KNOBS
+
+_ASIDE = re.compile(r"\..+\.\w+\.\w{8}")
+"""Such as `.result.json.k2v9_0ab`: see `write_json` and `write_whole`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One trial of the record."""
+
+    folder: Path
+    spec: TrialSpec
+    result: TrialResult | None
+    """None: it was in flight when the coordinator ended, or its result is unreadable."""
+    problem: str = ""
+    """Why the result is unreadable; empty where there is none yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreadable:
+    """A trial folder that says nothing: its spec is missing or damaged."""
+
+    folder: Path
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """All that the trial folders of a study say, in the order of their numbers."""
+
+    trials: tuple[Trial, ...]
+    unreadable: tuple[Unreadable, ...]
+
+
+class Study:
+    """The folder `results/<study>/`."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root = root
+        self.name = name
+        self._lock: IO[str] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """`results/<study>`."""
+        return self.root / self.name
+
+    @property
+    def trials_folder(self) -> Path:
+        """`results/<study>/trials`."""
+        return self.folder / "trials"
+
+    @property
+    def job_file(self) -> Path:
+        """The job as it was last searched."""
+        return self.folder / "job.yaml"
+
+    @property
+    def table_file(self) -> Path:
+        """The table; `.csv` stands beside it."""
+        return self.folder / "table.parquet"
+
+    @property
+    def page_file(self) -> Path:
+        """The report as a page, kept up while a search runs."""
+        return self.folder / "report.html"
+
+    @property
+    def metrics_file(self) -> Path:
+        """How a running search goes, for Prometheus."""
+        return self.folder / "metrics.prom"
+
+    @property
+    def best_folder(self) -> Path:
+        """The exported best configuration."""
+        return self.folder / "best"
+
+    @property
+    def state_file(self) -> Path:
+        """Facts of the study that no trial holds: environment, why the search stopped."""
+        return self.folder / "study.json"
+
+    @property
+    def recalled_file(self) -> Path:
+        """What other studies had taught when the search began."""
+        return self.folder / "recalled.json"
+
+    def trial_folder(self, number: int) -> Path:
+        """Folder of one trial."""
+        return self.trials_folder / f"{number:04d}"
+
+    def lock(self) -> None:
+        """Take the study for this process until it ends.
+
+        Raises:
+            StudyError: Another coordinator holds it, or the folder cannot be written.
+        """
+        try:
+            self.trials_folder.mkdir(parents=True, exist_ok=True)
+            file = (self.folder / "lock").open("a+", encoding="utf-8")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.seek(0)
+                file.truncate()
+                file.write(str(os.getpid()))
+                file.flush()
+            except BlockingIOError as error:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                file.close()
+                raise StudyError(
+                    f"{self.folder}: another search holds this study (process {holder})",
+                    "wait for it, end it, or give this one its own --study NAME",
+                ) from error
+        except OSError as error:
+            raise _cannot_write(self.folder, error) from error
+        self._lock = file
+
+    def unlock(self) -> None:
+        """Give the study back."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def sweep(self) -> None:
+        """Remove what a killed coordinator or its ranks were writing; the caller has the lock.
+
+        Files are written aside and moved: what stands there under its first name is of no use.
+        """
+        for pattern in (".*", "trials/*/.*", f"trials/*/{RANKS_DIR}/.*"):
+            for path in self.folder.glob(pattern):
+                if _ASIDE.fullmatch(path.name) and path.is_file():
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+
+    def set_aside(self) -> Path | None:
+        """Rename the folder to a free name beside it; returns that, None if there was nothing.
+
+        Call it before `lock`: the lock stands in the folder and would move away with it.
+
+        Raises:
+            StudyError: Another coordinator holds the study, or the folder cannot be renamed.
+        """
+        if not self.folder.exists():
+            return None
+        self.lock()
+        number = 1
+        while (aside := self.root / f"{self.name}.old-{number}").exists():
+            number += 1
+        try:
+            self.folder.rename(aside)
+        except OSError as error:
+            raise _cannot_write(self.folder, error) from error
+        finally:
+            self.unlock()
+        return aside
+
+    def read(self) -> Recorded:
+        """Read every trial folder.
+
+        Raises:
+            StudyError: The folder cannot be read, or a newer autotune wrote it.
+        """
+        found = [_read_trial(folder) for folder in self._folders()]
+        return Recorded(
+            trials=tuple(each for each in found if isinstance(each, Trial)),
+            unreadable=tuple(each for each in found if isinstance(each, Unreadable)),
+        )
+
+    def trials(self) -> tuple[Trial, ...]:
+        """The trials that `read` finds.
+
+        Raises:
+            StudyError: As `read`.
+        """
+        return self.read().trials
+
+    def next_number(self) -> int:
+        """The first number that no folder has, readable or not.
+
+        Raises:
+            StudyError: The folder cannot be read.
+        """
+        return max((int(folder.name) for folder in self._folders()), default=-1) + 1
+
+    def write_spec(self, spec: TrialSpec, files: dict[str, str]) -> Path:
+        """Make a trial's folder with its spec and configuration files.
+
+        Args:
+            spec: The trial.
+            files: Path below the trial's `config/` -> text.
+
+        Raises:
+            StudyError: The disk is full or the folder cannot be written.
+        """
+        folder = self.trial_folder(spec.number)
+        try:
+            # The folder above was made with the study's lock: one that is gone was moved away, and
+            # what goes on in its place would be a second study.
+            folder.mkdir()
+            (folder / CONFIG_DIR).mkdir()
+            for name, text in files.items():
+                (folder / CONFIG_DIR / name).write_text(text, encoding="utf-8")
+            write_json(folder / SPEC_FILE, to_dict(spec))
+        except OSError as error:
+            raise _cannot_write(folder, error) from error
+        return folder
+
+    def read_files(self, trial: Trial) -> dict[str, str]:
+        """A trial's configuration files, as `write_spec` got them; none that is unreadable."""
+        files = {}
+        for path in sorted((trial.folder / CONFIG_DIR).glob("*")):
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                files[path.name] = path.read_text(encoding="utf-8")
+        return files
+
+    def write_result(self, folder: Path, result: TrialResult) -> None:
+        """Write a trial's result, whole or not at all; a damaged one is kept beside it.
+
+        Raises:
+            StudyError: The disk is full or the folder cannot be written.
+        """
+        path = folder / RESULT_FILE
+        try:
+            if path.exists():
+                path.replace(folder / f"{RESULT_FILE}.damaged")
+            write_json(path, to_dict(result))
+        except OSError as error:
+            raise _cannot_write(folder, error) from error
+
+    def read_state(self) -> dict[str, Any]:
+        """Facts of the study; empty where there are none or they are unreadable."""
+        try:
+            return read_json(self.state_file)
+        except ContractError:
+            return {}
+
+    def write_state(self, state: dict[str, Any]) -> None:
+        """Write the facts of the study.
+
+        Raises:
+            StudyError: The disk is full or the folder cannot be written.
+        """
+        try:
+            write_json(self.state_file, state)
+        except OSError as error:
+            raise _cannot_write(self.folder, error) from error
+
+    def _folders(self) -> list[Path]:
+        try:
+            folders = [path for path in self.trials_folder.iterdir() if path.name.isdecimal()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StudyError(
+                f"{self.trials_folder}: cannot be read: {error.strerror}",
+                "give this user read access to the results folder",
+            ) from error
+        return sorted(folders, key=lambda path: int(path.name))
+
+
+def lost_result(trial: Trial) -> TrialResult:
+    """The result of a trial that was in flight when its coordinator ended."""
+    return TrialResult(
+        number=trial.spec.number,
+        role=trial.spec.role,
+        candidate_hash=trial.spec.candidate_hash,
+        outcome=Outcome.LOST,
+        evidence=trial.problem or "the coordinator ended before the trial did",
+        evidence_source="record",
+    )
+
+
+def _read_trial(folder: Path) -> Trial | Unreadable:
+    try:
+        spec = TrialSpec.from_dict(_read_known(folder / SPEC_FILE))
+        if f"{spec.number:04d}" != folder.name:
+            raise ContractError(f"its spec is that of trial {spec.number}")
+        for name, value in spec.knobs.items():
+            if name in KNOBS and not KNOBS[name].is_of_type(value):
+                raise ContractError(f"its spec says {name}={value!r}: of another type")
+    except ContractError as error:
+        return Unreadable(folder=folder, problem=str(error))
+    if not (folder / RESULT_FILE).exists():
+        return Trial(folder=folder, spec=spec, result=None)
+    try:
+        result = TrialResult.from_dict(_read_known(folder / RESULT_FILE))
+        if (result.number, result.candidate_hash) != (spec.number, spec.candidate_hash):
+            raise ContractError(f"its result is that of trial {result.number}")
+    except ContractError as error:
+        return Trial(folder=folder, spec=spec, result=None, problem=str(error))
+    return Trial(folder=folder, spec=spec, result=result)
+
+
+def _read_known(path: Path) -> dict[str, Any]:
+    try:
+        data = read_json(path)
+    except ContractError as error:
+        if path.exists() and isinstance(error.__cause__, OSError):
+            raise StudyError(
+                f"{path}: cannot be read: {error.__cause__.strerror}",
+                "give this user read access to the results folder",
+            ) from error
+        raise
+    version = data.get("schema_version")
+    # Taken for damage, a newer result would be declared lost and its trial run again.
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise StudyError(
+            f"{path}: schema {version}, this autotune knows {SCHEMA_VERSION}",
+            "use the autotune that wrote this study, or another --study NAME",
+        )
+    return data
+
+
+def _cannot_write(folder: Path, error: OSError) -> StudyError:
+    return StudyError(
+        f"{folder}: cannot be written: {error.strerror}",
+        "free some space or mend the permissions, then run the same command again: it resumes",
+    )

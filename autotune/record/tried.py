@@ -1,0 +1,231 @@
+"""On what each knob was really run: the recorded runs, and what nobody has run yet.
+
+A record is a small file `results/recorded/knobs-*.json`: which values of which knobs trained real
+steps as they were asked, on what, with which versions. `python -m tests.record_knobs` makes the
+one of CPU ranks, `python -m autotune.record.tried STUDY` one of any study's trials.
+"""
+
+import dataclasses
+import functools
+import json
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.base.data import data_folder
+from autotune.base.errors import StudyError
+from autotune.contract import KnobValue
+from autotune.record.facts import environment_at
+from autotune.record.study import Study, Trial
+from autotune.space.candidate import format_value
+from autotune.space.catalogue.situation import never
+from autotune.space.knobs import KNOBS, Knob
+
+PAGE = "docs/knobs.md"
+"""Where people read all of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Real training on one kind of hardware."""
+
+    date: str
+    """Of its first trial, as `2026-11-21`."""
+    accelerator: str
+    """`cpu` or `cuda`."""
+    device_name: str
+    ranks: int
+    nodes: int
+    versions: Mapping[str, str]
+    """Package -> version; `python` is one of them."""
+    trained: Mapping[str, Sequence[KnobValue]]
+    """Knob -> its values that trained, where they act; sorted."""
+
+    @property
+    def hardware(self) -> str:
+        """`2 CPU ranks`, `1 GPU`, `16 GPUs on 2 nodes`."""
+        kind = "CPU rank" if self.accelerator == "cpu" else "GPU"
+        nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        return f"{self.ranks} {kind}{'s' if self.ranks > 1 else ''}{nodes}"
+
+    def to_json(self) -> str:
+        """The text of its file."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+
+@functools.cache
+def recorded() -> tuple[Run, ...]:
+    """Every recorded run."""
+    files = sorted(data_folder("recorded").glob("knobs-*.json"))
+    return tuple(Run(**json.loads(path.read_text(encoding="utf-8"))) for path in files)
+
+
+def is_tried(
+    knob: Knob, value: KnobValue, accelerator: str, runs: Iterable[Run] | None = None
+) -> bool:
+    """Whether a value was run on an accelerator of this kind.
+
+    Of sizes and counts another value than the default stands for all: what a size means does not
+    depend on how large it is. So does one value that matches the knob's pattern.
+
+    Args:
+        knob: The knob.
+        value: One of its values.
+        accelerator: `cpu` or `cuda`.
+        runs: The runs to look at; all recorded ones by default.
+    """
+    seen = {
+        tried
+        for run in (recorded() if runs is None else runs)
+        if run.accelerator == accelerator
+        for tried in run.trained.get(knob.name, ())
+    }
+    if value in seen:
+        return True
+    if knob.pattern and re.fullmatch(knob.pattern, str(value)):
+        return any(re.fullmatch(knob.pattern, str(tried)) for tried in seen)
+    return _is_size(knob) and bool(seen - {knob.default})
+
+
+def untried(settings: Mapping[str, KnobValue], accelerator: str) -> list[str]:
+    """Settings that no recorded run has tried on an accelerator of this kind, as `name=value`.
+
+    Args:
+        settings: What somebody chose (see `autotune.space.knobs.choices_of`); defaults need no
+            trial.
+        accelerator: `cpu` or `cuda`.
+    """
+    return [
+        f"{name}={format_value(value)}"
+        for name, value in settings.items()
+        if not is_tried(KNOBS[name], value, accelerator)
+    ]
+
+
+def warning(settings: Mapping[str, KnobValue], accelerator: str) -> str:
+    """What to tell a user of a configuration; empty where every setting was tried."""
+    found = untried(settings, accelerator)
+    where = "a GPU" if accelerator == "cuda" else "CPU ranks"
+    return f"{', '.join(found)}: no recorded run on {where} yet ({PAGE})" if found else ""
+
+
+def never_run(knob: Knob, runs: Iterable[Run] | None = None) -> list[KnobValue]:
+    """Values that no recorded run has tried on any hardware; of sizes the default stands for all.
+
+    A knob that acts nowhere is none that could be tried.
+    """
+    if knob.acts is never:
+        return []
+    if _is_size(knob):
+        others: tuple[KnobValue, ...] = (knob.default,)
+    else:
+        values: tuple[KnobValue, ...] = knob.choices or (False, True)
+        others = tuple(value for value in values if value != knob.default)
+    found = recorded() if runs is None else tuple(runs)
+    return [v for v in others if not any(is_tried(knob, v, kind, found) for kind in _KINDS)]
+
+
+def summary() -> str:
+    """What was tried and what never, in a paragraph for `--help`."""
+    runs = recorded()
+    hardware = ", ".join(sorted({run.hardware for run in runs})) or "nothing"
+    gpu = "" if any(run.accelerator == "cuda" for run in runs) else ", and none on a GPU yet"
+    names = [
+        knob.name if _is_size(knob) else f"{knob.name}={format_value(value)}"
+        for knob in KNOBS.values()
+        for value in never_run(knob)
+    ]
+    told = f"Knobs have recorded runs on {hardware}{gpu} ({PAGE})."
+    return f"{told} Never run anywhere: {', '.join(names)}." if names else told
+
+
+def run_of(
+    trained: Iterable[Mapping[str, KnobValue]],
+    *,
+    started_at_s: float,
+    accelerator: str,
+    device_name: str,
+    ranks: int,
+    nodes: int,
+    versions: Mapping[str, str],
+) -> Run:
+    """A record of trials on the same hardware.
+
+    Args:
+        trained: The knobs of each trial that trained as it was asked.
+        started_at_s: Unix time of the first.
+        accelerator: `cpu` or `cuda`.
+        device_name: Of one device.
+        ranks: Processes of a trial.
+        nodes: Machines that they ran on.
+        versions: Package -> version.
+    """
+    values: dict[str, set[KnobValue]] = {}
+    for knobs in trained:
+        for name, value in knobs.items():
+            values.setdefault(name, set()).add(value)
+    return Run(
+        date=time.strftime("%Y-%m-%d", time.gmtime(started_at_s)),
+        accelerator=accelerator,
+        device_name=device_name,
+        ranks=ranks,
+        nodes=nodes,
+        versions=dict(versions),
+        trained={name: _in_order(KNOBS[name], values[name]) for name in KNOBS if name in values},
+    )
+
+
+def run_of_study(folder: Path) -> Run:
+    """A record of a study's trials that were measured and ran what was asked.
+
+    Raises:
+        StudyError: The folder is no study, or none of its trials was measured.
+    """
+    study = Study(folder.parent, folder.name)
+    good = [trial for trial in study.trials() if _counts(trial)] if folder.is_dir() else []
+    if not good:
+        raise StudyError(f"{folder}: no trial there was measured", "name the folder of a study")
+    last, spec = good[-1].result, good[-1].spec
+    assert last is not None  # `_counts` saw to it
+    here = environment_at(study.read_state(), spec.number)
+    return run_of(
+        [trial.spec.knobs for trial in good],
+        started_at_s=min(trial.result.started_at_s for trial in good if trial.result),
+        accelerator=spec.accelerator,
+        device_name="" if here is None else here.device_name,
+        ranks=spec.world,
+        nodes=len({device.rpartition(":")[0] for device in last.devices}),
+        versions=last.versions,
+    )
+
+
+_KINDS = ("cpu", "cuda")
+
+
+def _counts(trial: Trial) -> bool:
+    result = trial.result
+    is_full = trial.spec.fidelity is None
+    return result is not None and result.outcome.is_measured and not result.differences and is_full
+
+
+def _is_size(knob: Knob) -> bool:
+    return knob.kind in ("int", "float") and not knob.choices
+
+
+def _in_order(knob: Knob, values: Iterable[KnobValue]) -> list[KnobValue]:
+    def place(value: KnobValue) -> tuple[float, Any]:
+        if isinstance(value, str):
+            listed = value in knob.choices
+            return (knob.choices.index(value) if listed else len(knob.choices), value)
+        return (float(value), "")
+
+    return sorted(values, key=place)
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        sys.stdout.write(run_of_study(Path(argument)).to_json())

@@ -1,0 +1,268 @@
+"""Several studies beside each other: outcomes, bests, gains, and the candidates that they share.
+
+Studies ran at different times, so drift of the machine between them is in no interval here; only
+the final comparison of one study interleaves what it compares.
+"""
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from string import ascii_uppercase
+from typing import Any
+
+import pandas as pd
+
+from autotune.contract import Origin, Outcome, TrialSpec
+from autotune.report.results.ratios import Ratio, ratio_of, telling_runs
+from autotune.report.results.study import Report
+from autotune.report.words import describe_candidate, describe_reduced
+from autotune.search.history import Tried
+from autotune.space.candidate import format_value
+from autotune.space.knobs import KNOBS
+
+MAX_RUNS = len(ascii_uppercase)
+
+_JOB = ("model", "finetune", "seq_len", "lengths", "global_batch", "world", "precision")
+"""Columns of the table without which samples/s are not of the same work."""
+_EMPTY = {"finetune": "every weight"}
+"""What an empty column means, where that is known."""
+_PLACE = ("origin", "accelerator", "device_name", "memory_limit_bytes")
+_CANDIDATES = {
+    "settings": "string",
+    "candidate_hash": "string",
+    "first": "string",
+    "other": "string",
+    "first_trial": "Int64",
+    "other_trial": "Int64",
+    "first_samples_per_s": "float64",
+    "other_samples_per_s": "float64",
+    "ratio": "float64",
+    "ratio_low": "float64",
+    "ratio_high": "float64",
+    "interval_from": "string",
+    "first_runs": "Int64",
+    "other_runs": "Int64",
+    "first_peak_memory_bytes": "Int64",
+    "other_peak_memory_bytes": "Int64",
+    "same_config": "boolean",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One study of a comparison."""
+
+    key: str
+    """A letter; columns are named by it."""
+    report: Report
+    frame: pd.DataFrame
+    job: Mapping[str, Any]
+    """Keys of the job that the table has no column for; empty where its file is unreadable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What several studies say beside each other."""
+
+    runs: Sequence[Run]
+    outcomes: pd.DataFrame
+    """Ended trials: a row per outcome, a column per study."""
+    bests: pd.DataFrame
+    """A row per study: its best with its interval, and the gain over its own baseline."""
+    knobs: pd.DataFrame
+    """Knobs that the bests set differently: a row per knob, a column per study."""
+    candidates: pd.DataFrame
+    """The same candidate of the same job in the first study and in another: the ratio of the
+    other's samples/s to the first's, and its 95% interval. `interval_from` is `runs` (both
+    studies ran something more than once) or `assumed` (one did not: `autotune.record.spread`)."""
+    warnings: Sequence[str]
+    """What differs, besides the candidates."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "studies": {run.key: str(run.report.folder) for run in self.runs},
+            "warnings": list(self.warnings),
+            "outcomes": _columns(self.outcomes),
+            "bests": _records(self.bests),
+            "knobs": _columns(self.knobs),
+            "candidates": _records(self.candidates),
+        }
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """Compare studies; ratios are over the first one.
+
+    Args:
+        runs: At least two.
+    """
+    shared = [row for run in runs[1:] for row in _shared(runs[0], run)]
+    candidates = pd.DataFrame(
+        {
+            name: pd.Series([row[name] for row in shared], dtype=dtype)
+            for name, dtype in _CANDIDATES.items()
+        }
+    ).sort_values(["other", "first_samples_per_s"], ascending=[True, False], ignore_index=True)
+    return Comparison(
+        runs=runs,
+        outcomes=_outcomes(runs),
+        bests=pd.DataFrame([_best(run) for run in runs]),
+        knobs=_knobs(runs),
+        candidates=candidates,
+        warnings=[*_differences(runs), *_other_configs(candidates)],
+    )
+
+
+def _outcomes(runs: Sequence[Run]) -> pd.DataFrame:
+    counts = {run.key: run.report.counts for run in runs}
+    seen = [outcome for outcome in Outcome if any(c.get(outcome) for c in counts.values())]
+    return pd.DataFrame(
+        {key: [count.get(outcome, 0) for outcome in seen] for key, count in counts.items()},
+        index=pd.Index([outcome.value for outcome in seen], name="outcome"),
+    )
+
+
+def _best(run: Run) -> dict[str, Any]:
+    answer = run.report.answer or {}
+    best = answer.get("best") or {}
+    found: dict[str, Any] = {"run": run.key, "study": run.report.study}
+    names = ("trial", "samples_per_s", "samples_per_s_low", "samples_per_s_high", "n_runs")
+    found |= {name: best.get(name) for name in (*names, "peak_memory_bytes")}
+    return found | {name: answer.get(name) for name in ("speedup", "speedup_low", "speedup_high")}
+
+
+def _knobs(runs: Sequence[Run]) -> pd.DataFrame:
+    settings: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        row = run.report.row_named("best")
+        if row is not None:
+            settings[run.key] = dict(row.candidate.values)
+    names = [
+        name for name in KNOBS if len({format_value(s.get(name)) for s in settings.values()}) > 1
+    ]
+    return pd.DataFrame(
+        {key: [format_value(s.get(name)) for name in names] for key, s in settings.items()},
+        index=pd.Index(names, name="knob", dtype="str"),
+    )
+
+
+def _shared(first: Run, other: Run) -> Iterable[dict[str, Any]]:
+    """The candidates that both measured for the same job, one row each."""
+    theirs = {_identity(tried): tried for tried in other.report.history.tried}
+    for tried in first.report.history.tried:
+        twin = theirs.get(_identity(tried))
+        if twin is None:
+            continue
+        a, b = telling_runs(tried.trials), telling_runs(twin.trials)
+        if a and b:
+            yield _side_by_side(
+                first, other, tried, twin, ratio_of(b, a, spreads=(twin.spread, tried.spread))
+            )
+
+
+def _side_by_side(
+    first: Run, other: Run, tried: Tried, twin: Tried, ratio: Ratio
+) -> dict[str, Any]:
+    sides = {"first": (first, tried), "other": (other, twin)}
+    cells: dict[str, Any] = {
+        "settings": describe_candidate(tried.candidate, first.report.context),
+        "candidate_hash": tried.candidate.hash,
+        "ratio": ratio.ratio,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
+        "interval_from": ratio.basis.value,
+        "other_runs": ratio.n_runs[0],
+        "first_runs": ratio.n_runs[1],
+        "same_config": _config_of(tried) == _config_of(twin),
+    }
+    for side, (run, one) in sides.items():
+        row = next(r for r in run.report.rows if r.candidate.hash == one.candidate.hash)
+        runs = telling_runs(one.trials)
+        cells |= {
+            side: run.key,
+            f"{side}_trial": row.trial,
+            # Of the runs that the ratio is made of: the two figures give the ratio.
+            f"{side}_samples_per_s": statistics.geometric_mean(
+                r.samples_per_s or 0.0 for r in runs
+            ),
+            f"{side}_peak_memory_bytes": max(
+                (r.peak_memory_bytes for r in runs if r.peak_memory_bytes is not None),
+                default=None,
+            ),
+        }
+    return cells
+
+
+def _identity(tried: Tried) -> str:
+    """Equal for what does the same work: the candidate and the job's part of it."""
+    spec = tried.trials[0].spec
+    return json.dumps([spec.candidate_hash, *_work_of(spec)], sort_keys=True)
+
+
+def _work_of(spec: TrialSpec) -> list[Any]:
+    return [spec.model, spec.seq_len, spec.lengths, spec.precision]
+
+
+def _config_of(tried: Tried) -> str:
+    """The configuration files of its first trial; optimizer and versions are in no knob."""
+    folder = tried.trials[0].folder / "config"
+    texts = []
+    for path in sorted(folder.glob("*")):
+        try:
+            texts.append(f"{path.name}\n{path.read_text(encoding='utf-8')}")
+        except (OSError, UnicodeDecodeError):
+            texts.append(path.name)
+    return "\n".join(texts)
+
+
+def _differences(runs: Sequence[Run]) -> list[str]:
+    versions = [c for c in runs[0].frame.columns if str(c).startswith("version.")]
+    said: dict[str, str] = {}
+    for column in (*_JOB, *_PLACE, *versions):
+        seen = {run.key: _seen(run.frame, column) for run in runs}
+        if len(set(seen.values())) > 1:
+            empty = _EMPTY.get(column, "unknown")
+            each = ", ".join(f"{key} {value or empty}" for key, value in seen.items())
+            weight = ": samples/s are not of the same work" if column in _JOB else ""
+            said[column] = f"{column.removeprefix('version.')} differs ({each}){weight}"
+    keys = dict.fromkeys(key for run in runs if run.job for key in run.job)
+    for key in keys:
+        values = {json.dumps(run.job.get(key), sort_keys=True) for run in runs if run.job}
+        if len(values) > 1:
+            said.setdefault(key, f"{key} of the job differs")
+    unmeasured = [
+        f"{run.key} is {origin}: its figures were not measured here"
+        for run in runs
+        if (origin := _seen(run.frame, "origin")) not in ("", Origin.MEASURED)
+    ]
+    reduced = [
+        f"{run.key}: reduced trials are left out ({text})"
+        for run in runs
+        if (text := describe_reduced(run.report.history))
+    ]
+    return [*unmeasured, *reduced, *said.values()]
+
+
+def _seen(frame: pd.DataFrame, column: str) -> str:
+    return "/".join(sorted({str(value) for value in frame[column].dropna()}))
+
+
+def _other_configs(candidates: pd.DataFrame) -> list[str]:
+    n = int((~candidates["same_config"].astype(bool)).sum())
+    if not n:
+        return []
+    return [
+        f"{n} of {len(candidates)} shared candidates ran another ds_config.json (optimizer, base "
+        "configuration or version): column same_config"
+    ]
+
+
+def _columns(frame: pd.DataFrame) -> dict[str, Any]:
+    columns: dict[str, Any] = json.loads(frame.to_json(orient="columns"))
+    return columns
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records"))
+    return records

@@ -1,0 +1,110 @@
+"""A comparison of studies in a terminal, down to 80 columns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.base.units import format_bytes
+from autotune.report.compare.comparison import Comparison
+from autotune.report.words import format_interval, format_rate
+
+ABOUT_RATIOS = (
+    "Ratios are the other's samples/s over A's. Intervals (95%) of `runs` come from the spread "
+    "between runs of the two studies; `assumed`: that was measured elsewhere, one of them ran "
+    "nothing twice. The studies ran at different times: drift of the machine between them is "
+    "in neither. A star: the configuration files differ."
+)
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Print who is who, then the outcomes, the bests, their knobs and what they share."""
+    for run in comparison.runs:
+        console.print(Text(f"{run.key}  {run.report.folder}"), soft_wrap=True)
+    console.print()
+    _print(console, ["outcome", *comparison.outcomes], outcome_rows(comparison))
+    _print(console, BEST_COLUMNS, best_rows(comparison))
+    if len(comparison.knobs):
+        _print(console, ["knob of the best", *comparison.knobs], knob_rows(comparison))
+    if comparison.candidates.empty:
+        console.print("no candidate was measured for the same job in two of them")
+        return
+    _print(console, candidate_columns(comparison), candidate_rows(comparison))
+    console.print(Text(ABOUT_RATIOS, style="dim"))
+
+
+BEST_COLUMNS = ("best", "trial", "samples/s", "95% interval", "memory", "speedup", "interval")
+
+
+def outcome_rows(comparison: Comparison) -> list[list[str]]:
+    """A row per outcome."""
+    frame = comparison.outcomes
+    return [[str(name), *map(str, frame.loc[name])] for name in frame.index]
+
+
+def best_rows(comparison: Comparison) -> list[list[str]]:
+    """A row per study."""
+    return [_best(row) for row in comparison.bests.to_dict("records")]
+
+
+def knob_rows(comparison: Comparison) -> list[list[str]]:
+    """A row per knob that the bests set differently."""
+    frame = comparison.knobs
+    return [[str(name), *map(str, frame.loc[name])] for name in frame.index]
+
+
+def candidate_columns(comparison: Comparison) -> list[str]:
+    """The headers of `candidate_rows`; with two studies, their letters say it all."""
+    two = len(comparison.runs) == 2
+    other = comparison.runs[1].key if two else "other"
+    return ["A", other, f"{other}/A", "95% interval", "from", "settings"]
+
+
+def candidate_rows(comparison: Comparison) -> list[list[str]]:
+    """A row per candidate and other study; a star where the configuration files differ."""
+    two = len(comparison.runs) == 2
+    return [_candidate(row, two) for row in comparison.candidates.to_dict("records")]
+
+
+def _best(row: dict[Any, Any]) -> list[str]:
+    figures = {key: None if pd.isna(value) else value for key, value in row.items()}
+    trial, speedup = figures["trial"], figures["speedup"]
+    return [
+        str(row["run"]),
+        "-" if trial is None else f"{trial:.0f}",
+        format_rate(figures["samples_per_s"]),
+        format_interval(figures["samples_per_s_low"], figures["samples_per_s_high"]),
+        format_bytes(figures["peak_memory_bytes"]),
+        "-" if speedup is None else f"{speedup:.2f}x",
+        "-"
+        if speedup is None
+        else f"{figures['speedup_low']:.2f} to {figures['speedup_high']:.2f}",
+    ]
+
+
+def _candidate(row: dict[Any, Any], two: bool) -> list[str]:
+    rate = format_rate(row["other_samples_per_s"])
+    return [
+        format_rate(row["first_samples_per_s"]),
+        rate if two else f"{row['other']} {rate}",
+        f"{row['ratio']:.2f}" + ("" if row["same_config"] else "*"),
+        f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}",
+        str(row["interval_from"]),
+        str(row["settings"]),
+    ]
+
+
+def _print(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for name in columns:
+        # Settings alone may wrap: a figure that is cut short is a wrong one.
+        is_text = name == "settings"
+        table.add_column(name, overflow="fold", no_wrap=not is_text)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+    console.print()

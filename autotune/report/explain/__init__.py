@@ -1,0 +1,1 @@
+"""Why a trial took its time, and why a candidate is ranked where it is."""

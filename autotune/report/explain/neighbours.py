@@ -1,0 +1,299 @@
+"""Why a candidate is refused or ranked where it is: in a terminal, and as data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.base.units import format_bytes, format_seconds
+from autotune.contract import KnobValue
+from autotune.cost import Prediction
+from autotune.devices.hardware import Environment
+from autotune.job.job import Job
+from autotune.report.explain.ranking import fact, parts_of, shares
+from autotune.report.settings import Choices
+from autotune.rules.base import Violation
+from autotune.space.candidate import format_value
+
+_ALIKE = 0.005
+"""Neighbours whose time and memory both differ by less than this share are one line together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """The candidate with one knob at another value."""
+
+    knob: str
+    value: KnobValue
+    knobs: Mapping[str, KnobValue]
+    violations: tuple[Violation, ...]
+    """Empty: legal."""
+    step_time_s: float
+    peak_memory_bytes: float
+    fit_probability: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Judged:
+    """A candidate with what the rules say of it."""
+
+    job: Job
+    environment: Environment
+    choices: Choices
+    """The candidate, and maybe others."""
+    index: int
+    """The candidate's, in `choices`."""
+    notes: tuple[str, ...]
+    """What became of settings that do not reach the run as they were written."""
+    violations: tuple[Violation, ...]
+    """Empty: legal."""
+
+    @property
+    def knobs(self) -> Mapping[str, KnobValue]:
+        """What the candidate chooses."""
+        return self.choices.knobs(self.index)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Estimated(Judged):
+    """A candidate with what is predicted of it."""
+
+    prediction: Prediction
+    """Of `choices`."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Predicted."""
+        return float(self.prediction.step_time_s[self.index])
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Predicted."""
+        return float(self.prediction.peak_memory_bytes[self.index])
+
+    @property
+    def fit_probability(self) -> float:
+        """Predicted."""
+        return float(self.prediction.fit_probability[self.index])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Explained(Estimated):
+    """A candidate with its reasons; `prediction` is of the lattice and the candidate."""
+
+    place: int
+    """Its rank among them, from 1."""
+    is_in_lattice: bool
+    home: str
+    """What holds the lattice: `the space zero`."""
+    min_fit: float
+    neighbours: tuple[Neighbour, ...]
+
+    @property
+    def n_ranked(self) -> int:
+        """Candidates of the lattice, and this one."""
+        return len(self.choices)
+
+    @property
+    def cheapest_fit(self) -> Neighbour | None:
+        """The fastest legal neighbour that fits; None: none does, or the candidate fits."""
+        if self.fit_probability >= self.min_fit:
+            return None
+        fitting = [n for n in self._legal if n.fit_probability >= self.min_fit]
+        return min(fitting, key=lambda n: n.step_time_s, default=None)
+
+    @property
+    def cheapest_legal(self) -> Neighbour | None:
+        """The fastest legal neighbour, one that fits if any does.
+
+        None: there is none, or the candidate is legal.
+        """
+        if not self.violations:
+            return None
+        fitting = [n for n in self._legal if n.fit_probability >= self.min_fit]
+        return min(fitting or self._legal, key=lambda n: n.step_time_s, default=None)
+
+    @property
+    def _legal(self) -> list[Neighbour]:
+        return [neighbour for neighbour in self.neighbours if not neighbour.violations]
+
+
+def judged_as_dict(found: Judged) -> dict[str, Any]:
+    """For programs: the candidate, and whether it is legal."""
+    return {
+        "is_predicted": True,
+        "device_name": found.environment.device_name,
+        "world": found.job.world,
+        "candidate": dict(found.knobs),
+        "notes": list(found.notes),
+        "violations": [_violation(violation) for violation in found.violations],
+    }
+
+
+def estimate_as_dict(found: Estimated) -> dict[str, Any]:
+    """For programs; every figure is predicted."""
+    seconds, sizes = parts_of(found.prediction, found.index)
+    samples_per_s = found.job.global_batch / found.step_time_s
+    return {
+        **judged_as_dict(found),
+        "pred_step_time_s": found.step_time_s,
+        "pred_samples_per_s": samples_per_s,
+        "pred_tokens_per_s_per_gpu": samples_per_s * found.job.seq_len / found.job.world,
+        "pred_peak_memory_bytes": found.peak_memory_bytes,
+        "pred_fit_probability": found.fit_probability,
+        "pred_time_parts_s": seconds,
+        "pred_memory_parts_bytes": sizes,
+    }
+
+
+def explained_as_dict(found: Explained) -> dict[str, Any]:
+    """For programs; every figure is predicted."""
+    return {
+        **estimate_as_dict(found),
+        "rank": found.place,
+        "n_ranked": found.n_ranked,
+        "is_in_space": found.is_in_lattice,
+        "cheapest_fit": _neighbour(found.cheapest_fit),
+        "cheapest_legal": _neighbour(found.cheapest_legal),
+        "neighbours": [_neighbour(neighbour) for neighbour in found.neighbours],
+    }
+
+
+def print_estimate(console: Console, found: Estimated) -> None:
+    """Print what is predicted, by part."""
+    print_title(console, found)
+    for name, text in (*verdict(found), *_figures(found)):
+        console.print(fact(name, text))
+
+
+def print_explained(console: Console, found: Explained) -> None:
+    """Print the verdict, what dominates, and each knob one step up and down."""
+    print_title(console, found)
+    for name, text in _facts(found):
+        console.print(fact(name, text))
+    alike, differing = _split(found)
+    if differing:
+        console.print(_table(found, differing))
+    for name, text in _unlisted(found, alike):
+        console.print(fact(name, text))
+
+
+def print_title(console: Console, found: Judged) -> None:
+    """Print what is predicted of."""
+    title = (
+        f"predicted, nothing was run: {found.choices.describe(found.index)}, "
+        f"{found.job.model.name} on {found.job.world} x {found.environment.device_name}"
+    )
+    console.print(Text(title, style="bold"), soft_wrap=False)
+
+
+def verdict(found: Judged) -> list[tuple[str, str]]:
+    """What became of settings, and which rules refuse the candidate."""
+    facts = [("note", note) for note in found.notes]
+    for violation in found.violations:
+        facts += [("refused", f"{violation.rule}: {violation.message}"), ("fix", violation.fix)]
+    return facts
+
+
+def _figures(found: Estimated) -> list[tuple[str, str]]:
+    seconds, sizes = parts_of(found.prediction, found.index)
+    return [
+        ("step", f"{format_seconds(found.step_time_s)}: {shares(seconds, 5)}"),
+        (
+            "memory",
+            f"{format_bytes(found.peak_memory_bytes)}, fits with a probability of "
+            f"{found.fit_probability:.0%}: {shares(sizes, 5)}",
+        ),
+    ]
+
+
+def _facts(found: Explained) -> list[tuple[str, str]]:
+    facts = verdict(found)
+    if change := found.cheapest_legal:
+        facts.append(("legal with", _said(change)))
+    where = "" if found.is_in_lattice else f"; {found.home} does not hold it"
+    facts.append(("rank", f"{found.place} of {found.n_ranked} of the lattice{where}"))
+    facts += _figures(found)
+    if found.fit_probability < found.min_fit:
+        change = found.cheapest_fit
+        text = "no single change makes it fit" if change is None else _said(change)
+        facts.append(("to fit", text))
+    return facts
+
+
+def _said(neighbour: Neighbour) -> str:
+    return (
+        f"{_step(neighbour)}: "
+        f"{format_seconds(neighbour.step_time_s)}, {format_bytes(neighbour.peak_memory_bytes)}, "
+        f"fits with a probability of {neighbour.fit_probability:.0%}"
+    )
+
+
+def _table(found: Explained, differing: Sequence[Neighbour]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("one change", no_wrap=True)
+    for name in ("step", "peak", "fits"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for neighbour in differing:
+        table.add_row(
+            _step(neighbour),
+            f"{neighbour.step_time_s / found.step_time_s - 1:+.1%}",
+            f"{neighbour.peak_memory_bytes / found.peak_memory_bytes - 1:+.1%}",
+            f"{neighbour.fit_probability:.0%}",
+        )
+    return table
+
+
+def _unlisted(found: Explained, alike: Sequence[str]) -> list[tuple[str, str]]:
+    """Knobs of which no step makes a difference, and refused steps by what refuses them."""
+    refused: dict[str, list[str]] = {}
+    for neighbour in found.neighbours:
+        if neighbour.violations:
+            refused.setdefault(_rules(neighbour.violations), []).append(_step(neighbour))
+    facts = [("the same", ", ".join(alike))] if alike else []
+    if as_before := refused.pop(_rules(found.violations), []):
+        text = f"as it is with {len(as_before)} other changes: {_rules(found.violations)}"
+        facts.append(("refused", text))
+    return facts + [("refused", f"{', '.join(steps)}: {rule}") for rule, steps in refused.items()]
+
+
+def _step(neighbour: Neighbour) -> str:
+    return f"{neighbour.knob}={format_value(neighbour.value)}"
+
+
+def _rules(violations: Sequence[Violation]) -> str:
+    return ", ".join(violation.rule for violation in violations)
+
+
+def _split(found: Explained) -> tuple[list[str], Sequence[Neighbour]]:
+    """Knobs of which no legal step makes a difference, and the legal steps of the others."""
+    legal = [n for n in found.neighbours if not n.violations]
+    differs = {
+        n.knob
+        for n in legal
+        if abs(n.step_time_s / found.step_time_s - 1) >= _ALIKE
+        or abs(n.peak_memory_bytes / found.peak_memory_bytes - 1) >= _ALIKE
+    }
+    alike = dict.fromkeys(n.knob for n in legal if n.knob not in differs)
+    return list(alike), [n for n in legal if n.knob in differs]
+
+
+def _neighbour(neighbour: Neighbour | None) -> dict[str, Any] | None:
+    if neighbour is None:
+        return None
+    return {
+        "knob": neighbour.knob,
+        "value": neighbour.value,
+        "violations": [_violation(violation) for violation in neighbour.violations],
+        "pred_step_time_s": neighbour.step_time_s,
+        "pred_peak_memory_bytes": neighbour.peak_memory_bytes,
+        "pred_fit_probability": neighbour.fit_probability,
+    }
+
+
+def _violation(violation: Violation) -> dict[str, str]:
+    return {"rule": violation.rule, "message": violation.message, "fix": violation.fix}

@@ -1,0 +1,222 @@
+"""A trial explained: where its time went, what bounds it, and the knob that addresses that."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from autotune.base.units import format_bytes, format_seconds
+from autotune.contract import Collective, Diagnosis, Split, TrialResult, TrialSpec, Use
+from autotune.record.bottleneck import Bottleneck, Bound, bottleneck, bubble_share, shares_of_calls
+from autotune.record.facts import environment_at
+from autotune.record.study import Trial
+from autotune.record.table_seen import energy_per_sample_j
+from autotune.record.throughput import peak_flops_of
+from autotune.report.explain.advice import Advice, advise, describe_advice
+from autotune.report.explain.predictions import predicted_memory, predicted_rate
+from autotune.report.results.study import Report
+from autotune.space.candidate import candidate_of
+
+_MAX_COLLECTIVES = 4
+_MAX_ADVICE = 3
+_LEAST_SHARE = 0.005
+"""Of a step, to be named with a figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What can be said of one trial."""
+
+    trial: int
+    spec: TrialSpec
+    result: TrialResult
+    diagnosis: Diagnosis
+    bottleneck: Bottleneck | None
+    """None where the diagnostic pass saw nothing."""
+    advice: list[Advice]
+    peak_flops: float | None
+    """Of one device, dense; None where it is not known, or the trial ran in fp32."""
+    flops_per_s: float | None
+    """Of the model per device, without recomputation; None where it is not known."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `report --trial N --json` prints it."""
+        split = self.diagnosis.split
+        found = self.bottleneck
+        return {
+            "trial": self.trial,
+            "rank": self.diagnosis.rank,
+            "shares": {} if split is None else shares_of_calls(split),
+            "bound": None if found is None else found.bound.value,
+            "bound_shares": {} if found is None else {b.value: s for b, s in found.shares.items()},
+            "explanation": [{"name": name, "text": text} for name, text in describe(self)],
+            "advice": [each.as_dict() for each in self.advice],
+            "problem": self.diagnosis.problem,
+        }
+
+
+def explain(report: Report, number: int, row: Mapping[str, Any]) -> Explanation | None:
+    """Explain a trial; None where it had no diagnostic pass.
+
+    Args:
+        report: The study.
+        number: Of the trial.
+        row: The trial's row of the table, which says how many FLOP/s it reached.
+    """
+    trial = next((t for t in report.history.trials if t.spec.number == number), None)
+    if trial is None or trial.result is None or trial.result.diagnosis is None:
+        return None
+    diagnosis = trial.result.diagnosis
+    found = bottleneck(trial.spec, diagnosis)
+    tflops = _number(row, "tflops_per_device")
+    return Explanation(
+        trial=number,
+        spec=trial.spec,
+        result=trial.result,
+        diagnosis=diagnosis,
+        bottleneck=found,
+        advice=[] if found is None else _advice(report, trial, diagnosis, found),
+        flops_per_s=None if tflops is None else tflops * 1e12,
+        peak_flops=peak_flops_of(trial.spec, environment_at(report.facts, number)),
+    )
+
+
+def rows_of(frame: pd.DataFrame) -> dict[int, dict[str, Any]]:
+    """The rows of a table by the number of their trial."""
+    return {int(row["trial"]): {str(k): v for k, v in row.items()} for _, row in frame.iterrows()}
+
+
+def describe(explanation: Explanation) -> list[tuple[str, str]]:
+    """The explanation, fact by fact, as (name, text)."""
+    diagnosis, found = explanation.diagnosis, explanation.bottleneck
+    facts: list[tuple[str, str]] = []
+    if found is not None and diagnosis.split is not None:
+        facts.append(("step", _step(diagnosis, diagnosis.split)))
+        facts.append(("bound by", _bound(explanation, found)))
+        facts += [("try", describe_advice(each)) for each in explanation.advice[:_MAX_ADVICE]]
+        if not explanation.advice:
+            facts.append(("try", "no knob that acts here addresses that"))
+        facts.append(("speed", _speed(explanation)))
+    if rate := predicted_rate(explanation.spec):
+        facts.append(("predicted", f"{rate} samples/s; {predicted_memory(explanation.spec)}"))
+    facts += [("collective", _collective(c)) for c in diagnosis.collectives[:_MAX_COLLECTIVES]]
+    if (unlogged := _unlogged(diagnosis)) is not None:
+        facts.append(("unseen", unlogged))
+    if explanation.result.use is not None:
+        facts += _use(explanation, explanation.result.use)
+    if diagnosis.problem:
+        facts.append(("missing", diagnosis.problem))
+    return facts
+
+
+def _number(row: Mapping[str, Any], column: str) -> float | None:
+    value = row.get(column)
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def _advice(report: Report, trial: Trial, diagnosis: Diagnosis, found: Bottleneck) -> list[Advice]:
+    """Of the bound and of what is nearly as large."""
+    candidate = candidate_of(trial.spec)
+    return [
+        each
+        for bound in (found.bound, *found.rivals)
+        for each in advise(bound, trial.spec, diagnosis, candidate, report.context, report.history)
+    ]
+
+
+def _step(diagnosis: Diagnosis, split: Split) -> str:
+    shares = [
+        f"{name} {share:.0%}"
+        for name, share in shares_of_calls(split).items()
+        if share >= _LEAST_SHARE
+    ]
+    text = f"{', '.join(shares)} on rank {diagnosis.rank}, which waits least for others"
+    if diagnosis.waiting_s >= _LEAST_SHARE * split.step_s:
+        text += f"; the others wait {diagnosis.waiting_s / split.step_s:.0%} of a step more"
+    if split.overlapped_s >= _LEAST_SHARE * split.step_s:
+        text += f"; {split.overlapped_s / split.step_s:.0%} more of communication is hidden"
+    return f"{text} ({format_seconds(split.step_s)} under the profiler)"
+
+
+_EXPLAINED = {
+    Bound.COMPUTE: "matrix products and attention",
+    Bound.MEMORY: "operations that move more than they compute, the optimizer among them",
+    Bound.COMMUNICATION: "collectives that nothing hides",
+    Bound.HOST: "no operation runs: Python, launches, data",
+    Bound.BUBBLE: "stages of the pipeline with nothing to do",
+}
+
+
+def _bound(explanation: Explanation, found: Bottleneck) -> str:
+    named = [found.bound, *found.rivals]
+    text = " and ".join(bound.value for bound in named)
+    text += f": {found.shares[found.bound]:.0%} of a step, {_EXPLAINED[found.bound]}"
+    rest = [
+        f"{bound.value} {share:.0%}"
+        for bound, share in found.shares.items()
+        if bound is not found.bound and share >= _LEAST_SHARE
+    ]
+    text += f"; then {', '.join(rest)}" if rest else ""
+    if explanation.spec.pp > 1:
+        text += (
+            f". The bubble of {explanation.spec.pp} stages and {explanation.spec.grad_accum} "
+            f"micro-batches is {bubble_share(explanation.spec):.0%}"
+        )
+    return text
+
+
+def _speed(explanation: Explanation) -> str:
+    """FLOP/s of the measured steps, against the peak only where that is known."""
+    if explanation.flops_per_s is None:
+        return "FLOP/s of the model are unknown"
+    text = f"{explanation.flops_per_s / 1e12:.3g} TFLOP/s of the model per device"
+    if explanation.peak_flops is None:
+        return f"{text}; the peak of this device is unknown at this precision"
+    share = explanation.flops_per_s / explanation.peak_flops
+    return f"{text}, {share:.0%} of its peak of {explanation.peak_flops / 1e12:.0f}"
+
+
+def _collective(one: Collective) -> str:
+    size = f" of {format_bytes(one.message_bytes)}" if one.message_bytes else ""
+    times = "call" if one.calls == 1 else "calls"
+    text = f"{one.name}{size} over {one.group_size} ranks, {one.calls} {times} a step: "
+    text += _milliseconds(one.transfer_s)
+    if one.busbw_bytes_per_s is not None and one.message_bytes >= 1024:
+        text += f" at {format_bytes(int(one.busbw_bytes_per_s))}/s per link"
+    return f"{text}, {_milliseconds(one.waiting_s)} more waiting for slower ranks"
+
+
+def _milliseconds(duration_s: float) -> str:
+    return f"{duration_s * 1e3:.3g} ms"
+
+
+def _unlogged(diagnosis: Diagnosis) -> str | None:
+    """What the comms logger cannot have seen of the communication in the profile."""
+    split = diagnosis.split
+    if split is None or diagnosis.collectives:
+        return None
+    if split.communication_s < _LEAST_SHARE * split.step_s:
+        return None
+    return "collectives that do not go through DeepSpeed: their sizes are unknown"
+
+
+def _use(explanation: Explanation, use: Use) -> list[tuple[str, str]]:
+    facts = [("processor", f"each rank kept {use.cpu_utilization:.2f} cores busy")]
+    gpu = use.gpu
+    if gpu is None:
+        why = "no GPU" if explanation.spec.accelerator == "cpu" else "NVML did not answer"
+        return [*facts, ("energy", f"not measured: {why}")]
+    parts = [
+        "" if gpu.utilization is None else f"{gpu.utilization:.0%} busy",
+        "" if gpu.power_w is None else f"{gpu.power_w:.0f} W",
+        "" if gpu.clock_hz is None else f"{gpu.clock_hz / 1e6:.0f} MHz",
+        "" if gpu.temperature_c is None else f"at most {gpu.temperature_c:.0f} degrees C",
+    ]
+    facts.append(("device", ", ".join(filter(None, parts)) or "NVML does not say"))
+    if gpu.throttled:
+        reasons = ", ".join(gpu.throttle_reasons)
+        facts.append(("throttled", f"in {gpu.throttled:.0%} of the readings: {reasons}"))
+    energy = energy_per_sample_j(explanation.spec, explanation.result)
+    said = "not measured: the device counts none" if energy is None else f"{energy:.3g} J/sample"
+    return [*facts, ("energy", said)]

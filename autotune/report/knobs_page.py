@@ -1,0 +1,118 @@
+"""Every knob as `docs/knobs.md` has it: `python -m autotune.report.knobs_page > docs/knobs.md`."""
+
+import sys
+from collections.abc import Sequence
+
+from autotune.contract import KnobValue
+from autotune.record.tried import Run, is_tried, never_run, recorded
+from autotune.space.candidate import format_value
+from autotune.space.catalogue.situation import never
+from autotune.space.knob import MAX_VALUE
+from autotune.space.knobs import KNOBS, Knob
+
+
+def documentation() -> str:
+    """The whole page."""
+    lines = [_INTRODUCTION, *map(_row, recorded()), ""]
+    for group, title in _GROUPS.items():
+        lines.append(f"## {title}\n")
+        lines += [_entry(knob) for knob in KNOBS.values() if knob.group == group]
+    return "\n".join(lines)
+
+
+def tried_on(knob: Knob, runs: Sequence[Run]) -> str:
+    """The honest limit of a knob, in a line: `2 CPU ranks (none, cpu); **never on a GPU**`."""
+    if knob.acts is never:
+        return "nothing: there is nothing to see"
+    values: dict[str, list[KnobValue]] = {}
+    for run in runs:
+        known = values.setdefault(run.hardware, [])
+        known += [value for value in run.trained.get(knob.name, ()) if value not in known]
+    told = [f"{hardware} ({_listed(found)})" for hardware, found in values.items() if found]
+    if not told:
+        return "**nothing yet**"
+    missing = [value for value in never_run(knob, runs) if value != knob.default]
+    if missing:
+        told.append(f"**never: {_listed(missing)}**")
+    if not _is_on_gpu(knob, runs):
+        told.append("**never on a GPU**")
+    return "; ".join(told)
+
+
+def _is_on_gpu(knob: Knob, runs: Sequence[Run]) -> bool:
+    values = (value for run in runs for value in run.trained.get(knob.name, ()))
+    return any(v != knob.default and is_tried(knob, v, "cuda", runs) for v in values)
+
+
+def _row(run: Run) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    return f"| {run.date} | {run.hardware} | {run.device_name} | {versions} |"
+
+
+def _entry(knob: Knob) -> str:
+    default = format_value(knob.default)
+    for stage, value in knob.default_at_stage.items():
+        default += f"; {format_value(value)} at stage {stage}"
+    facts = {
+        "values": _values(knob),
+        "default": default,
+        "acts": knob.scope,
+        "changes training": knob.changes_training,
+        "needs CUDA": _listed(knob.needs_cuda),
+        "tried on": tried_on(knob, recorded()),
+        "decided in": f"`{knob.source}`",
+    }
+    told = "\n".join(f"- {name}: {text}" for name, text in facts.items() if text)
+    return f"### `{knob.name}`\n\n{knob.help[0].upper()}{knob.help[1:]}.\n\n{told}\n"
+
+
+def _values(knob: Knob) -> str:
+    if knob.kind == "bool":
+        return "false, true"
+    if knob.choices:
+        named = _listed(knob.choices)
+        return f"{named}, every_K" if knob.pattern else named
+    numbers = "whole numbers" if knob.kind == "int" else "numbers"
+    if knob.maximum == MAX_VALUE:
+        return f"{numbers} from {knob.minimum:g}"
+    return f"{numbers} from {knob.minimum:g} to {knob.maximum:g}"
+
+
+def _listed(values: Sequence[KnobValue]) -> str:
+    return ", ".join(map(format_value, values))
+
+
+_GROUPS = {
+    "layout": "Layout",
+    "zero": "ZeRO",
+    "offload": "Offload",
+    "zeropp": "ZeRO++",
+    "precision": "Number formats",
+    "compute": "Computation",
+    "process": "Processes",
+}
+
+_INTRODUCTION = """# Knobs
+
+Every knob there is: what it does, where it acts, and on what it was really tried. The list is
+made by `python -m autotune.report.knobs_page > docs/knobs.md`. A knob is left out of a candidate
+where it changes nothing, and values that mean the same run become one.
+
+No knobs, but part of every trial: variables of the environment that move speed (`NCCL_*`,
+`TORCH_NCCL_*`, `GLOO_*`, `OMP_*`, `KMP_*`, `MALLOC_*`, `LD_PRELOAD`, allocator settings) reach the
+ranks as you set them, and each trial's `result.json` records those that were set.
+
+No knobs either: 1-bit Adam, 0/1 Adam, 1-bit LAMB, `compression_training`, MiCS and LoCo, which
+DeepSpeed took out (0.19.7 and 0.19.8); the rules say so of a file that has them. Where an older
+DeepSpeed is installed a base configuration may hold them, the 1-bit optimizers at stage 0 alone.
+Those compress after thousands of steps (`freeze_step`) only: a short trial cannot price them.
+
+"Tried on" is the honest limit: which values trained real steps and were read back from the live
+engine. What was never run on a GPU, or nowhere, says so here, in `search --help`, in the plan, in
+the report and in the export. Behind it are these runs, under `results/recorded/`:
+
+| date | hardware | device | versions |
+|---|---|---|---|"""
+
+if __name__ == "__main__":
+    sys.stdout.write(documentation())

@@ -1,0 +1,206 @@
+"""The record as an Optuna study: for the importance of knobs, and for Optuna's own dashboard.
+
+One Optuna trial per candidate, with the figure that the report shows. Constraints stand twice: as
+Optuna 5 keeps them, and as the list in the system attribute `constraints` that optuna-dashboard
+0.21 still reads alone; without it, it would crown a trial that ran out of memory.
+"""
+
+import os
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.importance import PedAnovaImportanceEvaluator
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from autotune.base.errors import StudyError
+from autotune.base.files import is_foreign
+from autotune.contract import KnobValue
+from autotune.report.results.rows import Row
+from autotune.report.results.study import Report
+from autotune.search.history import Tried
+from autotune.space.knobs import KNOBS
+
+MIN_CANDIDATES = 20
+"""Fewer say nothing of importance: a quarter of them is five, the fewest that Optuna recommends
+above the quantile."""
+_MARK = b'"user_attr":{"objective":'
+"""Near the beginning of every journal of ours."""
+TOP_SHARE = 0.25
+"""Importance is for being among this share of the candidates."""
+
+
+def importance_of(report: Report) -> dict[str, float] | None:
+    """How much each knob decides whether a candidate is among the best quarter.
+
+    PED-ANOVA (Watanabe et al., arXiv 2304.10255; conditional knobs: arXiv 2601.20800). A candidate
+    that failed or broke a limit counts as the worst.
+
+    Returns:
+        Knob that varies -> share, the largest first, adding up to 1; None with fewer than
+        `MIN_CANDIDATES` settled candidates, or where no knob varies.
+    """
+    trials = [t for t in _trials(report) if t.state is TrialState.COMPLETE]
+    if len(trials) < MIN_CANDIDATES:
+        return None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    direction = report.objective.directions[0]
+    study = optuna.create_study(direction=direction)
+    told = [trial.values[0] for trial in trials]
+    worst = min(told) if direction == "maximize" else max(told)
+    for trial, value in zip(trials, told, strict=True):
+        is_broken = any(value > 0 for value in trial.constraints.values())
+        trial.values = [worst if is_broken else value]
+    study.add_trials(trials)
+    with warnings.catch_warnings():
+        # It warns where most candidates are equally bad; then the shares are equal too.
+        warnings.simplefilter("ignore")
+        shares = optuna.importance.get_param_importances(
+            study, evaluator=PedAnovaImportanceEvaluator(target_quantile=TOP_SHARE)
+        )
+    varies = {name for name, d in _distributions(report.history.tried).items() if not d.single()}
+    found = {name: share for name, share in shares.items() if name in varies}
+    if not any(found.values()):
+        return None
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def write_storage(report: Report, path: Path) -> Path:
+    """Write the study as an Optuna journal, whole or not at all; an older journal is replaced.
+
+    `optuna-dashboard FILE` opens it; in Python, `optuna.load_study(study_name=...,
+    storage=JournalStorage(JournalFileBackend(FILE)))`.
+
+    Args:
+        report: The study.
+        path: The file to write.
+
+    Raises:
+        StudyError: It cannot be written, or is there and no journal of ours.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if is_foreign(path, _MARK):
+            raise StudyError(
+                f"{path}: is there and was not written by `autotune export --to optuna`",
+                "name another file with --out, or move that one away",
+            )
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".optuna-") as aside:
+            file = Path(aside) / path.name
+            study = optuna.create_study(
+                study_name=report.study,
+                storage=JournalStorage(JournalFileBackend(str(file))),
+                directions=report.objective.directions,
+            )
+            for key, value in _study_attributes(report).items():
+                study.set_user_attr(key, value)
+            study.add_trials(_trials(report))
+            os.replace(file, path)
+    except OSError as error:
+        raise StudyError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            "name a file in a folder that you may write with --out",
+        ) from error
+    return path
+
+
+def _trials(report: Report) -> list[FrozenTrial]:
+    """One per candidate, in the order in which they were first tried."""
+    tried = report.history.tried
+    rows = {row.candidate.hash: row for row in report.rows}
+    distributions = _distributions(tried)
+    figures = [f for t in tried if (f := report.objective.figure(t)) is not None]
+    best = max((figure.samples_per_s for figure in figures), default=0.0)
+    peaks = [t.measured.peak_memory_bytes or 0 for t in tried if t.measured is not None]
+    worst_peak_bytes = float(max(peaks, default=0))
+    return [
+        _trial(report, t, rows[t.candidate.hash], distributions, best, worst_peak_bytes)
+        for t in tried
+        if not t.is_running
+    ]
+
+
+def _trial(
+    report: Report,
+    tried: Tried,
+    row: Row,
+    distributions: Mapping[str, BaseDistribution],
+    best_samples_per_s: float,
+    worst_peak_bytes: float,
+) -> FrozenTrial:
+    """What the platform spoilt is failed; what the configuration spoilt breaks a constraint."""
+    values = tried.candidate.values
+    known: dict[str, Any] = {
+        "params": dict(values),
+        "distributions": {name: distributions[name] for name in values},
+        "user_attrs": _attributes(report, tried, row),
+    }
+    if tried.measured is None and tried.fault is None:
+        return create_trial(state=TrialState.FAIL, **known)
+    constraints = report.objective.constraints(tried, best_samples_per_s)
+    return create_trial(
+        state=TrialState.COMPLETE,
+        values=_values(report, tried, row, worst_peak_bytes),
+        constraints=constraints,
+        system_attrs={"constraints": list(constraints.values())},
+        **known,
+    )
+
+
+def _values(report: Report, tried: Tried, row: Row, worst_peak_bytes: float) -> list[float]:
+    """One per direction: the report's own figure where samples/s are wished for."""
+    values = report.objective.values(tried, worst_peak_bytes)
+    if row.figure is not None and report.objective.directions[0] == "maximize":
+        values[0] = row.figure.samples_per_s
+    return values
+
+
+def _distributions(tried: Sequence[Tried]) -> dict[str, BaseDistribution]:
+    """One per knob of the record, over the values that were tried."""
+    seen: dict[str, dict[KnobValue, None]] = {}
+    for one in tried:
+        for name, value in one.candidate.knobs:
+            seen.setdefault(name, {})[value] = None
+    return {name: _distribution(name, tuple(values)) for name, values in seen.items()}
+
+
+def _distribution(name: str, values: tuple[KnobValue, ...]) -> BaseDistribution:
+    if KNOBS[name].kind != "int":
+        return CategoricalDistribution(values)
+    low, high = (int(edge(values, key=int)) for edge in (min, max))
+    return IntDistribution(low, high, log=low >= 1)
+
+
+def _attributes(report: Report, tried: Tried, row: Row) -> dict[str, Any]:
+    """What the report says of a candidate; None is left out."""
+    figure = row.figure
+    found = {
+        "trial": row.trial,
+        "candidate_hash": tried.candidate.hash,
+        "outcome": None if row.outcome is None else row.outcome.value,
+        "evidence": row.evidence or None,
+        "n_runs": row.n_runs if figure else None,
+        "samples_per_s": figure.samples_per_s if figure else None,
+        "samples_per_s_low": figure.low if figure else None,
+        "samples_per_s_high": figure.high if figure else None,
+        "peak_memory_bytes": figure.peak_memory_bytes if figure else None,
+        "is_best": row == report.row_named("best"),
+        "is_baseline": row == report.row_named("baseline"),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _study_attributes(report: Report) -> dict[str, Any]:
+    answer = report.answer or {}
+    keys = ("speedup", "speedup_low", "speedup_high", "stop_reason")
+    return {
+        "objective": report.objective.wish.name,
+        **{key: answer[key] for key in keys if key in answer},
+    }

@@ -1,0 +1,171 @@
+"""The report of a study as one HTML file that needs nothing else."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pandas as pd
+from plotly.offline import get_plotlyjs
+
+from autotune import __version__
+from autotune.base.templates import Templates, canonical_json
+from autotune.base.units import format_bytes, format_seconds
+from autotune.report.optuna_storage import MIN_CANDIDATES, importance_of
+from autotune.report.page import change as page_change
+from autotune.report.page import charts, charts_candidates
+from autotune.report.page import tables as page_tables
+from autotune.report.page.charts import Chart
+from autotune.report.results.study import Report
+from autotune.report.results.summary import summarize_standing
+from autotune.report.results.verdict import describe_peaks, describe_place, describe_verdict
+from autotune.report.words import format_rate
+from autotune.search.base import Snapshot, Stage
+
+REFRESH_S = 10
+"""How often the page of a running search loads itself again."""
+
+
+def render_page(
+    report: Report,
+    frame: pd.DataFrame,
+    templates: Templates,
+    *,
+    snapshot: Snapshot | None = None,
+) -> str:
+    """The page.
+
+    Args:
+        report: The study.
+        frame: Its table.
+        templates: Where `report/study.html.j2` is looked for.
+        snapshot: What a running search says of itself; None: no search is running.
+
+    Raises:
+        RenderError: A template of the user's does not render.
+    """
+    standings = _standings(report, snapshot)
+    shares = importance_of(report)
+    drawn = [
+        charts.best_and_baseline(report, standings),
+        charts.history(report),
+        charts_candidates.speed_and_memory(report, standings),
+        charts_candidates.parallel_coordinates(report),
+        None if shares is None else charts.importance(shares),
+        charts.outcomes(report),
+        charts.phases(report),
+        charts.steps(report),
+    ]
+    named = {chart.name: chart for chart in drawn if chart is not None}
+    best = standings["best"]
+    config = None if best is None else page_change.ds_config(report, best["trial"])
+    values = {
+        **page_values(list(named.values())),
+        "title": report.study,
+        "refresh_s": REFRESH_S if _is_running(snapshot) else None,
+        "place": describe_place(report),
+        "job": _job(report),
+        "running": _running(snapshot),
+        "headline": _headline(report),
+        "on_cpu": report.context.accelerator == "cpu",
+        "verdict": describe_verdict(report) if not _is_running(snapshot) else [],
+        "named": {name: named.get(name) for name in _CHARTS},
+        "change": page_change.change(report, standings),
+        "ds_config": None if config is None else canonical_json(config),
+        "importance_said": _importance_said(report, shares is not None),
+        "evidence": page_tables.evidence(report),
+        "outcome_names": [outcome.value for outcome in report.counts],
+        "trials": page_tables.trials(report, standings),
+        "foretold": any(trial.spec.predicted for trial in report.history.trials),
+        "unreadable": page_tables.unreadable(frame),
+        "explanations": page_tables.explanations(report, frame),
+        "provenance": page_tables.provenance(report, frame),
+    }
+    return templates.text("report/study.html.j2", values)
+
+
+_CHARTS = ("standings", "history", "memory", "knobs", "importance", "outcomes", "phases", "steps")
+
+
+def page_values(drawn: Sequence[Chart]) -> dict[str, Any]:
+    """What every page needs: its charts, plotly itself where there are any, and who wrote it."""
+    return {
+        "charts": [{"name": chart.name, "figure": chart.figure} for chart in drawn],
+        "plotly_js": get_plotlyjs() if drawn else "",
+        "version": __version__,
+        "written_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+    }
+
+
+def _standings(report: Report, snapshot: Snapshot | None) -> dict[str, dict[str, Any] | None]:
+    """The answer's, or the best so far."""
+    if _is_running(snapshot) and snapshot is not None:
+        pair = (snapshot.best, snapshot.baseline)
+        best, baseline = (None if s is None else summarize_standing(s) for s in pair)
+    else:
+        answer = report.answer or {}
+        best, baseline = answer.get("best"), answer.get("baseline")
+    return {"best": best, "baseline": baseline}
+
+
+def _is_running(snapshot: Snapshot | None) -> bool:
+    return snapshot is not None and snapshot.stage is not Stage.DONE
+
+
+def _running(snapshot: Snapshot | None) -> str:
+    if snapshot is None or snapshot.stage is Stage.DONE:
+        return ""
+    left = snapshot.time_left_s
+    return (
+        f"running: {snapshot.stage.value}, {snapshot.n_done} of {snapshot.n_budget} trials, "
+        f"{format_seconds(snapshot.elapsed_s)}"
+        + ("" if left is None else f", about {format_seconds(left)} left")
+    )
+
+
+def _job(report: Report) -> str:
+    context = report.context
+    specs = [trial.spec for trial in report.history.trials]
+    sequence = f"sequence {specs[-1].seq_len}, " if specs else ""
+    limit = specs[-1].memory_limit_bytes if specs else None
+    return (
+        f"{sequence}global batch {context.global_batch}, world {context.world}, "
+        f"{context.precision}"
+        + (f", at most {format_bytes(limit)} per device" if limit is not None else "")
+    )
+
+
+def _headline(report: Report) -> dict[str, str] | None:
+    """What the search was for, in large print, and what it rests on."""
+    answer = report.answer
+    if answer is None or answer["best"] is None:
+        return None
+    rate = f"{format_rate(answer['best']['samples_per_s'])} samples/s"
+    if answer["speedup"] is None:
+        words = "The best was not run again beside a baseline: no gain is claimed."
+        return {"figure": rate, "words": words, "tone": ""}
+    if answer["best"]["trial"] == answer["baseline"]["trial"]:
+        return {"figure": "Nothing beat the baseline", "words": f"{rate}.", "tone": ""}
+    gain = f"{answer['speedup']:.2f}x the baseline"
+    low, high = answer["speedup_low"], answer["speedup_high"]
+    interval = f"95% interval {low:.2f} to {high:.2f}"
+    words = f"{rate}, {gain}, {interval}"
+    if report.objective.wish.name != "samples_per_s":
+        said = "faster" if low > 1 else "slower" if high < 1 else "not told apart from it"
+        peaks = f"Peak {describe_peaks(answer)}"
+        return {"figure": peaks, "words": f"{words}: {said}.", "tone": ""}
+    # The large print must not claim what the interval does not.
+    if low <= 1:
+        return {"figure": "No proven gain", "words": f"{words}.", "tone": ""}
+    return {"figure": gain, "words": f"{interval}, at {rate}.", "tone": "good"}
+
+
+def _importance_said(report: Report, is_drawn: bool) -> str:
+    if is_drawn:
+        return (
+            "PED-ANOVA: how much a knob decides whether a candidate is among the best quarter of "
+            "those tried. What failed or broke a limit counts as the worst."
+        )
+    settled = sum(tried.is_settled for tried in report.history.tried)
+    if settled < MIN_CANDIDATES:
+        return f"It takes {MIN_CANDIDATES} candidates to say; {settled} were tried."
+    return "No knob stands out among the candidates that were tried."

@@ -1,0 +1,112 @@
+"""The tables of a study's page."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from autotune.base.units import format_bytes
+from autotune.contract import Outcome
+from autotune.record.spread import is_figure
+from autotune.record.study import Trial
+from autotune.report.explain.predictions import predicted_memory, predicted_rate
+from autotune.report.explain.trial import describe, explain, rows_of
+from autotune.report.page.charts import Standings
+from autotune.report.results.study import Report
+from autotune.report.words import describe_candidate, format_interval, format_rate
+from autotune.space.candidate import candidate_of
+
+
+def evidence(report: Report) -> list[dict[str, str]]:
+    """The lines that outcomes were read from, equal ones together, the most frequent first."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for trial in report.history.trials:
+        result = trial.result
+        if result is not None and result.outcome is not Outcome.OK:
+            key = (result.outcome.value, _said_by(trial))
+            groups.setdefault(key, []).append(trial.spec.number)
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
+    return [
+        {"outcome": outcome, "trials": ", ".join(map(str, numbers)), "evidence": evidence}
+        for (outcome, evidence), numbers in ordered
+    ]
+
+
+def _said_by(trial: Trial) -> str:
+    result = trial.result
+    if result is None:
+        return trial.problem
+    said = []
+    if result.outcome is not Outcome.OK:
+        source = f" [{result.evidence_source}]" if result.evidence_source else ""
+        said.append(f"{result.evidence}{source}")
+    if result.outcome.is_measured and result.disturbed:
+        said.append(f"disturbed: {result.disturbed}")
+    return "; ".join(said) or trial.problem
+
+
+def trials(report: Report, standings: Standings) -> list[dict[str, str]]:
+    """Every trial of the record, by number."""
+    marks = {s["trial"]: name for name, s in standings.items() if s is not None}
+    return [_trial(trial, report, marks) for trial in report.history.trials]
+
+
+def _trial(trial: Trial, report: Report, marks: Mapping[int, str]) -> dict[str, str]:
+    spec, result = trial.spec, trial.result
+    rate = None if result is None else result.samples_per_s
+    interval = ""
+    if result is not None and is_figure(result):
+        predicted = report.history.spread.interval([result])
+        interval = format_interval(predicted.low, predicted.high)
+    peak_bytes = None if result is None else result.peak_memory_bytes
+    round_number = "" if spec.confirm_round is None else f", round {spec.confirm_round}"
+    return {
+        "number": str(spec.number),
+        "mark": marks.get(spec.number, ""),
+        "role": f"{spec.role.value}{round_number}",
+        "outcome": "running" if result is None else result.outcome.value,
+        "rate": "" if rate is None else format_rate(rate),
+        "interval": interval,
+        "memory": "" if peak_bytes is None else format_bytes(peak_bytes),
+        "predicted_rate": predicted_rate(spec),
+        "predicted_memory": predicted_memory(spec),
+        "settings": describe_candidate(candidate_of(spec), report.context),
+        "evidence": _said_by(trial),
+    }
+
+
+def explanations(report: Report, frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Every trial that had a diagnostic pass, explained."""
+    rows = rows_of(frame)
+    numbers = [trial.spec.number for trial in report.history.trials]
+    found = [explain(report, number, rows.get(number, {})) for number in numbers]
+    return [
+        {
+            "trial": str(each.trial),
+            "bound": "unknown" if each.bottleneck is None else each.bottleneck.bound.value,
+            "settings": describe_candidate(candidate_of(each.spec), report.context),
+            "facts": describe(each),
+        }
+        for each in found
+        if each is not None
+    ]
+
+
+def unreadable(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """Trials whose files are damaged, and what is wrong with them."""
+    damaged = frame[frame["problem"].notna()]
+    return [
+        (f"trial {number}", str(problem))
+        for number, problem in zip(damaged["trial"], damaged["problem"], strict=True)
+    ]
+
+
+def provenance(report: Report, frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """Versions and devices, all of them where a study went on after an upgrade."""
+    columns = [c for c in frame.columns if c.startswith("version.")] + ["device_name"]
+    facts = [
+        (column.removeprefix("version.").replace("_name", ""), ", ".join(seen))
+        for column in columns
+        if (seen := sorted(set(frame[column].dropna().astype(str))))
+    ]
+    return [*facts, ("folder", str(report.folder))]

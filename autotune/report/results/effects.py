@@ -1,0 +1,137 @@
+"""What the best changes against the baseline, and what each change alone brought and cost.
+
+A change was measured alone where two candidates of the record differ in that one setting, from the
+baseline's value to the best's. Where no such pair ran, nothing is claimed: a share of the whole
+gain would be a guess.
+"""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.contract import KnobValue
+from autotune.report.results.ratios import Basis, Ratio, ratio_of, telling_runs
+from autotune.report.results.rows import Row, last_verdict
+from autotune.report.results.study import Report
+from autotune.report.words import settings_of
+from autotune.search.confirm import Verdict
+from autotune.search.history import Tried
+from autotune.space.knobs import KNOBS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two candidates that differ in one setting."""
+
+    before: int
+    """Trial with the baseline's value."""
+    after: int
+    """Trial with the best's value."""
+    ratio: Ratio
+    """Samples/s of `after` over `before`."""
+    is_interleaved: bool
+    """Whether both ran in the last final comparison, round by round."""
+    memory_bytes: int | None
+    """Peak of `after` less that of `before`; None where a meter said nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One knob that the best sets otherwise than the baseline."""
+
+    knob: str
+    before: KnobValue | None
+    """In the baseline; None where the knob does not act."""
+    after: KnobValue | None
+    """In the best; None where the knob does not act."""
+    help: str
+    pairs: tuple[Pair, ...]
+    """What measured it alone, the most telling first; empty where nothing did."""
+
+
+def changes_of(report: Report, best: int, baseline: int) -> list[Change]:
+    """The knobs that the best sets otherwise than the baseline, in the order of `KNOBS`.
+
+    Args:
+        report: The study.
+        best: Trial that stands for the best.
+        baseline: Trial that stands for the baseline.
+    """
+    ours, theirs = report.row_of(best), report.row_of(baseline)
+    if ours is None or theirs is None:
+        return []
+    settings = {row.trial: settings_of(row.candidate, report.context) for row in report.rows}
+    after, before = settings[ours.trial], settings[theirs.trial]
+    return [
+        Change(
+            knob=name,
+            before=theirs.candidate.get(name),
+            after=ours.candidate.get(name),
+            help=KNOBS[name].help,
+            pairs=_pairs(report, settings, name, before.get(name), after.get(name)),
+        )
+        for name in KNOBS
+        if after.get(name) != before.get(name)
+    ]
+
+
+def _pairs(
+    report: Report,
+    settings: Mapping[int, Mapping[str, KnobValue]],
+    name: str,
+    before: KnobValue | None,
+    after: KnobValue | None,
+) -> tuple[Pair, ...]:
+    """Pairs of measured candidates that differ in this setting alone.
+
+    Pairs from the final comparison come first, then those that hold the best or the baseline.
+    """
+    tried = {t.candidate.hash: t for t in report.history.tried}
+    verdict = last_verdict(report.history, report.objective)
+    measured = [row for row in report.rows if row.figure is not None]
+    found = []
+    for a, b in itertools.permutations(measured, 2):
+        theirs, ours = settings[a.trial], settings[b.trial]
+        if theirs.get(name) != before or ours.get(name) != after:
+            continue
+        if _without(theirs, name) == _without(ours, name):
+            found.append(_pair(a, b, tried, verdict))
+    named = (report.row_named("best"), report.row_named("baseline"))
+    ends = {row.trial for row in named if row is not None}
+    return tuple(
+        sorted(
+            found,
+            key=lambda p: (not p.is_interleaved, -len({p.before, p.after} & ends), p.after),
+        )
+    )
+
+
+def _without(settings: Mapping[str, KnobValue], name: str) -> dict[str, KnobValue]:
+    return {other: value for other, value in settings.items() if other != name}
+
+
+def _pair(before: Row, after: Row, tried: Mapping[str, Tried], verdict: Verdict | None) -> Pair:
+    peaks = [row.figure.peak_memory_bytes if row.figure else None for row in (after, before)]
+    of, over = after.candidate.hash, before.candidate.hash
+    gain = None
+    if verdict is not None and {of, over} <= set(verdict.figures):
+        gain = _interleaved(of, over, verdict)
+    return Pair(
+        before=before.trial,
+        after=after.trial,
+        ratio=gain
+        or ratio_of(
+            telling_runs(tried[of].trials),
+            telling_runs(tried[over].trials),
+            spreads=(tried[of].spread, tried[over].spread),
+        ),
+        is_interleaved=gain is not None,
+        memory_bytes=None if None in peaks else (peaks[0] or 0) - (peaks[1] or 0),
+    )
+
+
+def _interleaved(of: str, over: str, verdict: Verdict) -> Ratio:
+    """As the headline's gain is judged."""
+    gain = verdict.gain(of=of, over=over)
+    n_runs = verdict.n_runs[of], verdict.n_runs[over]
+    return Ratio(ratio=gain.ratio, low=gain.low, high=gain.high, basis=Basis.RUNS, n_runs=n_runs)

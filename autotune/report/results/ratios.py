@@ -1,0 +1,100 @@
+"""How many times faster, with an interval that says what it knows of.
+
+Two sets of processes of the same configuration differ by more than their steps do. How much, the
+study's spread says (`autotune.record.spread`), and the interval says where nothing was run twice.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from autotune.base.student_t import CONFIDENCE, t_quantile
+from autotune.contract import Role, TrialResult
+from autotune.record.spread import Spread, is_figure, mean_log_rate
+from autotune.record.study import Trial
+from autotune.search.confirm import first_round_of
+from autotune.search.history import counting
+
+
+class Basis(StrEnum):
+    """What an interval is made of."""
+
+    RUNS = "runs"
+    """The spread between the runs of candidates that were run more than once."""
+    ASSUMED = "assumed"
+    """How runs differ as measured elsewhere: in one of the studies nothing was run twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """Samples/s of one over samples/s of another, with its 95% interval."""
+
+    ratio: float
+    low: float
+    high: float
+    basis: Basis
+    n_runs: tuple[int, int]
+    """Runs behind the one and behind the other."""
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether the interval leaves 1 out."""
+        return self.low > 1 or self.high < 1
+
+
+def telling_runs(trials: Sequence[Trial]) -> list[TrialResult]:
+    """The measured runs of one candidate that its figure rests on.
+
+    Those of its last final comparison where there is one: the search's own trial may have been
+    picked for being lucky, and runs of an earlier comparison may be hours older.
+    """
+    confirmed = [trial for trial in trials if trial.spec.role is Role.CONFIRM]
+    blocks = [first_round_of(trial.spec.confirm_round or 0) for trial in confirmed]
+    last = [t for t, block in zip(confirmed, blocks, strict=True) if block == max(blocks)]
+    for some in (last, trials):
+        # The search's own trial is of no round, and is none of round 0.
+        rounds = dict.fromkeys(trial.spec.confirm_round for trial in some)
+        runs = [counting([t for t in some if t.spec.confirm_round == n]) for n in rounds]
+        if measured := [run for run in runs if run is not None and is_figure(run)]:
+            return measured
+    return []
+
+
+def ratio_of(
+    ours: Sequence[TrialResult],
+    theirs: Sequence[TrialResult],
+    *,
+    spreads: tuple[Spread, Spread],
+) -> Ratio:
+    """Compare the runs of two configurations, or of one on two occasions.
+
+    With log samples/s, run-to-run noise is a share; that of a mean of runs is as the spread of its
+    study says, and the interval is Student's, with the fewer degrees of freedom of the two.
+
+    Args:
+        ours: At least one measured run.
+        theirs: At least one measured run.
+        spreads: Of the studies that they are of.
+    """
+    difference = mean_log_rate(ours) - mean_log_rate(theirs)
+    sides = ((ours, spreads[0]), (theirs, spreads[1]))
+    error = math.sqrt(sum(spread.variance_of_mean(runs) for runs, spread in sides))
+    half_width = t_quantile(CONFIDENCE, min(spread.degrees for spread in spreads)) * error
+    return Ratio(
+        ratio=math.exp(difference),
+        low=math.exp(difference - half_width),
+        high=math.exp(difference + half_width),
+        basis=Basis.RUNS if all(spread.knows_repeats for spread in spreads) else Basis.ASSUMED,
+        n_runs=(len(ours), len(theirs)),
+    )
+
+
+def describe_ratio(ratio: Ratio) -> str:
+    """`1.12x (1.05 to 1.19)`, and what the interval does not know."""
+    text = f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+    ours, theirs = ratio.n_runs
+    text = f"{text} from {ours} and {theirs} run{'s' if ours + theirs > 2 else ''}"
+    if ratio.basis is Basis.ASSUMED:
+        return f"{text}; how much runs differ is assumed, nothing was run twice"
+    return text

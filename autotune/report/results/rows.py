@@ -1,0 +1,108 @@
+"""The rows of the terminal report: one per candidate, the fastest first, failures last."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from autotune.contract import Outcome, Role, TrialResult
+from autotune.record.spread import is_figure
+from autotune.search import confirm
+from autotune.search.front import Figure
+from autotune.search.history import History, Tried
+from autotune.search.objective import Objective, figure_of
+from autotune.space.candidate import Candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One candidate and how it did."""
+
+    trial: int
+    """Number of the trial that stands for it."""
+    candidate: Candidate
+    figure: Figure | None
+    """From the final comparison where it took part, else from its own trial."""
+    n_runs: int
+    """Fresh sets of processes behind the figure."""
+    outcome: Outcome | None
+    """None while it is in flight."""
+    fits: bool
+    """Whether it keeps the memory limit."""
+    evidence: str
+    """Why it failed, with the place where it says so; empty where it did not."""
+    is_disturbed: bool = False
+    """Whether something else on the machine disturbed the trial that its figure rests on."""
+
+    @property
+    def rate(self) -> float:
+        """Samples/s to order and to draw by; 0 without a figure."""
+        return 0.0 if self.figure is None else self.figure.samples_per_s
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak memory to draw by; 0 where it is not known."""
+        return 0 if self.figure is None else self.figure.peak_memory_bytes or 0
+
+
+def make_rows(history: History, objective: Objective) -> list[Row]:
+    """One row per candidate of the record.
+
+    Args:
+        history: The trials.
+        objective: Says what the memory limit allows.
+    """
+    verdict = last_verdict(history, objective)
+    rows = []
+    for tried in history.tried:
+        confirmed = None if verdict is None else verdict.figures.get(tried.candidate.hash)
+        n_runs = 1 if verdict is None else verdict.n_runs.get(tried.candidate.hash, 1)
+        rows.append(_row(tried, objective, confirmed, n_runs))
+    return sorted(rows, key=lambda row: (row.figure is None, -row.rate, row.trial))
+
+
+def last_verdict(history: History, objective: Objective) -> confirm.Verdict | None:
+    """What the last final comparison of the record found; None if there was none."""
+    runs = [t for t in history.trials if t.spec.role is Role.CONFIRM]
+    if not runs:
+        return None
+    last = max(t.spec.confirm_round or 0 for t in runs)
+    first_round = confirm.first_round_of(last)
+    hashes = {t.spec.candidate_hash for t in runs if (t.spec.confirm_round or 0) >= first_round}
+    comparison = confirm.Comparison(
+        members=_candidates(history, hashes),
+        first_round=first_round,
+        n_rounds=last - first_round + 1,
+    )
+    return confirm.judge(comparison, history, objective)
+
+
+def _candidates(history: History, hashes: Collection[str]) -> tuple[Candidate, ...]:
+    return tuple(t.candidate for t in history.tried if t.candidate.hash in hashes)
+
+
+def _row(tried: Tried, objective: Objective, confirmed: Figure | None, n_runs: int) -> Row:
+    result = _telling(tried)
+    figure = confirmed
+    if figure is None and result is not None and is_figure(result):
+        figure = figure_of(result, tried.spread)
+    return Row(
+        trial=tried.trials[0].spec.number if result is None else result.number,
+        candidate=tried.candidate,
+        figure=figure,
+        n_runs=n_runs,
+        outcome=None if result is None else result.outcome,
+        fits=figure is None or objective.fits(figure.peak_memory_bytes),
+        is_disturbed=confirmed is None and result is not None and bool(result.disturbed),
+        evidence="" if result is None or result.outcome is Outcome.OK else _evidence(result),
+    )
+
+
+def _telling(tried: Tried) -> TrialResult | None:
+    """A fault comes before a measurement that another run of the same candidate reached."""
+    ended = [t.result for t in tried.trials if t.result is not None]
+    return tried.fault or tried.measured or (ended[-1] if ended else None)
+
+
+def _evidence(result: TrialResult) -> str:
+    if not result.evidence_source:
+        return result.evidence
+    return f"{result.evidence} [{result.evidence_source}]"

@@ -1,0 +1,196 @@
+"""What a study found, in words: the same in the terminal, in Markdown and in HTML."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.base.units import format_bytes
+from autotune.contract import Origin
+from autotune.export.dialects.deepspeed import describe_soak
+from autotune.record.facts import environment_of, left_out_of, model_of, origin_of
+from autotune.record.soak import read_soak
+from autotune.record.study import Study
+from autotune.record.tried import warning
+from autotune.report.explain.predictions import describe_foretold
+from autotune.report.results.rows import Row
+from autotune.report.results.study import Report
+from autotune.report.words import (
+    describe_counts,
+    describe_difference,
+    describe_reduced,
+    format_interval,
+    format_rate,
+)
+from autotune.space.knobs import choices_of
+
+_DISTURBED_SHOWN = 5
+
+
+def describe_place(report: Report) -> str:
+    """Which model on what, with which versions; empty where the study does not say."""
+    environment, model = environment_of(report.facts), model_of(report.facts)
+    origin = origin_of(report.facts)
+    mark = "" if origin is Origin.MEASURED else f"{origin.upper()}, not measured here: "
+    if environment is None:
+        return mark
+    return (
+        f"{mark}{'?' if model is None else model.name} on {environment.device_name}, DeepSpeed "
+        f"{environment.deepspeed_version}, torch {environment.torch_version}"
+    )
+
+
+def describe_outcome(row: Row, report: Report) -> str:
+    """One or two words: how a candidate did, and whether it is the one that counts."""
+    if row.outcome is None:
+        return "running"
+    if not row.outcome.is_measured:
+        return row.outcome.value
+    if not row.fits:
+        return "over limit"
+    for name in ("best", "baseline"):
+        if row == report.row_named(name):
+            return name
+    return "disturbed" if row.is_disturbed else row.outcome.value
+
+
+def describe_verdict(report: Report) -> list[tuple[str, str]]:
+    """What was found, fact by fact, as (name, text)."""
+    facts = [("outcomes", describe_counts(report.counts))]
+    if left_out := left_out_of(report.facts):
+        trials = "1 trial" if len(left_out) == 1 else f"{len(left_out)} trials"
+        facts.append(("left out", f"{trials} of another job or configuration"))
+    if said := describe_reduced(report.history):
+        facts.append(("reduced", said))
+    facts += [("damaged", f"trial {n}: {problem}") for n, problem in report.damaged.items()]
+    answer = report.answer
+    if answer is None:
+        facts.append(("unfinished", "the same search command again resumes it"))
+        return facts
+    best, baseline = answer["best"], answer["baseline"]
+    if baseline is not None:
+        facts.append(("baseline", describe_figure(baseline)))
+    if best is not None:
+        facts.append(("best", describe_figure(best)))
+        if report.row_of(best["trial"]) is None:
+            lost = f"the record of trial {best['trial']} is gone: search again for the best"
+            facts.append(("damaged", lost))
+        if baseline is not None:
+            facts.append(("change", _change(report, best["trial"], baseline["trial"])))
+        facts.append(("speedup", describe_speedup(answer)))
+        if baseline is not None and report.objective.wish.name != "samples_per_s":
+            facts.append(("memory", describe_peaks(answer)))
+        if soak := _soak(report, best["trial"]):
+            facts.append(("soak", soak))
+        if untried := _untried(report, best["trial"]):
+            facts.append(("untried", untried))
+    compared = [str(row.trial) for row in report.rows if row.n_runs > 1]
+    if compared and len(compared) < len(report.rows):
+        trials = f"trial{'s' if len(compared) > 1 else ''} {', '.join(compared)}"
+        text = f"{trials} ran again, interleaved; the other rows show one trial"
+        facts.append(("compared", text))
+    if (spread := report.history.spread).knows_repeats:
+        text = f"runs of one configuration deviate by {math.sqrt(spread.variance):.1%}"
+        facts.append(("noise", f"{text}, their own steps apart"))
+    if foretold := describe_foretold(report.history.trials):
+        facts.append(("predicted", foretold))
+    if answer["ties"]:
+        ties = ", ".join(f"trial {tie['trial']}" for tie in answer["ties"])
+        facts.append(("ties", f"{ties}: not told apart from the best"))
+    facts += [("disturbed", text) for text in _disturbed(report)]
+    if front := answer.get("front"):
+        facts += [("front", _front(front)), ("rule", f"best is {answer['rule']}")]
+    facts.append(("stopped", answer["stop_reason"]))
+    if problem := answer.get("problem"):
+        facts += [("why", problem["message"]), ("fix", problem["fix"])]
+    facts.append(("table", answer["paths"]["table"]))
+    if answer["paths"]["export"]:
+        facts.append(("files", answer["paths"]["export"]))
+    if (page := Study(report.folder.parent, report.folder.name).page_file).is_file():
+        facts.append(("page", str(page)))
+    return facts
+
+
+def describe_figure(standing: Mapping[str, Any]) -> str:
+    """`trial 5: 61.2 samples/s (59.9 to 62.7, 3 runs), peak 812 MiB`."""
+    interval = format_interval(standing["samples_per_s_low"], standing["samples_per_s_high"])
+    n_runs = standing["n_runs"]
+    runs = f"{n_runs} {'run' if n_runs == 1 else 'runs'}"
+    if n_disturbed := standing.get("n_disturbed", 0):
+        runs += f", {n_disturbed} disturbed"
+    return (
+        f"trial {standing['trial']}: {format_rate(standing['samples_per_s'])} samples/s "
+        f"({interval}, {runs}), "
+        f"peak {format_bytes(standing['peak_memory_bytes'])}"
+    )
+
+
+def describe_speedup(answer: Mapping[str, Any]) -> str:
+    """The gain in samples/s with its interval, and whether it is one."""
+    speedup = answer["speedup"]
+    if speedup is None:
+        return "unknown: the best was not run again beside a baseline"
+    low, high = answer["speedup_low"], answer["speedup_high"]
+    text = f"{speedup:.2f}x ({low:.2f} to {high:.2f})"
+    if answer["best"]["trial"] == answer["baseline"]["trial"]:
+        return f"{text}: nothing beat the baseline"
+    if high < 1:
+        return f"{text}: slower than the baseline"
+    return f"{text}: no proven gain" if low <= 1 else text
+
+
+def describe_peaks(answer: Mapping[str, Any]) -> str:
+    """`12 GiB, the baseline 21 GiB`: peak memory of an answer that has both."""
+    peaks = [format_bytes(answer[name]["peak_memory_bytes"]) for name in ("best", "baseline")]
+    return f"{peaks[0]}, the baseline {peaks[1]}"
+
+
+def _disturbed(report: Report) -> list[str]:
+    """The trials that something else on the machine disturbed, each with the evidence."""
+    repeats = {
+        t.spec.repeat_of: t.spec.number
+        for t in report.history.trials
+        if t.result is not None and t.result.outcome.is_measured
+    }
+    said = []
+    for trial in report.history.trials:
+        if trial.result is not None and trial.result.disturbed:
+            repeat = repeats.get(trial.spec.number)
+            again = ""
+            if repeat is not None:
+                again = f"; trial {repeat} repeats it and counts"
+            elif trial.spec.repeat_of is None:
+                again = "; it was not repeated"
+            said.append(f"trial {trial.spec.number}: {trial.result.disturbed}{again}")
+    more = len(said) - _DISTURBED_SHOWN
+    return said if more <= 0 else [*said[:_DISTURBED_SHOWN], f"{more} more: see the table"]
+
+
+def _soak(report: Report, best: int) -> str:
+    """How the best one's soak ended; empty where it was not soaked."""
+    soak, row = read_soak(report.folder), report.row_of(best)
+    if soak is None or row is None or soak.candidate_hash != row.candidate.hash:
+        return ""
+    return describe_soak(soak)
+
+
+def _untried(report: Report, best: int) -> str:
+    """What stands behind the best besides this search."""
+    row = report.row_of(best)
+    settings = {} if row is None else choices_of(row.candidate.values, report.context)
+    return warning(settings, report.context.accelerator)
+
+
+def _front(front: Sequence[Mapping[str, Any]]) -> str:
+    """The Pareto front, fastest first."""
+    return "; ".join(
+        f"trial {point['trial']}: {format_rate(point['samples_per_s'])} samples/s in "
+        f"{format_bytes(point['peak_memory_bytes'])}"
+        for point in front
+    )
+
+
+def _change(report: Report, best: int, baseline: int) -> str:
+    ours, theirs = report.row_of(best), report.row_of(baseline)
+    if ours is None or theirs is None:
+        return "-"
+    return describe_difference(ours.candidate, theirs.candidate, report.context)

@@ -1,0 +1,191 @@
+"""What a user sees of a running search, on stderr: a live view, or one line per event."""
+
+import time
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from autotune.base.units import format_seconds
+from autotune.job.fidelity import describe_fidelity
+from autotune.report.words import (
+    describe_candidate,
+    describe_counts,
+    describe_difference,
+    describe_ending,
+    describe_standing,
+)
+from autotune.search.base import Observer, Running, Snapshot, Stage, Standing
+from autotune.space.knobs import Context
+
+_TITLES = {
+    Stage.BASELINE: "looking for a careful default to beat",
+    Stage.SEARCH: "searching",
+    Stage.CONFIRM: "running the finalists and the baseline again",
+    Stage.DONE: "done",
+}
+
+
+class View(Observer, AbstractContextManager["View"]):
+    """An observer that owns a part of the terminal while it is entered."""
+
+
+def view_for(console: Console, context: Context) -> View:
+    """The live view on a terminal, lines elsewhere.
+
+    Args:
+        console: Where to draw; stderr, so that stdout stays data.
+        context: The job's, to tell settings from defaults.
+    """
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveView(console, context)
+    return LineView(console, context)
+
+
+class LiveView(View):
+    """Redraws itself in place; notes scroll past above it."""
+
+    def __init__(self, console: Console, context: Context) -> None:
+        self._context = context
+        self._live = Live(console=console, transient=True, auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Draw the state of the search."""
+        self._live.update(draw(snapshot, self._context), refresh=True)
+
+    def on_note(self, note: str) -> None:
+        """Print a note above the view."""
+        self._live.console.print(Text(note, style="dim"))
+
+
+class LineView(View):
+    """One plain line per event: a log that a file or a pipe can take."""
+
+    def __init__(self, console: Console, context: Context) -> None:
+        self._console = console
+        self._context = context
+        self._started_at_s = time.monotonic()
+        self._stage: Stage | None = None
+        self._running: dict[int, Running] = {}
+        self._best_trial: int | None = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """Say what is new since the last one."""
+        if snapshot.stage is not self._stage:
+            self._stage = snapshot.stage
+            self._say(f"{snapshot.stage.value}: {_TITLES[snapshot.stage]}")
+        running = {trial.number: trial for trial in snapshot.running}
+        for result in snapshot.ended:
+            was = self._running.get(result.number)
+            if was is not None and result.number not in running:
+                said = _reduced_or_not(was, describe_ending(result))
+                self._say(f"trial {result.number} ended: {said}")
+        for number, trial in running.items():
+            if number not in self._running:
+                self._say(f"trial {number} started: {_described(trial, self._context)}")
+        if snapshot.best is not None and snapshot.best.trial != self._best_trial:
+            self._best_trial = snapshot.best.trial
+            self._say(f"best so far: {describe_standing(snapshot.best)}")
+        self._running = running
+
+    def on_note(self, note: str) -> None:
+        """Say it."""
+        self._say(note)
+
+    def _say(self, text: str) -> None:
+        elapsed_s = time.monotonic() - self._started_at_s
+        line = f"[{elapsed_s:7.1f} s] {text}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def draw(snapshot: Snapshot, context: Context) -> Group:
+    """The live view of one moment."""
+    left = (
+        f", about {format_seconds(snapshot.time_left_s)} left"
+        if snapshot.time_left_s is not None
+        else ""
+    )
+    head = Text(_TITLES[snapshot.stage], style="bold")
+    head.append(f"  {format_seconds(snapshot.elapsed_s)}{left}", style="dim")
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="cyan", no_wrap=True)
+    facts.add_column(overflow="fold")
+    facts.add_row("trials", _progress(snapshot))
+    facts.add_row("baseline", _standing(snapshot.baseline))
+    facts.add_row("best", _best(snapshot, context))
+    facts.add_row("outcomes", describe_counts(snapshot.counts))
+    for trial in snapshot.running:
+        facts.add_row(f"trial {trial.number}", _running(trial, context))
+    if snapshot.note:
+        facts.add_row("note", Text(snapshot.note, style="dim"))
+    return Group(head, facts)
+
+
+def _progress(snapshot: Snapshot) -> Table:
+    done = min(snapshot.n_done, snapshot.n_budget)
+    row = Table.grid(padding=(0, 1))
+    row.add_row(
+        ProgressBar(total=max(1, snapshot.n_budget), completed=done, width=40),
+        f"{snapshot.n_done} of {snapshot.n_budget}",
+    )
+    return row
+
+
+def _standing(standing: Standing | None) -> str:
+    return describe_standing(standing) if standing else "none yet"
+
+
+def _best(snapshot: Snapshot, context: Context) -> Text:
+    if snapshot.best is None:
+        return Text("none yet")
+    text = Text(describe_standing(snapshot.best), style="green")
+    if snapshot.baseline is not None:
+        ratio = snapshot.best.samples_per_s / snapshot.baseline.samples_per_s
+        text.append(f"\n{ratio:.2f}x the baseline so far: ")
+        text.append(
+            describe_difference(snapshot.best.candidate, snapshot.baseline.candidate, context)
+        )
+    else:
+        text.append(f"\n{describe_candidate(snapshot.best.candidate, context)}")
+    return text
+
+
+def _running(trial: Running, context: Context) -> Text:
+    """One line, however long the candidate: the view must not jump from trial to trial."""
+    text = Text(f"{trial.phase.value} {format_seconds(trial.elapsed_s)}  ", no_wrap=True)
+    text.append(_described(trial, context), style="dim")
+    text.overflow = "ellipsis"
+    return text
+
+
+def _described(trial: Running, context: Context) -> str:
+    return _reduced_or_not(trial, describe_candidate(trial.candidate, context))
+
+
+def _reduced_or_not(trial: Running, text: str) -> str:
+    return text if trial.fidelity is None else f"{describe_fidelity(trial.fidelity)} only: {text}"

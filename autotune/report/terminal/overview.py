@@ -1,0 +1,108 @@
+"""What is there, in a terminal: the studies of a folder, the findings on a machine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.base.units import format_bytes, format_seconds
+from autotune.contract import Origin
+from autotune.doctor import Diagnosis, Level
+from autotune.export.dialects.deepspeed import describe_soak
+from autotune.record.soak import SoakResult
+from autotune.report.words import format_rate
+
+_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """How a study stands."""
+
+    study: str
+    folder: str
+    is_running: bool
+    """Whether a search holds it now."""
+    n_trials: int
+    n_reduced: int
+    """Of those, that ran fewer layers or accelerators, and are in no ranking."""
+    n_left_out: int
+    """Trials of the record besides those, of another job or configuration."""
+    counts: dict[str, int]
+    """Ended trials by outcome."""
+    best_samples_per_s: float | None
+    """Of the answer; None while there is none."""
+    speedup: float | None
+    """Over the baseline; None while there is none."""
+    stop_reason: str | None
+    """None while the search has not ended."""
+    origin: str = "measured"
+    """Where its figures come from: `measured`, `replayed` or `simulated`."""
+
+
+def print_states(console: Console, states: Sequence[State]) -> None:
+    """Print one row per study."""
+    if not states:
+        console.print("no studies yet: `autotune search` makes one", highlight=False)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("study", overflow="fold")
+    table.add_column("outcomes")
+    table.add_column("samples/s", justify="right")
+    table.add_column("speedup", justify="right")
+    table.add_column("state")
+    for state in states:
+        table.add_row(
+            state.study,
+            ", ".join(f"{name} {count}" for name, count in state.counts.items()) or "-",
+            format_rate(state.best_samples_per_s),
+            "-" if state.speedup is None else f"{state.speedup:.2f}x",
+            _state(state),
+        )
+    console.print(table)
+
+
+def _state(state: State) -> str:
+    said = "running" if state.is_running else state.stop_reason or "cut short: search again"
+    return said if state.origin == Origin.MEASURED else f"{state.origin}: {said}"
+
+
+def print_soak(console: Console, soak: SoakResult) -> None:
+    """Print what a soak found, a fact per line."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="cyan", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("soak", Text(describe_soak(soak), style="green" if soak.passed else "bold red"))
+    for problem in soak.problems:
+        grid.add_row("problem", Text(problem))
+    if (kept := soak.checkpoint) is not None:
+        text = f"{format_bytes(kept.size_bytes)} after {kept.steps} steps, saved in "
+        text += format_seconds(kept.save_s)
+        if kept.load_s is not None:
+            text += f", loaded in {format_seconds(kept.load_s)}"
+        if kept.loss_deviation is not None:
+            text += f"; {kept.steps_compared} losses after it within {kept.loss_deviation:.2g}"
+        grid.add_row("checkpoint", Text(text))
+    for meter in soak.growth:
+        text = f"{meter.meter}: {format_bytes(meter.slope_bytes_per_hour)} per hour, allowed "
+        grid.add_row("growth", Text(text + format_bytes(meter.allowed_bytes_per_hour)))
+    console.print(grid)
+
+
+def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
+    """Print the findings, each with the shortest way to mend it."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(style="cyan", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for finding in diagnosis.findings:
+        text = Text(finding.message)
+        if finding.fix:
+            text.append(f"\nfix: {finding.fix}", style="dim")
+        grid.add_row(
+            Text(finding.level.value, style=_STYLES[finding.level]), finding.subject, text
+        )
+    console.print(grid)

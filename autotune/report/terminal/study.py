@@ -1,0 +1,198 @@
+"""The report and the plan as people read them in a terminal, down to 80 columns."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from autotune.base.units import format_bytes, format_seconds
+from autotune.contract import Origin
+from autotune.report.explain.trial import Explanation, describe
+from autotune.report.plan import Plan
+from autotune.report.results.details import describe_details
+from autotune.report.results.rows import Row
+from autotune.report.results.study import Report
+from autotune.report.results.verdict import describe_outcome, describe_place, describe_verdict
+from autotune.report.words import describe_settings, format_interval, format_rate, settings_of
+from autotune.space.candidate import format_value
+from autotune.space.knobs import KNOBS
+
+_STYLES = {"running": "cyan", "best": "bold green", "baseline": "bold"}
+"""Of the words for an outcome; what failed or broke the limit is yellow."""
+
+
+def print_report(console: Console, report: Report, *, details: bool = False) -> None:
+    """Print the table, the verdict, the reason for the end and where the files are.
+
+    Args:
+        console: Where to.
+        report: The study.
+        details: Whether to print the figures behind the verdict, as under the page's charts.
+    """
+    lines = [report.study, describe_place(report)]
+    console.print(Text("\n".join(filter(None, lines))), soft_wrap=False)
+    if report.rows:
+        console.print(_table(report, console.width))
+        console.print()
+    for row in report.rows:
+        if row.evidence:
+            console.print(_failure(row))
+    facts = describe_verdict(report)
+    if details:
+        from autotune.report.optuna_storage import importance_of  # optuna
+
+        facts = [*describe_details(report, importance_of(report)), *facts]
+    for name, text in facts:
+        console.print(_fact(name, text))
+
+
+def print_explanation(console: Console, explanation: Explanation) -> None:
+    """Print where a trial's time went, what bounds it and what addresses that."""
+    knobs = " ".join(f"{k}={format_value(v)}" for k, v in explanation.spec.knobs.items())
+    console.print(Text(f"trial {explanation.trial}: {knobs}", style="bold"), soft_wrap=False)
+    for name, text in describe(explanation):
+        console.print(_fact(name, text))
+
+
+def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
+    """Print what a search would run, and its price.
+
+    Args:
+        console: Where to.
+        plan: What would run.
+        reasons: Whether to say why the rules refuse what they refuse.
+    """
+    for name, text in _plan_facts(plan, reasons=reasons):
+        console.print(_fact(name, text))
+
+
+def _table(report: Report, width: int) -> Table:
+    """A column per knob that varies; where that is too wide, one column of settings."""
+    settings = [settings_of(row.candidate, report.context) for row in report.rows]
+    varying = [name for name in KNOBS if len({chosen.get(name) for chosen in settings}) > 1]
+    by_knob = _make_table([_header(name) for name in varying])
+    folded = _make_table(["settings that vary"])
+    for row, chosen in zip(report.rows, settings, strict=True):
+        cells = _cells(row, report)
+        by_knob.add_row(*cells, *(format_value(row.candidate.get(name)) for name in varying))
+        vary = {name: value for name, value in chosen.items() if name in varying}
+        folded.add_row(*cells, describe_settings(vary))
+    is_narrow = Console(width=10_000).measure(by_knob).maximum <= width
+    return by_knob if is_narrow else folded
+
+
+def _make_table(last: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("trial", justify="right", no_wrap=True)
+    table.add_column("samples/s", justify="right", no_wrap=True)
+    table.add_column("95% interval", no_wrap=True)
+    table.add_column("memory", justify="right", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
+    for name in last:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _cells(row: Row, report: Report) -> list[str | Text]:
+    figure = row.figure
+    return [
+        str(row.trial),
+        format_rate(figure.samples_per_s if figure else None),
+        format_interval(figure.low, figure.high) if figure else "-",
+        format_bytes(figure.peak_memory_bytes if figure else None),
+        _outcome(row, report),
+    ]
+
+
+def _outcome(row: Row, report: Report) -> Text:
+    word = describe_outcome(row, report)
+    is_fault = row.outcome is not None and not (row.outcome.is_measured and row.fits)
+    return Text(word, style="yellow" if is_fault else _STYLES.get(word, ""))
+
+
+def _header(name: str) -> str:
+    """A knob's name, broken at its dots and underscores."""
+    return name.replace(".", ".\n").replace("_", "_\n")
+
+
+def _failure(row: Row) -> Text:
+    outcome = "" if row.outcome is None else row.outcome.value
+    return Text(f"trial {row.trial}: {outcome}: {row.evidence}", style="dim")
+
+
+def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
+    limit = f", at most {format_bytes(plan.memory_limit_bytes)} each"
+    facts = [
+        ("study", plan.folder + (f" ({plan.n_recorded} trials)" if plan.n_recorded else "")),
+        ("model", f"{plan.model}, {_parameters(plan)}, {plan.precision}"),
+        ("job", f"sequence {plan.seq_len}, global batch {plan.global_batch}, world {plan.world}"),
+        *([("lengths", plan.lengths)] if plan.lengths else []),
+        (
+            "device",
+            f"{plan.accelerator}: {plan.device_name}{limit if plan.memory_limit_bytes else ''}",
+        ),
+        (
+            "space",
+            f"{plan.space}: {plan.lattice_size} of {plan.grid_size} candidates are legal",
+        ),
+    ]
+    if reasons:
+        facts += [
+            ("", f"{count} refused by {rule}, such as: {plan.reasons[rule]}")
+            for rule, count in plan.refused.items()
+        ]
+    if plan.untried:
+        facts.append(("untried", plan.untried))
+    if plan.fidelity:
+        facts.append(("reduced", _reduced(plan)))
+    facts += [("baseline", plan.baseline), ("price", _price(plan))]
+    if plan.budget_s is not None:
+        facts.append(("budget", f"{format_seconds(plan.budget_s)} for all of it"))
+    return facts
+
+
+def _price(plan: Plan) -> str:
+    # How many the ladder takes is not known; a file of the user's own takes one.
+    about = "about " if plan.baseline_trials > 1 else ""
+    compared = ""  # a table would only repeat itself
+    if plan.origin is not Origin.REPLAYED:
+        compared = f" and {plan.confirm_trials} for the final comparison"
+    trials = (
+        f"trials: {about}{plan.baseline_trials} for the baseline, at most "
+        f"{plan.search_trials} for the search{compared}"
+    )
+    if plan.origin is not Origin.MEASURED:
+        answers = "a table" if plan.origin is Origin.REPLAYED else "the cost model"
+        return f"none: nothing runs, {answers} answers; {trials}"
+    source = "as measured" if plan.is_measured else "assumed until the first has run"
+    return (
+        f"{trials}; {format_seconds(plan.trial_s)} each, in the comparison "
+        f"{format_seconds(plan.confirm_s)} ({source}), "
+        f"x {plan.world} accelerators: {about}{format_seconds(plan.total_s)}, "
+        f"{plan.accelerator_hours:.2g} accelerator-hours"
+        + ("" if plan.price is None else f", {plan.price:.2g} at that price")
+    )
+
+
+def _reduced(plan: Plan) -> str:
+    text = (
+        f"at most {plan.reduced_trials} of the search's trials, {plan.fidelity} each, come first"
+    )
+    return f"{text}; {plan.no_reduced}" if plan.no_reduced else text
+
+
+def _parameters(plan: Plan) -> str:
+    if not plan.n_params_frozen:
+        return f"{plan.n_params:,} parameters"
+    return f"{plan.n_params:,} trained and {plan.n_params_frozen:,} frozen parameters"
+
+
+def _fact(name: str, text: str) -> Table:
+    """A name and a text that wraps beside it."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=10, style="cyan", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(name, Text(text))
+    return grid

@@ -1,0 +1,133 @@
+"""What was traced of a candidate's memory beside what is counted: in a terminal, and as data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from autotune.base.units import format_bytes, format_seconds
+from autotune.cost.memory import Memory
+from autotune.report.explain.neighbours import (
+    Estimated,
+    Judged,
+    estimate_as_dict,
+    judged_as_dict,
+    print_title,
+    verdict,
+)
+from autotune.report.explain.ranking import MEMORY_PARTS, fact, parts_of, shares
+from autotune.tracing import Phase, Trace
+
+_UNSEEN = (
+    "the model's sizes cannot be seen, so its step time cannot be predicted, nor its memory but "
+    "by the trace"
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TracedEstimate(Judged):
+    """A candidate whose memory is predicted from a traced step of the model's own code."""
+
+    analytic: Estimated | None
+    """None: the model's sizes cannot be seen."""
+    trace: Trace
+    phases: Mapping[Phase, Memory]
+    """The fullest moment of each; plain numbers."""
+    fit_probability: float
+
+    @property
+    def memory(self) -> Memory:
+        """At the fullest moment."""
+        return max(self.phases.values(), key=_peak_bytes)
+
+
+def traced_as_dict(found: TracedEstimate) -> dict[str, Any]:
+    """For programs; every figure is predicted, null where nobody can."""
+    if found.analytic is not None:
+        counted = estimate_as_dict(found.analytic)
+    else:
+        figures = ("step_time_s", "samples_per_s", "tokens_per_s_per_gpu", "peak_memory_bytes")
+        parts = ("fit_probability", "time_parts_s", "memory_parts_bytes")
+        counted = judged_as_dict(found) | {f"pred_{name}": None for name in (*figures, *parts)}
+        counted["notes"] = [*counted["notes"], _UNSEEN]
+    trace = found.trace
+    return {
+        **counted,
+        "pred_traced_peak_memory_bytes": _peak_bytes(found.memory),
+        "pred_traced_fit_probability": found.fit_probability,
+        "pred_traced_memory_parts_bytes": _parts(found.memory),
+        "pred_traced_phase_bytes": {
+            phase.value: _peak_bytes(memory) for phase, memory in found.phases.items()
+        },
+        "trace": {**trace.traced.as_dict(), "depths": list(trace.depths), "took_s": trace.took_s},
+        "trace_notes": list(trace.notes),
+    }
+
+
+def print_traced(console: Console, found: TracedEstimate) -> None:
+    """Print the step, the two kinds of figures side by side, and what was traced."""
+    print_title(console, found)
+    facts = verdict(found)
+    if found.analytic is None:
+        facts.append(("note", _UNSEEN))
+    else:
+        seconds, _ = parts_of(found.analytic.prediction, found.analytic.index)
+        step_s = format_seconds(found.analytic.step_time_s)
+        facts.append(("step", f"{step_s}: {shares(seconds, 5)}"))
+    for name, text in facts:
+        console.print(fact(name, text))
+    console.print(_table(found))
+    peaks = (f"{phase} {format_bytes(_peak_bytes(m))}" for phase, m in found.phases.items())
+    console.print(fact("phases", ", ".join(peaks)))
+    console.print(fact("trace", _how(found.trace)))
+    for note in found.trace.notes:
+        console.print(fact("", note))
+
+
+def _table(found: TracedEstimate) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    table.add_column("memory", no_wrap=True)
+    table.add_column("analytic", justify="right", no_wrap=True)
+    table.add_column("traced", justify="right", no_wrap=True)
+    analytic = found.analytic
+    counted: dict[str, float] = {}
+    if analytic is not None:
+        _, counted = parts_of(analytic.prediction, analytic.index)
+    traced = _parts(found.memory)
+    for name in MEMORY_PARTS.values():
+        if name in counted or name in traced:
+            sizes = (
+                format_bytes(side[name]) if name in side else "-" for side in (counted, traced)
+            )
+            table.add_row(name, *sizes)
+    table.add_section()
+    peak = "-" if analytic is None else format_bytes(analytic.peak_memory_bytes)
+    fits = "-" if analytic is None else f"{analytic.fit_probability:.0%}"
+    table.add_row("peak", peak, format_bytes(_peak_bytes(found.memory)))
+    table.add_row("fits", fits, f"{found.fit_probability:.0%}")
+    return table
+
+
+def _parts(memory: Memory) -> dict[str, float]:
+    """Bytes by part in words, without empty ones."""
+    found = {words: float(getattr(memory, name)) for name, words in MEMORY_PARTS.items()}
+    return {words: size for words, size in found.items() if size > 0}
+
+
+def _peak_bytes(memory: Memory) -> float:
+    return float(memory.peak_bytes)
+
+
+def _how(trace: Trace) -> str:
+    took = f"in {format_seconds(trace.took_s)}, nothing was allocated"
+    traced = trace.traced
+    if len(trace.depths) == 1:
+        return f"one step of the whole model, {took}"
+    depths = ", ".join(map(str, trace.depths[:-1]))
+    return (
+        f"one step with {depths} and {trace.depths[-1]} layers, {took}; extrapolated to "
+        f"{traced.n_layers} by part of the step"
+    )

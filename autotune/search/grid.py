@@ -1,0 +1,83 @@
+"""The sampler `grid`: every candidate of the lattice once, in an order that is balanced early.
+
+Optuna's GridSampler and BruteForceSampler walk products of values and keep the place in a study;
+a lattice is a product with holes, and the record is the only state. So the next candidate follows
+from the record alone.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.contract import KnobValue
+from autotune.planning.lattice import Lattice
+from autotune.search.history import History
+from autotune.space.candidate import Candidate
+
+
+def next_of_grid(
+    lattice: Lattice, history: History, closed: Collection[str], *, seed: int
+) -> Candidate | None:
+    """The open candidate whose values were tried least often so far.
+
+    Cut short, such a walk has still seen every stage and every micro-batch about equally often.
+
+    Args:
+        lattice: The legal candidates.
+        history: What was tried.
+        closed: Hashes of candidates that are not wanted.
+        seed: Of the order among equals.
+
+    Returns:
+        None if every candidate is closed.
+    """
+    tried = {t.candidate.hash for t in history.tried}
+    is_tried = np.array([c.hash in tried for c in lattice.candidates])
+    is_open = np.array([c.hash not in closed for c in lattice.candidates])
+    if not is_open.any():
+        return None
+    columns = {name: [c.get(name) for c in lattice.candidates] for name in lattice.values}
+    return lattice.candidates[least_used(columns, is_tried, is_open, seed=seed)]
+
+
+def least_used(
+    columns: Mapping[str, Sequence[KnobValue | None]],
+    is_tried: NDArray[np.bool_],
+    is_open: NDArray[np.bool_],
+    *,
+    seed: int,
+) -> int:
+    """Which open candidate has the values that were tried least often so far.
+
+    Args:
+        columns: Knob -> its value in every candidate, None where it does not act.
+        is_tried: By candidate.
+        is_open: By candidate; one is at least.
+        seed: Of the order among equals.
+    """
+    usage = np.where(is_open, _usage(columns, is_tried), np.inf)
+    ties = np.flatnonzero(usage <= usage.min() + 1e-9)
+    place = np.random.default_rng(seed).permutation(len(is_open))
+    return int(ties[np.argmin(place[ties])])
+
+
+def _usage(
+    columns: Mapping[str, Sequence[KnobValue | None]], is_tried: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """How often a candidate's values were tried, over their fair share; the mean of its knobs.
+
+    A value's fair share is that of the trials in which its knob acts, divided by the number of
+    its values: 1 means that it had its turn, 0 that it was never tried.
+    """
+    total = np.zeros(len(is_tried))
+    n_acting = np.zeros(len(is_tried))
+    for own in columns.values():
+        acts = np.array([value is not None for value in own])
+        n_tried = max(1, int((acts & is_tried).sum()))
+        values = {value for value in own if value is not None}
+        for value in values:
+            has = np.array([mine == value for mine in own])
+            total += has * ((has & is_tried).sum() * len(values) / n_tried)
+        n_acting += acts
+    return total / np.maximum(1, n_acting)

@@ -1,0 +1,224 @@
+"""The trials in flight: started through the record, watched, and written back to it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from autotune.base.errors import FleetError
+from autotune.contract import Outcome
+from autotune.devices.hardware import Environment
+from autotune.engines.base import Engine
+from autotune.fleet.base import Fleet, Handle
+from autotune.job.job import Job
+from autotune.record.study import Study, Trial, lost_result
+from autotune.search.base import Running
+from autotune.search.history import History, results
+from autotune.search.interrupt import Interrupt
+from autotune.search.recorded import answers_for
+from autotune.search.trial_spec import Run, make_spec
+from autotune.space.candidate import Candidate, candidate_of
+
+POLL_S = 0.1
+"""Between two looks at the trials; the coordinator shares the processor with CPU ranks."""
+
+CANCEL_WAIT_S = 15.0
+"""How long to wait for cancelled trials to say so; those that do not are `lost` on resume."""
+
+MAX_FAULTS_IN_A_ROW = 6
+"""Two candidates that the platform failed three times each: it is no use to go on."""
+
+
+class Crew:
+    """Starts and ends trials; what it knows of them is what the record holds."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        study: Study,
+        fleet: Fleet,
+        engine: Engine,
+        environment: Environment,
+        interrupt: Interrupt,
+        note: Callable[[str], None],
+    ) -> None:
+        self.history = History()
+        self.left_out: tuple[int, ...] = ()
+        """Numbers of the record's trials that ran another job or configuration."""
+        self._job = job
+        self._study = study
+        self._fleet = fleet
+        self._engine = engine
+        self._environment = environment
+        self._interrupt = interrupt
+        self._note = note
+        self._engine_of: dict[str, Engine] = {}
+        self._overridden_said: set[str] = set()
+        self._handles: list[Handle] = []
+        self._n_faults_in_a_row = 0
+        self._quarantined_said: set[str] = set()
+
+    @property
+    def n_running(self) -> int:
+        """Trials in flight."""
+        return len(self._handles)
+
+    def recover(self) -> None:
+        """Read the record; trials without a readable result are lost, and say so from now on.
+
+        Raises:
+            StudyError: The record cannot be read or written.
+        """
+        left_out, n_lost = [], 0
+        recorded = self._study.read()
+        for trial in recorded.trials:
+            if trial.result is None:
+                result = lost_result(trial)
+                self._study.write_result(trial.folder, result)
+                trial = Trial(folder=trial.folder, spec=trial.spec, result=result)
+                n_lost += 1
+            engine = self.engine_of(candidate_of(trial.spec))
+            if answers_for(
+                trial, self._study, job=self._job, engine=engine, environment=self._environment
+            ):
+                self.history.put(trial)
+            else:
+                left_out.append(trial.spec.number)
+        self.left_out = tuple(left_out)
+        if n_recorded := len(self.history.recorded):
+            self._note(f"resumed: {n_recorded} trials in the record, {n_lost} lost")
+        if left_out:
+            self._note(
+                f"{len(left_out)} trials of the record ran another job or configuration than this "
+                "one and are left out"
+            )
+        for folder in recorded.unreadable:
+            self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
+
+    def render_with(self, candidate: Candidate, engine: Engine) -> None:
+        """Let an engine of its own render a candidate, whoever asks for it.
+
+        The user's own baseline keeps the keys that no knob knows: one candidate, one rendering.
+        """
+        self._engine_of[candidate.hash] = engine
+
+    def engine_of(self, candidate: Candidate) -> Engine:
+        """The engine that renders a candidate."""
+        return self._engine_of.get(candidate.hash, self._engine)
+
+    def start(self, run: Run) -> None:
+        """Write a trial into the record and start it.
+
+        Raises:
+            StudyError: The record cannot be written.
+            FleetError: No gang is free.
+        """
+        engine = self.engine_of(run.candidate)
+        spec = make_spec(
+            run,
+            study=self._study.name,
+            number=self._study.next_number(),
+            job=self._job,
+            engine=engine,
+            environment=self._environment,
+        )
+        self._say_overridden(spec.overridden)
+        folder = self._study.write_spec(spec, engine.files(run.candidate))
+        self._handles.append(self._fleet.submit(spec, folder))
+        self.history.put(Trial(folder=folder, spec=spec, result=None))
+        before = {result.number: result for result in results(self.history.recorded)}
+        if run.retry_of is not None:
+            why = before[run.retry_of]
+            self._note(
+                f"trial {spec.number}: trial {run.retry_of} again, which the platform ended: "
+                f"{why.outcome}: {why.evidence}"
+            )
+        elif run.repeat_of is not None:
+            self._note(
+                f"trial {spec.number}: trial {run.repeat_of} again, which was disturbed: "
+                f"{before[run.repeat_of].disturbed}"
+            )
+
+    def collect(self) -> bool:
+        """Write the results of the trials that have ended; says whether there were any.
+
+        Raises:
+            StudyError: The record cannot be written.
+            FleetError: The platform ends one trial after the other.
+        """
+        ended = [(h, result) for h in self._handles if (result := h.poll()) is not None]
+        for handle, result in ended:
+            self._study.write_result(handle.folder, result)
+            self._handles.remove(handle)
+            self.history.put(Trial(folder=handle.folder, spec=handle.spec, result=result))
+        self._say_quarantined()
+        for _, result in ended:  # only now: it may end the search, and all results are written
+            self._count_faults(result.outcome)
+        return bool(ended)
+
+    def cancel(self) -> None:
+        """End all trials now and record those that confirm it in time.
+
+        Raises:
+            StudyError: The record cannot be written.
+        """
+        for handle in self._handles:
+            handle.cancel()
+        for _ in range(round(CANCEL_WAIT_S / POLL_S)):
+            self.collect()
+            if not self._handles:
+                return
+            self._interrupt.wait(POLL_S)
+        self._handles.clear()
+
+    def abandon(self) -> None:
+        """End all trials after an error, without the record, which may be what failed."""
+        for handle in self._handles:
+            handle.cancel()
+        self._handles.clear()
+
+    def running(self) -> tuple[Running, ...]:
+        """The trials in flight, for the live view."""
+        shown = []
+        for handle in self._handles:
+            progress = handle.progress()
+            shown.append(
+                Running(
+                    number=handle.spec.number,
+                    role=handle.spec.role,
+                    candidate=candidate_of(handle.spec),
+                    fidelity=handle.spec.fidelity,
+                    phase=progress.phase,
+                    elapsed_s=progress.elapsed_s,
+                )
+            )
+        return tuple(shown)
+
+    def _say_overridden(self, overridden: Mapping[str, Sequence[Any]]) -> None:
+        """Say once what of the user's own configuration does not run as written."""
+        for key, (theirs, ours) in overridden.items():
+            if key not in self._overridden_said:
+                self._overridden_said.add(key)
+                instead = "left out" if ours is None else f"now {ours!r}"
+                self._note(f"your configuration's {key}={theirs!r} is {instead}")
+
+    def _say_quarantined(self) -> None:
+        """Say once which devices run no more trials of this search."""
+        for slot in self._fleet.quarantined():
+            if slot not in self._quarantined_said:
+                self._quarantined_said.add(slot)
+                self._note(
+                    f"{slot} is left out from now on: the platform ended trials of different "
+                    "candidates there, one after the other, and elsewhere it did not"
+                )
+
+    def _count_faults(self, outcome: Outcome) -> None:
+        self._n_faults_in_a_row = self._n_faults_in_a_row + 1 if outcome.is_platform_fault else 0
+        if self._n_faults_in_a_row < MAX_FAULTS_IN_A_ROW:
+            return
+        last = results(self.history.recorded)[-1]
+        raise FleetError(
+            f"the last {self._n_faults_in_a_row} trials in a row were ended by the platform, the "
+            f"last ({last.number}) by {last.outcome}: {last.evidence}",
+            f"see {self._study.trial_folder(last.number)} and `autotune doctor`, then run the "
+            "same command again: it resumes",
+        )

@@ -1,0 +1,165 @@
+"""Whether a recorded trial ran what its candidate would run now, to the letter.
+
+The optimizer, the user's base configuration and the templates are in no knob: were only candidates
+compared, an edited file would be served the figures of the old one.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotune.base.errors import JobError, RenderError
+from autotune.contract import TrialSpec
+from autotune.devices.hardware import Environment
+from autotune.engines.base import Engine
+from autotune.job.job import Job
+from autotune.record.facts import left_out_of
+from autotune.record.study import Recorded, Study, Trial
+from autotune.search.history import History
+from autotune.space.candidate import Candidate, candidate_of
+
+_MISSING = object()
+
+
+def history_of(recorded: Recorded, facts: Mapping[str, Any]) -> History:
+    """The trials of a record that answer for the job and configuration that it last searched.
+
+    Args:
+        recorded: The record.
+        facts: The study's, which say what the last search left out.
+    """
+    left_out = left_out_of(facts)
+    return History(trial for trial in recorded.trials if trial.spec.number not in left_out)
+
+
+def recall(study: Study, *, job: Job, engine: Engine, environment: Environment) -> History:
+    """The trials of a record that a search for a job goes on from.
+
+    Raises:
+        StudyError: The record cannot be read.
+        JobError: The user's own baseline trains something else than the job.
+        RenderError: It cannot be read.
+    """
+    history = History()
+    for trial in study.trials():
+        its = engine_of(candidate_of(trial.spec), job, engine)
+        if answers_for(trial, study, job=job, engine=its, environment=environment):
+            history.put(trial)
+    return history
+
+
+def engine_of(candidate: Candidate, job: Job, engine: Engine) -> Engine:
+    """What renders a candidate: the user's own baseline keeps keys of its file that no knob knows.
+
+    Raises:
+        JobError: That file trains something else than the job.
+        RenderError: It cannot be read.
+    """
+    if job.baseline is not None:
+        theirs, baseline = engine.baseline(job.baseline)
+        if baseline == candidate:
+            return theirs
+    return engine
+
+
+def answers_for(
+    trial: Trial, study: Study, *, job: Job, engine: Engine, environment: Environment
+) -> bool:
+    """Whether a trial ran what its candidate would run now; arguments as of `changes_since`."""
+    try:
+        return not changes_since(trial, study, job=job, engine=engine, environment=environment)
+    except (RenderError, JobError):
+        return False
+
+
+def changes_since(
+    trial: Trial, study: Study, *, job: Job, engine: Engine, environment: Environment
+) -> list[str]:
+    """What a trial ran otherwise than its candidate would run now; empty: it answers for the job.
+
+    Args:
+        trial: One of the study's.
+        study: Holds the trial's configuration files.
+        job: What is asked now.
+        engine: Renders the trial's candidate now.
+        environment: The devices; their memory is the limit where the job names none.
+
+    Returns:
+        `seq_len was 64, is 128`, each: of the job, or else of the configuration files.
+
+    Raises:
+        RenderError: The candidate's configuration does not render any more.
+        JobError: The job's model is not one to leave layers out of, as the trial did.
+    """
+    candidate, own = candidate_of(trial.spec), _whole(job)
+    if trial.spec.fidelity is not None:
+        own = own.reduced(trial.spec.fidelity)
+    # Through JSON, as the record has been.
+    then, now = _asked(trial.spec), json.loads(json.dumps(_asks(job, environment, own)))
+    if then != now:
+        return list(_said(then, now))
+    recorded, rendered = study.read_files(trial), engine.files(candidate)
+    if recorded == rendered:
+        return []
+    return list(_said(_leaves(recorded), _leaves(rendered))) or ["its files are written otherwise"]
+
+
+def _asked(spec: TrialSpec) -> dict[str, Any]:
+    return {
+        "world": spec.world,
+        "global_batch": spec.global_batch,
+        "seq_len": spec.seq_len,
+        "precision": spec.precision,
+        "memory_limit_bytes": spec.memory_limit_bytes,
+        "accelerator": spec.accelerator,
+        "model": spec.model,
+        "lengths": spec.lengths,
+    }
+
+
+def _whole(job: Job) -> Candidate:
+    """What all candidates of a job have in common."""
+    return Candidate.of({}, world=job.world, global_batch=job.global_batch)
+
+
+def _asks(job: Job, environment: Environment, own: Candidate) -> dict[str, Any]:
+    return {
+        "world": own.world,
+        "global_batch": own.global_batch,
+        "seq_len": job.seq_len,
+        "precision": job.precision,
+        "memory_limit_bytes": job.enforced_limit_bytes(environment.device_memory_bytes),
+        "accelerator": environment.accelerator,
+        "model": job.model_with(own.layers).source,
+        "lengths": job.lengths.as_spec(),
+    }
+
+
+def _leaves(files: Mapping[str, str]) -> dict[str, Any]:
+    """The files' contents; a text that is no JSON object is one leaf."""
+    found = {}
+    for name, text in files.items():
+        try:
+            found[name] = json.loads(text)
+        except (ValueError, RecursionError):
+            found[name] = text
+    return found
+
+
+def _said(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key in sorted({*then, *now}):
+        before, after = then.get(key, _MISSING), now.get(key, _MISSING)
+        if before == after:
+            continue
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from _said(before, after, f"{prefix}{key}: ")
+        else:
+            yield f"{prefix}{key} was {_worded(before)}, is {_worded(after)}"
+
+
+def _worded(value: Any) -> str:
+    """As JSON, cut short: a file that is no JSON may be long."""
+    if value is _MISSING:
+        return "not there"
+    text = json.dumps(value, sort_keys=True)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,148 @@
+"""From a candidate to a trial: the spec that its ranks will read."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from autotune.contract import Fidelity, Measure, Predicted, Role, Start, TrialSpec
+from autotune.devices.hardware import Environment
+from autotune.engines.base import Engine
+from autotune.job.job import Job
+from autotune.rules.base import Setup
+from autotune.space.candidate import Candidate
+from autotune.space.catalogue.process import binds_cores, environment_of
+from autotune.trial.statistics import MIN_SAMPLES
+
+MEASURE = Measure(
+    warmup_steps=2,
+    min_steps=MIN_SAMPLES,
+    max_steps=1000,
+    target_half_width=0.03,
+    budget_s=8.0,
+)
+"""Of a cold start. Two steps cover the allocator's growth and lazy kernels; `MIN_SAMPLES` are the
+fewest from which the median's interval means anything; candidates closer than 3% are the final
+comparison's to tell apart."""
+
+WARM_MEASURE = dataclasses.replace(MEASURE, budget_s=3.0)
+"""Of a warm start, which costs a tenth of a cold one. With a start that costs c and steps of s
+seconds each, whose noise is w and that of whole runs b, most is learned per second with
+sqrt(c / s) w / b steps in a run (Cochran, Sampling Techniques, 3rd edition, 10.6), so the time to
+measure for goes with the root of what a start costs: from 8 s where that is 7.30 s to
+8 sqrt(0.60 / 7.30) = 2.3 s where it is 0.60 s (`benchmarks/trial_overhead.py`), rounded up."""
+
+CONFIRM_MEASURE = Measure(
+    warmup_steps=2,
+    min_steps=10,
+    max_steps=1000,
+    target_half_width=0.02,
+    budget_s=10.0,
+)
+"""The claim rests on these runs; they start cold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A trial to start."""
+
+    candidate: Candidate
+    role: Role
+    confirm_round: int | None = None
+    retry_of: int | None = None
+    repeat_of: int | None = None
+    losing_step_time_s: float | None = None
+    """Above it the trial stops early; None: never."""
+    predicted: Predicted | None = None
+    """What the trial is expected to measure; None: nobody can say."""
+    reduced_of: Candidate | None = None
+    """The job's own candidate that `candidate` is a reduced form of; None: it is one itself."""
+
+    @property
+    def fidelity(self) -> Fidelity | None:
+        """What is less than the job asks for; None: nothing."""
+        if self.reduced_of is None:
+            return None
+        ours, full = self.candidate, self.reduced_of
+        return Fidelity(layers=ours.layers, world=None if ours.world == full.world else ours.world)
+
+
+def make_spec(
+    run: Run, *, study: str, number: int, job: Job, engine: Engine, environment: Environment
+) -> TrialSpec:
+    """The spec of a run.
+
+    Raises:
+        RenderError: The candidate's configuration does not render.
+    """
+    setup = engine.setup(run.candidate)
+    start = Start.WARM if _starts_warm(run, setup) else Start.COLD
+    return TrialSpec(
+        study=study,
+        number=number,
+        role=run.role,
+        candidate_hash=run.candidate.hash,
+        knobs=dict(run.candidate.knobs),
+        world=run.candidate.world,
+        tp=run.candidate.tp,
+        pp=run.candidate.pp,
+        sp=run.candidate.sp,
+        dp=run.candidate.dp,
+        micro_batch=run.candidate.micro_batch,
+        grad_accum=run.candidate.grad_accum,
+        global_batch=run.candidate.global_batch,
+        seq_len=job.seq_len,
+        precision=job.precision,
+        accelerator=environment.accelerator,
+        model=job.model_with(run.candidate.layers).source,
+        recompute=setup.recompute,
+        attention=setup.attention,
+        loss_chunk_tokens=setup.loss_chunk_tokens,
+        compile=setup.compile,
+        environment=environment_of(run.candidate.values),
+        binds_cores=binds_cores(run.candidate.values),
+        expected=engine.expected(setup),
+        measure=_measure(run, start),
+        memory_limit_bytes=job.enforced_limit_bytes(environment.device_memory_bytes),
+        timeout_s=job.trial_timeout_s,
+        seed=job.seed,
+        overridden={key: list(pair) for key, pair in engine.overridden(run.candidate).items()},
+        confirm_round=run.confirm_round,
+        retry_of=run.retry_of,
+        repeat_of=run.repeat_of,
+        lengths=job.lengths.as_spec(),
+        diagnoses=job.diagnose and _is_diagnosed(run),
+        start=start,
+        predicted=run.predicted,
+        fidelity=run.fidelity,
+        reduced_of=None if run.reduced_of is None else run.reduced_of.hash,
+    )
+
+
+def _is_diagnosed(run: Run) -> bool:
+    """Whether a trial says what bounds it.
+
+    The claim rests on the final comparison: nothing but its steps is run there. And what bounds a
+    reduced run need not bound the candidate.
+    """
+    return run.role in (Role.BASELINE, Role.SEARCH) and run.reduced_of is None
+
+
+def _measure(run: Run, start: Start) -> Measure:
+    if run.role is Role.CONFIRM:
+        return CONFIRM_MEASURE
+    measure = MEASURE if start is Start.COLD else WARM_MEASURE
+    return dataclasses.replace(measure, losing_step_time_s=run.losing_step_time_s)
+
+
+def _starts_warm(run: Run, setup: Setup) -> bool:
+    """Whether a trial's ranks may be forked from a process that has imported everything.
+
+    The claim rests on cold starts, a platform fault is answered by one, and what is compiled on
+    import or at the first step goes cold too.
+    """
+    return (
+        setup.environment.accelerator == "cpu"
+        and run.role in (Role.BASELINE, Role.SEARCH)
+        and run.retry_of is None
+        and setup.compile == "none"
+        and setup.optimizer != "muon"
+    )

@@ -1,0 +1,186 @@
+"""Knobs of offload: optimizer states and parameters on the host or on a disk."""
+
+from autotune.contract import KnobValue
+from autotune.space.catalogue.situation import elements_in_partition, has_adam, has_pipeline
+from autotune.space.knob import Context, Knob, Knobs
+
+
+def _fold_optimizer(value: KnobValue, values: Knobs, _: Context) -> KnobValue:
+    # Below stage 3 nothing swaps: the states stay on the host (stage_1_and_2.py: __init__).
+    return "cpu" if value == "nvme" and values.get("zero.stage") != 3 else value
+
+
+def _splits_states(values: Knobs, context: Context) -> bool:
+    # Whole sub-groups go to one side or the other (stage3.py: _create_fp32_partitions), and on a
+    # CPU both sides are the host.
+    group = int(values.get("stage3.sub_group_size", 1))
+    return (
+        values.get("offload.optimizer") == "cpu"
+        and context.accelerator != "cpu"
+        and has_adam(context)
+        and group < elements_in_partition(values, context)
+    )
+
+
+def _swaps_states(values: Knobs, _: Context) -> bool:
+    return values.get("offload.optimizer") == "nvme"
+
+
+def _swaps_parameters(values: Knobs, _: Context) -> bool:
+    return values.get("offload.param") == "nvme"
+
+
+def _fold_kept(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
+    return min(int(value), elements_in_partition(values, context))
+
+
+def _is_on_host(values: Knobs, context: Context) -> bool:
+    return values.get("offload.optimizer") == "cpu" and has_adam(context)
+
+
+def _may_select(values: Knobs, context: Context) -> bool:
+    # Its updates hang on the engine's step(), which a pipeline does not call (pipe/engine.py).
+    return _is_on_host(values, context) and not has_pipeline(values)
+
+
+def _has_zenflow(values: Knobs, _: Context) -> bool:
+    return values.get("zenflow", "none") != "none"
+
+
+ENTRIES = (
+    Knob(
+        # At stage 0 it would swap the optimizer's kernel and offload nothing
+        # (engine.py: _configure_basic_optimizer).
+        name="offload.optimizer",
+        group="offload",
+        kind="choice",
+        default="none",
+        choices=("none", "cpu", "nvme"),
+        scope="at stages 1 to 3; nvme at stage 3, and below it means cpu",
+        stages=(1, 2, 3),
+        fold=_fold_optimizer,
+        help="where optimizer states live and are updated; nvme: on the job's `nvme_path`",
+        source="runtime/zero/offload_config.py",
+    ),
+    Knob(
+        # Nothing but the stage 3 branch hands it on (engine.py: _configure_zero_optimizer).
+        name="offload.param",
+        group="offload",
+        kind="choice",
+        default="none",
+        choices=("none", "cpu", "nvme"),
+        scope="at stage 3",
+        stages=(3,),
+        help="where sharded parameters live between uses; nvme: on the job's `nvme_path`",
+        source="runtime/engine.py: _configure_zero_optimizer",
+    ),
+)
+"""Other knobs look at these two, so they come early in the registry."""
+
+DETAILS = (
+    Knob(
+        name="offload.ratio",
+        group="offload",
+        kind="float",
+        default=1.0,
+        maximum=1.0,
+        scope="on a GPU at stage 3 with the optimizer on the host and several sub-groups",
+        stages=(3,),
+        acts=_splits_states,
+        help="share of the optimizer states that is offloaded; the rest stays on the device",
+        source="runtime/zero/stage3.py: _create_fp32_partitions, _optimizer_step",
+    ),
+    Knob(
+        name="offload.pipeline",
+        group="offload",
+        kind="choice",
+        default="none",
+        choices=("none", "read", "write", "both"),
+        scope="at stage 3 with the optimizer on nvme",
+        stages=(3,),
+        acts=_swaps_states,
+        help="overlap reading the next sub-group's states, or writing the last one's, with the "
+        "update; each takes four more buffers of a sub-group on the host",
+        source="runtime/swap_tensor/pipelined_optimizer_swapper.py",
+    ),
+    Knob(
+        name="offload.param_buffer_count",
+        group="offload",
+        kind="int",
+        default=5,
+        minimum=1,
+        scope="at stage 3 with parameters on nvme",
+        stages=(3,),
+        acts=_swaps_parameters,
+        help="buffers of the largest parameter's size that hold partitions on their way",
+        source="runtime/swap_tensor/partitioned_param_swapper.py",
+    ),
+    Knob(
+        # stage3.py: _create_param_groups_fp16_flat_cpu_memory
+        name="offload.param_max_in_cpu",
+        group="offload",
+        kind="int",
+        default=1_000_000_000,
+        scope="at stage 3 with parameters on nvme",
+        stages=(3,),
+        acts=_swaps_parameters,
+        fold=_fold_kept,
+        help="elements of a rank's parameters that stay on the host all the same; 0 swaps all",
+        source="runtime/zero/stage3.py: _create_param_groups_fp16_flat_cpu_memory",
+    ),
+    Knob(
+        name="offload.super",
+        group="offload",
+        kind="bool",
+        default=False,
+        scope="at stage 3 with the optimizer on the host",
+        stages=(3,),
+        acts=_is_on_host,
+        needs_cuda=(True,),
+        help="SuperOffload: the host's update runs in a process of its own beside backward; for "
+        "hosts with a fast link (GH200, GB200)",
+        source="runtime/superoffload/superoffload_stage3.py",
+    ),
+    Knob(
+        name="zenflow",
+        group="offload",
+        kind="choice",
+        default="none",
+        choices=("none", "sequential", "overlap"),
+        scope="at stages 1 and 2, and on a GPU at stage 3, with Adam on the host and no pipeline",
+        stages=(1, 2, 3),
+        acts=_may_select,
+        help="ZenFlow: the columns with the largest gradients are updated on the device, the rest "
+        "on the host; overlap: the host's update runs beside the next step",
+        changes_training="selected columns are updated apart, and with overlap the rest comes a "
+        "step late",
+        source="runtime/zenflow/engine.py",
+    ),
+    Knob(
+        name="zenflow.topk_ratio",
+        group="offload",
+        kind="float",
+        default=0.1,
+        minimum=0.001,
+        maximum=0.999,
+        scope="with zenflow",
+        stages=(1, 2, 3),
+        acts=_has_zenflow,
+        help="share of the columns that are selected",
+        changes_training="more columns are updated at once",
+        source="runtime/zenflow/zenflow_config.py",
+    ),
+    Knob(
+        name="zenflow.select_interval",
+        group="offload",
+        kind="int",
+        default=1,
+        minimum=1,
+        scope="with zenflow",
+        stages=(1, 2, 3),
+        acts=_has_zenflow,
+        help="optimizer steps after which columns are selected anew",
+        changes_training="columns are selected by older gradients",
+        source="runtime/zenflow/engine.py: configure_zenflow",
+    ),
+)

@@ -1,0 +1,66 @@
+"""Knobs of number formats: of accumulated gradients, master weights and optimizer states."""
+
+from autotune.contract import KnobValue
+from autotune.space.catalogue.situation import shards_gradients
+from autotune.space.knob import Context, Knob, Knobs
+
+
+def _fold_accumulation(value: KnobValue, _: Knobs, context: Context) -> KnobValue:
+    # engine.py: get_data_types answers the training precision where none is set.
+    return "model" if value == context.precision else value
+
+
+def _has_low_precision(values: Knobs, context: Context) -> bool:
+    # BF16_Optimizer is not given it (engine.py: _configure_bf16_optimizer).
+    return context.precision != "fp32" and shards_gradients(values, context)
+
+
+def _has_low_masters(values: Knobs, context: Context) -> bool:
+    low = values.get("master_dtype", "fp32") == "model"
+    return low and context.precision == "bf16" and _has_low_precision(values, context)
+
+
+ENTRIES = (
+    Knob(
+        # Stage 0 takes no other than the training precision (engine.py:
+        # _do_optimizer_sanity_check).
+        name="grad_accum_dtype",
+        group="precision",
+        kind="choice",
+        default="model",
+        choices=("model", "fp32", "fp16", "bf16"),
+        scope="at stages 1 to 3",
+        stages=(1, 2, 3),
+        fold=_fold_accumulation,
+        help="data type in which gradients are added up; model: the training precision. fp32 with "
+        "bf16 at stage 1 is another optimizer of DeepSpeed's, without buckets",
+        changes_training="fp32 sums are more exact, and cost two bytes more per gradient",
+        source="runtime/engine.py: get_data_types, _do_optimizer_sanity_check",
+    ),
+    Knob(
+        name="master_dtype",
+        group="precision",
+        kind="choice",
+        default="fp32",
+        choices=("fp32", "model"),
+        scope="at stages 1 to 3 in bf16 and fp16; with fp32 states only with Adam on the host",
+        stages=(1, 2, 3),
+        acts=_has_low_precision,
+        help="data type of the master weights and their gradients; model: the training precision",
+        changes_training="small updates are lost: master weights have 16 bits",
+        source="runtime/base_optimizer.py: _configure_master_weights",
+    ),
+    Knob(
+        name="optimizer_states_dtype",
+        group="precision",
+        kind="choice",
+        default="fp32",
+        choices=("fp32", "model"),
+        scope="in bf16 at stages 1 to 3 with master_dtype model",
+        stages=(1, 2, 3),
+        acts=_has_low_masters,
+        help="data type of the optimizer's moments; model: bf16",
+        changes_training="the moments have 16 bits",
+        source="runtime/config.py: bf16_optimizer_states",
+    ),
+)

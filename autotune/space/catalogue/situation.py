@@ -1,0 +1,157 @@
+"""What a choice of knobs amounts to, as far as other knobs act or saturate by it."""
+
+from autotune.contract import KnobValue
+from autotune.space.catalogue.stages import stages
+from autotune.space.knob import Context, Knobs
+
+ADAM = ("adam", "adamw")
+
+
+def degree(values: Knobs, name: str) -> int:
+    """A parallel degree; 1 where there is none."""
+    return int(values.get(name, 1))
+
+
+def stage(values: Knobs) -> int:
+    """ZeRO stage."""
+    return int(values.get("zero.stage", 0))
+
+
+def has_pipeline(values: Knobs) -> bool:
+    """Whether our own transformer is trained, stage by stage, and not Hugging Face's model."""
+    return degree(values, "pp") > 1
+
+
+def data_parallel(values: Knobs, context: Context) -> int:
+    """Ranks that train the same parameters, and over which ZeRO shards, sharing samples or not."""
+    return max(1, context.world // (degree(values, "tp") * degree(values, "pp")))
+
+
+def communicates(values: Knobs, context: Context) -> bool:
+    """Whether there is another rank with the same parameters; a reduction over one is a copy."""
+    return data_parallel(values, context) > 1
+
+
+def elements_per_rank(values: Knobs, context: Context) -> int:
+    """Parameter elements that one rank trains; exact for tp=1, else not below it.
+
+    Of a pipeline's rank those of the largest stage.
+    AutoTP splits the linear layers inside the blocks (auto_tp.py: _replace). Embeddings, the
+    head, norms and biases may stay whole, as do uneven heads and fused experts: counted whole.
+    """
+    held = _tensor_parallel_elements(values, context)
+    if not has_pipeline(values):
+        return held
+    return min(held, max(size for size, _ in stages(context.model, degree(values, "pp"))))
+
+
+def _tensor_parallel_elements(values: Knobs, context: Context) -> int:
+    model, tp = context.model, degree(values, "tp")
+    uneven = model.n_heads % tp or model.n_kv_heads % tp or model.ffn_hidden % tp
+    if tp == 1 or uneven or model.n_experts:
+        return model.n_params
+    tables = (1 if model.tied_embeddings else 2) * model.vocab + (model.max_seq_len or 0)
+    vectors = model.n_layers * (16 * model.hidden + 4 * model.ffn_hidden)
+    whole = min(model.n_params, tables * model.hidden + vectors)
+    return whole + -(-(model.n_params - whole) // tp)
+
+
+def gathered_elements(values: Knobs, context: Context) -> int:
+    """Parameter elements that stage 3 gathers on a rank: frozen ones like all others."""
+    return elements_per_rank(values, context) + context.model.n_params_frozen
+
+
+def fold_elements(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
+    """More elements than a rank has mean all that it has."""
+    return min(int(value), elements_per_rank(values, context))
+
+
+def offloads_optimizer(values: Knobs) -> bool:
+    """Whether optimizer states live on the host or a disk."""
+    return values.get("offload.optimizer", "none") != "none"
+
+
+def is_bf16_optimizer(
+    *, stage: int, precision: str, grad_accum_dtype: str, optimizer_offload: str
+) -> bool:
+    """Whether DeepSpeed takes its BF16_Optimizer, which is given none of ZeRO's settings.
+
+    Args:
+        stage: ZeRO stage.
+        precision: What the model trains in: `bf16`, `fp16` or `fp32`.
+        grad_accum_dtype: What gradients are accumulated in, in the same words.
+        optimizer_offload: `none`, `cpu` or `nvme`; DeepSpeed asks for `cpu` alone.
+
+    Source: engine.py: _do_optimizer_sanity_check, _configure_bf16_optimizer.
+    """
+    is_mixed = precision == "bf16" and grad_accum_dtype == "fp32"
+    return stage == 1 and is_mixed and optimizer_offload != "cpu"
+
+
+def uses_bf16_optimizer(values: Knobs, context: Context) -> bool:
+    """Whether a choice of knobs makes stage 1 the BF16_Optimizer."""
+    return is_bf16_optimizer(
+        stage=stage(values),
+        precision=context.precision,
+        grad_accum_dtype=str(values.get("grad_accum_dtype", "model")),
+        optimizer_offload=str(values.get("offload.optimizer", "none")),
+    )
+
+
+def shards_gradients(values: Knobs, context: Context) -> bool:
+    """Whether ZeRO's own buckets reduce the gradients."""
+    return stage(values) > 0 and not uses_bf16_optimizer(values, context)
+
+
+def is_contiguous(values: Knobs) -> bool:
+    """Whether gradients are copied into one bucket before they are reduced.
+
+    Source: stage_1_and_2.py: __init__ forces it where the optimizer is offloaded.
+    """
+    forced = stage(values) < 3 and offloads_optimizer(values)
+    return forced or bool(values.get("contiguous_gradients", True))
+
+
+def fetches_parameters(values: Knobs, context: Context) -> bool:
+    """Whether stage 3 gathers parameters, or copies them from the host or a disk.
+
+    A group of one rank gathers nothing (partition_parameters.py: _no_gather_coalesced); what is
+    left is the copy, which is none where the device is the host.
+    """
+    device = values.get("offload.param", "none")
+    copies = device == "nvme" or (device == "cpu" and context.accelerator != "cpu")
+    return data_parallel(values, context) > 1 or copies
+
+
+def releases_parameters(values: Knobs, context: Context) -> bool:
+    """Whether any parameter is fetched anew at each use.
+
+    Persistent parameters are never released (partitioned_param_coordinator.py:
+    __params_to_release): with all of them persistent there is nothing to fetch ahead.
+    """
+    if not fetches_parameters(values, context):
+        return False
+    threshold = values.get("stage3.param_persistence_threshold", 0)
+    return int(threshold) < context.model.largest_param
+
+
+def elements_in_partition(values: Knobs, context: Context) -> int:
+    """Elements of all parameter partitions of a rank, not below the true figure.
+
+    Every tensor is padded to a multiple of the ranks; 16 tensors per layer and 4 per expert are
+    more than any architecture of transformers has.
+    """
+    model, dp = context.model, data_parallel(values, context)
+    n_tensors = model.n_layers * (16 + 4 * model.n_experts) + 8
+    padding = n_tensors if dp > 1 else 0
+    return min(elements_per_rank(values, context), -(-model.n_params // dp) + padding)
+
+
+def has_adam(context: Context) -> bool:
+    """Whether the job trains with Adam or AdamW, of which there are several implementations."""
+    return context.optimizer in ADAM
+
+
+def never(_: Knobs, __: Context) -> bool:
+    """For knobs that are known, so that a file which sets them is understood, and do nothing."""
+    return False

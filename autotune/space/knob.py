@@ -1,0 +1,224 @@
+"""What a knob is, what its values may be, and what else decides whether it acts."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Literal, Self
+
+from autotune.base.errors import JobError
+from autotune.contract import KnobValue
+from autotune.devices.hardware import Environment
+from autotune.job.job import Job
+from autotune.job.model import ModelShape
+
+Knobs = Mapping[str, KnobValue]
+
+MAX_VALUE = 10**12
+"""Largest value of an `int` knob: more elements than any device holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What decides, besides the other knobs, whether a knob acts and where it saturates."""
+
+    model: ModelShape
+    world: int
+    global_batch: int
+    """Samples per optimizer step, over all ranks."""
+    precision: str
+    """`bf16`, `fp16` or `fp32`."""
+    accelerator: str
+    """`cpu` or `cuda`."""
+    seq_len: int = 0
+    """Tokens per sample; 0 where unknown (a study of an older release)."""
+    n_devices: int = 0
+    """Accelerators of one node; 0 where unknown."""
+    optimizer: str = "adamw"
+    """Type of the job's optimizer, in lower case."""
+    is_hugging_face: bool = True
+    """Whether the model is built from a Hugging Face config."""
+    base: Knobs = field(default_factory=dict)
+    """Knobs that the user's base configuration sets: they come before the engine's defaults."""
+
+    @classmethod
+    def of(
+        cls,
+        job: Job,
+        environment: Environment,
+        base: Knobs | None = None,
+        optimizer: str | None = None,
+    ) -> Self:
+        """The context of a job on the devices of an environment.
+
+        Args:
+            job: The job.
+            environment: The devices.
+            base: Knobs that the base configuration sets.
+            optimizer: Type of the optimizer, where the base configuration has a say in it.
+        """
+        return cls(
+            model=job.model.shape,
+            world=job.world,
+            global_batch=job.global_batch,
+            precision=job.precision,
+            accelerator=environment.accelerator,
+            seq_len=job.seq_len,
+            n_devices=environment.n_devices,
+            optimizer=optimizer or str(job.optimizer.get("type", "")).lower(),
+            is_hugging_face="config" in job.model.source,
+            base={**_implementation_of(job), **(base or {})},
+        )
+
+
+def _implementation_of(job: Job) -> Knobs:
+    implementation = optimizer_implementation(job.optimizer.get("params"))
+    return {} if implementation is None else {"optimizer.implementation": implementation}
+
+
+def optimizer_implementation(params: object) -> str | None:
+    """The value of `optimizer.implementation` that a user's `optimizer.params` chooses.
+
+    Returns:
+        None where they choose nothing, so that the default holds.
+    """
+    if not isinstance(params, Mapping) or params.get("torch_adam") is not True:
+        return None
+    return "torch_fused" if params.get("fused") is True else "torch"
+
+
+def _always(_: Knobs, __: Context) -> bool:
+    return True
+
+
+def _unchanged(value: KnobValue, _: Knobs, __: Context) -> KnobValue:
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One choice to make."""
+
+    name: str
+    group: str
+    """The page of the documentation that it stands on."""
+    kind: Literal["int", "float", "bool", "choice"]
+    """`int` and `float` knobs are ordered; powers of two are offered to the sampler as their
+    logarithm."""
+    default: KnobValue
+    """What runs when nobody chooses: the engine's own default, or the neutral value."""
+    help: str
+    scope: str = "always"
+    """Where it acts, for people."""
+    needs_cuda: tuple[KnobValue, ...] = ()
+    """Values that only a CUDA device can run."""
+    changes_training: str = ""
+    """What it does to the numbers that are trained; empty: it decides speed and memory alone."""
+    source: str = ""
+    """Where in the engine that is decided."""
+    default_at_stage: Mapping[int, KnobValue] = field(default_factory=dict)
+    """ZeRO stages whose default is another one."""
+    choices: tuple[KnobValue, ...] = ()
+    """The only legal values; empty where any value of the kind is legal."""
+    minimum: float = 0
+    """Smallest legal value of an `int` or `float` knob."""
+    maximum: float = MAX_VALUE
+    """Largest legal value of an `int` or `float` knob."""
+    pattern: str = ""
+    """A regular expression that values of a `choice` may match besides `choices`."""
+    stages: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO stages at which it can act at all."""
+    acts: Callable[[Knobs, Context], bool] = _always
+    """Whether it changes the run, given the other knobs, at one of `stages`."""
+    fold: Callable[[KnobValue, Knobs, Context], KnobValue] = _unchanged
+    """The one value that stands for all that mean the same run as the value given."""
+
+    def is_active(self, values: Knobs, context: Context) -> bool:
+        """Whether the knob changes the run, given the other knobs."""
+        return values.get("zero.stage", 0) in self.stages and self.acts(values, context)
+
+    def default_for(self, values: Knobs) -> KnobValue:
+        """What runs when nobody chooses, given the stage."""
+        return self.default_at_stage.get(int(values.get("zero.stage", 0)), self.default)
+
+    def check(self, value: object, *, where: str) -> KnobValue:
+        """A value as written by a user, in the knob's type.
+
+        Args:
+            value: From YAML, or text from the command line; `5e8` is a whole number.
+            where: The file and key, or the flag, for the error.
+
+        Raises:
+            JobError: The value is not one of this knob's; the hint names the nearest that is.
+        """
+        typed = _read(value, self.kind)
+        if typed is None:
+            said = f"{value!r} is not {_KINDS[self.kind]}"
+            raise JobError(f"{where}: {self.name}: {said}", self.menu)
+        if self.pattern and re.fullmatch(self.pattern, str(typed)):
+            return typed
+        if self.choices and typed not in self.choices:
+            nearest = _nearest(typed, self.choices)
+            hint = f"did you mean {nearest}? {self.menu}" if nearest is not None else self.menu
+            raise JobError(f"{where}: {self.name}: {value!r} is not a legal value", hint)
+        if self.kind in ("int", "float") and not self.choices:
+            assert not isinstance(typed, str), "numbers were read as such"
+            nearest_number = min(max(typed, self.minimum), self.maximum)
+            if nearest_number != typed:
+                raise JobError(
+                    f"{where}: {self.name}: {value!r} is out of range",
+                    f"the nearest legal value is {nearest_number:.13g}",
+                )
+        return typed
+
+    def is_of_type(self, value: KnobValue) -> bool:
+        """Whether a recorded value can have been one of this knob's."""
+        typed = _read(value, self.kind)
+        return typed is not None and type(typed) is type(value)
+
+    @property
+    def menu(self) -> str:
+        """What is legal, in one line."""
+        if self.kind == "bool":
+            return "legal values: true, false"
+        if self.choices:
+            extra = f", or {self.pattern} (a regular expression)" if self.pattern else ""
+            return f"legal values: {', '.join(map(str, self.choices))}{extra}"
+        numbers = "whole numbers" if self.kind == "int" else "numbers"
+        return f"legal values: {numbers} from {self.minimum:.13g} to {self.maximum:.13g}"
+
+
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "choice": "text"}
+
+
+def _read(value: object, kind: str) -> KnobValue | None:
+    """The value in the knob's type; None where it is of another."""
+    if kind == "choice":
+        return value if isinstance(value, str) else None
+    if kind == "bool":
+        if isinstance(value, str):
+            return {"true": True, "false": False}.get(value.lower())
+        return value if isinstance(value, bool) else None
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int) and kind == "int":
+        return value
+    try:
+        # YAML and the shell hand over 5e8 as text, and 5.0e8 as a float.
+        number = float(value) if isinstance(value, str | float | int) else None
+    except (ValueError, OverflowError):
+        return None
+    if kind == "float":
+        return number if number is not None and math.isfinite(number) else None
+    if number is None or not number.is_integer():
+        return None
+    return int(number)
+
+
+def _nearest(value: KnobValue, choices: tuple[KnobValue, ...]) -> KnobValue | None:
+    if isinstance(value, str):
+        by_text = {str(choice): choice for choice in choices}
+        near = get_close_matches(value, by_text, n=1, cutoff=0.4)
+        return by_text[near[0]] if near else None
+    return min(choices, key=lambda choice: abs(int(choice) - int(value)))

@@ -1,0 +1,139 @@
+"""The closed list of knobs, and the canonical form in which two candidates never mean one run.
+
+A knob that changes nothing in some situation is not a knob there (`acts`), and values that mean
+the same run fold into one (`fold`). Adding a knob is one entry in a file of
+`autotune.space.catalogue` and one line in the engine's template. The evidence in the entries is
+DeepSpeed 0.19.8.
+"""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+from autotune.base.errors import JobError
+from autotune.contract import KnobValue
+from autotune.space.catalogue import compute, layout, offload, precision, process, zero
+from autotune.space.knob import Context, Knob, Knobs
+
+__all__ = [
+    "KNOBS",
+    "Context",
+    "Knob",
+    "canonical",
+    "choices_of",
+    "explain",
+    "knob_named",
+    "parse_settings",
+]
+
+
+def knob_named(name: str, *, where: str) -> Knob:
+    """Find a knob.
+
+    Raises:
+        JobError: There is none of that name; the hint names the nearest.
+    """
+    knob = KNOBS.get(name)
+    if knob is None:
+        near = get_close_matches(name, KNOBS, n=3, cutoff=0.4)
+        near += [known for known in KNOBS if known.endswith(f".{name}") and known not in near]
+        guess = f"did you mean {' or '.join(near)}? " if near else ""
+        raise JobError(
+            f"{where}: {name!r} is not a knob", f"{guess}known knobs: {', '.join(KNOBS)}"
+        )
+    return knob
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, KnobValue]:
+    """Read `--set name=value` flags.
+
+    Raises:
+        JobError: One is not `name=value`, names no knob or no legal value, or is there twice.
+    """
+    values: dict[str, KnobValue] = {}
+    for setting in settings:
+        where = f"--set {setting}"
+        name, equals, text = (part.strip() for part in setting.partition("="))
+        if not (name and equals and text):
+            raise JobError(f"{where}: not name=value", "write it as --set zero.stage=2")
+        value = knob_named(name, where=where).check(text, where=where)
+        if name in values:
+            raise JobError(f"{where}: {name} was already set to {values[name]}", "set it once")
+        values[name] = value
+    return values
+
+
+def canonical(values: Knobs, context: Context) -> dict[str, KnobValue]:
+    """One value for every knob that acts; equal for any two mappings that mean the same run.
+
+    Knobs that are not named get the base configuration's value or the engine's default, those
+    that change nothing here are left out, and values that mean the same run become one.
+
+    Args:
+        values: Legal values by knob name (see `Knob.check`).
+        context: The job's shapes.
+
+    Raises:
+        JobError: A name is not a knob.
+    """
+    for name in values.keys() - KNOBS.keys():
+        knob_named(name, where="candidate")
+    settled: dict[str, KnobValue] = {}
+    for name, knob in KNOBS.items():
+        if name in values:
+            settled[name] = values[name]
+        elif name in context.base:
+            settled[name] = context.base[name]
+        else:
+            settled[name] = knob.default_for(settled)
+    for name, knob in KNOBS.items():
+        if knob.is_active(settled, context):
+            settled[name] = knob.fold(settled[name], settled, context)
+        else:
+            del settled[name]
+    return settled
+
+
+def choices_of(values: Knobs, context: Context) -> dict[str, KnobValue]:
+    """The knobs that somebody has to set: those that are not what they would be untouched.
+
+    A default that is larger than the model stands in a candidate as the model's size: it is no
+    choice all the same.
+    """
+    return {name: v for name, v in values.items() if v != _untouched(name, values, context)}
+
+
+def _untouched(name: str, values: Knobs, context: Context) -> KnobValue | None:
+    """What the knob would be if nobody chose it, the others being as they are."""
+    others = {other: value for other, value in values.items() if other != name}
+    return canonical(others, context).get(name)
+
+
+def explain(values: Knobs, context: Context) -> dict[str, str]:
+    """Why a user's setting does not reach the run as it was written; empty where all do.
+
+    Returns:
+        Knob name -> one sentence.
+    """
+    settled = canonical(values, context)
+    reasons = {}
+    for name, value in values.items():
+        if name not in settled:
+            reasons[name] = f"{name}={value} changes nothing here: it acts {KNOBS[name].scope}"
+        elif settled[name] != value:
+            reasons[name] = f"{name}={value} means the same run as {settled[name]}, which is used"
+    return reasons
+
+
+_ENTRIES = (
+    *layout.ENTRIES,
+    *offload.ENTRIES,
+    *precision.ENTRIES,
+    *zero.ENTRIES,
+    *zero.ZEROPP,
+    *offload.DETAILS,
+    *compute.ENTRIES,
+    *process.ENTRIES,
+)
+
+KNOBS: Mapping[str, Knob] = {knob.name: knob for knob in _ENTRIES}
+"""By name, in an order in which a knob comes after those that it looks at."""

@@ -1,0 +1,118 @@
+"""A search space: which knobs are searched, over which values; and its grid for a job."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from autotune.base.data import data_folder, shipped_spaces
+from autotune.base.errors import JobError
+from autotune.contract import KnobValue
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import KNOBS, Context, canonical
+from autotune.space.space_file import Domain, read_space_file
+
+MAX_COMBINATIONS = 200_000
+"""More than this many combinations of values are refused: building the lattice takes minutes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """A set of knobs with their values."""
+
+    name: str
+    description: str
+    domains: Mapping[str, Domain]
+    """Knob -> values, in an order in which a knob comes after those in its `when`."""
+    path: Path
+
+
+def load_space(name_or_path: str) -> Space:
+    """Read a space.
+
+    Args:
+        name_or_path: Name of a shipped space, or the path of a YAML file.
+
+    Raises:
+        JobError: There is no such space, or the file is not valid.
+    """
+    path = Path(name_or_path)
+    if name_or_path in shipped_spaces():
+        path = data_folder("search_spaces") / f"{name_or_path}.yaml"
+    elif not os.path.isfile(path):
+        near = get_close_matches(name_or_path, shipped_spaces(), n=1)
+        guess = f"did you mean {near[0]}? " if near else ""
+        raise JobError(
+            f"space: {name_or_path!r} is neither a shipped space nor a file",
+            f"{guess}shipped spaces: {', '.join(shipped_spaces())}; or the path of a YAML file",
+        )
+    file = read_space_file(path)
+    return Space(
+        name=file.name, description=file.description, domains=_in_order(file.domains), path=path
+    )
+
+
+def grid(space: Space, context: Context) -> Iterator[Candidate]:
+    """Every candidate of a space for a job, before the rules: canonical, each once.
+
+    Raises:
+        JobError: The space has more than `MAX_COMBINATIONS` combinations of values.
+    """
+    seen: set[Candidate] = set()
+    for count, chosen in enumerate(combinations(space, context), start=1):
+        if count > MAX_COMBINATIONS:
+            sizes = " x ".join(f"{name} {len(d.values)}" for name, d in space.domains.items())
+            raise JobError(
+                f"{space.path}: more than {MAX_COMBINATIONS} combinations: {sizes}",
+                "list fewer values, or tie a knob to others with `when`",
+            )
+        candidate = Candidate.of(
+            canonical(chosen, context), world=context.world, global_batch=context.global_batch
+        )
+        if candidate not in seen:
+            seen.add(candidate)
+            yield candidate
+
+
+def combinations(space: Space, context: Context) -> Iterator[dict[str, KnobValue]]:
+    """Choices of values, one knob after the other; a knob that cannot act is left out."""
+    knobs = list(space.domains.items())
+
+    def extended(chosen: dict[str, KnobValue], index: int) -> Iterator[dict[str, KnobValue]]:
+        if index == len(knobs):
+            yield chosen
+            return
+        name, domain = knobs[index]
+        if not _applies(name, domain, {**context.base, **chosen}):
+            yield from extended(chosen, index + 1)
+            return
+        for value in domain.values:
+            yield from extended({**chosen, name: value}, index + 1)
+
+    yield from extended({}, 0)
+
+
+def _applies(name: str, domain: Domain, chosen: Mapping[str, KnobValue]) -> bool:
+    """Whether to try a knob's values, given those chosen and the base configuration's."""
+    stage = int(chosen.get("zero.stage", KNOBS["zero.stage"].default))
+    if stage not in KNOBS[name].stages:
+        return False
+    return all(
+        chosen.get(other, KNOBS[other].default_for(chosen)) in allowed
+        for other, allowed in domain.when
+    )
+
+
+def _in_order(domains: Mapping[str, Domain]) -> dict[str, Domain]:
+    """The registry's order, but for knobs that wait for those in their `when`."""
+    waiting = {name: domains[name] for name in KNOBS if name in domains}
+    ordered: dict[str, Domain] = {}
+    while waiting:
+        name = next(
+            name
+            for name, domain in waiting.items()
+            if not any(other in waiting for other, _ in domain.when)
+        )
+        ordered[name] = waiting.pop(name)
+    return ordered

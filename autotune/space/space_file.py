@@ -1,0 +1,322 @@
+"""The border of a search space: its YAML, read strictly, and the JSON schema of that YAML.
+
+`python -m autotune.space.space_file` prints the schema.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from autotune.base.errors import JobError
+from autotune.base.yaml_file import read_yaml
+from autotune.contract import KnobValue
+from autotune.space.knob import MAX_VALUE, Knob
+from autotune.space.knobs import KNOBS, knob_named
+
+MAX_VALUES_PER_KNOB = 64
+
+_FORMS = ("powers_of_two", "range", "values", "when")
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class SpaceFile(BaseModel):
+    """A search space as a user writes it."""
+
+    model_config = ConfigDict(extra="forbid", title="autotune search space")
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="letters, digits, dots and dashes"
+    )
+    description: str = Field(default="", description="what the space is for")
+    knobs: dict[str, Any] = Field(
+        min_length=1, description="knob name -> its values; see the definitions"
+    )
+
+
+class PowersOfTwo(BaseModel):
+    """Powers of two, both ends included."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    powers_of_two: tuple[int, int] = Field(
+        description="[first, last], both of them powers of two and included"
+    )
+
+
+class Range(BaseModel):
+    """An arithmetic sequence, the end included where it is hit."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    range: tuple[int, int, int] = Field(
+        description="[first, last, step]: first, first + step, ... up to last, which is included"
+    )
+
+
+class Guarded(BaseModel):
+    """Values that are tried only where other knobs have certain values."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    values: Any = Field(description="a value, a list, powers_of_two or range")
+    when: dict[str, Any] = Field(
+        default_factory=dict, description="knob name -> the value, or list of values, it must have"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domain:
+    """The values of one knob in a space, checked, in the order written."""
+
+    values: tuple[KnobValue, ...]
+    when: tuple[tuple[str, frozenset[KnobValue]], ...] = ()
+    """Knob -> values: the domain counts only where each of these knobs has one of its values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedFile:
+    """A space file that holds only legal knobs and values."""
+
+    name: str
+    description: str
+    domains: dict[str, Domain]
+
+
+def read_space_file(path: Path) -> CheckedFile:
+    """Read and check a space.
+
+    Raises:
+        JobError: The file cannot be read or is not a space; it names the key and the value.
+    """
+    where = str(path)
+    data = read_yaml(path, hint="write name, description and knobs; see docs/spaces.md")
+    file = _validated(SpaceFile, data, where)
+    domains = {
+        name: _domain(knob_named(name, where=f"{where}: knobs"), written, where)
+        for name, written in file.knobs.items()
+    }
+    for name, domain in domains.items():
+        _check_when(name, domain, domains, where)
+    return CheckedFile(name=file.name, description=file.description, domains=domains)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a space file: the border's models and the registry of knobs."""
+    outer = SpaceFile.model_json_schema()
+    outer["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    outer["properties"]["knobs"] = {
+        "type": "object",
+        "description": outer["properties"]["knobs"]["description"],
+        "minProperties": 1,
+        "additionalProperties": False,
+        "properties": {name: _knob_schema(knob) for name, knob in KNOBS.items()},
+    }
+    when = {
+        "type": "object",
+        "description": Guarded.model_json_schema()["properties"]["when"]["description"],
+        "additionalProperties": False,
+        "properties": {name: _plain_schema(knob) for name, knob in KNOBS.items()},
+    }
+    outer["$defs"] = {
+        "powers_of_two": _inlined(PowersOfTwo),
+        "range": _inlined(Range),
+        "when": when,
+    }
+    return outer
+
+
+def schema_text() -> str:
+    """The text of `search_spaces/schema.json`."""
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+def _validated(model: type[M], data: object, where: str) -> M:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        item = error.errors()[0]
+        key = ".".join(str(part) for part in item["loc"])
+        known = list(model.model_fields)
+        near = get_close_matches(str(item["loc"][-1]) if item["loc"] else "", known, n=1)
+        guess = f"did you mean {near[0]}? " if item["type"] == "extra_forbidden" and near else ""
+        given = "" if item["type"] == "missing" else f" (given: {_short(item['input'])})"
+        raise JobError(
+            f"{where}: {key + ': ' if key else ''}{item['msg']}{given}",
+            f"{guess}known keys: {', '.join(known)}",
+        ) from error
+
+
+def _domain(knob: Knob, written: object, where: str) -> Domain:
+    key = f"{where}: knobs.{knob.name}"
+    when: dict[str, Any] = {}
+    if isinstance(written, dict) and written.keys() & {"values", "when"}:
+        guarded = _validated(Guarded, written, key)
+        written, when = guarded.values, guarded.when
+    values = tuple(_values(knob, written, key))
+    conditions = []
+    for other, allowed in when.items():
+        at = f"{key}.when"
+        legal = _values(knob_named(other, where=at), allowed, at)
+        conditions.append((other, frozenset(legal)))
+    return Domain(values=values, when=tuple(conditions))
+
+
+def _values(knob: Knob, written: object, key: str) -> list[KnobValue]:
+    raw = list(_expanded(knob, written, key))
+    if not raw:
+        raise JobError(f"{key}: the list of values is empty", f"list at least one; {knob.menu}")
+    if len(raw) > MAX_VALUES_PER_KNOB:
+        raise JobError(
+            f"{key}: {len(raw)} values, more than {MAX_VALUES_PER_KNOB}",
+            "list fewer: each multiplies the grid",
+        )
+    values = [knob.check(value, where=key) for value in raw]
+    for value in values:
+        if values.count(value) > 1:
+            raise JobError(f"{key}: {value} stands there twice", "list it once")
+    return values
+
+
+def _expanded(knob: Knob, written: object, key: str) -> Iterator[object]:
+    if isinstance(written, dict):
+        if knob.kind != "int":
+            raise JobError(f"{key}: {knob.name} takes a list of values", knob.menu)
+        yield from _sequence(written, key)
+    elif isinstance(written, list):
+        yield from written
+    else:
+        yield written
+
+
+def _sequence(written: dict[str, object], key: str) -> Iterator[int]:
+    if "powers_of_two" in written:
+        first, last = _validated(PowersOfTwo, _tupled(written), key).powers_of_two
+        for end in (first, last):
+            if end < 1 or end & (end - 1) or end > MAX_VALUE:
+                near = 2 ** round(math.log2(min(max(end, 1), MAX_VALUE)))
+                raise JobError(
+                    f"{key}.powers_of_two: {end} is not a power of two up to {MAX_VALUE}",
+                    f"the nearest is {near}",
+                )
+        if first > last:
+            raise JobError(f"{key}.powers_of_two: {first} is above {last}", "[first, last]")
+        yield from (2**power for power in range(first.bit_length() - 1, last.bit_length()))
+        return
+    if "range" not in written:
+        near = get_close_matches(str(next(iter(written), "")), _FORMS, n=1)
+        raise JobError(
+            f"{key}: {_short(written)} is not a way to write values",
+            f"{f'did you mean {near[0]}? ' if near else ''}"
+            "a value, a list, {powers_of_two: [1, 64]} or {range: [2, 8, 2]}",
+        )
+    first, last, step = _validated(Range, _tupled(written), key).range
+    if step < 1 or first > last:
+        raise JobError(
+            f"{key}.range: [{first}, {last}, {step}] is empty", "[first, last, step], step above 0"
+        )
+    if (last - first) // step >= MAX_VALUES_PER_KNOB:
+        raise JobError(
+            f"{key}.range: {(last - first) // step + 1} values, more than {MAX_VALUES_PER_KNOB}",
+            "widen the step",
+        )
+    yield from range(first, last + 1, step)
+
+
+def _tupled(written: dict[str, object]) -> dict[str, object]:
+    # YAML has lists only, and strict pydantic wants a tuple for a tuple.
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in written.items()}
+
+
+def _check_when(name: str, domain: Domain, domains: dict[str, Domain], where: str) -> None:
+    for other, allowed in domain.when:
+        key = f"{where}: knobs.{name}.when"
+        chain = [name, other]
+        while chain[-1] != name and len(chain) <= len(domains):
+            following = domains[chain[-1]].when if chain[-1] in domains else ()
+            step = next((o for o, _ in following if _leads_to(o, name, domains)), None)
+            if step is None:
+                break
+            chain.append(step)
+        if chain[-1] == name:
+            raise JobError(
+                f"{key}: a circle: {' -> '.join(chain)}", "let one of them stand without `when`"
+            )
+        if other in domains and not allowed & set(domains[other].values):
+            raise JobError(
+                f"{key}: {other} never is {_listed(allowed)} in this space: it has "
+                f"{_listed(domains[other].values)}",
+                "name a value that it has, or leave this knob out",
+            )
+
+
+def _leads_to(start: str, goal: str, domains: dict[str, Domain]) -> bool:
+    seen, frontier = set(), [start]
+    while frontier:
+        name = frontier.pop()
+        if name == goal:
+            return True
+        if name not in seen:
+            seen.add(name)
+            frontier += [other for other, _ in domains[name].when] if name in domains else []
+    return False
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(sorted(map(str, values)))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _scalar_schema(knob: Knob) -> dict[str, Any]:
+    if knob.kind == "bool":
+        return {"type": "boolean"}
+    if knob.choices and knob.pattern:
+        return {"anyOf": [{"enum": list(knob.choices)}, _text_schema(knob.pattern)]}
+    if knob.choices:
+        return {"enum": list(knob.choices)}
+    if knob.kind == "float":
+        return {"type": "number", "minimum": knob.minimum, "maximum": knob.maximum}
+    whole = {"type": "integer", "minimum": knob.minimum, "maximum": knob.maximum}
+    return {"anyOf": [whole, _text_schema(r"[0-9]+(\.[0-9]+)?[eE]\+?[0-9]+")]}
+
+
+def _text_schema(pattern: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^({pattern})$"}
+
+
+def _plain_schema(knob: Knob) -> dict[str, Any]:
+    scalar = _scalar_schema(knob)
+    several = {"type": "array", "items": scalar, "minItems": 1, "uniqueItems": True}
+    return {"anyOf": [scalar, several | {"maxItems": MAX_VALUES_PER_KNOB}]}
+
+
+def _knob_schema(knob: Knob) -> dict[str, Any]:
+    forms = _plain_schema(knob)["anyOf"]
+    if knob.kind == "int":
+        forms += [{"$ref": "#/$defs/powers_of_two"}, {"$ref": "#/$defs/range"}]
+    guarded = {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["values"],
+        "properties": {"values": {"anyOf": forms}, "when": {"$ref": "#/$defs/when"}},
+    }
+    return {"description": f"{knob.help}; acts {knob.scope}", "anyOf": [*forms, guarded]}
+
+
+def _inlined(model: type[BaseModel]) -> dict[str, Any]:
+    text = model.model_json_schema()
+    return {key: value for key, value in text.items() if key != "title"}
+
+
+if __name__ == "__main__":
+    print(schema_text(), end="")

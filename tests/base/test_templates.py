@@ -1,0 +1,188 @@
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from autotune.base import template_bounds as bounds
+from autotune.base.errors import RenderError
+from autotune.base.templates import Templates, canonical_json
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def render(folder: Path, text: str, **values: object) -> dict[str, object]:
+    (folder / "t.json.j2").write_text(text)
+    return Templates(folder).json("t.json.j2", values)
+
+
+def test_values_become_json(folder):
+    text = '{"a": {{ a | tojson }}, "b": {{ b | tojson }}, "c": {{ c | tojson }}}'
+    found = render(folder, text, a=True, b={"z": 1.5, "y": None}, c='</"\n')
+    assert found == {"a": True, "b": {"z": 1.5, "y": None}, "c": '</"\n'}
+
+
+def test_an_undefined_variable_is_named_with_its_line(folder):
+    with pytest.raises(RenderError) as caught:
+        render(folder, '{\n"a": 1,\n"b": {{ absent | tojson }}\n}')
+    assert "t.json.j2, line 3" in caught.value.message
+    assert "'absent' is undefined" in caught.value.message
+
+
+def test_an_undefined_attribute_is_named(folder):
+    with pytest.raises(RenderError, match=r"line 1: .*has no attribute 'absent'"):
+        render(folder, '{"b": {{ a.absent | tojson }}}', a={})
+
+
+@pytest.mark.parametrize("text", ['{"a": {{ a }}}', '{"a": "{{ a ~ 1 }}"}'])
+def test_a_value_that_nothing_encodes_is_refused(folder, text):
+    with pytest.raises(RenderError, match=r"line 1: the value .*\| tojson"):
+        render(folder, text, a=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1', "not valid JSON"),
+        ('{"a": 1, "a": 2}', "'a' stands twice"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
+        ('{"a": 1e999}', "too large"),
+        ("[1]", "a JSON list, not an object"),
+        ("", "not valid JSON"),
+    ],
+)
+def test_a_result_that_is_no_sound_object_is_refused(folder, text, said):
+    with pytest.raises(RenderError, match=r"template t\.json\.j2") as caught:
+        render(folder, text)
+    assert said in caught.value.message
+
+
+def test_a_syntax_error_names_template_and_line(folder):
+    with pytest.raises(RenderError, match=r"template t.json.j2, line 2: "):
+        render(folder, "{\n{% if %}\n}")
+
+
+def test_an_error_in_an_included_template_names_that_one(folder):
+    (folder / "inner.j2").write_text("\n{{ gone | tojson }}")
+    with pytest.raises(RenderError, match=r"inner.j2, line 2: 'gone' is undefined"):
+        render(folder, '{"a": {% include "inner.j2" %}}')
+
+
+@pytest.mark.parametrize(
+    "escape",
+    [
+        "{{ ''.__class__ | tojson }}",
+        "{{ ().__class__.__bases__[0].__subclasses__() | tojson }}",
+        "{{ f.__globals__ | tojson }}",
+        "{{ range(999999999) | list | tojson }}",
+    ],
+)
+def test_the_sandbox_holds(folder, escape):
+    with pytest.raises(RenderError):
+        render(folder, f'{{"a": {escape}}}', f=canonical_json)
+
+
+def test_a_macro_and_an_overridden_block_may_carry_encoded_values(folder):
+    (folder / "parent.j2").write_text(
+        '{% macro line(v) %}"a": {{ v | tojson }}{% endmacro %}'
+        '{ {{ line(a) }}{% block more %}, "b": {{ a | tojson }}{% endblock %} }'
+    )
+    text = '{% extends "parent.j2" %}{% block more %}{{ super() }}, "c": 3{% endblock %}'
+    assert render(folder, text, a=1) == {"a": 1, "b": 1, "c": 3}
+
+
+def test_a_shell_word_is_quoted(folder):
+    (folder / "t.sh.j2").write_text("echo {{ a | sh }}")
+    assert Templates(folder).text("t.sh.j2", {"a": "x; rm -rf $HOME"}) == (
+        "echo 'x; rm -rf $HOME'"
+    )
+
+
+def test_the_users_folder_comes_first_and_the_shipped_one_still_serves(folder):
+    (folder / "launch").mkdir()
+    (folder / "launch" / "README.md.j2").write_text("mine")
+    templates = Templates(folder)
+    assert templates.text("launch/README.md.j2", {}) == "mine"
+    assert "torch.distributed.run" in templates.text(
+        "launch/launch.sh.j2",
+        {"world": 2, "n_nodes": 1, "per_node": 2, "accelerator": "cpu", "variables": []},
+    )
+
+
+def test_a_missing_template_says_where_it_was_looked_for(folder):
+    with pytest.raises(RenderError, match=r"no/such.j2: not found in .*templates"):
+        Templates(folder).text("no/such.j2", {})
+
+
+def test_a_missing_folder_is_refused(folder):
+    with pytest.raises(RenderError, match="no such folder of templates"):
+        Templates(folder / "absent")
+
+
+def test_canonical_json_is_one_text_for_equal_configurations():
+    assert canonical_json({"b": 1, "a": {"d": 1, "c": 2}}) == canonical_json(
+        {"a": {"c": 2, "d": 1}, "b": 1}
+    )
+    assert canonical_json({"a": 1}) == '{\n  "a": 1\n}\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for i in range(10**12) %}x{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ (10 ** 10 ** 8) | tojson }}",
+        "{{ ('x' * 10**11) | text }}",
+        "{{ '{:>9999999999}'.format(1) | text }}",
+        "{% set n = namespace(x='x') %}"
+        "{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    ],
+)
+def test_a_users_template_without_an_end_is_refused(folder, text, monkeypatch):
+    monkeypatch.setattr(bounds, "MAX_CPU_S", 0.2)
+    with pytest.raises(RenderError, match=r"t\.json\.j2"):
+        render(folder, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{{ ('a' * 10**10) | tojson }}", "it needs more than 256 MiB of memory"),
+        (
+            "{% set n = namespace(i=0) %}{% for i in range(99999) %}{% for j in range(99999) %}"
+            "{% set n.i = i * j %}{% endfor %}{% endfor %}",
+            r"not done after \d s of computing",
+        ),
+        ("{% for i in range(10**12) %}x{% endfor %}", "Range too big"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "it is nested too deeply"),
+    ],
+)
+def test_the_limit_that_ended_a_template_is_named(folder, text, reason, monkeypatch):
+    monkeypatch.setattr(bounds, "MAX_CPU_S", 0.3)
+    with pytest.raises(RenderError, match=reason) as error:
+        render(folder, text)
+    assert "t.json.j2" in error.value.message
+    assert error.value.hint
+
+
+def test_the_bounds_are_gone_after_rendering(folder):
+    before = (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGVTALRM))
+    render(folder, '{"a": 1}')
+    assert (resource.getrlimit(resource.RLIMIT_DATA), signal.getsignal(signal.SIGVTALRM)) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0
+
+
+def test_where_nobody_says_what_a_process_holds_time_alone_is_bounded(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(bounds, "_STATM", tmp_path / "none")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    render(folder, '{"a": 1}')
+    monkeypatch.setattr(bounds, "MAX_CPU_S", 0.2)
+    with pytest.raises(RenderError, match=r"t\.json\.j2"):
+        render(folder, "{% for i in range(10**12) %}x{% endfor %}")
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before

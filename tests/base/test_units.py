@@ -1,0 +1,37 @@
+"""Rates: bits and bytes are told apart, and what is no rate says what is."""
+
+import pytest
+
+from autotune.base.errors import JobError
+from autotune.base.units import format_bytes, parse_rate
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [("400Gbps", 50e9), ("50GB/s", 50e9), ("1.5 TB/s", 1.5e12), ("100 Mbps", 12.5e6)],
+)
+def test_a_small_b_is_a_bit(text, bytes_per_s):
+    assert parse_rate(text, where="--network") == pytest.approx(bytes_per_s)
+
+
+@pytest.mark.parametrize("text", ["400", "fast", "-1Gbps", "0Gbps", "400 gb", "1e400Gbps"])
+def test_what_is_no_rate_is_named(text):
+    with pytest.raises(JobError) as error:
+        parse_rate(text, where="--network")
+    assert text in error.value.message
+    assert "--network" in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (999 * 2**20, "999 MiB"),
+        (1010 * 2**20, "0.986 GiB"),
+        (1023.9 * 2**30, "1 TiB"),
+        (None, "-"),
+    ],
+)
+def test_sizes_have_three_digits_and_no_exponent(size_bytes, text):
+    assert format_bytes(size_bytes) == text

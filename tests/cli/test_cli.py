@@ -1,0 +1,271 @@
+"""The command line without a single trial: flags, plans, messages, exit codes, frozen help."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.base.errors import ExitCode
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "help"
+COMMANDS = (
+    "",
+    "search",
+    "render",
+    "probe",
+    "status",
+    "report",
+    "compare",
+    "export",
+    "check",
+    "soak",
+    "doctor",
+    "estimate",
+)
+SMALL = ("--model", "tiny-llama", "--seq-len", "64", "--global-batch", "8", "--world", "2")
+
+
+def autotune(
+    *arguments: str, folder: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line on CPU, as a pipe sees it."""
+    return subprocess.run(
+        [sys.executable, "-m", "autotune", *arguments],
+        cwd=folder,
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "COLUMNS": "80", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_frozen(command: str, tmp_path: Path) -> None:
+    """After a change on purpose: write the new text into tests/golden/help/."""
+    golden = GOLDEN / f"{command or 'autotune'}.txt"
+    done = autotune(*filter(None, [command]), "--help", folder=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout == golden.read_text(encoding="utf-8")
+
+
+def test_help_does_not_wait_for_heavy_imports(tmp_path: Path) -> None:
+    code = (
+        "import sys, autotune.cli; "
+        "sys.exit(bool({'torch', 'optuna', 'pandas', 'pydantic'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
+
+
+def test_a_dry_run_shows_the_plan_and_runs_nothing(tmp_path: Path) -> None:
+    done = autotune("search", *SMALL, "--space", "smoke", "--dry-run", folder=tmp_path)
+    assert done.returncode == ExitCode.FOUND, done.stderr
+    for word in (
+        "study",
+        "candidates are legal",
+        "refused by",
+        "baseline",
+        "price",
+        "accelerator",
+    ):
+        assert word in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_as_json_adds_up(tmp_path: Path) -> None:
+    done = autotune("search", *SMALL, "--space", "smoke", "--dry-run", "--json", folder=tmp_path)
+    plan = json.loads(done.stdout)
+    assert plan["trials"] == (
+        plan["baseline_trials"] + plan["search_trials"] + plan["confirm_trials"]
+    )
+    assert plan["total_s"] == pytest.approx(plan["trials"] * plan["trial_s"])
+    assert plan["accelerator_hours"] == pytest.approx(2 * plan["total_s"] / 3600)
+    assert 0 < plan["lattice_size"] <= plan["grid_size"]
+    assert plan["search_trials"] <= plan["lattice_size"]
+    assert set(plan["refused"]) == set(plan["reasons"])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("report", "--csv", "--json"),
+        ("report", "--markdown", "--json"),
+        ("report", "--html", "page.html", "--csv"),
+        ("compare", "a", "b", "--csv", "--json"),
+    ],
+    ids=" ".join,
+)
+def test_two_forms_of_a_report_are_refused(flags: tuple[str, ...], tmp_path: Path) -> None:
+    done = autotune(*flags, folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert done.stdout == ""
+    assert all(flag in done.stderr for flag in flags if flag.startswith("--"))
+    assert "fix: give one of --json, --csv" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_flags_it_plans_a_job_for_this_machine(tmp_path: Path) -> None:
+    done = autotune("search", "--dry-run", "--json", folder=tmp_path)
+    plan = json.loads(done.stdout)
+    assert (plan["model"], plan["world"], plan["accelerator"]) == ("tiny-llama-32k", 2, "cpu")
+
+
+def test_flags_come_before_the_job_file(tmp_path: Path) -> None:
+    job = "model: tiny-gpt2\nseq_len: 64\nglobal_batch: 8\nworld: 2\nspace: smoke\n"
+    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
+    done = autotune(
+        "search", "--job", "job.yaml", "--seq-len", "32", "--dry-run", "--json", folder=tmp_path
+    )
+    plan = json.loads(done.stdout)
+    assert (plan["model"], plan["seq_len"]) == ("tiny-gpt2", 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--model", "tiny-lama"), "did you mean tiny-llama"),
+        (("--global-batch", "0"), "global_batch"),
+        (("--precision", "int3"), "precision"),
+        (("--space", "zerro"), "did you mean zero"),
+        (("--memory-limit", "lots"), "memory_limit"),
+        (("--budget", "soon"), "budget"),
+        (("--job", "nowhere.yaml"), "nowhere.yaml"),
+        (("--baseline", "nowhere.json"), "nowhere.json"),
+        (("--trials", "many"), "--trials"),
+        (("--colour", "red"), "--colour"),
+    ],
+)
+def test_what_a_user_gets_wrong_is_named_without_a_traceback(
+    arguments: tuple[str, ...], expected: str, tmp_path: Path
+) -> None:
+    done = autotune("search", *SMALL, *arguments, "--yes", folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "allowed"),
+    [
+        ("--global-batch", "999999999999999999999", "1 to 2147483647"),
+        ("--world", "0", "1 to 2147483647"),
+        ("--seed", "-1", "0 to 2147483647"),
+        ("--head-room", "1.5", "to below 1"),
+        ("--memory-limit", "9" * 400, "too large"),
+        ("--results", "/proc/x", "such as --results"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_what_is_allowed(
+    flag: str, value: str, allowed: str, tmp_path: Path
+) -> None:
+    done = autotune("search", *SMALL, flag, value, "--dry-run", folder=tmp_path, COLUMNS="2000")
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert value in done.stderr
+    assert allowed in done.stderr
+    assert "known keys" not in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_malformed_yaml_names_the_place(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("model: [unclosed\nseq_len: 3\n", encoding="utf-8")
+    done = autotune("search", "--job", "job.yaml", folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert "job.yaml" in done.stderr
+    assert "line 2" in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = autotune("search", *SMALL, "--model", "nothing", "--debug", folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert "Traceback" in done.stderr
+
+
+def test_a_world_that_the_batch_cannot_fill_is_nothing_feasible(tmp_path: Path) -> None:
+    odd = ("--global-batch", "7", "--space", "smoke")
+    done = autotune("search", *SMALL, *odd, "--yes", folder=tmp_path)
+    assert done.returncode == ExitCode.NOTHING_FEASIBLE
+    assert "fix:" in done.stderr
+
+
+def test_a_device_that_is_not_there_is_fleet_unavailable(tmp_path: Path) -> None:
+    done = autotune("search", "--yes", folder=tmp_path, DS_ACCELERATOR="xpu")
+    assert done.returncode == ExitCode.FLEET_UNAVAILABLE
+    assert "xpu" in done.stderr
+
+
+def test_render_writes_the_files_of_one_candidate(tmp_path: Path) -> None:
+    job = "model: tiny-llama\nseq_len: 64\nglobal_batch: 8\nworld: 2\n"
+    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
+    settings = ("--set", "zero.stage=2", "--set", "micro_batch=2")
+    done = autotune(
+        "render", "--job", "job.yaml", *settings, "--out", "out", "--json", folder=tmp_path
+    )
+    assert done.returncode == ExitCode.FOUND, done.stderr
+    files = json.loads(done.stdout)
+    assert all((tmp_path / file).is_file() for file in files)
+    config = json.loads((tmp_path / "out" / "ds_config.json").read_text(encoding="utf-8"))
+    assert config["zero_optimization"]["stage"] == 2
+    assert config["train_micro_batch_size_per_gpu"] == 2
+    assert config["gradient_accumulation_steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("zero.stge=2", "did you mean zero.stage"),
+        ("zero.stage=9", "zero.stage"),
+        ("micro_batch=3", "3"),
+        ("zero.stage", "not name=value"),
+    ],
+)
+def test_render_refuses_what_would_not_run(setting: str, expected: str, tmp_path: Path) -> None:
+    job = "model: tiny-llama\nseq_len: 64\nglobal_batch: 8\nworld: 2\n"
+    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
+    done = autotune(
+        "render", "--job", "job.yaml", "--set", setting, "--out", "out", folder=tmp_path
+    )
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert expected in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_render_says_which_settings_change_nothing(tmp_path: Path) -> None:
+    job = "model: tiny-llama\nseq_len: 64\nglobal_batch: 8\nworld: 2\n"
+    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
+    setting = "stage3.prefetch_bucket_size=1000"
+    done = autotune(
+        "render", "--job", "job.yaml", "--set", setting, "--out", "out", folder=tmp_path
+    )
+    assert done.returncode == ExitCode.FOUND
+    assert "changes nothing here" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("report",), ("export", "--out", "out")])
+def test_without_a_study_the_next_step_is_named(command: tuple[str, ...], tmp_path: Path) -> None:
+    done = autotune(*command, folder=tmp_path)
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert "autotune search" in done.stderr
+
+
+def test_status_of_nothing_is_an_empty_list(tmp_path: Path) -> None:
+    assert json.loads(autotune("status", "--json", folder=tmp_path).stdout) == []
+
+
+def test_the_doctor_answers_in_json(tmp_path: Path) -> None:
+    done = autotune("doctor", "--no-measure", "--json", folder=tmp_path)
+    diagnosis = json.loads(done.stdout)
+    assert diagnosis["level"] in ("ok", "warn", "fail")
+    assert diagnosis["machine"]["accelerator"] == "cpu"
+
+
+def test_no_colour_in_a_pipe(tmp_path: Path) -> None:
+    done = autotune("doctor", "--no-measure", folder=tmp_path)
+    assert not re.search(r"\x1b\[", done.stdout + done.stderr)

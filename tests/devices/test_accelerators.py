@@ -1,0 +1,134 @@
+"""The table of accelerators: complete, found by name, extended by users."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.base.errors import FleetError, JobError
+from autotune.devices.accelerators import (
+    accelerators_with,
+    find_accelerator,
+    read_accelerators,
+    shipped_accelerators,
+)
+
+OWN = """
+accelerators:
+  Mine:
+    names: ['\\bmine\\b', '\\bA100\\b']
+    memory_gib: 100
+    memory_gb_per_s: 1000
+    tflops: {bf16: 100, fp8: 200}
+    achieved_tflops: {bf16: 80}
+    nvlink_gb_per_s: 0
+    nvlink_domain: 1
+    host_gb_per_s: 10
+    network_gb_per_s: 10
+    devices_per_node: 4
+    source: a bench
+    achieved_source: a bench
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "memory_gib", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", None, "H100"),
+        ("H100 (96GB HBM2e, 500W)", 96, "H100-96GB"),
+        ("A100", None, "A100-80GB"),
+        ("A100", 40, "A100-40GB"),
+        ("a100_sxm", 80, "A100-80GB"),
+        ("NVIDIA A100-PCIE-40GB", None, "A100-PCIe"),
+        ("V100", 16, "V100-16GB"),
+        ("GB200", None, "GB200"),
+        ("B200 class", 178, "B200"),
+        ("cpu", None, "CPU"),
+    ],
+)
+def test_devices_as_people_name_them(device: str, memory_gib: float | None, name: str) -> None:
+    assert find_accelerator(device, memory_gib=memory_gib).name == name
+
+
+def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(FleetError) as error:
+        find_accelerator("MI300X")
+    assert "MI300X" in error.value.message
+    assert "H100" in error.value.message
+    assert "--accelerators" in error.value.hint
+
+
+def test_nothing_reaches_more_than_its_peak() -> None:
+    for entry in shipped_accelerators():
+        assert entry.achieved_flops.keys() == entry.peak_flops.keys()
+        for precision, rate in entry.achieved_flops.items():
+            assert rate <= entry.peak_flops[precision], (entry.name, precision)
+        assert entry.source
+        assert entry.achieved_source
+
+
+def test_names_are_found_again() -> None:
+    for entry in shipped_accelerators():
+        plain = entry.name.replace("-", " ").replace("PCIe", "PCIE")
+        memory_gib = entry.memory_bytes / 2**30
+        if "V100 PCIE" in plain:
+            plain = "V100-PCIE"
+        assert find_accelerator(plain, memory_gib=memory_gib).name == entry.name
+
+
+def test_own_entries_come_first(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(OWN, encoding="utf-8")
+    table = accelerators_with(path)
+    assert find_accelerator("A100", table=table).name == "Mine"
+    mine = find_accelerator("mine", table=table)
+    # What was not measured reaches the share that half precision does.
+    assert mine.achieved_flops["fp8"] == pytest.approx(160e12)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("memory_gib: 100", "memory_gib: -1", "Mine.memory_gib"),
+        ("memory_gib: 100", "memory_gib: .nan", "Mine.memory_gib"),
+        ("memory_gib: 100", "memory_gib: 1.0e-320", "Mine.memory_gib"),
+        ("nvlink_gb_per_s: 0", "nvlink_gb_per_s: 1.0e-320", "should be 0 or at least 1e-06"),
+        ("    source: a bench\n", "", "Mine.source"),
+        ("tflops: {bf16: 100, fp8: 200}", "tflops: {fp8: 200}", "not in tflops"),
+        (r"'\bmine\b'", "'('", "names"),
+        ("nvlink_domain: 1", "nvlink_domain: 1\n    typo: 1", "typo"),
+    ],
+)
+def test_a_wrong_entry_is_named(before: str, after: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    assert before in OWN
+    path.write_text(OWN.replace(before, after), encoding="utf-8")
+    with pytest.raises(JobError, match=message):
+        read_accelerators(path)
+
+
+@pytest.mark.parametrize("entry", shipped_accelerators(), ids=lambda entry: entry.name)
+def test_an_entry_is_found_by_its_own_name(entry) -> None:
+    assert find_accelerator(entry.name) is entry
+    assert find_accelerator(entry.name.lower(), memory_gib=1.0) is entry
+
+
+def test_a_slice_of_a_device_is_not_the_device() -> None:
+    with pytest.raises(FleetError, match="slice"):
+        find_accelerator("NVIDIA A100-SXM4-80GB MIG 1g.10gb")
+    assert find_accelerator("NVIDIA A100 80GB PCIe").name == "A100-PCIe"
+
+
+def test_a_precision_without_figures_is_named() -> None:
+    v100 = find_accelerator("V100-32GB")
+    assert v100.half == "fp16"
+    with pytest.raises(FleetError, match="bf16 on V100"):
+        v100.rate("bf16")
+
+
+def test_nvlink_ends_with_the_node_or_spans_the_rack_or_joins_pairs() -> None:
+    a100, rack, pairs = map(find_accelerator, ("A100-80GB", "GB200", "A100-PCIe"))
+    assert a100.links(8) == (a100.nvlink_bytes_per_s, 8)
+    assert a100.links(1) == (a100.nvlink_bytes_per_s, 1)
+    assert rack.links(4) == (rack.nvlink_bytes_per_s, rack.nvlink_domain)
+    assert pairs.links(2) == (pairs.nvlink_bytes_per_s, 2)
+    assert pairs.links(8) == (pairs.host_bytes_per_s, 8)

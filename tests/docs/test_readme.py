@@ -1,0 +1,68 @@
+"""Every command in the README runs, in the order in which a reader would type them."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.engines.deepspeed.extensions import environment as extensions_environment
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+# The demo as it stands takes minutes: here it gets one trial and a minute. The environment is the
+# one that runs this test, so that nothing is installed.
+DEMO = "make demo SEARCH='--space smoke --trials 1 --budget 60s' -o .venv/.installed"
+ACTIVATE = f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH\n"
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line]
+
+
+def test_the_first_command_is_the_main_job() -> None:
+    assert commands()[0] == "make demo"
+
+
+def test_the_first_screen_is_one_sentence_one_command_one_table() -> None:
+    screen = README.splitlines()[:45]
+    assert any("samples/s" in line and "trial" in line for line in screen)
+    assert sum(line.startswith("```sh") for line in screen) == 1
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([^)#]+)", README))
+def test_links_lead_somewhere(link: str) -> None:
+    assert (REPOSITORY / link).exists()
+
+
+@pytest.mark.real
+def test_every_command_runs(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    # Not a link to the whole environment: compiled extensions belong to the path of their torch.
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text(ACTIVATE)
+    (tmp_path / ".venv" / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / ".venv" / "bin" / "python").chmod(0o755)
+    for command in commands():
+        # What is launched without autotune would compile for minutes, and a compiler that a time
+        # limit ends leaves a lock that every later start waits on: it gets what is built already.
+        lent = extensions_environment("cpu") if "launch.sh" in command else {}
+        done = subprocess.run(
+            ["bash", "-c", f". .venv/bin/activate; {DEMO if command == 'make demo' else command}"],
+            cwd=tmp_path,
+            env={**os.environ, **lent},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    for file in ("ds_config.json", "launch.sh", "README.md"):
+        assert (tmp_path / "tuned" / file).is_file()
+    assert (tmp_path / "chosen" / "ds_config.json").is_file()

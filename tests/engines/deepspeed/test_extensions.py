@@ -1,0 +1,99 @@
+import fcntl
+
+import pytest
+
+from autotune.base.errors import FleetError
+from autotune.doctor.machine import has_libaio
+from autotune.engines.deepspeed import extensions
+from autotune.trial.prebuilt import BUILT_FILE
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    folder = extensions.extensions_folder("cpu")
+    for name in extensions.needed("cpu"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / BUILT_FILE).touch()
+    return folder
+
+
+@pytest.mark.compiles
+def test_what_swaps_to_a_disk_is_built():
+    if not has_libaio():
+        pytest.skip("needs libaio's headers (Debian: libaio-dev)")
+    extensions.build("cpu", print, nvme=True)
+    assert extensions.built("cpu", nvme=True) == list(extensions.needed("cpu", nvme=True))
+
+
+def test_a_lock_without_a_holder_is_stale_and_removed(folder):
+    lock = folder / "fused_adam" / "lock"
+    lock.touch()
+    said = []
+    assert extensions.stale_locks("cpu") == [lock]
+    extensions.build("cpu", said.append)
+    assert not lock.exists()
+    assert said == [f"removed the stale lock {lock}"]
+
+
+def test_a_lock_in_use_is_left_alone(folder):
+    lock = folder / "fused_adam" / "lock"
+    lock.touch()
+    with (folder / "autotune.lock").open("w") as ours:
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        assert extensions.stale_locks("cpu") == []
+    assert lock.exists()
+
+
+def test_nobody_waits_for_a_build_of_something_else(folder):
+    lock = folder / "async_io" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    said = []
+    with (folder / "autotune.lock").open("w") as ours:
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        extensions.build("cpu", said.append)
+    assert said == []
+    assert lock.exists()
+
+
+def test_what_is_built_is_not_built_again(folder):
+    said = []
+    extensions.build("cpu", said.append)
+    assert said == []
+    assert extensions.built("cpu") == list(extensions.needed("cpu"))
+
+
+def test_a_failed_build_names_its_log(folder, monkeypatch):
+    (folder / "cpu_adam" / BUILT_FILE).unlink()
+    (folder / "cpu_adam" / "cpu_adam.so").touch()  # half linked, for all anybody knows
+    monkeypatch.setattr(extensions.sys, "executable", "/bin/false")
+    with pytest.raises(FleetError, match=r"cpu_adam could not be built: exit code 1 \(log: "):
+        extensions.build("cpu", lambda _: None)
+
+
+def test_the_folder_depends_on_the_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    here = extensions.extensions_folder("cpu")
+    monkeypatch.setattr(extensions, "_location", lambda package: f"/another/{package}")
+    assert extensions.extensions_folder("cpu") != here
+    assert here.parent == tmp_path / "autotune" / "extensions"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "named"))
+    assert extensions.extensions_folder("cpu").parent == tmp_path / "named"
+
+
+def test_cpu_and_cuda_builds_of_one_name_do_not_meet():
+    assert extensions.extensions_folder("cpu") != extensions.extensions_folder("cuda")
+
+
+def test_an_extension_that_the_release_lacks_is_not_needed(monkeypatch, tmp_path):
+    builders = tmp_path / "ops" / "op_builder"
+    builders.mkdir(parents=True)
+    (builders / "async_io.py").touch()
+    monkeypatch.setattr(extensions, "_location", lambda _: str(tmp_path / "__init__.py"))
+    assert "async_io" in extensions.needed("cpu", nvme=True)
+    assert "pin_memory" not in extensions.needed("cpu", nvme=True)
+    (builders / "pin_memory.py").touch()
+    assert "pin_memory" in extensions.needed("cpu", nvme=True)
+    assert "pin_memory" not in extensions.needed("cpu")

@@ -1,0 +1,368 @@
+"""The lattice of Megatron layouts: the legal ones, counted by loops, and their predictions."""
+
+import dataclasses
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.base.errors import FleetError, JobError, NothingFeasibleError
+from autotune.cost import Recompute, predict
+from autotune.cost.published import rows_to_plans
+from autotune.devices.accelerators import shipped_accelerators
+from autotune.devices.hardware import Environment
+from autotune.engines.megatron.knobs import KNOBS, parse_layout, row_of, steps_of
+from autotune.engines.megatron.layouts import Layouts, lay_out, padded_vocab, task_of
+from autotune.engines.megatron.rules import RULES, LayoutTask
+from tests.cost.rows import row
+from tests.jobs import CPU, tiny_job
+
+GPU = Environment(
+    accelerator="cuda",
+    n_devices=8,
+    device_name="NVIDIA A100-SXM4-80GB",
+    device_memory_bytes=80 * 2**30,
+    peak_flops=312e12,
+    deepspeed_version="0.19.8",
+    torch_version="2.11.0",
+)
+TASK = LayoutTask(
+    n_layers=8,
+    n_heads=8,
+    n_kv_heads=4,
+    ffn_hidden=64,
+    n_experts=0,
+    seq_len=64,
+    max_seq_len=0,
+    global_batch=32,
+    world=16,
+    domain=8,
+    fused_attention=True,
+)
+Row = tuple[int, ...]
+ORDER = (*KNOBS, "recompute_layers", "dp", "grad_accum")
+
+
+def task(**changes: Any) -> LayoutTask:
+    return dataclasses.replace(TASK, **changes)
+
+
+def splits(task: LayoutTask) -> Iterator[SimpleNamespace]:
+    """Where ranks, layers and sequences go; Megatron's words, one at a time."""
+    for tp in range(1, min(task.world, task.domain) + 1):
+        if task.n_heads % tp or task.ffn_hidden % tp:
+            continue
+        if task.n_kv_heads % tp and tp % task.n_kv_heads:
+            continue
+        for pp in range(1, min(task.world, task.n_layers) + 1):
+            for cp in range(1, task.world + 1):
+                if task.world % (tp * pp * cp):
+                    continue
+                if cp > 1 and (task.seq_len % (2 * cp) or not task.fused_attention):
+                    continue
+                for ep in range(1, max(1, task.n_experts) + 1):
+                    if max(1, task.n_experts) % ep or (task.world // tp // pp) % ep:
+                        continue
+                    dp = task.world // (tp * pp * cp)
+                    yield SimpleNamespace(tp=tp, pp=pp, cp=cp, ep=ep, dp=dp)
+
+
+def chunks(task: LayoutTask, pp: int) -> Iterator[tuple[int, int, int]]:
+    """Interleaved chunks, whether the ends count as layers, and the layers of a chunk."""
+    for vp in range(1, task.n_layers + 1):
+        if pp * vp > task.n_layers or (vp > 1 and pp == 1):
+            continue
+        if task.n_layers % (pp * vp) == 0:
+            yield vp, 0, task.n_layers // (pp * vp)
+        elif (task.n_layers + 2) % (pp * vp) == 0:
+            yield vp, 1, (task.n_layers + 2) // (pp * vp)
+
+
+def by_loops(task: LayoutTask) -> list[Row]:
+    """Every legal layout, in the columns of `ORDER`."""
+    found = []
+    for at in splits(task):
+        is_mixture = task.n_experts > 1
+        for sequence in (0, 1):
+            if sequence and (at.tp == 1 or (task.seq_len // at.cp) % at.tp):
+                continue
+            if is_mixture and at.tp > 1 and not sequence:
+                continue
+            for vp, ends, layers in chunks(task, at.pp):
+                for micro_batch in range(1, task.global_batch + 1):
+                    if task.global_batch % (micro_batch * at.dp):
+                        continue
+                    accum = task.global_batch // (micro_batch * at.dp)
+                    if vp > 1 and accum % at.pp:
+                        continue
+                    for sharded in (0, 1) if at.dp * at.cp > 1 else (0,):
+                        for kind, block in recomputed(task, layers):
+                            split = (at.tp, at.pp, vp, ends, at.cp, at.ep, sequence)
+                            kept = (micro_batch, sharded, kind, block)
+                            found.append((*split, *kept, at.dp, accum))
+    return found
+
+
+def recomputed(task: LayoutTask, layers: int) -> Iterator[tuple[int, int]]:
+    yield int(Recompute.NONE), 0
+    yield int(Recompute.FULL), 0
+    if not task.fused_attention:
+        yield int(Recompute.SELECTIVE), 0
+    for quarters in (1, 2, 3):
+        if layers * quarters % 4 == 0:
+            yield int(Recompute.FULL), layers * quarters // 4
+
+
+def rows_of(layouts: Layouts) -> list[Row]:
+    columns = [layouts.columns[name] for name in ORDER]
+    return [tuple(map(int, one)) for one in zip(*columns, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"n_experts": 4},
+        {"n_layers": 6, "world": 12, "global_batch": 24},
+        {"fused_attention": False},
+        {"n_heads": 6, "n_kv_heads": 6, "domain": 2},
+        {"world": 1, "global_batch": 5},
+    ],
+)
+def test_the_lattice_is_what_loops_find(changes):
+    asked = task(**changes)
+    assert sorted(rows_of(lay_out(asked))) == sorted(by_loops(asked))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    asked=st.builds(
+        LayoutTask,
+        n_layers=st.integers(1, 10),
+        n_heads=st.integers(1, 12),
+        n_kv_heads=st.sampled_from([1, 2, 3, 4]),
+        ffn_hidden=st.sampled_from([7, 12, 64]),
+        n_experts=st.sampled_from([0, 1, 4, 6]),
+        seq_len=st.sampled_from([2, 12, 30, 64]),
+        max_seq_len=st.just(0),
+        global_batch=st.integers(1, 24),
+        world=st.integers(1, 12),
+        domain=st.sampled_from([1, 4, 8]),
+        fused_attention=st.booleans(),
+    )
+)
+def test_every_task_has_the_layouts_that_loops_find(asked):
+    expected = sorted(by_loops(asked))
+    if not expected:
+        with pytest.raises(NothingFeasibleError):
+            lay_out(asked)
+        return
+    assert sorted(rows_of(lay_out(asked))) == expected
+
+
+def test_degrees_multiply_to_the_world_and_batches_to_the_global_one():
+    rows = lay_out(task(world=4096, global_batch=1536, n_layers=126)).columns
+    assert (rows["tp"] * rows["pp"] * rows["cp"] * rows["dp"] == 4096).all()
+    assert (rows["micro_batch"] * rows["grad_accum"] * rows["dp"] == 1536).all()
+    # 126 layers and the two ends make 128: the only pipelines of 16 stages.
+    assert set(rows["ends_as_layers"][rows["pp"] == 16]) == {1}
+
+
+def test_no_layout_is_there_twice():
+    rows = rows_of(lay_out(task(n_experts=4)))
+    assert len(set(rows)) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"world": 64, "global_batch": 1, "n_layers": 1, "seq_len": 3}, "batch.product"),
+        ({"max_seq_len": 32}, "sequence.positions"),
+        ({"world": 10**6, "n_layers": 1, "global_batch": 8}, "batch.product"),
+    ],
+)
+def test_a_job_without_a_legal_layout_says_what_refuses_the_nearest(changes, rule):
+    with pytest.raises(NothingFeasibleError) as error:
+        lay_out(task(**changes))
+    assert rule in error.value.message
+    assert "the nearest is [tp=" in error.value.hint
+
+
+def test_more_layouts_than_memory_holds_are_refused():
+    many = task(world=720_720, n_layers=10_080, n_heads=5040, n_kv_heads=5040, ffn_hidden=5040)
+    with pytest.raises(JobError, match="layouts to judge at once"):
+        lay_out(dataclasses.replace(many, global_batch=367_567_200, seq_len=1_441_440))
+
+
+def test_heads_that_no_degree_divides_leave_tensor_parallelism_out():
+    assert set(lay_out(task(n_heads=7, n_kv_heads=7)).columns["tp"]) == {1}
+
+
+BROKEN = {
+    "sequence.positions": ({"max_seq_len": 32}, ""),
+    "tp.heads": ({}, "tp=16"),
+    "tp.kv_heads": ({"n_heads": 12, "n_kv_heads": 12, "world": 24}, "tp=8"),
+    "tp.ffn": ({"ffn_hidden": 7}, "tp=2"),
+    "tp.domain": ({"domain": 2}, "tp=4"),
+    "pp.layers": ({}, "pp=16"),
+    "world.product": ({}, "pp=5"),
+    "cp.sequence": ({"seq_len": 20}, "cp=4"),
+    "cp.fused_attention": ({"fused_attention": False}, "cp=2"),
+    "ep.experts": ({}, "ep=2"),
+    "ep.ranks": ({"n_experts": 4}, "ep=4 pp=8"),
+    "sequence_parallel.tp": ({}, "sequence_parallel=true"),
+    "sequence_parallel.sequence": ({"seq_len": 36}, "tp=8 sequence_parallel=true"),
+    "sequence_parallel.experts": ({"n_experts": 4}, "tp=2"),
+    "vp.pipeline": ({}, "vp=2"),
+    "vp.layers": ({}, "pp=8 vp=2"),
+    "pp.split": ({"n_layers": 9}, "pp=4"),
+    "pp.ends": ({}, "pp=2 ends_as_layers=true"),
+    "batch.product": ({}, "micro_batch=3"),
+    "vp.micro_batches": ({}, "pp=4 vp=2 micro_batch=8"),
+    "distributed_optimizer.ranks": ({"world": 1}, "distributed_optimizer=true"),
+    "recompute.selective": ({}, "recompute=selective"),
+    "recompute.block": ({}, "recompute=block_8"),
+}
+
+
+def one(asked: LayoutTask, settings: str) -> Layouts:
+    return Layouts(task=asked, columns=row_of(asked, parse_layout(settings.split())))
+
+
+@pytest.mark.parametrize("rule", [rule.name for rule in RULES])
+def test_every_rule_has_a_layout_that_breaks_it_and_says_so(rule):
+    changes, settings = BROKEN[rule]
+    found = {
+        violation.rule: violation for violation in one(task(**changes), settings).violations(0)
+    }
+    assert rule in found
+    assert "{" not in found[rule].message + found[rule].fix
+
+
+def test_legal_layouts_break_no_rule_when_they_are_read_back():
+    layouts = lay_out(task(n_experts=4))
+    for index in range(0, len(layouts), 97):
+        read = row_of(layouts.task, layouts.knobs(index))
+        assert {name: int(column[0]) for name, column in read.items()} == layouts.row(index)
+        assert not Layouts(task=layouts.task, columns=read).violations(0)
+        assert layouts.find(layouts.row(index)) == index
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("tp", "not name=value"),
+        ("tensor=2", "knobs: tp"),
+        ("tp=0", "above zero"),
+        ("sequence_parallel=maybe", "true or false"),
+        ("recompute=every_2", "block_N"),
+        ("recompute=block_0", "block_N"),
+    ],
+)
+def test_a_setting_that_is_none_says_what_is(setting, said):
+    with pytest.raises(JobError) as error:
+        parse_layout([setting])
+    assert said in f"{error.value.message} {error.value.hint}"
+    with pytest.raises(JobError, match="already set"):
+        parse_layout(["tp=2", "tp=4"])
+
+
+def test_steps_are_one_knob_up_and_down():
+    knobs = one(TASK, "tp=2 pp=2").knobs(0)
+    steps = list(steps_of(TASK, knobs))
+    assert {value for name, value in steps if name == "tp"} == {1, 4}
+    assert {value for name, value in steps if name == "vp"} == {2}
+    assert not [name for name, _ in steps if name == "ep"]
+    assert {"block_1", "full", "selective"} < {value for name, value in steps}
+    assert all(knobs[name] != value for name, value in steps)
+
+
+def test_the_vocabulary_is_padded_for_each_tp():
+    assert list(padded_vocab(50257, np.array([1, 2, 8]))) == [50304, 50432, 51200]
+
+
+def job(folder, **changes):
+    return tiny_job(folder, **{"precision": "bf16", "world": 16, "global_batch": 32, **changes})
+
+
+def test_columns_say_what_a_layout_is(tmp_path):
+    asked = job(tmp_path)
+    laid = one(task_of(asked, GPU), "tp=2 recompute=block_1 distributed_optimizer=true")
+    plans = laid.plans(asked, GPU).columns()
+    assert plans["recompute"] == Recompute.FULL
+    assert plans["recompute_every"] == 3  # one of three layers
+    assert (plans["zero_stage"], plans["dp"], plans["grad_accum"]) == (1, 8, 4)
+    assert plans["vocab"] == 256
+    assert plans["overlap_sends"] == 0
+
+
+@pytest.mark.parametrize(
+    ("precision", "state_bytes"), [("bf16", 2 + 4 + 12), ("fp16", 2 + 2 + 16), ("fp32", 4 + 4 + 8)]
+)
+def test_a_parameter_takes_the_bytes_of_megatrons_documentation(tmp_path, precision, state_bytes):
+    asked = job(tmp_path, precision=precision)
+    plans = one(task_of(asked, GPU), "tp=1").plans(asked, GPU)
+    assert plans.weight_bytes + plans.grad_bytes + plans.optimizer_bytes == state_bytes
+
+
+def test_layouts_are_predicted_as_rows_of_a_table_are(tmp_path):
+    """`estimate --rows` of the same runs, written as people publish them."""
+    asked = job(tmp_path)
+    layouts = lay_out(task_of(asked, GPU))
+    chosen = [n for n in range(len(layouts)) if layouts.columns["recompute_layers"][n] == 0]
+    chosen = [n for n in chosen if layouts.columns["pp"][n] != 2][::7]
+    rows = [as_row(layouts.row(index)) for index in chosen]
+    read = rows_to_plans(rows, shipped_accelerators())
+    assert set(read.reasons) == {""}
+    theirs = predict(read.plans)
+    ours = predict(layouts.plans(asked, GPU)).take(np.array(chosen))
+    assert len(chosen) > 20
+    assert ours.step_time_s == pytest.approx(theirs.step_time_s)
+    assert ours.peak_memory_bytes == pytest.approx(theirs.peak_memory_bytes)
+    assert ours.fit_probability == pytest.approx(theirs.fit_probability, abs=1e-6)
+
+
+def as_row(layout):
+    kinds = {Recompute.NONE: "none", Recompute.FULL: "full"}
+    own = {name: str(layout[name]) for name in ("tp", "pp", "vp", "cp", "dp", "micro_batch")}
+    return row(
+        **own,
+        **{"model_name": "Llama", "params_b": "", "n_layers": "3", "hidden": "64"},
+        **{"ffn_hidden": "128", "n_heads": "4", "n_kv_heads": "4", "seq_len": "16"},
+        **{"n_gpus": "16", "gpu_type": "A100", "gpu_mem_gb": "80", "interconnect": ""},
+        vocab=str(int(padded_vocab(256, np.array([layout["tp"]]))[0])),
+        sp="yes" if layout["sequence_parallel"] else "no",
+        zero_stage=str(layout["distributed_optimizer"]),
+        recompute=kinds[Recompute(layout["recompute"])],
+        global_batch="32",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "environment", "error", "said"),
+    [
+        ({}, CPU, JobError, "--gpu"),
+        ({"optimizer": {"type": "Lion"}}, GPU, JobError, "Lion"),
+        (
+            {"precision": "fp16"},
+            dataclasses.replace(GPU, device_name="Abacus"),
+            FleetError,
+            "H100",
+        ),
+    ],
+)
+def test_what_megatron_does_not_train_is_said(tmp_path, changes, environment, error, said):
+    with pytest.raises(error) as caught:
+        task_of(job(tmp_path, **changes), environment)
+    assert said in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_device_without_bf16_has_no_fused_attention(tmp_path):
+    older = dataclasses.replace(GPU, device_name="V100-32GB")
+    assert not task_of(job(tmp_path, precision="fp16"), older).fused_attention
+    assert task_of(job(tmp_path), GPU).fused_attention
+    assert not task_of(job(tmp_path, precision="fp32"), GPU).fused_attention

@@ -1,0 +1,317 @@
+import ast
+import dataclasses
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.base.errors import RenderError
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from autotune.export.base import Figures
+from autotune.export.export import export_candidate, find_dialect
+from autotune.trial.lengths import step_lengths
+from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
+from tests.namespaces import FIRST_ADDRESS, ended, needs_namespaces, two_nodes
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+GOLDEN = REPOSITORY / "tests" / "golden" / "render"
+FIGURES = Figures(
+    trial=7,
+    n_runs=3,
+    samples_per_s=12.34,
+    samples_per_s_low=12.0,
+    samples_per_s_high=12.5,
+    step_time_s=0.648,
+    peak_memory_bytes=3 * 2**28,
+    baseline_samples_per_s=10.0,
+    speedup=1.234,
+    speedup_low=1.2,
+    speedup_high=1.26,
+)
+
+
+ADAPTED = {
+    "finetune": {"method": "lora", "rank": 4},
+    "lengths": {"histogram": {4: 0.5, 9: 0.4, 16: 0.1}, "pad_to_multiple": 4},
+}
+
+
+def export(tmp_path: Path, figures=FIGURES, job=None, **knobs) -> Path:
+    job = job or tiny_job(tmp_path)
+    export_candidate(
+        canonical_candidate(job, **knobs),
+        tmp_path / "out",
+        engine=DeepSpeedEngine(job, CPU),
+        job=job,
+        environment=CPU,
+        figures=figures,
+    )
+    return tmp_path / "out"
+
+
+def golden(path: Path, name: str) -> None:
+    text = path.read_text()
+    if os.environ.get("AUTOTUNE_WRITE_GOLDEN"):
+        (GOLDEN / name).write_text(text)
+    assert text == (GOLDEN / name).read_text()
+
+
+def test_the_files(tmp_path):
+    out = export(tmp_path, zero__stage=2, micro_batch=2, recompute="full")
+    assert {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()} == {
+        "README.md",
+        "ds_config.json",
+        "figures.json",
+        "launch.sh",
+        "model/config.json",
+        "settings.json",
+        "train.py",
+    }
+    golden(out / "README.md", "export_README.md")
+    golden(out / "launch.sh", "export_launch.sh")
+    golden(out / "settings.json", "export_settings.json")
+    assert os.access(out / "launch.sh", os.X_OK)
+    assert json.loads((out / "model/config.json").read_text()) == TINY
+    assert json.loads((out / "figures.json").read_text())["figures"]["samples_per_s"] == 12.34
+    assert "autotune" not in (out / "train.py").read_text()
+    compile((out / "train.py").read_text(), "train.py", "exec")
+    subprocess.run(["bash", "-n", out / "launch.sh"], check=True)
+
+
+def test_figures_that_were_disturbed_say_so(tmp_path):
+    out = export(tmp_path, dataclasses.replace(FIGURES, n_disturbed=1), zero__stage=1)
+    assert "| of these disturbed | 1: " in (out / "README.md").read_text()
+
+
+def test_the_readme_says_what_was_not_measured_and_what_was_overridden(tmp_path):
+    (tmp_path / "base.json").write_text('{"train_batch_size": 64}')
+    job = tiny_job(tmp_path, base_config=str(tmp_path / "base.json"))
+    text = (export(tmp_path, figures=None, job=job, zero__stage=1) / "README.md").read_text()
+    assert "was rendered, not tried" in text
+    assert "| `train_batch_size` | 64 | 8 |" in text
+    assert not (tmp_path / "out" / "figures.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("world", "n_devices", "n_nodes", "per_node"), [(16, 8, 2, 8), (12, 8, 2, 6), (4, 8, 1, 4)]
+)
+def test_a_world_above_one_node_is_started_on_every_node(
+    tmp_path, world, n_devices, n_nodes, per_node
+):
+    gpus = dataclasses.replace(CPU, accelerator="cuda", n_devices=n_devices)
+    job = tiny_job(tmp_path, world=world, global_batch=48)
+    engine = DeepSpeedEngine(job, gpus)
+    export_candidate(
+        canonical_candidate(job, micro_batch=1),
+        tmp_path / "out",
+        engine=engine,
+        job=job,
+        environment=gpus,
+    )
+    # What torchrun would be told; the variable names another command in its place.
+    script = tmp_path / "out" / "launch.sh"
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        f'#!/bin/bash\nif [[ $1 = - ]]; then exec {sys.executable} "$@"; fi; echo "$@"'
+    )
+    stand_in.chmod(0o755)
+    env = {"PATH": os.environ["PATH"], "PYTHON": str(stand_in)}
+    told = subprocess.run(
+        ["bash", script], env={**env, "MASTER_ADDR": "localhost"}, capture_output=True, text=True
+    ).stdout
+    assert f"--nproc-per-node {per_node} " in told
+    readme = (tmp_path / "out" / "README.md").read_text()
+    if n_nodes == 1:
+        assert "--standalone" in told
+        assert "MASTER_ADDR" not in readme
+        return
+    assert f"--nnodes {n_nodes} " in told
+    assert "--rdzv-endpoint localhost:29500" in told
+    # By the name that it was given: this machine's own address for it is loopback's.
+    assert "--rdzv-conf is_host=true --local-addr localhost" in told
+    assert "--standalone" not in told
+    assert f"for {n_nodes} machines with {per_node} ranks each" in readme
+    alone = subprocess.run(["bash", script], env=env, capture_output=True, text=True)
+    assert alone.returncode != 0
+    assert "MASTER_ADDR: name one of the 2 machines" in alone.stderr
+    lost = subprocess.run(
+        ["bash", script], env={**env, "MASTER_ADDR": "no.invalid"}, capture_output=True, text=True
+    )
+    assert lost.returncode != 0
+    assert "MASTER_ADDR=no.invalid" in lost.stderr
+    assert "Traceback" not in lost.stderr
+
+
+def test_what_compiles_at_first_is_said_unless_a_folder_of_built_extensions_is_named(tmp_path):
+    out = export(tmp_path, micro_batch=2)
+    assert "TORCH_EXTENSIONS_DIR" in (out / "README.md").read_text()
+    env = {"PATH": os.environ["PATH"], "PYTHON": "echo"}
+    for named, is_said in (({}, True), ({"TORCH_EXTENSIONS_DIR": "/built"}, False)):
+        done = subprocess.run(
+            ["bash", out / "launch.sh"], env={**env, **named}, capture_output=True, text=True
+        )
+        assert done.returncode == 0
+        assert ("compiles DeepSpeed's extensions" in done.stderr) is is_said
+
+
+def test_adapters_and_lengths_are_handed_out(tmp_path):
+    out = export(tmp_path, job=tiny_job(tmp_path, **ADAPTED), zero__stage=3, micro_batch=2)
+    settings = json.loads((out / "settings.json").read_text())
+    assert settings["lora"]["rank"] == 4
+    assert settings["lengths"]["histogram"] == [[4, 0.5], [9, 0.4], [16, 0.1]]
+    text = (out / "README.md").read_text()
+    assert "LoRA adapters of rank 4" in text
+    assert "padded to its longest" in text
+
+
+def test_the_script_draws_the_lengths_that_the_trial_drew(tmp_path):
+    """Its own copy of the draw, since it imports nothing of ours."""
+    tree = ast.parse((REPOSITORY / "templates/launch/train.py.j2").read_text())
+    found = next(n for n in tree.body if getattr(n, "name", "") == "step_lengths")
+    script: dict[str, Any] = {"random": random, "Any": Any}
+    exec(compile(ast.Module([found], []), "train.py", "exec"), script)
+    lengths = tiny_job(tmp_path, **{**ADAPTED, "finetune": None}).lengths.as_spec()
+    for samples, step in ((1, 0), (8, 1), (30, 2)):
+        settings = {"lengths": lengths, "global_batch": samples, "seed": 7}
+        drawn = script["step_lengths"](settings, step)
+        assert drawn == step_lengths(lengths, samples, seed=7, step=step)
+
+
+def test_a_pipeline_is_handed_out_with_its_transformer(tmp_path):
+    out = export(tmp_path, pp=2, zero__stage=1, micro_batch=2, recompute="every_2")
+    source = REPOSITORY / "autotune" / "trial" / "transformer.py"
+    assert (out / "transformer.py").read_text() == source.read_text()
+    imported = {
+        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert imported - set(sys.stdlib_module_names) == {"torch", "deepspeed"}
+    config = json.loads((out / "ds_config.json").read_text())
+    assert config["pipeline"] == {"activation_checkpoint_interval": 2, "use_reentrant": False}
+    assert "tensor_parallel" not in config
+    assert json.loads((out / "settings.json").read_text())["transformer"]["n_layers"] == 3
+    assert "cut into 2 stages" in (out / "README.md").read_text()
+
+
+def test_the_readme_says_what_tensor_parallelism_changes(tmp_path):
+    text = (export(tmp_path, tp=2, micro_batch=2) / "README.md").read_text()
+    assert "2 * 4 * 1 = 8 samples" in text
+    assert "count 2 times too many" in text
+
+
+@pytest.mark.parametrize(
+    "script", ["benchmarks/plain_training.py", "templates/launch/train.py.j2"]
+)
+def test_plain_training_imports_nothing_of_ours(script):
+    tree = ast.parse((REPOSITORY / script).read_text())
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert imports
+    assert not [n for n in imports if "autotune" in ast.unparse(n)]
+
+
+def test_an_unknown_dialect_is_answered_with_the_menu():
+    with pytest.raises(RenderError, match="no such dialect") as caught:
+        find_dialect("fairscale")
+    assert "deepspeed" in caught.value.hint
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(RenderError, match="cannot be written"):
+        export(tmp_path)
+
+
+def test_files_of_somebody_else_are_not_written_over(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "README.md").write_text("my own")
+    with pytest.raises(RenderError, match=r"out: holds README.md, and not from an earlier export"):
+        export(tmp_path)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["README.md"]
+    (tmp_path / "out" / "README.md").unlink()
+    export(tmp_path)
+    export(tmp_path, zero__stage=2)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("knobs", "changes"),
+    [
+        ({"zero__stage": 3, "micro_batch": 2, "recompute": "every_2"}, {}),
+        ({"zero__stage": 1, "tp": 2, "micro_batch": 2}, {}),
+        ({"zero__stage": 1, "pp": 2, "micro_batch": 2, "recompute": "full"}, {}),
+        ({"zero__stage": 3, "micro_batch": 2}, ADAPTED),
+    ],
+    ids=["stage3", "tp2", "pp2", "adapters"],
+)
+def test_the_folder_trains_as_it_is(tmp_path, knobs, changes):
+    out = export(tmp_path, job=tiny_job(tmp_path, **changes), **knobs)
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        ["bash", out / "launch.sh", "--steps", "2"],
+        cwd=tmp_path,
+        env={**clean, **extensions_environment("cpu"), "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    steps = [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len(steps) == 2
+    losses = [float(line.split()[3]) for line in steps]
+    assert all(4 < loss < 8 for loss in losses)  # ln 256 = 5.5: random tokens, untrained
+
+
+def test_an_export_that_was_cut_short_is_replaced_by_the_next(tmp_path, monkeypatch):
+    write_text, written = Path.write_text, []
+
+    def killed_at_the_second(path, *args, **kwargs):
+        if path.parent.name == "out":
+            written.append(path.name)
+            if len(written) == 2:
+                raise KeyboardInterrupt
+        return write_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        export(tmp_path, micro_batch=2)
+    monkeypatch.undo()
+    assert (export(tmp_path, micro_batch=2) / "launch.sh").exists()
+
+
+@pytest.mark.real
+@needs_namespaces
+def test_an_export_for_two_nodes_trains_on_both(tmp_path):
+    """Their host name leads to loopback, as it does in many installations."""
+    node = dataclasses.replace(CPU, n_devices=1)
+    job = tiny_job(tmp_path, world=2, global_batch=4)
+    export_candidate(
+        canonical_candidate(job, **{"micro_batch": 1, "zero.stage": 1}),
+        tmp_path / "out",
+        engine=DeepSpeedEngine(job, node),
+        job=job,
+        environment=node,
+    )
+    launch = ["bash", str(tmp_path / "out" / "launch.sh"), "--steps", "2"]
+    environment = {
+        **extensions_environment("cpu"),
+        "PYTHON": sys.executable,
+        "MASTER_ADDR": FIRST_ADDRESS,
+    }
+    (tmp_path / "nodes").mkdir()
+    with two_nodes(tmp_path / "nodes") as cable:
+        done = ended(
+            *(
+                cable.start(node, launch, **environment, GLOO_SOCKET_IFNAME=cable.names[node])
+                for node in (0, 1)
+            )
+        )
+    assert [code for code, _, _ in done] == [0, 0], done[0][2] + done[1][2]
+    steps = [line for _, stdout, _ in done for line in stdout.splitlines() if "loss" in line]
+    assert [line.split()[1] for line in steps] == ["0", "1"]

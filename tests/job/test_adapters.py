@@ -1,0 +1,110 @@
+"""LoRA in the job: what is trained is counted on the model, and errors name their key."""
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from autotune.base.errors import JobError
+from autotune.job.adapters import with_rank
+from autotune.job.job import Job, make_job
+from autotune.job.model import load_model, train_flops_per_token
+from autotune.trial.adapters import add_adapters
+
+SOUND: dict[str, Any] = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2}
+LORA = {"method": "lora", "rank": 4, "target_modules": ["v_proj", "q_proj"]}
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    return make_job({**SOUND, "finetune": LORA}, where="x")
+
+
+def complaint(finetune: Any) -> JobError:
+    with pytest.raises(JobError) as caught:
+        make_job({**SOUND, "finetune": finetune}, where="job.yaml")
+    return caught.value
+
+
+def test_adapters_are_counted_on_the_model(job: Job) -> None:
+    whole, shape = load_model("tiny-llama").shape, job.model.shape
+    hidden, width = whole.hidden, whole.attention_width
+    kv_width = width * whole.n_kv_heads // whole.n_heads
+    per_layer = 4 * (hidden + width) + 4 * (hidden + kv_width)
+    assert shape.n_params == whole.n_layers * per_layer
+    assert shape.n_params_frozen == whole.n_params
+    assert shape.n_params_total == shape.n_params_active == whole.n_params + shape.n_params
+    assert shape.largest_param == whole.largest_param
+
+
+def test_a_trial_is_told_what_to_train(job: Job) -> None:
+    assert job.model.source["lora"] == {
+        "rank": 4,
+        "alpha": 8.0,
+        "target_modules": ["q_proj", "v_proj"],
+        "dropout": 0.0,
+    }
+    assert job.study != make_job(SOUND, where="x").study
+
+
+@pytest.mark.parametrize(
+    ("finetune", "says"),
+    [
+        ({"rank": 4}, "finetune.method: is missing"),
+        ({"method": "dora"}, "finetune.method: 'dora' is not allowed"),
+        ({**LORA, "rank": 0}, "finetune.rank: 0 is not allowed"),
+        ({**LORA, "dropout": 1.0}, "finetune.dropout: 1.0 is not allowed"),
+        ({**LORA, "alpha": 0}, "finetune.alpha: 0 is not allowed"),
+        ({**LORA, "target_modules": "q_proj"}, "should be all-linear or a list"),
+        ({**LORA, "target_modules": []}, "should be all-linear or a list"),
+        ({**LORA, "rang": 4}, "finetune.rang: there is no such key"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_key(finetune: Any, says: str) -> None:
+    error = complaint(finetune)
+    assert error.message.startswith("job.yaml: finetune")
+    assert says in error.message
+    assert "finetune" in error.hint
+
+
+def test_modules_that_the_model_lacks_are_named_with_those_that_it_has() -> None:
+    error = complaint({**LORA, "target_modules": ["c_attn"]})
+    assert "c_attn" in error.message
+    assert "down_proj" in error.hint
+
+
+def test_without_peft_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    without = {"peft": None}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: without.get(name, name) and real(name, *a)
+    )
+    assert "pip install 'autotune[lora]'" in complaint(LORA).hint
+
+
+def test_a_rank_from_the_command_line_keeps_the_rest() -> None:
+    assert with_rank(None, 8) == {"method": "lora", "rank": 8}
+    assert with_rank(LORA, 8) == {**LORA, "rank": 8}
+
+
+def test_flops_are_those_that_torch_counts() -> None:
+    """Forward and backward with adapters everywhere, but for the first layer's own input."""
+    job = make_job({**SOUND, "finetune": {"method": "lora", "rank": 4}}, where="x")
+    source, seq_len = job.model.source, 64
+    config = AutoConfig.for_model(**source["config"])
+    # The one attention whose products the counter sees on a CPU.
+    module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    add_adapters(module, source["lora"])
+    tokens = torch.randint(0, source["vocab"], (1, seq_len))
+    with FlopCounterMode(display=False) as counter:
+        module(input_ids=tokens, labels=tokens).loss.backward()
+    counted = counter.get_total_flops() / seq_len
+    shape = job.model.shape
+    kv_width = shape.attention_width * shape.n_kv_heads // shape.n_heads
+    not_needed = 2 * shape.hidden * (shape.attention_width + 2 * kv_width)
+    wanted = train_flops_per_token(shape, seq_len) - not_needed
+    assert counted == pytest.approx(wanted, rel=0.02)
+    assert wanted < 0.8 * train_flops_per_token(load_model("tiny-llama").shape, seq_len)

@@ -1,0 +1,123 @@
+"""What is wrong with a job is said with its key, its value and its place."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.base.errors import JobError
+from autotune.job.job import JobFile, default_study_name, make_job, read_job_file, resolve_paths
+
+SOUND: dict[str, Any] = {"model": "tiny-gpt2", "seq_len": 64, "global_batch": 8, "world": 2}
+
+
+def complaint(flags: tuple[str, ...] = (), **changes: Any) -> JobError:
+    with pytest.raises(JobError) as caught:
+        make_job({**SOUND, **changes}, where="job.yaml", flags=flags)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("budget", "soon"),
+        ("memory_limit", "lots"),
+        ("trial_timeout", 0),
+        ("memory_limit", 0.5),
+        ("memory_limit", 24),
+    ],
+)
+def test_a_size_or_duration_names_its_file(key: str, value: Any) -> None:
+    assert complaint(**{key: value}).message.startswith(f"job.yaml: {key}: {value!r} is not")
+    assert complaint((key,), **{key: value}).message.startswith(f"command line: {key}: ")
+
+
+def test_each_value_is_named_with_its_own_place() -> None:
+    error = complaint(("world",), world=0, seed=-1)
+    places = [line.partition(":")[0] for line in error.message.splitlines()]
+    assert places == ["command line", "job.yaml"]
+    assert "known keys" not in error.hint
+
+
+def test_the_keys_are_listed_where_one_is_unknown() -> None:
+    error = complaint(global_bach=3)
+    assert "global_bach" in error.message
+    assert "did you mean global_batch? known keys: model, seq_len" in error.hint
+
+
+def test_a_missing_key_names_its_flag() -> None:
+    with pytest.raises(JobError, match="world: is missing") as caught:
+        make_job({key: SOUND[key] for key in ("model", "seq_len", "global_batch")}, where="x")
+    assert "--world (accelerators that the real run will have)" in caught.value.hint
+
+
+def test_a_wrong_type_is_named() -> None:
+    assert complaint(optimizer=3).message.startswith("job.yaml: optimizer: 3 is not allowed")
+
+
+@pytest.mark.parametrize(
+    ("model", "stem"),
+    [
+        ("tiny-gpt2", "tiny-gpt2"),
+        ("./My Model", "My-Model"),
+        ("pkg.mod:_build", "build"),
+        ("./模型", "model"),
+        ("a/.hidden.json", "hidden"),
+    ],
+)
+def test_the_default_name_of_a_study_may_be_given_as_one(model: str, stem: str) -> None:
+    file = JobFile.model_validate({**SOUND, "model": model})
+    name = default_study_name(file)
+    assert name.startswith(f"{stem}-s64-b8-w2-")
+    assert JobFile.model_validate({**SOUND, "study": name}).study == name
+
+
+def test_a_name_that_no_study_may_have_is_told_what_one_may_hold() -> None:
+    message = complaint(study="../evil").message
+    assert "study: '../evil' is not allowed: should be a letter or digit, then letters" in message
+    assert "^[A-Z" not in message
+
+
+def test_paths_in_a_job_are_relative_to_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    for name in ("mymodel", "tiny-gpt2"):
+        (project / name).mkdir(parents=True)
+    for name in ("mine", "zero", "base"):
+        (project / name).touch()
+    file = project / "job.yaml"
+    file.write_text("model: mymodel\nspace: mine\nbase_config: base\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    expected = {"model": "mymodel", "space": "mine", "base_config": "base"}
+    assert read_job_file(file) == {k: str(project / v) for k, v in expected.items()}
+
+    # What is shipped comes before what is there; what is not there may be a factory.
+    for model, space in (("tiny-gpt2", "zero"), ("pkg.mod:build", "other"), ("", ""), (3, None)):
+        keys = {"model": model, "space": space}
+        assert resolve_paths(keys, project) == keys
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"world": True}, {"seq_len": True}, {"seed": False}, {"budget": True}),
+        {"finetune": {"method": "lora", "rank": True}},
+    ],
+)
+def test_yes_and_no_are_no_numbers(change: dict[str, Any]) -> None:
+    assert "should not be true or false (in YAML also yes" in complaint(**change).message
+
+
+def test_a_sequence_of_one_token_has_nothing_to_predict() -> None:
+    error = complaint(seq_len=1)
+    assert error.message.startswith("job.yaml: seq_len: 1 is not allowed")
+    assert "a number from 2" in error.hint
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 5000, "1:" + "59:" * 3000 + "59"])
+def test_a_number_that_python_will_not_print_is_refused(tmp_path, number):
+    path = tmp_path / "job.yaml"
+    path.write_text(f"model: gpt2\nseed: {number}\n")
+    with pytest.raises(JobError, match="no number is so long"):
+        read_job_file(path)

@@ -1,0 +1,423 @@
+"""Shapes are exact, errors name file and key, and torch stays out of the way."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from autotune.base.errors import JobError
+from autotune.job import model_probe
+from autotune.job.model import ModelShape, load_model, presets, train_flops_per_token
+from autotune.job.model_families import FAMILIES, is_split_by_ulysses
+
+# Parameters by the model cards and papers, not by our formulas.
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3.2-1b": 1_235_814_400,
+    "mistral-7b": 7_241_732_096,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-7b": 7_615_616_512,
+    "mixtral-8x7b": 46_702_792_704,
+    "deepseek-7b": 6_910_365_696,
+}
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+FACTORIES = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(50, 8)
+            self.positions = nn.Embedding(16, 8)
+            self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(3))
+            self.head = nn.Linear(8, 50, bias=False)
+
+        def forward(self, input_ids, labels):
+            raise AssertionError("building it is enough")
+
+    class Tied(Net):
+        def __init__(self):
+            super().__init__()
+            self.head.weight = self.words.weight
+
+    class Reads(Net):
+        def __init__(self):
+            super().__init__()
+            self.scales = torch.linspace(0, 1, 3).tolist()
+
+    class Other(nn.Linear):
+        def __init__(self):
+            super().__init__(2, 2)
+
+    class Blind(nn.Linear):
+        def __init__(self):
+            super().__init__(2, 2)
+
+        def forward(self, input_ids, labels):
+            pass
+
+    def raises():
+        raise KeyError("weights.bin")
+
+    def number():
+        return 3
+"""
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"factories_of_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(FACTORIES))
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def built(config: dict[str, Any]) -> dict[str, Any]:
+    return model_probe.shape_of(model_probe.build({"config": config}))
+
+
+def assert_counts_as_built(shape: ModelShape, config: dict[str, Any]) -> None:
+    counted = built(config)
+    for field in (
+        "n_params",
+        "n_params_active",
+        "largest_param",
+        "n_params_lookup",
+        "n_layers",
+        "hidden",
+        "n_heads",
+        "n_kv_heads",
+        "vocab",
+        "max_seq_len",
+        "tied_embeddings",
+        "gated_mlp",
+        "n_experts",
+    ):
+        assert getattr(shape, field) == counted[field], field
+
+
+@pytest.mark.parametrize("name", presets())
+def test_formulas_count_what_transformers_builds(name: str) -> None:
+    model = load_model(name)
+    assert_counts_as_built(model.shape, model.source["config"])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_presets_are_the_true_shapes(name: str) -> None:
+    assert load_model(name).shape.n_params == PUBLISHED[name]
+
+
+def test_active_parameters_of_experts() -> None:
+    shape = load_model("mixtral-8x7b").shape
+    assert (shape.n_experts, shape.experts_per_token) == (8, 2)
+    assert shape.n_params_active == pytest.approx(12.9e9, rel=0.01)  # the paper's figure
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-mixtral"])
+def test_small_presets_split_over_1_2_4_8_ranks(name: str) -> None:
+    shape = load_model(name).shape
+    assert shape.n_params < 5e6
+    for size in (shape.n_heads, shape.n_kv_heads, shape.ffn_hidden, shape.vocab):
+        assert size % 8 == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    family=st.sampled_from(["llama", "mistral", "qwen2", "mixtral"]),
+    groups=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
+    head_dim=st.sampled_from([None, 4, 10]),
+    ffn=st.integers(1, 40),
+    vocab=st.integers(1, 90),
+    tied=st.booleans(),
+    biases=st.tuples(st.booleans(), st.booleans()),
+)
+def test_formulas_hold_for_any_rotary_config(
+    family: str,
+    groups: int,
+    kv_heads: int,
+    head_dim: int | None,
+    ffn: int,
+    vocab: int,
+    tied: bool,
+    biases: tuple[bool, bool],
+) -> None:
+    heads = groups * kv_heads
+    config = {
+        "model_type": family,
+        "vocab_size": vocab,
+        "hidden_size": heads * 6,
+        "intermediate_size": ffn,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "tie_word_embeddings": tied,
+        "pad_token_id": None,
+    }
+    if head_dim is not None:
+        config["head_dim"] = head_dim
+    if family == "llama":
+        config["attention_bias"], config["mlp_bias"] = biases
+    if family == "mixtral":
+        config |= {"num_local_experts": 3, "num_experts_per_tok": 3}
+    assert_counts_as_built(FAMILIES[family](config, "here"), config)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    heads=st.integers(1, 4),
+    inner=st.sampled_from([None, 7]),
+    positions=st.integers(1, 200),
+    tied=st.booleans(),
+)
+def test_formulas_hold_for_any_gpt2_config(
+    heads: int, inner: int | None, positions: int, tied: bool
+) -> None:
+    config = {
+        "model_type": "gpt2",
+        "vocab_size": 60,
+        "n_embd": heads * 6,
+        "n_layer": 2,
+        "n_head": heads,
+        "n_positions": positions,
+        "n_inner": inner,
+        "tie_word_embeddings": tied,
+    }
+    assert_counts_as_built(FAMILIES["gpt2"](config, "here"), config)
+
+
+def test_a_known_model_needs_no_torch() -> None:
+    code = (
+        "import sys; from autotune.job.model import load_model; load_model('llama-3-70b');"
+        "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path) -> None:
+    folder = tmp_path / "my-llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    by_folder, by_file = load_model(str(folder)), load_model(str(folder / "config.json"))
+    assert by_folder == by_file
+    assert by_folder.name == "my-llama"
+    assert by_folder.source == {"config": LLAMA, "vocab": 96}
+    assert by_folder.supports_tp
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "says"),
+    [
+        ({"num_hidden_layers": None}, "num_hidden_layers", "missing"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers", "0 is not a size"),
+        ({"vocab_size": "many"}, "vocab_size", "'many' is not a size"),
+        ({"vocab_size": True}, "vocab_size", "True is not a size"),
+        ({"hidden_size": 1e3}, "hidden_size", "1000.0 is not a size"),
+        ({"intermediate_size": 2**40}, "intermediate_size", "is not a size"),
+        ({"num_attention_heads": 5}, "num_attention_heads", "32 = 6 * 5 + 2"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads", "4 = 1 * 3 + 1"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings", "not true or false"),
+        ({"model_type": None}, "model_type", "names no architecture"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3},
+            "num_experts_per_tok",
+            "more than the 2 experts",
+        ),
+        ({"model_type": "gpt2"}, "n_layer", "missing"),
+    ],
+)
+def test_a_bad_config_is_refused_by_file_and_key(
+    tmp_path: Path, change: dict[str, Any], key: str, says: str
+) -> None:
+    config = {k: v for k, v in {**LLAMA, **change}.items() if v is not None}
+    if change == {"model_type": "gpt2"}:
+        config.pop("num_hidden_layers")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(JobError) as caught:
+        load_model(str(tmp_path))
+    assert str(tmp_path / "config.json") in caught.value.message
+    assert key in caught.value.message
+    assert says in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("{", "not valid JSON"), ("[1]", "holds a list"), (None, "no such file")],
+)
+def test_an_unreadable_config_is_refused(tmp_path: Path, text: str | None, says: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(JobError, match=says):
+        load_model(str(tmp_path))
+
+
+def test_an_unknown_preset_answers_with_the_nearest() -> None:
+    with pytest.raises(JobError) as caught:
+        load_model("lama-3-8b")
+    assert "did you mean llama-3-8b" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "opt", "ffn_dim": 64, "word_embed_proj_dim": 32, "num_hidden_layers": 2},
+        {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+    ],
+)
+def test_other_architectures_are_counted_as_built(config: dict[str, Any]) -> None:
+    sizes = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {**sizes, "max_position_embeddings": 64, "moe_intermediate_size": 8, **config}
+    shape = ModelShape(**built(config))
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    assert shape.n_params == sum(p.numel() for p in module.parameters())
+    assert shape.n_layers == 2
+    if config["model_type"] == "opt":
+        assert (shape.max_seq_len, shape.ffn_hidden, shape.tied_embeddings) == (64, 64, True)
+    else:
+        experts = 2 * 4 * 3 * 32 * 8  # layers, experts, matrices, hidden, width
+        assert shape.n_params - shape.n_params_active == experts // 2
+        assert shape.ffn_hidden == 8
+
+
+def test_a_factory_is_built_and_counted_in_its_own_process(factories: str) -> None:
+    model = load_model(f"{factories}:Net")
+    assert model.name == "Net"
+    assert model.source["path"] == [str(Path.cwd())]
+    assert model.source["vocab"] == model.shape.vocab == 50
+    assert (model.shape.n_layers, model.shape.hidden, model.shape.n_heads) == (3, 8, 0)
+    assert model.shape.n_params == 50 * 8 + 16 * 8 + 3 * 64 + 8 * 50
+    assert model.shape.n_params_lookup == 50 * 8 + 16 * 8
+    assert model.shape.max_seq_len == 16
+    assert not model.supports_tp
+    assert not model.supports_recompute
+    assert factories not in sys.modules
+
+
+def test_a_factory_that_raises_is_an_error_with_its_place(factories: str) -> None:
+    with pytest.raises(JobError) as caught:
+        load_model(f"{factories}:raises")
+    assert "KeyError: 'weights.bin'" in caught.value.message
+    assert f"{factories}.py:" in caught.value.message
+
+
+def source_of(factories: str, name: str) -> dict[str, Any]:
+    return {"factory": f"{factories}:{name}", "path": [str(Path.cwd())]}
+
+
+def test_tied_weights_count_once_and_do_arithmetic(factories: str) -> None:
+    shape = model_probe.shape_of(model_probe.build(source_of(factories, "Tied")))
+    assert shape["tied_embeddings"]
+    assert shape["n_params"] == 50 * 8 + 16 * 8 + 3 * 64
+    assert shape["n_params_lookup"] == 16 * 8
+
+
+def test_code_beside_the_weights_wants_a_factory() -> None:
+    config = {"model_type": "their-own", "auto_map": {"AutoConfig": "configuration.Theirs"}}
+    with pytest.raises(model_probe.NotUsableError) as caught:
+        model_probe.build({"config": config})
+    assert "trust_remote_code=True" in caught.value.hint
+
+
+def test_a_factory_may_read_values_while_it_builds(factories: str) -> None:
+    assert model_probe.shape_of(model_probe.build(source_of(factories, "Reads")))["vocab"] == 50
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("number", "returned int, not a torch.nn.Module"),
+        ("missing", "no callable 'missing'"),
+        ("Other", "does not take input_ids and labels"),
+        ("Blind", "vocabulary cannot be seen"),
+    ],
+)
+def test_a_factory_without_a_usable_module_is_refused(
+    factories: str, name: str, says: str
+) -> None:
+    with pytest.raises(model_probe.NotUsableError, match=says) as caught:
+        model_probe.shape_of(model_probe.build(source_of(factories, name)))
+    assert caught.value.hint
+
+
+def test_autotp_is_offered_where_deepspeed_takes_the_model() -> None:
+    takes = {name: load_model(name).supports_tp for name in presets()}
+    assert not any(takes[name] for name in takes if "gpt2" in name or "mixtral" in name)
+    assert all(takes[name] for name in takes if "gpt2" not in name and "mixtral" not in name)
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama"])
+def test_flops_are_those_that_torch_counts(name: str) -> None:
+    model, n_tokens = load_model(name), 32
+    config = AutoConfig.for_model(**model.source["config"])
+    module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    tokens = torch.zeros(1, n_tokens, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        module(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+    counted = counter.get_total_flops() / n_tokens
+    # Biases and norms are in ours and not in torch's count.
+    assert train_flops_per_token(model.shape, n_tokens) == pytest.approx(counted, rel=0.01)
+
+
+def test_flops_follow_korthikanti_for_gpt() -> None:
+    shape = load_model("gpt2-xl").shape
+    layers, hidden, vocab, seq_len = 48, 1600, 50257, 1024
+    per_token = (
+        72 * layers * hidden**2 * (1 + seq_len / (6 * hidden) + vocab / (12 * hidden * layers))
+    )
+    assert train_flops_per_token(shape, seq_len) == pytest.approx(per_token, rel=0.001)
+
+
+def test_flops_of_experts_count_the_active_ones() -> None:
+    shape = load_model("mixtral-8x7b").shape
+    assert train_flops_per_token(shape, 1) < 6 * shape.n_params_active
+    assert train_flops_per_token(shape, 1) > 5.9 * shape.n_params_active
+
+
+@pytest.mark.parametrize(
+    ("config", "seq_len", "expected"),
+    [
+        ({"model_type": "llama"}, 10**6, True),
+        ({"model_type": "gpt2"}, 16, False),
+        ({"model_type": "mistral"}, 4096, True),
+        ({"model_type": "mistral"}, 4097, False),
+        ({"model_type": "mistral", "sliding_window": None}, 10**6, True),
+        ({"model_type": "mixtral", "sliding_window": 8}, 16, False),
+        ({"model_type": "qwen2", "sliding_window": 8}, 16, True),
+        ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True}, 16, False),
+        ({"model_type": "qwen2", "use_sliding_window": True}, 4097, False),
+        ({"model_type": "qwen3", "use_sliding_window": True}, 4097, False),
+        ({"model_type": "qwen3", "use_sliding_window": True}, 4096, True),
+        ({"model_type": "mixtral", "output_router_logits": True}, 16, False),
+    ],
+)
+def test_a_window_that_samples_do_not_fit_in_is_not_split(config, seq_len, expected):
+    assert is_split_by_ulysses(config, seq_len) is expected

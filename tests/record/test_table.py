@@ -1,0 +1,233 @@
+import dataclasses
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from autotune.base.errors import StudyError
+from autotune.contract import Outcome, Phase, TrialResult, TrialSpec
+from autotune.job.model import train_flops_per_token
+from autotune.record import table
+from autotune.record.study import Study
+from autotune.record.table import SCHEMA, TABLE_VERSION, load_table, write_table
+from tests.search.scripted import GIB, make, ok, realistic, search
+
+REPOSITORY = Path(__file__).parents[2]
+GOLDEN = Path(__file__).parents[1] / "golden" / "table_schema.json"
+
+
+def detailed(spec: TrialSpec) -> TrialResult:
+    """A result with everything in it."""
+    result = realistic(spec)
+    if not result.outcome.is_measured:
+        return result
+    return dataclasses.replace(
+        result,
+        phases_s={phase.value: 0.5 for phase in Phase},
+        memory_bytes={"peak": 7, "private_data": 7, "host_rss": 9},
+        host_construction_bytes=11,
+        loss_first=6.5,
+        loss_last=float("nan"),
+        versions={"python": "3.11.9", "torch": "2.13.0", "deepspeed": "0.19.8"},
+        environment={"OMP_NUM_THREADS": "1"},
+        devices=["localhost:0", "localhost:1"],
+        differences=["stage: 0 instead of 1", "tp: 2 instead of 1"],
+    )
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    study = Study(tmp_path, "scripted")
+    search(study, make(trials=3, precision="bf16"), detailed)
+    return study
+
+
+def test_schema_is_frozen():
+    """A changed or missing column needs a new TABLE_VERSION; then write this file anew."""
+    schema = {"version": TABLE_VERSION, "columns": [dataclasses.asdict(c) for c in SCHEMA]}
+    assert schema == json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+def test_documentation_is_up_to_date():
+    """`python -m autotune.record.table > docs/table.md` mends it."""
+    assert (REPOSITORY / "docs" / "table.md").read_text(encoding="utf-8") == table.describe()
+
+
+def test_names_are_unique_and_explained():
+    assert len({column.name for column in SCHEMA}) == len(SCHEMA)
+    assert all(column.meaning for column in SCHEMA)
+
+
+def test_every_meter_has_its_column():
+    source = (REPOSITORY / "autotune" / "trial" / "memory.py").read_text(encoding="utf-8")
+    returned = re.findall(r"return \{(\s*\"peak\".*?)\}", source, re.DOTALL)
+    meters = {name for block in returned for name in re.findall(r'"(\w+)":', block)}
+    assert meters == {"peak", *table.METERS}
+
+
+def test_a_row_per_trial_with_the_types_of_the_schema(study: Study):
+    frame = load_table(study.folder)
+    assert list(frame.columns) == [column.name for column in SCHEMA]
+    assert [str(dtype) for dtype in frame.dtypes] == [column.dtype for column in SCHEMA]
+    assert list(frame["trial"]) == [trial.spec.number for trial in study.trials()]
+    assert set(frame["role"]) == {"baseline", "search", "confirm"}
+    assert frame.loc[frame["role"] == "confirm", "confirm_round"].notna().all()
+    assert frame.loc[frame["role"] != "confirm", "confirm_round"].isna().all()
+
+
+def test_knobs_are_empty_where_they_do_not_act(study: Study):
+    frame = load_table(study.folder)
+    first = frame.iloc[0]
+    assert first["knob.zero.stage"] == 0
+    assert pd.isna(first["knob.reduce_bucket_size"])
+    sharded = frame[frame["knob.zero.stage"] > 0]
+    assert len(sharded) > 0
+    assert sharded["knob.reduce_bucket_size"].notna().all()
+
+
+def test_a_measured_row(study: Study):
+    frame = load_table(study.folder)
+    row = frame[(frame["outcome"] == "ok") & (frame["role"] == "baseline")].iloc[-1]
+    trial = study.trials()[int(row["trial"])]
+    assert trial.result is not None
+    assert row["samples_per_s"] == trial.result.samples_per_s
+    assert row["tokens_per_s"] == pytest.approx(row["samples_per_s"] * 64)
+    flops = train_flops_per_token(make().model.shape, 64) * row["tokens_per_s"] / 2
+    assert row["tflops_per_device"] == pytest.approx(flops / 1e12)
+    assert row["mfu"] == pytest.approx(flops / 1e12)  # the scripted peak is 1 TFLOP/s
+    assert (row["n_steps"], row["phase.import_s"]) == (5, 0.5)
+    assert (row["memory.private_data_bytes"], row["host_construction_bytes"]) == (7, 11)
+    assert pd.isna(row["memory.allocated_bytes"])
+    assert row["devices"] == "localhost:0 localhost:1"
+    assert row["environment"] == '{"OMP_NUM_THREADS": "1"}'
+    assert row["differences"] == "stage: 0 instead of 1; tp: 2 instead of 1"
+    assert (row["version.torch"], row["model"]) == ("2.13.0", "tiny-gpt2")
+    assert row["device_name"] == "scripted"
+    assert row["started_at"] == datetime.fromtimestamp(trial.result.started_at_s, UTC)
+
+
+def test_drawn_lengths_count_the_tokens_that_the_ranks_saw(tmp_path: Path):
+    study = Study(tmp_path, "scripted")
+    lengths = {"histogram": {16: 1, 64: 1}}
+    job = make(trials=1, precision="bf16", lengths=lengths)
+
+    def counted(spec: TrialSpec) -> TrialResult:
+        counts = {"tokens_per_step": 640.0, "padded_tokens_per_step": 800.0}
+        return dataclasses.replace(realistic(spec), **counts)
+
+    search(study, job, counted)
+    frame = load_table(study.folder)
+    row = frame[frame["outcome"] == "ok"].iloc[0]
+    assert (row["lengths"], row["n_params_frozen"]) == ("histogram", 0)
+    assert row["tokens_per_s"] == pytest.approx(row["samples_per_s"] * 640 / 16)
+    assert row["padded_tokens_per_s"] == pytest.approx(row["samples_per_s"] * 800 / 16)
+    attended = (16 * 16 + 64 * 64) / (16 + 64)
+    flops = train_flops_per_token(job.model.shape, attended) * row["tokens_per_s"] / 2
+    assert row["tflops_per_device"] == pytest.approx(flops / 1e12)
+
+
+def test_trials_of_other_lengths_do_not_answer_for_a_job(tmp_path: Path):
+    study = Study(tmp_path, "scripted")
+    search(study, make(trials=1))
+    search(study, make(trials=1, lengths="packed"))
+    frame = load_table(study.folder)
+    by_lengths = frame.groupby("lengths")["candidate_hash"].apply(set)
+    assert by_lengths["fixed"] == by_lengths["packed"]
+
+
+def test_a_failed_row_keeps_its_evidence_and_no_figures(study: Study):
+    frame = load_table(study.folder)
+    row = frame[frame["outcome"] == "oom"].iloc[0]
+    assert (row["evidence"], row["evidence_source"]) == ("CUDA out of memory", "script")
+    assert pd.isna(row["samples_per_s"])
+    assert pd.isna(row["mfu"])
+
+
+def test_no_mfu_in_fp32(tmp_path: Path):
+    study = Study(tmp_path, "scripted")
+    search(study, make(trials=1, precision="fp32"))
+    frame = load_table(study.folder)
+    assert frame["mfu"].isna().all()
+    assert frame["tflops_per_device"].notna().any()
+
+
+def test_a_trial_of_another_model_gets_no_figures_of_this_one(study: Study):
+    search(study, make(trials=1, model="tiny-llama", precision="bf16"))
+    frame = load_table(study.folder)
+    assert set(frame["model"].dropna()) == {"tiny-llama"}
+    assert frame.iloc[0]["samples_per_s"] != frame.iloc[0]["mfu"]
+    assert frame[frame["model"].isna()]["mfu"].isna().all()
+
+
+def test_mfu_is_over_the_peak_of_the_device_that_ran_it(study: Study):
+    state = study.read_state()
+    last = len(study.trials()) - 1
+    other = state["environments"][0] | {"since_trial": last, "peak_flops": 2e12}
+    study.write_state(state | {"environments": [state["environments"][0], other]})
+    frame = load_table(study.folder)
+    share = frame["mfu"] / frame["tflops_per_device"]
+    assert share.iloc[0:last].dropna().unique() == pytest.approx([1.0])
+    assert share.iloc[last] == pytest.approx(0.5)
+
+
+def test_unreadable_trials_are_listed(study: Study):
+    trials = study.trials()
+    (trials[1].folder / "spec.json").write_text("{")
+    (trials[2].folder / "result.json").write_text("{")
+    (trials[3].folder / "result.json").unlink()
+    frame = load_table(study.folder).set_index("trial")
+    assert len(frame) == len(trials)
+    assert "spec.json" in frame.loc[1, "problem"]
+    assert pd.isna(frame.loc[1, "role"])
+    assert "result.json" in frame.loc[2, "problem"]
+    assert frame.loc[2, "role"] == "baseline"
+    assert frame.loc[[1, 2, 3], "outcome"].isna().all()
+    assert frame.loc[0, "outcome"] is not None
+
+
+def test_a_study_without_trials_has_all_columns(tmp_path: Path):
+    frame = load_table(tmp_path / "nothing")
+    assert len(frame) == 0
+    assert list(frame.columns) == [column.name for column in SCHEMA]
+
+
+def test_files_hold_the_same_rows(study: Study):
+    frame = write_table(study)
+    pd.testing.assert_frame_equal(pd.read_parquet(study.table_file), frame)
+    written = pd.read_csv(study.table_file.with_suffix(".csv"))
+    assert list(written.columns) == list(frame.columns)
+    assert written["samples_per_s"].to_list() == pytest.approx(
+        frame["samples_per_s"].to_list(), nan_ok=True
+    )
+
+
+def test_a_write_that_fails_keeps_the_old_table(study: Study, monkeypatch: pytest.MonkeyPatch):
+    write_table(study)
+    before = study.table_file.read_bytes()
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
+    with pytest.raises(StudyError, match="No space left"):
+        write_table(study)
+    assert study.table_file.read_bytes() == before
+    assert not list(study.folder.glob(".table*"))
+
+
+def test_the_record_is_read_not_the_file(study: Study):
+    write_table(study)
+    trial = study.trials()[0]
+    study.write_result(trial.folder, ok(trial.spec, 12345.0, peak=GIB))
+    assert load_table(study.folder)["samples_per_s"].iloc[0] == 12345.0
+
+
+def test_every_outcome_can_be_a_row(study: Study):
+    trial = study.trials()[0]
+    assert trial.result is not None
+    for outcome in Outcome:
+        study.write_result(trial.folder, dataclasses.replace(trial.result, outcome=outcome))
+        assert load_table(study.folder)["outcome"].iloc[0] == outcome.value

@@ -1,0 +1,160 @@
+"""Whole searches on real DeepSpeed: one to its end, one killed again and again, one in vain.
+
+`tests/chaos` has the other rude ways of ending one early.
+"""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.contract import Outcome, Role, Start
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.fleet.local import LocalFleet
+from autotune.fleet.processes import processes_of
+from autotune.job.model import with_layers
+from autotune.planning.lattice import build_lattice
+from autotune.record.study import Study
+from autotune.rules import judge
+from autotune.search.history import History
+from autotune.search.interrupt import Interrupt
+from autotune.search.loop import run_search
+from autotune.search.steering import steering_of
+from autotune.space.space import load_space
+from tests.jobs import CPU, tiny_job
+from tests.search.scripted import Notebook
+from tests.searches import Search
+from tests.trials import wait_until
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def search(tmp_path):
+    search = Search(tmp_path)
+    yield search
+    wait_until(lambda: processes_of(search.study.folder) == [], "a search left processes behind")
+
+
+def test_a_search_answers_with_a_confirmed_best_and_its_files(search):
+    code, stdout, stderr = search.run("--trials", "1", "--seed", "3")
+    assert code == 0, stderr
+    answer = json.loads(stdout.splitlines()[-1])
+
+    assert answer["study"] == "it"
+    assert sum(answer["counts"].values()) == len(search.study.trials())
+    trials = {t.spec.number: t for t in search.study.trials()}
+    for name in ("baseline", "best"):
+        standing = answer[name]
+        low, high = standing["samples_per_s_low"], standing["samples_per_s_high"]
+        assert low <= standing["samples_per_s"] <= high
+        assert standing["peak_memory_bytes"] > 0
+        assert standing["candidate"] == trials[standing["trial"]].spec.knobs
+        ds_config = json.loads(Path(search.study.root.parent, standing["ds_config"]).read_text())
+        micro_batch = ds_config["train_micro_batch_size_per_gpu"]
+        assert micro_batch == standing["candidate"]["micro_batch"]
+    assert answer["speedup_low"] <= answer["speedup"] <= answer["speedup_high"]
+    confirmed = {t.spec.candidate_hash for t in trials.values() if t.spec.role is Role.CONFIRM}
+    assert trials[answer["best"]["trial"]].spec.candidate_hash in confirmed
+    for path in answer["paths"].values():
+        assert Path(search.study.root.parent, path).exists()
+
+    n_trials = len(trials)
+    code, stdout, _ = search.run("--trials", "1", "--seed", "3")
+    assert code == 0
+    assert len(search.study.trials()) == n_trials, "the same command again runs nothing twice"
+    assert json.loads(stdout.splitlines()[-1])["best"] == answer["best"]
+
+
+def test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing(search):
+    moments = random.Random(20)
+    finished: dict[int, str] = {}
+    for _ in range(6):
+        process = search.start("--trials", "6", "--budget", "45s")
+        try:
+            process.wait(timeout=moments.uniform(1.0, 12.0))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+        process.communicate()
+        wait_until(lambda: processes_of(search.study.folder) == [], "an orphan is left")
+        now = search.finished()
+        assert finished.items() <= now.items(), "a finished trial was lost or changed"
+        finished = now
+        report = [sys.executable, "-m", "autotune", "report", "--study", "it", "--json"]
+        if search.study.trials():
+            done = subprocess.run(
+                [*report, "--results", str(search.study.root)], capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stderr
+            json.loads(done.stdout)
+
+    code, stdout, stderr = search.run("--trials", "6", "--budget", "45s")
+    assert code == 0, stderr
+    assert finished.items() <= search.finished().items()
+    ran = [
+        t.spec.candidate_hash
+        for t in search.study.trials()
+        if t.spec.role is not Role.CONFIRM
+        and t.spec.repeat_of is None  # a busy machine disturbs a trial, which is run once more
+        and t.result is not None
+        and not t.result.outcome.is_platform_fault
+    ]
+    assert len(ran) == len(set(ran)), "a candidate was run twice"
+    assert json.loads(stdout.splitlines()[-1])["best"] is not None
+
+
+def test_nothing_fits_is_exit_3_with_the_nearest_change(search):
+    code, stdout, stderr = search.run("--trials", "2", "--memory-limit", "1MiB")
+    assert code == 3, stderr
+    assert "1 MiB" in stderr
+    assert "memory" in stderr
+    assert "Traceback" not in stderr
+    assert {t.result.outcome for t in search.study.trials()} == {Outcome.OOM}, stdout
+
+
+def test_reduced_trials_train_what_they_say_and_the_best_is_a_whole_one(tmp_path):
+    """One fleet for both searches: its templates make a model of any depth."""
+    study = Study(tmp_path / "results", "it")
+    study.trials_folder.mkdir(parents=True)
+    fleet = LocalFleet(CPU, world=2)
+    try:
+        for trials, fidelity in ((2, "layers=1"), (4, "layers=1,world=1")):
+            job = tiny_job(
+                tmp_path,
+                precision="fp32",
+                fidelity=fidelity,
+                space="smoke",
+                trials=trials,
+                diagnose=False,
+            )
+            engine = DeepSpeedEngine(job, CPU)
+            lattice = build_lattice(load_space(job.space), job, CPU, engine, judge)
+            done = run_search(
+                job,
+                study=study,
+                fleet=fleet,
+                engine=engine,
+                environment=CPU,
+                lattice=lattice,
+                observer=Notebook(),
+                interrupt=Interrupt(),
+                steering=steering_of(job, CPU, lattice),
+                compares=False,
+            )
+    finally:
+        fleet.close()
+    tried = History(study.trials()).reduced.tried  # what was disturbed has run twice
+    fidelities = [vars(t.trials[0].spec.fidelity) for t in tried]
+    assert fidelities == [{"layers": 1, "world": None}, {"layers": 1, "world": 1}]
+    for each, n_ranks in zip(tried, (2, 1), strict=True):
+        assert each.measured is not None, each.trials[-1].result.evidence
+        assert each.measured.start is Start.WARM
+        assert each.measured.read_back["n_params"] == with_layers(job.model, 1).shape.n_params
+        assert each.measured.read_back["dp"] == n_ranks == len(each.measured.devices)
+    best = next(t for t in study.trials() if t.spec.number == done.best.trial)
+    assert best.spec.fidelity is None
+    assert best.result.read_back["n_params"] == job.model.shape.n_params

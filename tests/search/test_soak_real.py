@@ -1,0 +1,117 @@
+"""Soaks of real trainings: checkpoints go on where they were, and faults are found."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.base.errors import ExitCode
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.export.export import export_candidate
+from autotune.fleet.local import LocalFleet
+from autotune.fleet.processes import processes_of
+from autotune.record.soak import read_soak
+from autotune.record.study import Study
+from autotune.search.interrupt import Interrupt
+from autotune.search.soak import Half, growth_of, problems_of, resumed_of, soak_trials
+from tests import trials
+from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def record(tmp_path: Path):
+    record = Study(tmp_path, "soak")
+    record.lock()
+    yield record
+    assert processes_of(record.folder) == [], "a soak left processes behind"
+
+
+def soak(record: Study, minutes: float, zero: dict, config: dict, **spec) -> list[Half]:
+    ds_config = trials.ds_config(zero.pop("stage"), **config)
+    ds_config["zero_optimization"].update(zero)
+    fleet = LocalFleet(trials.CPU, world=2)
+    ran = soak_trials(
+        trials.spec(**spec),
+        trials.files(ds_config),
+        minutes=minutes,
+        record=record,
+        fleet=fleet,
+        interrupt=Interrupt(),
+        note=print,
+    )
+    assert ran is not None
+    halves, size_bytes = ran
+    problems = problems_of(halves, [])
+    assert not [p for p in problems if "half" in p], problems
+    kept = resumed_of(halves, size_bytes)
+    assert kept is not None
+    assert kept.size_bytes > 1000
+    assert kept.steps_compared == 4
+    assert not list(record.folder.rglob("*.pt"))
+    return halves
+
+
+HOST = {"device": "cpu"}
+LLAMA = {"config": TINY, "vocab": TINY["vocab_size"]}
+"""AutoTP splits models that it knows."""
+
+
+@pytest.mark.parametrize(
+    ("zero", "config", "spec"),
+    [
+        ({"stage": 3, "offload_optimizer": HOST, "offload_param": HOST}, {}, {}),
+        (
+            {"stage": 1},
+            {"tensor_parallel": {"autotp_size": 2}, "gradient_accumulation_steps": 2},
+            {"tp": 2, "dp": 1, "grad_accum": 2, "model": LLAMA},
+        ),
+        (
+            {"stage": 1},
+            {"gradient_accumulation_steps": 2},
+            {"pp": 2, "dp": 1, "grad_accum": 2, "model": LLAMA},
+        ),
+    ],
+    ids=["stage3_offload", "stage1_tp2", "stage1_pp2"],
+)
+def test_a_checkpoint_goes_on_where_the_training_was(record, zero, config, spec):
+    halves = soak(record, 0.1, zero, config, **spec)
+    assert problems_of(halves, growth_of(halves)) == []
+
+
+def test_a_leak_and_a_state_that_no_checkpoint_holds_are_found(record):
+    halves = soak(record, 0.2, {"stage": 1}, {}, factory="leaks_and_forgets")
+    problems = problems_of(halves, growth_of(halves))
+    assert any("does not hold all of the training" in problem for problem in problems)
+    assert any("memory grows: private_data" in problem for problem in problems)
+
+
+def test_an_export_is_soaked_from_the_command_line(tmp_path):
+    job = tiny_job(tmp_path)
+    out = tmp_path / "out"
+    export_candidate(
+        canonical_candidate(job, zero__stage=3, micro_batch=2, recompute="full"),
+        out,
+        engine=DeepSpeedEngine(job, CPU),
+        job=job,
+        environment=CPU,
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", "soak", "--from", out, "--minutes", "0.1", "--json"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == ExitCode.FOUND, done.stdout + done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["passed"], answer["problems"]) == (True, [])
+    assert answer["checkpoint"]["loss_deviation"] < 1e-4
+    assert answer["minutes"] >= 0.1
+    found = read_soak(out)
+    assert found is not None
+    assert found.steps == answer["steps"]

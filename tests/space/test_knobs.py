@@ -1,0 +1,325 @@
+import dataclasses
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.base.errors import JobError
+from autotune.job.model import load_model
+from autotune.space.candidate import format_value
+from autotune.space.catalogue.stages import stages
+from autotune.space.knobs import KNOBS, Context, canonical, explain, knob_named, parse_settings
+
+LLAMA = load_model("tiny-llama").shape
+ELEMENTS = LLAMA.n_params
+
+
+def context(**changes):
+    given = {
+        "model": LLAMA,
+        "world": 4,
+        "global_batch": 32,
+        "precision": "bf16",
+        "accelerator": "cuda",
+    }
+    return Context(**{**given, **changes})
+
+
+CONTEXTS = st.builds(
+    context,
+    world=st.integers(1, 8),
+    precision=st.sampled_from(["bf16", "fp16", "fp32"]),
+    accelerator=st.sampled_from(["cpu", "cuda"]),
+    model=st.sampled_from([load_model(name).shape for name in ("tiny-llama", "tiny-mixtral")]),
+    base=st.just({})
+    | st.fixed_dictionaries({"zero.stage": st.integers(0, 3), "overlap_comm": st.booleans()}),
+)
+
+
+def values_of(knob):
+    if knob.kind == "bool":
+        return st.booleans()
+    if knob.pattern:
+        return st.sampled_from(knob.choices) | st.integers(2, 9999).map("every_{}".format)
+    if knob.choices:
+        return st.sampled_from(knob.choices)
+    if knob.kind == "float":
+        return st.floats(knob.minimum, knob.maximum)
+    # Around the points where this model saturates, and far from them.
+    near = st.integers(max(knob.minimum, ELEMENTS - 2), ELEMENTS + 2)
+    near |= st.integers(LLAMA.largest_param - 1, LLAMA.largest_param + 1)
+    return near | st.integers(knob.minimum, 16) | st.integers(knob.minimum, 10**10)
+
+
+MAPPINGS = st.fixed_dictionaries({}, optional={n: values_of(k) for n, k in KNOBS.items()})
+
+
+@given(values=MAPPINGS, context=CONTEXTS)
+def test_the_canonical_form_of_the_canonical_form_is_itself(values, context):
+    once = canonical(values, context)
+    assert canonical(once, context) == once
+
+
+@given(values=MAPPINGS, context=CONTEXTS, shuffled=st.permutations(list(KNOBS)))
+def test_the_order_in_which_knobs_are_named_does_not_matter(values, context, shuffled):
+    reordered = {name: values[name] for name in shuffled if name in values}
+    assert list(canonical(reordered, context).items()) == list(canonical(values, context).items())
+
+
+@given(values=MAPPINGS, context=CONTEXTS)
+def test_naming_the_default_is_the_same_run_as_not_naming_it(values, context):
+    stage = values.get("zero.stage", context.base.get("zero.stage", 0))
+    spelled = {
+        name: knob.default_for({"zero.stage": stage})
+        for name, knob in KNOBS.items()
+        if name not in values and name not in context.base
+    }
+    assert canonical({**spelled, **values}, context) == canonical(values, context)
+
+
+@given(values=MAPPINGS, context=CONTEXTS)
+def test_every_canonical_value_is_legal(values, context):
+    for name, value in canonical(values, context).items():
+        assert KNOBS[name].check(value, where="test") == value
+
+
+@given(values=MAPPINGS, context=CONTEXTS)
+def test_what_is_explained_is_exactly_what_changed(values, context):
+    settled = canonical(values, context)
+    changed = {name for name, value in values.items() if settled.get(name) != value}
+    assert explain(values, context).keys() == changed
+
+
+@given(values=MAPPINGS)
+def test_settings_come_back_from_the_text_they_are_shown_as(values):
+    texts = [f"{name}={format_value(value)}" for name, value in values.items()]
+    assert parse_settings(texts) == values
+
+
+def same_run(first, second, **changes):
+    return canonical(first, context(**changes)) == canonical(second, context(**changes))
+
+
+@pytest.mark.parametrize(
+    ("stage", "knob", "one", "other"),
+    [
+        (0, "reduce_bucket_size", 1000, 2000),
+        (1, "stage3.prefetch_bucket_size", 0, 1000),
+        (2, "offload.param", "none", "cpu"),
+        (0, "offload.optimizer", "none", "cpu"),
+        (0, "overlap_comm", False, True),
+        (1, "allgather_bucket_size", 1000, 2000),
+        (2, "allgather_bucket_size", 1000, 2000),
+        (3, "allgather_bucket_size", 1000, 2000),
+    ],
+)
+def test_a_knob_without_effect_at_a_stage_is_none_there(stage, knob, one, other):
+    assert same_run({"zero.stage": stage, knob: one}, {"zero.stage": stage, knob: other})
+
+
+@pytest.mark.parametrize(
+    ("stage", "knob", "one", "other"),
+    [
+        (1, "reduce_bucket_size", 1000, 2000),
+        (3, "reduce_bucket_size", 1000, 2000),
+        (3, "stage3.prefetch_bucket_size", 0, 1000),
+        (3, "stage3.param_persistence_threshold", 1000, 2000),
+        (3, "stage3.max_live_parameters", 1000, 2000),
+        (3, "offload.param", "none", "cpu"),
+        (1, "offload.optimizer", "none", "cpu"),
+        (3, "overlap_comm", False, True),
+        (0, "communication_dtype", "model", "fp32"),
+    ],
+)
+def test_a_knob_with_an_effect_at_a_stage_keeps_its_values_apart(stage, knob, one, other):
+    assert not same_run({"zero.stage": stage, knob: one}, {"zero.stage": stage, knob: other})
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_buckets_saturate_at_all_gradients_of_a_rank(stage):
+    def bucket(size):
+        return {"zero.stage": stage, "reduce_bucket_size": size}
+
+    assert same_run(bucket(ELEMENTS), bucket(ELEMENTS + 1))
+    assert not same_run(bucket(ELEMENTS - 1), bucket(ELEMENTS))
+    assert canonical(bucket(10**9), context())["reduce_bucket_size"] == ELEMENTS
+
+
+def test_a_split_model_saturates_earlier_but_never_below_what_a_rank_holds():
+    def bucket(shape, tp):
+        split = {"zero.stage": 1, "tp": tp, "reduce_bucket_size": 10**12}
+        return canonical(split, context(model=shape, world=8))["reduce_bucket_size"]
+
+    # Elements per rank as DeepSpeed 0.19.8 split this shape over two ranks: 393344.
+    measured = dataclasses.replace(
+        LLAMA,
+        n_layers=2,
+        hidden=128,
+        ffn_hidden=352,
+        n_heads=4,
+        n_kv_heads=4,
+        vocab=1000,
+        max_seq_len=512,
+        tied_embeddings=False,
+        n_params=658048,
+    )
+    assert 393344 <= bucket(measured, 2) < 658048
+    llama_7b = load_model("llama-2-7b").shape
+    assert 1 / 8 <= bucket(llama_7b, 8) / llama_7b.n_params < 1.3 / 8
+    mixtral = load_model("tiny-mixtral").shape
+    assert bucket(mixtral, 2) == mixtral.n_params
+
+
+def test_persistence_saturates_at_the_largest_parameter_and_then_nothing_is_fetched_ahead():
+    all_persist = {"zero.stage": 3, "stage3.param_persistence_threshold": 10**9}
+    settled = canonical(all_persist, context())
+    assert settled["stage3.param_persistence_threshold"] == LLAMA.largest_param
+    assert "stage3.prefetch_bucket_size" not in settled
+    assert "stage3.max_live_parameters" not in settled
+
+
+def test_live_parameters_only_cap_the_prefetch():
+    none_ahead = {"zero.stage": 3, "stage3.prefetch_bucket_size": 0}
+    assert "stage3.max_live_parameters" not in canonical(none_ahead, context())
+    capped = {
+        "zero.stage": 3,
+        "stage3.prefetch_bucket_size": 5000,
+        "stage3.max_live_parameters": 2000,
+    }
+    assert canonical(capped, context())["stage3.prefetch_bucket_size"] == 2000
+
+
+def test_one_rank_alone_fetches_nothing_unless_from_the_host():
+    def settled(offload, **changes):
+        chosen = {"zero.stage": 3, "offload.param": offload}
+        return canonical(chosen, context(world=1, **changes))
+
+    assert "stage3.prefetch_bucket_size" not in settled("none")
+    assert "stage3.prefetch_bucket_size" in settled("cpu")
+    assert "stage3.prefetch_bucket_size" not in settled("cpu", accelerator="cpu")
+
+
+def test_one_rank_alone_has_nobody_to_communicate_with():
+    assert "communication_dtype" not in canonical({}, context(world=1))
+    assert "communication_dtype" not in canonical({"tp": 4}, context())
+    assert "communication_dtype" in canonical({"tp": 2}, context())
+
+
+def test_reducing_in_the_training_precision_is_the_default():
+    assert same_run({"communication_dtype": "bf16"}, {})
+    assert not same_run({"communication_dtype": "bf16"}, {}, precision="fp32")
+
+
+def test_overlap_is_the_default_at_stage_3_alone():
+    assert canonical({"zero.stage": 3}, context())["overlap_comm"] is True
+    assert canonical({"zero.stage": 2}, context())["overlap_comm"] is False
+
+
+def test_overlap_without_streams_still_doubles_the_bucket_below_stage_3():
+    assert "overlap_comm" not in canonical({"zero.stage": 3}, context(accelerator="cpu"))
+    assert "overlap_comm" in canonical({"zero.stage": 2}, context(accelerator="cpu"))
+
+
+def test_recomputing_more_seldom_than_there_are_layers_is_the_first_layer_alone():
+    n_layers = LLAMA.n_layers
+    assert same_run({"recompute": f"every_{n_layers}"}, {"recompute": "every_999"})
+    assert not same_run({"recompute": f"every_{n_layers - 1}"}, {"recompute": "every_999"})
+    single = dataclasses.replace(LLAMA, n_layers=1)
+    assert canonical({"recompute": "every_3"}, context(model=single))["recompute"] == "full"
+
+
+def test_a_pipeline_saturates_at_its_largest_stage():
+    model = load_model("llama-3-8b").shape
+    where = context(model=model, world=16)
+    chosen = {"zero.stage": 1, "pp": 8, "reduce_bucket_size": 10**10}
+
+    def folded(**knobs):
+        return canonical({**chosen, **knobs}, where)
+
+    largest = max(size for size, _ in stages(model, 8))
+    assert folded()["reduce_bucket_size"] == largest < model.n_params // 4
+    assert folded(pp=1)["reduce_bucket_size"] == model.n_params
+    longest = max(n for _, n in stages(model, 8))
+    assert folded(recompute="every_8") == folded(recompute="every_32")
+    assert folded(recompute="every_32")["recompute"] == f"every_{longest}"
+    assert folded(recompute=f"every_{longest - 1}") != folded(recompute="every_32")
+
+
+def test_the_users_base_configuration_comes_before_the_engines_defaults():
+    base = {"zero.stage": 2, "reduce_bucket_size": 1000}
+    assert canonical({}, context(base=base))["reduce_bucket_size"] == 1000
+    chosen = canonical({"reduce_bucket_size": 2000}, context(base=base))
+    assert chosen["reduce_bucket_size"] == 2000
+    assert chosen["zero.stage"] == 2
+
+
+def test_a_name_that_is_no_knob_is_refused():
+    with pytest.raises(JobError, match=r"'zero\.stag' is not a knob"):
+        canonical({"zero.stag": 2}, context())
+
+
+@pytest.mark.parametrize(
+    ("setting", "message", "hint"),
+    [
+        ("zero.stag=2", "not a knob", "did you mean zero.stage"),
+        ("stage=2", "not a knob", "zero.stage"),
+        ("zero.stage=4", "not a legal value", "did you mean 3"),
+        ("zero.stage=two", "not a whole number", "0, 1, 2, 3"),
+        ("zero.stage=", "not name=value", "--set zero.stage=2"),
+        ("zero.stage", "not name=value", "--set zero.stage=2"),
+        ("micro_batch=0", "out of range", "nearest legal value is 1"),
+        ("micro_batch=1.5", "not a whole number", "whole numbers from 1"),
+        ("micro_batch=1e400", "not a whole number", "whole numbers from 1"),
+        ("micro_batch=nan", "not a whole number", "whole numbers from 1"),
+        ("reduce_bucket_size=1e15", "out of range", "1000000000000"),
+        ("overlap_comm=yes", "not true or false", "true, false"),
+        ("recompute=ful", "not a legal value", "did you mean full"),
+        ("recompute=every_1", "not a legal value", "every_"),
+        ("communication_dtype=float32", "not a legal value", "fp32"),
+    ],
+)
+def test_a_bad_setting_names_what_is_legal(setting, message, hint):
+    with pytest.raises(JobError) as caught:
+        parse_settings([setting])
+    assert setting in caught.value.message
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_knob_set_twice_is_refused():
+    with pytest.raises(JobError, match="already set to 1"):
+        parse_settings(["tp=1", "tp=2"])
+
+
+def test_counts_are_read_as_people_write_them():
+    settings = ["reduce_bucket_size=5e8", "overlap_comm=True", "recompute=every_12", "tp = 2"]
+    assert parse_settings(settings) == {
+        "reduce_bucket_size": 500_000_000,
+        "overlap_comm": True,
+        "recompute": "every_12",
+        "tp": 2,
+    }
+
+
+def test_a_number_that_no_float_holds_is_refused():
+    with pytest.raises(JobError, match="out of range"):
+        KNOBS["reduce_bucket_size"].check(10**400, where="space.yaml")
+    with pytest.raises(JobError, match="is not a number"):
+        KNOBS["offload.ratio"].check(10**400, where="space.yaml")
+
+
+@pytest.mark.parametrize("value", [True, None, [2], {"a": 1}, b"2"])
+def test_a_value_of_another_type_is_refused(value):
+    with pytest.raises(JobError, match="is not a whole number"):
+        KNOBS["zero.stage"].check(value, where="space.yaml")
+
+
+@pytest.mark.parametrize("knob", KNOBS.values(), ids=KNOBS)
+def test_every_default_is_legal_and_every_knob_is_explained(knob):
+    for stage in (0, 1, 2, 3):
+        default = knob.default_for({"zero.stage": stage})
+        assert knob.check(default, where="registry") == default
+    assert knob.help
+    assert knob_named(knob.name, where="registry") is knob
+    assert not knob.pattern or re.compile(knob.pattern)

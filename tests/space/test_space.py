@@ -1,0 +1,319 @@
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from autotune.base.data import data_folder, shipped_spaces
+from autotune.base.errors import JobError
+from autotune.job.model import load_model
+from autotune.record.tried import recorded
+from autotune.report.knobs_page import documentation, tried_on
+from autotune.space import space as space_module
+from autotune.space.knobs import KNOBS, Context
+from autotune.space.space import grid, load_space
+from autotune.space.space_file import schema, schema_text
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONTEXT = Context(
+    model=load_model("tiny-llama").shape,
+    world=2,
+    global_batch=16,
+    precision="fp32",
+    accelerator="cpu",
+)
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(knobs, head="name: mine\n"):
+        path = tmp_path / "mine.yaml"
+        path.write_text(f"{head}knobs:\n  {knobs}\n", encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def values(path, knob="micro_batch"):
+    return load_space(path).domains[knob].values
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("micro_batch: 4", (4,)),
+        ("micro_batch: [4, 1, 2]", (4, 1, 2)),
+        ("micro_batch: {powers_of_two: [2, 16]}", (2, 4, 8, 16)),
+        ("micro_batch: {powers_of_two: [4, 4]}", (4,)),
+        ("micro_batch: {range: [2, 8, 3]}", (2, 5, 8)),
+        ("micro_batch: {range: [2, 9, 3]}", (2, 5, 8)),
+        ("micro_batch: {values: {range: [2, 8, 2]}}", (2, 4, 6, 8)),
+        ("micro_batch: [1e1, 2.0e+1, 3_0]", (10, 20, 30)),
+    ],
+)
+def test_values_can_be_written_in_several_ways(written, text, expected):
+    assert values(written(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("zero.stag: [1]", "'zero.stag' is not a knob", "did you mean zero.stage"),
+        ("zero.stage: [1, 5]", "zero.stage: 5 is not a legal value", "did you mean 3"),
+        ("recompute: [non]", "'non' is not a legal value", "did you mean none"),
+        ("overlap_comm: [1]", "1 is not true or false", "true, false"),
+        ("overlap_comm: ['yes']", "'yes' is not true or false", "true, false"),
+        ("micro_batch: [true]", "True is not a whole number", "whole numbers"),
+        ("micro_batch: [0]", "0 is out of range", "nearest legal value is 1"),
+        ("micro_batch: [2, 2]", "2 stands there twice", "once"),
+        ("micro_batch: [2, 2.0]", "2 stands there twice", "once"),
+        ("micro_batch: []", "empty", "at least one"),
+        ("micro_batch:", "None is not a whole number", "whole numbers"),
+        ("micro_batch: {}", "{} is not a way to write values", "a list"),
+        ("micro_batch: {power_of_two: [1, 8]}", "is not a way", "did you mean powers_of_two"),
+        ("micro_batch: {when: {zero.stage: 1}}", "values: Field required", "values, when"),
+        ("micro_batch: {powers_of_two: [1, 6]}", "6 is not a power of two", "nearest is 8"),
+        ("micro_batch: {powers_of_two: [0, 8]}", "0 is not a power of two", "nearest is 1"),
+        ("micro_batch: {powers_of_two: [8, 1]}", "8 is above 1", "first, last"),
+        ("micro_batch: {powers_of_two: [1, 8, 2]}", "powers_of_two", "powers_of_two"),
+        ("micro_batch: {powers_of_two: [1, 1.0e+300]}", "powers_of_two", "powers_of_two"),
+        (f"micro_batch: {{powers_of_two: [1, {2**500}]}}", "is not a power of two", "nearest"),
+        ("micro_batch: {powers_of_two: [1, 8], when: {zero.stage: 1}}", "values: Field", "values"),
+        ("micro_batch: {powers_of_two: [1, 8], range: [1, 2, 1]}", "range", "powers_of_two"),
+        ("micro_batch: {range: [1, 8, 0]}", "is empty", "step above 0"),
+        ("micro_batch: {range: [1, 8, -1]}", "is empty", "step above 0"),
+        ("micro_batch: {range: [1, 1000000000, 1]}", "1000000000 values", "widen the step"),
+        ("zero.stage: {range: [0, 4, 1]}", "4 is not a legal value", "did you mean 3"),
+        ("recompute: {range: [1, 2, 1]}", "takes a list of values", "none, full"),
+        ("micro_batch: {values: [1], if: {zero.stage: 1}}", "if", "values, when"),
+        ("micro_batch: {values: [1], when: {stage: 1}}", "'stage' is not a knob", "zero.stage"),
+        (
+            "micro_batch: {values: [1], when: {zero.stage: 7}}",
+            "7 is not a legal",
+            "did you mean 3",
+        ),
+        ("micro_batch: {values: [1], when: {zero.stage: []}}", "empty", "at least one"),
+        ("micro_batch: {values: [1], when: [zero.stage]}", "when", "values, when"),
+        ("micro_batch: {values: {values: [1]}}", "not a way to write values", "values?"),
+        ("micro_batch: [[1]]", "[1] is not a whole number", "whole numbers"),
+    ],
+)
+def test_a_bad_value_names_the_file_the_knob_and_what_is_legal(written, text, message, hint):
+    path = written(text)
+    with pytest.raises(JobError) as caught:
+        load_space(path)
+    assert path in caught.value.message
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1", "holds a list, not a mapping"),
+        ("", "holds a NoneType, not a mapping"),
+        ("knobs: {tp: 1}", "name: Field required"),
+        ("name: a b\nknobs: {tp: 1}", "name: String should match"),
+        ("name: a", "knobs: Field required"),
+        ("name: a\nknobs: {}", "knobs: Dictionary should have at least 1 item"),
+        ("name: a\nknobs: [tp]", "knobs: Input should be a valid dictionary"),
+        ("name: a\nknob: {tp: 1}\nknobs: {tp: 1}", "knob: Extra inputs are not permitted"),
+        ("name: a\nknobs: {tp: 1, tp: 2}", "the key 'tp' stands here twice"),
+        ("name: a\nname: b\nknobs: {tp: 1}", "the key 'name' stands here twice"),
+        ("name: a\nknobs: {tp: &t [1], micro_batch: *t}", "aliases are not allowed"),
+        ("name: !!python/object/apply:os.system [true]", "not valid YAML"),
+        ("name: a\nknobs: {tp: [1}", "not valid YAML"),
+        ("name: a\n---\nname: b", "not valid YAML"),
+        ("{[1]: 2}", "not valid YAML"),
+        ("[" * 5000, "not valid YAML"),
+        (f"name: a\nknobs: {{tp: [{'9' * 10000}]}}", "not valid YAML"),
+    ],
+)
+def test_what_is_no_space_is_refused(tmp_path, text, message):
+    path = tmp_path / "space.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(JobError) as caught:
+        load_space(str(path))
+    assert str(path) in caught.value.message
+    assert message in caught.value.message
+    assert caught.value.hint
+
+
+def test_aliases_cannot_explode(tmp_path):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    path = tmp_path / "bomb.yaml"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(JobError, match="aliases are not allowed"):
+        load_space(str(path))
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "space.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(JobError, match="cannot be read"):
+        load_space(str(path))
+    path.write_bytes(b"#" * 2_000_000)
+    with pytest.raises(JobError, match="larger than"):
+        load_space(str(path))
+
+
+def test_an_unknown_space_names_the_nearest_shipped_one():
+    with pytest.raises(JobError) as caught:
+        load_space("zer")
+    assert "did you mean zero?" in caught.value.hint
+    assert "smoke, zero, zero_offload" in caught.value.hint
+
+
+def test_a_circle_of_conditions_is_refused(written):
+    path = written(
+        "tp: {values: [1, 2], when: {micro_batch: 1}}\n"
+        "  recompute: [none]\n"
+        "  micro_batch: {values: [1, 2], when: {zero.stage: 1}}\n"
+        "  zero.stage: {values: [0, 1], when: {tp: 2}}"
+    )
+    with pytest.raises(JobError, match=r"circle: \w+(\.\w+)? -> "):
+        load_space(path)
+
+
+def test_a_knob_cannot_wait_for_itself(written):
+    with pytest.raises(JobError, match="circle: tp -> tp"):
+        load_space(written("tp: {values: [1, 2], when: {tp: 2}}"))
+
+
+def test_a_condition_that_never_holds_is_refused(written):
+    path = written("zero.stage: [0, 1]\n  tp: {values: [1, 2], when: {zero.stage: [2, 3]}}")
+    with pytest.raises(JobError, match=r"zero\.stage never is 2, 3 in this space: it has 0, 1"):
+        load_space(path)
+
+
+def test_a_condition_may_name_a_knob_that_comes_later_or_is_not_searched(written):
+    path = written(
+        "zero.stage: {values: [0, 3], when: {recompute: full}}\n"
+        "  recompute: [none, full]\n"
+        "  micro_batch: {values: [1, 2], when: {tp: 1}}"
+    )
+    shown = {
+        (c["recompute"], c["zero.stage"], c["micro_batch"])
+        for c in grid(load_space(path), CONTEXT)
+    }
+    assert shown == {
+        ("none", 0, 1), ("none", 0, 2), ("full", 0, 1), ("full", 0, 2), ("full", 3, 1),
+        ("full", 3, 2),
+    }  # fmt: skip
+
+
+def test_the_grid_has_every_run_once(written):
+    path = written(
+        "zero.stage: [0, 1]\n"
+        "  micro_batch: [1, 2]\n"
+        "  reduce_bucket_size: [100_000, 500_000_000, 600_000_000]\n"
+        "  stage3.prefetch_bucket_size: [0, 1000]"
+    )
+    found = list(grid(load_space(path), CONTEXT))
+    # Stage 0 has no bucket; at stage 1 the two large ones hold all gradients alike.
+    assert len(found) == 2 * (1 + 2)
+    assert len({c.hash for c in found}) == len(found)
+    assert {(c.world, c.global_batch) for c in found} == {(2, 16)}
+
+
+def test_a_grid_that_is_too_large_is_refused(written, monkeypatch):
+    monkeypatch.setattr(space_module, "MAX_COMBINATIONS", 50)
+    path = written("micro_batch: {range: [1, 60, 1]}\n  zero.stage: [0, 1]")
+    with pytest.raises(JobError, match=r"50 combinations: zero\.stage 2 x micro_batch 60"):
+        list(grid(load_space(path), CONTEXT))
+
+
+def test_shipped_spaces_are_named_as_their_files():
+    assert {"smoke", "zero", "zero_offload"} <= set(shipped_spaces())
+    for name in shipped_spaces():
+        space = load_space(name)
+        assert space.name == name
+        assert space.description
+
+
+def test_the_smoke_space_stays_small():
+    assert 8 <= len(list(grid(load_space("smoke"), CONTEXT))) <= 20
+
+
+def test_the_published_schema_is_up_to_date():
+    published = (data_folder("search_spaces") / "schema.json").read_text(encoding="utf-8")
+    assert published == schema_text(), (
+        "python -m autotune.space.space_file > search_spaces/schema.json"
+    )
+    jsonschema.Draft202012Validator.check_schema(json.loads(published))
+
+
+@pytest.mark.parametrize("name", shipped_spaces())
+def test_shipped_spaces_pass_the_published_schema(name):
+    text = (data_folder("search_spaces") / f"{name}.yaml").read_text(encoding="utf-8")
+    jsonschema.validate(yaml.safe_load(text), schema())
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"zero.stag": [1]},
+        {"zero.stage": [4]},
+        {"micro_batch": [0]},
+        {"micro_batch": []},
+        {"micro_batch": [1, 1]},
+        {"micro_batch": {"power_of_two": [1, 2]}},
+        {"micro_batch": {"powers_of_two": [1]}},
+        {"micro_batch": {"range": [1, 2]}},
+        {"recompute": {"range": [1, 2, 1]}},
+        {"recompute": ["every_1"]},
+        {"overlap_comm": ["yes"]},
+        {"tp": {"values": [1], "when": {"stage": 1}}},
+        {"tp": {"values": [1], "if": {"zero.stage": 1}}},
+        {},
+    ],
+)
+def test_the_schema_refuses_what_the_loader_refuses(knobs, tmp_path):
+    space = {"name": "mine", "knobs": knobs}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(space, schema())
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(space), encoding="utf-8")
+    with pytest.raises(JobError):
+        load_space(str(path))
+
+
+GUIDE = (REPOSITORY / "docs" / "spaces.md").read_text(encoding="utf-8")
+KNOBS_PAGE = (REPOSITORY / "docs" / "knobs.md").read_text(encoding="utf-8")
+
+
+def test_the_guides_example_is_a_space(tmp_path):
+    example = re.search(r"```yaml\n(name: .*?)```", GUIDE, re.DOTALL)[1]
+    path = tmp_path / "mine.yaml"
+    path.write_text(example, encoding="utf-8")
+    assert load_space(str(path)).domains["reduce_bucket_size"].values == (50_000_000, 500_000_000)
+    jsonschema.validate(yaml.safe_load(example), schema())
+
+
+def test_the_documentation_of_the_knobs_is_up_to_date():
+    assert documentation() == KNOBS_PAGE, "python -m autotune.report.knobs_page > docs/knobs.md"
+
+
+@pytest.mark.parametrize("knob", KNOBS.values(), ids=KNOBS)
+def test_the_documentation_tells_what_a_knob_was_tried_on(knob):
+    _, _, entry = KNOBS_PAGE.partition(f"### `{knob.name}`\n")
+    entry = entry.partition("###")[0]
+    assert f"- acts: {knob.scope}\n" in entry
+    assert f"- tried on: {tried_on(knob, recorded())}\n" in entry
+    assert knob.source
+    assert all(value in knob.choices or value is True for value in knob.needs_cuda)
+
+
+def test_what_the_base_configuration_sets_decides_whether_a_knob_is_tried(written):
+    path = written(
+        "stage3.prefetch_bucket_size: [0, 1000]\n"
+        "  reduce_bucket_size: {values: [1000, 2000], when: {micro_batch: 2}}"
+    )
+    base = {"zero.stage": 3, "micro_batch": 2}
+    found = list(grid(load_space(path), dataclasses.replace(CONTEXT, base=base)))
+    tried = {(c["stage3.prefetch_bucket_size"], c["reduce_bucket_size"]) for c in found}
+    assert tried == {(0, 1000), (0, 2000), (1000, 1000), (1000, 2000)}
