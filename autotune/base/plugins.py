@@ -1,0 +1,66 @@
+"""Plug-ins: what an installed package offers under one of the project's entry-point groups.
+
+Engines, workloads, fleets, dialects, launchers and samplers are all found this way, the shipped
+ones too. A plug-in is a class that is made without arguments; its contract is in
+`autotune.testing`.
+"""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+from autotune.base.errors import AutotuneError, JobError
+
+Kind = Literal["engine", "workload", "fleet", "dialect", "launcher", "sampler"]
+
+_GROUPS: dict[Kind, str] = {
+    "engine": "autotune.engines",
+    "workload": "autotune.workloads",
+    "fleet": "autotune.fleets",
+    "dialect": "autotune.dialects",
+    "launcher": "autotune.launchers",
+    "sampler": "autotune.samplers",
+}
+
+
+def plugin_names(kind: Kind) -> list[str]:
+    """Names of all plug-ins of a kind that are installed, in alphabetical order."""
+    return sorted(_offered(kind))
+
+
+def load_plugin(kind: Kind, name: str, *, where: str = "") -> Any:
+    """Make the plug-in of this name.
+
+    Args:
+        kind: What it is.
+        name: Under which it is offered.
+        where: Flag or key that named it, for the error; by default the kind.
+
+    Raises:
+        JobError: There is none of that name, or it cannot be loaded.
+    """
+    offered = _offered(kind)
+    if name not in offered:
+        near = get_close_matches(name, offered, n=1, cutoff=0.5)
+        guess = f"did you mean {near[0]}? " if near else ""
+        raise JobError(
+            f"{where or kind}: {name!r}: no such {kind}",
+            f"{guess}installed: {', '.join(sorted(offered)) or 'none'}",
+        )
+    try:
+        make: Callable[[], Any] = offered[name].load()
+        return make()
+    except AutotuneError:
+        raise
+    except Exception as error:
+        raise JobError(
+            f"{where or kind}: {name}: {offered[name].value} cannot be loaded: {error}",
+            "mend or remove the package that offers it",
+        ) from error
+
+
+@cache
+def _offered(kind: Kind) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=_GROUPS[kind])}
