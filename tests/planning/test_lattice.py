@@ -32,6 +32,9 @@ class PlainEngine:
         self.base_knobs = base_knobs
         self.optimizer = "adamw"
 
+    def judge(self, candidate):
+        return judge(self.setup(candidate))
+
     def setup(self, candidate):
         return Setup(
             ds_config={
@@ -79,7 +82,7 @@ def job(**changes):
 def build(space="smoke", base_knobs=None, **changes):
     made = job(**changes)
     engine = PlainEngine(made, base_knobs or {})
-    return build_lattice(load_space(space), made, ENVIRONMENT, engine, judge)
+    return build_lattice(load_space(space), made, ENVIRONMENT, engine)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from autotune import rules
 from autotune.base.data import shipped_spaces
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
@@ -98,7 +97,7 @@ def made(model, space, world):
 @functools.cache
 def lattice(model, space, world):
     job, environment, engine = made(model, space, world)
-    return build_lattice(load_space(space), job, environment, engine, rules.judge)
+    return build_lattice(load_space(space), job, environment, engine)
 
 
 def worlds_of(space):
