@@ -24,7 +24,7 @@ def test_every_room_is_in_the_list_of_packages() -> None:
         for path in (REPOSITORY / "autotune").rglob("*.py")
     }
     data = {f"autotune._data.{name}" for name in ("templates", "search_spaces", "recorded")}
-    assert listed == rooms | data | {"autotune.presets"}
+    assert listed == rooms | data | {"autotune.job.presets"}
 
 
 def test_tested_versions_are_within_the_declared_ranges() -> None:

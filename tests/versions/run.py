@@ -84,7 +84,7 @@ def run(made: VersionEnvironment) -> dict[str, Any]:
 
 
 def summary(report: Path) -> dict[str, Any]:
-    """What a JUnit report of these tests says: counts by file, what they counted, failures."""
+    """A JUnit report as counts by file name, figures that tests counted, and failures."""
     tests: dict[str, Counter[str]] = defaultdict(Counter)
     counted: Counter[str] = Counter()
     lacking: list[str] = []
@@ -95,7 +95,7 @@ def summary(report: Path) -> dict[str, Any]:
         )
         skipped = case.find("skipped") is not None
         outcome = "failed" if problem is not None else "skipped" if skipped else "passed"
-        where = case.get("classname", "").removeprefix("tests.")
+        where = case.get("classname", "").rpartition(".")[2]
         tests[where][outcome] += 1
         if problem is not None:
             line = (problem.get("message") or "").strip().partition("\n")[0]
