@@ -16,10 +16,10 @@ from autotune.export.export import export_candidate
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice, build_lattice
 from autotune.report.settings import Candidates
-from autotune.rules.base import Violation
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Knob
 from autotune.space.knobs import KNOBS, canonical, explain, parse_settings
+from autotune.space.rule import Violation
 from autotune.space.space import load_space
 
 _STEP = 2

@@ -13,10 +13,11 @@ from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import Job
-from autotune.rules.base import Setup, Violation
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue
+from autotune.space.rule import Violation
 
 
 class Engine(Protocol):

@@ -12,10 +12,11 @@ from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import Job
 from autotune.replay.problem import ReplayProblem
-from autotune.rules.base import Setup, Violation
 from autotune.space.candidate import Candidate
+from autotune.space.rule import Violation
 
 
 class ReplayedEngine:

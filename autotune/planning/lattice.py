@@ -14,9 +14,9 @@ from autotune.contract import KnobValue
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.job.job import Job
-from autotune.rules.base import Violation
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import KNOBS, Context, canonical
+from autotune.space.rule import Violation
 from autotune.space.space import Space, grid
 
 _DTYPES = {"int": "Int64", "float": "float64", "bool": "boolean", "choice": "string"}

@@ -4,11 +4,12 @@ import pytest
 
 from autotune.base.errors import NothingFeasibleError
 from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import make_job
 from autotune.planning.lattice import build_lattice
-from autotune.rules.base import Setup, Violation
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import KNOBS, canonical
+from autotune.space.rule import Violation
 from autotune.space.space import load_space
 
 ENVIRONMENT = Environment(

@@ -17,13 +17,13 @@ import pytest
 from autotune.base.data import shipped_spaces
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.rules.releases import is_at_least
+from autotune.engines.deepspeed.rules.version import AUTOTP_BY_CONFIG_SINCE, PLAIN_BF16_SINCE
 from autotune.job.job import make_job
 from autotune.planning.lattice import build_lattice
-from autotune.rules.releases import is_at_least
-from autotune.rules.version import AUTOTP_BY_CONFIG_SINCE, PLAIN_BF16_SINCE
 from autotune.space.knobs import KNOBS
 from autotune.space.space import load_space
-from tests.rules.cases import NEWEST
+from tests.engines.deepspeed.rules.cases import NEWEST
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "lattice_sizes.json"
 INSTALLED = version("deepspeed")

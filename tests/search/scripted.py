@@ -13,16 +13,17 @@ from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.fleet.base import Progress
 from autotune.job.job import Budget, Job, make_job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
-from autotune.rules.base import Setup, Violation
 from autotune.search.base import SearchResult, Snapshot
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import Context, canonical
+from autotune.space.rule import Violation
 
 GIB = 2**30
 

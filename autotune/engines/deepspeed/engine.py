@@ -32,14 +32,15 @@ from autotune.engines.deepspeed.expected import (
     recompute_interval,
 )
 from autotune.engines.deepspeed.keys import PATHS, SECTIONS, governed_keys
+from autotune.engines.deepspeed.rules import judge
+from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.job.job import DEFAULT_OPTIMIZER, Job
-from autotune.rules import judge
-from autotune.rules.base import Setup, Violation
-from autotune.rules.zero import inert_keys
 from autotune.space.candidate import Candidate
 from autotune.space.catalogue.situation import ADAM
 from autotune.space.knob import optimizer_implementation
 from autotune.space.knobs import KNOBS, Context, canonical
+from autotune.space.rule import Violation
 from autotune.trial.transformer_shape import refusal
 
 TEMPLATE = "deepspeed/ds_config.json.j2"
