@@ -21,7 +21,7 @@ from pathlib import Path
 from autotune.app.check import check_file
 from autotune.base.errors import AutotuneError, ExitCode
 from autotune.check import Report
-from autotune.rules.releases import NEWEST_READ
+from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 
 SUFFIXES = (".json", ".template", ".yaml", ".yml")
 _PLACEHOLDER = re.compile(r"(?<=[:\[,])(\s*)([A-Z]\w+|\$\{\w+\})(?=\s*[,\]}\n])")

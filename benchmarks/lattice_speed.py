@@ -9,7 +9,6 @@ import dataclasses
 import json
 import time
 
-from autotune import rules
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.job.job import make_job
@@ -38,7 +37,7 @@ def measure(space_name: str, model: str) -> dict[str, str | int | float]:
     space = dataclasses.replace(shipped, domains=wider)
 
     started = time.perf_counter()
-    lattice = build_lattice(space, job, H100, engine, rules.judge)
+    lattice = build_lattice(space, job, H100, engine)
     built_s = time.perf_counter() - started
 
     proposal = {"zero.stage": 3, "micro_batch": 16}

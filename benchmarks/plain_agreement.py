@@ -29,9 +29,9 @@ from autotune.base.student_t import t_quantile
 from autotune.contract import Role, TrialResult
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from autotune.engines.deepspeed.rules import judge
 from autotune.export.export import export_candidate
 from autotune.fleet.local import LocalFleet
-from autotune.rules import judge
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.catalogue.process import environment_of

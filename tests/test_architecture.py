@@ -23,7 +23,7 @@ LOOSE = {"__init__.py", "__main__.py", "testing.py"}
 
 
 def dotted(path: Path) -> str:
-    """`autotune/rules/base.py` -> `autotune.rules.base`."""
+    """`autotune/rules/base.py` -> `autotune.engines.deepspeed.rules.base`."""
     parts = path.relative_to(REPOSITORY).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -32,7 +32,7 @@ KNOWN = {dotted(path) for path in MODULES}
 
 
 def room(module: str) -> str:
-    """`autotune.rules.base` -> `rules`; the package itself -> ``."""
+    """`autotune.engines.deepspeed.rules.base` -> `rules`; the package itself -> ``."""
     return module.split(".")[1] if "." in module else ""
 
 

@@ -11,7 +11,7 @@ from autotune.check import check as judge_source
 from autotune.check.consumers import Consumer
 from autotune.check.exported import ACCELERATORS
 from autotune.devices.hardware import Environment, version_of
-from autotune.rules.releases import NEWEST_READ
+from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 
 _MOST_ACCELERATORS = 1_000_000
 """Above any machine there is: more is a slip of the key."""

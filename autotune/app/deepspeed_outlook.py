@@ -8,21 +8,18 @@ from autotune.app.outlook import FleetWishes, Outlook
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.cost import Plans
-from autotune.cost.candidates import plans_of
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine
-from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.base import Engine, bind_engine
 from autotune.export.dialects.deepspeed import DeepSpeedDialect
 from autotune.export.export import export_candidate
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice, build_lattice
 from autotune.report.settings import Candidates
-from autotune.rules import judge
-from autotune.rules.base import Violation
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Knob
 from autotune.space.knobs import KNOBS, canonical, explain, parse_settings
+from autotune.space.rule import Violation
 from autotune.space.space import load_space
 
 _STEP = 2
@@ -66,7 +63,7 @@ class DeepSpeedOutlook(Outlook[Candidates]):
 
     def violations(self, choices: Candidates, index: int) -> tuple[Violation, ...]:
         """What the rules say of a candidate."""
-        return tuple(judge(self.engine.setup(choices.candidates[index])))
+        return tuple(self.engine.judge(choices.candidates[index]))
 
     def neighbours(self, choice: Candidates) -> tuple[Candidates, list[tuple[str, KnobValue]]]:
         """One knob a step up and down, at its other choices, and at the space's values."""
@@ -101,7 +98,7 @@ class DeepSpeedOutlook(Outlook[Candidates]):
 
     def columns(self, choices: Candidates) -> Plans:
         """Candidates in the model's columns."""
-        return plans_of(choices.candidates, self.job, self.environment, accelerators=self.table)
+        return self.engine.plans(choices.candidates, self.table)
 
     def _of(self, candidates: Sequence[Candidate]) -> Candidates:
         return Candidates(candidates=candidates, context=self.lattice.context)
@@ -123,14 +120,14 @@ def deepspeed_outlook(
         JobError: The space is not valid.
         NothingFeasibleError: The rules refuse every candidate.
     """
-    engine = DeepSpeedEngine(job, environment)
+    engine = bind_engine(job, environment)
     return DeepSpeedOutlook(
         job=job,
         environment=environment,
         wishes=wishes,
         table=table,
         engine=engine,
-        lattice=build_lattice(load_space(job.space), job, environment, engine, judge),
+        lattice=build_lattice(load_space(job.space), job, environment, engine),
     )
 
 

@@ -17,7 +17,7 @@ from autotune.engines.megatron.knobs import parse_layout, row_of, steps_of
 from autotune.engines.megatron.layouts import Layouts, lay_out, task_of
 from autotune.export.dialects.megatron_lm import export_layout
 from autotune.job.job import Job
-from autotune.rules.base import Violation
+from autotune.space.rule import Violation
 
 _NOT_ITS_OWN = ("space", "base_config", "baseline")
 """Keys of a job that are about DeepSpeed's configuration."""

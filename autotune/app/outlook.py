@@ -17,7 +17,7 @@ from autotune.devices.accelerators import Accelerator, find_accelerator
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
 from autotune.report.settings import Choices
-from autotune.rules.base import Violation
+from autotune.space.rule import Violation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,7 @@ from autotune.base.plugins import load_plugin
 from autotune.contract import Origin
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
-from autotune.engines.base import Engine
-from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.base import Engine, bind_engine
 from autotune.export.export import export_candidate
 from autotune.fleet.base import Fleet
 from autotune.job.adapters import with_rank
@@ -20,7 +19,6 @@ from autotune.job.job import Job, make_job, read_job_file, resolve_paths
 from autotune.planning.lattice import Lattice, build_lattice
 from autotune.record.study import Study
 from autotune.report.plan import Plan, make_plan
-from autotune.rules import judge
 from autotune.search.history import History
 from autotune.search.recorded import recall
 from autotune.search.reduced import reduce_lattice
@@ -98,7 +96,7 @@ def open_session(
     table = accelerators_with(job.accelerators)
     study = Study(results, job.study)
     _check_writable(study.folder)
-    engine = DeepSpeedEngine(job, environment)
+    engine = bind_engine(job, environment)
     if job.baseline is not None:
         # Read once before anything runs: a file that cannot be used is a matter of the command.
         engine.baseline(job.baseline)
@@ -107,7 +105,7 @@ def open_session(
         job_data=data,
         environment=environment,
         engine=engine,
-        lattice=build_lattice(load_space(job.space), job, environment, engine, judge),
+        lattice=build_lattice(load_space(job.space), job, environment, engine),
         study=study,
         table=table,
     )
@@ -153,13 +151,13 @@ def render(
     """
     environment = detect_environment()
     job, _ = read_job(job_file, flags, environment)
-    engine = DeepSpeedEngine(job, environment)
+    engine = bind_engine(job, environment)
     context = Context.of(job, environment, base=engine.base_knobs, optimizer=engine.optimizer)
     values = parse_settings(settings)
     candidate = Candidate.of(
         canonical(values, context), world=job.world, global_batch=job.global_batch
     )
-    if violations := judge(engine.setup(candidate)):
+    if violations := engine.judge(candidate):
         raise JobError(
             "\n".join(f"{v.rule}: {v.message}" for v in violations),
             "; ".join(v.fix for v in violations),

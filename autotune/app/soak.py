@@ -20,12 +20,12 @@ from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.expected import expected
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.dialects.deepspeed import SETTINGS_FILE
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import kill_all
 from autotune.record.soak import SOAK_FOLDER, SoakResult, digest_of, write_soak
 from autotune.record.study import Study
-from autotune.rules.base import Setup
 from autotune.search.interrupt import Interrupt
 from autotune.search.soak import (
     Half,

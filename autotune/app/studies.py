@@ -10,8 +10,7 @@ import psutil
 from autotune.base.errors import StudyError
 from autotune.contract import Origin
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine
-from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.base import Engine, bind_engine
 from autotune.export.base import Figures
 from autotune.export.export import export_candidate
 from autotune.job.fidelity import describe_fidelity
@@ -233,7 +232,7 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
     environment = _environment(facts, number)
     job = make_job(read_job_file(study.job_file), where=str(study.job_file))
     candidate = candidate_of(trials[number].spec)
-    engine = engine_of(candidate, job, DeepSpeedEngine(job, environment))
+    engine = engine_of(candidate, job, bind_engine(job, environment))
     _check_answers(study, trials[number], job=job, engine=engine, environment=environment)
     return Chosen(
         trial=trials[number],

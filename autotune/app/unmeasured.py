@@ -17,7 +17,6 @@ from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.forecast import Forecast
 from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment, detect_environment, version_of
-from autotune.engines.base import Engine
 from autotune.engines.replayed import ReplayedEngine
 from autotune.fleet.answering import AnsweringFleet
 from autotune.fleet.replay import replayed
@@ -28,7 +27,6 @@ from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.replay.forecast import forecast_of
 from autotune.replay.problem import ReplayProblem, read_problem
-from autotune.rules.base import Violation
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import Context
 
@@ -189,22 +187,11 @@ def _environment(problem: ReplayProblem) -> Environment:
 def _lattice(problem: ReplayProblem, job: Job, environment: Environment) -> Lattice:
     candidates = tuple(problem.configurations)
 
-    def violations(candidate: Candidate, _: Engine) -> Sequence[Violation]:
-        if candidate in problem.configurations:
-            return []
-        return [
-            Violation(
-                rule="replay.in_table",
-                message="the table has no run of this configuration",
-                fix="choose one of its rows",
-            )
-        ]
-
     return Lattice(
         candidates=candidates,
         context=Context.of(job, environment),
         grid_size=len(candidates),
         refused={},
         examples={},
-        violations=violations,
+        violations=lambda candidate, engine: engine.judge(candidate),
     )

@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from autotune.engines.deepspeed.ds_config_file import BYTE_ORDER_MARK
-from autotune.rules.base import Patch, as_section, changed
+from autotune.engines.deepspeed.rules.base import as_section, changed
+from autotune.space.rule import Patch
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()

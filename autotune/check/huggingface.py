@@ -15,12 +15,8 @@ from autotune.check.consumers import (
 )
 from autotune.check.partial import Path
 from autotune.check.source import Source
-from autotune.rules.base import (
-    Patch,
-    Violation,
-    changed,
-    patch,
-)
+from autotune.engines.deepspeed.rules.base import changed, patch
+from autotune.space.rule import Patch, Violation
 
 
 def at_key(dotted: str, value: Any) -> Patch:

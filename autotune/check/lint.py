@@ -15,18 +15,12 @@ from autotune.check.partial import Partial, Path, WorldlessSetup
 from autotune.check.source import Source
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.ds_config_file import BYTE_ORDER_MARK
-from autotune.rules import judge
-from autotune.rules.base import (
-    BATCH_KEYS,
-    Patch,
-    Setup,
-    Violation,
-    changed,
-    listed,
-)
-from autotune.rules.parallel import autotp_size
-from autotune.rules.releases import NEWEST_READ, release_of
-from autotune.rules.sections import unreadable
+from autotune.engines.deepspeed.rules import judge
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, changed
+from autotune.engines.deepspeed.rules.parallel import autotp_size
+from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
+from autotune.engines.deepspeed.rules.sections import unreadable
+from autotune.space.rule import Patch, Violation, listed
 
 _MOST_FIXES = 100
 """More than there are rules: a fix that calls for another ends somewhere."""

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.rules.base import Setup, UnknownFactError
+from autotune.engines.deepspeed.rules.base import Setup
+from autotune.space.rule import UnknownFactError
 
 Path = tuple[str, ...]
 

@@ -7,7 +7,7 @@ from packaging.version import Version
 
 from autotune.base.units import format_bytes
 from autotune.doctor.diagnosis import Finding, Level, Machine, Speed
-from autotune.rules.releases import TRIED, release_of
+from autotune.engines.deepspeed.rules.releases import TRIED, release_of
 
 MINIMUM_VERSIONS = {
     "python": "3.11",

@@ -1,16 +1,27 @@
-"""What an engine is: what a candidate means there, and what the live engine must say of it."""
+"""The protocol of an engine: what a candidate means there, and what the live engine must say.
 
-from collections.abc import Mapping
+An `EnginePlugin` is registered by name (entry points of the group `autotune.engines`) and bound to
+a job and an environment; what it gives then is the `Engine` of that job.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue
-from autotune.rules.base import Setup
+from autotune.cost.plans import Plans
+from autotune.devices.accelerators import Accelerator
+from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.rules.base import Setup
+from autotune.job.job import Job
 from autotune.space.candidate import Candidate
+from autotune.space.knob import Catalogue
+from autotune.space.rule import Violation
 
 
 class Engine(Protocol):
-    """One training engine."""
+    """A training engine for one job in one environment."""
 
     name: str
 
@@ -21,6 +32,13 @@ class Engine(Protocol):
     @property
     def optimizer(self) -> str:
         """Type of the optimizer that trains, in lower case."""
+
+    def judge(self, candidate: Candidate) -> Sequence[Violation]:
+        """The rules that a candidate breaks; empty for a legal one.
+
+        Raises:
+            RenderError: A template or the base configuration does not render.
+        """
 
     def setup(self, candidate: Candidate) -> Setup:
         """Render the candidate: what would really run.
@@ -45,3 +63,59 @@ class Engine(Protocol):
             RenderError: The file cannot be read.
             JobError: It trains something else than the job.
         """
+
+    def plans(self, candidates: Sequence[Candidate], accelerators: Sequence[Accelerator]) -> Plans:
+        """Candidates as columns of the cost model, in their order.
+
+        Args:
+            candidates: At least one; legal ones of the job, or reduced forms of such.
+            accelerators: The table to look the environment's device up in.
+
+        Raises:
+            FleetError: The accelerator is in no table.
+            JobError: The model's sizes cannot be seen, or there is no candidate.
+        """
+
+
+class EnginePlugin(Protocol):
+    """A training engine by name; made without arguments, and cheap to make."""
+
+    name: str
+    knobs: Catalogue
+    """The closed list of its knobs, in an order in which a knob comes after those it looks at."""
+    dialect: str
+    """Name of the dialect that hands its configurations out where nobody names one."""
+    packages: tuple[str, ...]
+    """What has to be installed where a trial is started; planning does without."""
+
+    def bind(self, job: Job, environment: Environment) -> Engine:
+        """The engine of a job.
+
+        Raises:
+            RenderError: A template or the base configuration cannot be used.
+            JobError: The job is none that the engine trains.
+        """
+
+
+def find_engine(name: str, *, where: str = "") -> EnginePlugin:
+    """An installed engine by its name.
+
+    Args:
+        name: Under which it is registered.
+        where: Flag or key that named it, for the error.
+
+    Raises:
+        JobError: There is none of that name.
+    """
+    found: EnginePlugin = load_plugin("engine", name, where=where)
+    return found
+
+
+def bind_engine(job: Job, environment: Environment) -> Engine:
+    """The engine that a job names, for that job.
+
+    Raises:
+        JobError: There is none of that name, or it does not train the job.
+        RenderError: A template or the base configuration cannot be used.
+    """
+    return find_engine(job.engine).bind(job, environment)

@@ -1,18 +1,22 @@
 """The engine of a replay: a configuration is what its table says, and nothing is rendered."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
+from autotune.cost.candidates import plans_of
+from autotune.cost.plans import Plans
+from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import Job
 from autotune.replay.problem import ReplayProblem
-from autotune.rules.base import Setup
 from autotune.space.candidate import Candidate
+from autotune.space.rule import Violation
 
 
 class ReplayedEngine:
@@ -34,6 +38,26 @@ class ReplayedEngine:
     def optimizer(self) -> str:
         """As the job has it; tables do not say."""
         return str(self._job.optimizer.get("type", "")).lower()
+
+    def judge(self, candidate: Candidate) -> list[Violation]:
+        """What the table has no run of is not to be had."""
+        if candidate in self._problem.configurations:
+            return []
+        return [
+            Violation(
+                rule="replay.in_table",
+                message="the table has no run of this configuration",
+                fix="choose one of its rows",
+            )
+        ]
+
+    def plans(self, candidates: Sequence[Candidate], accelerators: Sequence[Accelerator]) -> Plans:
+        """Rows that no other forecast is asked of.
+
+        Raises:
+            FleetError: The accelerator is in no table.
+        """
+        return plans_of(candidates, self._job, self._environment, accelerators=accelerators)
 
     def setup(self, candidate: Candidate) -> Setup:
         """The layout alone: no DeepSpeed configuration stands behind a row."""

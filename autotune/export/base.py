@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 from autotune.base.templates import Templates
 from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import Job
 from autotune.record.soak import SoakResult
-from autotune.rules.base import Setup
 from autotune.space.candidate import Candidate
 
 

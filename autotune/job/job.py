@@ -41,6 +41,8 @@ DEFAULT_TRIALS = 20
 
 DEFAULT_SAMPLER = "calibrated"
 
+DEFAULT_ENGINE = "deepspeed"
+
 DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}
 
 
@@ -111,6 +113,8 @@ class Job:
     """Whether a short diagnostic pass follows the measured steps of a search's trials."""
     fidelity: Fidelity | None = None
     """What the trials at the beginning of a search run less of; None: there are no such trials."""
+    engine: str = DEFAULT_ENGINE
+    """Name of the engine that trains, as of `autotune.engines.base.find_engine`."""
     price_per_hour: float | None = None
     """Of one accelerator, in whatever currency; None: nobody said."""
 
@@ -218,6 +222,7 @@ class JobFile(BaseModel):
     fidelity: FidelityFile | None = Field(
         default=None, description="layers and world of the trials that come first"
     )
+    engine: str = Field(default=DEFAULT_ENGINE, description="what trains: an installed engine")
     study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
     @field_validator("*", mode="before")
@@ -329,6 +334,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
             goes_by_forecast=sampler.goes_by_forecast,
             where="command line" if "fidelity" in flags else where,
         ),
+        engine=file.engine,
         price_per_hour=file.price,
     )
 
@@ -358,6 +364,7 @@ def default_study_name(file: JobFile) -> str:
         continued.add("nvme_path")
     # Younger keys count where they are used: the others' studies keep their names.
     continued |= {"finetune"} if file.finetune is None else set()
+    continued |= {"engine"} if file.engine == DEFAULT_ENGINE else set()
     continued |= {"lengths"} if file.lengths == FIXED else set()
     identity = file.model_dump(mode="json", exclude=continued)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]

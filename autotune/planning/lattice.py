@@ -14,12 +14,10 @@ from autotune.contract import KnobValue
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.job.job import Job
-from autotune.rules.base import Setup, Violation
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import KNOBS, Context, canonical
+from autotune.space.rule import Violation
 from autotune.space.space import Space, grid
-
-Judge = Callable[[Setup], Sequence[Violation]]
 
 _DTYPES = {"int": "Int64", "float": "float64", "bool": "boolean", "choice": "string"}
 _ORDERED = ("int", "float")
@@ -159,9 +157,7 @@ class Lattice:
         return {}
 
 
-def build_lattice(
-    space: Space, job: Job, environment: Environment, engine: Engine, judge: Judge
-) -> Lattice:
+def build_lattice(space: Space, job: Job, environment: Environment, engine: Engine) -> Lattice:
     """Render and judge every candidate of a space.
 
     Raises:
@@ -172,7 +168,7 @@ def build_lattice(
     context = Context.of(job, environment, base=engine.base_knobs, optimizer=engine.optimizer)
 
     def violations(candidate: Candidate, renderer: Engine) -> Sequence[Violation]:
-        return judge(renderer.setup(candidate))
+        return renderer.judge(candidate)
 
     legal: list[Candidate] = []
     counts: Counter[str] = Counter()

@@ -12,7 +12,6 @@ from autotune.fleet.base import Fleet
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study, Trial
-from autotune.rules.base import Violation
 from autotune.search import confirm
 from autotune.search.answer import Answer
 from autotune.search.base import (
@@ -36,6 +35,7 @@ from autotune.search.study_facts import save_facts
 from autotune.search.trial_spec import Run
 from autotune.search.trial_worth import weigh_trial
 from autotune.space.candidate import Candidate
+from autotune.space.rule import Violation
 
 _SNAPSHOT_S = 0.5
 

@@ -11,12 +11,12 @@ from autotune.engines.base import Engine
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
-from autotune.rules.base import Violation
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.steering import Steering
 from autotune.search.stop import searched
 from autotune.space.candidate import Candidate
+from autotune.space.rule import Violation
 
 SHARE = 0.5
 """Of a search's trials, and of its time where that is limited, that reduced trials may take at

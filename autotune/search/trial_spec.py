@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from autotune.contract import Fidelity, Measure, Predicted, Role, Start, TrialSpec
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import Job
-from autotune.rules.base import Setup
 from autotune.space.candidate import Candidate
 from autotune.space.catalogue.process import binds_cores, environment_of
 from autotune.trial.statistics import MIN_SAMPLES

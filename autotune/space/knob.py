@@ -189,6 +189,9 @@ class Knob:
         return f"legal values: {numbers} from {self.minimum:.13g} to {self.maximum:.13g}"
 
 
+Catalogue = Mapping[str, Knob]
+"""A closed list of knobs by name; a knob comes after those that it looks at."""
+
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "choice": "text"}
 
 

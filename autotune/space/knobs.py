@@ -6,13 +6,13 @@ the same run fold into one (`fold`). Adding a knob is one entry in a file of
 DeepSpeed 0.19.8.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.space.catalogue import compute, layout, offload, precision, process, zero
-from autotune.space.knob import Context, Knob, Knobs
+from autotune.space.knob import Catalogue, Context, Knob, Knobs
 
 __all__ = [
     "KNOBS",
@@ -135,5 +135,5 @@ _ENTRIES = (
     *process.ENTRIES,
 )
 
-KNOBS: Mapping[str, Knob] = {knob.name: knob for knob in _ENTRIES}
+KNOBS: Catalogue = {knob.name: knob for knob in _ENTRIES}
 """By name, in an order in which a knob comes after those that it looks at."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.check import Report, check, read_source
-from tests.rules.cases import NEWEST, environment
+from tests.engines.deepspeed.rules.cases import NEWEST, environment
 
 AUTO = {
     "train_batch_size": "auto",

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.check.edit import duplicates, edited
-from autotune.rules import ALL_RULES, judge
-from autotune.rules.base import changed
-from tests.rules.cases import NEWEST, setup_of
+from autotune.engines.deepspeed.rules import ALL_RULES, judge
+from autotune.engines.deepspeed.rules.base import changed
+from tests.engines.deepspeed.rules.cases import NEWEST, setup_of
 
 WRITTEN = """{
     "zeta": 1,          "not_known": [1,

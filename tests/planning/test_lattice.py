@@ -4,11 +4,12 @@ import pytest
 
 from autotune.base.errors import NothingFeasibleError
 from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import make_job
 from autotune.planning.lattice import build_lattice
-from autotune.rules.base import Setup, Violation
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import KNOBS, canonical
+from autotune.space.rule import Violation
 from autotune.space.space import load_space
 
 ENVIRONMENT = Environment(
@@ -31,6 +32,9 @@ class PlainEngine:
         self.job = job
         self.base_knobs = base_knobs
         self.optimizer = "adamw"
+
+    def judge(self, candidate):
+        return judge(self.setup(candidate))
 
     def setup(self, candidate):
         return Setup(
@@ -79,7 +83,7 @@ def job(**changes):
 def build(space="smoke", base_knobs=None, **changes):
     made = job(**changes)
     engine = PlainEngine(made, base_knobs or {})
-    return build_lattice(load_space(space), made, ENVIRONMENT, engine, judge)
+    return build_lattice(load_space(space), made, ENVIRONMENT, engine)
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from autotune import rules
 from autotune.base.data import shipped_spaces
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.rules.releases import is_at_least
+from autotune.engines.deepspeed.rules.version import AUTOTP_BY_CONFIG_SINCE, PLAIN_BF16_SINCE
 from autotune.job.job import make_job
 from autotune.planning.lattice import build_lattice
-from autotune.rules.releases import is_at_least
-from autotune.rules.version import AUTOTP_BY_CONFIG_SINCE, PLAIN_BF16_SINCE
 from autotune.space.knobs import KNOBS
 from autotune.space.space import load_space
-from tests.rules.cases import NEWEST
+from tests.engines.deepspeed.rules.cases import NEWEST
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "lattice_sizes.json"
 INSTALLED = version("deepspeed")
@@ -98,7 +97,7 @@ def made(model, space, world):
 @functools.cache
 def lattice(model, space, world):
     job, environment, engine = made(model, space, world)
-    return build_lattice(load_space(space), job, environment, engine, rules.judge)
+    return build_lattice(load_space(space), job, environment, engine)
 
 
 def worlds_of(space):

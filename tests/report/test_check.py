@@ -9,7 +9,7 @@ from rich.console import Console
 
 from autotune.report.terminal.check import print_check
 from tests.check.files import AUTO, checked, write
-from tests.rules.cases import NEWEST
+from tests.engines.deepspeed.rules.cases import NEWEST
 
 BROKEN: dict[str, Any] = {
     "gradient_cliping": 1.0,

@@ -1,25 +1,29 @@
 """A fleet that answers from a formula, and a job, an engine and a lattice to go with it."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import FleetError
 from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult, TrialSpec
+from autotune.cost.candidates import plans_of
+from autotune.cost.plans import Plans
+from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.fleet.base import Progress
 from autotune.job.job import Budget, Job, make_job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
-from autotune.rules.base import Setup, Violation
 from autotune.search.base import SearchResult, Snapshot
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import Context, canonical
+from autotune.space.rule import Violation
 
 GIB = 2**30
 
@@ -220,6 +224,9 @@ class ScriptedEngine:
         self._tag = tag
         self._own = own
 
+    def judge(self, candidate: Candidate) -> list[Violation]:
+        return []
+
     def setup(self, candidate: Candidate) -> Setup:
         return Setup(
             ds_config={"zero_optimization": {"stage": candidate["zero.stage"]}},
@@ -244,6 +251,9 @@ class ScriptedEngine:
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         return {}
+
+    def plans(self, candidates: Sequence[Candidate], accelerators: Sequence[Accelerator]) -> Plans:
+        return plans_of(candidates, self._job, ENVIRONMENT, accelerators=accelerators)
 
     def baseline(self, path: Path) -> tuple["ScriptedEngine", Candidate]:
         assert self._own is not None

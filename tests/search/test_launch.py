@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotune.contract import Role, Start, TrialSpec
-from autotune.rules.base import Setup
+from autotune.engines.deepspeed.rules.base import Setup
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from tests.search.scripted import ENVIRONMENT, ScriptedEngine, candidate, make

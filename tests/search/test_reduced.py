@@ -13,7 +13,6 @@ from autotune.cost.residual import Features
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
-from autotune.rules.base import Violation
 from autotune.search.base import SearchResult
 from autotune.search.history import History
 from autotune.search.loop import run_search
@@ -22,6 +21,7 @@ from autotune.search.reduced import reduce_lattice, too_large
 from autotune.search.steering import Steering, lessons_of
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
+from autotune.space.rule import Violation
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,

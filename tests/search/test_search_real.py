@@ -19,7 +19,6 @@ from autotune.fleet.processes import processes_of
 from autotune.job.model import with_layers
 from autotune.planning.lattice import build_lattice
 from autotune.record.study import Study
-from autotune.rules import judge
 from autotune.search.history import History
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
@@ -132,7 +131,7 @@ def test_reduced_trials_train_what_they_say_and_the_best_is_a_whole_one(tmp_path
                 diagnose=False,
             )
             engine = DeepSpeedEngine(job, CPU)
-            lattice = build_lattice(load_space(job.space), job, CPU, engine, judge)
+            lattice = build_lattice(load_space(job.space), job, CPU, engine)
             done = run_search(
                 job,
                 study=study,

@@ -8,7 +8,6 @@ from autotune.contract import Role
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.planning.lattice import build_lattice
 from autotune.record.study import Study
-from autotune.rules import judge
 from autotune.search.loop import run_search
 from autotune.space.space import load_space
 from tests.search.scripted import (
@@ -25,7 +24,7 @@ from tests.search.scripted import (
 def test_what_is_run_is_legal_and_rendered(study: Study, space: str):
     job = make(space=space, trials=12)
     engine = DeepSpeedEngine(job, ENVIRONMENT)
-    lattice = build_lattice(load_space(space), job, ENVIRONMENT, engine, judge)
+    lattice = build_lattice(load_space(space), job, ENVIRONMENT, engine)
     fleet = ScriptedFleet(realistic)
     result = run_search(
         job,
@@ -69,7 +68,7 @@ def test_a_users_own_baseline_keeps_the_keys_that_no_knob_knows(study: Study):
         fleet=fleet,
         engine=engine,
         environment=ENVIRONMENT,
-        lattice=build_lattice(load_space("smoke"), job, ENVIRONMENT, engine, judge),
+        lattice=build_lattice(load_space("smoke"), job, ENVIRONMENT, engine),
         observer=Notebook(),
         interrupt=Patient(),
     )

@@ -24,8 +24,8 @@ from tests.versions.environments import REPOSITORY, VersionEnvironment, install,
 TESTS = (
     "tests/planning/test_lattice_reality.py",
     "tests/engines/deepspeed/test_engine_reality.py",
-    "tests/rules/test_keys.py",
-    "tests/rules/test_witnesses.py",
+    "tests/engines/deepspeed/rules/test_keys.py",
+    "tests/engines/deepspeed/rules/test_witnesses.py",
 )
 RECORDS = REPOSITORY / "results" / "recorded" / "versions"
 PACKAGES = ("deepspeed", "torch", "transformers", "numpy", "pydantic")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.rules.releases import READ, TRIED, release_of
-from tests.rules.cases import NEWEST
+from autotune.engines.deepspeed.rules.releases import READ, TRIED, release_of
+from tests.engines.deepspeed.rules.cases import NEWEST
 from tests.versions.environments import (
     REPOSITORY,
     VersionEnvironment,

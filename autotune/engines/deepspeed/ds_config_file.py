@@ -16,7 +16,7 @@ from autotune.base.nested import look_up, without
 from autotune.base.secrecy import HIDDEN, holds_secret, masked
 from autotune.contract import KnobValue, read_bounded
 from autotune.engines.deepspeed.keys import PATHS, SECTIONS, governed_keys, read_knob
-from autotune.rules.keys import SPELLINGS
+from autotune.engines.deepspeed.rules.keys import SPELLINGS
 
 _PRECISIONS = ("bf16", "bfloat16", "fp16")
 

@@ -5,7 +5,7 @@ the knobs that act, the user's base configuration, the job (precision, optimizer
 candidate. Every key of the user's that gives way is named by `overridden`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import clashes, look_up, merge, without
 from autotune.base.templates import Templates, canonical_json
 from autotune.contract import DS_CONFIG_FILE, KnobValue
+from autotune.cost.candidates import plans_of
+from autotune.cost.plans import Plans
+from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.ds_config_file import (
     Note,
@@ -29,13 +32,15 @@ from autotune.engines.deepspeed.expected import (
     recompute_interval,
 )
 from autotune.engines.deepspeed.keys import PATHS, SECTIONS, governed_keys
+from autotune.engines.deepspeed.rules import judge
+from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.job.job import DEFAULT_OPTIMIZER, Job
-from autotune.rules.base import Setup
-from autotune.rules.zero import inert_keys
 from autotune.space.candidate import Candidate
 from autotune.space.catalogue.situation import ADAM
 from autotune.space.knob import optimizer_implementation
 from autotune.space.knobs import KNOBS, Context, canonical
+from autotune.space.rule import Violation
 from autotune.trial.transformer_shape import refusal
 
 TEMPLATE = "deepspeed/ds_config.json.j2"
@@ -99,6 +104,14 @@ class DeepSpeedEngine:
     def optimizer(self) -> str:
         """Type of the optimizer that trains, in lower case: the job's, or else the base's."""
         return str(self._optimizer_section.get("type", "")).lower()
+
+    def judge(self, candidate: Candidate) -> list[Violation]:
+        """The rules that a candidate breaks.
+
+        Raises:
+            RenderError: As `setup`.
+        """
+        return judge(self.setup(candidate))
 
     def setup(self, candidate: Candidate) -> Setup:
         """Render the candidate: what would really run.
@@ -170,6 +183,15 @@ class DeepSpeedEngine:
         )
         candidate = Candidate.of(knobs, world=self._job.world, global_batch=self._job.global_batch)
         return engine, candidate
+
+    def plans(self, candidates: Sequence[Candidate], accelerators: Sequence[Accelerator]) -> Plans:
+        """Candidates as columns of the cost model.
+
+        Raises:
+            FleetError: The accelerator is in no table.
+            JobError: The model's sizes cannot be seen, or there is no candidate.
+        """
+        return plans_of(candidates, self._job, self._environment, accelerators=accelerators)
 
     def _read_candidate(
         self, path: Path

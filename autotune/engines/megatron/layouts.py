@@ -29,8 +29,8 @@ from autotune.engines.megatron.rules import (
     chunk_layers,
 )
 from autotune.job.job import Job
-from autotune.rules.base import Violation
 from autotune.space.candidate import format_value
+from autotune.space.rule import Violation
 
 PADDED_TO = 128
 """Megatron pads the vocabulary to a multiple of this times tp."""

@@ -16,8 +16,8 @@ from autotune.devices.hardware import Environment
 from autotune.job.job import Job
 from autotune.report.explain.ranking import fact, parts_of, shares
 from autotune.report.settings import Choices
-from autotune.rules.base import Violation
 from autotune.space.candidate import format_value
+from autotune.space.rule import Violation
 
 _ALIKE = 0.005
 """Neighbours whose time and memory both differ by less than this share are one line together."""

@@ -7,7 +7,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from autotune.check import Found, Report
-from autotune.rules.base import Consequence
+from autotune.space.rule import Consequence
 
 _SAID: dict[Consequence, tuple[str, str, str, str]] = {
     "raised": ("would raise", "would raise", "would have raised", "red"),

@@ -24,17 +24,17 @@ from autotune.doctor.machine import has_libaio
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from autotune.engines.deepspeed.rules import judge
+from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.job.job import Job
 from autotune.job.model import load_model
 from autotune.record import tried
-from autotune.rules import judge
-from autotune.rules.releases import is_at_least
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import KNOBS, Context, canonical
 from autotune.space.space import Space, combinations, load_space
+from tests.engines.deepspeed.rules.cases import NEWEST
 from tests.jobs import CPU, tiny_job
-from tests.rules.cases import NEWEST
 
 pytestmark = pytest.mark.real
 

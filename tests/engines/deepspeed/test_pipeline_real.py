@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from autotune import rules
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.planning.lattice import build_lattice
 from autotune.space.space import load_space
@@ -74,9 +73,7 @@ NARROW = LLAMA | {"num_key_value_heads": 4}
 def legal_layouts(folder) -> list[dict[str, Any]]:
     """One candidate of `parallel_3d` for every stage, tp, pp and recomputation over 8 ranks."""
     job = make_job_for(folder, world=8, config=NARROW)
-    lattice = build_lattice(
-        load_space("parallel_3d"), job, CPU, DeepSpeedEngine(job, CPU), rules.judge
-    )
+    lattice = build_lattice(load_space("parallel_3d"), job, CPU, DeepSpeedEngine(job, CPU))
     names = ("zero.stage", "tp", "pp", "recompute")
     one = {tuple(c.values[n] for n in names): c.values for c in lattice.candidates}
     return list(one.values())

@@ -1,0 +1,23 @@
+"""DeepSpeed as a plug-in: what is known of it before there is a job."""
+
+from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.job.job import Job
+from autotune.space.knobs import KNOBS
+
+
+class DeepSpeed:
+    """DeepSpeed; implements `EnginePlugin`."""
+
+    name = "deepspeed"
+    knobs = KNOBS
+    dialect = "deepspeed"
+    packages = ("deepspeed",)
+
+    def bind(self, job: Job, environment: Environment) -> DeepSpeedEngine:
+        """DeepSpeed for a job.
+
+        Raises:
+            RenderError: A template or the base configuration cannot be used.
+        """
+        return DeepSpeedEngine(job, environment)

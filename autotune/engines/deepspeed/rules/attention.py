@@ -1,0 +1,38 @@
+"""The attention implementation that the training script builds the model with."""
+
+from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
+from autotune.space.rule import Finding, Rule
+
+
+def _flash(setup: Setup) -> Finding | None:
+    if setup.attention != "flash_attention_2":
+        return None
+    if setup.environment.accelerator != "cuda":
+        return Finding(
+            message=f"attention=flash_attention_2 on the accelerator "
+            f"{setup.environment.accelerator}: it needs a CUDA device",
+            advice="set attention to sdpa",
+        )
+    if not setup.environment.has_flash_attention:
+        return Finding(
+            message="attention=flash_attention_2: the package flash_attn is not installed",
+            advice="install flash-attn, or set attention to sdpa",
+        )
+    return None
+
+
+RULES = (
+    Rule(
+        name="attention.flash",
+        check=_flash,
+        source="transformers, modeling_utils.py: _check_and_adjust_attn_implementation",
+        witnesses=(
+            Witness(
+                broken=Case(attention="flash_attention_2"),
+                repaired=Case(attention="sdpa"),
+                consequence="raised",
+                raises="(ImportError|ValueError): .*[Ff]lash.?[Aa]tt",
+            ),
+        ),
+    ),
+)

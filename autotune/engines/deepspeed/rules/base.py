@@ -1,0 +1,346 @@
+"""What DeepSpeed's rules judge, and the cases that prove them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from autotune.base.nested import merge
+from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.rules.releases import is_at_least
+from autotune.job.model import ModelShape
+from autotune.space.rule import Consequence, Patch
+
+BATCH_KEYS = (
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "train_batch_size",
+)
+
+_CLIPS_BY_DEFAULT_SINCE = "0.19.3"
+
+_NO_SECTION: Mapping[str, Any] = {}
+
+
+_T = TypeVar("_T")
+
+
+class _once(Generic[_T]):
+    """`functools.cached_property` without the lock that Python 3.11 takes at every first read.
+
+    A lattice reads ten of these on each of tens of thousands of setups.
+    """
+
+    def __init__(self, compute: Callable[[Any], _T]) -> None:
+        self._compute = compute
+        self._name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, owner: Any, _: type) -> _T:
+        value = owner.__dict__[self._name] = self._compute(owner)
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What would really run: rendered configuration, layout, environment and engine version.
+
+    The same rules serve the lattice, a user's own ds_config and the renderer, so they see this
+    and never a candidate. The properties answer for any configuration, well-formed or not: a value
+    of the wrong type reads as DeepSpeed's default there (the rules of `schema.py` name it).
+    """
+
+    ds_config: Mapping[str, Any]
+    world: int
+    tp: int
+    pp: int
+    global_batch: int | None
+    """Samples per optimizer step that the user wants; None where unknown (a bare ds_config)."""
+    seq_len: int | None
+    """Tokens per sample; None where unknown."""
+    recompute: str
+    precision: str | None
+    """What the job trains in; None where it is what the configuration says."""
+    model: ModelShape | None
+    """None where unknown."""
+    supports_tp: bool
+    supports_recompute: bool
+    environment: Environment
+    attention: str = "default"
+    """What the training script builds the model with; `default`: transformers' own choice."""
+    loss_chunk_tokens: int = 0
+    """Tokens of a chunk of the training script's loss; 0: it is not chunked."""
+    compile: str = "none"
+    """Whether the training script calls `engine.compile()`: `none`, `torch` or `deepcompile`."""
+    supports_loss_chunks: bool = True
+    """Whether the model's loss is known to be plain cross entropy over its output head."""
+    pipeline_refusal: str = ""
+    """Why the pipeline's transformer cannot be this model; empty where it can, or is not asked."""
+    sp_by_script: int = 1
+    """Ranks over which the training script splits each sequence, handing DeepSpeed the groups
+    (Ulysses); 1: it splits none."""
+    supports_sp: bool = True
+    """Whether the model's attention is known to be split right by Ulysses."""
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """A section of the configuration by its top-level name; empty where there is none."""
+        return as_section(self.ds_config.get(name))
+
+    @_once
+    def zero(self) -> Mapping[str, Any]:
+        """The `zero_optimization` section; empty where there is none."""
+        return self.section("zero_optimization")
+
+    @_once
+    def stage(self) -> int:
+        """ZeRO stage."""
+        stage = self.zero.get("stage", 0)
+        return int(stage) if stage in (0, 1, 2, 3) else 0
+
+    @_once
+    def optimizer_offload(self) -> str:
+        """Device that optimizer states are offloaded to: `none`, `cpu` or `nvme`."""
+        return self._offload("offload_optimizer", "cpu_offload")
+
+    @_once
+    def param_offload(self) -> str:
+        """Device that parameters are offloaded to: `none`, `cpu` or `nvme`."""
+        return self._offload("offload_param", "cpu_offload_param")
+
+    @_once
+    def optimizer(self) -> str:
+        """Optimizer type in lower case; empty where the configuration names none."""
+        kind = self.section("optimizer").get("type")
+        return kind.lower() if isinstance(kind, str) else ""
+
+    @_once
+    def optimizer_params(self) -> Mapping[str, Any]:
+        """`optimizer.params`; empty where there are none."""
+        return as_section(self.section("optimizer").get("params"))
+
+    @_once
+    def dtype(self) -> str:
+        """Precision that the configuration switches on: `fp16`, `bf16` or `fp32`."""
+        if self.section("fp16").get("enabled") is True:
+            return "fp16"
+        return "bf16" if self.bf16.get("enabled") is True else "fp32"
+
+    @_once
+    def bf16_name(self) -> str:
+        """Name of the section of bf16: the old one if that is the only one."""
+        is_old = self.ds_config.get("bf16") is None and "bfloat16" in self.ds_config
+        return "bfloat16" if is_old else "bf16"
+
+    @_once
+    def bf16(self) -> Mapping[str, Any]:
+        """The section of bf16, under whichever name."""
+        return self.section(self.bf16_name)
+
+    @_once
+    def sp(self) -> int:
+        """Sequence parallel degree: the script's, or AutoSP's, or that of DeepSpeed's own mesh."""
+        if self.sp_by_script > 1:
+            return self.sp_by_script
+        size = self._sequence_parallel_size
+        if size == 1 or self.has_auto_sp or type(self.ds_config.get("data_parallel_size")) is int:
+            return size
+        return 1
+
+    @_once
+    def clipping(self) -> Any:
+        """Largest norm of the gradient, 0: none; a silent file's is its release's default."""
+        version = self.environment.deepspeed_version
+        default = 1.0 if is_at_least(version, _CLIPS_BY_DEFAULT_SINCE) else 0.0
+        return self.ds_config.get("gradient_clipping", default)
+
+    @_once
+    def ep(self) -> int:
+        """Ranks over which AutoEP spreads the experts of a layer; 1: it is off."""
+        section = self.section("expert_parallel")
+        size = section.get("autoep_size")
+        return size if section.get("enabled") is True and type(size) is int and size > 1 else 1
+
+    @_once
+    def has_auto_sp(self) -> bool:
+        """Whether DeepCompile splits the sequence, over groups that it makes (compile/init_sp)."""
+        passes = self.section("compile").get("passes")
+        return isinstance(passes, list) and "autosp" in passes
+
+    @_once
+    def batch_ranks(self) -> int:
+        """Ranks that DeepSpeed divides the batch by (runtime/config.py).
+
+        Those of the data-parallel axis of a pipeline's grid; else the world, also under tensor
+        parallelism, less a sequence_parallel_size, also where that splits nothing.
+        """
+        if self.pp > 1:
+            return max(1, self.world // (self.pp * self.tp))
+        return max(1, self.world // self._sequence_parallel_size)
+
+    @_once
+    def dp(self) -> int:
+        """Data parallel degree: world / (tp * pp * sp), rounded down."""
+        return max(1, self.world // (self.tp * self.pp * self.sp))
+
+    @_once
+    def batch(self) -> tuple[int, int, int] | None:
+        """micro_batch, grad_accum and train_batch_size as DeepSpeed fills in what is left out.
+
+        It divides, rounding down, by `batch_ranks`, also where tensor parallelism leaves fewer
+        replicas (runtime/config.py: _set_batch_related_parameters). None where there is nothing
+        to fill in from, or a size is not a whole number above 0.
+        """
+        micro, accum, total = given = [self.ds_config.get(name) for name in BATCH_KEYS]
+        if any(size is not None and (type(size) is not int or size < 1) for size in given):
+            return None
+        world = self.batch_ranks
+        if micro is not None:
+            if total is None:
+                accum = accum or 1
+                return micro, accum, micro * accum * world
+            return micro, accum or total // micro // world, total
+        if total is None:
+            return None
+        accum = accum or 1
+        return total // world // accum, accum, total
+
+    @_once
+    def _sequence_parallel_size(self) -> int:
+        size = self.ds_config.get("sequence_parallel_size")
+        return size if type(size) is int and size > 0 else 1
+
+    def _offload(self, name: str, deprecated: str) -> str:
+        device = as_section(self.zero.get(name)).get("device")
+        if device in ("cpu", "nvme"):
+            return str(device)
+        return "cpu" if self.zero.get(deprecated) is True else "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A setup, told as its difference from a plain one that is legal and trains.
+
+    The plain one: world 2, a Llama of two layers, micro_batch 1, two accumulation steps, AdamW,
+    fp32, ZeRO stage 0, no recomputation.
+    """
+
+    ds_config: Mapping[str, Any] = field(default_factory=dict)
+    """Laid over the plain configuration, section by section; None takes a key away."""
+    world: int = 2
+    tp: int = 1
+    pp: int = 1
+    recompute: str = "none"
+    attention: str = "default"
+    loss_chunk_tokens: int = 0
+    compile: str = "none"
+    sp_by_script: int = 1
+    precision: str = "fp32"
+    global_batch: int | None = None
+    """None: what the configuration amounts to."""
+    seq_len: int = 16
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Sizes (as in `ModelShape`) and `architecture` that differ."""
+    fp16_supported: bool = True
+    """Whether the accelerator does fp16 as far as DeepSpeed knows; many CPUs do not."""
+    accelerator: str = "cpu"
+    """`cuda`: the case can only be tried there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Witness:
+    """A case that breaks one rule alone, its legal neighbour, and what the engine did with it."""
+
+    broken: Case
+    repaired: Case
+    """The same, after the rule's fix."""
+    consequence: Consequence
+    raises: str = ""
+    """`raised`: a regular expression that is found in `type: message` of a rank's exception. One
+    rank that raises ends them all."""
+    reads: Mapping[str, Any] = field(default_factory=dict)
+    """`differs`: what the live engine reads back, against what was asked."""
+    takes_back: bool = False
+    """`differs`: the repair gives up what was asked, and reads back the same."""
+    acts_with: Mapping[str, Any] | None = None
+    """`ignored`: laid over both cases, it makes them differ: the value does act there."""
+    deepspeed: str = ""
+    """The release that it is about, where that is not the newest."""
+
+
+def raised(
+    pattern: str, ds_config: Mapping[str, Any], fix: Mapping[str, Any], **case: Any
+) -> Witness:
+    """A witness that raises.
+
+    Args:
+        pattern: Regular expression over `type: message` of the exception.
+        ds_config: What is laid over the plain configuration.
+        fix: What is laid over that to make it legal.
+        **case: Further fields of both cases.
+    """
+    return Witness(
+        broken=Case(ds_config=ds_config, **case),
+        repaired=Case(ds_config=merge(ds_config, fix), **case),
+        consequence="raised",
+        raises=pattern,
+    )
+
+
+def ignored(
+    ds_config: Mapping[str, Any],
+    fix: Mapping[str, Any],
+    acts_with: Mapping[str, Any] | None = None,
+    **case: Any,
+) -> Witness:
+    """A witness whose run is the same as that of its legal neighbour; arguments as in `raised`.
+
+    Args:
+        ds_config: What is laid over the plain configuration.
+        fix: What is laid over that to make it legal.
+        acts_with: See `Witness.acts_with`.
+        **case: Further fields of both cases.
+    """
+    return Witness(
+        broken=Case(ds_config=ds_config, **case),
+        repaired=Case(ds_config=merge(ds_config, fix), **case),
+        consequence="ignored",
+        acts_with=acts_with,
+    )
+
+
+def patch(path: str, keys: Patch) -> dict[str, Any]:
+    """Changes of keys of one section, by its dotted path; the empty path is the whole file."""
+    changes: dict[str, Any] = dict(keys)
+    for part in reversed(path.split(".")) if path else ():
+        changes = {part: changes}
+    return changes
+
+
+def converted(ds_config: Mapping[str, Any], fix: Mapping[str, Any], **case: Any) -> Witness:
+    """A witness whose values DeepSpeed takes for those of its legal neighbour; as `raised`."""
+    return replace(ignored(ds_config, fix, **case), consequence="converted")
+
+
+def as_section(value: Any) -> Mapping[str, Any]:
+    """A value that may be a section; empty where it is none.
+
+    Most values are dicts or missing, and asking those two first saves most of the time: the
+    abstract class is slow to ask.
+    """
+    if type(value) is dict:
+        return value
+    if value is None:
+        return _NO_SECTION
+    return value if isinstance(value, Mapping) else _NO_SECTION
+
+
+def changed(config: Mapping[str, Any], changes: Patch) -> dict[str, Any]:
+    """A configuration after changes; its own nulls stay."""
+    after = dict(config)
+    for name, value in changes.items():
+        if isinstance(value, Mapping):
+            after[name] = changed(as_section(after.get(name)), value)
+        elif value is None:
+            after.pop(name, None)
+        else:
+            after[name] = value
+    return after

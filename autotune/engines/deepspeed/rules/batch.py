@@ -1,0 +1,180 @@
+"""The batch: micro_batch x grad_accum x dp is the global batch, exactly."""
+
+from typing import Any
+
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Case, Setup, Witness, raised
+from autotune.space.rule import Finding, Patch, Rule
+
+_MICRO, _ACCUM, _TOTAL = BATCH_KEYS
+
+
+def _no_size(setup: Setup) -> Finding | None:
+    config = setup.ds_config
+    if config.get(_MICRO) is not None or config.get(_TOTAL) is not None:
+        return None
+    return Finding(message=f"neither {_MICRO} nor {_TOTAL} is given", advice=f"set {_MICRO}")
+
+
+def _not_positive(setup: Setup) -> Finding | None:
+    if setup.batch is not None:
+        return None
+    given = {name: setup.ds_config.get(name) for name in BATCH_KEYS}
+    wrong = [name for name, value in given.items() if value is not None and value < 1]
+    if not wrong:
+        return None
+    changes: dict[str, Any] = dict.fromkeys(wrong)
+    left = {name for name, value in given.items() if value is not None} - changes.keys()
+    if not left & {_MICRO, _TOTAL}:
+        changes[_MICRO] = 1  # it does not follow from the others
+    named = " and ".join(f"{name}={given[name]}" for name in wrong)
+    return Finding(
+        message=f"{named} {'is' if len(wrong) == 1 else 'are'} not above 0", changes=changes
+    )
+
+
+def _product(setup: Setup) -> Finding | None:
+    if setup.ds_config.get(_TOTAL) is None or (setup.tp > 1 and setup.pp == 1):
+        return None
+    found, dp = setup.batch, setup.batch_ranks
+    if found is None or found[0] * found[1] * dp == found[2]:
+        return None
+    micro, accum, total = found
+    amount = micro * accum * dp
+    changes, advice = _restore(found, dp, setup.global_batch)
+    return Finding(
+        message=f"{_TOTAL}={total}, but {_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = "
+        f"{amount}",
+        changes=changes,
+        advice=advice,
+    )
+
+
+def _total_under_tp(setup: Setup) -> Finding | None:
+    if setup.ds_config.get(_TOTAL) is None or setup.tp == 1 or setup.pp > 1:
+        return None
+    found, dp = setup.batch, setup.dp
+    if found is None:
+        return None
+    micro, accum, total = found
+    stated = {_MICRO: max(1, micro), _ACCUM: max(1, accum)}
+    missing = {name: size for name, size in stated.items() if setup.ds_config.get(name) is None}
+    return Finding(
+        message=f"{_TOTAL}={total} with tp={setup.tp}: DeepSpeed checks it against the whole "
+        f"world of {setup.world}, while {_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = "
+        f"{micro * accum * dp} samples train",
+        changes={_TOTAL: None, **missing},
+        consequence="differs" if micro * accum * setup.world == total else "raised",
+    )
+
+
+def _global_batch(setup: Setup) -> Finding | None:
+    wanted, found, dp = setup.global_batch, setup.batch, setup.dp
+    if wanted is None or found is None or found[0] * found[1] * dp == wanted:
+        return None
+    if _product(setup) or _total_under_tp(setup):
+        return None
+    micro, accum, _ = found
+    changes, advice = _nearest(micro, dp, wanted)
+    return Finding(
+        message=f"{_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = {micro * accum * dp} "
+        f"samples per step, the global batch is {wanted}",
+        changes=changes,
+        advice=advice,
+    )
+
+
+def _restore(sizes: tuple[int, int, int], dp: int, wanted: int | None) -> tuple[Patch, str]:
+    """The change that keeps the global batch where it is known: it is not ours to alter."""
+    micro, accum, total = sizes
+    amount = micro * accum * dp
+    if wanted is None or amount == wanted:
+        keeps = micro and total % (micro * dp) == 0
+        keep = f"or set {_ACCUM} to {total // (micro * dp)}" if keeps else ""
+        return {_TOTAL: amount or dp}, keep
+    changes, advice = _nearest(max(1, micro), dp, wanted)
+    return ({**changes, _TOTAL: wanted} if changes and total != wanted else changes), advice
+
+
+def _nearest(micro: int, dp: int, wanted: int) -> tuple[Patch, str]:
+    if wanted % dp:
+        return (
+            {},
+            f"choose a layout whose dp divides {wanted}, or a global batch that {dp} divides",
+        )
+    share = wanted // dp
+    size = next(d for d in range(min(micro, share), 0, -1) if share % d == 0)
+    accum = {_ACCUM: share // size}
+    return (accum if size == micro else {_MICRO: size, **accum}), ""
+
+
+RULES = (
+    Rule(
+        name="batch.no_size",
+        check=_no_size,
+        source="runtime/config.py: _set_batch_related_parameters",
+        witnesses=(
+            raised("AssertionError: Either train_batch_size", {_MICRO: None}, {_MICRO: 1}),
+        ),
+    ),
+    Rule(
+        name="batch.not_positive",
+        check=_not_positive,
+        source="runtime/config.py: _batch_assertion",
+        witnesses=(
+            raised("AssertionError: Train batch size: 0", {_MICRO: 0}, {_MICRO: 1}),
+            raised("AssertionError: Train batch size: 0", {_ACCUM: 0}, {_ACCUM: 1}),
+            raised("AssertionError: Train batch size: -4", {_MICRO: -1}, {_MICRO: 1}),
+        ),
+    ),
+    Rule(
+        name="batch.product",
+        check=_product,
+        source="runtime/config.py:590-605",
+        witnesses=(
+            raised(r"AssertionError: .* 5 != 1 \* 2 \* 2", {_TOTAL: 5}, {_TOTAL: 4}),
+            raised(
+                r"AssertionError: .* 5 != 1 \* 2 \* 2",
+                {_TOTAL: 5, _ACCUM: None},
+                {_TOTAL: 4},
+            ),
+            raised(
+                r"AssertionError: .* 5 != 2 \* 1 \* 2",
+                {_TOTAL: 5, _ACCUM: None, _MICRO: None},
+                {_TOTAL: 4},
+            ),
+        ),
+    ),
+    Rule(
+        name="batch.total_under_tp",
+        check=_total_under_tp,
+        source="runtime/config.py:456-474: the world is not divided by autotp_size",
+        witnesses=(
+            raised(
+                r"AssertionError: .* 2 != 1 \* 2 \* 2",
+                {_TOTAL: 2, "tensor_parallel": {"autotp_size": 2}},
+                {_TOTAL: None},
+                tp=2,
+            ),
+            Witness(
+                broken=Case(ds_config={_TOTAL: 4, "tensor_parallel": {"autotp_size": 2}}, tp=2),
+                repaired=Case(ds_config={"tensor_parallel": {"autotp_size": 2}}, tp=2),
+                consequence="differs",
+                reads={"train_batch_size": 4, "samples_per_step": 2},
+                takes_back=True,
+            ),
+        ),
+    ),
+    Rule(
+        name="batch.global_batch",
+        check=_global_batch,
+        source="the global batch is part of the problem, not a knob",
+        witnesses=(
+            Witness(
+                broken=Case(global_batch=8),
+                repaired=Case(ds_config={_ACCUM: 4}, global_batch=8),
+                consequence="differs",
+                reads={"samples_per_step": 4},
+            ),
+        ),
+    ),
+)

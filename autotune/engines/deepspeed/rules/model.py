@@ -1,0 +1,100 @@
+"""The model: how long its sequences may be, and which of its layers can recompute."""
+
+import re
+
+from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
+from autotune.space.rule import Finding, Rule
+
+_EVERY = re.compile(r"every_(\d{1,9})")
+
+
+def _seq_len(setup: Setup) -> Finding | None:
+    longest = setup.model.max_seq_len if setup.model is not None else None
+    if setup.seq_len is None or longest is None or setup.seq_len <= longest:
+        return None
+    return Finding(
+        message=f"seq_len={setup.seq_len} is longer than the model's {longest} positions",
+        advice=f"set seq_len to {longest} or less",
+    )
+
+
+def _unsupported(setup: Setup) -> Finding | None:
+    if setup.recompute == "none" or setup.supports_recompute:
+        return None
+    return Finding(
+        message=f"recompute={setup.recompute}: this model has no switch for it",
+        advice="set recompute to none",
+    )
+
+
+def _every(setup: Setup) -> Finding | None:
+    if setup.recompute in ("none", "full"):
+        return None
+    match = _EVERY.fullmatch(setup.recompute)
+    if match is None:
+        return Finding(
+            message=f"recompute={setup.recompute!r} is not none, full or every_K",
+            advice="set recompute to none",
+        )
+    every = int(match[1])
+    if every < 2:
+        return Finding(
+            message=f"recompute={setup.recompute}: K={every} is below 2",
+            advice="set recompute to full",
+        )
+    layers = setup.model.n_layers if setup.model is not None else 0
+    if not layers or every <= layers:
+        return None
+    return Finding(
+        message=f"recompute={setup.recompute}: K={every} exceeds the model's {layers} layers, so "
+        f"it means {'the first layer alone' if setup.pp == 1 else 'a whole stage at once'}",
+        advice=f"set recompute to {'full' if layers == 1 else f'every_{layers}'}",
+    )
+
+
+RULES = (
+    Rule(
+        name="model.seq_len",
+        check=_seq_len,
+        source="learned position embeddings are a table with one row per position",
+        witnesses=(
+            Witness(
+                broken=Case(model={"architecture": "gpt2", "max_seq_len": 8}, seq_len=16),
+                repaired=Case(model={"architecture": "gpt2", "max_seq_len": 8}, seq_len=8),
+                consequence="raised",
+                raises="IndexError: index out of range",
+            ),
+        ),
+    ),
+    Rule(
+        name="model.recompute_unsupported",
+        check=_unsupported,
+        source="transformers: gradient_checkpointing_enable",
+        witnesses=(
+            Witness(
+                broken=Case(model={"architecture": "plain"}, recompute="full"),
+                repaired=Case(model={"architecture": "plain"}),
+                consequence="raised",
+                raises="ValueError: recompute=full: PlainModel cannot recompute",
+            ),
+            Witness(
+                broken=Case(model={"architecture": "ctrl"}, recompute="full"),
+                repaired=Case(model={"architecture": "ctrl"}),
+                consequence="raised",
+                raises="ValueError: .* does not support activation checkpointing",
+            ),
+        ),
+    ),
+    Rule(
+        name="model.recompute_every",
+        check=_every,
+        source="autotune/trial/models.py: layers 0, K, 2K, ...",
+        witnesses=(
+            Witness(
+                broken=Case(recompute="every_5"),
+                repaired=Case(recompute="every_2"),
+                consequence="ignored",
+            ),
+        ),
+    ),
+)

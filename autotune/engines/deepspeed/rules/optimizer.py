@@ -1,0 +1,285 @@
+"""The optimizer section: types and parameters that DeepSpeed builds, and where."""
+
+from difflib import get_close_matches
+from typing import Any
+
+from autotune.engines.deepspeed.rules.adam import PARAMS, implementation, params_of
+from autotune.engines.deepspeed.rules.base import Case, Setup, Witness, raised
+from autotune.engines.deepspeed.rules.releases import is_at_least
+from autotune.engines.deepspeed.rules.version import REMOVED_OPTIMIZERS, is_removed
+from autotune.space.rule import Finding, Rule
+
+# DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
+_OWN = frozenset(
+    {"adagrad", "adam", "adamw", "lamb", "lion", "muon", "muadam", "muadamw", "musgd"}
+)
+# Any other name is looked up in torch.optim, to the letter (runtime/engine.py:1985).
+_TORCH = (
+    *("ASGD", "Adadelta", "Adafactor", "Adamax", "LBFGS", "NAdam", "RAdam", "RMSprop"),
+    *("Rprop", "SGD", "SparseAdam"),
+)
+_MAY_TRAIN = {
+    "adagrad": "Adagrad",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "lamb": "Lamb",
+    "lion": "Lion",
+    "muon": "Muon",
+}
+# runtime/zero/utils.py: ZERO_SUPPORTED_OPTIMIZERS; torch's Adagrad is among them.
+_TESTED_WITH_ZERO = frozenset({"adagrad", "adam", "adamw", "lion", "muon"})
+
+
+def _unknown_type(setup: Setup) -> Finding | None:
+    name = setup.optimizer
+    if not name or name in _OWN or name in REMOVED_OPTIMIZERS:
+        return None
+    given = setup.section("optimizer")["type"]
+    if given in _TORCH:
+        return None
+    spelled = {known.lower(): known for known in (*_MAY_TRAIN.values(), *_TORCH)}
+    near = get_close_matches(name, spelled, n=1)
+    best = spelled[near[0]] if near else "AdamW"
+    return Finding(
+        message=f"optimizer.type={given} is neither one of DeepSpeed's nor, to the letter, one of "
+        "torch.optim's",
+        changes={"optimizer": {"type": best}} if name in spelled else {},
+        advice="" if name in spelled else f"set optimizer.type to one, such as {best}",
+    )
+
+
+def _unknown_param(setup: Setup) -> Finding | None:
+    if setup.optimizer not in ("adam", "adamw"):
+        return None
+    kind = implementation(setup)
+    unknown = [name for name in setup.optimizer_params if name not in params_of(kind)]
+    if not unknown:
+        return None
+    changes: dict[str, Any] = {}
+    for name in unknown:
+        near = get_close_matches(str(name), PARAMS[kind], n=1, cutoff=0.7)
+        changes[name] = None
+        if near and near[0] not in setup.optimizer_params:
+            changes[near[0]] = setup.optimizer_params[name]
+    named = ", ".join(f"optimizer.params.{name}" for name in unknown)
+    return Finding(
+        message=f"{named}: {kind} Adam has no such parameter ({', '.join(PARAMS[kind])})",
+        changes={"optimizer": {"params": changes}},
+    )
+
+
+def _amsgrad(setup: Setup) -> Finding | None:
+    if setup.optimizer not in ("adam", "adamw") or not setup.optimizer_params.get("amsgrad"):
+        return None
+    kind = implementation(setup)
+    if kind == "torch's":
+        return None
+    return Finding(
+        message=f"optimizer.params.amsgrad=true: {kind} has no such variant, torch's Adam has",
+        changes={"optimizer": {"params": {"torch_adam": True}}},
+        advice="or remove optimizer.params.amsgrad",
+        # DeepSpeedCPUAdam of 0.18.9 takes the word and trains without.
+        consequence="raised"
+        if kind == "FusedAdam" or is_at_least(setup.environment.deepspeed_version, "0.19.8")
+        else "ignored",
+    )
+
+
+def _max_grad_norm(setup: Setup) -> Finding | None:
+    if "max_grad_norm" not in setup.optimizer_params:
+        return None
+    value = setup.optimizer_params["max_grad_norm"]
+    clips = "gradient_clipping" in setup.ds_config or type(value) not in (int, float)
+    return Finding(
+        message=f"optimizer.params.max_grad_norm={value}: DeepSpeed clips by its own key",
+        changes={"optimizer": {"params": {"max_grad_norm": None}}}
+        | ({} if clips else {"gradient_clipping": value}),
+    )
+
+
+def _untested(setup: Setup) -> Finding | None:
+    name = setup.optimizer
+    if setup.stage == 0 or not name or name in _TESTED_WITH_ZERO:
+        return None
+    if setup.ds_config.get("zero_allow_untested_optimizer") is True:
+        return None
+    if name in REMOVED_OPTIMIZERS or _unknown_type(setup) or _needs_cuda(setup):
+        return None
+    return Finding(
+        message=f"optimizer.type={setup.section('optimizer')['type']} at stage {setup.stage} is "
+        "not one that ZeRO was tested with",
+        changes={"zero_allow_untested_optimizer": True},
+    )
+
+
+def _needs_cuda(setup: Setup) -> Finding | None:
+    if setup.environment.accelerator != "cpu" or setup.optimizer not in ("lamb", "lion"):
+        return None
+    if setup.optimizer == "lion" and setup.optimizer_offload != "none":
+        return None
+    return Finding(
+        message=f"optimizer.type={setup.section('optimizer')['type']}: DeepSpeed has no kernel "
+        "for it on the CPU accelerator",
+        advice="choose another optimizer.type, such as AdamW",
+    )
+
+
+def _muon(setup: Setup) -> Finding | None:
+    if setup.optimizer != "muon" or setup.stage != 3:
+        return None
+    if setup.zero.get("reduce_scatter") is False:
+        return None
+    return Finding(
+        message="optimizer.type=Muon at stage 3 with zero_optimization.reduce_scatter=true (the "
+        "default)",
+        changes={"zero_optimization": {"reduce_scatter": False}},
+    )
+
+
+def _one_bit(setup: Setup) -> Finding | None:
+    if setup.optimizer not in REMOVED_OPTIMIZERS or setup.stage == 0:
+        return None
+    if is_removed(setup.environment.deepspeed_version):
+        return None
+    return Finding(
+        message=f"optimizer.type={setup.section('optimizer')['type']} with "
+        f"zero_optimization.stage="
+        f"{setup.stage}: it compresses gradients that ZeRO would have sharded",
+        changes={"zero_optimization": {"stage": 0}},
+    )
+
+
+def _optimizer(kind: str, **params: Any) -> dict[str, Any]:
+    return {"optimizer": {"type": kind, "params": {"torch_adam": None, **params}}}
+
+
+RULES = (
+    Rule(
+        name="optimizer.unknown_type",
+        check=_unknown_type,
+        source="runtime/engine.py:2018",
+        witnesses=(
+            raised(
+                "AssertionError: AdamX is not a supported DeepSpeed Optimizer",
+                _optimizer("AdamX"),
+                _optimizer("Adamax"),
+            ),
+            raised(
+                "AssertionError: sgd is not a supported DeepSpeed Optimizer",
+                _optimizer("sgd"),
+                _optimizer("SGD"),
+            ),
+        ),
+    ),
+    Rule(
+        name="optimizer.unknown_param",
+        check=_unknown_param,
+        source="the constructors of ops/adam and torch.optim",
+        witnesses=(
+            raised(
+                "TypeError: .* unexpected keyword argument 'learning_rate'",
+                {"optimizer": {"params": {"learning_rate": 1e-3}}},
+                {"optimizer": {"params": {"learning_rate": None}}},
+            ),
+            raised(
+                "TypeError: .* unexpected keyword argument 'foreach'",
+                _optimizer("AdamW", foreach=True),
+                {"optimizer": {"params": {"foreach": None}}},
+            ),
+            raised(
+                "TypeError: .* unexpected keyword argument 'bias_correction'",
+                {"optimizer": {"params": {"bias_correction": True}}},
+                {"optimizer": {"params": {"bias_correction": None}}},
+            ),
+            raised(
+                "TypeError: .* unexpected keyword argument 'set_grad_none'",
+                _optimizer("AdamW", set_grad_none=True)
+                | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
+                {"optimizer": {"params": {"set_grad_none": None}}},
+            ),
+        ),
+    ),
+    Rule(
+        name="optimizer.amsgrad",
+        check=_amsgrad,
+        source="ops/adam/fused_adam.py, cpu_adam.py",
+        witnesses=(
+            raised(
+                "RuntimeError: FusedAdam does not support the AMSGrad variant",
+                _optimizer("AdamW", amsgrad=True),
+                {"optimizer": {"params": {"torch_adam": True}}},
+            ),
+            raised(
+                "RuntimeError: DeepSpeedCPUAdam does not support the AMSGrad variant",
+                _optimizer("AdamW", amsgrad=True)
+                | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
+                {"optimizer": {"params": {"torch_adam": True}}},
+            ),
+        ),
+    ),
+    Rule(
+        name="optimizer.max_grad_norm",
+        check=_max_grad_norm,
+        source="runtime/engine.py:2481-2484",
+        witnesses=(
+            raised(
+                "ValueError: 'max_grad_norm' is not supported",
+                {"optimizer": {"params": {"max_grad_norm": 0.5}}},
+                {"optimizer": {"params": {"max_grad_norm": None}}, "gradient_clipping": 0.5},
+            ),
+        ),
+    ),
+    Rule(
+        name="optimizer.untested_with_zero",
+        check=_untested,
+        source="runtime/engine.py:2298-2301",
+        witnesses=(
+            raised(
+                "AssertionError: You are using an untested ZeRO Optimizer",
+                _optimizer("SGD") | {"zero_optimization": {"stage": 1}},
+                {"zero_allow_untested_optimizer": True},
+            ),
+        ),
+    ),
+    Rule(
+        name="optimizer.needs_cuda",
+        check=_needs_cuda,
+        source="op_builder/cpu/no_impl.py:21",
+        witnesses=tuple(
+            raised(
+                "ValueError: This op had not been implemented on CPU backend",
+                _optimizer(kind),
+                _optimizer("AdamW", torch_adam=True),
+            )
+            for kind in ("Lamb", "Lion")
+        ),
+    ),
+    Rule(
+        name="optimizer.muon_scatters",
+        check=_muon,
+        source="runtime/zero/stage3.py:360",
+        witnesses=(
+            raised(
+                "ValueError: Muon and reduce scatter cannot be used together",
+                _optimizer("Muon") | {"zero_optimization": {"stage": 3}},
+                {"zero_optimization": {"reduce_scatter": False}},
+            ),
+        ),
+    ),
+    Rule(
+        name="optimizer.one_bit_with_zero",
+        check=_one_bit,
+        source="runtime/engine.py before 0.19.7: _configure_basic_optimizer",
+        # Repaired by its type: at stage 0 the optimizer itself needs CUDA.
+        witnesses=tuple(
+            Witness(
+                broken=Case(ds_config=_optimizer(kind) | {"zero_optimization": {"stage": 1}}),
+                repaired=Case(ds_config=_optimizer("AdamW") | {"zero_optimization": {"stage": 1}}),
+                consequence="raised",
+                raises="AssertionError: .* is not compatible with ZeRO",
+                deepspeed="0.19.6",
+            )
+            for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
+        ),
+    ),
+)

@@ -1,0 +1,255 @@
+"""Layout: how the world is cut into tensor, pipeline and data parallel groups.
+
+AutoTP splits heads, MLP and vocabulary unevenly where they do not divide, down to ranks that hold
+no head at all, and trains the same losses as the whole model (seen with DeepSpeed 0.19.8, SGD
+without clipping: test_witnesses.py of these rules). So only the world has to divide.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.engines.deepspeed.rules.base import Case, Setup, Witness, as_section, raised
+from autotune.engines.deepspeed.rules.values import ELEMENTS
+from autotune.space.rule import Finding, Rule
+
+
+def autotp_size(ds_config: Mapping[str, Any]) -> int:
+    """Tensor parallel degree that a configuration switches on; 1 for what is no size."""
+    size: Any = as_section(ds_config.get("tensor_parallel")).get("autotp_size")
+    return max(1, int(size)) if ELEMENTS.accepts(size) else 1
+
+
+def _world(setup: Setup) -> Finding | None:
+    size = setup.tp * setup.pp
+    if setup.world % size == 0:
+        return None
+    tp = max(d for d in range(1, min(setup.tp, setup.world) + 1) if setup.world % d == 0)
+    return Finding(
+        message=f"tp * pp = {setup.tp} * {setup.pp} = {size} does not divide the world: "
+        f"{setup.world} % {size} = {setup.world % size}",
+        advice=f"set tp to {tp}"
+        if setup.pp == 1
+        else f"set tp and pp so that {setup.world} is a multiple",
+    )
+
+
+def _degree(setup: Setup) -> Finding | None:
+    size = autotp_size(setup.ds_config)
+    # The layers of a pipeline are split as they are built, and not by AutoTP.
+    wanted = setup.tp if setup.pp == 1 else 1
+    if size == wanted:
+        return None
+    return Finding(
+        message=f"the layout has tp={setup.tp}, the configuration splits the model over {size} "
+        "(tensor_parallel.autotp_size)",
+        changes={"tensor_parallel": {"autotp_size": wanted} if wanted > 1 else None},
+    )
+
+
+def _sizes(setup: Setup) -> Finding | None:
+    section = setup.section("tensor_parallel")
+    if not section:
+        return None
+    name = "tp" if "tp" in section else "tensor_parallel"
+    size = section.get(name, {}).get("tp_size", 1)
+    if size in (1, autotp_size(setup.ds_config)):
+        return None
+    removal = {"tensor_parallel": {name: {"tp_size": None}}}
+    if section.get("autotp_size"):
+        return Finding(
+            message=f"tensor_parallel.{name}.tp_size={size} against "
+            f"autotp_size={section['autotp_size']}",
+            changes=removal,
+            consequence="raised",
+        )
+    return Finding(
+        message=f"tensor_parallel.{name}.tp_size={size} without tensor_parallel.autotp_size: the "
+        "model is not split",
+        changes=removal,
+        advice=f"or set tensor_parallel.autotp_size to {size}",
+        consequence="differs",
+    )
+
+
+def _model(setup: Setup) -> Finding | None:
+    if setup.tp == 1 or setup.supports_tp or setup.pp > 1:
+        return None
+    return Finding(
+        message=f"tp={setup.tp}: AutoTP cannot split this model (Hugging Face architectures with "
+        "a tp_plan can be)",
+        advice="set tp to 1",
+    )
+
+
+def _adapters(setup: Setup) -> Finding | None:
+    if setup.tp == 1 or setup.pp > 1:  # a pipeline has a rule of its own
+        return None
+    if setup.model is None or not setup.model.n_params_frozen:
+        return None
+    return Finding(
+        message=f"tp={setup.tp} with LoRA: AutoTP takes an adapted layer for a linear one and "
+        "puts a split layer in its place, without the adapters, so nothing is left to train",
+        advice="set tp to 1",
+    )
+
+
+def _liger(setup: Setup) -> Finding | None:
+    section = setup.section("tensor_parallel")
+    if section.get("vocab_parallel_ce_backend") != "liger" or autotp_size(setup.ds_config) == 1:
+        return None
+    tied = setup.model is not None and setup.model.tied_embeddings
+    head = section.get("vocab_parallel_lm_head")
+    if head is True or (head is None and tied):
+        return None
+    return Finding(
+        message="tensor_parallel.vocab_parallel_ce_backend=liger with a gathered output head "
+        f"(vocab_parallel_lm_head={head})",
+        changes={"tensor_parallel": {"vocab_parallel_ce_backend": "torch"}},
+    )
+
+
+def _sequence(setup: Setup) -> Finding | None:
+    sp = setup.ds_config.get("sequence_parallel_size", 1)
+    dp = setup.ds_config.get("data_parallel_size")
+    if (sp == 1 and dp is None) or setup.has_auto_sp or setup.sp_by_script > 1:
+        return None
+    changes = {"data_parallel_size": max(1, setup.world // sp)}
+    advice = (
+        ""
+        if setup.world % sp == 0
+        else f"choose a sequence_parallel_size that divides {setup.world}"
+    )
+    if dp is None:
+        return Finding(
+            message=f"sequence_parallel_size={sp} without data_parallel_size: unless the script "
+            f"hands over groups of its own (mpu), the batch is divided by {sp} and no sequence is "
+            "split",
+            changes={} if advice else changes,
+            advice=advice,
+            consequence="differs",
+        )
+    if "sequence_parallel_size" not in setup.ds_config or sp * dp == setup.world:
+        return None
+    return Finding(
+        message=f"sequence_parallel_size * data_parallel_size = {sp} * {dp} = {sp * dp}, the "
+        f"world is {setup.world}",
+        changes={} if advice else changes,
+        advice=advice,
+        consequence="raised",
+    )
+
+
+def _tp(size: int, **keys: Any) -> dict[str, Any]:
+    return {"tensor_parallel": {"autotp_size": size, **keys}}
+
+
+RULES = (
+    Rule(
+        name="parallel.world",
+        check=_world,
+        source="utils/groups.py: _init_tp_mesh_device; ranks left over raise, the others train",
+        witnesses=(
+            Witness(
+                broken=Case(ds_config=_tp(2), world=3, tp=2),
+                repaired=Case(world=3),
+                consequence="raised",
+                raises="IndexError: list index out of range",
+            ),
+        ),
+    ),
+    Rule(
+        name="parallel.degree",
+        check=_degree,
+        source="runtime/engine.py: autotp_size",
+        witnesses=(
+            Witness(
+                broken=Case(tp=2),
+                repaired=Case(ds_config=_tp(2), tp=2),
+                consequence="differs",
+                reads={"tp": 1, "dp": 2},
+            ),
+        ),
+    ),
+    Rule(
+        name="parallel.tp_sizes",
+        check=_sizes,
+        source="runtime/engine.py:1020",
+        witnesses=(
+            raised(
+                r"ValueError: tensor_parallel.tp.tp_size \(4\) does not match",
+                _tp(2, tp={"tp_size": 4}),
+                _tp(2, tp={"tp_size": 2}),
+                tp=2,
+            ),
+            Witness(
+                broken=Case(ds_config={"tensor_parallel": {"tp": {"tp_size": 2}}}),
+                repaired=Case(ds_config=_tp(0, tp={"tp_size": 1})),
+                consequence="differs",
+                reads={"tp": 1},
+                takes_back=True,
+            ),
+        ),
+    ),
+    Rule(
+        name="parallel.model",
+        check=_model,
+        source="module_inject/auto_tp.py",
+        witnesses=tuple(
+            Witness(
+                broken=Case(ds_config=_tp(2), tp=2, model={"architecture": architecture}),
+                repaired=Case(model={"architecture": architecture}),
+                consequence="raised",
+                raises=pattern,
+            )
+            for architecture, pattern in (
+                ("plain", "AssertionError: Not able to determine model policy"),
+                ("gpt2", "AssertionError: AutoTP not supported for model"),
+            )
+        ),
+    ),
+    Rule(
+        name="parallel.adapters",
+        check=_adapters,
+        source="module_inject/auto_tp.py: _replace_module; peft's layers show the frozen weight "
+        "as their own",
+        witnesses=(
+            Witness(
+                broken=Case(ds_config=_tp(2), tp=2, model={"lora_rank": 4}),
+                repaired=Case(model={"lora_rank": 4}),
+                consequence="raised",
+                raises="AssertionError: loss must be a scalar tensor",
+            ),
+        ),
+    ),
+    Rule(
+        name="parallel.liger_loss",
+        check=_liger,
+        source="runtime/engine.py: _apply_autotp_partitioning",
+        witnesses=(
+            raised(
+                "ValueError: vocab_parallel_ce_backend='liger' requires",
+                _tp(2, vocab_parallel_ce_backend="liger"),
+                _tp(2, vocab_parallel_ce_backend="torch"),
+                tp=2,
+            ),
+        ),
+    ),
+    Rule(
+        name="parallel.sequence",
+        check=_sequence,
+        source="deepspeed/__init__.py:543-546, runtime/config.py:456-474",
+        witnesses=(
+            raised(
+                "RuntimeError: Mesh should not be bigger than default world size",
+                {"sequence_parallel_size": 2, "data_parallel_size": 2},
+                {"data_parallel_size": 1},
+            ),
+            Witness(
+                broken=Case(ds_config={"sequence_parallel_size": 2}),
+                repaired=Case(ds_config={"sequence_parallel_size": 2, "data_parallel_size": 1}),
+                consequence="differs",
+                reads={"train_batch_size": 2.0, "samples_per_step": 4},
+            ),
+        ),
+    ),
+)

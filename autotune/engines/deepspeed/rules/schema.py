@@ -1,0 +1,411 @@
+"""Is it a ds_config at all: types, ranges, spelling, keys that DeepSpeed would not read.
+
+Numbers written as text, booleans written as numbers and `zero_optimization: true` are refused
+although DeepSpeed converts them: whatever else reads the file may not.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from autotune.base.nested import merge
+from autotune.base.secrecy import HIDDEN, holds_secret
+from autotune.engines.deepspeed.rules.base import (
+    Setup,
+    as_section,
+    converted,
+    ignored,
+    patch,
+    raised,
+)
+from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
+from autotune.engines.deepspeed.rules.sections import PARAMS, dotted, is_auto, meaning, sections
+from autotune.engines.deepspeed.rules.values import Section
+from autotune.space.rule import Finding, Rule, listed
+
+_ALL_KEYS: Mapping[str, tuple[str, ...]] = {
+    path: tuple(name for name, key in section.keys.items() if not key.removed_in)
+    for path, section in SECTIONS.items()
+}
+
+_LIKENESS = 0.75
+"""Of a key to the one that was meant; `comms_config` and `comms_logger` are less alike."""
+
+
+def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
+    told: list[str] = []
+    open_questions: list[str] = []
+    changes: dict[str, Any] = {}
+    is_taken = True
+    for path, content, section in sections(setup.ds_config):
+        if top_level == bool(path):
+            continue
+        for name, value in content.items():
+            key = section.keys.get(name)
+            if key is None or key.accepts(value) or is_auto(value):
+                continue
+            shown = HIDDEN if holds_secret(name, value) else repr(value)
+            told.append(f"{dotted(path, name)}: {shown} is not {key.wants}")
+            meant = meaning(key, value)
+            if meant is None:
+                open_questions.append(f"set {dotted(path, name)} to {key.wants}, or leave it out")
+            else:
+                changes = merge(changes, patch(path, {name: meant}))
+                # The top level is read as it is: 16.0 does what 16 does, "16" does not.
+                is_taken = is_taken and (not top_level or meant == value)
+    if not told:
+        return None
+    # Half a change leaves the rule talking: then somebody has to look anyway.
+    return Finding(
+        message=listed(told, "; "),
+        changes={} if open_questions else changes,
+        advice=listed(open_questions, "; "),
+        consequence="raised" if open_questions or not is_taken else "converted",
+    )
+
+
+def _section_value(setup: Setup) -> Finding | None:
+    return _wrong_values(setup, top_level=False)
+
+
+def _top_level_value(setup: Setup) -> Finding | None:
+    return _wrong_values(setup, top_level=True)
+
+
+def _means_auto(section: Section, name: str) -> bool:
+    """Whether DeepSpeed gives the word a meaning at a key, or does not know the key anyway."""
+    key = section.keys.get(name)
+    return key is None or key.accepts("auto")
+
+
+def _auto(setup: Setup, *, strict: bool) -> list[tuple[str, str]]:
+    """Section and name of every "auto", in the strict sections or in the others."""
+    found = [
+        (path, str(name))
+        for path, content, section in sections(setup.ds_config)
+        if section.is_strict(setup.environment.deepspeed_version) == strict
+        for name, value in content.items()
+        if is_auto(value) and not _means_auto(section, name)
+    ]
+    for path in () if strict else PARAMS:
+        params = as_section(setup.section(path.partition(".")[0]).get("params"))
+        found += [(path, str(name)) for name, value in params.items() if str(value) == "auto"]
+    return found
+
+
+def _auto_unresolved(setup: Setup) -> Finding | None:
+    found = [dotted(path, name) for path, name in _auto(setup, strict=False)]
+    if not found:
+        return None
+    return Finding(
+        message=f'"auto" at {", ".join(found)}: DeepSpeed takes it for a value; only Hugging Face '
+        "Trainer and accelerate fill it in",
+        advice=f"write the value of {' and '.join(found)}",
+    )
+
+
+def _auto_dropped(setup: Setup) -> Finding | None:
+    changes: dict[str, Any] = {}
+    found = _auto(setup, strict=True)
+    for path, name in found:
+        changes = merge(changes, patch(path, {name: None}))
+    if not found:
+        return None
+    return Finding(
+        message=f'"auto" at {", ".join(dotted(*where) for where in found)}: DeepSpeed drops it '
+        "and uses its own default",
+        changes=changes,
+        advice="or write the value",
+    )
+
+
+def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Finding | None:
+    told = []
+    changes: dict[str, Any] = {}
+    version = setup.environment.deepspeed_version
+    for path, content, section in sections(setup.ds_config):
+        if section.is_strict(version) != strict or top_level == bool(path):
+            continue
+        here: dict[str, Any] = {}
+        for name in content:
+            if name in section.keys:
+                continue
+            if not strict and _is_remark(name):
+                continue
+            near = get_close_matches(str(name), _ALL_KEYS[path], n=1, cutoff=_LIKENESS)
+            guess = f"did you mean {near[0]}?" if near else "nothing that is known is like it"
+            told.append(f"{dotted(path, name)} is not a key of DeepSpeed's: {guess}")
+            here[name] = None
+            if near and near[0] not in content and section.keys[near[0]].accepts(content[name]):
+                here[near[0]] = content[name]
+        changes = merge(changes, patch(path, here)) if here else changes
+    return Finding(message=listed(told, "; "), changes=changes) if told else None
+
+
+def _is_remark(name: object) -> bool:
+    """Whether a key is there for readers: JSON has no comments."""
+    return str(name).startswith(("_", "//", "#")) or name == "comment"
+
+
+def _unknown_strict(setup: Setup) -> Finding | None:
+    return _unknown(setup, strict=True, top_level=False)
+
+
+def _unknown_top_level(setup: Setup) -> Finding | None:
+    return _unknown(setup, strict=False, top_level=True)
+
+
+def _unknown_plain(setup: Setup) -> Finding | None:
+    return _unknown(setup, strict=False, top_level=False)
+
+
+def _deprecated_pair(setup: Setup) -> Finding | None:
+    zero = setup.zero
+    found = [(old, new) for old, new in DEPRECATED.items() if old in zero and new in zero]
+    if not found:
+        return None
+    pairs = "; ".join(f"zero_optimization.{old} beside {new}" for old, new in found)
+    return Finding(
+        message=f"{pairs}: the first is the deprecated name of the second",
+        changes={"zero_optimization": {old: None for old, _ in found}},
+    )
+
+
+def _spelled_twice(setup: Setup) -> Finding | None:
+    zero = setup.zero
+    found = [(b, a) for b, a in SPELLINGS.items() if a in zero and b in zero]
+    if not found:
+        return None
+    pairs = "; ".join(
+        f"zero_optimization.{first}={zero[first]!r} and {second}={zero[second]!r}"
+        for second, first in found
+    )
+    return Finding(
+        message=f"{pairs} are the same key",
+        changes={"zero_optimization": {second: None for second, _ in found}},
+    )
+
+
+def _zero(stage: Any, **keys: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **keys}}
+
+
+_ZENFLOW = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
+
+
+def _zenflow(keys: Mapping[str, Any]) -> dict[str, Any]:
+    offload = {"offload_optimizer": {"device": "cpu"}}
+    return _zero(2, zenflow={**_ZENFLOW, **keys}, **offload) | {
+        "optimizer": {"params": {"torch_adam": None}}
+    }
+
+
+BLOCKING = (
+    Rule(
+        name="schema.section_value",
+        check=_section_value,
+        source="runtime/zero/config.py, offload_config.py, precision_config.py: pydantic fields",
+        witnesses=(
+            raised("stage\n.*Input should be 0, 1, 2", _zero("two"), _zero(2)),
+            raised("stage\n.*Input should be 0, 1, 2", _zero(4), _zero(3)),
+            raised(
+                "reduce_bucket_size\n.*greater than 0",
+                _zero(2, reduce_bucket_size=0),
+                _zero(2, reduce_bucket_size=1),
+            ),
+            raised(
+                "reduce_bucket_size\n.*fractional part",
+                _zero(2, reduce_bucket_size=1.5),
+                _zero(2, reduce_bucket_size=2e3),
+            ),
+            raised(
+                "stage3_prefetch_bucket_size\n.*greater than or equal to 0",
+                _zero(3, stage3_prefetch_bucket_size=-1),
+                _zero(3, stage3_prefetch_bucket_size=0),
+            ),
+            raised(
+                "overlap_comm\n.*valid boolean",
+                _zero(2, overlap_comm="maybe"),
+                _zero(2, overlap_comm=True),
+            ),
+            raised(
+                "offload_optimizer.device\n.*'none', 'cpu' or 'nvme'",
+                _zero(2, offload_optimizer={"device": "gpu"}),
+                _zero(2, offload_optimizer={"device": "cpu"}),
+            ),
+            raised(
+                "ValidationError: .*DeepSpeedFP16Config\nloss_scale",
+                {"fp16": {"loss_scale": -1}},
+                {"fp16": {"loss_scale": 0}},
+            ),
+            raised(
+                "zenflow.topk_ratio\n.*less than 1",
+                _zenflow({"topk_ratio": 7}),
+                _zero(2, zenflow={"topk_ratio": 0.1}),
+            ),
+            raised(
+                "zenflow\n.*select_strategy must be one of",
+                _zenflow({"select_strategy": "steps"}),
+                _zero(2, zenflow={"select_strategy": "step"}),
+            ),
+            raised(
+                "leaf_module.names\n.*valid list",
+                _zero(3, leaf_module={"names": 1}),
+                _zero(3, leaf_module={"names": ["lm_head"]}),
+            ),
+            raised(
+                "ValueError: 'fp8' is not a valid DtypeEnum",
+                {"data_types": {"grad_accum_dtype": "fp8"}},
+                {"data_types": {"grad_accum_dtype": "fp32"}},
+            ),
+            converted(
+                _zero(2, reduce_bucket_size="2000", overlap_comm="true", reduce_scatter=0),
+                _zero(2, reduce_bucket_size=2000, overlap_comm=True, reduce_scatter=False),
+            ),
+        ),
+    ),
+    Rule(
+        name="schema.top_level_value",
+        check=_top_level_value,
+        source="runtime/config.py: read without a check, used where it hurts or as it is",
+        witnesses=(
+            raised(
+                "TypeError: '>' not supported",
+                {"train_micro_batch_size_per_gpu": "1"},
+                {"train_micro_batch_size_per_gpu": 1},
+            ),
+            raised(
+                "TypeError: '>' not supported",
+                {"gradient_clipping": "1.0"},
+                {"gradient_clipping": 1.0},
+            ),
+            raised(
+                "ValueError: Invalid communication_data_type",
+                {"communication_data_type": "fp8"},
+                {"communication_data_type": "fp32"},
+            ),
+            raised(
+                "ValueError: Invalid gradient_allreduce_op",
+                {"gradient_allreduce_op": "max"},
+                {"gradient_allreduce_op": "mean"},
+            ),
+            raised("TypeError: .* must be a mapping", {"zero_optimization": "stage 2"}, _zero(2)),
+            converted(
+                {"wall_clock_breakdown": 1, "steps_per_print": 1e5, "train_batch_size": 4.0},
+                {"wall_clock_breakdown": True, "steps_per_print": 100_000, "train_batch_size": 4},
+            ),
+        ),
+    ),
+    Rule(
+        name="schema.auto_unresolved",
+        check=_auto_unresolved,
+        source="runtime/config.py:596: compares the text with 0; runtime/lr_schedules.py",
+        witnesses=(
+            raised(
+                "TypeError: '>' not supported",
+                {"train_micro_batch_size_per_gpu": "auto"},
+                {"train_micro_batch_size_per_gpu": 1},
+            ),
+            raised(
+                "TypeError",
+                {"optimizer": {"params": {"lr": "auto"}}},
+                {"optimizer": {"params": {"lr": 1e-3}}},
+            ),
+            raised(
+                "ValueError: warmup_num_steps must be a positive integer, got auto",
+                {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}},
+                {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
+            ),
+        ),
+    ),
+    Rule(
+        name="schema.auto_dropped",
+        check=_auto_dropped,
+        source="runtime/config_utils.py:54-57",
+        witnesses=(
+            ignored(_zero(2, reduce_bucket_size="auto"), _zero(2, reduce_bucket_size=None)),
+        ),
+    ),
+)
+"""Rules after which the others would read nonsense: where one of these refuses, only these do."""
+
+KEY_RULES = (
+    Rule(
+        name="schema.unknown_key",
+        check=_unknown_strict,
+        source="runtime/config_utils.py: extra=forbid in DeepSpeed's pydantic sections",
+        witnesses=(
+            raised(
+                "overlap_com\n.*Extra inputs are not permitted",
+                _zero(2, overlap_com=True),
+                _zero(2, overlap_com=None, overlap_comm=True),
+            ),
+            raised(
+                "offload_optimizer.pin_mem\n.*Extra inputs are not permitted",
+                _zero(2, offload_optimizer={"device": "cpu", "pin_mem": True}),
+                _zero(2, offload_optimizer={"pin_mem": None, "pin_memory": True}),
+            ),
+            raised(
+                "zenflow.topk\n.*Extra inputs are not permitted",
+                _zenflow({"topk": 0.1}),
+                _zero(2, zenflow={"topk": None, "topk_ratio": 0.1}),
+            ),
+            raised(
+                "leaf_module.topk\n.*Extra inputs are not permitted",
+                _zero(3, leaf_module={"topk": 0.1}),
+                _zero(3, leaf_module={"topk": None}),
+            ),
+        ),
+    ),
+    Rule(
+        name="schema.unknown_top_level_key",
+        check=_unknown_top_level,
+        source="runtime/config.py: reads the keys that it knows",
+        witnesses=(
+            ignored(
+                {"gradient_cliping": 0.01},
+                {"gradient_cliping": None},
+            ),
+        ),
+    ),
+    Rule(
+        name="schema.unknown_plain_key",
+        check=_unknown_plain,
+        source="runtime/config.py: reads the keys that it knows",
+        witnesses=(
+            ignored(_zero(1) | {"data_types": {"grad_acum_dtype": "bf16"}}, {"data_types": None}),
+        ),
+    ),
+    Rule(
+        name="schema.deprecated_with_new",
+        check=_deprecated_pair,
+        source="runtime/config_utils.py:90",
+        witnesses=tuple(
+            raised(
+                f"AssertionError: Cannot provide deprecated parameter '{old}'",
+                _zero(3, **{old: True}, **new),
+                _zero(3, **{old: None}),
+            )
+            for old, new in (
+                ("cpu_offload", {"offload_optimizer": {"device": "cpu"}}),
+                ("cpu_offload_param", {"offload_param": {"device": "cpu"}}),
+                (
+                    "stage3_gather_fp16_weights_on_model_save",
+                    {"stage3_gather_16bit_weights_on_model_save": True},
+                ),
+            )
+        ),
+    ),
+    Rule(
+        name="schema.spelled_twice",
+        check=_spelled_twice,
+        source="runtime/zero/config.py: field name and alias",
+        witnesses=(
+            raised(
+                "prefetch_bucket_size\n.*Extra inputs are not permitted",
+                _zero(3, prefetch_bucket_size=10, stage3_prefetch_bucket_size=20),
+                _zero(3, prefetch_bucket_size=None),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,123 @@
+"""Legality: what a rule is, whatever the engine, and what it says of what it refuses."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from autotune.base.secrecy import HIDDEN, holds_secret
+
+S = TypeVar("S")
+"""What an engine's rules judge: its own value of what would really run."""
+
+Consequence = Literal["raised", "ignored", "differs", "converted"]
+"""What the engine does with a clash: it raises, it runs as if the value were not there, it runs
+something other than was asked, or it takes a value of another type for the one that is meant."""
+
+Patch = Mapping[str, Any]
+"""Changes to a configuration, nested like it; None takes a key away."""
+
+_MOST_LISTED = 20
+"""Of the things that one finding names; `changes` holds them all."""
+
+
+class UnknownFactError(Exception):
+    """A rule asked for what is not known of a setup; it has nothing to say then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a rule has against a setup, and the cheapest way out."""
+
+    message: str
+    """Which values clash, with the arithmetic."""
+    changes: Patch = field(default_factory=dict)
+    """Laid over the configuration it makes the rule silent. Empty where somebody has to choose, or
+    where what must change is not in the configuration (the layout, the job)."""
+    advice: str = ""
+    """Without `changes`, what to choose; beside them, another way, from `or` on."""
+    consequence: Consequence | None = None
+    """Where the rule's witnesses differ in theirs: this one's."""
+
+    @property
+    def fix(self) -> str:
+        """The cheapest legal change, in words."""
+        return ", ".join(filter(None, (in_words(self.changes), self.advice)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Violation:
+    """Why a setup is refused."""
+
+    rule: str
+    message: str
+    """Which values clash, with the arithmetic."""
+    fix: str
+    """The cheapest change that makes it legal."""
+    changes: Patch = field(default_factory=dict)
+    """The same for machines, as in `Finding`."""
+    consequence: Consequence = "raised"
+
+
+class Proof(Protocol):
+    """A case that breaks one rule alone, as an engine tells it."""
+
+    @property
+    def consequence(self) -> Consequence:
+        """What the engine did with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(Generic[S]):
+    """A named legality check."""
+
+    name: str
+    """`subject.what`, such as `offload.param_needs_stage_3`."""
+    check: Callable[[S], Finding | None]
+    """Returns a finding for a violation, None for a legal setup."""
+    witnesses: Sequence[Proof]
+    """Cases that prove it; none where a rule is arithmetic alone."""
+    source: str
+    """Where the engine says so: a file, an issue, a measurement."""
+
+    def violation(self, setup: S) -> Violation | None:
+        """What the rule has against a setup, under its name."""
+        try:
+            finding = self.check(setup)
+        except UnknownFactError:
+            return None
+        if finding is None:
+            return None
+        return Violation(
+            rule=self.name,
+            message=finding.message,
+            fix=finding.fix,
+            changes=finding.changes,
+            consequence=finding.consequence or self._consequence,
+        )
+
+    @property
+    def _consequence(self) -> Consequence:
+        return self.witnesses[0].consequence if self.witnesses else "raised"
+
+
+def listed(parts: Sequence[str], joint: str) -> str:
+    """Parts in one line, as many as people read, and how many more there are."""
+    more = len(parts) - _MOST_LISTED
+    return joint.join((*parts[:_MOST_LISTED], *([f"{more} more"] if more > 0 else [])))
+
+
+def in_words(changes: Patch, path: str = "") -> str:
+    """Changes as an instruction: `set a.b to 1 and remove c`."""
+    return listed(list(_in_words(changes, path)), " and ")
+
+
+def _in_words(changes: Patch, path: str) -> Iterator[str]:
+    for name, value in changes.items():
+        dotted = f"{path}{name}"
+        if isinstance(value, Mapping):
+            yield from _in_words(value, f"{dotted}.")
+        else:
+            shown = HIDDEN if holds_secret(name, value) else value
+            told = f"set {dotted} to {shown if isinstance(shown, str) else json.dumps(shown)}"
+            yield f"remove {dotted}" if value is None else told

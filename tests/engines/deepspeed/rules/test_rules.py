@@ -1,0 +1,220 @@
+"""What holds for every rule: its witnesses break it alone, and no configuration makes it raise."""
+
+import statistics
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.engines.deepspeed.rules import ALL_RULES, judge
+from autotune.engines.deepspeed.rules.base import Setup, changed
+from autotune.engines.deepspeed.rules.keys import SECTIONS
+from tests.engines.deepspeed.rules.cases import NEWEST, environment, setup, setup_of
+
+WITNESSES = [
+    pytest.param(rule, witness, id=f"{rule.name}-{number}")
+    for rule in ALL_RULES
+    for number, witness in enumerate(rule.witnesses)
+]
+
+NEEDS_SOMEBODY = {
+    "attention.flash",  # the script, or the environment
+    "batch.no_size",  # no size follows from nothing
+    "loss.chunks_of_another_loss",  # the script
+    "model.recompute_every",  # the layout and the job are not in the configuration
+    "model.recompute_unsupported",
+    "model.seq_len",
+    "offload.nvme_without_path",  # which disk
+    "optimizer.needs_cuda",  # another optimizer trains something else
+    "optimizer.unknown_type",
+    "parallel.adapters",
+    "pipeline.heads",
+    "pipeline.layers",
+    "pipeline.model",
+    "parallel.model",
+    "parallel.world",
+    "precision.unsupported",
+    "scheduler.params",  # how long the training is
+    "scheduler.unknown_type",
+    "schema.auto_unresolved",
+    "schema.section_value",
+    "schema.top_level_value",
+    "sequence.attention",  # the layout, the model and the job are not in the configuration
+    "sequence.heads",
+    "sequence.kv_heads",
+    "sequence.length",
+    "sequence.release",
+    "sequence.model",
+    "sequence.other_splits",
+    "sequence.world",
+    "version.autotp_by_script",  # the layout, or another DeepSpeed
+    "version.autotp_uneven_heads",
+    "version.flat_buffer_on_cpu",  # no sharding, or all of it
+    "version.removed_optimizer",  # 1-bit LAMB where there is no LAMB
+}
+
+_KEYS = sorted({name for section in SECTIONS.values() for name in section.keys} | {"nonsense"})
+_SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 3),
+    st.integers(),
+    st.floats(),
+    st.sampled_from([10**400, -(10**400)]),
+    st.sampled_from(["auto", "cpu", "nvme", "fp16", "bf16", "AdamW", "SGD", "", "two"]),
+)
+_CONFIGS = st.dictionaries(
+    st.sampled_from(_KEYS),
+    st.recursive(
+        _SCALARS,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=2), st.dictionaries(st.sampled_from(_KEYS), inner, max_size=5)
+        ),
+        max_leaves=12,
+    ),
+    max_size=8,
+)
+
+
+def test_rule_names_are_unique_and_carry_their_subject():
+    names = [rule.name for rule in ALL_RULES]
+    assert len(set(names)) == len(names)
+    for rule in ALL_RULES:
+        assert (
+            rule.check.__module__
+            == f"autotune.engines.deepspeed.rules.{rule.name.partition('.')[0]}"
+        )
+        assert rule.witnesses
+        assert rule.source
+
+
+@pytest.mark.parametrize(("rule", "witness"), WITNESSES)
+def test_a_witness_breaks_its_rule_alone(rule, witness):
+    version = witness.deepspeed or NEWEST
+    violations = judge(setup_of(witness.broken, version=version))
+    assert [violation.rule for violation in violations] == [rule.name]
+    assert violations[0].message
+    assert violations[0].fix
+
+
+@pytest.mark.parametrize(("rule", "witness"), WITNESSES)
+def test_the_repaired_witness_is_legal(rule, witness):
+    assert judge(setup_of(witness.repaired, version=witness.deepspeed or NEWEST)) == []
+
+
+@pytest.mark.parametrize(("rule", "witness"), WITNESSES)
+def test_the_fix_for_machines_makes_every_rule_silent(rule, witness):
+    """Or there is none, and the rule says what somebody has to choose."""
+    broken = setup_of(witness.broken, version=witness.deepspeed or NEWEST)
+    (violation,) = judge(broken)
+    if not violation.changes:
+        assert violation.fix
+        assert rule.name in NEEDS_SOMEBODY
+        return
+    assert judge(replace(broken, ds_config=changed(broken.ds_config, violation.changes))) == []
+
+
+@pytest.mark.parametrize(("rule", "witness"), WITNESSES)
+def test_a_violation_says_what_the_engine_does(rule, witness):
+    (violation,) = judge(setup_of(witness.broken, version=witness.deepspeed or NEWEST))
+    assert violation.consequence == witness.consequence
+
+
+@pytest.mark.parametrize(("rule", "witness"), WITNESSES)
+def test_a_witness_says_how_its_consequence_is_seen(rule, witness):
+    assert bool(witness.raises) == (witness.consequence == "raised")
+    assert bool(witness.reads) == (witness.consequence == "differs")
+    assert witness.consequence == "differs" or not witness.takes_back
+    assert witness.acts_with is None or witness.consequence == "ignored"
+
+
+def test_the_plain_setup_is_legal():
+    assert judge(setup()) == []
+
+
+@given(
+    config=_CONFIGS,
+    world=st.integers(1, 8),
+    tp=st.integers(1, 4),
+    pp=st.integers(1, 2),
+    precision=st.sampled_from(["fp32", "bf16", "fp16"]),
+    recompute=st.one_of(st.sampled_from(["none", "full", "every_2"]), st.text(max_size=9)),
+    version=st.sampled_from(["0.16.0", "0.19.6", NEWEST, "1.0.0+cpu", "unknown"]),
+    accelerator=st.sampled_from(["cpu", "cuda"]),
+    known=st.booleans(),
+)
+def test_no_configuration_makes_a_rule_raise(
+    config, world, tp, pp, precision, recompute, version, accelerator, known
+):
+    plain = setup(precision=precision)
+    violations = judge(
+        Setup(
+            ds_config=config,
+            world=world,
+            tp=tp,
+            pp=pp,
+            global_batch=4 if known else None,
+            seq_len=16 if known else None,
+            recompute=recompute,
+            precision=precision,
+            model=plain.model if known else None,
+            supports_tp=known,
+            supports_recompute=known,
+            environment=environment(version=version, accelerator=accelerator),
+        )
+    )
+    assert all(violation.message and violation.fix for violation in violations)
+
+
+@pytest.mark.parametrize(
+    ("rule", "config"),
+    [
+        ("schema.top_level_value", {"gradient_clipping": 10**400}),
+        ("schema.top_level_value", {"train_batch_size": 10**400}),
+        ("schema.section_value", {"zero_optimization": {"allgather_bucket_size": 10**400}}),
+    ],
+)
+def test_a_number_that_no_float_holds_is_refused_by_name(rule, config):
+    assert [violation.rule for violation in judge(setup(config))] == [rule]
+
+
+@pytest.mark.parametrize("config", [{1: 2}, {"zero_optimization": {None: 3}}, {"fp16": [1]}])
+def test_keys_that_are_no_text_are_refused_by_name(config):
+    assert judge(setup(config))
+
+
+def test_judging_a_legal_setup_is_cheap():
+    """A lattice judges tens of thousands; 40 us each is the aim, 400 allows for a loaded CI."""
+    setups = [
+        setup(
+            {
+                "train_batch_size": 4,
+                "gradient_clipping": 1.0,
+                "bf16": {"enabled": True},
+                "steps_per_print": 10**9,
+                "wall_clock_breakdown": False,
+                "zero_optimization": {
+                    "stage": 3,
+                    "reduce_bucket_size": 5e8,
+                    "overlap_comm": True,
+                    "offload_optimizer": {"device": "cpu"},
+                    "offload_param": {"device": "cpu"},
+                    "stage3_prefetch_bucket_size": 10**7,
+                    "stage3_param_persistence_threshold": 10**5,
+                    "stage3_max_live_parameters": 10**9,
+                },
+            },
+            precision="bf16",
+            global_batch=4,
+        )
+        for _ in range(500)
+    ]
+    times_s = []
+    for one in setups:
+        start = time.perf_counter()
+        assert not judge(one)
+        times_s.append(time.perf_counter() - start)
+    # Not their mean: a few that a busy machine interrupts would make it.
+    assert statistics.median(times_s) < 400e-6

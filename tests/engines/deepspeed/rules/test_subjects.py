@@ -1,0 +1,250 @@
+"""What each subject lets pass, and what it says when it refuses: neighbours of the witnesses."""
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.engines.deepspeed.rules import judge
+from autotune.engines.deepspeed.rules.zero import ACTS_AT, inert_keys
+from tests.engines.deepspeed.rules.cases import environment, setup
+
+CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
+CPU = {"device": "cpu"}
+BF16_OPTIMIZER = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+
+
+def zero(stage, **keys):
+    return {"zero_optimization": {"stage": stage, **keys}}
+
+
+def names(config, **case):
+    return [violation.rule for violation in judge(setup(config, **case))]
+
+
+LEGAL = {
+    "each stage offloads the optimizer": (zero(1, offload_optimizer=CPU), {}),
+    "stage 3 offloads parameters": (zero(3, offload_param=CPU, offload_optimizer=CPU), {}),
+    "an offload to nowhere": (zero(2, offload_param={"device": "none"}), {}),
+    "no offload at all": (zero(2, offload_param=None, offload_optimizer=None), {}),
+    "the deprecated offload alone": (zero(2, cpu_offload=True), {}),
+    "a float that is whole": (zero(2, reduce_bucket_size=5e8), {}),
+    "an even bucket": (zero(2, allgather_bucket_size=0), {}),
+    "a sum below stage 3": (zero(2) | {"gradient_allreduce_op": "SUM"}, {}),
+    "prescaling of a sum": (
+        zero(2) | {"gradient_allreduce_op": "SUM", "prescale_gradients": True},
+        {},
+    ),
+    "prescaling at stage 1": (zero(1) | {"prescale_gradients": True}, {}),
+    "prescaling without scatter": (
+        zero(3, reduce_scatter=False) | {"prescale_gradients": True},
+        {},
+    ),
+    "accumulation in fp32 under ZeRO": (
+        zero(1) | {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
+        {"precision": "bf16"},
+    ),
+    "an odd bucket that BF16_Optimizer never sees": (
+        zero(1, allgather_bucket_size=1001) | BF16_OPTIMIZER,
+        {"precision": "bf16"},
+    ),
+    "a scheduler of torch": (
+        {"scheduler": {"type": "StepLR", "params": {"step_size": 2}}},
+        {},
+    ),
+    "no scheduler, said so": ({"scheduler": {"params": {}}}, {}),
+    "clipping that is off": ({"gradient_clipping": -1.0}, {}),
+    "a leaf by its name alone": (zero(3, leaf_module={"classes": "LlamaMLP"}), {}),
+    "parameters of torch's Adam": (
+        {"optimizer": {"params": {"foreach": True, "amsgrad": True, "fused": False}}},
+        {},
+    ),
+    "parameters of FusedAdam": (
+        {"optimizer": {"params": {"torch_adam": None, "set_grad_none": True, "amsgrad": False}}},
+        {},
+    ),
+    "a static loss scale ignores the window": (
+        {"fp16": {"enabled": True, "loss_scale": 128, "loss_scale_window": 0}},
+        {"precision": "fp16"},
+    ),
+    "the old name of bf16": ({"bfloat16": {"enabled": True}}, {"precision": "bf16"}),
+    "16-bit masters with the CPU's Adam": (
+        zero(2, offload_optimizer=CPU)
+        | CPU_ADAM
+        | {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+        {"precision": "bf16"},
+    ),
+    "communication in any case": ({"communication_data_type": "BF16"}, {}),
+    "tensor parallelism": ({"tensor_parallel": {"autotp_size": 2}}, {"tp": 2}),
+    "heads that do not divide": (
+        {"tensor_parallel": {"autotp_size": 2}},
+        {"tp": 2, "model": {"n_heads": 3, "n_kv_heads": 3, "ffn_hidden": 63, "vocab": 63}},
+    ),
+    "liger with a tied head": (
+        {"tensor_parallel": {"autotp_size": 2, "vocab_parallel_ce_backend": "liger"}},
+        {"tp": 2, "model": {"tied_embeddings": True}},
+    ),
+    "a sequence mesh": (
+        {"sequence_parallel_size": 2, "data_parallel_size": 1, "train_batch_size": 2},
+        {"global_batch": 2},
+    ),
+    "every layer": ({}, {"recompute": "full"}),
+    "every second layer": ({}, {"recompute": "every_2"}),
+    "exactly as long as the model": ({}, {"model": {"max_seq_len": 16}}),
+    "an untested optimizer at stage 0": ({"optimizer": {"type": "SGD"}}, {}),
+    "a group as large as the world": (zero(3, zero_hpz_partition_size=2), {}),
+}
+
+
+@pytest.mark.parametrize(("config", "case"), LEGAL.values(), ids=LEGAL)
+def test_legal_neighbours(config, case):
+    assert judge(setup(config, **case)) == []
+
+
+REFUSED = {
+    "parallel.world": (
+        {"tensor_parallel": {"autotp_size": 4}},
+        {"world": 6, "tp": 4},
+        ["6 % 4 = 2", "set tp to 3"],
+    ),
+    "parallel.degree": (
+        {"tensor_parallel": {"autotp_size": 4}},
+        {"world": 4},
+        ["tp=1", "over 4", "remove tensor_parallel"],
+    ),
+    "zero.odd_allgather_bucket": (zero(1, allgather_bucket_size=7), {}, ["7 % 2 = 1", "to 8"]),
+    "zero.hpz_divides_world": (
+        zero(3, zero_hpz_partition_size=4),
+        {"world": 6},
+        ["6 % 4 = 2", "zero_hpz_partition_size to 3"],
+    ),
+    "model.seq_len": ({}, {"model": {"max_seq_len": 8}}, ["seq_len=16", "8 positions"]),
+    "model.recompute_every": ({}, {"recompute": "every_3"}, ["K=3", "2 layers", "every_2"]),
+    "schema.unknown_key": (
+        zero(2, overlap_com=True),
+        {},
+        ["zero_optimization.overlap_com", "did you mean overlap_comm?"],
+    ),
+    "schema.unknown_top_level_key": (
+        {"gradient_cliping": 1.0},
+        {},
+        ["gradient_cliping", "did you mean gradient_clipping?"],
+    ),
+    "schema.section_value": (
+        zero("two"),
+        {},
+        ["zero_optimization.stage: 'two' is not one of 0, 1, 2, 3"],
+    ),
+    "optimizer.unknown_type": (
+        {"optimizer": {"type": "AdmW"}},
+        {},
+        ["optimizer.type=AdmW", "AdamW"],
+    ),
+    "optimizer.max_grad_norm": (
+        {"optimizer": {"params": {"max_grad_norm": 0.5}}},
+        {},
+        ["set gradient_clipping to 0.5"],
+    ),
+    "precision.unsupported": (
+        {"fp16": {"enabled": True}},
+        {"precision": "fp16", "fp16_supported": False},
+        ["fp16 on test device", "fp32, bf16", "train in bf16"],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "config", "case", "parts"), [(name, *rest) for name, rest in REFUSED.items()]
+)
+def test_a_refusal_says_what_clashes_and_what_to_do(rule, config, case, parts):
+    (violation,) = judge(setup(config, **case))
+    assert violation.rule == rule
+    for part in parts:
+        assert part in f"{violation.message}; fix: {violation.fix}"
+
+
+@pytest.mark.parametrize("recompute", ["every_1", "every_0", "every_", "half", "every_2x"])
+def test_recomputation_that_means_nothing(recompute):
+    assert names({}, recompute=recompute) == ["model.recompute_every"]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("key", ACTS_AT)
+def test_keys_are_refused_exactly_where_they_do_not_act(key, stage):
+    value = {} if key == "leaf_module" else 2 if "size" in key or "thresh" in key else True
+    value = 2 if key.endswith(("parameters", "distance")) and "ignore" not in key else value
+    section = {"stage": stage, key: value}
+    section["reduce_scatter"] = True if key == "reduce_scatter" else None
+    acts = stage in ACTS_AT[key]
+    assert inert_keys(section) == ([] if acts else [key])
+    # Two ranks on two nodes: quantised gradients act between nodes alone.
+    cuda = replace(environment(accelerator="cuda"), n_devices=1)
+    found = judge(replace(setup({"zero_optimization": section}), environment=cuda))
+    assert [violation.rule for violation in found] == ([] if acts else ["zero.inert_key"])
+
+
+@pytest.mark.parametrize(
+    "name", ["zero_quantized_weights", "overlap_comm", "round_robin_gradients"]
+)
+def test_a_key_that_asks_for_nothing_is_let_be(name):
+    assert inert_keys({"stage": 0, name: False}) == []
+
+
+def test_kernels_of_the_gpu_are_legal_there():
+    on_gpu = environment(accelerator="cuda")
+    for config in (
+        zero(3, zero_quantized_weights=True),
+        zero(3, offload_optimizer={"device": "cpu", "super_offload": True}) | CPU_ADAM,
+        {"optimizer": {"type": "Lamb", "params": {"torch_adam": None}}},
+    ):
+        assert judge(setup(config))
+        assert judge(replace(setup(config), environment=on_gpu)) == []
+
+
+def test_masters_that_bf16_optimizer_is_not_given_are_ignored():
+    masters = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}
+    (found,) = judge(setup(zero(1) | BF16_OPTIMIZER | masters, precision="bf16"))
+    assert (found.rule, found.consequence) == ("dtypes.masters_of_bf16_optimizer", "ignored")
+
+
+def test_states_in_16_bits_needed_no_adam_of_the_cpu_before():
+    section = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    config = zero(2, offload_optimizer=CPU) | {"bf16": {"enabled": True, **section}}
+    newest, older = (
+        [one.rule for one in judge(setup(config, precision="bf16", version=version))]
+        for version in ("0.19.1", "0.19.0")
+    )
+    assert (newest, older) == (["precision.master_weights_offload"], [])
+
+
+def test_zenflows_adam_is_no_hybrid_one():
+    (found,) = [
+        one
+        for one in judge(
+            setup(
+                zero(3, offload_optimizer=CPU | {"ratio": 0.5}, zenflow={"update_interval": 2})
+                | CPU_ADAM,
+                accelerator="cuda",
+            )
+        )
+        if one.rule == "offload.ratio_needs_cpu_adam"
+    ]
+    assert found.changes == {"zero_optimization": {"offload_optimizer": {"ratio": 1.0}}}
+
+
+def test_a_null_is_no_dtype_of_autocast():
+    plain = setup()
+    config = {**plain.ds_config, "torch_autocast": {"enabled": True, "dtype": None}}
+    (found,) = judge(replace(plain, ds_config=config))
+    assert (found.rule, found.consequence) == ("schema.section_value", "raised")
+
+
+def test_text_at_the_top_is_no_number_there():
+    (found,) = judge(setup({"train_batch_size": 4.0, "gradient_clipping": "1.0"}))
+    assert (found.rule, found.consequence) == ("schema.top_level_value", "raised")
+
+
+def test_what_is_not_known_is_not_judged():
+    unknown = replace(
+        setup(global_batch=4), model=None, seq_len=None, global_batch=None, recompute="every_9"
+    )
+    assert judge(unknown) == []

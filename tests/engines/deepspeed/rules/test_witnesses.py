@@ -1,0 +1,141 @@
+"""Every witness does what it says with the installed DeepSpeed, and its repaired form trains."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+
+from autotune.base.nested import merge
+from autotune.doctor.machine import has_libaio
+from autotune.engines.deepspeed.rules import ALL_RULES, judge
+from autotune.engines.deepspeed.rules.base import Case, Witness
+from autotune.engines.deepspeed.rules.releases import release_of
+from tests.engines.deepspeed.rules.cases import NEWEST, setup_of
+from tests.engines.deepspeed.rules.witness_runs import key_of, run_cases, swaps
+
+pytestmark = pytest.mark.real
+
+INSTALLED = version("deepspeed")
+SWAPS = has_libaio()
+
+WITNESSES = [
+    pytest.param(witness, id=f"{rule.name}-{number}")
+    for rule in ALL_RULES
+    for number, witness in enumerate(rule.witnesses)
+]
+
+UNEVEN: dict[str, dict[str, Any]] = {
+    "even": {},
+    "one key-value head for two ranks": {"n_kv_heads": 1},
+    "one head for two ranks": {"n_heads": 1, "n_kv_heads": 1},
+    "three key-value heads": {"n_heads": 6, "n_kv_heads": 3, "hidden": 48},
+    "odd MLP width": {"ffn_hidden": 63},
+    "odd tied vocabulary": {"vocab": 63, "tied_embeddings": True},
+}
+# Plain SGD without clipping shows a wrong gradient that AdamW and clipping would hide.
+_SGD = {
+    "optimizer": {"type": "SGD", "params": {"lr": 0.5, "torch_adam": None}},
+    "gradient_clipping": 0.0,
+}
+UNEVEN_CASES = {
+    name: tuple(
+        Case(ds_config=_SGD | {"tensor_parallel": {"autotp_size": tp}}, tp=tp, model=model)
+        for tp in (1, 2)
+    )
+    for name, model in UNEVEN.items()
+}
+
+
+def cases_of(witness: Witness) -> Iterator[Case]:
+    yield witness.broken
+    yield witness.repaired
+    if witness.acts_with is not None:
+        yield from acting(witness)
+
+
+def acting(witness: Witness) -> tuple[Case, Case]:
+    """Both cases where the value does act."""
+    assert witness.acts_with is not None
+    broken, repaired = (
+        replace(case, ds_config=merge(case.ds_config, witness.acts_with))
+        for case in (witness.broken, witness.repaired)
+    )
+    return broken, repaired
+
+
+def reason_to_skip(witness: Witness) -> str:
+    if witness.broken.accelerator == "cuda":
+        return "needs CUDA devices"
+    if swaps(witness.broken) and not SWAPS:
+        return "needs libaio's headers (Debian: libaio-dev)"
+    wanted = witness.deepspeed or NEWEST
+    if release_of(wanted) != release_of(INSTALLED):
+        return f"is about DeepSpeed {wanted}; {INSTALLED} is installed"
+    return ""
+
+
+@pytest.fixture(scope="module")
+def answers(request, tmp_path_factory):
+    """What the installed DeepSpeed did with every case of the tests that were selected."""
+    cases: list[Case] = []
+    for item in request.session.items:
+        values = getattr(item, "callspec", None)
+        if item.module is not request.module or values is None:
+            continue
+        witness = values.params.get("witness")
+        if witness is not None and not reason_to_skip(witness):
+            cases += cases_of(witness)
+        cases += UNEVEN_CASES.get(values.params.get("shape", ""), ())
+    return run_cases(cases, tmp_path_factory.mktemp("witnesses"))
+
+
+@pytest.mark.parametrize("witness", WITNESSES)
+def test_the_engine_does_what_the_witness_says(witness, answers):
+    if reason := reason_to_skip(witness):
+        pytest.skip(reason)
+    broken, repaired = (answers[key_of(c)] for c in (witness.broken, witness.repaired))
+    for rank in repaired:
+        assert rank["error"] is None, rank["traceback"]
+    if witness.consequence == "raised":
+        errors = [rank["error"] for rank in broken]
+        assert any(error and re.search(witness.raises, error) for error in errors), errors
+    elif witness.consequence == "differs":
+        assert {k: v for k, v in broken[0]["read_back"].items() if k in witness.reads} == dict(
+            witness.reads
+        )
+        fixed = {k: v for k, v in repaired[0]["read_back"].items() if k in witness.reads}
+        assert (fixed == dict(witness.reads)) == witness.takes_back
+    else:
+        assert what_ran(broken) == what_ran(repaired)
+
+
+@pytest.mark.parametrize(
+    "witness", [param for param in WITNESSES if param.values[0].acts_with is not None]
+)
+def test_an_ignored_value_acts_where_the_witness_says_so(witness, answers):
+    if reason := reason_to_skip(witness):
+        pytest.skip(reason)
+    broken, repaired = (answers[key_of(case)] for case in acting(witness))
+    assert what_ran(broken) != what_ran(repaired)
+
+
+@pytest.mark.parametrize("shape", UNEVEN)
+def test_uneven_tensor_parallelism_trains_the_same(shape, answers):
+    """Why no rule asks for divisible heads, widths or vocabularies."""
+    if refused := judge(setup_of(UNEVEN_CASES[shape][1], version=INSTALLED)):
+        assert release_of(INSTALLED) < release_of(NEWEST)
+        pytest.skip(refused[0].message)
+    whole, split = (answers[key_of(case)][0] for case in UNEVEN_CASES[shape])
+    assert split["read_back"]["tp"] == 2
+    assert split["losses"] == pytest.approx(whole["losses"], abs=2e-5)
+
+
+def what_ran(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All that is seen of a run: losses, read-back, the optimizer's values, collectives."""
+    for rank in ranks:
+        assert rank["error"] is None, rank["traceback"]
+    kinds = ("losses", "read_back", "scalars", "collectives")
+    return [{kind: rank[kind] for kind in kinds} for rank in ranks]

@@ -1,0 +1,41 @@
+import dataclasses
+
+import pytest
+
+from autotune.base.errors import JobError
+from autotune.devices.hardware import Environment
+from autotune.engines.base import bind_engine, find_engine
+from autotune.job.job import DEFAULT_ENGINE, make_job
+
+ENVIRONMENT = Environment(
+    accelerator="cpu",
+    n_devices=2,
+    device_name="cpu",
+    device_memory_bytes=2**34,
+    peak_flops=None,
+    deepspeed_version="0.19.8",
+    torch_version="2.13.0",
+)
+JOB = {"model": "tiny-gpt2", "seq_len": 64, "global_batch": 16, "world": 2}
+
+
+def test_a_job_that_names_no_engine_has_the_default_one():
+    job = make_job(JOB, where="test")
+    assert job.engine == DEFAULT_ENGINE
+    assert bind_engine(job, ENVIRONMENT).name == DEFAULT_ENGINE
+    named = make_job({**JOB, "engine": DEFAULT_ENGINE}, where="test")
+    assert named.study == job.study
+
+
+def test_an_engine_that_is_not_installed_is_answered_with_those_that_are():
+    job = dataclasses.replace(make_job(JOB, where="test"), engine="deepsped")
+    with pytest.raises(JobError, match="no such engine") as caught:
+        bind_engine(job, ENVIRONMENT)
+    assert "did you mean deepspeed?" in caught.value.hint
+
+
+def test_a_plugin_names_what_it_is_without_a_job():
+    engine = find_engine("deepspeed")
+    assert engine.name == "deepspeed"
+    assert engine.packages == ("deepspeed",)
+    assert next(iter(engine.knobs)) == "zero.stage"
