@@ -1,0 +1,181 @@
+"""Contract tests for plug-ins: inherit the class of your plug-in's kind, and name the plug-in.
+
+    from autotune.testing import SamplerContract
+
+    class TestMine(SamplerContract):
+        name = "mine"
+
+pytest finds the inherited tests. The plug-in has to be installed: it is loaded by its name, as a
+search loads it. A contract trains nothing, unless it says so.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from autotune.base.plugins import Kind, load_plugin, plugin_names
+from autotune.contract import Outcome, Role, TrialResult
+from autotune.devices.hardware import Environment
+from autotune.engines.base import bind_engine
+from autotune.job.job import make_job
+from autotune.planning.lattice import build_lattice
+from autotune.record.study import Trial
+from autotune.search.history import History
+from autotune.search.objective import Objective
+from autotune.search.sampler import Request, Sampler
+from autotune.search.steering import steering_of
+from autotune.search.trial_spec import Run, make_spec
+from autotune.space.candidate import Candidate
+from autotune.space.space import load_space
+
+P = TypeVar("P")
+
+ENVIRONMENT = Environment(
+    accelerator="cuda",
+    n_devices=8,
+    device_name="NVIDIA H100 80GB HBM3",
+    device_memory_bytes=80 * 2**30,
+    peak_flops=989e12,
+    deepspeed_version="0.19.8",
+    torch_version="2.13.0",
+)
+"""The node that contracts plan for; it need not be there."""
+
+JOB: dict[str, Any] = {
+    "model": "tiny-gpt2",
+    "seq_len": 64,
+    "global_batch": 16,
+    "world": 2,
+    "precision": "bf16",
+    "study": "contract",
+}
+"""What contracts plan to train, as a job's file names it."""
+
+
+class Contract(Generic[P]):
+    """What holds for plug-ins of every kind."""
+
+    kind: ClassVar[Kind]
+    name: str
+    """Under which the plug-in is offered in its package's entry points."""
+
+    def make(self) -> P:
+        """The plug-in, as a search makes it."""
+        plugin: P = load_plugin(self.kind, self.name)
+        return plugin
+
+    def test_it_is_offered_by_its_name(self) -> None:
+        """An installed package offers it, and it is made without arguments."""
+        assert self.name in plugin_names(self.kind)
+        self.make()
+
+
+class SamplerContract(Contract[Sampler]):
+    """A sampler walks a lattice: each candidate at most once, and the same way each time."""
+
+    kind = "sampler"
+
+    def test_its_packages_are_installed(self) -> None:
+        """It has what it imports."""
+        self.make().check_installed()
+
+    def test_it_proposes_open_candidates_and_then_none(self) -> None:
+        """Whatever became of the trials: faults, cut runs and runs in flight included."""
+        walk = _Walk()
+        for _ in walk.lattice.candidates:
+            chosen = self.make().propose(walk.request())
+            assert chosen is not None, f"{len(walk.closed)} candidates are closed, not all"
+            assert chosen in walk.lattice.candidates, f"not of the lattice: {chosen}"
+            assert chosen.hash not in walk.closed, f"closed: {chosen}"
+            walk.run(chosen)
+        assert self.make().propose(walk.request()) is None, "every candidate is closed"
+
+    def test_the_same_request_gives_the_same_candidate(self) -> None:
+        """A resumed search goes on as it would have gone on; nothing is kept beside the record."""
+        walk = _Walk()
+        for _ in range(6):
+            chosen = self.make().propose(walk.request())
+            assert chosen is not None
+            assert self.make().propose(walk.request()) == chosen
+            walk.run(chosen)
+
+    def test_it_goes_on_from_the_record_of_another(self) -> None:
+        """A study may change its sampler, and values of another space may stand in its record."""
+        walk = _Walk()
+        for candidate in walk.lattice.candidates[::3]:
+            walk.run(candidate)
+        smaller = replace(walk.lattice, candidates=walk.lattice.candidates[1::2])
+        chosen = self.make().propose(replace(walk.request(), lattice=smaller))
+        assert chosen is None or chosen in smaller.candidates
+        assert chosen is not None, "candidates are open"
+
+    def test_it_proposes_where_nothing_is_predicted(self) -> None:
+        """A device in no table, or a model whose sizes nobody can see."""
+        assert self.make().propose(replace(_Walk().request(), steering=None)) is not None
+
+
+class _Walk:
+    """A search without trials: what it ran, and the request that follows from that."""
+
+    outcomes: tuple[Outcome | None, ...] = (
+        *(Outcome.OK, Outcome.OOM, Outcome.OK, Outcome.INVALID, Outcome.OK, Outcome.LOST),
+        *(Outcome.NONFINITE, Outcome.OK, Outcome.TIMEOUT, None),
+    )
+    """How its trials end, in turns; None: they are in flight."""
+
+    def __init__(self) -> None:
+        self._job = make_job(JOB, where="contract")
+        self._engine = bind_engine(self._job, ENVIRONMENT)
+        lattice = build_lattice(load_space("zero"), self._job, ENVIRONMENT, self._engine)
+        few = lattice.candidates[:: 1 + len(lattice.candidates) // 16]
+        self.lattice = replace(lattice, candidates=few)
+        self.closed: set[str] = set()
+        self._history = History()
+        self._steering = steering_of(self._job, ENVIRONMENT, self.lattice)
+
+    def request(self) -> Request:
+        return Request(
+            lattice=self.lattice,
+            history=self._history,
+            objective=Objective.of(self._job, ENVIRONMENT),
+            closed=frozenset(self.closed),
+            n_budget=20,
+            seed=1,
+            steering=self._steering,
+        )
+
+    def run(self, candidate: Candidate) -> None:
+        """Take a candidate for tried."""
+        number = len(self._history.recorded)
+        outcome = self.outcomes[number % len(self.outcomes)]
+        spec = make_spec(
+            Run(candidate=candidate, role=Role.SEARCH),
+            study=self._job.study,
+            number=number,
+            job=self._job,
+            engine=self._engine,
+            environment=ENVIRONMENT,
+        )
+        step_time_s = 1.0 + 0.1 * (number * 7 % 10)
+        result = TrialResult(
+            number=number,
+            role=Role.SEARCH,
+            candidate_hash=candidate.hash,
+            outcome=outcome or Outcome.OK,
+        )
+        if outcome is Outcome.OK:
+            rate = self._job.global_batch / step_time_s
+            result = replace(
+                result,
+                step_times_s=[step_time_s] * 5,
+                step_time_s=step_time_s,
+                step_time_low_s=step_time_s,
+                step_time_high_s=step_time_s,
+                samples_per_s=rate,
+                samples_per_s_low=rate,
+                samples_per_s_high=rate,
+                peak_memory_bytes=2**30 * (1 + number % 5),
+            )
+        recorded = Trial(folder=Path(), spec=spec, result=None if outcome is None else result)
+        self._history.put(recorded)
+        self.closed.add(candidate.hash)

@@ -1,0 +1,122 @@
+"""The contracts of plug-ins: what is shipped keeps them, and what is broken does not."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from autotune.search.sampler import Request, Sampler
+from autotune.space.candidate import Candidate
+from autotune.testing import SamplerContract
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def breaks(contract: type, plugin: object, *, at: str) -> None:
+    """Expect a plug-in to fail one test of a contract.
+
+    Args:
+        contract: The kind's.
+        plugin: What is broken.
+        at: Part of the test's name.
+    """
+    tests = [name for name in dir(contract) if name.startswith("test_") and re.search(at, name)]
+    assert len(tests) == 1, f"{at} names one test"
+    broken = type("Broken", (contract,), {"make": lambda self: plugin})()
+    with pytest.raises(AssertionError):
+        getattr(broken, tests[0])()
+
+
+class First(Sampler):
+    """Always the first candidate."""
+
+    def propose(self, request: Request) -> Candidate | None:
+        return request.lattice.candidates[0]
+
+
+class Restless(Sampler):
+    """Goes by what it did before."""
+
+    n = 0
+
+    def propose(self, request: Request) -> Candidate | None:
+        self.n += 1
+        return request.lattice.candidates[-self.n]
+
+
+class Tired(Sampler):
+    """Gives up where candidates are open."""
+
+    def propose(self, request: Request) -> Candidate | None:
+        return None
+
+
+class Stray(Sampler):
+    """Remembers a candidate of the record, which the lattice has no more."""
+
+    def propose(self, request: Request) -> Candidate | None:
+        tried = request.history.tried
+        return tried[0].candidate if tried else request.lattice.candidates[0]
+
+
+class NeedsForecast(Sampler):
+    """Leaves its search alone where nothing is predicted."""
+
+    def propose(self, request: Request) -> Candidate | None:
+        return request.lattice.candidates[0] if request.steering else None
+
+
+@pytest.mark.parametrize(
+    ("sampler", "at"),
+    [
+        (First(), "open_candidates"),
+        (Tired(), "open_candidates"),
+        (Restless(), "same_request"),
+        (Stray(), "record_of_another"),
+        (NeedsForecast(), "nothing_is_predicted"),
+    ],
+)
+def test_a_broken_sampler_breaks_the_contract(sampler: Sampler, at: str) -> None:
+    breaks(SamplerContract, sampler, at=at)
+
+
+def test_a_name_that_nobody_offers_breaks_every_contract() -> None:
+    class Unknown(SamplerContract):
+        name = "no-such"
+
+    with pytest.raises(AssertionError):
+        Unknown().test_it_is_offered_by_its_name()
+
+
+class TestCalibrated(SamplerContract):
+    name = "calibrated"
+
+
+class TestGp(SamplerContract):
+    name = "gp"
+
+
+class TestGrid(SamplerContract):
+    name = "grid"
+
+
+class TestRandom(SamplerContract):
+    name = "random"
+
+
+class TestTpe(SamplerContract):
+    name = "tpe"
+
+
+CONTRACTS = (TestCalibrated, TestGp, TestGrid, TestRandom, TestTpe)
+
+
+def test_everything_shipped_is_held_to_its_contract() -> None:
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    shipped = {
+        (group.removeprefix("autotune.").removesuffix("s"), name)
+        for group, offered in settings["project"]["entry-points"].items()
+        for name in offered
+    }
+    assert {(contract.kind, contract.name) for contract in CONTRACTS} == shipped
