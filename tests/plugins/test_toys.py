@@ -1,0 +1,65 @@
+"""Toy plug-ins, each a package of its own that autotune does not know, search as others do."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from autotune.contract import Role
+from autotune.record.study import Study
+from autotune.testing import SamplerContract
+
+HERE = Path(__file__).resolve().parent
+PACKAGE = HERE.parent.parent / "autotune"
+
+JOB = (
+    *("--model", "tiny-gpt2", "--seq-len", "64", "--global-batch", "16", "--world", "2"),
+    *("--precision", "bf16", "--study", "toy"),
+)
+
+SIMULATED = ("--fleet", "simulate:2xH100")
+
+
+def search(results: Path, *flags: str) -> tuple[dict[str, Any], Study]:
+    """Run a search as a user would: its answer and its record."""
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "autotune", "search", "--json", "--results", results),
+            *JOB,
+            *flags,
+        ],
+        cwd=results,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout), Study(results, "toy")
+
+
+class TestBackwards(SamplerContract):
+    name = "toy-backwards"
+
+
+def test_the_toy_sampler_searches(tmp_path: Path) -> None:
+    answer, study = search(tmp_path, *SIMULATED, "--sampler", "toy-backwards", "--trials", "3")
+    assert answer["best"] is not None
+    tried = [t.spec.knobs for t in study.trials() if t.spec.role is Role.SEARCH]
+    # The first candidates of a space have the lowest stage, the last ones the highest.
+    assert [knobs["zero.stage"] for knobs in tried] == [3] * len(tried)
+    assert len(tried) >= 3
+
+
+def test_nothing_below_autotune_names_the_toys() -> None:
+    words = set()
+    for path in HERE.glob("*/pyproject.toml"):
+        project = tomllib.loads(path.read_text(encoding="utf-8"))
+        words.add(project["project"]["name"])
+        words.update(project["tool"]["setuptools"]["py-modules"])
+        for offered in project["project"]["entry-points"].values():
+            words.update(offered)
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not [word for word in words if word in text], path
