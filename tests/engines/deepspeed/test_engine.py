@@ -265,12 +265,12 @@ def test_the_knobs_of_a_base_are_offered_to_the_space(tmp_path):
         tmp_path,
         {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e3, "prefetch_bucket_size": 7}},
     )
-    assert DeepSpeedEngine(job, CPU).base_knobs == {
+    assert DeepSpeedEngine(job, CPU).context.base == {
         "zero.stage": 2,
         "reduce_bucket_size": 5000,
         "stage3.prefetch_bucket_size": 7,
     }
-    assert DeepSpeedEngine(tiny_job(tmp_path), CPU).base_knobs == {}
+    assert DeepSpeedEngine(tiny_job(tmp_path), CPU).context.base == {}
 
 
 def test_auto_is_resolved_or_dropped_and_said(tmp_path):
