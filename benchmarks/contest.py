@@ -10,14 +10,14 @@ import optuna
 from numpy.typing import NDArray
 from optuna.trial import create_trial
 
+from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue, Outcome
 from autotune.cost.forecast import Forecast
-from autotune.job.job import SamplerName
 from autotune.replay.groups import Group
 from autotune.search.calibrated import MEMORY_CONSTRAINT, CalibratedSampler
-from autotune.search.grid import least_used
 from autotune.search.history import History
-from autotune.search.sampler import Axis, make_axes, make_sampler
+from autotune.search.optuna_study import Axis, make_axes
+from autotune.search.samplers.grid import least_used
 
 Strategy = Callable[[Group, int, int], Sequence[int]]
 """Group, number of trials and seed -> the configurations in the order in which they are tried,
@@ -120,14 +120,15 @@ def grid_order(group: Group, n_trials: int, seed: int) -> Sequence[int]:
     return chosen
 
 
-def sampled_order(sampler: SamplerName) -> Strategy:
+def sampled_order(sampler: str) -> Strategy:
     """As one of Optuna's samplers proposes, with the settings and encodings of a real search."""
 
     def order(group: Group, n_trials: int, seed: int) -> Sequence[int]:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         axes = make_axes(group.values, History())
         study = optuna.create_study(
-            direction="maximize", sampler=make_sampler(sampler, n_trials, seed)
+            direction="maximize",
+            sampler=load_plugin("sampler", sampler).make(n_budget=n_trials, seed=seed),
         )
         chosen: list[int] = []
         while len(chosen) < n_trials:

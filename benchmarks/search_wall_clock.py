@@ -38,14 +38,13 @@ from wall_clock_searches import (
 from autotune.app.run import search
 from autotune.app.session import Session, open_session
 from autotune.base.errors import AutotuneError
+from autotune.base.plugins import load_plugin, plugin_names
 from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.predict import predict
 from autotune.export.export import export_candidate
-from autotune.job.job import SamplerName
 from autotune.search.base import Snapshot
 from autotune.search.history import candidate_of as candidate_of_spec
 from autotune.search.history import results
-from autotune.search.sampler import check_installed
 from autotune.space.candidate import Candidate
 
 SPACE = Path(__file__).with_suffix(".yaml")
@@ -58,7 +57,7 @@ JOB: dict[str, Any] = {
     # Four more steps of every trial, for what no sampler here goes by.
     "diagnose": False,
 }
-SAMPLERS = ("calibrated", "tpe", "gp", "random", "grid")
+SAMPLERS = plugin_names("sampler")
 ANSWERS = ("live", "table")
 
 
@@ -108,12 +107,12 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def usable(samplers: Sequence[SamplerName]) -> list[SamplerName]:
+def usable(samplers: Sequence[str]) -> list[str]:
     """Those that have what they import; says which have not."""
     found = []
     for name in samplers:
         try:
-            check_installed(name)
+            load_plugin("sampler", name).check_installed()
         except AutotuneError as error:
             print(f"left out: {error.message}: {error.hint}", file=sys.stderr)
         else:
@@ -191,7 +190,7 @@ def said_of(session: Session, candidate: Candidate) -> str:
 
 
 def live_searches(
-    session: Session, table: Table, samplers: Sequence[SamplerName], options: argparse.Namespace
+    session: Session, table: Table, samplers: Sequence[str], options: argparse.Namespace
 ) -> dict[str, Any]:
     """Searches with trials of their own, the samplers in turns."""
     print(f"searches with trials of their own, {options.rounds} of each, cap {options.trials}")
@@ -206,7 +205,7 @@ def live_searches(
 
 
 def answered_searches(
-    session: Session, table: Table, samplers: Sequence[SamplerName], options: argparse.Namespace
+    session: Session, table: Table, samplers: Sequence[str], options: argparse.Namespace
 ) -> dict[str, Any]:
     """Searches that the table answers; their seconds are those that it took to measure it."""
     print(f"searches answered from the table, {options.seeds} of each, cap {options.table_trials}")

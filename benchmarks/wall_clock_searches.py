@@ -21,7 +21,7 @@ from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.fleet.answering import AnsweringFleet
 from autotune.fleet.base import Fleet
 from autotune.fleet.local import LocalFleet
-from autotune.job.job import Budget, SamplerName
+from autotune.job.job import Budget
 from autotune.record.spread import is_figure, mean_log_rate
 from autotune.record.study import Study
 from autotune.search.base import Snapshot
@@ -113,7 +113,7 @@ class Table:
 class Search:
     """One search of a sampler with one seed."""
 
-    sampler: SamplerName
+    sampler: str
     seed: int
     trials_to_near: int | None
     """Trials, the baseline's included, until its best so far by its own figures is near the
@@ -137,9 +137,7 @@ def counted_runs(history: History, candidate: Candidate) -> list[TrialResult]:
     return [result for result in found if result is not None and is_figure(result)]
 
 
-def search_live(
-    session: Session, table: Table, *, sampler: SamplerName, seed: int, cap: int
-) -> Search:
+def search_live(session: Session, table: Table, *, sampler: str, seed: int, cap: int) -> Search:
     """Run a search's own trials, until it is near the best of the table or at its cap."""
     began = time.monotonic()
     fleet = LocalFleet(session.environment, world=session.job.world)
@@ -157,9 +155,7 @@ def search_live(
     )
 
 
-def search_table(
-    session: Session, table: Table, *, sampler: SamplerName, seed: int, cap: int
-) -> Search:
+def search_table(session: Session, table: Table, *, sampler: str, seed: int, cap: int) -> Search:
     """The same where the table answers for the trials."""
     spent_s: list[float] = []
 
@@ -260,7 +256,7 @@ def _search(
     fleet: Fleet,
     study: Study,
     *,
-    sampler: SamplerName,
+    sampler: str,
     seed: int,
     cap: int,
     elapsed_s: Callable[[], float],

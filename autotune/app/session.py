@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError, StudyError
+from autotune.base.plugins import load_plugin
 from autotune.contract import Origin
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
@@ -21,7 +22,6 @@ from autotune.report.plan import Plan, make_plan
 from autotune.search.history import History
 from autotune.search.recorded import recall
 from autotune.search.reduced import reduce_lattice
-from autotune.search.sampler import check_installed
 from autotune.search.steering import Forecaster
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, explain, parse_settings
@@ -92,7 +92,7 @@ def open_session(
     """
     environment = environment or detect_environment()
     job, data = read_job(job_file, flags, environment)
-    check_installed(job.sampler)
+    load_plugin("sampler", job.sampler).check_installed()
     table = accelerators_with(job.accelerators)
     study = Study(results, job.study)
     _check_writable(study.folder)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from autotune.app.session import Session
 from autotune.base.errors import AutotuneError, StudyError
+from autotune.base.plugins import load_plugin
 from autotune.cost.knowledge import (
     Lesson,
     choose_lessons,
@@ -21,7 +22,7 @@ from autotune.search.steering import Steering, lessons_of, situation_of, steerin
 def steer(
     session: Session, note: Callable[[str], None], knowledge: Path | None
 ) -> Steering | None:
-    """What predicts a search's trials, and what its sampler `calibrated` goes by.
+    """The forecast of a search's trials, which some samplers follow.
 
     Args:
         session: The job and what is legal for it here.
@@ -29,12 +30,13 @@ def steer(
         knowledge: The file of lessons; None: none.
 
     Returns:
-        None where nothing can be predicted; TPE proposes for the sampler `calibrated` then.
+        None where nothing can be predicted.
 
     Raises:
         StudyError: The study's folder cannot be written.
     """
     job, environment = session.job, session.environment
+    follows = load_plugin("sampler", job.sampler).goes_by_forecast
     lessons = () if knowledge is None else _lessons_for(session, note, knowledge)
     try:
         steering = steering_of(
@@ -47,12 +49,12 @@ def steer(
             accelerators=session.table,
         )
     except AutotuneError as error:
-        instead = "TPE proposes, for " if job.sampler == "calibrated" else ""
+        instead = "TPE proposes, for " if follows else ""
         note(f"{instead}nothing can be predicted: {error.message}")
         if job.budget.gpu_hours is not None:
             note("gpu_hours does not end this search: what a trial may gain is not known")
         return None
-    if job.sampler != "calibrated":
+    if not follows:
         return steering
     if not steering.can_steer(Objective.of(job, environment)):
         note("TPE proposes: predictions steer only the objective samples_per_s, by known knobs")

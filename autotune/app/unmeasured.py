@@ -11,6 +11,7 @@ import numpy as np
 from autotune.app.outlook import FleetWishes, described
 from autotune.app.session import Session, open_session, read_accelerators_of
 from autotune.base.errors import JobError
+from autotune.base.plugins import load_plugin
 from autotune.contract import Origin
 from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.forecast import Forecast
@@ -26,7 +27,6 @@ from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.replay.forecast import forecast_of
 from autotune.replay.problem import ReplayProblem, read_problem
-from autotune.search.sampler import check_installed
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 
@@ -165,7 +165,7 @@ def _replayed_job(problem: ReplayProblem, flags: Mapping[str, Any]) -> Job:
         "precision": problem.precision,
     }
     job = make_job(data, where="command line", flags=flags)
-    check_installed(job.sampler)
+    load_plugin("sampler", job.sampler).check_installed()
     model = model_from_config(
         problem.group.problem["model_name"] or "table's", problem.model_config, where="the table"
     )

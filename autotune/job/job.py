@@ -22,6 +22,7 @@ from pydantic import (
 
 from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
+from autotune.base.plugins import load_plugin
 from autotune.base.units import parse_bytes, parse_seconds
 from autotune.base.yaml_file import read_yaml, refuse_switch
 from autotune.contract import Fidelity
@@ -31,13 +32,14 @@ from autotune.job.lengths import FIXED, SHORTEST, Lengths, check_fits, parse_len
 from autotune.job.model import Model, load_model, presets, with_adapters, with_layers
 
 Precision = Literal["bf16", "fp16", "fp32"]
-SamplerName = Literal["calibrated", "tpe", "gp", "random", "grid"]
 ObjectiveName = Literal["samples_per_s", "peak_memory", "pareto"]
 
 _LARGEST = 2**31 - 1
 """Of counts and sizes: DeepSpeed, torch and the table's 64 bits hold their products."""
 
 DEFAULT_TRIALS = 20
+
+DEFAULT_SAMPLER = "calibrated"
 
 DEFAULT_ENGINE = "deepspeed"
 
@@ -82,7 +84,8 @@ class Job:
     objective: Objective
     space: str
     """Name of a shipped space, or the path of a YAML file."""
-    sampler: SamplerName
+    sampler: str
+    """Name of an installed sampler."""
     budget: Budget
     memory_limit_bytes: int | None
     """Per device; None: the device's capacity."""
@@ -166,7 +169,7 @@ class JobFile(BaseModel):
         description="with peak_memory: share of the best samples/s to keep",
     )
     space: str = "zero"
-    sampler: SamplerName = "calibrated"
+    sampler: str = DEFAULT_SAMPLER
     trials: int | None = Field(
         default=None,
         ge=1,
@@ -277,6 +280,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         file = JobFile.model_validate(data)
         check_fits(file.lengths, file.seq_len)
         _check_weighable(file)
+        sampler = load_plugin("sampler", file.sampler)
     except ValidationError as error:
         items: list[Mapping[str, Any]] = [*error.errors()]
         raise JobError(
@@ -306,7 +310,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         space=file.space,
         sampler=file.sampler,
         budget=Budget(
-            trials=_trials(file),
+            trials=file.trials or (_LARGEST if sampler.is_exhaustive else DEFAULT_TRIALS),
             time_s=file.budget,
             patience=file.patience,
             gpu_hours=file.gpu_hours,
@@ -324,7 +328,12 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         finetune=lora,
         lengths=file.lengths,
         diagnose=file.diagnose,
-        fidelity=_fidelity(file, model, where="command line" if "fidelity" in flags else where),
+        fidelity=_fidelity(
+            file,
+            model,
+            goes_by_forecast=sampler.goes_by_forecast,
+            where="command line" if "fidelity" in flags else where,
+        ),
         engine=file.engine,
         price_per_hour=file.price,
     )
@@ -374,28 +383,27 @@ def _check_weighable(file: JobFile) -> None:
         )
 
 
-def _trials(file: JobFile) -> int:
-    """A walk over the whole grid ends where the grid does."""
-    if file.trials is not None:
-        return file.trials
-    return _LARGEST if file.sampler == "grid" else DEFAULT_TRIALS
-
-
-def _fidelity(file: JobFile, model: Model, *, where: str) -> Fidelity | None:
-    """What reduced trials run.
+def _fidelity(
+    file: JobFile, model: Model, *, goes_by_forecast: bool, where: str
+) -> Fidelity | None:
+    """Layers and world of the reduced trials.
 
     Raises:
-        JobError: It cannot be, or nothing would learn from such trials.
+        JobError: The model cannot run so, or nothing would learn from such trials.
     """
     if file.fidelity is None:
         return None
-    for key, needed in (("sampler", "calibrated"), ("objective", "samples_per_s")):
-        if (chosen := getattr(file, key)) != needed:
-            raise JobError(
-                f"{where}: fidelity: reduced trials teach the forecast alone, and with {key} "
-                f"{chosen} nothing goes by it",
-                f"leave fidelity out, or choose {key} {needed}",
-            )
+    for key, teaches, needed in (
+        ("sampler", goes_by_forecast, DEFAULT_SAMPLER),
+        ("objective", file.objective == "samples_per_s", "samples_per_s"),
+    ):
+        if teaches:
+            continue
+        raise JobError(
+            f"{where}: fidelity: reduced trials teach the forecast alone, and with {key} "
+            f"{getattr(file, key)} nothing goes by it",
+            f"leave fidelity out, or choose {key} {needed}",
+        )
     try:
         fidelity = file.fidelity.checked(shape=model.shape, world=file.world)
         if fidelity.layers is not None:

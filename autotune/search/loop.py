@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from autotune.base.plugins import load_plugin
 from autotune.contract import Role
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
@@ -22,13 +23,12 @@ from autotune.search.base import (
 )
 from autotune.search.baseline import find_baseline
 from autotune.search.feasibility import nothing_feasible
-from autotune.search.grid import next_of_grid
 from autotune.search.history import busy_s, intervals, owed_repeat, results
 from autotune.search.in_flight import POLL_S, Crew
 from autotune.search.interrupt import Interrupt
 from autotune.search.objective import Objective
 from autotune.search.reduced import ReducedTrials, too_large
-from autotune.search.sampler import propose
+from autotune.search.sampler import Request, Sampler
 from autotune.search.steering import Steering
 from autotune.search.stop import has_time, n_done, searched, why_stop
 from autotune.search.study_facts import save_facts
@@ -66,8 +66,8 @@ def run_search(
         lattice: The legal candidates.
         observer: Is shown what happens.
         interrupt: Asks the search to drain or to end.
-        steering: Predicts what trials will measure, and is what the sampler `calibrated` goes by;
-            None: nothing can be predicted, and TPE proposes in its place.
+        steering: Predicts what trials will measure, for samplers that go by it; None: nothing
+            can be predicted.
         compares: Whether the best runs again beside the baseline; a table of runs would only
             repeat itself.
 
@@ -128,6 +128,7 @@ class _Search:
         self._observer = observer
         self._interrupt = interrupt
         self._objective = Objective.of(job, environment)
+        self._sampler: Sampler = load_plugin("sampler", job.sampler)
         self._fleet = fleet
         self._stage = Stage.BASELINE
         self._stop: StopReason | None = None
@@ -290,22 +291,17 @@ class _Search:
         if self._users_baseline is not None and not searched(history):
             # What they run today is where the search starts from: one knob away, mostly.
             return lattice.nearest(self._users_baseline.values, closed)
-        if job.sampler == "grid":
-            return next_of_grid(lattice, history, closed, seed=job.seed)
-        steering = self._steering if job.sampler == "calibrated" else None
-        if steering is not None and steering.can_steer(self._objective):
-            return steering.propose(
-                history, self._objective, closed, n_budget=self._n_budget, seed=job.seed
+        return self._sampler.propose(
+            Request(
+                lattice=lattice,
+                history=history,
+                objective=self._objective,
+                closed=closed,
+                n_budget=self._n_budget,
+                seed=job.seed,
+                steering=self._steering,
             )
-        values = propose(
-            lattice.values,
-            history,
-            self._objective,
-            sampler=job.sampler,
-            n_budget=self._n_budget,
-            seed=job.seed,
         )
-        return lattice.nearest({**lattice.constants, **values}, closed)
 
     def _pays(self) -> bool:
         """Whether another trial is expected to save more of the training than it costs."""

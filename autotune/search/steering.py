@@ -33,7 +33,7 @@ from autotune.search.acquisition import Chooser, Shot, seen_peaks, seen_times
 from autotune.search.calibrated import VARIATION, CalibratedSampler
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
-from autotune.search.sampler import make_axes, make_sampler, sampler_seed, told_trials
+from autotune.search.optuna_study import make_axes, sampler_seed, told_trials, tpe_sampler
 from autotune.space.candidate import Candidate
 
 FORECAST_KNOBS = (
@@ -119,7 +119,7 @@ class Steering:
             known_peaks=peaks,
             n_beside=len(history.reduced.tried),
             closed=rows.closed,
-            others=make_sampler("tpe", n_budget, drawn),
+            others=tpe_sampler(n_budget, drawn),
         )
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = optuna.create_study(directions=objective.directions, sampler=sampler)

@@ -11,7 +11,7 @@ from autotune.search.history import History
 from autotune.search.in_flight import Crew
 from autotune.search.interrupt import Interrupt
 from autotune.search.objective import Objective
-from autotune.search.sampler import make_axes, told_trials
+from autotune.search.optuna_study import make_axes, told_trials
 from tests.chaos.faults import LostError, must
 from tests.chaos.invariants import Digests, check_record, unleased_segments
 from tests.searches import Search

@@ -13,7 +13,7 @@ from autotune.record.study import Study
 from autotune.search.answer import Answer
 from autotune.search.history import MANY_TRIALS, History
 from autotune.search.objective import LOSING_SHARE, Objective
-from autotune.search.sampler import make_axes, told_trials
+from autotune.search.optuna_study import make_axes, told_trials
 from autotune.search.trial_spec import CONFIRM_MEASURE, MEASURE, WARM_MEASURE
 from tests.search.scripted import (
     ENVIRONMENT,

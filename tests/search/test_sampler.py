@@ -7,12 +7,14 @@ import pytest
 from optuna.trial import TrialState
 
 from autotune.base.errors import JobError
+from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue, Outcome, Role, TrialResult, TrialSpec
-from autotune.job.job import Job, SamplerName
+from autotune.job.job import Job
 from autotune.record.study import Trial
 from autotune.search.history import History
 from autotune.search.objective import METER_SLACK, Objective
-from autotune.search.sampler import check_installed, make_axes, propose, told_trials
+from autotune.search.optuna_study import make_axes, told_trials
+from autotune.search.samplers.of_optuna import Gp, OptunasSampler, Random, Tpe
 from autotune.search.trial_spec import Run, make_spec
 from tests.search.scripted import (
     ENVIRONMENT,
@@ -171,18 +173,20 @@ def test_both_objectives_are_told(history: History):
 
 
 def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("autotune.search.sampler.find_spec", lambda name: None)
-    for sampler in ("tpe", "random", "grid"):
-        check_installed(sampler)
+    monkeypatch.setattr("autotune.search.samplers.of_optuna.find_spec", lambda name: None)
+    for sampler in ("calibrated", "tpe", "random", "grid"):
+        load_plugin("sampler", sampler).check_installed()
     with pytest.raises(JobError, match="gp needs scipy") as caught:
-        check_installed("gp")
+        load_plugin("sampler", "gp").check_installed()
     assert "pip install 'autotune[gp]'" in caught.value.hint
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
-def test_the_same_history_and_seed_give_the_same_proposal(history: History, sampler: SamplerName):
+@pytest.mark.parametrize("sampler", [Tpe(), Random(), Gp()], ids=["tpe", "random", "gp"])
+def test_the_same_history_and_seed_give_the_same_proposal(
+    history: History, sampler: OptunasSampler
+):
     def ask(seed: int) -> dict[str, KnobValue]:
-        return propose(SPACE, history, objective(), sampler=sampler, n_budget=2, seed=seed)
+        return sampler.propose_values(SPACE, history, objective(), n_budget=2, seed=seed)
 
     assert ask(3) == ask(3)
     assert len({str(ask(seed)) for seed in range(4)}) > 1
@@ -193,16 +197,16 @@ def test_proposals_of_one_seed_differ_as_the_record_grows(history: History):
     for number in range(20, 28):
         spec = spec_of(make(), number, zero__stage=0, micro_batch=1)
         history.put(trial(spec, fault(spec, Outcome.LAUNCH)))
-        values = propose(SPACE, history, objective(), sampler="random", n_budget=8, seed=0)
+        values = Random().propose_values(SPACE, history, objective(), n_budget=8, seed=0)
         seen.add(str(values))
     assert len(seen) > 3
 
 
 def test_a_space_without_a_choice_still_proposes(history: History):
-    assert propose({}, history, objective(), sampler="tpe", n_budget=4, seed=0) == {}
+    assert Tpe().propose_values({}, history, objective(), n_budget=4, seed=0) == {}
 
 
-def share_of_oom(sampler: SamplerName, seed: int) -> float:
+def share_of_oom(sampler: OptunasSampler, seed: int) -> float:
     """Of the last 25 of 40 proposals in a space where two thirds run out of memory."""
     job = make(global_batch=4096, memory_limit="20GiB")
     sizes = tuple(2**k for k in range(10))
@@ -210,7 +214,7 @@ def share_of_oom(sampler: SamplerName, seed: int) -> float:
     space: Mapping[str, Sequence[KnobValue]] = lattice.values
     history, ooms = History(), []
     for number in range(40):
-        values = propose(space, history, objective(job), sampler=sampler, n_budget=40, seed=seed)
+        values = sampler.propose_values(space, history, objective(job), n_budget=40, seed=seed)
         chosen = {name.replace(".", "__"): value for name, value in values.items()}
         spec = spec_of(job, number, **chosen)
         result = realistic(spec)
@@ -220,9 +224,9 @@ def share_of_oom(sampler: SamplerName, seed: int) -> float:
 
 
 def test_out_of_memory_teaches_the_sampler():
-    learned = numpy.mean([share_of_oom("tpe", seed) for seed in range(3)])
-    modelled = share_of_oom("gp", 0)
-    blind = numpy.mean([share_of_oom("random", seed) for seed in range(3)])
+    learned = numpy.mean([share_of_oom(Tpe(), seed) for seed in range(3)])
+    modelled = share_of_oom(Gp(), 0)
+    blind = numpy.mean([share_of_oom(Random(), seed) for seed in range(3)])
     assert blind > 0.5
     assert learned < blind / 2
     assert modelled < blind / 2

@@ -5,12 +5,14 @@ from collections import Counter
 import pytest
 
 from autotune.contract import Role
+from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.search.base import StopReason
-from autotune.search.grid import next_of_grid
 from autotune.search.history import History
 from autotune.search.objective import Objective
-from autotune.search.sampler import make_axes, told_trials
+from autotune.search.optuna_study import make_axes, told_trials
+from autotune.search.sampler import Request
+from autotune.search.samplers.grid import Grid
 from tests.search.scripted import (
     ENVIRONMENT,
     Notebook,
@@ -78,13 +80,26 @@ def test_the_walk_has_no_budget_of_its_own_unless_one_is_given(study: Study):
     assert again.stop_reason is StopReason.TRIALS
 
 
+def next_of_grid(lattice: Lattice, history: History, closed: set[str], seed: int):
+    return Grid().propose(
+        Request(
+            lattice=lattice,
+            history=history,
+            objective=Objective.of(make(), ENVIRONMENT),
+            closed=closed,
+            n_budget=32,
+            seed=seed,
+        )
+    )
+
+
 def walked(seed: int, n: int) -> list[tuple[int, int, str]]:
     """The first candidates of a walk, as (stage, micro-batch, recompute)."""
     job, history, steps = make(), History(), []
     lattice = lattice_of(job)
     for number in range(n):
         closed = {t.candidate.hash for t in history.tried}
-        chosen = next_of_grid(lattice, history, closed, seed=seed)
+        chosen = next_of_grid(lattice, history, closed, seed)
         assert chosen is not None
         values = (int(chosen["zero.stage"]), chosen.micro_batch, str(chosen["recompute"]))
         steps.append(values)
@@ -111,7 +126,7 @@ def test_a_walk_ends_when_everything_is_closed():
     job = make()
     lattice = lattice_of(job)
     everything = {c.hash for c in lattice.candidates}
-    assert next_of_grid(lattice, History(), everything, seed=0) is None
+    assert next_of_grid(lattice, History(), everything, 0) is None
 
 
 def test_the_users_baseline_is_where_the_search_starts(study: Study):

@@ -5,40 +5,31 @@ a lattice is a product with holes, and the record is the only state. So the next
 from the record alone.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.contract import KnobValue
-from autotune.planning.lattice import Lattice
-from autotune.search.history import History
+from autotune.search.sampler import Request, Sampler
 from autotune.space.candidate import Candidate
 
 
-def next_of_grid(
-    lattice: Lattice, history: History, closed: Collection[str], *, seed: int
-) -> Candidate | None:
-    """The open candidate whose values were tried least often so far.
+class Grid(Sampler):
+    """Walks the lattice; cut short, it has seen every value about equally often."""
 
-    Cut short, such a walk has still seen every stage and every micro-batch about equally often.
+    is_exhaustive = True
 
-    Args:
-        lattice: The legal candidates.
-        history: What was tried.
-        closed: Hashes of candidates that are not wanted.
-        seed: Of the order among equals.
-
-    Returns:
-        None if every candidate is closed.
-    """
-    tried = {t.candidate.hash for t in history.tried}
-    is_tried = np.array([c.hash in tried for c in lattice.candidates])
-    is_open = np.array([c.hash not in closed for c in lattice.candidates])
-    if not is_open.any():
-        return None
-    columns = {name: [c.get(name) for c in lattice.candidates] for name in lattice.values}
-    return lattice.candidates[least_used(columns, is_tried, is_open, seed=seed)]
+    def propose(self, request: Request) -> Candidate | None:
+        """The open candidate whose values were tried least often so far."""
+        candidates = request.lattice.candidates
+        tried = {t.candidate.hash for t in request.history.tried}
+        is_tried = np.array([c.hash in tried for c in candidates])
+        is_open = np.array([c.hash not in request.closed for c in candidates])
+        if not is_open.any():
+            return None
+        columns = {name: [c.get(name) for c in candidates] for name in request.lattice.values}
+        return candidates[least_used(columns, is_tried, is_open, seed=request.seed)]
 
 
 def least_used(

@@ -1,0 +1,124 @@
+"""The samplers `tpe`, `gp` and `random`: Optuna's, asked for a value of every knob.
+
+The lattice then finds the nearest candidate that is legal and open.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+
+import optuna
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler
+
+from autotune.base.errors import JobError
+from autotune.contract import KnobValue
+from autotune.search.history import History
+from autotune.search.objective import Objective
+from autotune.search.optuna_study import (
+    make_axes,
+    n_random_trials,
+    sampler_seed,
+    told_trials,
+    tpe_sampler,
+)
+from autotune.search.sampler import Request, Sampler
+from autotune.space.candidate import Candidate
+
+_GP_PACKAGES = ("scipy", "torch")
+"""What Optuna's Gaussian process sampler imports when it is asked."""
+
+
+class OptunasSampler(Sampler):
+    """A sampler of Optuna's over the values of the lattice."""
+
+    tells_idle_knobs: bool = False
+    """Whether every trial is told with every knob, those that do not act at their first value."""
+
+    @abstractmethod
+    def make(self, *, n_budget: int, seed: int) -> BaseSampler:
+        """The sampler as Optuna has it.
+
+        Args:
+            n_budget: Trials of the whole search; at most half of them are random.
+            seed: Of its draws.
+        """
+
+    def propose(self, request: Request) -> Candidate | None:
+        """The open candidate that is nearest to the values that Optuna proposes."""
+        lattice = request.lattice
+        values = self.propose_values(
+            lattice.values,
+            request.history,
+            request.objective,
+            n_budget=request.n_budget,
+            seed=request.seed,
+        )
+        return lattice.nearest({**lattice.constants, **values}, request.closed)
+
+    def propose_values(
+        self,
+        space: Mapping[str, Sequence[KnobValue]],
+        history: History,
+        objective: Objective,
+        *,
+        n_budget: int,
+        seed: int,
+    ) -> dict[str, KnobValue]:
+        """A value of every knob.
+
+        Args:
+            space: Values per knob.
+            history: What was tried; the same history and seed give the same proposal.
+            objective: What is better and what is feasible.
+            n_budget: Trials of the whole search.
+            seed: The job's seed.
+        """
+        # It would warn of every knob that acts only at some stages and so is sampled on its own.
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        axes = make_axes(space, history)
+        study = optuna.create_study(
+            directions=objective.directions,
+            sampler=self.make(n_budget=n_budget, seed=sampler_seed(seed, history)),
+        )
+        study.add_trials(told_trials(axes, history, objective, is_whole=self.tells_idle_knobs))
+        trial = study.ask({name: axis.distribution for name, axis in axes.items()})
+        return {name: axis.decode(trial.params[name]) for name, axis in axes.items()}
+
+
+class Tpe(OptunasSampler):
+    """The tree-structured Parzen estimator."""
+
+    def make(self, *, n_budget: int, seed: int) -> BaseSampler:
+        """Optuna's, of all knobs together."""
+        return tpe_sampler(n_budget, seed)
+
+
+class Gp(OptunasSampler):
+    """The Gaussian process.
+
+    It sees only the knobs that all trials have and draws the others blindly.
+    """
+
+    tells_idle_knobs = True
+
+    def check_installed(self) -> None:
+        """See that scipy and torch are there."""
+        missing = [name for name in _GP_PACKAGES if find_spec(name) is None]
+        if missing:
+            raise JobError(
+                f"sampler: gp needs {' and '.join(missing)}, which is not installed",
+                "pip install 'autotune[gp]', or choose --sampler tpe",
+            )
+
+    def make(self, *, n_budget: int, seed: int) -> BaseSampler:
+        """Optuna's."""
+        self.check_installed()
+        return GPSampler(seed=seed, n_startup_trials=n_random_trials(n_budget))
+
+
+class Random(OptunasSampler):
+    """Values drawn at random."""
+
+    def make(self, *, n_budget: int, seed: int) -> BaseSampler:
+        """Optuna's."""
+        return RandomSampler(seed=seed)
