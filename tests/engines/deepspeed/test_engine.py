@@ -334,3 +334,18 @@ def test_a_base_that_is_no_configuration_is_refused(tmp_path, text, said):
 def test_a_base_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(RenderError, match="cannot be read"):
         DeepSpeedEngine(tiny_job(tmp_path, base_config=str(tmp_path / "absent.json")), CPU)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "optimizer", "is_so"),
+    [
+        ({}, {"type": "AdamW"}, True),
+        ({"compile": "torch"}, {"type": "AdamW"}, False),
+        ({}, {"type": "Muon"}, False),
+    ],
+    ids=["plain", "compiled", "compiled on import"],
+)
+def test_what_compiles_at_its_start_does_not_start_warm(tmp_path, knobs, optimizer, is_so):
+    job = tiny_job(tmp_path, optimizer=optimizer)
+    ranks = DeepSpeedEngine(job, CPU).ranks(canonical_candidate(job, **knobs))
+    assert ranks.may_start_warm is is_so
