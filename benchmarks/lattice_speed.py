@@ -11,6 +11,7 @@ import time
 
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.job.job import make_job
 from autotune.planning.lattice import build_lattice
 from autotune.space.space import load_space
@@ -32,12 +33,12 @@ def measure(space_name: str, model: str) -> dict[str, str | int | float]:
     data = {"model": model, "seq_len": 2048, "global_batch": 512, "world": 8, "space": space_name}
     job = make_job(data, where="benchmark")
     engine = DeepSpeedEngine(job, H100)
-    shipped = load_space(space_name)
+    shipped = load_space(space_name, KNOBS)
     wider = {**shipped.domains, "recompute": Domain(values=("none", "every_2", "full"))}
     space = dataclasses.replace(shipped, domains=wider)
 
     started = time.perf_counter()
-    lattice = build_lattice(space, job, H100, engine)
+    lattice = build_lattice(space, engine)
     built_s = time.perf_counter() - started
 
     proposal = {"zero.stage": 3, "micro_batch": 16}

@@ -29,13 +29,14 @@ from autotune.base.student_t import t_quantile
 from autotune.contract import Role, TrialResult
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.engines.deepspeed.rules import judge
 from autotune.export.export import export_candidate
 from autotune.fleet.local import LocalFleet
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
-from autotune.space.catalogue.process import environment_of
-from autotune.space.knobs import Context, canonical
+from autotune.space.knob import Context
+from autotune.space.knobs import canonical
 
 TOLERANCE = 0.05
 _LARGEST_LOG = 700.0

@@ -32,6 +32,7 @@ from plain_agreement import JOB, candidate_of, compared, plain_samples_per_s, ru
 from autotune.app.session import Session, open_session
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.engines.deepspeed.extensions import build
+from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.export.export import export_candidate
 from autotune.fleet.local import LocalFleet
 from autotune.record.spread import (
@@ -45,7 +46,6 @@ from autotune.record.spread import (
 from autotune.search.confirm import ROUNDS
 from autotune.search.trial_spec import Run
 from autotune.space.candidate import Candidate
-from autotune.space.catalogue.process import environment_of
 
 ENOUGH = 0.9
 """Share of re-runs that an interval of 95% has to cover here: runs are few and tails heavy."""

@@ -7,7 +7,8 @@ from typing import Any
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job, make_job
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import Context, canonical
+from autotune.space.knob import Context
+from autotune.space.knobs import canonical
 
 TINY: dict[str, Any] = {
     "model_type": "llama",

@@ -11,6 +11,7 @@ from pathlib import Path
 from platform import python_version
 
 from autotune.devices.hardware import detect_environment
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.record.tried import run_of
 from tests.engines.deepspeed.test_engine_reality import (
     WORLD,
@@ -32,6 +33,7 @@ def main() -> None:
             sys.exit(f"{case['spec']['knobs']}: {result.get('error') or result['differences']}")
     record = run_of(
         map(acting, cases),
+        knobs=KNOBS,
         started_at_s=started_at_s,
         accelerator="cpu",
         device_name=detect_environment().device_name,

@@ -18,7 +18,7 @@ from autotune.planning.lattice import Lattice, build_lattice
 from autotune.report.settings import Candidates
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Knob
-from autotune.space.knobs import KNOBS, canonical, explain, parse_settings
+from autotune.space.knobs import canonical, explain, parse_settings
 from autotune.space.rule import Violation
 from autotune.space.space import load_space
 
@@ -49,7 +49,7 @@ class DeepSpeedOutlook(Outlook[Candidates]):
         Raises:
             JobError: A setting is not one.
         """
-        values = parse_settings(settings)
+        values = parse_settings(settings, self.lattice.context.knobs)
         notes = tuple(explain(values, self.lattice.context).values())
         return self._of([self._candidate(values)]), notes
 
@@ -69,9 +69,8 @@ class DeepSpeedOutlook(Outlook[Candidates]):
         """One knob a step up and down, at its other choices, and at the space's values."""
         candidate = choice.candidates[0]
         found: dict[Candidate, tuple[str, KnobValue]] = {}
-        space = load_space(self.job.space)
-        for name in KNOBS:
-            knob = KNOBS[name]
+        space = load_space(self.job.space, self.lattice.context.knobs)
+        for name, knob in self.lattice.context.knobs.items():
             own = candidate.get(name)
             domain = space.domains.get(name)
             tried = [*_steps(knob, own), *(domain.values if domain is not None else ())]
@@ -127,7 +126,7 @@ def deepspeed_outlook(
         wishes=wishes,
         table=table,
         engine=engine,
-        lattice=build_lattice(load_space(job.space), job, environment, engine),
+        lattice=build_lattice(load_space(job.space, engine.context.knobs), engine),
     )
 
 

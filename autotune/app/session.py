@@ -24,7 +24,7 @@ from autotune.search.recorded import recall
 from autotune.search.reduced import reduce_lattice
 from autotune.search.steering import Forecaster
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import Context, canonical, explain, parse_settings
+from autotune.space.knobs import canonical, explain, parse_settings
 from autotune.space.space import load_space
 
 DEMO: dict[str, dict[str, Any]] = {
@@ -105,7 +105,7 @@ def open_session(
         job_data=data,
         environment=environment,
         engine=engine,
-        lattice=build_lattice(load_space(job.space), job, environment, engine),
+        lattice=build_lattice(load_space(job.space, engine.context.knobs), engine),
         study=study,
         table=table,
     )
@@ -152,8 +152,8 @@ def render(
     environment = detect_environment()
     job, _ = read_job(job_file, flags, environment)
     engine = bind_engine(job, environment)
-    context = Context.of(job, environment, base=engine.base_knobs, optimizer=engine.optimizer)
-    values = parse_settings(settings)
+    context = engine.context
+    values = parse_settings(settings, context.knobs)
     candidate = Candidate.of(
         canonical(values, context), world=job.world, global_batch=job.global_batch
     )

@@ -37,7 +37,7 @@ from autotune.report.terminal.overview import State
 from autotune.search.objective import Objective, figure_of
 from autotune.search.recorded import changes_since, engine_of, history_of
 from autotune.space.candidate import Candidate, candidate_of
-from autotune.space.knobs import Context
+from autotune.space.knob import Context
 
 
 def studies(results: Path) -> list[Study]:

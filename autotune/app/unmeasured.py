@@ -28,7 +28,7 @@ from autotune.record.study import Study
 from autotune.replay.forecast import forecast_of
 from autotune.replay.problem import ReplayProblem, read_problem
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import Context
+from autotune.space.knob import Context
 
 FLEETS = "local, simulate, simulate:8xH100, replay:FILE.csv or replay:FILE.csv#GROUP"
 _DESCRIBED = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")
@@ -144,7 +144,7 @@ def _open_replayed(problem: ReplayProblem, flags: Mapping[str, Any], *, results:
         },
         environment=environment,
         engine=engine,
-        lattice=_lattice(problem, job, environment),
+        lattice=_lattice(problem, engine.context),
         study=Study(results, job.study),
         origin=Origin.REPLAYED,
         make_fleet=lambda: AnsweringFleet(replayed(by_hash)),
@@ -184,12 +184,12 @@ def _environment(problem: ReplayProblem) -> Environment:
     )
 
 
-def _lattice(problem: ReplayProblem, job: Job, environment: Environment) -> Lattice:
+def _lattice(problem: ReplayProblem, context: Context) -> Lattice:
     candidates = tuple(problem.configurations)
 
     return Lattice(
         candidates=candidates,
-        context=Context.of(job, environment),
+        context=context,
         grid_size=len(candidates),
         refused={},
         examples={},

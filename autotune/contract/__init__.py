@@ -47,6 +47,7 @@ from autotune.contract.spec import (
     TrialSpec,
 )
 from autotune.contract.words import (
+    LIST_VARIABLES,
     Origin,
     Outcome,
     Phase,
@@ -57,6 +58,7 @@ from autotune.contract.words import (
 __all__ = [
     "CONFIG_DIR",
     "DS_CONFIG_FILE",
+    "LIST_VARIABLES",
     "RANKS_DIR",
     "RESULT_FILE",
     "SCHEMA_VERSION",

@@ -78,3 +78,7 @@ class Phase(StrEnum):
     DIAGNOSE = "diagnose"
     """A few steps more, watched closely; whatever happens in them, the trial has its figure."""
     TEARDOWN = "teardown"
+
+
+LIST_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF",)
+"""Environment variables that hold a list of settings: what the user has in them comes first."""

@@ -5,19 +5,32 @@ a job and an environment; what it gives then is the `Engine` of that job.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from autotune.base.plugins import load_plugin
-from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
-from autotune.space.knob import Catalogue
+from autotune.space.knob import Catalogue, Context
 from autotune.space.rule import Violation
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSettings:
+    """What the ranks of a candidate start with, beside its files."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the candidate sets."""
+    binds_cores: bool = False
+    """Whether each GPU rank is bound to its own share of the cores; a CPU rank always is."""
+    may_start_warm: bool = True
+    """Whether they may be forked from a process that has imported everything: what is compiled on
+    import or at the first step may not."""
 
 
 class Engine(Protocol):
@@ -26,12 +39,8 @@ class Engine(Protocol):
     name: str
 
     @property
-    def base_knobs(self) -> Mapping[str, KnobValue]:
-        """Knobs that the user's base configuration sets; empty where there is none."""
-
-    @property
-    def optimizer(self) -> str:
-        """Type of the optimizer that trains, in lower case."""
+    def context(self) -> Context:
+        """What decides, for the job, which knobs act and what they mean."""
 
     def judge(self, candidate: Candidate) -> Sequence[Violation]:
         """The rules that a candidate breaks; empty for a legal one.
@@ -49,6 +58,9 @@ class Engine(Protocol):
 
     def expected(self, setup: Setup) -> dict[str, Any]:
         """What the live engine must read back for this setup (`TrialSpec.expected`)."""
+
+    def ranks(self, candidate: Candidate) -> RankSettings:
+        """What the candidate's ranks start with."""
 
     def files(self, candidate: Candidate) -> dict[str, str]:
         """Configuration files of the candidate: path below `config/` -> text."""

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.contract import KnobValue
 from autotune.cost.candidates import plans_of
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine
+from autotune.engines.base import Engine, RankSettings
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import Job
 from autotune.replay.problem import ReplayProblem
 from autotune.space.candidate import Candidate
+from autotune.space.knob import Context
 from autotune.space.rule import Violation
 
 
@@ -30,14 +30,9 @@ class ReplayedEngine:
         self._problem = problem
 
     @property
-    def base_knobs(self) -> Mapping[str, KnobValue]:
-        """None: the rows say all."""
-        return {}
-
-    @property
-    def optimizer(self) -> str:
+    def context(self) -> Context:
         """As the job has it; tables do not say."""
-        return str(self._job.optimizer.get("type", "")).lower()
+        return Context.of(self._job, self._environment)
 
     def judge(self, candidate: Candidate) -> list[Violation]:
         """What the table has no run of is not to be had."""
@@ -75,6 +70,10 @@ class ReplayedEngine:
             supports_recompute=True,
             environment=self._environment,
         )
+
+    def ranks(self, candidate: Candidate) -> RankSettings:
+        """There are none."""
+        return RankSettings()
 
     def expected(self, setup: Setup) -> dict[str, Any]:
         """Nothing: no engine is there to ask."""

@@ -6,10 +6,12 @@ from typing import Any, Protocol
 
 from autotune.base.templates import Templates
 from autotune.devices.hardware import Environment
+from autotune.engines.base import RankSettings
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import Job
 from autotune.record.soak import SoakResult
 from autotune.space.candidate import Candidate
+from autotune.space.knob import Context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,9 @@ class Export:
     job: Job
     candidate: Candidate
     setup: Setup
+    context: Context
+    """Of the job and its engine."""
+    ranks: RankSettings
     environment: Environment
     figures: Figures | None
     """None: rendered, not tried."""

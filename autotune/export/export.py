@@ -54,6 +54,8 @@ def export_candidate(
         job=job,
         candidate=candidate,
         setup=engine.setup(candidate),
+        context=engine.context,
+        ranks=engine.ranks(candidate),
         environment=environment,
         figures=figures,
         soak=soak,

@@ -12,6 +12,7 @@ import psutil
 
 from autotune.base.errors import FleetError, StudyError
 from autotune.contract import (
+    LIST_VARIABLES,
     RANKS_DIR,
     STDERR_FILE,
     STDOUT_FILE,
@@ -34,7 +35,6 @@ from autotune.fleet.ports import PortLease, lease_port, sweep_segments
 from autotune.fleet.processes import ask_for_stacks, is_stopped, kill_all, ranks_command
 from autotune.fleet.telemetry import Telemetry
 from autotune.fleet.warm import Templates, WarmProcess
-from autotune.space.catalogue.process import LISTS
 from autotune.trial.launcher import COORDINATOR_ENV, EXIT_FILE
 from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
@@ -310,7 +310,7 @@ class LocalTrial:
             made["LOCAL_SIZE"] = str(self.spec.world)
             made["GLOO_SOCKET_IFNAME"] = "lo"
         for name, value in self.spec.environment.items():
-            is_added = name in LISTS and made.get(name)
+            is_added = name in LIST_VARIABLES and made.get(name)
             made[name] = f"{made[name]},{value}" if is_added else value
         return made
 

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from autotune.base.errors import NothingFeasibleError
 from autotune.contract import KnobValue
-from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
-from autotune.job.job import Job
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import KNOBS, Context, canonical
+from autotune.space.knob import Context
+from autotune.space.knobs import canonical
 from autotune.space.rule import Violation
 from autotune.space.space import Space, grid
 
@@ -48,7 +47,7 @@ class Lattice:
                 found.setdefault(name, set()).add(value)
         return {
             name: tuple(sorted(found[name], key=_sort_key))
-            for name in KNOBS
+            for name in self.context.knobs
             if len(found.get(name, ())) > 1
         }
 
@@ -78,7 +77,7 @@ class Lattice:
         """
         columns = {
             name: pd.Series([c.get(name) for c in self.candidates], dtype=_DTYPES[knob.kind])
-            for name, knob in KNOBS.items()
+            for name, knob in self.context.knobs.items()
             if any(name in c.values for c in self.candidates)
         }
         return pd.DataFrame(columns).assign(
@@ -121,7 +120,7 @@ class Lattice:
                 total += acts
                 continue
             at = self._coordinate(name, point[name])
-            if KNOBS[name].kind in _ORDERED:
+            if self.context.knobs[name].kind in _ORDERED:
                 low, high = float(np.nanmin(column)), float(np.nanmax(column))
                 gap = np.abs(column - min(max(at, low), high)) / ((high - low) or 1.0)
             else:
@@ -140,14 +139,15 @@ class Lattice:
                     for c in self.candidates
                 ]
             )
-            for name in KNOBS
+            for name in self.context.knobs
             if name in names
         }
 
     def _coordinate(self, name: str, value: KnobValue) -> float:
-        if KNOBS[name].kind == "int":
+        kind = self.context.knobs[name].kind
+        if kind == "int":
             return float(np.log2(int(value) + 1))
-        if KNOBS[name].kind == "float":
+        if kind == "float":
             return float(value)
         return float(self._codes.setdefault((name, value), len(self._codes)))
 
@@ -157,7 +157,7 @@ class Lattice:
         return {}
 
 
-def build_lattice(space: Space, job: Job, environment: Environment, engine: Engine) -> Lattice:
+def build_lattice(space: Space, engine: Engine) -> Lattice:
     """Render and judge every candidate of a space.
 
     Raises:
@@ -165,7 +165,7 @@ def build_lattice(space: Space, job: Job, environment: Environment, engine: Engi
         RenderError: A template or the base configuration does not render.
         NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
     """
-    context = Context.of(job, environment, base=engine.base_knobs, optimizer=engine.optimizer)
+    context = engine.context
 
     def violations(candidate: Candidate, renderer: Engine) -> Sequence[Violation]:
         return renderer.judge(candidate)

@@ -10,9 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from autotune.contract import Origin
 from autotune.devices.hardware import Environment
-from autotune.job.job import Objective
+from autotune.job.job import DEFAULT_ENGINE, Objective
 from autotune.job.model import ModelShape
-from autotune.space.knobs import Context
+from autotune.space.knob import Context
 
 T = TypeVar("T")
 
@@ -104,6 +104,12 @@ def environment_at(facts: Mapping[str, Any], number: int) -> Environment | None:
 def context_of(facts: Mapping[str, Any]) -> Context | None:
     """What decided which knobs act."""
     return _read(Context, facts.get("context"))
+
+
+def engine_name_of(facts: Mapping[str, Any]) -> str:
+    """Name of the engine that trained; the default one where the facts do not say."""
+    context = context_of(facts)
+    return DEFAULT_ENGINE if context is None else context.engine
 
 
 def origin_of(facts: Mapping[str, Any]) -> Origin:

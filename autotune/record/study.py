@@ -26,7 +26,8 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
-from autotune.space.knobs import KNOBS
+from autotune.job.job import DEFAULT_ENGINE
+from autotune.space.knob import knobs_of
 
 _ASIDE = re.compile(r"\..+\.\w+\.\w{8}")
 """Such as `.result.json.k2v9_0ab`: see `write_json` and `write_whole`."""
@@ -304,8 +305,9 @@ def _read_trial(folder: Path) -> Trial | Unreadable:
         spec = TrialSpec.from_dict(_read_known(folder / SPEC_FILE))
         if f"{spec.number:04d}" != folder.name:
             raise ContractError(f"its spec is that of trial {spec.number}")
+        knobs = knobs_of(DEFAULT_ENGINE)
         for name, value in spec.knobs.items():
-            if name in KNOBS and not KNOBS[name].is_of_type(value):
+            if name in knobs and not knobs[name].is_of_type(value):
                 raise ContractError(f"its spec says {name}={value!r}: of another type")
     except ContractError as error:
         return Unreadable(folder=folder, problem=str(error))

@@ -6,7 +6,8 @@ people and their tools.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -15,22 +16,22 @@ import pandas as pd
 
 from autotune.base.errors import StudyError
 from autotune.base.files import write_whole
+from autotune.base.plugins import load_plugin
 from autotune.contract import Phase, TrialResult
+from autotune.job.job import DEFAULT_ENGINE
 from autotune.record import table_asked as asked
 from autotune.record import table_seen as seen
 from autotune.record.column import Column, DType, column
-from autotune.record.facts import ModelFacts, environment_at, left_out_of, model_of
+from autotune.record.facts import ModelFacts, engine_name_of, environment_at, left_out_of, model_of
 from autotune.record.spread import Spread, is_figure, spread_of
 from autotune.record.study import Recorded, Study, Trial
 from autotune.record.throughput import throughput_cells
-from autotune.space.knobs import KNOBS
 
 TABLE_VERSION = 2
 """Rises when a column changes its name, type or meaning, or goes; new columns keep it."""
 
 METERS = ("private_data", "host_rss", "allocated", "reserved", "context_and_comm")
 """Memory meters of `TrialResult.memory_bytes`, besides `peak`."""
-PACKAGES = ("python", "torch", "deepspeed", "transformers", "peft")
 
 _DTYPE_OF_KNOB: dict[str, DType] = {
     "int": "Int64",
@@ -51,15 +52,6 @@ _TYPES: dict[DType, type | UnionType] = {
 }
 """What a cell of a column may be."""
 
-
-_KNOBS = tuple(
-    column(
-        f"knob.{knob.name}",
-        _DTYPE_OF_KNOB[knob.kind],
-        f"{knob.help}; empty where it does not act",
-    )
-    for knob in KNOBS.values()
-)
 
 _OUTCOME = (
     column("outcome", "string", "how it ended (see `Outcome`); empty while it is in flight"),
@@ -156,9 +148,11 @@ _MEMORY = (
     ),
 )
 
+_PHASES = tuple(
+    column(f"phase.{phase}_s", "float64", "seconds in this phase", unit="s") for phase in Phase
+)
+
 _PROVENANCE = (
-    *(column(f"phase.{phase}_s", "float64", "seconds in this phase", unit="s") for phase in Phase),
-    *(column(f"version.{name}", "string", f"version of {name} in the trial") for name in PACKAGES),
     column(
         "origin",
         "string",
@@ -175,18 +169,36 @@ _PROVENANCE = (
     column("wall_s", "float64", "from submission until its last process had ended", unit="s"),
 )
 
-SCHEMA: tuple[Column, ...] = (
-    *asked.IDENTITY,
-    *_KNOBS,
-    *asked.DERIVED,
-    *asked.PREDICTED,
-    *_OUTCOME,
-    *_SPEED,
-    *_MEMORY,
-    *seen.COLUMNS,
-    *_PROVENANCE,
-)
-"""Every column, in order; the table always has all of them."""
+
+@cache
+def schema_of(engine: str) -> tuple[Column, ...]:
+    """Every column of the studies of an engine, in order; the table always has all of them.
+
+    Raises:
+        JobError: No such engine is installed.
+    """
+    plugin = load_plugin("engine", engine)
+    packages = ("python", "torch", *plugin.packages, "transformers", "peft")
+    return (
+        *asked.IDENTITY,
+        *(
+            column(
+                f"knob.{knob.name}",
+                _DTYPE_OF_KNOB[knob.kind],
+                f"{knob.help}; empty where it does not act",
+            )
+            for knob in plugin.knobs.values()
+        ),
+        *asked.DERIVED,
+        *asked.PREDICTED,
+        *_OUTCOME,
+        *_SPEED,
+        *_MEMORY,
+        *seen.COLUMNS,
+        *_PHASES,
+        *(column(f"version.{p}", "string", f"version of {p} in the trial") for p in packages),
+        *_PROVENANCE,
+    )
 
 
 _RESULT_FIELDS = (
@@ -211,7 +223,7 @@ def load_table(study_folder: Path) -> pd.DataFrame:
         study_folder: `results/<study>`.
 
     Returns:
-        A row per trial, by number, with the columns of `SCHEMA`. Its `attrs` hold the name of
+        A row per trial, by number, with the columns of `schema_of`. Its `attrs` hold the name of
         the `study`, and by column the `units` (where there is one) and the `meanings`.
 
     Raises:
@@ -232,6 +244,7 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
     Returns:
         As `load_table`.
     """
+    schema = schema_of(engine_name_of(facts))
     model = model_of(facts)
     left_out = left_out_of(facts)
     spread = spread_of(
@@ -241,17 +254,17 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
     for unreadable in recorded.unreadable:
         number = int(unreadable.folder.name)
         rows[number] = {"study": study, "trial": number, "problem": unreadable.problem}
-    ordered = [_fitted(rows[number]) for number in sorted(rows)]
+    ordered = [_fitted(rows[number], schema) for number in sorted(rows)]
     frame = pd.DataFrame(
         {
             column.name: pd.Series([row[column.name] for row in ordered], dtype=column.dtype)
-            for column in SCHEMA
+            for column in schema
         }
     )
     frame.attrs = {
         "study": study,
-        "units": {column.name: column.unit for column in SCHEMA if column.unit},
-        "meanings": {column.name: column.meaning for column in SCHEMA},
+        "units": {column.name: column.unit for column in schema if column.unit},
+        "meanings": {column.name: column.meaning for column in schema},
     }
     return frame
 
@@ -291,7 +304,9 @@ def describe() -> str:
         "| column | type | unit | meaning |",
         "|---|---|---|---|",
     ]
-    lines += [f"| `{c.name}` | {c.dtype} | {c.unit} | {c.meaning} |" for c in SCHEMA]
+    lines += [
+        f"| `{c.name}` | {c.dtype} | {c.unit} | {c.meaning} |" for c in schema_of(DEFAULT_ENGINE)
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -348,11 +363,11 @@ def _result_cells(result: TrialResult) -> dict[str, Any]:
     return cells
 
 
-def _fitted(row: Mapping[str, Any]) -> dict[str, Any]:
+def _fitted(row: Mapping[str, Any], schema: Sequence[Column]) -> dict[str, Any]:
     """A cell for every column; what a damaged file put there of another type is named instead."""
-    cells = {column.name: row.get(column.name) for column in SCHEMA}
+    cells = {column.name: row.get(column.name) for column in schema}
     cells["table_version"] = TABLE_VERSION
-    for one in SCHEMA:
+    for one in schema:
         value = cells[one.name]
         if value is not None and not isinstance(value, _TYPES[one.dtype]):
             cells[one.name] = None

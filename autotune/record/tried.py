@@ -19,11 +19,11 @@ from typing import Any
 from autotune.base.data import data_folder
 from autotune.base.errors import StudyError
 from autotune.contract import KnobValue
+from autotune.job.job import DEFAULT_ENGINE
 from autotune.record.facts import environment_at
 from autotune.record.study import Study, Trial
 from autotune.space.candidate import format_value
-from autotune.space.catalogue.situation import never
-from autotune.space.knobs import KNOBS, Knob
+from autotune.space.knob import Catalogue, Context, Knob, knobs_of, never
 
 PAGE = "docs/knobs.md"
 """Where people read all of it."""
@@ -91,25 +91,25 @@ def is_tried(
     return _is_size(knob) and bool(seen - {knob.default})
 
 
-def untried(settings: Mapping[str, KnobValue], accelerator: str) -> list[str]:
+def untried(settings: Mapping[str, KnobValue], context: Context) -> list[str]:
     """Settings that no recorded run has tried on an accelerator of this kind, as `name=value`.
 
     Args:
         settings: What somebody chose (see `autotune.space.knobs.choices_of`); defaults need no
             trial.
-        accelerator: `cpu` or `cuda`.
+        context: Where, and of which engine.
     """
     return [
         f"{name}={format_value(value)}"
         for name, value in settings.items()
-        if not is_tried(KNOBS[name], value, accelerator)
+        if not is_tried(context.knobs[name], value, context.accelerator)
     ]
 
 
-def warning(settings: Mapping[str, KnobValue], accelerator: str) -> str:
+def warning(settings: Mapping[str, KnobValue], context: Context) -> str:
     """What to tell a user of a configuration; empty where every setting was tried."""
-    found = untried(settings, accelerator)
-    where = "a GPU" if accelerator == "cuda" else "CPU ranks"
+    found = untried(settings, context)
+    where = "a GPU" if context.accelerator == "cuda" else "CPU ranks"
     return f"{', '.join(found)}: no recorded run on {where} yet ({PAGE})" if found else ""
 
 
@@ -136,7 +136,7 @@ def summary() -> str:
     gpu = "" if any(run.accelerator == "cuda" for run in runs) else ", and none on a GPU yet"
     names = [
         knob.name if _is_size(knob) else f"{knob.name}={format_value(value)}"
-        for knob in KNOBS.values()
+        for knob in knobs_of(DEFAULT_ENGINE).values()
         for value in never_run(knob)
     ]
     told = f"Knobs have recorded runs on {hardware}{gpu} ({PAGE})."
@@ -146,6 +146,7 @@ def summary() -> str:
 def run_of(
     trained: Iterable[Mapping[str, KnobValue]],
     *,
+    knobs: Catalogue,
     started_at_s: float,
     accelerator: str,
     device_name: str,
@@ -157,6 +158,7 @@ def run_of(
 
     Args:
         trained: The knobs of each trial that trained as it was asked.
+        knobs: The engine's, in their order.
         started_at_s: Unix time of the first.
         accelerator: `cpu` or `cuda`.
         device_name: Of one device.
@@ -165,8 +167,8 @@ def run_of(
         versions: Package -> version.
     """
     values: dict[str, set[KnobValue]] = {}
-    for knobs in trained:
-        for name, value in knobs.items():
+    for chosen in trained:
+        for name, value in chosen.items():
             values.setdefault(name, set()).add(value)
     return Run(
         date=time.strftime("%Y-%m-%d", time.gmtime(started_at_s)),
@@ -175,7 +177,7 @@ def run_of(
         ranks=ranks,
         nodes=nodes,
         versions=dict(versions),
-        trained={name: _in_order(KNOBS[name], values[name]) for name in KNOBS if name in values},
+        trained={name: _in_order(knobs[name], values[name]) for name in knobs if name in values},
     )
 
 
@@ -194,6 +196,7 @@ def run_of_study(folder: Path) -> Run:
     here = environment_at(study.read_state(), spec.number)
     return run_of(
         [trial.spec.knobs for trial in good],
+        knobs=knobs_of(DEFAULT_ENGINE),
         started_at_s=min(trial.result.started_at_s for trial in good if trial.result),
         accelerator=spec.accelerator,
         device_name="" if here is None else here.device_name,

@@ -4,19 +4,19 @@ import sys
 from collections.abc import Sequence
 
 from autotune.contract import KnobValue
+from autotune.job.job import DEFAULT_ENGINE
 from autotune.record.tried import Run, is_tried, never_run, recorded
 from autotune.space.candidate import format_value
-from autotune.space.catalogue.situation import never
-from autotune.space.knob import MAX_VALUE
-from autotune.space.knobs import KNOBS, Knob
+from autotune.space.knob import MAX_VALUE, Knob, knobs_of, never
 
 
 def documentation() -> str:
     """The whole page."""
     lines = [_INTRODUCTION, *map(_row, recorded()), ""]
+    knobs = knobs_of(DEFAULT_ENGINE).values()
     for group, title in _GROUPS.items():
         lines.append(f"## {title}\n")
-        lines += [_entry(knob) for knob in KNOBS.values() if knob.group == group]
+        lines += [_entry(knob) for knob in knobs if knob.group == group]
     return "\n".join(lines)
 
 
@@ -51,8 +51,8 @@ def _row(run: Run) -> str:
 
 def _entry(knob: Knob) -> str:
     default = format_value(knob.default)
-    for stage, value in knob.default_at_stage.items():
-        default += f"; {format_value(value)} at stage {stage}"
+    for (other, where), value in knob.default_when.items():
+        default += f"; {format_value(value)} at {other.rpartition('.')[2]} {format_value(where)}"
     facts = {
         "values": _values(knob),
         "default": default,

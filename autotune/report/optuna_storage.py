@@ -25,7 +25,7 @@ from autotune.contract import KnobValue
 from autotune.report.results.rows import Row
 from autotune.report.results.study import Report
 from autotune.search.history import Tried
-from autotune.space.knobs import KNOBS
+from autotune.space.knob import Catalogue
 
 MIN_CANDIDATES = 20
 """Fewer say nothing of importance: a quarter of them is five, the fewest that Optuna recommends
@@ -64,7 +64,8 @@ def importance_of(report: Report) -> dict[str, float] | None:
         shares = optuna.importance.get_param_importances(
             study, evaluator=PedAnovaImportanceEvaluator(target_quantile=TOP_SHARE)
         )
-    varies = {name for name, d in _distributions(report.history.tried).items() if not d.single()}
+    made = _distributions(report.history.tried, report.context.knobs)
+    varies = {name for name, d in made.items() if not d.single()}
     found = {name: share for name, share in shares.items() if name in varies}
     if not any(found.values()):
         return None
@@ -115,7 +116,7 @@ def _trials(report: Report) -> list[FrozenTrial]:
     """One per candidate, in the order in which they were first tried."""
     tried = report.history.tried
     rows = {row.candidate.hash: row for row in report.rows}
-    distributions = _distributions(tried)
+    distributions = _distributions(tried, report.context.knobs)
     figures = [f for t in tried if (f := report.objective.figure(t)) is not None]
     best = max((figure.samples_per_s for figure in figures), default=0.0)
     peaks = [t.measured.peak_memory_bytes or 0 for t in tried if t.measured is not None]
@@ -162,17 +163,17 @@ def _values(report: Report, tried: Tried, row: Row, worst_peak_bytes: float) -> 
     return values
 
 
-def _distributions(tried: Sequence[Tried]) -> dict[str, BaseDistribution]:
+def _distributions(tried: Sequence[Tried], knobs: Catalogue) -> dict[str, BaseDistribution]:
     """One per knob of the record, over the values that were tried."""
     seen: dict[str, dict[KnobValue, None]] = {}
     for one in tried:
         for name, value in one.candidate.knobs:
             seen.setdefault(name, {})[value] = None
-    return {name: _distribution(name, tuple(values)) for name, values in seen.items()}
+    return {name: _distribution(knobs[name].kind, tuple(values)) for name, values in seen.items()}
 
 
-def _distribution(name: str, values: tuple[KnobValue, ...]) -> BaseDistribution:
-    if KNOBS[name].kind != "int":
+def _distribution(kind: str, values: tuple[KnobValue, ...]) -> BaseDistribution:
+    if kind != "int":
         return CategoricalDistribution(values)
     low, high = (int(edge(values, key=int)) for edge in (min, max))
     return IntDistribution(low, high, log=low >= 1)

@@ -16,7 +16,6 @@ from autotune.search.confirm import MAX_FINALISTS, ROUNDS, run_s
 from autotune.search.history import History, results
 from autotune.search.reduced import Reductions, n_reduced
 from autotune.search.stop import n_done
-from autotune.space.knobs import KNOBS
 
 ASSUMED_TRIAL_S = 15.0
 """A trial of a small model while nothing is known: 5 to 12 s until its first step if it starts
@@ -212,10 +211,11 @@ def _baseline_trials(job: Job, history: History) -> int:
 
 def _untried(lattice: Lattice) -> str:
     """One value of each knob; a default is not looked at: it is what runs everywhere."""
-    kind = lattice.context.accelerator
+    context = lattice.context
     first: dict[str, KnobValue] = {}
     for name, values in lattice.values.items():
         for value in values:
-            if value != KNOBS[name].default and not is_tried(KNOBS[name], value, kind):
+            knob = context.knobs[name]
+            if value != knob.default and not is_tried(knob, value, context.accelerator):
                 first.setdefault(name, value)
-    return warning(first, kind)
+    return warning(first, context)

@@ -7,7 +7,7 @@ from typing import Protocol
 from autotune.contract import KnobValue
 from autotune.report.words import describe_candidate
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import Context
+from autotune.space.knob import Context
 
 
 class Choices(Protocol):

@@ -1,7 +1,7 @@
 """Figures and candidates in words, the same in the live view, the report and the files."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from autotune.base.units import format_bytes
 from autotune.contract import KnobValue, Outcome, TrialResult
@@ -9,7 +9,8 @@ from autotune.job.fidelity import describe_fidelity
 from autotune.search.base import Standing
 from autotune.search.history import History
 from autotune.space.candidate import Candidate, format_value
-from autotune.space.knobs import KNOBS, Context, choices_of
+from autotune.space.knob import Context
+from autotune.space.knobs import choices_of
 
 _ALWAYS = ("zero.stage", "micro_batch")
 
@@ -71,9 +72,9 @@ def describe_reduced(history: History) -> str:
     )
 
 
-def describe_settings(knobs: Mapping[str, KnobValue]) -> str:
-    """`zero.stage=1 micro_batch=4`, in the order of `KNOBS`."""
-    return " ".join(f"{name}={format_value(knobs[name])}" for name in KNOBS if name in knobs)
+def describe_settings(knobs: Mapping[str, KnobValue], order: Iterable[str]) -> str:
+    """`zero.stage=1 micro_batch=4`, in the order of the engine's knobs."""
+    return " ".join(f"{name}={format_value(knobs[name])}" for name in order if name in knobs)
 
 
 def settings_of(candidate: Candidate, context: Context) -> dict[str, KnobValue]:
@@ -84,7 +85,7 @@ def settings_of(candidate: Candidate, context: Context) -> dict[str, KnobValue]:
 
 def describe_candidate(candidate: Candidate, context: Context) -> str:
     """What a user has to set, in words."""
-    return describe_settings(settings_of(candidate, context))
+    return describe_settings(settings_of(candidate, context), context.knobs)
 
 
 def describe_difference(candidate: Candidate, baseline: Candidate, context: Context) -> str:
@@ -95,4 +96,4 @@ def describe_difference(candidate: Candidate, baseline: Candidate, context: Cont
         for name, value in candidate.values.items()
         if ours.get(name) != theirs.get(name)
     }
-    return describe_settings(changes) or "the baseline itself"
+    return describe_settings(changes, context.knobs) or "the baseline itself"

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from autotune.contract import KnobValue
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import Context, canonical
+from autotune.space.knob import Context
+from autotune.space.knobs import canonical
 
 STAGES = (0, 1, 2, 3)
 

@@ -8,7 +8,6 @@ from autotune.contract import Outcome, TrialResult
 from autotune.search.history import History, results
 from autotune.search.objective import Objective
 from autotune.search.reduced import too_large
-from autotune.space.knobs import KNOBS
 
 _CHANGES = (
     ("recompute", "none", "recomputation (a space with recompute: [none, full])"),
@@ -60,7 +59,7 @@ def _nearest_change(history: History, objective: Objective) -> str:
         if all(t.candidate.get(knob, neutral) == neutral for t in tried):
             changes.append(change)
     smallest = min(t.candidate.micro_batch for t in tried)
-    if smallest > KNOBS["micro_batch"].minimum:
+    if smallest > 1:
         changes.append(f"a micro_batch below {smallest}")
     return "nearest changes: " + "; ".join(changes)
 

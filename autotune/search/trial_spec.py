@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from autotune.contract import Fidelity, Measure, Predicted, Role, Start, TrialSpec
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
-from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
-from autotune.space.catalogue.process import binds_cores, environment_of
 from autotune.trial.statistics import MIN_SAMPLES
 
 MEASURE = Measure(
@@ -73,8 +71,9 @@ def make_spec(
     Raises:
         RenderError: The candidate's configuration does not render.
     """
-    setup = engine.setup(run.candidate)
-    start = Start.WARM if _starts_warm(run, setup) else Start.COLD
+    setup, ranks = engine.setup(run.candidate), engine.ranks(run.candidate)
+    is_warm = environment.accelerator == "cpu" and ranks.may_start_warm and _may_be_warm(run)
+    start = Start.WARM if is_warm else Start.COLD
     return TrialSpec(
         study=study,
         number=number,
@@ -97,8 +96,8 @@ def make_spec(
         attention=setup.attention,
         loss_chunk_tokens=setup.loss_chunk_tokens,
         compile=setup.compile,
-        environment=environment_of(run.candidate.values),
-        binds_cores=binds_cores(run.candidate.values),
+        environment=dict(ranks.environment),
+        binds_cores=ranks.binds_cores,
         expected=engine.expected(setup),
         measure=_measure(run, start),
         memory_limit_bytes=job.enforced_limit_bytes(environment.device_memory_bytes),
@@ -133,16 +132,9 @@ def _measure(run: Run, start: Start) -> Measure:
     return dataclasses.replace(measure, losing_step_time_s=run.losing_step_time_s)
 
 
-def _starts_warm(run: Run, setup: Setup) -> bool:
+def _may_be_warm(run: Run) -> bool:
     """Whether a trial's ranks may be forked from a process that has imported everything.
 
-    The claim rests on cold starts, a platform fault is answered by one, and what is compiled on
-    import or at the first step goes cold too.
+    The claim rests on cold starts, and a platform fault is answered by one.
     """
-    return (
-        setup.environment.accelerator == "cpu"
-        and run.role in (Role.BASELINE, Role.SEARCH)
-        and run.retry_of is None
-        and setup.compile == "none"
-        and setup.optimizer != "muon"
-    )
+    return run.role in (Role.BASELINE, Role.SEARCH) and run.retry_of is None

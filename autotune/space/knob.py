@@ -5,12 +5,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache, cached_property
 from typing import Literal, Self
 
 from autotune.base.errors import JobError
+from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue
 from autotune.devices.hardware import Environment
-from autotune.job.job import Job
+from autotune.job.job import DEFAULT_ENGINE, Job
 from autotune.job.model import ModelShape
 
 Knobs = Mapping[str, KnobValue]
@@ -41,6 +43,13 @@ class Context:
     """Whether the model is built from a Hugging Face config."""
     base: Knobs = field(default_factory=dict)
     """Knobs that the user's base configuration sets: they come before the engine's defaults."""
+    engine: str = DEFAULT_ENGINE
+    """Name of the engine whose knobs these are."""
+
+    @cached_property
+    def knobs(self) -> "Catalogue":
+        """The closed list of the engine's knobs."""
+        return knobs_of(self.engine)
 
     @classmethod
     def of(
@@ -68,28 +77,18 @@ class Context:
             n_devices=environment.n_devices,
             optimizer=optimizer or str(job.optimizer.get("type", "")).lower(),
             is_hugging_face="config" in job.model.source,
-            base={**_implementation_of(job), **(base or {})},
+            base=base or {},
+            engine=job.engine,
         )
-
-
-def _implementation_of(job: Job) -> Knobs:
-    implementation = optimizer_implementation(job.optimizer.get("params"))
-    return {} if implementation is None else {"optimizer.implementation": implementation}
-
-
-def optimizer_implementation(params: object) -> str | None:
-    """The value of `optimizer.implementation` that a user's `optimizer.params` chooses.
-
-    Returns:
-        None where they choose nothing, so that the default holds.
-    """
-    if not isinstance(params, Mapping) or params.get("torch_adam") is not True:
-        return None
-    return "torch_fused" if params.get("fused") is True else "torch"
 
 
 def _always(_: Knobs, __: Context) -> bool:
     return True
+
+
+def never(_: Knobs, __: Context) -> bool:
+    """For knobs that are known, so that a file which sets them is understood, and do nothing."""
+    return False
 
 
 def _unchanged(value: KnobValue, _: Knobs, __: Context) -> KnobValue:
@@ -117,8 +116,8 @@ class Knob:
     """What it does to the numbers that are trained; empty: it decides speed and memory alone."""
     source: str = ""
     """Where in the engine that is decided."""
-    default_at_stage: Mapping[int, KnobValue] = field(default_factory=dict)
-    """ZeRO stages whose default is another one."""
+    default_when: Mapping[tuple[str, KnobValue], KnobValue] = field(default_factory=dict)
+    """Another knob and its value -> the default there, where it is another one."""
     choices: tuple[KnobValue, ...] = ()
     """The only legal values; empty where any value of the kind is legal."""
     minimum: float = 0
@@ -127,20 +126,26 @@ class Knob:
     """Largest legal value of an `int` or `float` knob."""
     pattern: str = ""
     """A regular expression that values of a `choice` may match besides `choices`."""
-    stages: tuple[int, ...] = (0, 1, 2, 3)
-    """ZeRO stages at which it can act at all."""
+    when: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    """Other knobs -> the values at which this one can act at all."""
     acts: Callable[[Knobs, Context], bool] = _always
-    """Whether it changes the run, given the other knobs, at one of `stages`."""
+    """Whether it changes the run, given the other knobs, where `when` lets it."""
     fold: Callable[[KnobValue, Knobs, Context], KnobValue] = _unchanged
     """The one value that stands for all that mean the same run as the value given."""
 
     def is_active(self, values: Knobs, context: Context) -> bool:
         """Whether the knob changes the run, given the other knobs."""
-        return values.get("zero.stage", 0) in self.stages and self.acts(values, context)
+        for other, allowed in self.when.items():
+            if values.get(other) not in allowed:
+                return False
+        return self.acts(values, context)
 
     def default_for(self, values: Knobs) -> KnobValue:
-        """What runs when nobody chooses, given the stage."""
-        return self.default_at_stage.get(int(values.get("zero.stage", 0)), self.default)
+        """What runs when nobody chooses, given the other knobs."""
+        for (other, value), default in self.default_when.items():
+            if values.get(other) == value:
+                return default
+        return self.default
 
     def check(self, value: object, *, where: str) -> KnobValue:
         """A value as written by a user, in the knob's type.
@@ -191,6 +196,18 @@ class Knob:
 
 Catalogue = Mapping[str, Knob]
 """A closed list of knobs by name; a knob comes after those that it looks at."""
+
+
+@cache
+def knobs_of(engine: str) -> Catalogue:
+    """The closed list of an engine's knobs.
+
+    Raises:
+        JobError: No such engine is installed.
+    """
+    found: Catalogue = load_plugin("engine", engine).knobs
+    return found
+
 
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "choice": "text"}
 

@@ -1,9 +1,7 @@
-"""The closed list of knobs, and the canonical form in which two candidates never mean one run.
+"""The canonical form of an engine's knobs, in which two candidates never mean one run.
 
 A knob that changes nothing in some situation is not a knob there (`acts`), and values that mean
-the same run fold into one (`fold`). Adding a knob is one entry in a file of
-`autotune.space.catalogue` and one line in the engine's template. The evidence in the entries is
-DeepSpeed 0.19.8.
+the same run fold into one (`fold`).
 """
 
 from collections.abc import Iterable
@@ -11,39 +9,27 @@ from difflib import get_close_matches
 
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
-from autotune.space.catalogue import compute, layout, offload, precision, process, zero
 from autotune.space.knob import Catalogue, Context, Knob, Knobs
 
-__all__ = [
-    "KNOBS",
-    "Context",
-    "Knob",
-    "canonical",
-    "choices_of",
-    "explain",
-    "knob_named",
-    "parse_settings",
-]
 
-
-def knob_named(name: str, *, where: str) -> Knob:
+def knob_named(name: str, knobs: Catalogue, *, where: str) -> Knob:
     """Find a knob.
 
     Raises:
         JobError: There is none of that name; the hint names the nearest.
     """
-    knob = KNOBS.get(name)
+    knob = knobs.get(name)
     if knob is None:
-        near = get_close_matches(name, KNOBS, n=3, cutoff=0.4)
-        near += [known for known in KNOBS if known.endswith(f".{name}") and known not in near]
+        near = get_close_matches(name, knobs, n=3, cutoff=0.4)
+        near += [known for known in knobs if known.endswith(f".{name}") and known not in near]
         guess = f"did you mean {' or '.join(near)}? " if near else ""
         raise JobError(
-            f"{where}: {name!r} is not a knob", f"{guess}known knobs: {', '.join(KNOBS)}"
+            f"{where}: {name!r} is not a knob", f"{guess}known knobs: {', '.join(knobs)}"
         )
     return knob
 
 
-def parse_settings(settings: Iterable[str]) -> dict[str, KnobValue]:
+def parse_settings(settings: Iterable[str], knobs: Catalogue) -> dict[str, KnobValue]:
     """Read `--set name=value` flags.
 
     Raises:
@@ -55,7 +41,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, KnobValue]:
         name, equals, text = (part.strip() for part in setting.partition("="))
         if not (name and equals and text):
             raise JobError(f"{where}: not name=value", "write it as --set zero.stage=2")
-        value = knob_named(name, where=where).check(text, where=where)
+        value = knob_named(name, knobs, where=where).check(text, where=where)
         if name in values:
             raise JobError(f"{where}: {name} was already set to {values[name]}", "set it once")
         values[name] = value
@@ -70,22 +56,23 @@ def canonical(values: Knobs, context: Context) -> dict[str, KnobValue]:
 
     Args:
         values: Legal values by knob name (see `Knob.check`).
-        context: The job's shapes.
+        context: The job's shapes, and the engine's knobs.
 
     Raises:
         JobError: A name is not a knob.
     """
-    for name in values.keys() - KNOBS.keys():
-        knob_named(name, where="candidate")
+    knobs = context.knobs
+    for name in values.keys() - knobs.keys():
+        knob_named(name, knobs, where="candidate")
     settled: dict[str, KnobValue] = {}
-    for name, knob in KNOBS.items():
+    for name, knob in knobs.items():
         if name in values:
             settled[name] = values[name]
         elif name in context.base:
             settled[name] = context.base[name]
         else:
             settled[name] = knob.default_for(settled)
-    for name, knob in KNOBS.items():
+    for name, knob in knobs.items():
         if knob.is_active(settled, context):
             settled[name] = knob.fold(settled[name], settled, context)
         else:
@@ -118,22 +105,8 @@ def explain(values: Knobs, context: Context) -> dict[str, str]:
     reasons = {}
     for name, value in values.items():
         if name not in settled:
-            reasons[name] = f"{name}={value} changes nothing here: it acts {KNOBS[name].scope}"
+            scope = context.knobs[name].scope
+            reasons[name] = f"{name}={value} changes nothing here: it acts {scope}"
         elif settled[name] != value:
             reasons[name] = f"{name}={value} means the same run as {settled[name]}, which is used"
     return reasons
-
-
-_ENTRIES = (
-    *layout.ENTRIES,
-    *offload.ENTRIES,
-    *precision.ENTRIES,
-    *zero.ENTRIES,
-    *zero.ZEROPP,
-    *offload.DETAILS,
-    *compute.ENTRIES,
-    *process.ENTRIES,
-)
-
-KNOBS: Catalogue = {knob.name: knob for knob in _ENTRIES}
-"""By name, in an order in which a knob comes after those that it looks at."""

@@ -10,7 +10,8 @@ from autotune.base.data import data_folder, shipped_spaces
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import KNOBS, Context, canonical
+from autotune.space.knob import Catalogue, Context
+from autotune.space.knobs import canonical
 from autotune.space.space_file import Domain, read_space_file
 
 MAX_COMBINATIONS = 200_000
@@ -28,11 +29,12 @@ class Space:
     path: Path
 
 
-def load_space(name_or_path: str) -> Space:
+def load_space(name_or_path: str, knobs: Catalogue) -> Space:
     """Read a space.
 
     Args:
         name_or_path: Name of a shipped space, or the path of a YAML file.
+        knobs: Those that it may name.
 
     Raises:
         JobError: There is no such space, or the file is not valid.
@@ -47,9 +49,12 @@ def load_space(name_or_path: str) -> Space:
             f"space: {name_or_path!r} is neither a shipped space nor a file",
             f"{guess}shipped spaces: {', '.join(shipped_spaces())}; or the path of a YAML file",
         )
-    file = read_space_file(path)
+    file = read_space_file(path, knobs)
     return Space(
-        name=file.name, description=file.description, domains=_in_order(file.domains), path=path
+        name=file.name,
+        description=file.description,
+        domains=_in_order(file.domains, knobs),
+        path=path,
     )
 
 
@@ -84,7 +89,7 @@ def combinations(space: Space, context: Context) -> Iterator[dict[str, KnobValue
             yield chosen
             return
         name, domain = knobs[index]
-        if not _applies(name, domain, {**context.base, **chosen}):
+        if not _applies(context.knobs, name, domain, {**context.base, **chosen}):
             yield from extended(chosen, index + 1)
             return
         for value in domain.values:
@@ -93,20 +98,19 @@ def combinations(space: Space, context: Context) -> Iterator[dict[str, KnobValue
     yield from extended({}, 0)
 
 
-def _applies(name: str, domain: Domain, chosen: Mapping[str, KnobValue]) -> bool:
+def _applies(
+    catalogue: Catalogue, name: str, domain: Domain, chosen: Mapping[str, KnobValue]
+) -> bool:
     """Whether to try a knob's values, given those chosen and the base configuration's."""
-    stage = int(chosen.get("zero.stage", KNOBS["zero.stage"].default))
-    if stage not in KNOBS[name].stages:
-        return False
     return all(
-        chosen.get(other, KNOBS[other].default_for(chosen)) in allowed
-        for other, allowed in domain.when
+        chosen.get(other, catalogue[other].default_for(chosen)) in allowed
+        for other, allowed in (*catalogue[name].when.items(), *domain.when)
     )
 
 
-def _in_order(domains: Mapping[str, Domain]) -> dict[str, Domain]:
-    """The registry's order, but for knobs that wait for those in their `when`."""
-    waiting = {name: domains[name] for name in KNOBS if name in domains}
+def _in_order(domains: Mapping[str, Domain], knobs: Catalogue) -> dict[str, Domain]:
+    """The list's order, but for knobs that wait for those in their `when`."""
+    waiting = {name: domains[name] for name in knobs if name in domains}
     ordered: dict[str, Domain] = {}
     while waiting:
         name = next(

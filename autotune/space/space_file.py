@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autotune.base.errors import JobError
 from autotune.base.yaml_file import read_yaml
 from autotune.contract import KnobValue
-from autotune.space.knob import MAX_VALUE, Knob
-from autotune.space.knobs import KNOBS, knob_named
+from autotune.job.job import DEFAULT_ENGINE
+from autotune.space.knob import MAX_VALUE, Catalogue, Knob, knobs_of
+from autotune.space.knobs import knob_named
 
 MAX_VALUES_PER_KNOB = 64
 
@@ -89,7 +90,7 @@ class CheckedFile:
     domains: dict[str, Domain]
 
 
-def read_space_file(path: Path) -> CheckedFile:
+def read_space_file(path: Path, knobs: Catalogue) -> CheckedFile:
     """Read and check a space.
 
     Raises:
@@ -99,7 +100,7 @@ def read_space_file(path: Path) -> CheckedFile:
     data = read_yaml(path, hint="write name, description and knobs; see docs/spaces.md")
     file = _validated(SpaceFile, data, where)
     domains = {
-        name: _domain(knob_named(name, where=f"{where}: knobs"), written, where)
+        name: _domain(knob_named(name, knobs, where=f"{where}: knobs"), written, where, knobs)
         for name, written in file.knobs.items()
     }
     for name, domain in domains.items():
@@ -107,8 +108,8 @@ def read_space_file(path: Path) -> CheckedFile:
     return CheckedFile(name=file.name, description=file.description, domains=domains)
 
 
-def schema() -> dict[str, Any]:
-    """The JSON schema of a space file: the border's models and the registry of knobs."""
+def schema(knobs: Catalogue) -> dict[str, Any]:
+    """The JSON schema of a space file: the border's models and an engine's knobs."""
     outer = SpaceFile.model_json_schema()
     outer["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     outer["properties"]["knobs"] = {
@@ -116,13 +117,13 @@ def schema() -> dict[str, Any]:
         "description": outer["properties"]["knobs"]["description"],
         "minProperties": 1,
         "additionalProperties": False,
-        "properties": {name: _knob_schema(knob) for name, knob in KNOBS.items()},
+        "properties": {name: _knob_schema(knob) for name, knob in knobs.items()},
     }
     when = {
         "type": "object",
         "description": Guarded.model_json_schema()["properties"]["when"]["description"],
         "additionalProperties": False,
-        "properties": {name: _plain_schema(knob) for name, knob in KNOBS.items()},
+        "properties": {name: _plain_schema(knob) for name, knob in knobs.items()},
     }
     outer["$defs"] = {
         "powers_of_two": _inlined(PowersOfTwo),
@@ -134,7 +135,7 @@ def schema() -> dict[str, Any]:
 
 def schema_text() -> str:
     """The text of `search_spaces/schema.json`."""
-    return json.dumps(schema(), indent=2) + "\n"
+    return json.dumps(schema(knobs_of(DEFAULT_ENGINE)), indent=2) + "\n"
 
 
 def _validated(model: type[M], data: object, where: str) -> M:
@@ -153,7 +154,7 @@ def _validated(model: type[M], data: object, where: str) -> M:
         ) from error
 
 
-def _domain(knob: Knob, written: object, where: str) -> Domain:
+def _domain(knob: Knob, written: object, where: str, knobs: Catalogue) -> Domain:
     key = f"{where}: knobs.{knob.name}"
     when: dict[str, Any] = {}
     if isinstance(written, dict) and written.keys() & {"values", "when"}:
@@ -163,7 +164,7 @@ def _domain(knob: Knob, written: object, where: str) -> Domain:
     conditions = []
     for other, allowed in when.items():
         at = f"{key}.when"
-        legal = _values(knob_named(other, where=at), allowed, at)
+        legal = _values(knob_named(other, knobs, where=at), allowed, at)
         conditions.append((other, frozenset(legal)))
     return Domain(values=values, when=tuple(conditions))
 

@@ -22,7 +22,8 @@ from autotune.record.study import Study
 from autotune.report.results.verdict import describe_verdict
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import Context, canonical
+from autotune.space.knob import Context
+from autotune.space.knobs import canonical
 from tests.report.test_terminal import finished
 from tests.search.scripted import ENVIRONMENT, JOB, Behaviour, candidate, fault, make
 from tests.search.test_soak import SoakFleet, steady

@@ -15,10 +15,13 @@ from autotune.app.studies import find_chosen, find_study, locate, studies, write
 from autotune.base.errors import StudyError
 from autotune.contract import Origin
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.job.job import DEFAULT_ENGINE
 from autotune.record.study import Study
-from autotune.record.table import SCHEMA
+from autotune.record.table import schema_of
 from tests.report.test_terminal import finished
 from tests.search.scripted import ENVIRONMENT, JOB
+
+SCHEMA = schema_of(DEFAULT_ENGINE)
 
 
 @pytest.fixture(scope="module")

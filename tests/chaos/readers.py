@@ -37,7 +37,7 @@ from autotune.record.soak import read_soak
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.terminal.study import print_report
-from autotune.space.knobs import Context
+from autotune.space.knob import Context
 from autotune.space.space import grid, load_space
 from tests.chaos.attacks import ATTACKS
 from tests.chaos.mutations import dump_json, dump_yaml, mutate
@@ -180,8 +180,9 @@ def _read_job(path: Path) -> Job:
 
 
 def _read_space(job: Job, path: Path) -> None:
-    space = load_space(str(path))
-    for _ in itertools.islice(grid(space, Context.of(job, CPU)), 500):
+    context = Context.of(job, CPU)
+    space = load_space(str(path), context.knobs)
+    for _ in itertools.islice(grid(space, context), 500):
         pass
 
 

@@ -4,11 +4,13 @@ import pytest
 
 from autotune.base.errors import NothingFeasibleError
 from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import make_job
 from autotune.planning.lattice import build_lattice
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import KNOBS, canonical
+from autotune.space.knob import Context
+from autotune.space.knobs import canonical
 from autotune.space.rule import Violation
 from autotune.space.space import load_space
 
@@ -30,8 +32,7 @@ class PlainEngine:
 
     def __init__(self, job, base_knobs):
         self.job = job
-        self.base_knobs = base_knobs
-        self.optimizer = "adamw"
+        self.context = Context.of(job, ENVIRONMENT, base=base_knobs)
 
     def judge(self, candidate):
         return judge(self.setup(candidate))
@@ -83,7 +84,7 @@ def job(**changes):
 def build(space="smoke", base_knobs=None, **changes):
     made = job(**changes)
     engine = PlainEngine(made, base_knobs or {})
-    return build_lattice(load_space(space), made, ENVIRONMENT, engine)
+    return build_lattice(load_space(space, KNOBS), engine)
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,14 @@ import pytest
 
 from autotune.base.errors import StudyError
 from autotune.contract import Outcome, Phase, TrialResult, TrialSpec
+from autotune.job.job import DEFAULT_ENGINE
 from autotune.job.model import train_flops_per_token
 from autotune.record import table
 from autotune.record.study import Study
-from autotune.record.table import SCHEMA, TABLE_VERSION, load_table, write_table
+from autotune.record.table import TABLE_VERSION, load_table, schema_of, write_table
 from tests.search.scripted import GIB, make, ok, realistic, search
+
+SCHEMA = schema_of(DEFAULT_ENGINE)
 
 REPOSITORY = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parents[1] / "golden" / "table_schema.json"

@@ -1,15 +1,17 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from autotune.base.errors import StudyError
 from autotune.contract import Outcome, TrialResult
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.record import tried
 from autotune.record.study import Study
 from autotune.record.tried import Run, is_tried, never_run, recorded, run_of, run_of_study, summary
 from autotune.report.knobs_page import tried_on
-from autotune.space.knobs import KNOBS
+from tests.report.samples import CONTEXT
 from tests.trials import spec
 
 VERSIONS = {"python": "3.11.2", "deepspeed": "0.19.8"}
@@ -83,9 +85,9 @@ def test_one_value_of_a_pattern_stands_for_all():
 def test_a_warning_names_what_was_not_tried(monkeypatch):
     monkeypatch.setattr(tried, "recorded", lambda: (run(zero__stage=[0, 3]),))
     settings = {"zero.stage": 3, "zeropp.quantized_weights": True}
-    assert tried.warning({"zero.stage": 3}, "cpu") == ""
-    assert "zeropp.quantized_weights=true: no recorded" in tried.warning(settings, "cpu")
-    on_gpu = tried.warning(settings, "cuda")
+    assert tried.warning({"zero.stage": 3}, CONTEXT) == ""
+    assert "zeropp.quantized_weights=true: no recorded" in tried.warning(settings, CONTEXT)
+    on_gpu = tried.warning(settings, replace(CONTEXT, accelerator="cuda"))
     assert on_gpu.startswith("zero.stage=3, zeropp.quantized_weights=true: ")
     assert "on a GPU" in on_gpu
 
@@ -128,6 +130,7 @@ def test_help_names_what_nobody_has_run():
 def test_a_record_is_read_back_as_it_was_written():
     made = run_of(
         [{"zero.stage": 3, "overlap_comm": True}, {"zero.stage": 0, "recompute": "every_2"}],
+        knobs=KNOBS,
         started_at_s=0.0,
         accelerator="cuda",
         device_name="a card",

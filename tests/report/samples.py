@@ -6,7 +6,7 @@ from autotune.contract import KnobValue, Outcome, Phase, Role
 from autotune.job.job import make_job
 from autotune.search.base import Running, Snapshot, Stage, Standing
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import Context
+from autotune.space.knob import Context
 
 JOB = make_job({"model": "tiny-gpt2", "seq_len": 64, "global_batch": 16, "world": 2}, where="test")
 CONTEXT = Context(

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from autotune.contract import Diagnosis, KnobValue, Role, TrialResult, TrialSpec
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.record.bottleneck import Bound
 from autotune.report.explain.advice import RULES, Advice, advise, describe_advice
 from autotune.report.results.ratios import describe_ratio
 from autotune.search.history import History
 from autotune.space.candidate import candidate_of
-from autotune.space.knobs import KNOBS, Context, canonical
+from autotune.space.knob import Context
+from autotune.space.knobs import canonical
 from tests.report.diagnosed import collective, diagnosed, diagnosis
 from tests.report.test_terminal import finished
 from tests.search import scripted

@@ -25,7 +25,7 @@ from autotune.search.base import Running, Snapshot, Stage
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.reduced import reduce_lattice
-from autotune.space.knobs import Context
+from autotune.space.knob import Context
 from tests.report.test_terminal import shown
 from tests.search.scripted import ENVIRONMENT, ScriptedEngine, lattice_of, make
 from tests.search.test_reduced import Searched

@@ -28,7 +28,7 @@ from autotune.report.terminal.study import print_plan, print_report
 from autotune.report.words import format_interval
 from autotune.search.history import History
 from autotune.search.objective import Objective
-from autotune.space.knobs import Context
+from autotune.space.knob import Context
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,

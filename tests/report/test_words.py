@@ -1,6 +1,7 @@
 import dataclasses
 
 from autotune.contract import Outcome, Role, TrialResult
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.report.words import (
     describe_candidate,
     describe_counts,
@@ -11,7 +12,7 @@ from autotune.report.words import (
     format_rate,
 )
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import KNOBS, canonical
+from autotune.space.knobs import canonical
 from tests.report.samples import CONTEXT, candidate, standing
 
 

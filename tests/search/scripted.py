@@ -12,7 +12,7 @@ from autotune.cost.candidates import plans_of
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine
+from autotune.engines.base import Engine, RankSettings
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.fleet.base import Progress
 from autotune.job.job import Budget, Job, make_job
@@ -22,7 +22,8 @@ from autotune.search.base import SearchResult, Snapshot
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import Context, canonical
+from autotune.space.knob import Context
+from autotune.space.knobs import canonical
 from autotune.space.rule import Violation
 
 GIB = 2**30
@@ -216,13 +217,18 @@ class ScriptedEngine:
     """Implements `Engine` without templates."""
 
     name = "scripted"
-    base_knobs: Mapping[str, KnobValue] = {}
-    optimizer = "adamw"
 
     def __init__(self, job: Job, *, tag: str = "", own: Candidate | None = None) -> None:
         self._job = job
         self._tag = tag
         self._own = own
+
+    @property
+    def context(self) -> Context:
+        return Context.of(self._job, ENVIRONMENT)
+
+    def ranks(self, candidate: Candidate) -> RankSettings:
+        return RankSettings()
 
     def judge(self, candidate: Candidate) -> list[Violation]:
         return []

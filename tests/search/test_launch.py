@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotune.contract import Role, Start, TrialSpec
-from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.base import RankSettings
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from tests.search.scripted import ENVIRONMENT, ScriptedEngine, candidate, make
@@ -15,20 +15,16 @@ JOB = make()
 ONE = candidate(JOB, zero__stage=1, micro_batch=2)
 
 
-class Changed(ScriptedEngine):
-    """Its setups differ in what the test names."""
+class Compiling(ScriptedEngine):
+    """Its candidates compile at their start."""
 
-    def __init__(self, changes: dict[str, Any]) -> None:
-        super().__init__(JOB)
-        self._changes = changes
-
-    def setup(self, candidate: Candidate) -> Setup:
-        return replace(super().setup(candidate), **self._changes)
+    def ranks(self, candidate: Candidate) -> RankSettings:
+        return RankSettings(may_start_warm=False)
 
 
 def spec_of(run: Run, **changes: Any) -> TrialSpec:
-    engine = Changed(changes)
-    return make_spec(run, study="any", number=0, job=JOB, engine=engine, environment=ENVIRONMENT)
+    asked = {"engine": ScriptedEngine(JOB), "environment": ENVIRONMENT, **changes}
+    return make_spec(run, study="any", number=0, job=JOB, **asked)
 
 
 @pytest.mark.parametrize("role", [Role.BASELINE, Role.SEARCH])
@@ -41,14 +37,13 @@ def test_trials_of_cpu_ranks_start_warm(role):
     [
         (Run(candidate=ONE, role=Role.CONFIRM, confirm_round=0), {}),
         (Run(candidate=ONE, role=Role.SEARCH, retry_of=3), {}),
-        (Run(candidate=ONE, role=Role.SEARCH), {"compile": "torch"}),
-        (Run(candidate=ONE, role=Role.SEARCH), {"ds_config": {"optimizer": {"type": "Muon"}}}),
+        (Run(candidate=ONE, role=Role.SEARCH), {"engine": Compiling(JOB)}),
         (
             Run(candidate=ONE, role=Role.SEARCH),
             {"environment": replace(ENVIRONMENT, accelerator="cuda")},
         ),
     ],
-    ids=["the claim", "after a fault", "compiled", "compiled on import", "on a GPU"],
+    ids=["the claim", "after a fault", "compiled", "on a GPU"],
 )
 def test_torchrun_starts_what_the_claim_rests_on_and_what_is_read_at_a_start(run, changes):
     assert spec_of(run, **changes).start is Start.COLD

@@ -14,6 +14,7 @@ import pytest
 
 from autotune.contract import Outcome, Role, Start
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import processes_of
 from autotune.job.model import with_layers
@@ -131,7 +132,7 @@ def test_reduced_trials_train_what_they_say_and_the_best_is_a_whole_one(tmp_path
                 diagnose=False,
             )
             engine = DeepSpeedEngine(job, CPU)
-            lattice = build_lattice(load_space(job.space), job, CPU, engine)
+            lattice = build_lattice(load_space(job.space, KNOBS), engine)
             done = run_search(
                 job,
                 study=study,

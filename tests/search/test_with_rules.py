@@ -6,6 +6,7 @@ import pytest
 
 from autotune.contract import Role
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.planning.lattice import build_lattice
 from autotune.record.study import Study
 from autotune.search.loop import run_search
@@ -24,7 +25,7 @@ from tests.search.scripted import (
 def test_what_is_run_is_legal_and_rendered(study: Study, space: str):
     job = make(space=space, trials=12)
     engine = DeepSpeedEngine(job, ENVIRONMENT)
-    lattice = build_lattice(load_space(space), job, ENVIRONMENT, engine)
+    lattice = build_lattice(load_space(space, KNOBS), engine)
     fleet = ScriptedFleet(realistic)
     result = run_search(
         job,
@@ -68,7 +69,7 @@ def test_a_users_own_baseline_keeps_the_keys_that_no_knob_knows(study: Study):
         fleet=fleet,
         engine=engine,
         environment=ENVIRONMENT,
-        lattice=build_lattice(load_space("smoke"), job, ENVIRONMENT, engine),
+        lattice=build_lattice(load_space("smoke", KNOBS), engine),
         observer=Notebook(),
         interrupt=Patient(),
     )

@@ -9,11 +9,12 @@ import yaml
 
 from autotune.base.data import data_folder, shipped_spaces
 from autotune.base.errors import JobError
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.job.model import load_model
 from autotune.record.tried import recorded
 from autotune.report.knobs_page import documentation, tried_on
 from autotune.space import space as space_module
-from autotune.space.knobs import KNOBS, Context
+from autotune.space.knob import Context
 from autotune.space.space import grid, load_space
 from autotune.space.space_file import schema, schema_text
 
@@ -38,7 +39,7 @@ def written(tmp_path):
 
 
 def values(path, knob="micro_batch"):
-    return load_space(path).domains[knob].values
+    return load_space(path, KNOBS).domains[knob].values
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_values_can_be_written_in_several_ways(written, text, expected):
 def test_a_bad_value_names_the_file_the_knob_and_what_is_legal(written, text, message, hint):
     path = written(text)
     with pytest.raises(JobError) as caught:
-        load_space(path)
+        load_space(path, KNOBS)
     assert path in caught.value.message
     assert message in caught.value.message
     assert hint in caught.value.hint
@@ -136,7 +137,7 @@ def test_what_is_no_space_is_refused(tmp_path, text, message):
     path = tmp_path / "space.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(JobError) as caught:
-        load_space(str(path))
+        load_space(str(path), KNOBS)
     assert str(path) in caught.value.message
     assert message in caught.value.message
     assert caught.value.hint
@@ -148,22 +149,22 @@ def test_aliases_cannot_explode(tmp_path):
     path = tmp_path / "bomb.yaml"
     path.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(JobError, match="aliases are not allowed"):
-        load_space(str(path))
+        load_space(str(path), KNOBS)
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "space.yaml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(JobError, match="cannot be read"):
-        load_space(str(path))
+        load_space(str(path), KNOBS)
     path.write_bytes(b"#" * 2_000_000)
     with pytest.raises(JobError, match="larger than"):
-        load_space(str(path))
+        load_space(str(path), KNOBS)
 
 
 def test_an_unknown_space_names_the_nearest_shipped_one():
     with pytest.raises(JobError) as caught:
-        load_space("zer")
+        load_space("zer", KNOBS)
     assert "did you mean zero?" in caught.value.hint
     assert "smoke, zero, zero_offload" in caught.value.hint
 
@@ -176,18 +177,18 @@ def test_a_circle_of_conditions_is_refused(written):
         "  zero.stage: {values: [0, 1], when: {tp: 2}}"
     )
     with pytest.raises(JobError, match=r"circle: \w+(\.\w+)? -> "):
-        load_space(path)
+        load_space(path, KNOBS)
 
 
 def test_a_knob_cannot_wait_for_itself(written):
     with pytest.raises(JobError, match="circle: tp -> tp"):
-        load_space(written("tp: {values: [1, 2], when: {tp: 2}}"))
+        load_space(written("tp: {values: [1, 2], when: {tp: 2}}"), KNOBS)
 
 
 def test_a_condition_that_never_holds_is_refused(written):
     path = written("zero.stage: [0, 1]\n  tp: {values: [1, 2], when: {zero.stage: [2, 3]}}")
     with pytest.raises(JobError, match=r"zero\.stage never is 2, 3 in this space: it has 0, 1"):
-        load_space(path)
+        load_space(path, KNOBS)
 
 
 def test_a_condition_may_name_a_knob_that_comes_later_or_is_not_searched(written):
@@ -198,7 +199,7 @@ def test_a_condition_may_name_a_knob_that_comes_later_or_is_not_searched(written
     )
     shown = {
         (c["recompute"], c["zero.stage"], c["micro_batch"])
-        for c in grid(load_space(path), CONTEXT)
+        for c in grid(load_space(path, KNOBS), CONTEXT)
     }
     assert shown == {
         ("none", 0, 1), ("none", 0, 2), ("full", 0, 1), ("full", 0, 2), ("full", 3, 1),
@@ -213,7 +214,7 @@ def test_the_grid_has_every_run_once(written):
         "  reduce_bucket_size: [100_000, 500_000_000, 600_000_000]\n"
         "  stage3.prefetch_bucket_size: [0, 1000]"
     )
-    found = list(grid(load_space(path), CONTEXT))
+    found = list(grid(load_space(path, KNOBS), CONTEXT))
     # Stage 0 has no bucket; at stage 1 the two large ones hold all gradients alike.
     assert len(found) == 2 * (1 + 2)
     assert len({c.hash for c in found}) == len(found)
@@ -224,19 +225,19 @@ def test_a_grid_that_is_too_large_is_refused(written, monkeypatch):
     monkeypatch.setattr(space_module, "MAX_COMBINATIONS", 50)
     path = written("micro_batch: {range: [1, 60, 1]}\n  zero.stage: [0, 1]")
     with pytest.raises(JobError, match=r"50 combinations: zero\.stage 2 x micro_batch 60"):
-        list(grid(load_space(path), CONTEXT))
+        list(grid(load_space(path, KNOBS), CONTEXT))
 
 
 def test_shipped_spaces_are_named_as_their_files():
     assert {"smoke", "zero", "zero_offload"} <= set(shipped_spaces())
     for name in shipped_spaces():
-        space = load_space(name)
+        space = load_space(name, KNOBS)
         assert space.name == name
         assert space.description
 
 
 def test_the_smoke_space_stays_small():
-    assert 8 <= len(list(grid(load_space("smoke"), CONTEXT))) <= 20
+    assert 8 <= len(list(grid(load_space("smoke", KNOBS), CONTEXT))) <= 20
 
 
 def test_the_published_schema_is_up_to_date():
@@ -250,7 +251,7 @@ def test_the_published_schema_is_up_to_date():
 @pytest.mark.parametrize("name", shipped_spaces())
 def test_shipped_spaces_pass_the_published_schema(name):
     text = (data_folder("search_spaces") / f"{name}.yaml").read_text(encoding="utf-8")
-    jsonschema.validate(yaml.safe_load(text), schema())
+    jsonschema.validate(yaml.safe_load(text), schema(KNOBS))
 
 
 @pytest.mark.parametrize(
@@ -275,11 +276,11 @@ def test_shipped_spaces_pass_the_published_schema(name):
 def test_the_schema_refuses_what_the_loader_refuses(knobs, tmp_path):
     space = {"name": "mine", "knobs": knobs}
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(space, schema())
+        jsonschema.validate(space, schema(KNOBS))
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(space), encoding="utf-8")
     with pytest.raises(JobError):
-        load_space(str(path))
+        load_space(str(path), KNOBS)
 
 
 GUIDE = (REPOSITORY / "docs" / "spaces.md").read_text(encoding="utf-8")
@@ -290,8 +291,11 @@ def test_the_guides_example_is_a_space(tmp_path):
     example = re.search(r"```yaml\n(name: .*?)```", GUIDE, re.DOTALL)[1]
     path = tmp_path / "mine.yaml"
     path.write_text(example, encoding="utf-8")
-    assert load_space(str(path)).domains["reduce_bucket_size"].values == (50_000_000, 500_000_000)
-    jsonschema.validate(yaml.safe_load(example), schema())
+    assert load_space(str(path), KNOBS).domains["reduce_bucket_size"].values == (
+        50_000_000,
+        500_000_000,
+    )
+    jsonschema.validate(yaml.safe_load(example), schema(KNOBS))
 
 
 def test_the_documentation_of_the_knobs_is_up_to_date():
@@ -314,6 +318,6 @@ def test_what_the_base_configuration_sets_decides_whether_a_knob_is_tried(writte
         "  reduce_bucket_size: {values: [1000, 2000], when: {micro_batch: 2}}"
     )
     base = {"zero.stage": 3, "micro_batch": 2}
-    found = list(grid(load_space(path), dataclasses.replace(CONTEXT, base=base)))
+    found = list(grid(load_space(path, KNOBS), dataclasses.replace(CONTEXT, base=base)))
     tried = {(c["stage3.prefetch_bucket_size"], c["reduce_bucket_size"]) for c in found}
     assert tried == {(0, 1000), (0, 2000), (1000, 1000), (1000, 2000)}

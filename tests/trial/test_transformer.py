@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
+from autotune.engines.deepspeed.knobs.stages import stages
 from autotune.job.model import load_model, presets
-from autotune.space.catalogue.stages import stages
 from autotune.trial.transformer_shape import FAMILIES, refusal, shape_of
 
 torch = pytest.importorskip("torch")

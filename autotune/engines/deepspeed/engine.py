@@ -6,7 +6,7 @@ candidate. Every key of the user's that gives way is named by `overridden`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from autotune.cost.candidates import plans_of
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
+from autotune.engines.base import RankSettings
 from autotune.engines.deepspeed.ds_config_file import (
     Note,
     knobs_of,
@@ -32,14 +33,16 @@ from autotune.engines.deepspeed.expected import (
     recompute_interval,
 )
 from autotune.engines.deepspeed.keys import PATHS, SECTIONS, governed_keys
+from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.knobs.process import environment_of
+from autotune.engines.deepspeed.knobs.situation import ADAM, optimizer_implementation
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.job.job import DEFAULT_OPTIMIZER, Job
 from autotune.space.candidate import Candidate
-from autotune.space.catalogue.situation import ADAM
-from autotune.space.knob import optimizer_implementation
-from autotune.space.knobs import KNOBS, Context, canonical
+from autotune.space.knob import Context
+from autotune.space.knobs import canonical
 from autotune.space.rule import Violation
 from autotune.trial.transformer_shape import refusal
 
@@ -96,9 +99,10 @@ class DeepSpeedEngine:
         self._use_base(_NO_BASE if job.base_config is None else _read_base(job.base_config))
 
     @property
-    def base_knobs(self) -> Mapping[str, KnobValue]:
-        """Knobs that the base configuration sets, for `Context.base`."""
-        return self._base.knobs
+    def context(self) -> Context:
+        """What decides which knobs act; of the base configuration what it sets."""
+        base = {**_implementation_of(self._job), **self._base.knobs}
+        return Context.of(self._job, self._environment, base=base, optimizer=self.optimizer)
 
     @property
     def optimizer(self) -> str:
@@ -141,6 +145,17 @@ class DeepSpeedEngine:
             pipeline_refusal=self._pipeline_refusal,
             sp_by_script=candidate.sp,
             supports_sp=model.supports_sp(job.seq_len),
+        )
+
+    def ranks(self, candidate: Candidate) -> RankSettings:
+        """Variables and cores of the candidate's ranks.
+
+        Compiling on import or at the first step goes cold: `compile`, and Muon's kernels.
+        """
+        return RankSettings(
+            environment=environment_of(candidate.values),
+            binds_cores=candidate.get("core_binding") == "ranks",
+            may_start_warm=candidate.get("compile", "none") == "none" and self.optimizer != "muon",
         )
 
     def files(self, candidate: Candidate) -> dict[str, str]:
@@ -215,7 +230,7 @@ class DeepSpeedEngine:
         sp = _whole(config, "sequence_parallel_size", path) or 1
         micro_batch = _micro_batch(config, self._job, tp, sp, path)
         chosen = {**knobs_of(config, path), "micro_batch": micro_batch}
-        context = Context.of(self._job, self._environment, optimizer=self.optimizer)
+        context = replace(self.context, base=_implementation_of(self._job))
         knobs = canonical(chosen, context)
         for name, theirs in chosen.items():
             if (ours := knobs.get(name)) != theirs and name not in SECTIONS:
@@ -304,7 +319,7 @@ def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:
     that merely changes nothing here stays as the user wrote it.
     """
     stage = look_up(tuned, PATHS["zero.stage"])
-    dead = [knob for knob in PATHS if stage not in KNOBS[knob].stages]
+    dead = [knob for knob in PATHS if stage not in KNOBS[knob].when.get("zero.stage", (stage,))]
     ours = [knob for knob in PATHS if knob in candidate.values or knob in dead]
     return [*_LAYOUT, *(key for knob in ours for key in governed_keys(knob))]
 
@@ -365,6 +380,12 @@ def _optimizer(job: Job, theirs: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 def _same_type(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     return str(ours.get("type", "")).lower() == str(theirs.get("type", ours.get("type"))).lower()
+
+
+def _implementation_of(job: Job) -> Mapping[str, KnobValue]:
+    """What the job's own optimizer says of `optimizer.implementation`."""
+    implementation = optimizer_implementation(job.optimizer.get("params"))
+    return {} if implementation is None else {"optimizer.implementation": implementation}
 
 
 def _check_obeyed(tuned: Mapping[str, Any], candidate: Candidate) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from autotune.base.nested import look_up
 from autotune.contract import KnobValue
 from autotune.engines.deepspeed.keys import PATHS, read_knob
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
 from autotune.job.model import ModelShape
-from autotune.space.knobs import KNOBS
 
 DEFAULT_GRADIENT_CLIPPING = 1.0
 """DeepSpeed's own (its runtime/constants.py); written out, because older releases had 0."""

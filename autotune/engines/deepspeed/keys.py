@@ -5,8 +5,8 @@ from typing import Any
 
 from autotune.base.nested import look_up
 from autotune.contract import KnobValue
-from autotune.space.knob import optimizer_implementation
-from autotune.space.knobs import KNOBS
+from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.knobs.situation import optimizer_implementation
 
 _OFFLOAD = "zero_optimization.offload_optimizer"
 _PARAM = "zero_optimization.offload_param"

@@ -2,8 +2,8 @@
 
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.job.job import Job
-from autotune.space.knobs import KNOBS
 
 
 class DeepSpeed:

@@ -7,14 +7,13 @@ from typing import Any
 
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.units import format_bytes, format_seconds
-from autotune.contract import DS_CONFIG_FILE
+from autotune.contract import DS_CONFIG_FILE, LIST_VARIABLES
 from autotune.devices.hardware import Environment
 from autotune.export.base import Export, Figures
 from autotune.record.soak import SoakResult
 from autotune.record.tried import warning
 from autotune.space.candidate import format_value
-from autotune.space.catalogue.process import LISTS, binds_cores, environment_of
-from autotune.space.knobs import Context, choices_of
+from autotune.space.knobs import choices_of
 from autotune.trial.lengths import is_drawn
 from autotune.trial.transformer_shape import shape_of
 
@@ -85,15 +84,14 @@ def _settings(export: Export) -> dict[str, Any]:
         "accelerator": export.environment.accelerator,
         "memory_limit_bytes": job.enforced_limit_bytes(export.environment.device_memory_bytes),
         "seed": job.seed,
-        "binds_cores": binds_cores(candidate.values) or export.environment.accelerator == "cpu",
-        "environment_variables": environment_of(candidate.values),
+        "binds_cores": export.ranks.binds_cores or export.environment.accelerator == "cpu",
+        "environment_variables": dict(export.ranks.environment),
     }
 
 
 def _values(export: Export) -> dict[str, Any]:
     """What the launch templates may use."""
     candidate, environment = export.candidate, export.environment
-    context = Context.of(export.job, environment, optimizer=export.setup.optimizer)
     settings = _settings(export)
     limit_bytes = settings["memory_limit_bytes"]
     per_node = _ranks_per_node(candidate.world, environment)
@@ -104,8 +102,8 @@ def _values(export: Export) -> dict[str, Any]:
         "per_node": per_node,
         "stage": export.setup.stage,
         "ep": export.setup.ep,
-        "variables": sorted(environment_of(candidate.values).items()),
-        "lists": LISTS,
+        "variables": sorted(export.ranks.environment.items()),
+        "lists": LIST_VARIABLES,
         "lora": export.job.model.source.get("lora"),
         "is_drawn": is_drawn(export.job.lengths.as_spec()),
         "micro_batch": candidate.micro_batch,
@@ -121,7 +119,7 @@ def _values(export: Export) -> dict[str, Any]:
             ("torch", environment.torch_version),
             ("memory limit per device", limit),
         ],
-        "untried": warning(choices_of(candidate.values, context), environment.accelerator),
+        "untried": warning(choices_of(candidate.values, export.context), export.context),
         "overridden": [
             (key, _said(theirs), _said(ours))
             for key, (theirs, ours) in sorted(export.overridden.items())

@@ -19,7 +19,6 @@ from autotune.report.results.study import Report
 from autotune.report.words import describe_candidate, describe_reduced
 from autotune.search.history import Tried
 from autotune.space.candidate import format_value
-from autotune.space.knobs import KNOBS
 
 MAX_RUNS = len(ascii_uppercase)
 
@@ -138,8 +137,9 @@ def _knobs(runs: Sequence[Run]) -> pd.DataFrame:
         row = run.report.row_named("best")
         if row is not None:
             settings[run.key] = dict(row.candidate.values)
+    order = dict.fromkeys(name for run in runs for name in run.report.context.knobs)
     names = [
-        name for name in KNOBS if len({format_value(s.get(name)) for s in settings.values()}) > 1
+        name for name in order if len({format_value(s.get(name)) for s in settings.values()}) > 1
     ]
     return pd.DataFrame(
         {key: [format_value(s.get(name)) for name in names] for key, s in settings.items()},

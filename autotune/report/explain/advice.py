@@ -14,7 +14,8 @@ from autotune.record.bottleneck import Bound
 from autotune.report.results.ratios import Ratio, describe_ratio, ratio_of, telling_runs
 from autotune.search.history import History, Tried
 from autotune.space.candidate import Candidate, format_value
-from autotune.space.knobs import KNOBS, Context, canonical
+from autotune.space.knob import Context
+from autotune.space.knobs import canonical
 
 SMALL_MESSAGE_BYTES = 2**20
 """Below it a collective costs its latency more than its bytes: tens of microseconds at 100 GB/s
@@ -378,7 +379,7 @@ def _changes(case: _Case, bound: Bound) -> Iterator[tuple[Rule, dict[str, KnobVa
 
 def _can_run(name: str, value: KnobValue, case: _Case) -> bool:
     """Whether the device can run it and the batch still divides."""
-    knob = KNOBS[name]
+    knob = case.context.knobs[name]
     if value in knob.needs_cuda and case.context.accelerator != "cuda":
         return False
     if name not in ("micro_batch", "tp", "pp", "sp"):

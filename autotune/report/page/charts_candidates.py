@@ -22,7 +22,7 @@ from autotune.report.results.rows import Row
 from autotune.report.results.study import Report
 from autotune.report.words import describe_candidate, settings_of
 from autotune.space.candidate import format_value
-from autotune.space.knobs import KNOBS
+from autotune.space.knob import Knob
 
 _MIB, _GIB = 2**20, 2**30
 _SCALE = [[0.0, GREY], [0.5, BLUE], [1.0, ORANGE]]
@@ -86,8 +86,10 @@ def parallel_coordinates(report: Report) -> Chart | None:
     """The candidates with a figure, each a line through the knobs that vary."""
     rows = [row for row in report.rows if row.figure]
     settings = [settings_of(row.candidate, report.context) for row in rows]
-    varying = [name for name in KNOBS if len({chosen.get(name) for chosen in settings}) > 1]
-    axes = {name: _values_of(rows, name) for name in varying}
+    varying = [
+        name for name in report.context.knobs if len({chosen.get(name) for chosen in settings}) > 1
+    ]
+    axes = {name: _values_of(rows, report.context.knobs[name]) for name in varying}
     if not axes:
         return None
     rates = [row.rate for row in rows]
@@ -113,10 +115,10 @@ def parallel_coordinates(report: Report) -> Chart | None:
     return make_chart("knobs", alt, figure, min_width=_WIDTH_PER_AXIS * (len(axes) + 1))
 
 
-def _values_of(rows: Sequence[Row], name: str) -> list[KnobValue | None]:
+def _values_of(rows: Sequence[Row], knob: Knob) -> list[KnobValue | None]:
     """The values of a knob over the rows: in order, those of a choice as it lists them."""
-    seen = list(dict.fromkeys(row.candidate.get(name) for row in rows))
-    choices = KNOBS[name].choices
+    seen = list(dict.fromkeys(row.candidate.get(knob.name) for row in rows))
+    choices = knob.choices
 
     def place(value: KnobValue | None) -> tuple[int, float, str]:
         if value is None:

@@ -16,7 +16,6 @@ from autotune.report.results.study import Report
 from autotune.report.words import settings_of
 from autotune.search.confirm import Verdict
 from autotune.search.history import Tried
-from autotune.space.knobs import KNOBS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ class Change:
 
 
 def changes_of(report: Report, best: int, baseline: int) -> list[Change]:
-    """The knobs that the best sets otherwise than the baseline, in the order of `KNOBS`.
+    """The knobs that the best sets otherwise than the baseline, in the order of the knobs.
 
     Args:
         report: The study.
@@ -61,16 +60,17 @@ def changes_of(report: Report, best: int, baseline: int) -> list[Change]:
     if ours is None or theirs is None:
         return []
     settings = {row.trial: settings_of(row.candidate, report.context) for row in report.rows}
+    knobs = report.context.knobs
     after, before = settings[ours.trial], settings[theirs.trial]
     return [
         Change(
             knob=name,
             before=theirs.candidate.get(name),
             after=ours.candidate.get(name),
-            help=KNOBS[name].help,
+            help=knobs[name].help,
             pairs=_pairs(report, settings, name, before.get(name), after.get(name)),
         )
-        for name in KNOBS
+        for name in knobs
         if after.get(name) != before.get(name)
     ]
 

@@ -10,7 +10,7 @@ from autotune.record.study import Recorded
 from autotune.report.results.rows import Row
 from autotune.search.history import History
 from autotune.search.objective import Objective
-from autotune.space.knobs import Context
+from autotune.space.knob import Context
 
 
 @dataclass(frozen=True, kw_only=True)

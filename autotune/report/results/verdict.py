@@ -177,7 +177,7 @@ def _untried(report: Report, best: int) -> str:
     """What stands behind the best besides this search."""
     row = report.row_of(best)
     settings = {} if row is None else choices_of(row.candidate.values, report.context)
-    return warning(settings, report.context.accelerator)
+    return warning(settings, report.context)
 
 
 def _front(front: Sequence[Mapping[str, Any]]) -> str:

@@ -21,7 +21,7 @@ from autotune.report.words import (
     describe_standing,
 )
 from autotune.search.base import Observer, Running, Snapshot, Stage, Standing
-from autotune.space.knobs import Context
+from autotune.space.knob import Context
 
 _TITLES = {
     Stage.BASELINE: "looking for a careful default to beat",

@@ -17,7 +17,6 @@ from autotune.report.results.study import Report
 from autotune.report.results.verdict import describe_outcome, describe_place, describe_verdict
 from autotune.report.words import describe_settings, format_interval, format_rate, settings_of
 from autotune.space.candidate import format_value
-from autotune.space.knobs import KNOBS
 
 _STYLES = {"running": "cyan", "best": "bold green", "baseline": "bold"}
 """Of the words for an outcome; what failed or broke the limit is yellow."""
@@ -71,14 +70,16 @@ def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
 def _table(report: Report, width: int) -> Table:
     """A column per knob that varies; where that is too wide, one column of settings."""
     settings = [settings_of(row.candidate, report.context) for row in report.rows]
-    varying = [name for name in KNOBS if len({chosen.get(name) for chosen in settings}) > 1]
+    varying = [
+        name for name in report.context.knobs if len({chosen.get(name) for chosen in settings}) > 1
+    ]
     by_knob = _make_table([_header(name) for name in varying])
     folded = _make_table(["settings that vary"])
     for row, chosen in zip(report.rows, settings, strict=True):
         cells = _cells(row, report)
         by_knob.add_row(*cells, *(format_value(row.candidate.get(name)) for name in varying))
         vary = {name: value for name, value in chosen.items() if name in varying}
-        folded.add_row(*cells, describe_settings(vary))
+        folded.add_row(*cells, describe_settings(vary, report.context.knobs))
     is_narrow = Console(width=10_000).measure(by_knob).maximum <= width
     return by_knob if is_narrow else folded
 

@@ -265,12 +265,12 @@ def test_the_knobs_of_a_base_are_offered_to_the_space(tmp_path):
         tmp_path,
         {"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e3, "prefetch_bucket_size": 7}},
     )
-    assert DeepSpeedEngine(job, CPU).base_knobs == {
+    assert DeepSpeedEngine(job, CPU).context.base == {
         "zero.stage": 2,
         "reduce_bucket_size": 5000,
         "stage3.prefetch_bucket_size": 7,
     }
-    assert DeepSpeedEngine(tiny_job(tmp_path), CPU).base_knobs == {}
+    assert DeepSpeedEngine(tiny_job(tmp_path), CPU).context.base == {}
 
 
 def test_auto_is_resolved_or_dropped_and_said(tmp_path):
@@ -334,3 +334,18 @@ def test_a_base_that_is_no_configuration_is_refused(tmp_path, text, said):
 def test_a_base_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(RenderError, match="cannot be read"):
         DeepSpeedEngine(tiny_job(tmp_path, base_config=str(tmp_path / "absent.json")), CPU)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "optimizer", "is_so"),
+    [
+        ({}, {"type": "AdamW"}, True),
+        ({"compile": "torch"}, {"type": "AdamW"}, False),
+        ({}, {"type": "Muon"}, False),
+    ],
+    ids=["plain", "compiled", "compiled on import"],
+)
+def test_what_compiles_at_its_start_does_not_start_warm(tmp_path, knobs, optimizer, is_so):
+    job = tiny_job(tmp_path, optimizer=optimizer)
+    ranks = DeepSpeedEngine(job, CPU).ranks(canonical_candidate(job, **knobs))
+    assert ranks.may_start_warm is is_so

@@ -24,6 +24,7 @@ from autotune.doctor.machine import has_libaio
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.job.job import Job
@@ -31,7 +32,8 @@ from autotune.job.model import load_model
 from autotune.record import tried
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import KNOBS, Context, canonical
+from autotune.space.knob import Context
+from autotune.space.knobs import canonical
 from autotune.space.space import Space, combinations, load_space
 from tests.engines.deepspeed.rules.cases import NEWEST
 from tests.jobs import CPU, tiny_job
@@ -109,7 +111,7 @@ def stratified(folder: Path) -> list[dict[str, Any]]:
     chosen: list[dict[str, Any]] = []
     spare: list[dict[str, Any]] = []
     for name in shipped_spaces():
-        space = load_space(name)
+        space = load_space(name, KNOBS)
         missing = listed(space) - {pair for knobs in chosen for pair in knobs.items()}
         choices = [
             c for c in combinations(space, context) if all(runs_here(*pair) for pair in c.items())
@@ -332,7 +334,7 @@ def trained(results: tuple[list, list]) -> list[tuple[dict, dict]]:
 
 def test_every_listed_value_was_tried(trained, record_property):
     tried = {pair for case, _ in trained for pair in case["spec"]["knobs"].items()}
-    lacking = set().union(*(listed(load_space(name)) for name in shipped_spaces())) - tried
+    lacking = set().union(*(listed(load_space(name, KNOBS)) for name in shipped_spaces())) - tried
     assert not lacking or not is_at_least(INSTALLED, NEWEST)
     assert len(trained) >= AT_LEAST
     record_property("trained", sum("losses" in result for _, result in trained))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.planning.lattice import build_lattice
 from autotune.space.space import load_space
 from tests.jobs import CPU
@@ -73,7 +74,7 @@ NARROW = LLAMA | {"num_key_value_heads": 4}
 def legal_layouts(folder) -> list[dict[str, Any]]:
     """One candidate of `parallel_3d` for every stage, tp, pp and recomputation over 8 ranks."""
     job = make_job_for(folder, world=8, config=NARROW)
-    lattice = build_lattice(load_space("parallel_3d"), job, CPU, DeepSpeedEngine(job, CPU))
+    lattice = build_lattice(load_space("parallel_3d", KNOBS), DeepSpeedEngine(job, CPU))
     names = ("zero.stage", "tp", "pp", "recompute")
     one = {tuple(c.values[n] for n in names): c.values for c in lattice.candidates}
     return list(one.values())

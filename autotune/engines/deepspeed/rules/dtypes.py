@@ -1,9 +1,9 @@
 """Formats of master weights and states: where DeepSpeed takes no notice of them."""
 
+from autotune.engines.deepspeed.knobs.situation import is_bf16_optimizer
 from autotune.engines.deepspeed.rules.adam import CPU_ADAM, uses_cpu_adam
 from autotune.engines.deepspeed.rules.base import Case, Setup, Witness, ignored
 from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.space.catalogue.situation import is_bf16_optimizer
 from autotune.space.rule import Finding, Rule
 
 CANONICAL = {

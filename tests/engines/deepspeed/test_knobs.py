@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.base.errors import JobError
+from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.knobs.stages import stages
 from autotune.job.model import load_model
 from autotune.space.candidate import format_value
-from autotune.space.catalogue.stages import stages
-from autotune.space.knobs import KNOBS, Context, canonical, explain, knob_named, parse_settings
+from autotune.space.knob import Context
+from autotune.space.knobs import canonical, explain, knob_named, parse_settings
 
 LLAMA = load_model("tiny-llama").shape
 ELEMENTS = LLAMA.n_params
@@ -94,7 +96,7 @@ def test_what_is_explained_is_exactly_what_changed(values, context):
 @given(values=MAPPINGS)
 def test_settings_come_back_from_the_text_they_are_shown_as(values):
     texts = [f"{name}={format_value(value)}" for name, value in values.items()]
-    assert parse_settings(texts) == values
+    assert parse_settings(texts, KNOBS) == values
 
 
 def same_run(first, second, **changes):
@@ -281,7 +283,7 @@ def test_a_name_that_is_no_knob_is_refused():
 )
 def test_a_bad_setting_names_what_is_legal(setting, message, hint):
     with pytest.raises(JobError) as caught:
-        parse_settings([setting])
+        parse_settings([setting], KNOBS)
     assert setting in caught.value.message
     assert message in caught.value.message
     assert hint in caught.value.hint
@@ -289,12 +291,12 @@ def test_a_bad_setting_names_what_is_legal(setting, message, hint):
 
 def test_a_knob_set_twice_is_refused():
     with pytest.raises(JobError, match="already set to 1"):
-        parse_settings(["tp=1", "tp=2"])
+        parse_settings(["tp=1", "tp=2"], KNOBS)
 
 
 def test_counts_are_read_as_people_write_them():
     settings = ["reduce_bucket_size=5e8", "overlap_comm=True", "recompute=every_12", "tp = 2"]
-    assert parse_settings(settings) == {
+    assert parse_settings(settings, KNOBS) == {
         "reduce_bucket_size": 500_000_000,
         "overlap_comm": True,
         "recompute": "every_12",
@@ -321,5 +323,5 @@ def test_every_default_is_legal_and_every_knob_is_explained(knob):
         default = knob.default_for({"zero.stage": stage})
         assert knob.check(default, where="registry") == default
     assert knob.help
-    assert knob_named(knob.name, where="registry") is knob
+    assert knob_named(knob.name, KNOBS, where="registry") is knob
     assert not knob.pattern or re.compile(knob.pattern)

@@ -1,7 +1,8 @@
 """Knobs of ZeRO: how gradients are reduced, and how stage 3 gathers parameters."""
 
 from autotune.contract import KnobValue
-from autotune.space.catalogue.situation import (
+from autotune.engines.deepspeed.knobs.situation import (
+    at_stages,
     communicates,
     data_parallel,
     degree,
@@ -11,13 +12,12 @@ from autotune.space.catalogue.situation import (
     gathered_elements,
     has_pipeline,
     is_contiguous,
-    never,
     offloads_optimizer,
     releases_parameters,
     shards_gradients,
     stage,
 )
-from autotune.space.knob import Context, Knob, Knobs
+from autotune.space.knob import Context, Knob, Knobs, never
 
 
 def _fold_gathered(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
@@ -111,7 +111,7 @@ ENTRIES = (
         kind="bool",
         default=True,
         scope="at stages 1 to 3; below stage 3 not where the optimizer is offloaded",
-        stages=(1, 2, 3),
+        when=at_stages(1, 2, 3),
         acts=_may_scatter_bucket,
         help="copy gradients into one bucket before they are reduced: one bucket more memory (two "
         "with overlap_comm below stage 3), no fragments",
@@ -123,7 +123,7 @@ ENTRIES = (
         kind="bool",
         default=True,
         scope="at stages 1 to 3 over more than one rank where gradients are contiguous",
-        stages=(1, 2, 3),
+        when=at_stages(1, 2, 3),
         acts=_scatters,
         help="send each rank its own part of the gradients instead of all of them",
         source="runtime/zero/stage_1_and_2.py: average_tensor; stage3.py: "
@@ -135,7 +135,7 @@ ENTRIES = (
         kind="bool",
         default=False,
         scope="at stages 1 and 2 over more than one rank",
-        stages=(1, 2),
+        when=at_stages(1, 2),
         acts=_deals_out,
         help="deal parameters out to the ranks in turn, so that all copy gradients to the host at "
         "the same time",
@@ -151,7 +151,7 @@ ENTRIES = (
         default=500_000_000,
         minimum=1,
         scope="at stages 1 to 3",
-        stages=(1, 2, 3),
+        when=at_stages(1, 2, 3),
         acts=shards_gradients,
         fold=fold_elements,
         help="gradient elements reduced at once",
@@ -166,7 +166,7 @@ ENTRIES = (
         default=500_000_000,
         minimum=2,
         scope="nowhere with torch 1.13 or newer",
-        stages=(1, 2),
+        when=at_stages(1, 2),
         acts=never,
         fold=fold_elements,
         help="parameter elements gathered at once after the optimizer step",
@@ -178,9 +178,9 @@ ENTRIES = (
         group="zero",
         kind="bool",
         default=False,
-        default_at_stage={3: True},
+        default_when={("zero.stage", 3): True},
         scope="at stages 1 and 2, and on a GPU at stage 3",
-        stages=(1, 2, 3),
+        when=at_stages(1, 2, 3),
         acts=_overlaps,
         help="reduce gradients while backward still runs; doubles the bucket at stages 1 and 2",
         source="runtime/zero/config.py: overlap_comm_valid",
@@ -192,7 +192,7 @@ ENTRIES = (
         kind="int",
         default=100_000,
         scope="at stage 3 where parameters are fetched (dp above 1, or offloaded to the host)",
-        stages=(3,),
+        when=at_stages(3),
         acts=fetches_parameters,
         fold=_fold_persistence,
         help="parameters of at most this many elements stay gathered",
@@ -205,7 +205,7 @@ ENTRIES = (
         default=1_000_000_000,
         minimum=1,
         scope="at stage 3 where parameters are fetched ahead",
-        stages=(3,),
+        when=at_stages(3),
         acts=_caps_prefetch,
         fold=_fold_gathered,
         help="fetch ahead only while fewer parameter elements than this are gathered",
@@ -217,7 +217,7 @@ ENTRIES = (
         kind="int",
         default=50_000_000,
         scope="at stage 3 where parameters are fetched and some are not persistent",
-        stages=(3,),
+        when=at_stages(3),
         acts=releases_parameters,
         fold=_fold_prefetch,
         help="parameter elements fetched ahead of use; 0 fetches none ahead",
@@ -229,7 +229,7 @@ ENTRIES = (
         kind="int",
         default=1_000_000_000,
         scope="at stage 3 where parameters are fetched and some are not persistent",
-        stages=(3,),
+        when=at_stages(3),
         acts=releases_parameters,
         fold=_fold_reuse,
         help="a parameter that is used again within this many elements stays gathered",
@@ -242,7 +242,7 @@ ENTRIES = (
         default=1_000_000_000,
         minimum=1,
         scope="at stage 3",
-        stages=(3,),
+        when=at_stages(3),
         fold=_fold_sub_group,
         help="parameter elements of a rank that the optimizer updates at once: smaller takes less "
         "working memory, and more steps",
@@ -273,7 +273,7 @@ ZEROPP = (
         default=1,
         minimum=1,
         scope="at stage 3 over more than one rank",
-        stages=(3,),
+        when=at_stages(3),
         acts=lambda values, context: data_parallel(values, context) > 1,
         fold=_fold_hpz,
         help="ranks that hold a second copy of the parameters between them (a node's devices), so "
@@ -286,7 +286,7 @@ ZEROPP = (
         kind="bool",
         default=False,
         scope="at stage 3 over more than one rank",
-        stages=(3,),
+        when=at_stages(3),
         acts=communicates,
         needs_cuda=(True,),
         help="gather parameters as int8 (qwZ)",
@@ -299,7 +299,7 @@ ZEROPP = (
         kind="bool",
         default=False,
         scope="at stage 3 over more than one node",
-        stages=(3,),
+        when=at_stages(3),
         acts=_quantizes_gradients,
         needs_cuda=(True,),
         help="reduce gradients between nodes as int4 and int8 (qgZ)",

@@ -1,10 +1,28 @@
 """What a choice of knobs amounts to, as far as other knobs act or saturate by it."""
 
+from collections.abc import Mapping
+
 from autotune.contract import KnobValue
-from autotune.space.catalogue.stages import stages
+from autotune.engines.deepspeed.knobs.stages import stages
 from autotune.space.knob import Context, Knobs
 
 ADAM = ("adam", "adamw")
+
+
+def at_stages(*stages: int) -> Mapping[str, tuple[KnobValue, ...]]:
+    """ZeRO stages at which a knob can act at all (`Knob.when`)."""
+    return {"zero.stage": stages}
+
+
+def optimizer_implementation(params: object) -> str | None:
+    """The value of `optimizer.implementation` that a user's `optimizer.params` chooses.
+
+    Returns:
+        None where they choose nothing, so that the default holds.
+    """
+    if not isinstance(params, Mapping) or params.get("torch_adam") is not True:
+        return None
+    return "torch_fused" if params.get("fused") is True else "torch"
 
 
 def degree(values: Knobs, name: str) -> int:
@@ -150,8 +168,3 @@ def elements_in_partition(values: Knobs, context: Context) -> int:
 def has_adam(context: Context) -> bool:
     """Whether the job trains with Adam or AdamW, of which there are several implementations."""
     return context.optimizer in ADAM
-
-
-def never(_: Knobs, __: Context) -> bool:
-    """For knobs that are known, so that a file which sets them is understood, and do nothing."""
-    return False

@@ -1,7 +1,7 @@
 """Knobs of the computation itself: attention, loss, compilation, the optimizer's kernel."""
 
 from autotune.contract import KnobValue
-from autotune.space.catalogue.situation import ADAM, has_adam, has_pipeline
+from autotune.engines.deepspeed.knobs.situation import ADAM, has_adam, has_pipeline
 from autotune.space.knob import Context, Knob, Knobs
 
 

@@ -1,7 +1,7 @@
 """Knobs of number formats: of accumulated gradients, master weights and optimizer states."""
 
 from autotune.contract import KnobValue
-from autotune.space.catalogue.situation import shards_gradients
+from autotune.engines.deepspeed.knobs.situation import at_stages, shards_gradients
 from autotune.space.knob import Context, Knob, Knobs
 
 
@@ -30,7 +30,7 @@ ENTRIES = (
         default="model",
         choices=("model", "fp32", "fp16", "bf16"),
         scope="at stages 1 to 3",
-        stages=(1, 2, 3),
+        when=at_stages(1, 2, 3),
         fold=_fold_accumulation,
         help="data type in which gradients are added up; model: the training precision. fp32 with "
         "bf16 at stage 1 is another optimizer of DeepSpeed's, without buckets",
@@ -44,7 +44,7 @@ ENTRIES = (
         default="fp32",
         choices=("fp32", "model"),
         scope="at stages 1 to 3 in bf16 and fp16; with fp32 states only with Adam on the host",
-        stages=(1, 2, 3),
+        when=at_stages(1, 2, 3),
         acts=_has_low_precision,
         help="data type of the master weights and their gradients; model: the training precision",
         changes_training="small updates are lost: master weights have 16 bits",
@@ -57,7 +57,7 @@ ENTRIES = (
         default="fp32",
         choices=("fp32", "model"),
         scope="in bf16 at stages 1 to 3 with master_dtype model",
-        stages=(1, 2, 3),
+        when=at_stages(1, 2, 3),
         acts=_has_low_masters,
         help="data type of the optimizer's moments; model: bf16",
         changes_training="the moments have 16 bits",

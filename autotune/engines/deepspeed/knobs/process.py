@@ -5,9 +5,6 @@ from collections.abc import Mapping
 from autotune.contract import KnobValue
 from autotune.space.knob import Context, Knob, Knobs
 
-LISTS = ("PYTORCH_CUDA_ALLOC_CONF",)
-"""Variables that hold a list of settings: what the user has in them stays, and comes first."""
-
 _VARIABLES: Mapping[tuple[str, KnobValue], Mapping[str, str]] = {
     # The old name: torch before 2.9 reads no other, and later ones still read it.
     ("allocator", "expandable_segments"): {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
@@ -27,11 +24,6 @@ def environment_of(values: Knobs) -> dict[str, str]:
         for pair in values.items()
         for variable, text in _VARIABLES.get(pair, {}).items()
     }
-
-
-def binds_cores(values: Knobs) -> bool:
-    """Whether each GPU rank gets its own share of the cores."""
-    return values.get("core_binding", "none") == "ranks"
 
 
 def _is_cpu(_: Knobs, context: Context) -> bool:

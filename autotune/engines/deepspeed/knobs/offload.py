@@ -1,7 +1,12 @@
 """Knobs of offload: optimizer states and parameters on the host or on a disk."""
 
 from autotune.contract import KnobValue
-from autotune.space.catalogue.situation import elements_in_partition, has_adam, has_pipeline
+from autotune.engines.deepspeed.knobs.situation import (
+    at_stages,
+    elements_in_partition,
+    has_adam,
+    has_pipeline,
+)
 from autotune.space.knob import Context, Knob, Knobs
 
 
@@ -57,7 +62,7 @@ ENTRIES = (
         default="none",
         choices=("none", "cpu", "nvme"),
         scope="at stages 1 to 3; nvme at stage 3, and below it means cpu",
-        stages=(1, 2, 3),
+        when=at_stages(1, 2, 3),
         fold=_fold_optimizer,
         help="where optimizer states live and are updated; nvme: on the job's `nvme_path`",
         source="runtime/zero/offload_config.py",
@@ -70,7 +75,7 @@ ENTRIES = (
         default="none",
         choices=("none", "cpu", "nvme"),
         scope="at stage 3",
-        stages=(3,),
+        when=at_stages(3),
         help="where sharded parameters live between uses; nvme: on the job's `nvme_path`",
         source="runtime/engine.py: _configure_zero_optimizer",
     ),
@@ -85,7 +90,7 @@ DETAILS = (
         default=1.0,
         maximum=1.0,
         scope="on a GPU at stage 3 with the optimizer on the host and several sub-groups",
-        stages=(3,),
+        when=at_stages(3),
         acts=_splits_states,
         help="share of the optimizer states that is offloaded; the rest stays on the device",
         source="runtime/zero/stage3.py: _create_fp32_partitions, _optimizer_step",
@@ -97,7 +102,7 @@ DETAILS = (
         default="none",
         choices=("none", "read", "write", "both"),
         scope="at stage 3 with the optimizer on nvme",
-        stages=(3,),
+        when=at_stages(3),
         acts=_swaps_states,
         help="overlap reading the next sub-group's states, or writing the last one's, with the "
         "update; each takes four more buffers of a sub-group on the host",
@@ -110,7 +115,7 @@ DETAILS = (
         default=5,
         minimum=1,
         scope="at stage 3 with parameters on nvme",
-        stages=(3,),
+        when=at_stages(3),
         acts=_swaps_parameters,
         help="buffers of the largest parameter's size that hold partitions on their way",
         source="runtime/swap_tensor/partitioned_param_swapper.py",
@@ -122,7 +127,7 @@ DETAILS = (
         kind="int",
         default=1_000_000_000,
         scope="at stage 3 with parameters on nvme",
-        stages=(3,),
+        when=at_stages(3),
         acts=_swaps_parameters,
         fold=_fold_kept,
         help="elements of a rank's parameters that stay on the host all the same; 0 swaps all",
@@ -134,7 +139,7 @@ DETAILS = (
         kind="bool",
         default=False,
         scope="at stage 3 with the optimizer on the host",
-        stages=(3,),
+        when=at_stages(3),
         acts=_is_on_host,
         needs_cuda=(True,),
         help="SuperOffload: the host's update runs in a process of its own beside backward; for "
@@ -148,7 +153,7 @@ DETAILS = (
         default="none",
         choices=("none", "sequential", "overlap"),
         scope="at stages 1 and 2, and on a GPU at stage 3, with Adam on the host and no pipeline",
-        stages=(1, 2, 3),
+        when=at_stages(1, 2, 3),
         acts=_may_select,
         help="ZenFlow: the columns with the largest gradients are updated on the device, the rest "
         "on the host; overlap: the host's update runs beside the next step",
@@ -164,7 +169,7 @@ DETAILS = (
         minimum=0.001,
         maximum=0.999,
         scope="with zenflow",
-        stages=(1, 2, 3),
+        when=at_stages(1, 2, 3),
         acts=_has_zenflow,
         help="share of the columns that are selected",
         changes_training="more columns are updated at once",
@@ -177,7 +182,7 @@ DETAILS = (
         default=1,
         minimum=1,
         scope="with zenflow",
-        stages=(1, 2, 3),
+        when=at_stages(1, 2, 3),
         acts=_has_zenflow,
         help="optimizer steps after which columns are selected anew",
         changes_training="columns are selected by older gradients",

@@ -1,8 +1,8 @@
 """Knobs of the layout: what is sharded, split and recomputed, and how many samples at once."""
 
 from autotune.contract import KnobValue
-from autotune.space.catalogue.situation import degree, has_pipeline
-from autotune.space.catalogue.stages import stages
+from autotune.engines.deepspeed.knobs.situation import degree, has_pipeline
+from autotune.engines.deepspeed.knobs.stages import stages
 from autotune.space.knob import Context, Knob, Knobs
 
 

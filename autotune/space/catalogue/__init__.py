@@ -1,1 +1,0 @@
-"""Every knob, by group: one file for each page of the documentation."""
