@@ -9,16 +9,23 @@ pytest finds the inherited tests. The plug-in has to be installed: it is loaded 
 search loads it. A contract trains nothing, unless it says so.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
+
 from autotune.base.plugins import Kind, load_plugin, plugin_names
-from autotune.contract import Outcome, Role, TrialResult
+from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.cost.candidates import constants_of
+from autotune.cost.predict import predict
+from autotune.devices.accelerators import shipped_accelerators
 from autotune.devices.hardware import Environment
-from autotune.engines.base import bind_engine
-from autotune.job.job import make_job
-from autotune.planning.lattice import build_lattice
+from autotune.engines.base import Engine, EnginePlugin, bind_engine
+from autotune.job.job import Job, make_job
+from autotune.planning.lattice import Lattice, build_lattice
 from autotune.record.study import Trial
 from autotune.search.history import History
 from autotune.search.objective import Objective
@@ -70,6 +77,90 @@ class Contract(Generic[P]):
         self.make()
 
 
+class EngineContract(Contract[EnginePlugin]):
+    """An engine renders and judges the candidates of its own knobs."""
+
+    kind = "engine"
+    space: str | Path
+    """A shipped space or a YAML file: some of the engine's knobs, with a dozen candidates or more
+    and at least one that breaks a rule."""
+    job: Mapping[str, Any] = {}
+    """Keys of a job that differ from `JOB`."""
+
+    def make_job(self) -> Job:
+        """The contract's job."""
+        return make_job({**JOB, **self.job, "engine": self.name}, where="contract")
+
+    def bind(self) -> Engine:
+        """The engine of the contract's job."""
+        return self.make().bind(self.make_job(), ENVIRONMENT)
+
+    def lattice(self, engine: Engine) -> Lattice:
+        """The legal candidates of the contract's space."""
+        return build_lattice(load_space(str(self.space), self.make().knobs), engine)
+
+    def test_its_knobs_are_a_closed_list(self) -> None:
+        """Each stands under its own name, has a legal default, and follows those that it names."""
+        before: set[str] = set()
+        for name, knob in self.make().knobs.items():
+            assert name == knob.name
+            for default in (knob.default, *knob.default_when.values()):
+                assert knob.check(default, where="default") == default
+            others = {*knob.when, *(other for other, _ in knob.default_when)}
+            assert others <= before, f"{name} comes before {others - before}"
+            before.add(name)
+
+    def test_it_refuses_with_a_way_out(self) -> None:
+        """What a rule says is the clash and the cheapest change."""
+        engine = self.bind()
+        lattice = self.lattice(engine)
+        assert lattice.examples, "no candidate of the space breaks a rule"
+        for rule, (candidate, violation) in lattice.examples.items():
+            assert violation.rule == rule
+            assert violation.message, f"{rule} says nothing"
+            assert violation.fix, f"{rule} names no way out"
+            assert violation in engine.judge(candidate), "judged once more, it says otherwise"
+
+    def test_two_candidates_are_two_runs(self) -> None:
+        """Values that mean the same run fold into one candidate."""
+        job, engine = self.make_job(), self.bind()
+        runs: dict[str, Candidate] = {}
+        for candidate in self.lattice(engine).candidates:
+            spec = _spec_of(Run(candidate=candidate, role=Role.SEARCH), 0, job, engine)
+            run = repr((engine.files(candidate), replace(spec, candidate_hash="", knobs={})))
+            assert run not in runs, f"[{candidate}] is the run of [{runs[run]}]"
+            runs[run] = candidate
+
+    def test_it_renders_the_same_files_each_time(self) -> None:
+        """A trial's files follow from the candidate alone, by whichever process."""
+        for candidate in self.lattice(self.bind()).candidates[:8]:
+            files = self.bind().files(candidate)
+            assert files == self.bind().files(candidate)
+            for path in files:
+                assert not Path(path).is_absolute(), f"{path} is not below config/"
+                assert ".." not in Path(path).parts, f"{path} is not below config/"
+
+    def test_it_says_what_the_live_engine_must_read_back(self) -> None:
+        """As JSON, and no less than nothing: a trial whose engine says otherwise is invalid."""
+        engine = self.bind()
+        for candidate in self.lattice(engine).candidates[:8]:
+            expected = engine.expected(engine.setup(candidate))
+            assert expected, "nothing is expected, so nothing proves what ran"
+            assert json.loads(json.dumps(expected)) == expected
+
+    def test_it_speaks_to_the_cost_model(self) -> None:
+        """Every candidate has a step time and a peak, and they are not all alike."""
+        engine = self.bind()
+        candidates = self.lattice(engine).candidates
+        plans = engine.plans(candidates, shipped_accelerators())
+        predicted = predict(plans, constants_of(ENVIRONMENT))
+        for column in (predicted.step_time_s, predicted.peak_memory_bytes):
+            assert len(column) == len(candidates)
+            assert np.isfinite(column).all()
+            assert (column > 0).all()
+        assert len(set(predicted.step_time_s.tolist())) > 1
+
+
 class SamplerContract(Contract[Sampler]):
     """A sampler walks a lattice: each candidate at most once, and the same way each time."""
 
@@ -114,6 +205,12 @@ class SamplerContract(Contract[Sampler]):
         assert self.make().propose(replace(_Walk().request(), steering=None)) is not None
 
 
+def _spec_of(run: Run, number: int, job: Job, engine: Engine) -> TrialSpec:
+    return make_spec(
+        run, study=job.study, number=number, job=job, engine=engine, environment=ENVIRONMENT
+    )
+
+
 class _Walk:
     """A search without trials: what it ran, and the request that follows from that."""
 
@@ -126,7 +223,7 @@ class _Walk:
     def __init__(self) -> None:
         self._job = make_job(JOB, where="contract")
         self._engine = bind_engine(self._job, ENVIRONMENT)
-        lattice = build_lattice(load_space("zero"), self._job, ENVIRONMENT, self._engine)
+        lattice = build_lattice(load_space("zero", self._engine.context.knobs), self._engine)
         few = lattice.candidates[:: 1 + len(lattice.candidates) // 16]
         self.lattice = replace(lattice, candidates=few)
         self.closed: set[str] = set()
@@ -148,14 +245,8 @@ class _Walk:
         """Take a candidate for tried."""
         number = len(self._history.recorded)
         outcome = self.outcomes[number % len(self.outcomes)]
-        spec = make_spec(
-            Run(candidate=candidate, role=Role.SEARCH),
-            study=self._job.study,
-            number=number,
-            job=self._job,
-            engine=self._engine,
-            environment=ENVIRONMENT,
-        )
+        run = Run(candidate=candidate, role=Role.SEARCH)
+        spec = _spec_of(run, number, self._job, self._engine)
         step_time_s = 1.0 + 0.1 * (number * 7 % 10)
         result = TrialResult(
             number=number,

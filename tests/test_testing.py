@@ -2,13 +2,26 @@
 
 import re
 import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from autotune.cost.plans import Plans
+from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
+from autotune.engines.deepspeed.plugin import DeepSpeed
+from autotune.engines.deepspeed.rules.base import Setup
+from autotune.job.job import Job
 from autotune.search.sampler import Request, Sampler
 from autotune.space.candidate import Candidate
-from autotune.testing import SamplerContract
+from autotune.space.knob import Catalogue
+from autotune.space.rule import Violation
+from autotune.testing import EngineContract, SamplerContract
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -81,6 +94,54 @@ def test_a_broken_sampler_breaks_the_contract(sampler: Sampler, at: str) -> None
     breaks(SamplerContract, sampler, at=at)
 
 
+class TestDeepSpeed(EngineContract):
+    name = "deepspeed"
+    space = "zero"
+
+
+class Patched(DeepSpeed):
+    """DeepSpeed with some of its engine's methods replaced."""
+
+    def __init__(self, knobs: Catalogue | None = None, **methods: Callable[..., Any]) -> None:
+        self.knobs = knobs or DeepSpeed.knobs
+        self._methods = methods
+
+    def bind(self, job: Job, environment: Environment) -> Any:
+        engine = super().bind(job, environment)
+        for name, method in self._methods.items():
+            setattr(engine, name, partial(method, engine))
+        return engine
+
+
+def curt(engine: DeepSpeedEngine, candidate: Candidate) -> list[Violation]:
+    return [replace(violation, fix="") for violation in DeepSpeedEngine.judge(engine, candidate)]
+
+
+def stuck(engine: DeepSpeedEngine, candidate: Candidate) -> Setup:
+    """What the first stage would run, whatever was asked."""
+    return DeepSpeedEngine.setup(engine, replace(candidate, knobs=(("micro_batch", 1),)))
+
+
+def uniform(engine: DeepSpeedEngine, candidates: Sequence[Candidate], *others: Any) -> Plans:
+    return DeepSpeedEngine.plans(engine, [candidates[0]] * len(candidates), *others)
+
+
+@pytest.mark.parametrize(
+    ("engine", "at"),
+    [
+        (Patched(dict(reversed(DeepSpeed.knobs.items()))), "closed_list"),
+        (Patched(judge=curt), "way_out"),
+        (Patched(setup=stuck, files=lambda *_: {}), "two_runs"),
+        (Patched(files=lambda *_: {"a.json": str(uuid4())}), "same_files"),
+        (Patched(files=lambda *_: {"../a.json": ""}), "same_files"),
+        (Patched(expected=lambda *_: {}), "read_back"),
+        (Patched(plans=uniform), "cost_model"),
+    ],
+)
+def test_a_broken_engine_breaks_the_contract(engine: Patched, at: str) -> None:
+    breaks(TestDeepSpeed, engine, at=at)
+
+
 def test_a_name_that_nobody_offers_breaks_every_contract() -> None:
     class Unknown(SamplerContract):
         name = "no-such"
@@ -109,7 +170,7 @@ class TestTpe(SamplerContract):
     name = "tpe"
 
 
-CONTRACTS = (TestCalibrated, TestGp, TestGrid, TestRandom, TestTpe)
+CONTRACTS = (TestDeepSpeed, TestCalibrated, TestGp, TestGrid, TestRandom, TestTpe)
 
 
 def test_everything_shipped_is_held_to_its_contract() -> None:
