@@ -195,10 +195,10 @@ class SamplerContract(Contract[Sampler]):
         walk = _Walk()
         for candidate in walk.lattice.candidates[::3]:
             walk.run(candidate)
-        smaller = replace(walk.lattice, candidates=walk.lattice.candidates[1::2])
-        chosen = self.make().propose(replace(walk.request(), lattice=smaller))
-        assert chosen is None or chosen in smaller.candidates
+        walk.narrow(walk.lattice.candidates[1::2])
+        chosen = self.make().propose(walk.request())
         assert chosen is not None, "candidates are open"
+        assert chosen in walk.lattice.candidates, f"not of the lattice: {chosen}"
 
     def test_it_proposes_where_nothing_is_predicted(self) -> None:
         """A device in no table, or a model whose sizes nobody can see."""
@@ -224,10 +224,14 @@ class _Walk:
         self._job = make_job(JOB, where="contract")
         self._engine = bind_engine(self._job, ENVIRONMENT)
         lattice = build_lattice(load_space("zero", self._engine.context.knobs), self._engine)
-        few = lattice.candidates[:: 1 + len(lattice.candidates) // 16]
-        self.lattice = replace(lattice, candidates=few)
+        self.lattice = lattice
         self.closed: set[str] = set()
         self._history = History()
+        self.narrow(lattice.candidates[:: 1 + len(lattice.candidates) // 16])
+
+    def narrow(self, candidates: tuple[Candidate, ...]) -> None:
+        """Search in some of the candidates only, with what is predicted of these."""
+        self.lattice = replace(self.lattice, candidates=candidates)
         self._steering = steering_of(self._job, ENVIRONMENT, self.lattice)
 
     def request(self) -> Request:
