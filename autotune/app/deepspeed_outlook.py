@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from autotune.app.outlook import FleetWishes, Outlook
 from autotune.base.errors import JobError
@@ -29,8 +30,12 @@ _STEP = 2
 class DeepSpeedOutlook(Outlook[Candidates]):
     """What DeepSpeed may run."""
 
-    engine: Engine
     lattice: Lattice
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Of this outlook's own fleet: that of a what-if has its devices."""
+        return bind_engine(self.job, self.environment)
 
     @property
     def choices(self) -> Candidates:
@@ -127,7 +132,6 @@ def deepspeed_outlook(
         environment=environment,
         wishes=wishes,
         table=table,
-        engine=engine,
         lattice=build_lattice(load_space(job.space, engine.context.knobs), engine),
     )
 
