@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from autotune.base.units import format_bytes
 from autotune.contract import KnobValue, Outcome, TrialResult
 from autotune.job.fidelity import describe_fidelity
-from autotune.search.base import Standing
+from autotune.record.answer import Standing
 from autotune.search.history import History
 from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import Context

@@ -5,18 +5,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from autotune.base.plugins import load_plugin
-from autotune.contract import Role
+from autotune.contract import Origin, Role
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.fleet.base import Fleet
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
+from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study, Trial
 from autotune.search import confirm
-from autotune.search.answer import Answer
+from autotune.search.answer import RecordStandings
 from autotune.search.base import (
     Observer,
-    SearchResult,
     Snapshot,
     Stage,
     StopReason,
@@ -52,7 +52,8 @@ def run_search(
     interrupt: Interrupt,
     steering: Steering | None = None,
     compares: bool = True,
-) -> SearchResult:
+    origin: Origin = Origin.MEASURED,
+) -> SearchAnswer:
     """Search for the best candidate of a lattice, or go on with a search that was cut short.
 
     The caller holds the study's lock and closes the fleet.
@@ -70,6 +71,7 @@ def run_search(
             can be predicted.
         compares: Whether the best runs again beside the baseline; a table of runs would only
             repeat itself.
+        origin: Where the figures come from.
 
     Raises:
         NothingFeasibleError: No trial ran within the limits.
@@ -87,6 +89,7 @@ def run_search(
         interrupt=interrupt,
         steering=steering,
         compares=compares,
+        origin=origin,
     )
     try:
         return search.run()
@@ -117,9 +120,11 @@ class _Search:
         interrupt: Interrupt,
         steering: Steering | None,
         compares: bool,
+        origin: Origin,
     ) -> None:
         self._job = job
         self._compares = compares
+        self._origin = origin
         self._steering = steering
         self._study = study
         self._engine = engine
@@ -156,7 +161,7 @@ class _Search:
             note=self._note,
         )
 
-    def run(self) -> SearchResult:
+    def run(self) -> SearchAnswer:
         """Go through the stages."""
         if self._job.baseline is not None:
             self._users_baseline = self._users_own(self._job.baseline)
@@ -387,15 +392,16 @@ class _Search:
         others = [t for t in self.crew.history.recorded if t.spec.number not in numbers]
         return self._job.budget.time_s - self._used_s(others)
 
-    def _answer(self) -> Answer:
-        return Answer(self._study, self.crew.history, self._objective)
+    def _answer(self) -> RecordStandings:
+        return RecordStandings(self._study, self.crew.history, self._objective)
 
-    def _result(self) -> SearchResult:
+    def _result(self) -> SearchAnswer:
         return self._answer().final(
             baseline=self._baseline,
             comparison=self._comparison,
             stop_reason=self._stop or StopReason.INTERRUPTED,
             interrupted=self._interrupt.draining,
+            origin=self._origin,
         )
 
     def _note(self, note: str) -> None:

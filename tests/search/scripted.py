@@ -17,8 +17,9 @@ from autotune.engines.deepspeed.rules.base import Setup
 from autotune.fleet.base import Progress
 from autotune.job.job import Budget, Job, make_job
 from autotune.planning.lattice import Lattice
+from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
-from autotune.search.base import SearchResult, Snapshot
+from autotune.search.base import Snapshot
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.space.candidate import Candidate
@@ -304,7 +305,7 @@ def search(
     engine: Engine | None = None,
     observer: Notebook | None = None,
     interrupt: Interrupt | None = None,
-) -> SearchResult:
+) -> SearchAnswer:
     """Run a search on a scripted fleet."""
     study.trials_folder.mkdir(parents=True, exist_ok=True)
     return run_search(

@@ -12,8 +12,8 @@ from autotune.cost.forecast import Forecast
 from autotune.cost.residual import Features
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
+from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
-from autotune.search.base import SearchResult
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
@@ -93,7 +93,7 @@ class Searched:
         self.fleet, self.notebook = ScriptedFleet(behave), Notebook()
         lattice = lattice or lattice_of(job)
         self.lattice = lattice
-        self.result: SearchResult = run_search(
+        self.result: SearchAnswer = run_search(
             job,
             study=study,
             fleet=self.fleet,

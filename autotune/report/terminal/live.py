@@ -13,6 +13,7 @@ from rich.text import Text
 
 from autotune.base.units import format_seconds
 from autotune.job.fidelity import describe_fidelity
+from autotune.record.answer import Standing
 from autotune.report.words import (
     describe_candidate,
     describe_counts,
@@ -20,7 +21,7 @@ from autotune.report.words import (
     describe_ending,
     describe_standing,
 )
-from autotune.search.base import Observer, Running, Snapshot, Stage, Standing
+from autotune.search.base import Observer, Running, Snapshot, Stage
 from autotune.space.knob import Context
 
 _TITLES = {
