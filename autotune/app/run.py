@@ -33,6 +33,7 @@ from autotune.record.study import Study
 from autotune.record.table import write_table
 from autotune.search.answer import failed_answer
 from autotune.search.base import Observer
+from autotune.search.context import SearchContext
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
@@ -149,17 +150,19 @@ def _run(
     interrupt = Interrupt()
     with interrupt.on_signals(), _table_at_the_end(session.study), closing(fleet):
         return run_search(
-            session.job,
-            study=session.study,
-            fleet=fleet,
-            engine=session.engine,
-            environment=session.environment,
-            lattice=session.lattice,
-            observer=observer,
-            interrupt=interrupt,
-            steering=steering,
-            compares=session.origin is not Origin.REPLAYED,
-            origin=session.origin,
+            SearchContext(
+                job=session.job,
+                study=session.study,
+                fleet=fleet,
+                engine=session.engine,
+                environment=session.environment,
+                lattice=session.lattice,
+                observer=observer,
+                interrupt=interrupt,
+                steering=steering,
+                compares=session.origin is not Origin.REPLAYED,
+                origin=session.origin,
+            )
         )
 
 

@@ -20,6 +20,7 @@ from autotune.planning.lattice import Lattice
 from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
 from autotune.search.base import Snapshot
+from autotune.search.context import SearchContext
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.space.candidate import Candidate
@@ -309,14 +310,16 @@ def search(
     """Run a search on a scripted fleet."""
     study.trials_folder.mkdir(parents=True, exist_ok=True)
     return run_search(
-        job,
-        study=study,
-        fleet=fleet or ScriptedFleet(behave),
-        engine=engine or ScriptedEngine(job),
-        environment=ENVIRONMENT,
-        lattice=lattice or lattice_of(job),
-        observer=observer or Notebook(),
-        interrupt=interrupt or Patient(),
+        SearchContext(
+            job=job,
+            study=study,
+            fleet=fleet or ScriptedFleet(behave),
+            engine=engine or ScriptedEngine(job),
+            environment=ENVIRONMENT,
+            lattice=lattice or lattice_of(job),
+            observer=observer or Notebook(),
+            interrupt=interrupt or Patient(),
+        )
     )
 
 

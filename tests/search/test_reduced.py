@@ -14,6 +14,7 @@ from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
+from autotune.search.context import SearchContext
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
@@ -94,15 +95,17 @@ class Searched:
         lattice = lattice or lattice_of(job)
         self.lattice = lattice
         self.result: SearchAnswer = run_search(
-            job,
-            study=study,
-            fleet=self.fleet,
-            engine=ScriptedEngine(job),
-            environment=ENVIRONMENT,
-            lattice=lattice,
-            observer=self.notebook,
-            interrupt=interrupt or Patient(),
-            steering=Steering(lattice=lattice, forecaster=forecaster) if steers else None,
+            SearchContext(
+                job=job,
+                study=study,
+                fleet=self.fleet,
+                engine=ScriptedEngine(job),
+                environment=ENVIRONMENT,
+                lattice=lattice,
+                observer=self.notebook,
+                interrupt=interrupt or Patient(),
+                steering=Steering(lattice=lattice, forecaster=forecaster) if steers else None,
+            )
         )
 
     @property

@@ -11,6 +11,7 @@ from autotune.contract import Role
 from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study, Trial
 from autotune.search.base import StopReason
+from autotune.search.context import SearchContext
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
@@ -39,15 +40,17 @@ def searched(study: Study, **job: object) -> tuple[SearchAnswer, Notebook]:
     study.lock()
     notebook = Notebook()
     result = run_search(
-        made,
-        study=study,
-        fleet=ScriptedFleet(realistic),
-        engine=ScriptedEngine(made),
-        environment=ENVIRONMENT,
-        lattice=lattice_of(made),
-        observer=notebook,
-        interrupt=Patient(),
-        steering=steering(made),
+        SearchContext(
+            job=made,
+            study=study,
+            fleet=ScriptedFleet(realistic),
+            engine=ScriptedEngine(made),
+            environment=ENVIRONMENT,
+            lattice=lattice_of(made),
+            observer=notebook,
+            interrupt=Patient(),
+            steering=steering(made),
+        )
     )
     return result, notebook
 
