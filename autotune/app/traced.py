@@ -15,7 +15,7 @@ from autotune.cost.memory import Held, fit_probability, memory_of_traced
 from autotune.cost.problem import has_shape
 from autotune.report.explain.neighbours import Estimated
 from autotune.report.terminal.traced import TracedEstimate
-from autotune.tracing import Kind, Phase, Traced, trace_candidate
+from autotune.tracing import Kind, StepPhase, Traced, trace_candidate
 
 
 def trace_estimate(outlook: AnyOutlook, settings: Sequence[str]) -> TracedEstimate:
@@ -66,7 +66,7 @@ def trace_estimate(outlook: AnyOutlook, settings: Sequence[str]) -> TracedEstima
     )
 
 
-def _held(traced: Traced, phase: Phase) -> Held:
+def _held(traced: Traced, phase: StepPhase) -> Held:
     """The moments of a phase, without the states: those are as the engine shards them."""
     held = [sizes for part, sizes in traced.parts.items() if part.phase is phase]
 
