@@ -10,7 +10,7 @@ search loads it. A contract trains nothing, unless it says so.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -144,7 +144,7 @@ class EngineContract(Contract[EnginePlugin]):
         """As JSON, and no less than nothing: a trial whose engine says otherwise is invalid."""
         engine = self.bind()
         for candidate in self.lattice(engine).candidates[:8]:
-            expected = engine.expected(engine.setup(candidate))
+            expected = engine.expected(candidate)
             assert expected, "nothing is expected, so nothing proves what ran"
             assert json.loads(json.dumps(expected)) == expected
 
@@ -229,7 +229,7 @@ class _Walk:
         self._history = History()
         self.narrow(lattice.candidates[:: 1 + len(lattice.candidates) // 16])
 
-    def narrow(self, candidates: tuple[Candidate, ...]) -> None:
+    def narrow(self, candidates: Sequence[Candidate]) -> None:
         """Search in some of the candidates only, with what is predicted of these."""
         self.lattice = replace(self.lattice, candidates=candidates)
         self._steering = steering_of(self._job, ENVIRONMENT, self.lattice)

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 from autotune.base.templates import Templates
 from autotune.devices.hardware import Environment
 from autotune.engines.base import RankSettings
-from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import Job
 from autotune.record.soak import SoakResult
 from autotune.space.candidate import Candidate
@@ -45,7 +44,8 @@ class Export:
 
     job: Job
     candidate: Candidate
-    setup: Setup
+    files: Mapping[str, str]
+    """The engine's configuration files: path -> text."""
     context: Context
     """Of the job and its engine."""
     ranks: RankSettings
@@ -62,6 +62,10 @@ class Dialect(Protocol):
     """One consumer's file format."""
 
     name: str
+    engine: str
+    """Name of the engine whose configurations it writes."""
+    marker: str
+    """A file that all its exports have."""
 
     def files(self, export: Export, templates: Templates) -> dict[str, str]:
         """Path below the export folder -> text; what ends in `.sh` is made executable.

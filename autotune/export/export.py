@@ -7,9 +7,10 @@ from pathlib import Path
 from autotune.base.errors import RenderError
 from autotune.base.templates import Templates
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine
+from autotune.engines.base import Engine, find_engine
 from autotune.export.base import Dialect, Export, Figures
-from autotune.export.dialects.deepspeed import SETTINGS_FILE, DeepSpeedDialect
+from autotune.export.dialects.deepspeed import DeepSpeedDialect
+from autotune.export.dialects.megatron_lm import MegatronDialect
 from autotune.job.job import Job
 from autotune.record.soak import SoakResult
 from autotune.space.candidate import Candidate
@@ -17,7 +18,10 @@ from autotune.space.candidate import Candidate
 ENTRY_POINTS = "autotune.dialects"
 """Entry-point group in which a package offers dialects of its own."""
 
-_SHIPPED: dict[str, type[Dialect]] = {DeepSpeedDialect.name: DeepSpeedDialect}
+_SHIPPED: dict[str, type[Dialect]] = {
+    DeepSpeedDialect.name: DeepSpeedDialect,
+    MegatronDialect.name: MegatronDialect,
+}
 
 
 def export_candidate(
@@ -53,7 +57,7 @@ def export_candidate(
     export = Export(
         job=job,
         candidate=candidate,
-        setup=engine.setup(candidate),
+        files=engine.files(candidate),
         context=engine.context,
         ranks=engine.ranks(candidate),
         environment=environment,
@@ -61,8 +65,14 @@ def export_candidate(
         soak=soak,
         overridden=engine.overridden(candidate),
     )
-    files = find_dialect(to).files(export, Templates(job.templates))
-    return write_export(folder, files, marker=SETTINGS_FILE)
+    dialect = find_dialect(to)
+    if dialect.engine != engine.name:
+        raise RenderError(
+            f"--to {to}: a configuration of {engine.name} is not written for that",
+            f"leave it out, or {find_engine(engine.name).dialect}",
+        )
+    files = dialect.files(export, Templates(job.templates))
+    return write_export(folder, files, marker=dialect.marker)
 
 
 def write_export(folder: Path, files: Mapping[str, str], *, marker: str) -> list[Path]:

@@ -35,7 +35,6 @@ from autotune.search.study_facts import save_facts
 from autotune.search.trial_spec import Run
 from autotune.search.trial_worth import weigh_trial
 from autotune.space.candidate import Candidate
-from autotune.space.rule import Violation
 
 _SNAPSHOT_S = 0.5
 
@@ -251,7 +250,7 @@ class _Search:
             tried.is_settled or (tried.measured and not self._has_time_for_baseline())
         ):
             return self._objective.figure(tried) is not None
-        if violations := self._violations(candidate):
+        if violations := self.crew.engine_of(candidate).judge(candidate):
             if self._job.baseline is not None:
                 self._note(f"{self._job.baseline}: {violations[0].message}; {violations[0].fix}")
             return False
@@ -260,9 +259,6 @@ class _Search:
     def _has_time_for_baseline(self) -> bool:
         return self._left_s(()) >= (self.crew.history.typical_s or 0.0)
 
-    def _violations(self, candidate: Candidate) -> Sequence[Violation]:
-        return self._lattice.violations(candidate, self.crew.engine_of(candidate))
-
     def _next_search(self) -> Run | None:
         history, budget = self.crew.history, self._job.budget
         used_s = self._used_s(history.recorded)
@@ -270,7 +266,9 @@ class _Search:
         if has_time(history, budget, used_s=used_s, kept_s=kept_s):
             for tried in history.tried:
                 # Rules may have changed since: an upgraded engine, another override.
-                if tried.is_owed and tried.is_searched and not self._violations(tried.candidate):
+                is_open = tried.is_owed and tried.is_searched
+                engine = self.crew.engine_of(tried.candidate)
+                if is_open and not engine.judge(tried.candidate):
                     return self._run_of(tried.candidate, Role.SEARCH)
         self._stop = why_stop(history, self._objective, budget, used_s=used_s, kept_s=kept_s)
         if self._stop is not None:

@@ -27,6 +27,8 @@ class DeepSpeedDialect:
     """For `deepspeed.initialize(config=...)`: concrete numbers only."""
 
     name = "deepspeed"
+    engine = "deepspeed"
+    marker = SETTINGS_FILE
 
     def files(self, export: Export, templates: Templates) -> dict[str, str]:
         """The files of an export.
@@ -37,7 +39,7 @@ class DeepSpeedDialect:
         settings = _settings(export)
         values = _values(export)
         files = {
-            DS_CONFIG_FILE.rpartition("/")[2]: canonical_json(export.setup.ds_config),
+            **export.files,
             SETTINGS_FILE: canonical_json(settings),
             "launch.sh": templates.text("launch/launch.sh.j2", values),
             "train.py": templates.text("launch/train.py.j2", values),
@@ -72,10 +74,10 @@ def _settings(export: Export) -> dict[str, Any]:
         "lengths": job.lengths.as_spec(),
         "global_batch": candidate.global_batch,
         "precision": job.precision,
-        "recompute": export.setup.recompute,
-        "attention": export.setup.attention,
-        "loss_chunk_tokens": export.setup.loss_chunk_tokens,
-        "compile": export.setup.compile,
+        "recompute": str(candidate.get("recompute", "none")),
+        "attention": str(candidate.get("attention", "default")),
+        "loss_chunk_tokens": int(candidate.get("loss_chunk_tokens", 0) or 0),
+        "compile": str(candidate.get("compile", "none")),
         "world": candidate.world,
         "dp": candidate.dp,
         "tp": candidate.tp,
@@ -93,6 +95,7 @@ def _values(export: Export) -> dict[str, Any]:
     """What the launch templates may use."""
     candidate, environment = export.candidate, export.environment
     settings = _settings(export)
+    config = json.loads(export.files[DS_CONFIG_FILE.rpartition("/")[2]])
     limit_bytes = settings["memory_limit_bytes"]
     per_node = _ranks_per_node(candidate.world, environment)
     limit = "the device's own" if limit_bytes is None else format_bytes(limit_bytes)
@@ -100,8 +103,8 @@ def _values(export: Export) -> dict[str, Any]:
         **settings,
         "n_nodes": candidate.world // per_node,
         "per_node": per_node,
-        "stage": export.setup.stage,
-        "ep": export.setup.ep,
+        "stage": config["zero_optimization"]["stage"],
+        "ep": candidate.get("ep", 1),
         "variables": sorted(export.ranks.environment.items()),
         "lists": LIST_VARIABLES,
         "lora": export.job.model.source.get("lora"),

@@ -1,57 +1,36 @@
 """The dialect of Megatron-LM: a layout as the flags of its pretrain scripts, and a README."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import RenderError
-from autotune.base.templates import Templates, canonical_json
+from autotune.base.templates import Templates
 from autotune.cost.plans import Recompute
-from autotune.devices.hardware import Environment
-from autotune.engines.megatron.layouts import PADDED_TO, Layouts
-from autotune.export.export import write_export
+from autotune.engines.megatron.engine import LAYOUT_FILE, PADDED_TO, task_of
+from autotune.engines.megatron.knobs import columns_of
+from autotune.engines.megatron.rules import Rows
+from autotune.export.base import Export
 from autotune.job.job import Job
 
-NAME = "megatron"
-LAYOUT_FILE = "layout.json"
 
+class MegatronDialect:
+    """For the pretrain scripts of Megatron-LM."""
 
-def export_layout(
-    layouts: Layouts,
-    index: int,
-    folder: Path,
-    *,
-    job: Job,
-    environment: Environment,
-    to: str | None = None,
-) -> list[Path]:
-    """Write a layout's files; those of an earlier export are replaced.
+    name = "megatron"
+    engine = "megatron"
+    marker = LAYOUT_FILE
 
-    Args:
-        layouts: The lattice.
-        index: Of the layout.
-        folder: Where to; made if it is not there.
-        job: What it was planned for.
-        environment: The fleet.
-        to: Name of the dialect; there is one.
+    def files(self, export: Export, templates: Templates) -> dict[str, str]:
+        """The files of an export.
 
-    Raises:
-        RenderError: There is no such dialect, a template does not render, or the folder cannot
-            be written.
-    """
-    if to not in (None, NAME):
-        raise RenderError(
-            f"--to {to}: a Megatron layout is not written for that", f"leave it out, or {NAME}"
-        )
-    row = layouts.row(index)
-    templates = Templates(job.templates)
-    values = _values(layouts, row, job, environment)
-    files = {
-        LAYOUT_FILE: canonical_json({**layouts.knobs(index), "dp": row["dp"], **_job(job)}),
-        "megatron_args.sh": templates.text("megatron/megatron_args.sh.j2", values),
-        "README.md": templates.text("megatron/README.md.j2", values),
-    }
-    return write_export(folder, files, marker=LAYOUT_FILE)
+        Raises:
+            RenderError: A template does not render.
+        """
+        values = _values(export)
+        return {
+            **export.files,
+            "megatron_args.sh": templates.text("megatron/megatron_args.sh.j2", values),
+            "README.md": templates.text("megatron/README.md.j2", values),
+        }
 
 
 def arguments(row: Mapping[str, int], job: Job) -> list[list[str]]:
@@ -101,30 +80,23 @@ def _recompute(row: Mapping[str, int]) -> list[list[str]]:
     ]
 
 
-def _job(job: Job) -> dict[str, Any]:
+def _values(export: Export) -> dict[str, Any]:
+    """What the templates may use."""
+    job, task = export.job, task_of(export.job, export.environment)
+    columns = columns_of(task, [export.candidate])
+    row = Rows(task=task, columns=columns).row(0)
+    fused = task.fused_attention
     return {
+        **row,
         "model": job.model.name,
         "seq_len": job.seq_len,
         "global_batch": job.global_batch,
         "world": job.world,
         "precision": job.precision,
-    }
-
-
-def _values(
-    layouts: Layouts, row: Mapping[str, int], job: Job, environment: Environment
-) -> dict[str, Any]:
-    """What the templates may use."""
-    fused = layouts.task.fused_attention
-    # Megatron refuses to start without it before Blackwell (megatron/training/arguments.py).
-    orders = row["tp"] > 1 or row["cp"] > 1
-    return {
-        **row,
-        **_job(job),
-        "device": environment.device_name,
+        "device": export.environment.device_name,
         "arguments": arguments(row, job),
-        "variables": [("CUDA_DEVICE_MAX_CONNECTIONS", "1")] if orders else [],
+        "variables": sorted(export.ranks.environment.items()),
         "attention": "a fused attention kernel" if fused else "attention that writes its scores",
         "padded_to": PADDED_TO,
-        "has_experts": layouts.task.n_experts > 1,
+        "has_experts": task.n_experts > 1,
     }
