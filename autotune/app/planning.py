@@ -12,12 +12,11 @@ from autotune.app.outlook import FleetWishes, Outlook, described
 from autotune.app.session import read_accelerators_of, read_job
 from autotune.base.errors import JobError
 from autotune.base.units import parse_bytes, parse_rate
-from autotune.contract import write_json
 from autotune.cost import Prediction
 from autotune.cost.candidates import constants_of
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import bind_engine, find_engine
-from autotune.export.export import export_candidate
+from autotune.export.door import export_handout, handout_of
 from autotune.job.job import DEFAULT_ENGINE
 from autotune.planning.lattice import lattice_of
 from autotune.report.explain.ranking import Ranking, Variant, ranking_as_dict
@@ -130,24 +129,21 @@ def export_ranked(
         to: Name of a dialect; None: the engine's own.
 
     Raises:
-        JobError: There is no such rank.
-        RenderError: The folder cannot be written, or there is no such dialect.
+        JobError: There is no such rank or dialect.
+        RenderError: The folder cannot be written, or the dialect is another engine's.
     """
     if not 1 <= rank <= len(kept.candidates):
         raise JobError(
             f"--rank {rank}: there are {len(kept.candidates)} candidates", "1 is the best one"
         )
-    files = export_candidate(
+    handout = handout_of(
         kept.candidates[int(kept.order[rank - 1])],
-        folder,
         engine=outlook.engine,
         job=outlook.job,
         environment=outlook.environment,
-        to=to or find_engine(outlook.job.engine).dialect,
+        prediction=ranking_as_dict(kept, [rank])["candidates"][0],
     )
-    marked = folder / "prediction.json"
-    write_json(marked, ranking_as_dict(kept, [rank])["candidates"][0])
-    return [*files, marked]
+    return export_handout(handout, folder, to=to or find_engine(outlook.job.engine).dialect)
 
 
 _CHANGES: Mapping[str, str] = {

@@ -5,29 +5,29 @@ from typing import Any
 
 from autotune.base.templates import Templates
 from autotune.cost.plans import Recompute
-from autotune.engines.megatron.engine import LAYOUT_FILE, PADDED_TO, task_of
+from autotune.engines.megatron.engine import PADDED_TO, task_of
 from autotune.engines.megatron.knobs import columns_of
 from autotune.engines.megatron.rules import Rows
-from autotune.export.base import Export
+from autotune.export.base import Dialect, Handout, Launch
 from autotune.job.job import Job
 
 
-class MegatronDialect:
-    """For the pretrain scripts of Megatron-LM."""
+class MegatronArguments(Dialect):
+    """For Megatron-LM's pretrain scripts: a file of flags to source, with nothing to start."""
 
-    name = "megatron"
-    engine = "megatron"
-    marker = LAYOUT_FILE
+    engines = ("megatron",)
 
-    def files(self, export: Export, templates: Templates) -> dict[str, str]:
+    def files(
+        self, handout: Handout, launch: Launch | None, templates: Templates
+    ) -> dict[str, str]:
         """The files of an export.
 
         Raises:
             RenderError: A template does not render.
         """
-        values = _values(export)
+        values = _values(handout)
         return {
-            **export.files,
+            **handout.files,
             "megatron_args.sh": templates.text("megatron/megatron_args.sh.j2", values),
             "README.md": templates.text("megatron/README.md.j2", values),
         }
@@ -80,22 +80,17 @@ def _recompute(row: Mapping[str, int]) -> list[list[str]]:
     ]
 
 
-def _values(export: Export) -> dict[str, Any]:
+def _values(handout: Handout) -> dict[str, Any]:
     """What the templates may use."""
-    job, task = export.job, task_of(export.job, export.environment)
-    columns = columns_of(task, [export.candidate])
-    row = Rows(task=task, columns=columns).row(0)
+    job, task = handout.job, task_of(handout.job, handout.environment)
+    row = Rows(task=task, columns=columns_of(task, [handout.candidate])).row(0)
     fused = task.fused_attention
     return {
+        **handout.settings,
         **row,
-        "model": job.model.name,
-        "seq_len": job.seq_len,
-        "global_batch": job.global_batch,
-        "world": job.world,
-        "precision": job.precision,
-        "device": export.environment.device_name,
+        "device": handout.environment.device_name,
         "arguments": arguments(row, job),
-        "variables": sorted(export.ranks.environment.items()),
+        "variables": sorted(handout.variables.items()),
         "attention": "a fused attention kernel" if fused else "attention that writes its scores",
         "padded_to": PADDED_TO,
         "has_experts": task.n_experts > 1,
