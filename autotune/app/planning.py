@@ -51,10 +51,15 @@ def open_outlook(
     table = read_accelerators_of(job_file, wishes.accelerators or flags.get("accelerators"))
     here = detect_environment()
     environment = here if wishes.gpu is None else described(wishes, here, table)
-    job, _ = read_job(job_file, {**flags, "engine": engine}, environment)
+    job, keys = read_job(job_file, {**flags, "engine": engine}, environment)
     if wishes.accelerators is not None:
         job = dataclasses.replace(job, accelerators=wishes.accelerators)
     lattice = lattice_of(job, bind_engine(job, environment))
+    if lattice.is_laid_out and keys.get("space") is not None:
+        raise JobError(
+            f"engine {engine}: space: all its legal candidates are ranked, not those of a space",
+            "leave it out",
+        )
     return Outlook(job=job, environment=environment, wishes=wishes, lattice=lattice)
 
 

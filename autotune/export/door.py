@@ -147,11 +147,7 @@ def export_handout(
     name, launch = None, None
     if dialect.script is not None:
         name = launcher or dialect.launcher
-        starts: Launcher = load_plugin("launcher", name)
-        launch = Launch(
-            files=starts.files(handout, dialect.script, templates),
-            usage=starts.usage(handout, dialect.script, templates),
-        )
+        launch = launch_of(load_plugin("launcher", name), handout, dialect.script, templates)
     elif launcher is not None:
         raise RenderError(f"launcher {launcher}: --to {to} has no script to start", "leave it out")
     files = {**dialect.files(handout, launch, templates), **(launch.files if launch else {})}
@@ -166,6 +162,18 @@ def export_handout(
         "trial": None if handout.figures is None else handout.figures.trial,
     }
     return write_export(folder, files, marker=marker)
+
+
+def launch_of(launcher: Launcher, handout: Handout, script: str, templates: Templates) -> Launch:
+    """What a launcher makes of a handout.
+
+    Raises:
+        RenderError: A template does not render.
+    """
+    return Launch(
+        files=launcher.files(handout, script, templates),
+        usage=launcher.usage(handout, script, templates),
+    )
 
 
 def export_record(study: Study, path: Path, *, to: str, dialect: RecordDialect) -> list[Path]:

@@ -21,7 +21,7 @@ from autotune.engines.base import Engine, RankSettings
 from autotune.engines.megatron.knobs import KNOBS, columns_of
 from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
 from autotune.engines.megatron.rules import RULES, Counts, LayoutTask, Rows, chunk_layers
-from autotune.job.job import DEFAULT_SPACE, Job
+from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import describe_candidate, steps_of
@@ -225,8 +225,7 @@ def _check_trained(job: Job, environment: Environment) -> None:
             "engine megatron: finetune: Megatron-LM trains every weight",
             "leave finetune out, or plan for DeepSpeed",
         )
-    given = {"space": job.space, "base_config": job.base_config, "baseline": job.baseline}
-    theirs = [key for key, value in given.items() if value not in (None, DEFAULT_SPACE)]
+    theirs = [key for key in ("base_config", "baseline") if getattr(job, key) is not None]
     if theirs:
         raise _only_with_files(", ".join(theirs))
     kind = str(job.optimizer.get("type", "AdamW"))
