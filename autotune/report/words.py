@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from autotune.base.units import format_bytes
 from autotune.contract import Outcome, TrialResult
 from autotune.job.fidelity import describe_fidelity
-from autotune.search.base import Standing
+from autotune.record.answer import Standing
 from autotune.search.history import History
 
 

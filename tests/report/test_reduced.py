@@ -18,7 +18,6 @@ from autotune.record.table import load_table
 from autotune.report.compare.comparison import Run, compare
 from autotune.report.plan import Plan, make_plan
 from autotune.report.results.reading import read_report
-from autotune.report.results.summary import summarize
 from autotune.report.results.verdict import describe_verdict
 from autotune.report.terminal.live import LineView
 from autotune.report.terminal.markdown import render_markdown
@@ -52,7 +51,7 @@ def finished(folder: Path, job: Job) -> Study:
     }
     study.write_state(facts)
     done = Searched(study, job)
-    study.write_state({**study.read_state(), "answer": summarize(done.result, study)})
+    study.write_state({**study.read_state(), "answer": done.result.to_dict()})
     return study
 
 

@@ -16,8 +16,10 @@ from autotune.engines.base import Engine, RankSettings
 from autotune.fleet.base import Progress
 from autotune.job.job import Budget, Job, make_job
 from autotune.planning.lattice import Lattice
+from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
-from autotune.search.base import SearchResult, Snapshot
+from autotune.search.base import Snapshot
+from autotune.search.context import SearchContext
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.space.candidate import Candidate
@@ -313,18 +315,20 @@ def search(
     refused: Callable[[Candidate], bool] = lambda _: False,
     observer: Notebook | None = None,
     interrupt: Interrupt | None = None,
-) -> SearchResult:
+) -> SearchAnswer:
     """Run a search on a scripted fleet."""
     study.trials_folder.mkdir(parents=True, exist_ok=True)
     return run_search(
-        job,
-        study=study,
-        fleet=fleet or ScriptedFleet(behave),
-        engine=engine or ScriptedEngine(job, refused=refused),
-        environment=ENVIRONMENT,
-        lattice=lattice or lattice_of(job, refused=refused),
-        observer=observer or Notebook(),
-        interrupt=interrupt or Patient(),
+        SearchContext(
+            job=job,
+            study=study,
+            fleet=fleet or ScriptedFleet(behave),
+            engine=engine or ScriptedEngine(job, refused=refused),
+            environment=ENVIRONMENT,
+            lattice=lattice or lattice_of(job, refused=refused),
+            observer=observer or Notebook(),
+            interrupt=interrupt or Patient(),
+        )
     )
 
 

@@ -64,7 +64,7 @@ def test_baseline_search_comparison_in_this_order(study: Study):
     assert result.best is not None
     assert result.baseline is not None
     assert result.best.samples_per_s >= result.baseline.samples_per_s
-    assert result.best.ds_config.exists()
+    assert result.best.config.exists()
 
 
 def test_no_candidate_is_explored_twice(study: Study):

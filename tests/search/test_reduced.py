@@ -13,8 +13,9 @@ from autotune.cost.residual import Features
 from autotune.engines.base import Engine
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
+from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
-from autotune.search.base import SearchResult
+from autotune.search.context import SearchContext
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
@@ -94,16 +95,18 @@ class Searched:
         self.fleet, self.notebook = ScriptedFleet(behave), Notebook()
         lattice = lattice or lattice_of(job)
         self.lattice = lattice
-        self.result: SearchResult = run_search(
-            job,
-            study=study,
-            fleet=self.fleet,
-            engine=engine or ScriptedEngine(job),
-            environment=ENVIRONMENT,
-            lattice=lattice,
-            observer=self.notebook,
-            interrupt=interrupt or Patient(),
-            steering=Steering(lattice=lattice, forecaster=forecaster) if steers else None,
+        self.result: SearchAnswer = run_search(
+            SearchContext(
+                job=job,
+                study=study,
+                fleet=self.fleet,
+                engine=engine or ScriptedEngine(job),
+                environment=ENVIRONMENT,
+                lattice=lattice,
+                observer=self.notebook,
+                interrupt=interrupt or Patient(),
+                steering=Steering(lattice=lattice, forecaster=forecaster) if steers else None,
+            )
         )
 
     @property

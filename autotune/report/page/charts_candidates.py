@@ -134,7 +134,7 @@ def _values_of(rows: Sequence[Row], knob: Knob) -> list[KnobValue | None]:
 def _kind(row: Row, standings: Standings) -> str:
     for name in ("best", "baseline"):
         standing = standings[name]
-        if standing is not None and standing["trial"] == row.trial:
+        if standing is not None and standing.trial == row.trial:
             return name
     return "candidate" if row.fits else "over limit"
 

@@ -48,7 +48,7 @@ def _said_by(trial: Trial) -> str:
 
 def trials(report: Report, standings: Standings) -> list[dict[str, str]]:
     """Every trial of the record, by number."""
-    marks = {s["trial"]: name for name, s in standings.items() if s is not None}
+    marks = {s.trial: name for name, s in standings.items() if s is not None}
     return [_trial(trial, report, marks) for trial in report.history.trials]
 
 

@@ -96,7 +96,7 @@ def _pairs(
             continue
         if _without(theirs, name) == _without(ours, name):
             found.append(_pair(a, b, tried, verdict))
-    named = (report.row_named("best"), report.row_named("baseline"))
+    named = (report.best_row, report.baseline_row)
     ends = {row.trial for row in named if row is not None}
     return tuple(
         sorted(

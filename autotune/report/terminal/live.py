@@ -13,8 +13,9 @@ from rich.text import Text
 
 from autotune.base.units import format_seconds
 from autotune.job.fidelity import describe_fidelity
+from autotune.record.answer import Standing
 from autotune.report.words import describe_counts, describe_ending, describe_standing
-from autotune.search.base import Observer, Running, Snapshot, Stage, Standing
+from autotune.search.base import Observer, Running, Snapshot, Stage
 from autotune.space.knob import Context
 from autotune.space.knobs import describe_candidate, describe_difference
 
