@@ -23,7 +23,6 @@ from autotune.base.errors import (
 )
 from autotune.base.files import write_whole
 from autotune.contract import Origin, Outcome
-from autotune.engines.deepspeed import extensions
 from autotune.fleet.base import Fleet
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import kill_all
@@ -91,9 +90,7 @@ def search(
         _check_origin(session)
         _begin(session, metrics.on_note)
         if session.origin is Origin.MEASURED:
-            extensions.build(
-                session.environment.accelerator, metrics.on_note, nvme=session.lattice.swaps
-            )
+            session.engine.prepare(session.lattice.candidates, metrics.on_note)
         else:
             metrics.on_note(f"figures are {session.origin}: nothing runs on this machine")
             knowledge = None  # what was not measured teaches nobody

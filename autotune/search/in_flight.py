@@ -93,7 +93,7 @@ class TrialsInFlight:
 
     def violations(self, candidate: Candidate) -> Sequence[Violation]:
         """The rules that a candidate breaks as it would be rendered."""
-        return self._context.lattice.violations(candidate, self.engine_of(candidate))
+        return self.engine_of(candidate).judge(candidate)
 
     def used_s(self, trials: Sequence[Trial] | None = None) -> float:
         """Wall-clock seconds with at least one trial in flight, earlier sessions included.

@@ -59,7 +59,7 @@ def reduce_lattice(job: Job, lattice: Lattice, engine: Engine) -> Reductions | N
     example: Violation | None = None
     for candidate in lattice.candidates:
         form = candidate.reduced(job.fidelity)
-        if violations := lattice.violations(form, engine):
+        if violations := engine.judge(form):
             refused[violations[0].rule] = refused.get(violations[0].rule, 0) + 1
             example = example or violations[0]
         else:

@@ -274,9 +274,8 @@ def test_a_lost_candidate_that_has_become_illegal_is_left(study: Study):
     search(study, job)
     last = [t for t in study.trials() if t.spec.role is Role.SEARCH][-1]
     (last.folder / "result.json").unlink()
-    lattice = lattice_of(job, refused=lambda c: c.hash == last.spec.candidate_hash)
     fleet = ScriptedFleet(realistic)
-    search(study, job, fleet=fleet, lattice=lattice)
+    search(study, job, fleet=fleet, refused=lambda c: c.hash == last.spec.candidate_hash)
     assert last.spec.candidate_hash not in {s.candidate_hash for s in fleet.specs}
 
 

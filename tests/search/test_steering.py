@@ -157,7 +157,6 @@ def test_knobs_that_the_model_does_not_know_are_left_to_tpe() -> None:
         grid_size=len(grid),
         refused={},
         examples={},
-        violations=small.violations,
     )
     its = steering(job, lattice)
     assert its.knobs == ("micro_batch",)

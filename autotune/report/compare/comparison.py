@@ -16,9 +16,10 @@ import pandas as pd
 from autotune.contract import Origin, Outcome, TrialSpec
 from autotune.report.results.ratios import Ratio, ratio_of, telling_runs
 from autotune.report.results.study import StudyReport
-from autotune.report.words import describe_candidate, describe_reduced
+from autotune.report.words import describe_reduced
 from autotune.search.history import Tried
 from autotune.space.candidate import format_value
+from autotune.space.knobs import describe_candidate
 
 MAX_RUNS = len(ascii_uppercase)
 

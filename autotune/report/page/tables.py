@@ -13,8 +13,9 @@ from autotune.report.explain.predictions import predicted_memory, predicted_rate
 from autotune.report.explain.trial import describe, explain, rows_of
 from autotune.report.page.charts import Standings
 from autotune.report.results.study import StudyReport
-from autotune.report.words import describe_candidate, format_interval, format_rate
+from autotune.report.words import format_interval, format_rate
 from autotune.space.candidate import candidate_of
+from autotune.space.knobs import describe_candidate
 
 
 def evidence(report: StudyReport) -> list[dict[str, str]]:

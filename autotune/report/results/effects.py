@@ -13,9 +13,9 @@ from autotune.contract import KnobValue
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, telling_runs
 from autotune.report.results.rows import Row, last_verdict
 from autotune.report.results.study import StudyReport
-from autotune.report.words import settings_of
 from autotune.search.confirm import Verdict
 from autotune.search.history import Tried
+from autotune.space.knobs import settings_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,8 @@ from autotune.record.tried import warning
 from autotune.report.explain.predictions import describe_foretold
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
-from autotune.report.words import (
-    describe_counts,
-    describe_difference,
-    describe_reduced,
-    format_interval,
-    format_rate,
-)
-from autotune.space.knobs import choices_of
+from autotune.report.words import describe_counts, describe_reduced, format_interval, format_rate
+from autotune.space.knobs import choices_of, describe_difference
 
 _DISTURBED_SHOWN = 5
 
