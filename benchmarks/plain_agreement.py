@@ -32,7 +32,8 @@ from autotune.engines.deepspeed.extensions import environment as extensions_envi
 from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.engines.deepspeed.rules import judge
 from autotune.export.export import export_candidate
-from autotune.fleet.local import LocalFleet
+from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.transports.local import local_fleet
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
@@ -111,7 +112,7 @@ def compare(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
         job=session.job,
         environment=session.environment,
     )
-    fleet = LocalFleet(session.environment, world=session.job.world)
+    fleet = local_fleet(session.environment, world=session.job.world)
     measured, plain = [], []
     for turn in range(rounds):
         # Each comes first in every second round: a machine that slows down favours neither.
@@ -150,7 +151,7 @@ def compared(logs: list[float], tolerance: float = TOLERANCE) -> dict[str, Any]:
 
 
 def trial_samples_per_s(
-    session: Session, fleet: LocalFleet, candidate: Candidate, turn: int
+    session: Session, fleet: GangFleet, candidate: Candidate, turn: int
 ) -> float:
     run = Run(candidate=candidate, role=Role.CONFIRM, confirm_round=turn)
     samples_per_s = run_trial(session, fleet, run).samples_per_s
@@ -158,7 +159,7 @@ def trial_samples_per_s(
     return samples_per_s
 
 
-def run_trial(session: Session, fleet: LocalFleet, run: Run, **changes: Any) -> TrialResult:
+def run_trial(session: Session, fleet: GangFleet, run: Run, **changes: Any) -> TrialResult:
     """A measured trial, with changes to its spec."""
     spec = make_spec(
         run,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autotune.fleet.local import _exit_codes
 from rich.console import Console
 
 from autotune.app.check import check_file
@@ -30,7 +31,6 @@ from autotune.engines.deepspeed.ds_config_file import knobs_of, read_ds_config
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.export.export import export_candidate
 from autotune.fleet.collect import Ending, collect
-from autotune.fleet.local import _exit_codes
 from autotune.job import model
 from autotune.job.job import Job, make_job, read_job_file
 from autotune.record.soak import read_soak
