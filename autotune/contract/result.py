@@ -1,4 +1,4 @@
-"""What comes out of a trial: what each rank says, what each node saw, and what it all comes to."""
+"""What comes out of a trial: what a rank says, what a node saw, and what all of it comes to."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -156,7 +156,7 @@ class NodeReport:
                 another.
         """
         report = cls(**checked_fields(cls, data))
-        if not all(rank.isdecimal() for rank in report.exit_codes):
+        if not all(rank.isdecimal() and len(rank) < 9 for rank in report.exit_codes):
             raise ContractError(f"NodeReport: exit_codes: no ranks: {sorted(report.exit_codes)}")
         check_not_negative("NodeReport: undrained_bytes", [report.undrained_bytes])
         return report

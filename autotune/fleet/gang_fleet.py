@@ -10,21 +10,16 @@ from typing import Any
 
 from autotune.base.errors import AutotuneError, FleetError, StudyError
 from autotune.contract import (
-    NODE_FILE,
-    RANKS_DIR,
-    ContractError,
-    NodeReport,
     Outcome,
     Phase,
     TrialResult,
     TrialSpec,
-    read_json,
 )
 from autotune.fleet.base import Handle, Progress
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.node.part import Part
-from autotune.fleet.reports import read_reports
+from autotune.fleet.reports import read_node_report, read_reports
 from autotune.fleet.transports.base import Node, NodeProcess, Transport
 
 _AGENT = "autotune.fleet.node.agent"
@@ -305,7 +300,7 @@ class GangTrial(Handle):
             self._fleet.end(self, hangs=hangs)
 
     def _collect(self) -> TrialResult:
-        nodes = [self._read_report(index) for index in range(len(self.gang.nodes))]
+        nodes = [read_node_report(self.folder, index) for index in range(len(self.gang.nodes))]
         # What ended by itself before its nodes were told keeps its outcome.
         was_ended = bool(self.problem) or any(node.was_ended for node in nodes)
         ending = Ending(
@@ -317,14 +312,6 @@ class GangTrial(Handle):
             problem=self.problem,
         )
         return collect(self.spec, self.folder, ending, [slot.name for slot in self.gang.slots])
-
-    def _read_report(self, node: int) -> NodeReport:
-        """What a node saw; one that is lost, or whose file is damaged, saw nothing."""
-        try:
-            path = self.folder / RANKS_DIR / NODE_FILE.format(node=node)
-            return NodeReport.from_dict(read_json(path))
-        except ContractError:
-            return NodeReport()
 
 
 class _Agent:

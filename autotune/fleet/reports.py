@@ -1,9 +1,17 @@
-"""What the ranks of a trial have written into its folder so far."""
+"""What the ranks of a trial, and its nodes, have written into its folder so far."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.contract import RANKS_DIR, ContractError, Phase, RankReport, read_json
+from autotune.contract import (
+    NODE_FILE,
+    RANKS_DIR,
+    ContractError,
+    NodeReport,
+    Phase,
+    RankReport,
+    read_json,
+)
 
 
 def read_reports(folder: Path, n_ranks: int, *, first: int = 0) -> list[RankReport]:
@@ -23,6 +31,14 @@ def read_reports(folder: Path, n_ranks: int, *, first: int = 0) -> list[RankRepo
         except ContractError:
             continue
     return reports
+
+
+def read_node_report(folder: Path, node: int) -> NodeReport:
+    """What a node saw of a trial; one that was lost, or whose file is damaged, saw nothing."""
+    try:
+        return NodeReport.from_dict(read_json(folder / RANKS_DIR / NODE_FILE.format(node=node)))
+    except ContractError:
+        return NodeReport()
 
 
 def measured_span_s(

@@ -335,6 +335,4 @@ def _exit_codes(folder: Path, node: int) -> dict[str, int]:
         codes = read_json(folder / RANKS_DIR / EXIT_FILE.format(node=node))
     except ContractError:
         return {}
-    return {
-        rank: code for rank, code in codes.items() if rank.isdecimal() and isinstance(code, int)
-    }
+    return {rank: code for rank, code in codes.items() if rank.isdecimal() and type(code) is int}
