@@ -30,7 +30,6 @@ from autotune.contract import Role, TrialResult
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.engines.deepspeed.knobs.process import environment_of
-from autotune.engines.deepspeed.rules import judge
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.local import local_fleet
@@ -102,7 +101,7 @@ def compare(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
         return {"refused": error.hint}
     build(session.environment.accelerator, print)
     candidate = candidate_of(session, case.knobs)
-    if violations := judge(session.engine.setup(candidate)):
+    if violations := session.engine.judge(candidate):
         return {"refused": violations[0].message}
     exported = folder / "export"
     export_handout(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,8 @@ class Subject:
     trial: int | None
     spec: TrialSpec
     files: dict[str, str]
-    swaps: bool
-    """Whether it swaps to a disk: the extension for that is built only where it is needed."""
+    prepare: Callable[[Note], None]
+    """Builds what its ranks load."""
     n_params: int | None
     """None: nobody knows how large a checkpoint will be."""
 
@@ -118,7 +119,7 @@ def _soak(
     record.lock()
     try:
         fleet.reap(record.trials_folder)
-        extensions.build(environment.accelerator, note, nvme=subject.swaps)
+        subject.prepare(note)
         with interrupt.on_signals(), closing(fleet):
             ran = soak_trials(
                 subject.spec,
@@ -186,7 +187,7 @@ def _of_study(study: Study, environment: Environment) -> Subject:
         trial=chosen.trial.spec.number,
         spec=spec,
         files=chosen.engine.files(chosen.candidate),
-        swaps=_swaps(chosen.engine.setup(chosen.candidate)),
+        prepare=partial(chosen.engine.prepare, [chosen.candidate]),
         n_params=chosen.job.model.shape.n_params,
     )
 
@@ -216,7 +217,7 @@ def _of_export(folder: Path, environment: Environment) -> Subject:
         trial=None,
         spec=spec,
         files={name: text},
-        swaps=_swaps(setup),
+        prepare=partial(extensions.build, environment.accelerator, nvme=_swaps(setup)),
         n_params=None,
     )
 

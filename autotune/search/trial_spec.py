@@ -71,7 +71,7 @@ def make_spec(
     Raises:
         RenderError: The candidate's configuration does not render.
     """
-    setup, ranks = engine.setup(run.candidate), engine.ranks(run.candidate)
+    candidate, ranks = run.candidate, engine.ranks(run.candidate)
     is_warm = environment.accelerator == "cpu" and ranks.may_start_warm and _may_be_warm(run)
     start = Start.WARM if is_warm else Start.COLD
     return TrialSpec(
@@ -92,13 +92,13 @@ def make_spec(
         precision=job.precision,
         accelerator=environment.accelerator,
         model=job.model_with(run.candidate.layers).source,
-        recompute=setup.recompute,
-        attention=setup.attention,
-        loss_chunk_tokens=setup.loss_chunk_tokens,
-        compile=setup.compile,
+        recompute=str(candidate.get("recompute", "none")),
+        attention=str(candidate.get("attention", "default")),
+        loss_chunk_tokens=int(candidate.get("loss_chunk_tokens", 0) or 0),
+        compile=str(candidate.get("compile", "none")),
         environment=dict(ranks.environment),
         binds_cores=ranks.binds_cores,
-        expected=engine.expected(setup),
+        expected=engine.expected(candidate),
         measure=_measure(run, start),
         memory_limit_bytes=job.enforced_limit_bytes(environment.device_memory_bytes),
         timeout_s=job.trial_timeout_s,
