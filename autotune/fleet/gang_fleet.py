@@ -18,7 +18,7 @@ from autotune.contract import (
 from autotune.fleet.base import Handle, Progress
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
-from autotune.fleet.node.part import Part
+from autotune.fleet.node.part import NodePart
 from autotune.fleet.reports import read_node_report, read_reports
 from autotune.fleet.transports.base import Node, NodeProcess, Transport
 
@@ -61,7 +61,7 @@ class GangFleet:
                 "set --world to what it has, or name a fleet that has as many",
             )
         self._n_sharing = self._allocator.per_node(world)
-        self._agents = {name: _Agent(transport, node) for name, node in self._nodes.items()}
+        self._agents = {name: _Channel(transport, node) for name, node in self._nodes.items()}
         self._running: dict[str, GangTrial] = {}
         self._reaping: set[tuple[str, str]] = set()
         """Nodes and folders that are being reaped."""
@@ -153,7 +153,7 @@ class GangFleet:
         nodes = trial.gang.nodes
         own, first = self._nodes[name], self._nodes[next(iter(nodes))]
         is_alone = len(nodes) == 1
-        part = Part(
+        part = NodePart(
             folder=str(trial.folder),
             devices=[slot.device for slot in nodes[name]],
             node=list(nodes).index(name),
@@ -314,8 +314,8 @@ class GangTrial(Handle):
         return collect(self.spec, self.folder, ending, [slot.name for slot in self.gang.slots])
 
 
-class _Agent:
-    """The process on a node that starts ranks there; started when it is first told something."""
+class _Channel:
+    """The line to the agent of a node, which is started when it is first told something."""
 
     def __init__(self, transport: Transport, node: Node) -> None:
         self._transport = transport

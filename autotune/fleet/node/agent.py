@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import AutotuneError
-from autotune.fleet.node.part import Part
+from autotune.fleet.node.part import NodePart
 from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import kill_all
 from autotune.fleet.node.ranks import LocalRanks
@@ -78,7 +78,7 @@ class Agent:
 
     def _do(self, command: str, **arguments: Any) -> None:
         if command == "start":
-            self._start(Part(**arguments["part"]))
+            self._start(NodePart(**arguments["part"]))
         elif command == "end":
             if (ranks := self._running.get(arguments["folder"])) is not None:
                 ranks.end(hangs=arguments["hangs"])
@@ -89,7 +89,7 @@ class Agent:
         else:
             raise _ClosedError
 
-    def _start(self, part: Part) -> None:
+    def _start(self, part: NodePart) -> None:
         try:
             ranks = LocalRanks(part, self._templates)
         except (AutotuneError, OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from autotune.base.secrecy import is_secret
 from autotune.contract import LIST_VARIABLES, TRIAL_ENV, TrialSpec
 from autotune.devices.hardware import usable_cores
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
-from autotune.fleet.node.part import Part
+from autotune.fleet.node.part import NodePart
 from autotune.trial.launcher import PARENT_ENV
 from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
@@ -19,7 +19,7 @@ _ALLOWED = re.compile(
 )
 
 
-def rank_environment(part: Part, spec: TrialSpec) -> dict[str, str]:
+def rank_environment(part: NodePart, spec: TrialSpec) -> dict[str, str]:
     """The environment of a trial's ranks on this node."""
     given = {**os.environ, **part.variables}
     made = {

@@ -6,7 +6,7 @@ from autotune.trial.launcher import LOOPBACK
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class NodePart:
     """A trial's ranks on one node of its gang; the trial's folder holds its spec and files."""
 
     folder: str

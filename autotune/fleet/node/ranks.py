@@ -32,7 +32,7 @@ from autotune.contract import (
 from autotune.devices import cgroup
 from autotune.fleet.node.drain import lacking_bytes, used_bytes
 from autotune.fleet.node.environment import allowed_environment, rank_environment
-from autotune.fleet.node.part import Part
+from autotune.fleet.node.part import NodePart
 from autotune.fleet.node.ports import PortLease, lease_port
 from autotune.fleet.node.processes import ask_for_stacks, is_stopped, kill_once, ranks_command
 from autotune.fleet.node.telemetry import Telemetry
@@ -53,7 +53,7 @@ LOOK_S = 0.05
 """Between two looks at what nothing wakes this process for."""
 
 
-class Launcher(Protocol):
+class RanksLauncher(Protocol):
     """What starts the ranks of a trial here and waits for them."""
 
     def poll(self) -> int | None:
@@ -63,7 +63,7 @@ class Launcher(Protocol):
         """Is readable once it has ended."""
 
 
-class _Stage(Enum):
+class _EndStage(Enum):
     RUNNING = auto()
     ASKED_FOR_STACKS = auto()
     KILLED = auto()
@@ -76,7 +76,7 @@ class LocalRanks:
 
     def __init__(
         self,
-        part: Part,
+        part: NodePart,
         templates: WarmTemplates,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -96,7 +96,7 @@ class LocalRanks:
         self._part = part
         self._clock = clock
         self._spec = TrialSpec.from_dict(read_json(self.folder / SPEC_FILE))
-        self._stage = _Stage.RUNNING
+        self._stage = _EndStage.RUNNING
         self._until_s = 0.0
         self._report = NodeReport()
         self._oom_kills_before = oom_kills()
@@ -118,11 +118,11 @@ class LocalRanks:
 
     def fileno(self) -> int:
         """Is readable once the launcher has ended, or has said something; -1: none to wait for."""
-        return self._launcher.fileno() if self._stage is _Stage.RUNNING else -1
+        return self._launcher.fileno() if self._stage is _EndStage.RUNNING else -1
 
     def look_again_in_s(self) -> float | None:
         """When `advance` is due though nothing was heard; None: only then."""
-        return None if self._stage is _Stage.RUNNING and not self._until_s else LOOK_S
+        return None if self._stage is _EndStage.RUNNING and not self._until_s else LOOK_S
 
     def end(self, *, hangs: bool) -> None:
         """Begin to end the ranks, if they still run.
@@ -131,7 +131,7 @@ class LocalRanks:
             hangs: Whether they had their time; then they are asked for their stacks first.
         """
         runs = self._launcher.poll() is None or self._was_never_started()
-        if self._stage is not _Stage.RUNNING or not runs:
+        if self._stage is not _EndStage.RUNNING or not runs:
             return
         self._report = dataclasses.replace(self._report, was_ended=True)
         if hangs:
@@ -139,7 +139,7 @@ class LocalRanks:
             stopped = [r.rank for r in reports if is_stopped(r.pid)]
             self._report = dataclasses.replace(self._report, stopped_ranks=stopped)
             ask_for_stacks([r.pid for r in reports if psutil.pid_exists(r.pid)])
-            self._enter(_Stage.ASKED_FOR_STACKS, STACKS_WAIT_S)
+            self._enter(_EndStage.ASKED_FOR_STACKS, STACKS_WAIT_S)
         else:
             self._kill(hangs=False)
 
@@ -150,22 +150,22 @@ class LocalRanks:
             OSError: The report cannot be written; all else is done.
             StudyError: The logs cannot be written for a start that had to be made again.
         """
-        if self._stage is _Stage.RUNNING and self._launcher.poll() is not None:
+        if self._stage is _EndStage.RUNNING and self._launcher.poll() is not None:
             if self._was_never_started():
                 self._restart_cold()
                 return False
-            self._enter(_Stage.KILLED, KILL_WAIT_S)
-        if self._stage is _Stage.ASKED_FOR_STACKS and self._is_time():
+            self._enter(_EndStage.KILLED, KILL_WAIT_S)
+        if self._stage is _EndStage.ASKED_FOR_STACKS and self._is_time():
             self._kill(hangs=True)
-        if self._stage is _Stage.KILLED and (self._is_gone() or self._is_time()):
-            self._enter(_Stage.DRAINING, DRAIN_WAIT_S)
-        if self._stage is _Stage.DRAINING and self._is_drained():
-            self._stage = _Stage.ENDED
+        if self._stage is _EndStage.KILLED and (self._is_gone() or self._is_time()):
+            self._enter(_EndStage.DRAINING, DRAIN_WAIT_S)
+        if self._stage is _EndStage.DRAINING and self._is_drained():
+            self._stage = _EndStage.ENDED
             self._release_port()
             self._write_report()
-        return self._stage is _Stage.ENDED
+        return self._stage is _EndStage.ENDED
 
-    def _enter(self, stage: _Stage, wait_s: float) -> None:
+    def _enter(self, stage: _EndStage, wait_s: float) -> None:
         self._stage, self._until_s = stage, self._clock() + wait_s
 
     def _is_time(self) -> bool:
@@ -174,7 +174,7 @@ class LocalRanks:
     def _kill(self, *, hangs: bool) -> None:
         if isinstance(self._launcher, WarmProcess):
             self._launcher.give_up(hangs=hangs)
-        self._enter(_Stage.KILLED, KILL_WAIT_S)
+        self._enter(_EndStage.KILLED, KILL_WAIT_S)
 
     def _is_gone(self) -> bool:
         return not kill_once(self.folder) and self._launcher.poll() is not None
@@ -214,7 +214,7 @@ class LocalRanks:
         n_ranks = len(self._part.devices)
         return read_reports(self.folder, n_ranks, first=self._part.node * n_ranks)
 
-    def _start(self, templates: WarmTemplates) -> Launcher:
+    def _start(self, templates: WarmTemplates) -> RanksLauncher:
         (self.folder / RANKS_DIR).mkdir(exist_ok=True)
         spec = self._spec
         if spec.start is Start.WARM and spec.accelerator == "cpu" and self._part.n_nodes == 1:
@@ -231,7 +231,7 @@ class LocalRanks:
                 return warm
         return self._start_cold()
 
-    def _start_cold(self) -> Launcher:
+    def _start_cold(self) -> RanksLauncher:
         command = ranks_command(
             self.folder,
             n_ranks=len(self._part.devices),
@@ -271,7 +271,7 @@ class LocalRanks:
         try:
             self._launcher = self._start_cold()
         except OSError as error:
-            self._stage = _Stage.ENDED
+            self._stage = _EndStage.ENDED
             self._release_port()
             raise _not_started(self.folder, error) from error
 
@@ -291,7 +291,7 @@ class LocalRanks:
 
 
 class _ColdLauncher:
-    """A torchrun; implements `Launcher`."""
+    """A torchrun; implements `RanksLauncher`."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process

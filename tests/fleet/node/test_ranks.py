@@ -17,7 +17,7 @@ from autotune.contract import (
     write_json,
 )
 from autotune.fleet.node import ranks
-from autotune.fleet.node.part import Part
+from autotune.fleet.node.part import NodePart
 from autotune.fleet.node.warm import WarmTemplates
 from tests.trials import spec
 
@@ -55,7 +55,7 @@ class Machine:
         write_json(folder / SPEC_FILE, to_dict(spec()))
         report = RankReport(rank=0, pid=os.getpid())
         write_json(folder / RANKS_DIR / "00.json", to_dict(report))
-        part = Part(folder=str(folder), devices=["0", "1"])
+        part = NodePart(folder=str(folder), devices=["0", "1"])
         self.ranks = ranks.LocalRanks(part, WarmTemplates(), clock=lambda: self.now_s)
 
     def _kill(self, _: Path) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.contract import STDERR_FILE, Outcome, Start
 from autotune.fleet.node import warm
-from autotune.fleet.node.part import Part
+from autotune.fleet.node.part import NodePart
 from autotune.fleet.node.processes import processes_of
 from autotune.fleet.node.ranks import LocalRanks
 from autotune.fleet.reports import read_reports
@@ -96,7 +96,7 @@ def test_an_environment_has_a_template_of_its_own_and_an_idle_one_gives_way(stud
         for number, kept in enumerate(({}, {"MALLOC_TRIM_THRESHOLD_": "-1"})):
             asked = {"factory": "tells_environment", "start": Start.WARM, "environment": kept}
             folder = study.write_spec(spec(number, **asked), files(ds_config()))
-            part = Part(
+            part = NodePart(
                 folder=str(folder.resolve()), devices=["0", "1"], submitted_at_s=time.time()
             )
             ranks = LocalRanks(part, made)
