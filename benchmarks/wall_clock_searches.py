@@ -29,7 +29,7 @@ from autotune.search.context import SearchContext
 from autotune.search.history import History, counting
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
-from autotune.search.recorded import recall
+from autotune.search.recorded import history_to_resume
 from autotune.search.steering import steering_of
 from autotune.space.candidate import Candidate
 
@@ -61,7 +61,7 @@ class Table:
     @classmethod
     def of(cls, session: Session) -> "Table":
         """What the session's study holds."""
-        history = recall(
+        history = history_to_resume(
             session.study,
             job=session.job,
             engine=session.engine,

@@ -34,7 +34,7 @@ from autotune.fleet.gangs import Gang, GangAllocator, Slot
 from autotune.fleet.ports import PortLease, lease_port, sweep_segments
 from autotune.fleet.processes import ask_for_stacks, is_stopped, kill_all, ranks_command
 from autotune.fleet.telemetry import Telemetry
-from autotune.fleet.warm import Templates, WarmProcess
+from autotune.fleet.warm import WarmProcess, WarmTemplates
 from autotune.trial.launcher import COORDINATOR_ENV, EXIT_FILE
 from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
@@ -66,7 +66,7 @@ class LocalFleet:
             )
         sweep_segments()
         self._world = world
-        self._templates = Templates()
+        self._templates = WarmTemplates()
         self._running: list[LocalTrial] = []
 
     def capacity(self, world: int) -> int:
@@ -136,7 +136,7 @@ class LocalTrial:
         n_sharing: int,
         on_end: Callable[["LocalTrial"], None],
         on_result: Callable[[Gang, TrialResult], None],
-        templates: Templates,
+        templates: WarmTemplates,
     ) -> None:
         """Start the trial's processes.
 
@@ -225,7 +225,7 @@ class LocalTrial:
         """Seconds since the trial was submitted; the wall clock may jump meanwhile."""
         return time.monotonic() - self._started
 
-    def _start(self, templates: Templates) -> subprocess.Popen[bytes] | WarmProcess:
+    def _start(self, templates: WarmTemplates) -> subprocess.Popen[bytes] | WarmProcess:
         (self.folder / RANKS_DIR).mkdir(exist_ok=True)
         if self.spec.start is Start.WARM and self.spec.accelerator == "cpu":
             with self._logs("wb") as (stdout, stderr):

@@ -31,7 +31,7 @@ _PATH_MAX_BYTES = 4096
 _LAST_WORDS_S = 1.0
 
 
-class Templates:
+class WarmTemplates:
     """This machine's templates: one for every environment that its warm trials start in."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Objective:
+class ObjectiveWish:
     """What `best` means."""
 
     name: ObjectiveName
@@ -82,7 +82,7 @@ class Job:
     precision: Precision
     optimizer: dict[str, Any]
     """DeepSpeed's `optimizer` section."""
-    objective: Objective
+    objective: ObjectiveWish
     space: str
     """Name of a shipped space, or the path of a YAML file."""
     sampler: str
@@ -307,7 +307,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         world=file.world,
         precision=file.precision,
         optimizer=file.optimizer,
-        objective=Objective(name=file.objective, floor=file.objective_floor),
+        objective=ObjectiveWish(name=file.objective, floor=file.objective_floor),
         space=file.space,
         sampler=file.sampler,
         budget=Budget(

@@ -7,8 +7,7 @@ from typing import Literal
 
 from autotune.contract import Outcome, TrialResult
 from autotune.devices.hardware import Environment
-from autotune.job.job import Job
-from autotune.job.job import Objective as Wish
+from autotune.job.job import Job, ObjectiveWish
 from autotune.record.spread import Spread, is_figure
 from autotune.search.front import Figure, front_of, knee, nearest_on_front, peak_of
 from autotune.search.history import History, Tried, results
@@ -24,7 +23,7 @@ LOSING_SHARE = 0.6
 class Objective:
     """The job's objective with its memory limit."""
 
-    wish: Wish
+    wish: ObjectiveWish
     allowed_bytes: float
     """Per device: the limit less the head room."""
 

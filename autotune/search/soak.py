@@ -29,7 +29,7 @@ from autotune.record.soak import Growth, Resumed
 from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
 from autotune.search.objective import METER_SLACK
-from autotune.trial.statistics import MIN_SAMPLES, slope
+from autotune.trial.statistics import MIN_SAMPLES
 
 STEPS_COMPARED = 4
 LOSS_TOLERANCE = 5e-4
@@ -237,7 +237,7 @@ def _growth_on(report: RankReport) -> list[Growth]:
         made.append(
             Growth(
                 meter=meter,
-                slope_bytes_per_hour=slope(hours, sizes),
+                slope_bytes_per_hour=_slope(hours, sizes),
                 allowed_bytes_per_hour=allowed_bytes / watched,
                 watched_s=watched * 3600,
             )
@@ -295,3 +295,24 @@ def _run(
         if result is not None:
             record.write_result(folder, result)
     return Half(spec=spec, result=result, reports=read_reports(folder, spec.world))
+
+
+def _slope(times: Sequence[float], values: Sequence[float]) -> float:
+    """How fast values grow: the median slope of all pairs (Theil and Sen), 0 below two times.
+
+    A median, because memory grows in steps and jumps: one that is not repeated is no growth.
+
+    Args:
+        times: In any unit, not all equal.
+        values: One per time.
+
+    Returns:
+        Units of `values` per unit of `times`.
+    """
+    slopes = [
+        (values[j] - values[i]) / (times[j] - times[i])
+        for i in range(len(times))
+        for j in range(i + 1, len(times))
+        if times[j] != times[i]
+    ]
+    return statistics.median(slopes) if slopes else 0.0

@@ -15,7 +15,7 @@ from autotune.record.table_seen import energy_per_sample_j
 from autotune.record.throughput import peak_flops_of
 from autotune.report.explain.advice import Advice, advise, describe_advice
 from autotune.report.explain.predictions import predicted_memory, predicted_rate
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.space.candidate import candidate_of
 
 _MAX_COLLECTIVES = 4
@@ -56,7 +56,7 @@ class Explanation:
         }
 
 
-def explain(report: Report, number: int, row: Mapping[str, Any]) -> Explanation | None:
+def explain(report: StudyReport, number: int, row: Mapping[str, Any]) -> Explanation | None:
     """Explain a trial; None where it had no diagnostic pass.
 
     Args:
@@ -115,7 +115,9 @@ def _number(row: Mapping[str, Any], column: str) -> float | None:
     return None if value is None or pd.isna(value) else float(value)
 
 
-def _advice(report: Report, trial: Trial, diagnosis: Diagnosis, found: Bottleneck) -> list[Advice]:
+def _advice(
+    report: StudyReport, trial: Trial, diagnosis: Diagnosis, found: Bottleneck
+) -> list[Advice]:
     """Of the bound and of what is nearly as large."""
     candidate = candidate_of(trial.spec)
     return [

@@ -67,7 +67,7 @@ def last_verdict(history: History, objective: Objective) -> confirm.Verdict | No
     last = max(t.spec.confirm_round or 0 for t in runs)
     first_round = confirm.first_round_of(last)
     hashes = {t.spec.candidate_hash for t in runs if (t.spec.confirm_round or 0) >= first_round}
-    comparison = confirm.Comparison(
+    comparison = confirm.FinalComparison(
         members=_candidates(history, hashes),
         first_round=first_round,
         n_rounds=last - first_round + 1,

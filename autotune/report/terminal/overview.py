@@ -10,7 +10,7 @@ from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import Origin
-from autotune.doctor import Diagnosis, Level
+from autotune.doctor import Examination, Level
 from autotune.record.soak import SoakResult, describe_soak
 from autotune.report.words import format_rate
 
@@ -91,7 +91,7 @@ def print_soak(console: Console, soak: SoakResult) -> None:
     console.print(grid)
 
 
-def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
+def print_diagnosis(console: Console, diagnosis: Examination) -> None:
     """Print the findings, each with the shortest way to mend it."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
