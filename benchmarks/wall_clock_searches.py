@@ -20,7 +20,7 @@ from autotune.app.session import Session
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.fleet.answering import AnsweringFleet
 from autotune.fleet.base import Fleet
-from autotune.fleet.local import LocalFleet
+from autotune.fleet.transports.local import local_fleet
 from autotune.job.job import Budget
 from autotune.record.spread import is_figure, mean_log_rate
 from autotune.record.study import Study
@@ -141,7 +141,7 @@ def counted_runs(history: History, candidate: Candidate) -> list[TrialResult]:
 def search_live(session: Session, table: Table, *, sampler: str, seed: int, cap: int) -> Search:
     """Run a search's own trials, until it is near the best of the table or at its cap."""
     began = time.monotonic()
-    fleet = LocalFleet(session.environment, world=session.job.world)
+    fleet = local_fleet(session.environment, world=session.job.world)
     study = Study(session.study.root, f"live-{sampler}-{seed}")
     study.set_aside()
     return _search(

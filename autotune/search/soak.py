@@ -24,9 +24,10 @@ from autotune.contract import (
     TrialSpec,
 )
 from autotune.fleet.base import Fleet
-from autotune.fleet.collect import read_reports
+from autotune.fleet.reports import read_reports
 from autotune.record.soak import Growth, Resumed
 from autotune.record.study import Study
+from autotune.search.in_flight import CANCEL_WAIT_S
 from autotune.search.interrupt import Interrupt
 from autotune.search.objective import METER_SLACK
 from autotune.trial.statistics import MIN_SAMPLES
@@ -291,7 +292,7 @@ def _run(
         # Whatever happened, nothing runs on and the record says how it ended.
         if result is None:
             handle.cancel()
-            result = handle.poll()
+            result = handle.wait(CANCEL_WAIT_S)
         if result is not None:
             record.write_result(folder, result)
     return Half(spec=spec, result=result, reports=read_reports(folder, spec.world))

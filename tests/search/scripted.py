@@ -14,7 +14,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankSettings
 from autotune.engines.deepspeed.ladder import ladder
 from autotune.engines.deepspeed.plans import plans_of
-from autotune.fleet.base import Progress
+from autotune.fleet.base import Handle, Progress
 from autotune.job.job import Budget, Job, make_job
 from autotune.planning.lattice import Lattice
 from autotune.record.answer import SearchAnswer
@@ -141,7 +141,7 @@ def realistic(spec: TrialSpec) -> TrialResult:
     return ok(spec, rate_of(spec), peak=peak)
 
 
-class ScriptedTrial:
+class ScriptedTrial(Handle):
     """A trial that ends at its `n_polls`-th poll."""
 
     def __init__(self, fleet: "ScriptedFleet", spec: TrialSpec, folder: Path) -> None:
@@ -193,6 +193,9 @@ class ScriptedFleet:
 
     def quarantined(self) -> tuple[str, ...]:
         return self.left_out
+
+    def reap(self, folder: Path) -> None:
+        pass
 
     def submit(self, spec: TrialSpec, folder: Path) -> ScriptedTrial:
         if len(self.running) >= self.n_gangs:
