@@ -166,10 +166,10 @@ def explain_trial(study: Study, number: int) -> Explanation:
     explanation = explain(report, number, rows.get(number, {}))
     if explanation is not None:
         return explanation
-    trials = {t.spec.number: t for t in report.history.trials}
+    trials = {t.spec.identity.number: t for t in report.history.trials}
     known = [str(n) for n, t in trials.items() if t.result is not None and t.result.diagnosis]
     hint = f"name one of {', '.join(known)}" if known else "search again, without --no-diagnose"
-    if number not in {t.spec.number for t in report.history.recorded}:
+    if number not in {t.spec.identity.number for t in report.history.recorded}:
         raise StudyError(f"study {study.name}: there is no trial {number}", hint)
     raise StudyError(
         f"study {study.name}: trial {number} had no diagnostic pass: it did not measure, was a "
@@ -210,7 +210,7 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
     _check_measured(study, facts)
     answer = answer_of(facts) or {}
     recorded = study.read()
-    trials = {t.spec.number: t for t in recorded.trials}
+    trials = {t.spec.identity.number: t for t in recorded.trials}
     number = trial if trial is not None else (answer.get("best") or {}).get("trial")
     if number is None:
         raise StudyError(
@@ -223,7 +223,7 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
             f"study {study.name}: there is no trial {number}, or its record is damaged",
             f"name one of those that can be read with --trial: {known}",
         )
-    if (fidelity := trials[number].spec.fidelity) is not None:
+    if (fidelity := trials[number].spec.identity.fidelity) is not None:
         raise StudyError(
             f"study {study.name}: trial {number} ran {describe_fidelity(fidelity)}, less than the "
             "job: there is nothing of it to hand out",
@@ -359,8 +359,8 @@ def _check_answers(
     if changes:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise StudyError(
-            f"study {study.name}: trial {trial.spec.number} ran another job or configuration than "
-            f"{study.job_file} and the files that it names describe now: "
+            f"study {study.name}: trial {trial.spec.identity.number} ran another job or "
+            f"configuration than {study.job_file} and the files that it names describe now: "
             f"{'; '.join(changes[:3])}{more}",
             "search again to measure what they describe, or put back what changed",
         )
@@ -368,7 +368,7 @@ def _check_answers(
 
 def _figures(answer: Mapping[str, Any], trial: Trial, spread: Spread) -> Figures | None:
     """From the final comparison where the trial's candidate took part, else from the trial."""
-    number, result = trial.spec.number, trial.result
+    number, result = trial.spec.identity.number, trial.result
     standings = [answer.get("best"), *answer.get("ties", ()), answer.get("baseline")]
     standing = next((s for s in standings if s is not None and s["trial"] == number), None)
     baseline = answer.get("baseline")
@@ -381,7 +381,7 @@ def _figures(answer: Mapping[str, Any], trial: Trial, spread: Spread) -> Figures
             samples_per_s=standing["samples_per_s"],
             samples_per_s_low=standing["samples_per_s_low"],
             samples_per_s_high=standing["samples_per_s_high"],
-            step_time_s=trial.spec.global_batch / standing["samples_per_s"],
+            step_time_s=trial.spec.layout.global_batch / standing["samples_per_s"],
             peak_memory_bytes=standing["peak_memory_bytes"],
             baseline_samples_per_s=None if baseline is None else baseline["samples_per_s"],
             speedup=answer.get("speedup") if is_best else None,

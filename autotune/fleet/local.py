@@ -79,7 +79,7 @@ class LocalFleet:
 
     def submit(self, spec: TrialSpec, folder: Path) -> "LocalTrial":
         """See `Fleet.submit`."""
-        gang = self._allocator.allocate(spec.world)
+        gang = self._allocator.allocate(spec.layout.world)
         try:
             trial = LocalTrial(
                 spec,
@@ -166,7 +166,7 @@ class LocalTrial:
         self._timed_out_after_s: float | None = None
         self._stopped_ranks: tuple[int, ...] = ()
         self._oom_kills_before = oom_kills()
-        is_gpu = spec.accelerator == "cuda"
+        is_gpu = spec.layout.accelerator == "cuda"
         self._device_used_before = used_bytes(gang) if is_gpu else {}
         uuids = [slot.device for slot in gang.slots]
         self._telemetry = Telemetry(uuids) if is_gpu else None
@@ -188,7 +188,7 @@ class LocalTrial:
             return self._result
         elapsed_s = self._elapsed_s()
         if self._process.poll() is None:
-            if elapsed_s <= self.spec.timeout_s:
+            if elapsed_s <= self.spec.measure.timeout_s:
                 return None
             self._timed_out_after_s = elapsed_s
             self._end_hung()
@@ -208,7 +208,7 @@ class LocalTrial:
 
     def progress(self) -> Progress:
         """See `Handle.progress`."""
-        reports = read_reports(self.folder, self.spec.world)
+        reports = read_reports(self.folder, self.spec.layout.world)
         order = list(Phase)
         phase = min((r.phase for r in reports), key=order.index, default=Phase.SPAWN)
         return Progress(phase=phase, elapsed_s=self._elapsed_s())
@@ -227,7 +227,7 @@ class LocalTrial:
 
     def _start(self, templates: Templates) -> subprocess.Popen[bytes] | WarmProcess:
         (self.folder / RANKS_DIR).mkdir(exist_ok=True)
-        if self.spec.start is Start.WARM and self.spec.accelerator == "cpu":
+        if self.spec.measure.start is Start.WARM and self.spec.layout.accelerator == "cpu":
             with self._logs("wb") as (stdout, stderr):
                 warm = templates.launch(
                     self.spec,
@@ -244,7 +244,7 @@ class LocalTrial:
     def _start_cold(self) -> subprocess.Popen[bytes]:
         command = ranks_command(
             self.folder,
-            world=self.spec.world,
+            world=self.spec.layout.world,
             port=self._port.port,
             module="autotune.trial.wrapper",
             arguments=[str(self.folder)],
@@ -288,7 +288,7 @@ class LocalTrial:
         slots = self.gang.slots
         made = {
             **os.environ,
-            **extensions_environment(self.spec.accelerator),
+            **extensions_environment(self.spec.layout.accelerator),
             TRIAL_ENV: str(self.folder),
             COORDINATOR_ENV: str(os.getpid()),
             SUBMITTED_ENV: repr(self._started_at_s),
@@ -297,25 +297,25 @@ class LocalTrial:
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
         }
-        if self.spec.accelerator == "cuda":
+        if self.spec.layout.accelerator == "cuda":
             made["CUDA_VISIBLE_DEVICES"] = ",".join(slot.device for slot in slots)
             # As the export's launch.sh sets it: an offloaded optimizer runs on the host's cores.
             threads = max(1, len(usable_cores()) // self._n_sharing)
             made.setdefault("OMP_NUM_THREADS", str(threads))
-            if self.spec.binds_cores:
+            if self.spec.engine.binds_cores:
                 made[CORES_ENV] = _shares(usable_cores(), self._n_sharing)
         else:
             made[CORES_ENV] = ";".join(slot.device for slot in slots)
             made["OMP_NUM_THREADS"] = "1"
-            made["LOCAL_SIZE"] = str(self.spec.world)
+            made["LOCAL_SIZE"] = str(self.spec.layout.world)
             made["GLOO_SOCKET_IFNAME"] = "lo"
-        for name, value in self.spec.environment.items():
+        for name, value in self.spec.engine.environment.items():
             is_added = name in LIST_VARIABLES and made.get(name)
             made[name] = f"{made[name]},{value}" if is_added else value
         return made
 
     def _end_hung(self) -> None:
-        reports = read_reports(self.folder, self.spec.world)
+        reports = read_reports(self.folder, self.spec.layout.world)
         self._stopped_ranks = tuple(r.rank for r in reports if is_stopped(r.pid))
         ask_for_stacks([r.pid for r in reports if psutil.pid_exists(r.pid)])
         time.sleep(_STACKS_WAIT_S)

@@ -82,7 +82,7 @@ class Crew:
             ):
                 self.history.put(trial)
             else:
-                left_out.append(trial.spec.number)
+                left_out.append(trial.spec.identity.number)
         self.left_out = tuple(left_out)
         if n_recorded := len(self.history.recorded):
             self._note(f"resumed: {n_recorded} trials in the record, {n_lost} lost")
@@ -121,7 +121,7 @@ class Crew:
             engine=engine,
             environment=self._environment,
         )
-        self._say_overridden(spec.overridden)
+        self._say_overridden(spec.engine.overridden)
         folder = self._study.write_spec(spec, engine.files(run.candidate))
         self._handles.append(self._fleet.submit(spec, folder))
         self.history.put(Trial(folder=folder, spec=spec, result=None))
@@ -129,12 +129,12 @@ class Crew:
         if run.retry_of is not None:
             why = before[run.retry_of]
             self._note(
-                f"trial {spec.number}: trial {run.retry_of} again, which the platform ended: "
-                f"{why.outcome}: {why.evidence}"
+                f"trial {spec.identity.number}: trial {run.retry_of} again, which the platform "
+                f"ended: {why.outcome}: {why.evidence}"
             )
         elif run.repeat_of is not None:
             self._note(
-                f"trial {spec.number}: trial {run.repeat_of} again, which was disturbed: "
+                f"trial {spec.identity.number}: trial {run.repeat_of} again, which was disturbed: "
                 f"{before[run.repeat_of].disturbed}"
             )
 
@@ -183,10 +183,10 @@ class Crew:
             progress = handle.progress()
             shown.append(
                 Running(
-                    number=handle.spec.number,
-                    role=handle.spec.role,
+                    number=handle.spec.identity.number,
+                    role=handle.spec.identity.role,
                     candidate=candidate_of(handle.spec),
-                    fidelity=handle.spec.fidelity,
+                    fidelity=handle.spec.identity.fidelity,
                     phase=progress.phase,
                     elapsed_s=progress.elapsed_s,
                 )

@@ -348,7 +348,7 @@ class _Search:
         before = [
             trial
             for trial in (tried.trials if tried is not None else ())
-            if trial.spec.confirm_round == confirm_round
+            if trial.spec.identity.confirm_round == confirm_round
         ]
         failed = [r.number for r in results(before) if r.outcome.is_platform_fault]
         repeat_of = owed_repeat(before, history.to_repeat)
@@ -383,8 +383,8 @@ class _Search:
         """Seconds left of the budget, had these trials not been run."""
         if self._job.budget.time_s is None:
             return float("inf")
-        numbers = {trial.spec.number for trial in without}
-        others = [t for t in self.crew.history.recorded if t.spec.number not in numbers]
+        numbers = {trial.spec.identity.number for trial in without}
+        others = [t for t in self.crew.history.recorded if t.spec.identity.number not in numbers]
         return self._job.budget.time_s - self._used_s(others)
 
     def _answer(self) -> Answer:

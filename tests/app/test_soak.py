@@ -69,12 +69,14 @@ def test_the_winner_is_soaked_and_its_export_says_so(study: Study, machine, tmp_
     best = study.read_state()["answer"]["best"]
     assert found.passed
     assert (found.trial, found.steps, found.minutes) == (best["trial"], 36, 36 / 60)
-    assert {s.knobs == best["candidate"] for s in fleet.specs} == {True}
-    assert {s.role for s in fleet.specs} == {Role.SOAK}
+    assert {s.identity.knobs == best["candidate"] for s in fleet.specs} == {True}
+    assert {s.identity.role for s in fleet.specs} == {Role.SOAK}
     assert fleet.specs[0].memory_limit_bytes == 24 * 2**30
     assert read_soak(study.folder) == found
     assert len(study.trials()) == len(Study(study.root, study.name).trials())
-    assert not [t for t in study.trials() if t.spec.role is Role.SOAK], "no part of the record"
+    assert not [t for t in study.trials() if t.spec.identity.role is Role.SOAK], (
+        "no part of the record"
+    )
 
     words = (
         "Soak (`autotune soak`) passed: 0.6 minutes, 36 steps at sequence 64, with a checkpoint"
@@ -90,10 +92,11 @@ def test_another_configuration_is_not_called_soaked(study: Study, machine, tmp_p
     machine()
     best = soak(study).trial
     others = [
-        t.spec.number
+        t.spec.identity.number
         for t in study.trials()
-        if t.spec.role is Role.SEARCH
-        and t.spec.candidate_hash != study.trials()[best or 0].spec.candidate_hash
+        if t.spec.identity.role is Role.SEARCH
+        and t.spec.identity.candidate_hash
+        != study.trials()[best or 0].spec.identity.candidate_hash
     ]
     write_export(study, tmp_path / "other", to="deepspeed", trial=others[0])
     assert "It was not soaked" in (tmp_path / "other" / "README.md").read_text()
@@ -144,7 +147,7 @@ def test_an_export_is_soaked_where_it_lies(study: Study, machine, tmp_path: Path
     assert found is not None
     assert found.passed
     assert read_soak(out) == found
-    (theirs,) = [t.spec for t in study.trials() if t.spec.number == best_of(study)]
+    (theirs,) = [t.spec for t in study.trials() if t.spec.identity.number == best_of(study)]
     check_same(theirs, fleet.specs[0])
     written = (out / "soak" / "trials" / "0000" / "config" / "ds_config.json").read_text()
     assert written == (out / "ds_config.json").read_text()

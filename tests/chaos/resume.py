@@ -89,7 +89,7 @@ def check_told(history: History, told: list[Any]) -> None:
         and not trial.result.outcome.is_platform_fault
         and trial.result.outcome is not Outcome.CANCELLED
     ]
-    replaced = {spec.repeat_of for spec in answering}
+    replaced = {spec.provenance.repeat_of for spec in answering}
     answers = Counter(s.candidate_hash for s in answering if s.number not in replaced)
     twice = [candidate for candidate, n in answers.items() if n > 1]
     complete = sum(trial.state.name == "COMPLETE" for trial in told)
