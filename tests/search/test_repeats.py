@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.contract import Measure, Outcome, Role, TrialResult, TrialSpec
 from autotune.record.spread import Spread
 from autotune.record.study import Study
 from autotune.search.answer import Answer
@@ -31,6 +31,7 @@ from tests.search.scripted import (
     search,
     with_budget,
 )
+from tests.trials import LIMITS
 
 LOAD = "other processes took 40% of core 0"
 
