@@ -9,24 +9,43 @@ pytest finds the inherited tests. The plug-in has to be installed: it is loaded 
 search loads it. A contract trains nothing, unless it says so.
 """
 
+import dataclasses
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
+from autotune.base.errors import AutotuneError, RenderError, StudyError
 from autotune.base.plugins import Kind, load_plugin, plugin_names
+from autotune.base.templates import Templates
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.candidates import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.accelerators import shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, EnginePlugin, bind_engine
+from autotune.export.base import (
+    Dialect,
+    Handout,
+    Launch,
+    Launcher,
+    MeasuredFigures,
+    RecordDialect,
+)
+from autotune.export.door import (
+    MARKER_FILE,
+    export_handout,
+    export_record,
+    handout_of,
+    launch_of,
+)
 from autotune.job.job import Job, make_job
 from autotune.planning.lattice import Lattice, build_lattice
-from autotune.record.study import Trial
+from autotune.record.study import Study, Trial
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.sampler import Request, Sampler
@@ -36,6 +55,17 @@ from autotune.space.candidate import Candidate
 from autotune.space.space import load_space
 
 P = TypeVar("P")
+
+FIGURES = MeasuredFigures(
+    trial=7,
+    n_runs=3,
+    samples_per_s=12.0,
+    samples_per_s_low=11.5,
+    samples_per_s_high=12.5,
+    step_time_s=1.33,
+    peak_memory_bytes=2**30,
+)
+"""What contracts say was measured."""
 
 ENVIRONMENT = Environment(
     accelerator="cuda",
@@ -162,6 +192,141 @@ class EngineContract(Contract[EnginePlugin]):
         assert len(set(predicted.step_time_s.tolist())) > 1
 
 
+class DialectContract(Contract[Dialect]):
+    """A dialect writes one consumer's files, and says nothing of itself that is not so."""
+
+    kind = "dialect"
+    job: Mapping[str, Any] = {}
+    """Keys of a job that differ from `JOB`."""
+
+    def handouts(self) -> Sequence[Handout]:
+        """Two configurations or more of an engine that the dialect is for."""
+        return _handouts({**self.job, "engine": self.make().engines[0]})
+
+    def export(self, handout: Handout, folder: Path) -> dict[str, str]:
+        """Write a configuration: the files that are there then."""
+        export_handout(handout, folder, to=self.name)
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        return {str(p.relative_to(folder)): p.read_text(encoding="utf-8") for p in paths}
+
+    def test_its_files_stand_below_the_folder(self) -> None:
+        """None is outside, and none is what marks the folder as an export."""
+        for handout in self.handouts():
+            files = self.make().files(handout, _launch(self.make(), handout), _templates(handout))
+            assert files, "it writes nothing"
+            for name in files:
+                assert not Path(name).is_absolute(), f"{name} is not below the folder"
+                assert ".." not in Path(name).parts, f"{name} is not below the folder"
+                assert name != MARKER_FILE, f"{name} marks the export, whatever the dialect"
+
+    def test_its_script_is_one_of_its_files(self) -> None:
+        """What a launcher is told to start is there."""
+        handout, script = self.handouts()[0], self.make().script
+        with tempfile.TemporaryDirectory() as folder:
+            assert script is None or script in self.export(handout, Path(folder))
+
+    def test_it_writes_the_same_files_each_time(self) -> None:
+        """An export follows from the handout alone, so that two of them can be compared."""
+        for handout in self.handouts():
+            with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+                assert self.export(handout, Path(one)) == self.export(handout, Path(other))
+
+    def test_two_configurations_are_two_exports(self) -> None:
+        """What was chosen reaches the files."""
+        first, second = self.handouts()[:2]
+        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+            assert self.export(first, Path(one)) != self.export(second, Path(other))
+
+    def test_it_hands_out_what_was_measured_and_what_was_not(self) -> None:
+        """A configuration may come from a search, from a plan or from nowhere."""
+        handout = self.handouts()[0]
+        for changes in ({"figures": None}, {"figures": FIGURES}, {"prediction": {"rank": 1}}):
+            with tempfile.TemporaryDirectory() as folder:
+                assert self.export(replace(handout, **changes), Path(folder))
+
+    def test_it_writes_over_its_own_files_and_nobody_else_s(self) -> None:
+        """The refusal names the files and the way out, and leaves them as they are."""
+        handout = self.handouts()[0]
+        with tempfile.TemporaryDirectory() as ours:
+            files = self.export(handout, Path(ours))
+            assert self.export(handout, Path(ours)) == files
+        theirs = next(name for name in files if name != MARKER_FILE)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / theirs
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("somebody else's", encoding="utf-8")
+            refused = _refusal(lambda: self.export(handout, Path(folder)))
+            assert refused is not None, f"{theirs} of somebody else is gone"
+            assert theirs in refused.message
+            assert "--out" in refused.hint
+            assert path.read_text(encoding="utf-8") == "somebody else's"
+
+
+class RecordDialectContract(Contract[RecordDialect]):
+    """A dialect of whole studies writes one file that it knows again."""
+
+    kind = "dialect"
+
+    def test_it_writes_over_its_own_file_and_nobody_else_s(self) -> None:
+        """Its mark stands near the beginning."""
+        with tempfile.TemporaryDirectory() as folder:
+            study, path, dialect = _studied(Path(folder)), Path(folder) / "out", self.make()
+
+            def write() -> None:
+                export_record(study, path, to=self.name, dialect=dialect)
+
+            for _ in range(2):
+                write()
+                assert path.read_text(encoding="utf-8")
+            path.write_text("somebody else's", encoding="utf-8")
+            assert _refusal(write) is not None, "a file of somebody else is gone"
+
+
+class LauncherContract(Contract[Launcher]):
+    """A launcher starts a script on the ranks of a configuration, and says how."""
+
+    kind = "launcher"
+    script = "some_script.py"
+
+    def handouts(self) -> Sequence[Handout]:
+        """For a part of a node, and for two whole ones; with a variable of the ranks."""
+        few, whole = ({"world": world, "global_batch": 2 * world} for world in (2, 16))
+        found = (_handouts(few)[0], _handouts(whole)[0])
+        return [replace(handout, variables={"SOME_VARIABLE": "on"}) for handout in found]
+
+    def files(self, handout: Handout) -> dict[str, str]:
+        """Its files."""
+        return self.make().files(handout, self.script, _templates(handout))
+
+    def test_its_files_start_the_script_with_its_variables(self) -> None:
+        """Both are named in them."""
+        for handout in self.handouts():
+            text = "".join(self.files(handout).values())
+            assert self.script in text, "the script is not started"
+            for name, value in handout.variables.items():
+                assert name in text, f"the ranks do not get {name}"
+                assert value in text, f"the ranks do not get {name}={value}"
+
+    def test_its_files_stand_below_the_folder(self) -> None:
+        """None is outside, and none takes the script's place."""
+        for handout in self.handouts():
+            for name in self.files(handout):
+                assert not Path(name).is_absolute(), f"{name} is not below the folder"
+                assert ".." not in Path(name).parts, f"{name} is not below the folder"
+                assert name not in (self.script, MARKER_FILE)
+
+    def test_the_world_is_started(self) -> None:
+        """Another number of ranks is started otherwise."""
+        one, other = (self.files(handout) for handout in self.handouts())
+        assert one != other, "the files do not go by the world"
+
+    def test_it_says_how_to_start(self) -> None:
+        """In words for a README, which name one of its files."""
+        for handout in self.handouts():
+            usage = self.make().usage(handout, self.script, _templates(handout))
+            assert any(name in usage for name in self.files(handout))
+
+
 class SamplerContract(Contract[Sampler]):
     """A sampler walks a lattice: each candidate at most once, and the same way each time."""
 
@@ -204,6 +369,53 @@ class SamplerContract(Contract[Sampler]):
     def test_it_proposes_where_nothing_is_predicted(self) -> None:
         """A device in no table, or a model whose sizes nobody can see."""
         assert self.make().propose(replace(_Walk().request(), steering=None)) is not None
+
+
+def _refusal(export: Callable[[], object]) -> AutotuneError | None:
+    try:
+        export()
+    except (RenderError, StudyError) as error:
+        return error
+    return None
+
+
+def _templates(handout: Handout) -> Templates:
+    return Templates(handout.job.templates)
+
+
+def _launch(dialect: Dialect, handout: Handout) -> Launch | None:
+    if dialect.script is None:
+        return None
+    launcher: Launcher = load_plugin("launcher", dialect.launcher)
+    return launch_of(launcher, handout, dialect.script, _templates(handout))
+
+
+def _handouts(changes: Mapping[str, Any]) -> list[Handout]:
+    """The first and the last candidate of a space, the one measured and the other not."""
+    job = make_job({**JOB, **changes}, where="contract")
+    engine = bind_engine(job, ENVIRONMENT)
+    candidates = build_lattice(load_space("zero", engine.context.knobs), engine).candidates
+    ends = (candidates[0], candidates[-1])
+    first, last = (
+        handout_of(one, engine=engine, job=job, environment=ENVIRONMENT) for one in ends
+    )
+    return [replace(first, figures=FIGURES, study=job.study), last]
+
+
+def _studied(results: Path) -> Study:
+    """A study of a few trials."""
+    walk = _Walk()
+    for candidate in walk.lattice.candidates[:4]:
+        walk.run(candidate)
+    study = Study(results, JOB["study"])
+    study.lock()
+    for trial in walk.request().history.recorded:
+        folder = study.write_spec(trial.spec, {})
+        if trial.result is not None:
+            study.write_result(folder, trial.result)
+    study.write_state({"context": dataclasses.asdict(walk.lattice.context)})
+    study.unlock()
+    return study
 
 
 def _spec_of(run: Run, number: int, job: Job, engine: Engine) -> TrialSpec:

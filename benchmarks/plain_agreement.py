@@ -31,7 +31,7 @@ from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.engines.deepspeed.rules import judge
-from autotune.export.export import export_candidate
+from autotune.export.door import export_handout, handout_of
 from autotune.fleet.local import LocalFleet
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
@@ -104,12 +104,15 @@ def compare(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
     if violations := judge(session.engine.setup(candidate)):
         return {"refused": violations[0].message}
     exported = folder / "export"
-    export_candidate(
-        candidate,
+    export_handout(
+        handout_of(
+            candidate,
+            engine=session.engine,
+            job=session.job,
+            environment=session.environment,
+        ),
         exported,
-        engine=session.engine,
-        job=session.job,
-        environment=session.environment,
+        to="deepspeed",
     )
     fleet = LocalFleet(session.environment, world=session.job.world)
     measured, plain = [], []

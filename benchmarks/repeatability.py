@@ -33,7 +33,7 @@ from autotune.app.session import Session, open_session
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.knobs.process import environment_of
-from autotune.export.export import export_candidate
+from autotune.export.door import export_handout, handout_of
 from autotune.fleet.local import LocalFleet
 from autotune.record.spread import (
     PRIOR_DEGREES,
@@ -308,12 +308,15 @@ def plain(
     """Trials of one candidate and plain training of its export, in turns."""
     candidate = candidate_of(session, PLAIN)
     exported = scratch / "export"
-    export_candidate(
-        candidate,
+    export_handout(
+        handout_of(
+            candidate,
+            engine=session.engine,
+            job=session.job,
+            environment=session.environment,
+        ),
         exported,
-        engine=session.engine,
-        job=session.job,
-        environment=session.environment,
+        to="deepspeed",
     )
     logs = []
     for turn in range(rounds):

@@ -41,7 +41,7 @@ from autotune.base.errors import AutotuneError
 from autotune.base.plugins import load_plugin, plugin_names
 from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.predict import predict
-from autotune.export.export import export_candidate
+from autotune.export.door import export_handout, handout_of
 from autotune.search.base import Snapshot
 from autotune.search.history import candidate_of as candidate_of_spec
 from autotune.search.history import results
@@ -316,12 +316,15 @@ def chosen_by_it(session: Session, tuned: Autotuned) -> Candidate | None:
 
 
 def export(session: Session, candidate: Candidate, folder: Path) -> Path:
-    export_candidate(
-        candidate,
+    export_handout(
+        handout_of(
+            candidate,
+            engine=session.engine,
+            job=session.job,
+            environment=session.environment,
+        ),
         folder,
-        engine=session.engine,
-        job=session.job,
-        environment=session.environment,
+        to="deepspeed",
     )
     return folder
 

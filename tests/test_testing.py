@@ -11,17 +11,28 @@ from uuid import uuid4
 
 import pytest
 
+from autotune.app.outlook import FleetWishes
+from autotune.app.planning import open_outlook
 from autotune.cost.plans import Plans
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.plugin import DeepSpeed
 from autotune.engines.deepspeed.rules.base import Setup
+from autotune.export.base import Handout
+from autotune.export.dialects.deepspeed import DeepSpeedFiles
+from autotune.export.launchers.torchrun import Torchrun
 from autotune.job.job import Job
 from autotune.search.sampler import Request, Sampler
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue
 from autotune.space.rule import Violation
-from autotune.testing import EngineContract, SamplerContract
+from autotune.testing import (
+    DialectContract,
+    EngineContract,
+    LauncherContract,
+    RecordDialectContract,
+    SamplerContract,
+)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -170,7 +181,67 @@ class TestTpe(SamplerContract):
     name = "tpe"
 
 
-CONTRACTS = (TestDeepSpeed, TestCalibrated, TestGp, TestGrid, TestRandom, TestTpe)
+class TestDeepSpeedFiles(DialectContract):
+    name = "deepspeed"
+
+
+class TestMegatronArguments(DialectContract):
+    name = "megatron"
+
+    def handouts(self) -> Sequence[Handout]:
+        keys = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 64}
+        outlook = open_outlook(None, keys, FleetWishes(gpu="H100"), engine="megatron")
+        return [replace(outlook.handout(index), prediction={}) for index in (0, 1000)]
+
+
+class TestOptunaJournal(RecordDialectContract):
+    name = "optuna"
+
+
+class TestTorchrun(LauncherContract):
+    name = "torchrun"
+
+
+class BrokenFiles(DeepSpeedFiles):
+    """DeepSpeed's files with some of them changed."""
+
+    def __init__(self, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+        self._change = change
+
+    def files(self, *arguments: Any) -> dict[str, str]:
+        return self._change(super().files(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("change", "at"),
+    [
+        (lambda files: {**files, "../a": ""}, "below_the_folder"),
+        (lambda files: {**files, "autotune_export.json": "{}"}, "below_the_folder"),
+        (lambda files: {}, "below_the_folder"),
+    ],
+)
+def test_a_broken_dialect_breaks_the_contract(change: Any, at: str) -> None:
+    breaks(DialectContract, BrokenFiles(change), at=at)
+
+
+class Deaf(Torchrun):
+    """Starts two ranks of any script, without their variables."""
+
+    def files(self, *_: Any) -> dict[str, str]:
+        return {"/launch.sh": "torchrun --nproc-per-node 2 train.py"}
+
+    def usage(self, *_: Any) -> str:
+        return "somehow"
+
+
+@pytest.mark.parametrize("at", ["its_variables", "below_the_folder", "world", "how_to_start"])
+def test_a_broken_launcher_breaks_the_contract(at: str) -> None:
+    breaks(LauncherContract, Deaf(), at=at)
+
+
+SAMPLERS = (TestCalibrated, TestGp, TestGrid, TestRandom, TestTpe)
+DIALECTS = (TestDeepSpeedFiles, TestMegatronArguments, TestOptunaJournal)
+CONTRACTS: tuple[Any, ...] = (TestDeepSpeed, TestTorchrun, *SAMPLERS, *DIALECTS)
 
 
 def test_everything_shipped_is_held_to_its_contract() -> None:

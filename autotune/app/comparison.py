@@ -8,13 +8,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.app.pages import refuse_foreign, table_of, write_text
-from autotune.app.studies import locate, read_report
+from autotune.app.studies import locate
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.templates import Templates
 from autotune.job.job import JobFile, read_job_file
 from autotune.record.study import Study
 from autotune.report.compare.comparison import MAX_RUNS, Comparison, Run, compare
 from autotune.report.compare.page import render_comparison
+from autotune.report.results.reading import read_report
 
 _BESIDES_THE_TABLE = {
     "optimizer",

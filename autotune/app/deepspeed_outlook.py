@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 
 from autotune.app.outlook import FleetWishes, Outlook
 from autotune.base.errors import JobError
@@ -10,9 +10,9 @@ from autotune.contract import KnobValue
 from autotune.cost import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine, bind_engine
-from autotune.export.dialects.deepspeed import DeepSpeedDialect
-from autotune.export.export import export_candidate
+from autotune.engines.base import Engine, bind_engine, find_engine
+from autotune.export.base import Handout
+from autotune.export.door import handout_of
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice, build_lattice
 from autotune.report.settings import Candidates
@@ -30,8 +30,12 @@ _STEP = 2
 class DeepSpeedOutlook(Outlook[Candidates]):
     """What DeepSpeed may run."""
 
-    engine: Engine
     lattice: Lattice
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Of this outlook's own fleet: that of a what-if has its devices."""
+        return bind_engine(self.job, self.environment)
 
     @property
     def choices(self) -> Candidates:
@@ -80,19 +84,22 @@ class DeepSpeedOutlook(Outlook[Candidates]):
                     found.setdefault(other, (name, value))
         return self._of(list(found)), list(found.values())
 
-    def export(self, index: int, folder: Path, to: str | None) -> list[Path]:
-        """Write a candidate's files.
+    @property
+    def dialect(self) -> str:
+        """As the engine names it."""
+        return find_engine(self.job.engine).dialect
+
+    def handout(self, index: int) -> Handout:
+        """A candidate, rendered.
 
         Raises:
-            RenderError: The folder cannot be written, or there is no such dialect.
+            RenderError: It does not render.
         """
-        return export_candidate(
+        return handout_of(
             self.lattice.candidates[index],
-            folder,
             engine=self.engine,
             job=self.job,
             environment=self.environment,
-            to=to or DeepSpeedDialect.name,
         )
 
     def columns(self, choices: Candidates) -> Plans:
@@ -125,7 +132,6 @@ def deepspeed_outlook(
         environment=environment,
         wishes=wishes,
         table=table,
-        engine=engine,
         lattice=build_lattice(load_space(job.space, engine.context.knobs), engine),
     )
 

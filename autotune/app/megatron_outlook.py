@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.megatron.knobs import parse_layout, row_of, steps_of
 from autotune.engines.megatron.layouts import Layouts, lay_out, task_of
-from autotune.export.dialects.megatron_lm import export_layout
+from autotune.export.base import Handout
 from autotune.job.job import Job
+from autotune.space.candidate import Candidate
 from autotune.space.rule import Violation
 
 _NOT_ITS_OWN = ("space", "base_config", "baseline")
@@ -66,14 +66,24 @@ class MegatronOutlook(Outlook[Layouts]):
         columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
         return self._of(columns), steps
 
-    def export(self, index: int, folder: Path, to: str | None) -> list[Path]:
-        """Write a layout's arguments.
+    @property
+    def dialect(self) -> str:
+        """The flags of its scripts."""
+        return "megatron"
 
-        Raises:
-            RenderError: The folder cannot be written, or there is no such dialect.
-        """
-        return export_layout(
-            self.layouts, index, folder, job=self.job, environment=self.environment, to=to
+    def handout(self, index: int) -> Handout:
+        """A layout with what follows from it."""
+        return Handout(
+            engine="megatron",
+            job=self.job,
+            candidate=Candidate.of(
+                self.layouts.knobs(index), world=self.job.world, global_batch=self.job.global_batch
+            ),
+            environment=self.environment,
+            settings={
+                **self.layouts.row(index),
+                "fused_attention": self.layouts.task.fused_attention,
+            },
         )
 
     def columns(self, choices: Layouts) -> Plans:

@@ -15,6 +15,7 @@ from autotune.cost.candidates import constants_of
 from autotune.cost.device import LinkName, link_columns
 from autotune.devices.accelerators import Accelerator, find_accelerator
 from autotune.devices.hardware import Environment
+from autotune.export.base import Handout
 from autotune.job.job import Job
 from autotune.report.settings import Choices
 from autotune.space.rule import Violation
@@ -111,17 +112,17 @@ class Outlook(ABC, Generic[C]):
     def neighbours(self, choice: C) -> tuple[C, list[tuple[str, KnobValue]]]:
         """Choices that differ from one in one knob, and that knob with its value."""
 
+    @property
     @abstractmethod
-    def export(self, index: int, folder: Path, to: str | None) -> list[Path]:
-        """Write the files of a choice of the lattice.
+    def dialect(self) -> str:
+        """Name of the dialect that hands its choices out where nobody names one."""
 
-        Args:
-            index: Which one.
-            folder: Where to.
-            to: Name of a dialect; None: the engine's own.
+    @abstractmethod
+    def handout(self, index: int) -> Handout:
+        """A choice of the lattice to hand out.
 
         Raises:
-            RenderError: The folder cannot be written, or there is no such dialect.
+            RenderError: It does not render.
         """
 
     @abstractmethod

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from autotune.app.studies import read_report
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.files import is_foreign, write_whole
 from autotune.base.templates import Templates
@@ -15,6 +14,7 @@ from autotune.record.facts import left_out_of
 from autotune.record.study import Study
 from autotune.record.table import make_table
 from autotune.report.page.page import render_page
+from autotune.report.results.reading import read_report
 from autotune.report.results.study import Report
 from autotune.search.base import Observer, Snapshot, Stage
 

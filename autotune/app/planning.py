@@ -14,10 +14,10 @@ from autotune.app.outlook import AnyOutlook, FleetWishes, described
 from autotune.app.session import read_accelerators_of, read_job
 from autotune.base.errors import JobError
 from autotune.base.units import parse_bytes, parse_rate
-from autotune.contract import write_json
 from autotune.cost import Prediction
 from autotune.cost.candidates import constants_of
 from autotune.devices.hardware import detect_environment
+from autotune.export.door import export_handout
 from autotune.report.explain.ranking import Ranking, Variant, ranking_as_dict
 
 ENGINES = ("deepspeed", "megatron")
@@ -114,17 +114,18 @@ def export_ranked(
         to: Name of a dialect; None: the engine's own.
 
     Raises:
-        JobError: There is no such rank.
-        RenderError: The folder cannot be written, or there is no such dialect.
+        JobError: There is no such rank or dialect.
+        RenderError: The folder cannot be written, or the dialect is another engine's.
     """
     if not 1 <= rank <= len(kept.choices):
         raise JobError(
             f"--rank {rank}: there are {len(kept.choices)} candidates", "1 is the best one"
         )
-    files = outlook.export(int(kept.order[rank - 1]), folder, to)
-    marked = folder / "prediction.json"
-    write_json(marked, ranking_as_dict(kept, [rank])["candidates"][0])
-    return [*files, marked]
+    handout = dataclasses.replace(
+        outlook.handout(int(kept.order[rank - 1])),
+        prediction=ranking_as_dict(kept, [rank])["candidates"][0],
+    )
+    return export_handout(handout, folder, to=to or outlook.dialect)
 
 
 _CHANGES: Mapping[str, str] = {

@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
+from autotune.app.exports import export_study
 from autotune.app.figures import FACT, figures_of
 from autotune.app.metrics import MetricsWriter, check_writable
 from autotune.app.pages import PageWriter
 from autotune.app.session import Session
 from autotune.app.steering import keep, steer
-from autotune.app.studies import write_export
 from autotune.base.errors import (
     AutotuneError,
     ExitCode,
@@ -102,7 +102,7 @@ def search(
         answer = summarize(result, study, session.origin)
         study.write_state({**study.read_state(), "answer": answer})
         if result.best is not None and session.origin is Origin.MEASURED:
-            write_export(study, study.best_folder, to=session.engine.name, trial=None)
+            export_study(study, study.best_folder)
         return Ending(answer=answer, error=None)
     except (NothingFeasibleError, FleetError) as error:
         return Ending(answer=_keep_failure(study, error), error=error)

@@ -12,7 +12,7 @@ from autotune.contract import Origin
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.base import Engine, bind_engine
-from autotune.export.export import export_candidate
+from autotune.export.door import export_handout, handout_of
 from autotune.fleet.base import Fleet
 from autotune.job.adapters import with_rank
 from autotune.job.job import Job, make_job, read_job_file, resolve_paths
@@ -162,8 +162,8 @@ def render(
             "\n".join(f"{v.rule}: {v.message}" for v in violations),
             "; ".join(v.fix for v in violations),
         )
-    files = export_candidate(
-        candidate, out, engine=engine, job=job, environment=environment, to=to
+    files = export_handout(
+        handout_of(candidate, engine=engine, job=job, environment=environment), out, to=to
     )
     notes = list(explain(values, context).values())
     notes += [

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.app.studies import find_chosen, write_export
+from autotune.app.exports import export_study, find_chosen
 from autotune.base.errors import JobError, StudyError
 from autotune.base.templates import canonical_json
 from autotune.contract import (
@@ -22,7 +22,6 @@ from autotune.contract import (
 )
 from autotune.devices.hardware import Environment, detect_environment
 from autotune.engines.deepspeed import extensions
-from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.dialects.deepspeed import SETTINGS_FILE
@@ -81,7 +80,7 @@ def soak_study(study: Study, *, minutes: float, note: Note) -> SoakResult | None
     try:
         found = _soak(subject, environment, minutes, note)
         if found is not None:
-            write_export(study, study.best_folder, to=DeepSpeedEngine.name, trial=None)
+            export_study(study, study.best_folder)
         return found
     finally:
         study.unlock()

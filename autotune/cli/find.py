@@ -171,9 +171,9 @@ def search(
     from autotune.app.run import exit_code
     from autotune.app.run import search as run
     from autotune.app.session import plan_search
-    from autotune.app.studies import read_report
     from autotune.app.unmeasured import open_fleet
     from autotune.cost.knowledge import default_file
+    from autotune.report.results.reading import read_report
     from autotune.report.terminal.live import view_for
     from autotune.report.terminal.study import print_plan, print_report
 

@@ -62,8 +62,9 @@ def report(
         return
     as_data = as_json and html is None
     refuse_several(json=as_data, csv=as_csv, markdown=as_markdown, html=html)
-    from autotune.app.studies import find_study, read_report
+    from autotune.app.studies import find_study
     from autotune.record.table import load_table, make_table
+    from autotune.report.results.reading import read_report
     from autotune.report.terminal.markdown import render_markdown
     from autotune.report.terminal.study import print_report
 
@@ -145,7 +146,8 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Write the best configuration's files, or the study for Optuna."""
-    from autotune.app.studies import find_study, write_export
+    from autotune.app.exports import export_study
+    from autotune.app.studies import find_study
 
-    files = write_export(find_study(results, study), out, to=to, trial=trial)
+    files = export_study(find_study(results, study), out, to=to, trial=trial)
     print_files(files, as_json=as_json)

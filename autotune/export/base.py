@@ -1,21 +1,24 @@
-"""What a dialect is: one consumer's files for a configuration."""
+"""What is handed out, and the protocols of those who write it: dialects and launchers.
 
+A dialect writes the files of one consumer, a launcher what starts them. Both are plug-ins, found
+by name under the entry-point groups `autotune.dialects` and `autotune.launchers`.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from autotune.base.templates import Templates
 from autotune.devices.hardware import Environment
-from autotune.engines.base import RankSettings
-from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import Job
 from autotune.record.soak import SoakResult
+from autotune.record.study import Study
 from autotune.space.candidate import Candidate
-from autotune.space.knob import Context
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class MeasuredFigures:
     """What was measured of a configuration, as its README states it."""
 
     trial: int
@@ -23,7 +26,7 @@ class Figures:
     n_runs: int
     """Fresh sets of processes behind the figure."""
     n_disturbed: int = 0
-    """Of those, the ones that something else on the machine disturbed."""
+    """Runs among these that something else on the machine disturbed."""
     samples_per_s: float
     samples_per_s_low: float
     """Lower end of the 95% prediction interval: where a re-run would be."""
@@ -40,32 +43,117 @@ class Figures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export:
-    """A configuration to hand out."""
+class Handout:
+    """A configuration to hand out, with everything that an export may state of it."""
 
+    engine: str
+    """Name of the engine that it configures."""
     job: Job
     candidate: Candidate
-    setup: Setup
-    context: Context
-    """Of the job and its engine."""
-    ranks: RankSettings
     environment: Environment
-    figures: Figures | None
+    """Where its figures were measured, or where it was rendered."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The engine's configuration files, as a trial gets them: path -> text."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What these files have no key for, and whoever trains has to know or to do."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the ranks."""
+    study: str | None = None
+    """Name of the study that it is from; None: it is from none."""
+    figures: MeasuredFigures | None = None
     """None: rendered, not tried."""
     soak: SoakResult | None = None
-    """Of this configuration; None: it was not soaked."""
-    overridden: Mapping[str, tuple[Any, Any]]
+    """A soak of this configuration; None: it was not soaked."""
+    prediction: Mapping[str, Any] | None = None
+    """What the cost model says of it; None: it was not asked."""
+    overridden: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Keys of the user's own configuration that do not run as written: key -> (theirs, ours)."""
+    untried: str = ""
+    """Settings that no recorded run has tried on such hardware, in words; empty: none."""
+
+    @property
+    def per_node(self) -> int:
+        """Ranks of a node: its devices, or the next fewer of which whole nodes make the world."""
+        world = self.candidate.world
+        return max(n for n in range(1, self.environment.n_devices + 1) if world % n == 0)
+
+    @property
+    def n_nodes(self) -> int:
+        """Machines that the world takes."""
+        return self.candidate.world // self.per_node
 
 
-class Dialect(Protocol):
-    """One consumer's file format."""
+class Launcher(ABC):
+    """One way to start a training script on all ranks."""
 
-    name: str
+    @abstractmethod
+    def files(self, handout: Handout, script: str, templates: Templates) -> dict[str, str]:
+        """Files that start the script with the candidate's world and variables.
 
-    def files(self, export: Export, templates: Templates) -> dict[str, str]:
-        """Path below the export folder -> text; what ends in `.sh` is made executable.
+        Args:
+            handout: What to start.
+            script: Path of the script in the export.
+            templates: The job's.
+
+        Returns:
+            Path below the export folder -> text; what ends in `.sh` is made executable.
 
         Raises:
             RenderError: A template does not render.
+        """
+
+    @abstractmethod
+    def usage(self, handout: Handout, script: str, templates: Templates) -> str:
+        """How to start it, as Markdown for a README; arguments and errors as of `files`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What a launcher made of a handout."""
+
+    files: Mapping[str, str]
+    usage: str
+
+
+class Dialect(ABC):
+    """One consumer's files for a configuration."""
+
+    engines: ClassVar[tuple[str, ...]]
+    """Names of the engines whose configurations it writes."""
+    script: ClassVar[str | None] = None
+    """Path of the script in its files that a launcher starts; None: its files are not started."""
+    launcher: ClassVar[str] = "torchrun"
+    """Name of the launcher that starts the script where nobody names one."""
+
+    @abstractmethod
+    def files(
+        self, handout: Handout, launch: Launch | None, templates: Templates
+    ) -> dict[str, str]:
+        """The files of an export, those of its launcher apart.
+
+        Args:
+            handout: What to hand out.
+            launch: What starts it; None without a `script`.
+            templates: The job's.
+
+        Returns:
+            Path below the export folder -> text; what ends in `.sh` is made executable.
+
+        Raises:
+            RenderError: A template does not render.
+        """
+
+
+class RecordDialect(ABC):
+    """One consumer's file of a whole study, with no configuration chosen."""
+
+    mark: ClassVar[bytes]
+    """Stands near the beginning of every file that it writes."""
+
+    @abstractmethod
+    def text(self, study: Study) -> str:
+        """The file.
+
+        Raises:
+            StudyError: The record cannot be read.
         """

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from autotune.base.errors import StudyError
+from autotune.base.units import format_bytes
 from autotune.contract import DS_CONFIG_FILE, ContractError, read_json, write_json
 
 SOAK_FILE = "soak.json"
@@ -113,3 +114,12 @@ def read_soak(folder: Path) -> SoakResult | None:
         return TypeAdapter(SoakResult).validate_python(read_json(folder / SOAK_FILE))
     except (ContractError, ValidationError):
         return None
+
+
+def describe_soak(soak: SoakResult) -> str:
+    """How long, how far, and how it ended: `passed: 10.0 minutes, 431 steps at sequence 2048`."""
+    words = "passed" if soak.passed else "failed"
+    text = f"{words}: {soak.minutes:.1f} minutes, {soak.steps} steps at sequence {soak.seq_len}"
+    if soak.checkpoint is not None and soak.checkpoint.load_s is not None:
+        text += ", with a checkpoint saved and resumed on the way"
+    return f"{text}; peak memory {format_bytes(soak.peak_memory_bytes)} per device"

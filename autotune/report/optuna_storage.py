@@ -5,7 +5,6 @@ Optuna 5 keeps them, and as the list in the system attribute `constraints` that 
 0.21 still reads alone; without it, it would crown a trial that ran out of memory.
 """
 
-import os
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,10 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from autotune.base.errors import StudyError
-from autotune.base.files import is_foreign
 from autotune.contract import KnobValue
+from autotune.export.base import RecordDialect
+from autotune.record.study import Study
+from autotune.report.results.reading import read_report
 from autotune.report.results.rows import Row
 from autotune.report.results.study import Report
 from autotune.search.history import Tried
@@ -30,8 +30,6 @@ from autotune.space.knob import Catalogue
 MIN_CANDIDATES = 20
 """Fewer say nothing of importance: a quarter of them is five, the fewest that Optuna recommends
 above the quantile."""
-_MARK = b'"user_attr":{"objective":'
-"""Near the beginning of every journal of ours."""
 TOP_SHARE = 0.25
 """Importance is for being among this share of the candidates."""
 
@@ -72,44 +70,34 @@ def importance_of(report: Report) -> dict[str, float] | None:
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
-def write_storage(report: Report, path: Path) -> Path:
-    """Write the study as an Optuna journal, whole or not at all; an older journal is replaced.
+class OptunaJournal(RecordDialect):
+    """A journal that `optuna-dashboard FILE` opens.
 
-    `optuna-dashboard FILE` opens it; in Python, `optuna.load_study(study_name=...,
-    storage=JournalStorage(JournalFileBackend(FILE)))`.
-
-    Args:
-        report: The study.
-        path: The file to write.
-
-    Raises:
-        StudyError: It cannot be written, or is there and no journal of ours.
+    In Python: `optuna.load_study(study_name=..., storage=JournalStorage(backend))` with
+    `backend = JournalFileBackend(FILE)`.
     """
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if is_foreign(path, _MARK):
-            raise StudyError(
-                f"{path}: is there and was not written by `autotune export --to optuna`",
-                "name another file with --out, or move that one away",
-            )
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".optuna-") as aside:
-            file = Path(aside) / path.name
-            study = optuna.create_study(
+
+    mark = b'"user_attr":{"objective":'
+
+    def text(self, study: Study) -> str:
+        """The study as an Optuna journal.
+
+        Raises:
+            StudyError: The record cannot be read.
+        """
+        report = read_report(study)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        with tempfile.TemporaryDirectory(prefix="autotune-optuna-") as folder:
+            file = Path(folder) / "journal"
+            told = optuna.create_study(
                 study_name=report.study,
                 storage=JournalStorage(JournalFileBackend(str(file))),
                 directions=report.objective.directions,
             )
             for key, value in _study_attributes(report).items():
-                study.set_user_attr(key, value)
-            study.add_trials(_trials(report))
-            os.replace(file, path)
-    except OSError as error:
-        raise StudyError(
-            f"{path}: cannot be written: {error.strerror or error}",
-            "name a file in a folder that you may write with --out",
-        ) from error
-    return path
+                told.set_user_attr(key, value)
+            told.add_trials(_trials(report))
+            return file.read_text(encoding="utf-8")
 
 
 def _trials(report: Report) -> list[FrozenTrial]:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from autotune.app.studies import _environment, find_chosen, read_report, state_of
+from autotune.app.exports import _environment, find_chosen
+from autotune.app.studies import state_of
 from autotune.base.errors import AutotuneError, StudyError
 from autotune.record.facts import answer_of, context_of, environment_at, environment_of, model_of
 from autotune.record.study import Study
 from autotune.record.table import load_table
+from autotune.report.results.reading import read_report
 from tests.report.test_terminal import finished, shown
 
 WRONG: tuple[Any, ...] = (None, 7, "text", [], [3], {}, {"name": 3}, True, [[{}]])

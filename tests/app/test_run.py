@@ -11,11 +11,12 @@ import pytest
 from autotune import cli
 from autotune.app import run
 from autotune.app.session import Session
-from autotune.app.studies import read_report, state_of
+from autotune.app.studies import state_of
 from autotune.base.errors import ExitCode, FleetError, NothingFeasibleError, StudyError
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.knowledge import keep_lessons, read_lessons
 from autotune.record.study import Study
+from autotune.report.results.reading import read_report
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.steering import lessons_of
@@ -50,7 +51,7 @@ def session_of(
     job = make(trials=trials)
     monkeypatch.setattr(run, "LocalFleet", lambda *_, **__: ScriptedFleet(behave))
     monkeypatch.setattr("autotune.engines.deepspeed.extensions.build", lambda *_, **__: None)
-    monkeypatch.setattr(run, "write_export", lambda *_, **__: [])  # there is no real job to export
+    monkeypatch.setattr(run, "export_study", lambda *_, **__: [])  # there is no real job to export
     return Session(
         job=job,
         job_data={"model": "tiny-gpt2"},

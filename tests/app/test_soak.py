@@ -10,15 +10,16 @@ import yaml
 
 from autotune import cli
 from autotune.app import soak as app
-from autotune.app.studies import read_report, write_export
+from autotune.app.exports import export_study
 from autotune.base.errors import ExitCode, JobError, StudyError
 from autotune.contract import Outcome, Role, TrialSpec
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from autotune.export.export import export_candidate
+from autotune.export.door import export_handout, handout_of
 from autotune.job.adapters import Lora
 from autotune.job.lengths import Lengths
 from autotune.record.soak import SOAK_FILE, SoakResult, read_soak, write_soak
 from autotune.record.study import Study
+from autotune.report.results.reading import read_report
 from autotune.report.results.verdict import describe_verdict
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
@@ -57,7 +58,7 @@ def soak(study: Study) -> SoakResult:
 
 
 def test_the_winner_is_soaked_and_its_export_says_so(study: Study, machine, tmp_path: Path):
-    write_export(study, tmp_path / "before", to="deepspeed", trial=None)
+    export_study(study, tmp_path / "before", to="deepspeed", trial=None)
     readme = (tmp_path / "before" / "README.md").read_text()
     assert "It was not soaked" in readme
     assert json.loads((tmp_path / "before" / "figures.json").read_text())["soak"] is None
@@ -98,7 +99,7 @@ def test_another_configuration_is_not_called_soaked(study: Study, machine, tmp_p
         and t.spec.identity.candidate_hash
         != study.trials()[best or 0].spec.identity.candidate_hash
     ]
-    write_export(study, tmp_path / "other", to="deepspeed", trial=others[0])
+    export_study(study, tmp_path / "other", to="deepspeed", trial=others[0])
     assert "It was not soaked" in (tmp_path / "other" / "README.md").read_text()
 
 
@@ -106,7 +107,7 @@ def test_an_edited_configuration_is_not_called_soaked(study: Study, machine, tmp
     machine()
     found = soak(study)
     write_soak(study.folder, dataclasses.replace(found, ds_config_digest="of another"))
-    write_export(study, tmp_path / "edited", to="deepspeed", trial=None)
+    export_study(study, tmp_path / "edited", to="deepspeed", trial=None)
     assert "It was not soaked" in (tmp_path / "edited" / "README.md").read_text()
 
 
@@ -141,7 +142,7 @@ def test_people_get_a_few_lines(
 
 def test_an_export_is_soaked_where_it_lies(study: Study, machine, tmp_path: Path):
     out = tmp_path / "out"
-    write_export(study, out, to="deepspeed", trial=None)
+    export_study(study, out, to="deepspeed", trial=None)
     fleet = machine()
     found = app.soak_export(out, minutes=2.0, note=lambda _: None)
     assert found is not None
@@ -189,7 +190,11 @@ def test_an_export_is_soaked_as_it_was_measured(
     engine = DeepSpeedEngine(job, environment)
     run = Run(candidate=chosen, role=Role.SEARCH)
     theirs = make_spec(run, study="any", number=0, job=job, engine=engine, environment=environment)
-    export_candidate(chosen, tmp_path / "out", engine=engine, job=job, environment=environment)
+    export_handout(
+        handout_of(chosen, engine=engine, job=job, environment=environment),
+        tmp_path / "out",
+        to="deepspeed",
+    )
 
     fleet = machine()
     monkeypatch.setattr(app, "detect_environment", lambda: environment)
@@ -278,12 +283,15 @@ def test_a_folder_that_is_no_export_is_named(tmp_path: Path, machine, name: str)
 def test_a_count_of_an_export_that_is_none_is_named(tmp_path: Path, name: str, value: object):
     out = tmp_path / "out"
     job = make()
-    export_candidate(
-        candidate(job, zero__stage=1),
+    export_handout(
+        handout_of(
+            candidate(job, zero__stage=1),
+            engine=DeepSpeedEngine(job, ENVIRONMENT),
+            job=job,
+            environment=ENVIRONMENT,
+        ),
         out,
-        engine=DeepSpeedEngine(job, ENVIRONMENT),
-        job=job,
-        environment=ENVIRONMENT,
+        to="deepspeed",
     )
     settings = out / "settings.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), name: value}))

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 import autotune
-from autotune.app.studies import find_chosen, find_study, locate, studies, write_export
+from autotune.app.exports import export_study, find_chosen
+from autotune.app.studies import find_study, locate, studies
 from autotune.base.errors import StudyError
 from autotune.contract import Origin
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
@@ -88,10 +89,10 @@ def test_where_figures_come_from_is_asked_once_before_they_are_handed_out(
         asked.append(facts)
         return origin
 
-    monkeypatch.setattr("autotune.app.studies.origin_of", origin_of)
+    monkeypatch.setattr("autotune.app.exports.origin_of", origin_of)
     may = contextlib.nullcontext() if origin is Origin.MEASURED else pytest.raises(StudyError)
     with may:
-        write_export(study, tmp_path / "out", to=to, trial=None)
+        export_study(study, tmp_path / "out", to=to, trial=None)
     assert (tmp_path / "out").exists() == (origin is Origin.MEASURED)
     assert len(asked) == 1
 
@@ -115,7 +116,7 @@ def test_figures_of_another_configuration_are_not_handed_out(
     study.job_file.write_text(yaml.safe_dump(JOB | edit), encoding="utf-8")
     for trial in (None, 0):
         with pytest.raises(StudyError) as caught:
-            write_export(study, tmp_path / "out", to="deepspeed", trial=trial)
+            export_study(study, tmp_path / "out", to="deepspeed", trial=trial)
         assert words in caught.value.message
         assert "search again" in caught.value.hint
     assert not (tmp_path / "out").exists()

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from autotune.app.exports import export_study, find_chosen
 from autotune.app.run import search
-from autotune.app.studies import find_chosen, read_report, state_of, write_export
+from autotune.app.studies import state_of
 from autotune.app.unmeasured import open_fleet
 from autotune.base.errors import AutotuneError, JobError, StudyError
 from autotune.contract import Origin
 from autotune.cost.knowledge import read_lessons
 from autotune.record.table import load_table
+from autotune.report.results.reading import read_report
 from autotune.report.results.verdict import describe_place
 from tests.replay.tables import row, sweep, write
 from tests.search.scripted import Notebook
@@ -67,7 +69,7 @@ def test_nothing_of_a_replay_is_handed_out_or_learned_from(table: Path, tmp_path
     with pytest.raises(StudyError, match="is replayed: nothing of it was measured here"):
         find_chosen(session.study, trial=None)
     with pytest.raises(StudyError, match="nothing to hand out"):
-        write_export(session.study, tmp_path / "study.log", to="optuna", trial=None)
+        export_study(session.study, tmp_path / "study.log", to="optuna", trial=None)
     assert read_lessons(tmp_path / "knowledge.json") == ()
     assert not session.study.best_folder.exists()
 

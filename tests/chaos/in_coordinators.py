@@ -53,11 +53,11 @@ _MOMENTS = (
     ("after", "autotune.app.run:run_search", _ANSWERING),
     ("before", "replace=table.parquet", _ANSWERING),
     ("before", "replace=table.csv", _ANSWERING),
-    ("before", "autotune.app.run:write_export", _ANSWERING),
+    ("before", "autotune.app.run:export_study", _ANSWERING),
     ("after", "mkdir=best", _ANSWERING),
     ("after", "write=ds_config.json", _ANSWERING),
     ("after", "write=README.md", _ANSWERING),
-    ("after", "autotune.app.run:write_export", _ANSWERING),
+    ("after", "autotune.app.run:export_study", _ANSWERING),
 )
 """When a coordinator is killed by itself: (when, what, what it was about to do)."""
 

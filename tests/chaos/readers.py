@@ -15,7 +15,7 @@ from rich.console import Console
 
 from autotune.app.check import check_file
 from autotune.app.soak import _of_export
-from autotune.app.studies import read_report, state_of
+from autotune.app.studies import state_of
 from autotune.base import template_bounds as bounds
 from autotune.base.errors import JobError
 from autotune.contract import (
@@ -28,7 +28,7 @@ from autotune.contract import (
 )
 from autotune.engines.deepspeed.ds_config_file import knobs_of, read_ds_config
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from autotune.export.export import export_candidate
+from autotune.export.door import export_handout, handout_of
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.local import _exit_codes
 from autotune.job import model
@@ -36,6 +36,7 @@ from autotune.job.job import Job, make_job, read_job_file
 from autotune.record.soak import read_soak
 from autotune.record.study import Study
 from autotune.record.table import load_table
+from autotune.report.results.reading import read_report
 from autotune.report.terminal.study import print_report
 from autotune.space.knob import Context
 from autotune.space.space import grid, load_space
@@ -291,12 +292,15 @@ def _template(folder: Path, job: Job) -> Reader:
 def _export(folder: Path, job: Job, name: str) -> Reader:
     """A file of an export, as `soak --from` reads it."""
     out = folder / f"export {name}"
-    export_candidate(
-        canonical_candidate(job, micro_batch=1),
+    export_handout(
+        handout_of(
+            canonical_candidate(job, micro_batch=1),
+            engine=DeepSpeedEngine(job, CPU),
+            job=job,
+            environment=CPU,
+        ),
         out,
-        engine=DeepSpeedEngine(job, CPU),
-        job=job,
-        environment=CPU,
+        to="deepspeed",
     )
     seed = (out / name).read_bytes()
     return Reader(

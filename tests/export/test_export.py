@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from autotune.base.errors import RenderError
+from autotune.base.errors import JobError, RenderError
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
-from autotune.export.base import Figures
-from autotune.export.export import export_candidate, find_dialect
+from autotune.export.base import MeasuredFigures
+from autotune.export.door import MARKER_FILE, export_handout, handout_of, write_export
 from autotune.trial.lengths import step_lengths
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 from tests.namespaces import FIRST_ADDRESS, ended, needs_namespaces, two_nodes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GOLDEN = REPOSITORY / "tests" / "golden" / "render"
-FIGURES = Figures(
+FIGURES = MeasuredFigures(
     trial=7,
     n_runs=3,
     samples_per_s=12.34,
@@ -42,16 +42,16 @@ ADAPTED = {
 }
 
 
-def export(tmp_path: Path, figures=FIGURES, job=None, **knobs) -> Path:
+def export(tmp_path: Path, figures=FIGURES, job=None, to="deepspeed", launcher=None, **knobs):
     job = job or tiny_job(tmp_path)
-    export_candidate(
+    handout = handout_of(
         canonical_candidate(job, **knobs),
-        tmp_path / "out",
         engine=DeepSpeedEngine(job, CPU),
         job=job,
         environment=CPU,
         figures=figures,
     )
+    export_handout(handout, tmp_path / "out", to=to, launcher=launcher)
     return tmp_path / "out"
 
 
@@ -66,6 +66,7 @@ def test_the_files(tmp_path):
     out = export(tmp_path, zero__stage=2, micro_batch=2, recompute="full")
     assert {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()} == {
         "README.md",
+        "autotune_export.json",
         "ds_config.json",
         "figures.json",
         "launch.sh",
@@ -107,12 +108,15 @@ def test_a_world_above_one_node_is_started_on_every_node(
     gpus = dataclasses.replace(CPU, accelerator="cuda", n_devices=n_devices)
     job = tiny_job(tmp_path, world=world, global_batch=48)
     engine = DeepSpeedEngine(job, gpus)
-    export_candidate(
-        canonical_candidate(job, micro_batch=1),
+    export_handout(
+        handout_of(
+            canonical_candidate(job, micro_batch=1),
+            engine=engine,
+            job=job,
+            environment=gpus,
+        ),
         tmp_path / "out",
-        engine=engine,
-        job=job,
-        environment=gpus,
+        to="deepspeed",
     )
     # What torchrun would be told; the variable names another command in its place.
     script = tmp_path / "out" / "launch.sh"
@@ -216,10 +220,20 @@ def test_plain_training_imports_nothing_of_ours(script):
     assert not [n for n in imports if "autotune" in ast.unparse(n)]
 
 
-def test_an_unknown_dialect_is_answered_with_the_menu():
-    with pytest.raises(RenderError, match="no such dialect") as caught:
-        find_dialect("fairscale")
-    assert "deepspeed" in caught.value.hint
+def test_an_unknown_dialect_is_answered_with_the_menu(tmp_path):
+    with pytest.raises(JobError, match="no such dialect") as caught:
+        export(tmp_path, to="fairscale")
+    assert "deepspeed, megatron, optuna" in caught.value.hint
+    with pytest.raises(RenderError, match="a configuration of deepspeed is not written for that"):
+        export(tmp_path, to="megatron")
+    with pytest.raises(RenderError, match="holds a whole study"):
+        export(tmp_path, to="optuna")
+
+
+def test_an_unknown_launcher_is_answered_with_the_menu(tmp_path):
+    with pytest.raises(JobError, match="no such launcher") as caught:
+        export(tmp_path, launcher="horse")
+    assert "torchrun" in caught.value.hint
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
@@ -237,6 +251,33 @@ def test_files_of_somebody_else_are_not_written_over(tmp_path):
     (tmp_path / "out" / "README.md").unlink()
     export(tmp_path)
     export(tmp_path, zero__stage=2)
+
+
+def test_no_dialect_writes_over_files_of_somebody_else(tmp_path):
+    """Whatever its files are called: what says that a folder is ours is no file of a dialect's."""
+    (tmp_path / "config.yaml").write_text("my own")
+    with pytest.raises(RenderError, match=r"holds config.yaml, and not from an ear") as caught:
+        write_export(tmp_path, {"config.yaml": "ours", "run.sh": ""}, marker={"dialect": "other"})
+    assert "--out" in caught.value.hint
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    assert (tmp_path / "config.yaml").read_text() == "my own"
+
+
+def test_every_export_says_what_wrote_it(tmp_path):
+    marker = json.loads((export(tmp_path) / MARKER_FILE).read_text())
+    assert marker == {
+        **{"schema_version": 1, "dialect": "deepspeed", "launcher": "torchrun"},
+        **{"engine": "deepspeed", "study": None, "trial": 7},
+    }
+
+
+def test_an_export_of_before_there_was_one_marker_is_replaced(tmp_path):
+    (export(tmp_path) / MARKER_FILE).unlink()
+    export(tmp_path, zero__stage=2)
+    (tmp_path / "out" / MARKER_FILE).unlink()
+    (tmp_path / "out" / "settings.json").write_text('{"theme": "dark"}')
+    with pytest.raises(RenderError, match="not from an earlier export"):
+        export(tmp_path)
 
 
 @pytest.mark.real
@@ -291,12 +332,15 @@ def test_an_export_for_two_nodes_trains_on_both(tmp_path):
     """Their host name leads to loopback, as it does in many installations."""
     node = dataclasses.replace(CPU, n_devices=1)
     job = tiny_job(tmp_path, world=2, global_batch=4)
-    export_candidate(
-        canonical_candidate(job, **{"micro_batch": 1, "zero.stage": 1}),
+    export_handout(
+        handout_of(
+            canonical_candidate(job, **{"micro_batch": 1, "zero.stage": 1}),
+            engine=DeepSpeedEngine(job, node),
+            job=job,
+            environment=node,
+        ),
         tmp_path / "out",
-        engine=DeepSpeedEngine(job, node),
-        job=job,
-        environment=node,
+        to="deepspeed",
     )
     launch = ["bash", str(tmp_path / "out" / "launch.sh"), "--steps", "2"]
     environment = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.contract import Role
 from autotune.record.study import Study
-from autotune.testing import SamplerContract
+from autotune.testing import DialectContract, LauncherContract, SamplerContract
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent.parent / "autotune"
@@ -41,6 +41,34 @@ def search(results: Path, *flags: str) -> tuple[dict[str, Any], Study]:
 
 class TestBackwards(SamplerContract):
     name = "toy-backwards"
+
+
+class TestIni(DialectContract):
+    name = "toy-ini"
+
+
+class TestLoop(LauncherContract):
+    name = "toy-loop"
+
+
+def test_the_toy_dialect_is_written_with_the_toy_launcher(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("{model: tiny-gpt2, seq_len: 64, global_batch: 16, world: 2}", encoding="utf-8")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "autotune", "render", "--job", job, "--to", "toy-ini"),
+            *("--set", "zero.stage=2", "--set", "micro_batch=4", "--out", tmp_path / "out"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "out"
+    assert "zero.stage = 2" in (out / "knobs.ini").read_text(encoding="utf-8")
+    assert "seq 2); do RANK=$rank python show.py" in (out / "loop.sh").read_text(encoding="utf-8")
+    marker = json.loads((out / "autotune_export.json").read_text(encoding="utf-8"))
+    assert (marker["dialect"], marker["launcher"]) == ("toy-ini", "toy-loop")
 
 
 def test_the_toy_sampler_searches(tmp_path: Path) -> None:

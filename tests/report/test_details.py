@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from autotune.app.studies import read_report
 from autotune.contract import Phase
 from autotune.record.study import Study
 from autotune.report.optuna_storage import importance_of
 from autotune.report.results.details import describe_details, pareto_front
+from autotune.report.results.reading import read_report
 from tests.report.test_terminal import finished
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from autotune.app.studies import explain_trial, read_report
+from autotune.app.studies import explain_trial
 from autotune.base.errors import StudyError
 from autotune.base.templates import Templates
 from autotune.record.study import Study
@@ -19,6 +19,7 @@ from autotune.record.table import load_table
 from autotune.report.explain.trial import describe, explain
 from autotune.report.page.page import render_page
 from autotune.report.results.details import describe_bounds
+from autotune.report.results.reading import read_report
 from autotune.report.terminal.study import print_explanation
 from autotune.search.history import History
 from tests.report.diagnosed import diagnosed

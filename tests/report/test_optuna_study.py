@@ -14,18 +14,19 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from autotune.app.studies import read_report, write_export
+from autotune.app.exports import export_study
 from autotune.base.errors import StudyError
 from autotune.contract import Outcome
 from autotune.record.study import Study
 from autotune.report.optuna_storage import importance_of
+from autotune.report.results.reading import read_report
 from tests.report.test_terminal import finished
 
 
 @pytest.fixture(scope="module")
 def journal(wide: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("optuna") / "study.journal"
-    return write_export(wide, out, to="optuna", trial=None)[0]
+    return export_study(wide, out, to="optuna", trial=None)[0]
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_a_fast_candidate_over_the_limit_is_not_the_best(tmp_path: Path) -> None
         ),
         memory_limit="24GiB",
     )
-    out = write_export(study, tmp_path / "o.journal", to="optuna", trial=None)[0]
+    out = export_study(study, tmp_path / "o.journal", to="optuna", trial=None)[0]
     loaded = optuna.load_study(
         study_name="scripted", storage=JournalStorage(JournalFileBackend(str(out)))
     )
@@ -82,7 +83,7 @@ def test_an_older_file_is_replaced(wide: Study, tmp_path: Path) -> None:
     out = tmp_path / "again.journal"
     sizes = []
     for _ in range(2):
-        write_export(wide, out, to="optuna", trial=None)
+        export_study(wide, out, to="optuna", trial=None)
         sizes.append(len(out.read_text(encoding="utf-8").splitlines()))
     assert sizes[0] == sizes[1]
     assert [path.name for path in tmp_path.iterdir()] == ["again.journal"]
@@ -90,14 +91,14 @@ def test_an_older_file_is_replaced(wide: Study, tmp_path: Path) -> None:
 
 def test_what_a_storage_cannot_be_is_refused(wide: Study, tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="whole study"):
-        write_export(wide, tmp_path / "o", to="optuna", trial=3)
+        export_study(wide, tmp_path / "o", to="optuna", trial=3)
     with pytest.raises(StudyError, match="is a folder"):
-        write_export(wide, tmp_path, to="optuna", trial=None)
+        export_study(wide, tmp_path, to="optuna", trial=None)
     theirs = tmp_path / "theirs.journal"
     optuna.create_study(storage=JournalStorage(JournalFileBackend(str(theirs)))).ask()
     before = theirs.read_text(encoding="utf-8")
     with pytest.raises(StudyError, match=r"theirs.journal: is there and was not written by"):
-        write_export(wide, theirs, to="optuna", trial=None)
+        export_study(wide, theirs, to="optuna", trial=None)
     assert theirs.read_text(encoding="utf-8") == before
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from autotune.app.pages import PageWriter, write_page
-from autotune.app.studies import read_report
 from autotune.base.errors import StudyError
 from autotune.base.templates import Templates
 from autotune.contract import DS_CONFIG_FILE, Role, TrialResult, TrialSpec
@@ -18,6 +17,7 @@ from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page import charts
 from autotune.report.page.page import render_page
+from autotune.report.results.reading import read_report
 from autotune.report.results.rows import make_rows
 from autotune.report.results.verdict import describe_verdict
 from autotune.search import confirm

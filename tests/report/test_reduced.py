@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from autotune.app.exports import find_chosen
 from autotune.app.pages import table_of
-from autotune.app.studies import find_chosen, read_report, state_of
+from autotune.app.studies import state_of
 from autotune.base.errors import StudyError
 from autotune.contract import Fidelity, Phase, Role
 from autotune.job.job import Job
@@ -16,6 +17,7 @@ from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.compare.comparison import Run, compare
 from autotune.report.plan import Plan, make_plan
+from autotune.report.results.reading import read_report
 from autotune.report.results.summary import summarize
 from autotune.report.results.verdict import describe_verdict
 from autotune.report.terminal.live import LineView

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from autotune.app.pages import table_of
 from autotune.app.session import Session, plan_search
-from autotune.app.studies import read_report, state_of
+from autotune.app.studies import state_of
 from autotune.contract import Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.engines.base import Engine
 from autotune.job.job import Job
@@ -19,6 +19,7 @@ from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page.tables import trials as trials_of
 from autotune.report.plan import make_plan
+from autotune.report.results.reading import read_report
 from autotune.report.results.rows import Row, make_rows
 from autotune.report.results.study import Report
 from autotune.report.results.summary import summarize

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.base.errors import ExitCode
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from autotune.export.export import export_candidate
+from autotune.export.door import export_handout, handout_of
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import processes_of
 from autotune.record.soak import read_soak
@@ -93,12 +93,15 @@ def test_a_leak_and_a_state_that_no_checkpoint_holds_are_found(record):
 def test_an_export_is_soaked_from_the_command_line(tmp_path):
     job = tiny_job(tmp_path)
     out = tmp_path / "out"
-    export_candidate(
-        canonical_candidate(job, zero__stage=3, micro_batch=2, recompute="full"),
+    export_handout(
+        handout_of(
+            canonical_candidate(job, zero__stage=3, micro_batch=2, recompute="full"),
+            engine=DeepSpeedEngine(job, CPU),
+            job=job,
+            environment=CPU,
+        ),
         out,
-        engine=DeepSpeedEngine(job, CPU),
-        job=job,
-        environment=CPU,
+        to="deepspeed",
     )
     done = subprocess.run(
         [sys.executable, "-m", "autotune", "soak", "--from", out, "--minutes", "0.1", "--json"],

@@ -1,57 +1,37 @@
 """The dialect of Megatron-LM: a layout as the flags of its pretrain scripts, and a README."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import RenderError
 from autotune.base.templates import Templates, canonical_json
 from autotune.cost.plans import Recompute
-from autotune.devices.hardware import Environment
-from autotune.engines.megatron.layouts import PADDED_TO, Layouts
-from autotune.export.export import write_export
+from autotune.engines.megatron.layouts import PADDED_TO
+from autotune.export.base import Dialect, Handout, Launch
 from autotune.job.job import Job
 
-NAME = "megatron"
 LAYOUT_FILE = "layout.json"
 
 
-def export_layout(
-    layouts: Layouts,
-    index: int,
-    folder: Path,
-    *,
-    job: Job,
-    environment: Environment,
-    to: str | None = None,
-) -> list[Path]:
-    """Write a layout's files; those of an earlier export are replaced.
+class MegatronArguments(Dialect):
+    """For Megatron-LM's pretrain scripts: a file of flags to source, with nothing to start."""
 
-    Args:
-        layouts: The lattice.
-        index: Of the layout.
-        folder: Where to; made if it is not there.
-        job: What it was planned for.
-        environment: The fleet.
-        to: Name of the dialect; there is one.
+    engines = ("megatron",)
 
-    Raises:
-        RenderError: There is no such dialect, a template does not render, or the folder cannot
-            be written.
-    """
-    if to not in (None, NAME):
-        raise RenderError(
-            f"--to {to}: a Megatron layout is not written for that", f"leave it out, or {NAME}"
-        )
-    row = layouts.row(index)
-    templates = Templates(job.templates)
-    values = _values(layouts, row, job, environment)
-    files = {
-        LAYOUT_FILE: canonical_json({**layouts.knobs(index), "dp": row["dp"], **_job(job)}),
-        "megatron_args.sh": templates.text("megatron/megatron_args.sh.j2", values),
-        "README.md": templates.text("megatron/README.md.j2", values),
-    }
-    return write_export(folder, files, marker=LAYOUT_FILE)
+    def files(
+        self, handout: Handout, launch: Launch | None, templates: Templates
+    ) -> dict[str, str]:
+        """The files of an export.
+
+        Raises:
+            RenderError: A template does not render.
+        """
+        knobs, values = handout.candidate.values, _values(handout)
+        layout = {**knobs, "dp": handout.settings["dp"], **_job(handout.job)}
+        return {
+            LAYOUT_FILE: canonical_json(layout),
+            "megatron_args.sh": templates.text("megatron/megatron_args.sh.j2", values),
+            "README.md": templates.text("megatron/README.md.j2", values),
+        }
 
 
 def arguments(row: Mapping[str, int], job: Job) -> list[list[str]]:
@@ -111,20 +91,19 @@ def _job(job: Job) -> dict[str, Any]:
     }
 
 
-def _values(
-    layouts: Layouts, row: Mapping[str, int], job: Job, environment: Environment
-) -> dict[str, Any]:
+def _values(handout: Handout) -> dict[str, Any]:
     """What the templates may use."""
-    fused = layouts.task.fused_attention
+    row, job = handout.settings, handout.job
     # Megatron refuses to start without it before Blackwell (megatron/training/arguments.py).
     orders = row["tp"] > 1 or row["cp"] > 1
+    kernel = "a fused attention kernel"
     return {
         **row,
         **_job(job),
-        "device": environment.device_name,
+        "device": handout.environment.device_name,
         "arguments": arguments(row, job),
         "variables": [("CUDA_DEVICE_MAX_CONNECTIONS", "1")] if orders else [],
-        "attention": "a fused attention kernel" if fused else "attention that writes its scores",
+        "attention": kernel if row["fused_attention"] else "attention that writes its scores",
         "padded_to": PADDED_TO,
-        "has_experts": layouts.task.n_experts > 1,
+        "has_experts": job.model.shape.n_experts > 1,
     }

@@ -6,9 +6,8 @@ from typing import Any
 
 from autotune.base.units import format_bytes
 from autotune.contract import Origin
-from autotune.export.dialects.deepspeed import describe_soak
 from autotune.record.facts import environment_of, left_out_of, model_of, origin_of
-from autotune.record.soak import read_soak
+from autotune.record.soak import describe_soak, read_soak
 from autotune.record.study import Study
 from autotune.record.tried import warning
 from autotune.report.explain.predictions import describe_foretold

@@ -11,8 +11,7 @@ from rich.text import Text
 from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import Origin
 from autotune.doctor import Diagnosis, Level
-from autotune.export.dialects.deepspeed import describe_soak
-from autotune.record.soak import SoakResult
+from autotune.record.soak import SoakResult, describe_soak
 from autotune.report.words import format_rate
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}

@@ -1,0 +1,263 @@
+"""The one door of all exports: the files of a dialect and its launcher, marked as ours."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import RenderError, StudyError
+from autotune.base.files import is_foreign, write_whole
+from autotune.base.plugins import load_plugin
+from autotune.base.templates import Templates, canonical_json
+from autotune.contract import ContractError, read_json
+from autotune.devices.hardware import Environment
+from autotune.engines.base import Engine
+from autotune.export.base import (
+    Dialect,
+    Handout,
+    Launch,
+    Launcher,
+    MeasuredFigures,
+    RecordDialect,
+)
+from autotune.job.job import Job
+from autotune.record.soak import SoakResult
+from autotune.record.study import Study
+from autotune.record.tried import warning
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import choices_of
+from autotune.trial.transformer_shape import shape_of
+
+MARKER_FILE = "autotune_export.json"
+"""Every export has it, and nobody else: it says what wrote the folder."""
+MARKER_VERSION = 1
+PREDICTION_FILE = "prediction.json"
+_OLD_MARKERS = ("settings.json", "layout.json")
+"""What marked an export before there was one marker for all."""
+_OLD_KEYS = {"model", "seq_len", "global_batch", "world", "precision"}
+"""Keys that every old marker has."""
+
+
+def find_dialect(name: str) -> Dialect | RecordDialect:
+    """An installed dialect by its name.
+
+    Raises:
+        JobError: There is none of that name.
+    """
+    found: Dialect | RecordDialect = load_plugin("dialect", name, where="--to")
+    return found
+
+
+def handout_of(
+    candidate: Candidate,
+    *,
+    engine: Engine,
+    job: Job,
+    environment: Environment,
+    study: str | None = None,
+    figures: MeasuredFigures | None = None,
+    soak: SoakResult | None = None,
+    prediction: Mapping[str, Any] | None = None,
+) -> Handout:
+    """A candidate with what its engine says of it.
+
+    Args:
+        candidate: What to hand out.
+        engine: Renders the candidate.
+        job: What it was tuned for.
+        environment: Where its figures were measured, or where it was rendered.
+        study: The study that it is from.
+        figures: What was measured; None: it was not tried, and the README says so.
+        soak: What a soak of it found; None: it was not soaked, and the README says so.
+        prediction: What the cost model says of it.
+
+    Raises:
+        RenderError: The candidate's configuration does not render.
+    """
+    variables = dict(engine.ranks(candidate).environment)
+    is_cpu = environment.accelerator == "cpu"
+    source = {key: value for key, value in job.model.source.items() if key != "config"}
+    if candidate.pp > 1:
+        source["transformer"] = shape_of(job.model.source, job.seq_len)
+    return Handout(
+        engine=engine.context.engine,
+        job=job,
+        candidate=candidate,
+        environment=environment,
+        files=engine.files(candidate),
+        settings={
+            **source,
+            "model": job.model.name,
+            "seq_len": job.seq_len,
+            "lengths": job.lengths.as_spec(),
+            "global_batch": candidate.global_batch,
+            "precision": job.precision,
+            "recompute": str(candidate.get("recompute", "none")),
+            "attention": str(candidate.get("attention", "default")),
+            "loss_chunk_tokens": int(candidate.get("loss_chunk_tokens", 0) or 0),
+            "compile": str(candidate.get("compile", "none")),
+            "world": candidate.world,
+            "dp": candidate.dp,
+            "tp": candidate.tp,
+            "pp": candidate.pp,
+            "sp": candidate.sp,
+            "accelerator": environment.accelerator,
+            "memory_limit_bytes": job.enforced_limit_bytes(environment.device_memory_bytes),
+            "seed": job.seed,
+            "binds_cores": engine.ranks(candidate).binds_cores or is_cpu,
+            "environment_variables": variables,
+        },
+        variables=variables,
+        study=study,
+        figures=figures,
+        soak=soak,
+        prediction=prediction,
+        overridden=engine.overridden(candidate),
+        untried=warning(choices_of(candidate.values, engine.context), engine.context),
+    )
+
+
+def export_handout(
+    handout: Handout, folder: Path, *, to: str, launcher: str | None = None
+) -> list[Path]:
+    """Write a configuration's files; those of an earlier export are replaced.
+
+    Args:
+        handout: What to hand out.
+        folder: Where to; made if it is not there.
+        to: Name of the dialect.
+        launcher: Name of what starts its script; None: the dialect's own.
+
+    Returns:
+        The files written.
+
+    Raises:
+        JobError: There is no such dialect or launcher.
+        RenderError: The dialect does not write configurations of that engine, a template does
+            not render, the folder cannot be written, or holds such files of somebody else's.
+    """
+    dialect = find_dialect(to)
+    if isinstance(dialect, RecordDialect):
+        raise RenderError(
+            f"--to {to}: holds a whole study, and this is one configuration",
+            f"run a search, then `autotune export --to {to}`",
+        )
+    if handout.engine not in dialect.engines:
+        raise RenderError(
+            f"--to {to}: a configuration of {handout.engine} is not written for that",
+            f"leave --to out: the engine names its own; {to} is for {', '.join(dialect.engines)}",
+        )
+    templates = Templates(handout.job.templates)
+    name, launch = None, None
+    if dialect.script is not None:
+        name = launcher or dialect.launcher
+        launch = launch_of(load_plugin("launcher", name), handout, dialect.script, templates)
+    elif launcher is not None:
+        raise RenderError(f"launcher {launcher}: --to {to} has no script to start", "leave it out")
+    files = {**dialect.files(handout, launch, templates), **(launch.files if launch else {})}
+    if handout.prediction is not None:
+        files[PREDICTION_FILE] = canonical_json(handout.prediction)
+    marker = {
+        "schema_version": MARKER_VERSION,
+        "dialect": to,
+        "launcher": name,
+        "engine": handout.engine,
+        "study": handout.study,
+        "trial": None if handout.figures is None else handout.figures.trial,
+    }
+    return write_export(folder, files, marker=marker)
+
+
+def launch_of(launcher: Launcher, handout: Handout, script: str, templates: Templates) -> Launch:
+    """What a launcher makes of a handout.
+
+    Raises:
+        RenderError: A template does not render.
+    """
+    return Launch(
+        files=launcher.files(handout, script, templates),
+        usage=launcher.usage(handout, script, templates),
+    )
+
+
+def export_record(study: Study, path: Path, *, to: str, dialect: RecordDialect) -> list[Path]:
+    """Write a study as one file, whole or not at all; that of an earlier export is replaced.
+
+    Args:
+        study: What to hand out.
+        path: The file to write.
+        to: Name of the dialect.
+        dialect: What writes it.
+
+    Raises:
+        StudyError: The record cannot be read, or the file cannot be written, or is there and is
+            somebody else's.
+    """
+    if path.is_dir():
+        raise StudyError(f"{path}: is a folder", "name the file to write, such as study.journal")
+    try:
+        if is_foreign(path, dialect.mark):
+            raise StudyError(
+                f"{path}: is there and was not written by `autotune export --to {to}`",
+                "name another file with --out, or move that one away",
+            )
+        text = dialect.text(study)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda aside: aside.write_text(text, encoding="utf-8"))
+    except OSError as error:
+        raise StudyError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            "name a file in a folder that you may write with --out",
+        ) from error
+    return [path]
+
+
+def write_export(
+    folder: Path, files: Mapping[str, str], *, marker: Mapping[str, Any]
+) -> list[Path]:
+    """Write the files of an export; those of an earlier one are replaced.
+
+    Args:
+        folder: Where to; made if it is not there.
+        files: Path below it -> text.
+        marker: What the export's marker says.
+
+    Returns:
+        The files written.
+
+    Raises:
+        RenderError: The folder cannot be written, or holds such files of somebody else's.
+    """
+    theirs = [name for name in files if (folder / name).exists()]
+    if theirs and not _is_ours(folder):
+        raise RenderError(
+            f"{folder}: holds {', '.join(theirs)}, and not from an earlier export",
+            "name a new folder with --out, or move those files away",
+        )
+    # The marker first: it marks an export that was cut short as ours, to be replaced.
+    marked = {MARKER_FILE: canonical_json(marker), **files}
+    try:
+        for name, text in marked.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            if path.suffix == ".sh":
+                path.chmod(0o755)
+    except OSError as error:
+        raise RenderError(
+            f"{error.filename or folder}: cannot be written: {error.strerror}",
+            "name another folder with --out",
+        ) from error
+    return [folder / name for name in marked]
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether an earlier export wrote the folder."""
+    if (folder / MARKER_FILE).exists():
+        return True
+    for name in _OLD_MARKERS:
+        try:
+            if read_json(folder / name).keys() >= _OLD_KEYS:
+                return True
+        except ContractError:
+            continue
+    return False

@@ -1,0 +1,1 @@
+"""Launchers: what starts an export's script, one way each."""
