@@ -68,7 +68,9 @@ def true_rates(session: Session) -> dict[str, float]:
             result = fleet.submit(spec, Path()).poll()
             if result is not None and not result.outcome.is_platform_fault:
                 found[candidate.hash] = result.samples_per_s or 0.0
-            spec = dataclasses.replace(spec, number=spec.identity.number + 1)  # another run's luck
+            # Another run's luck.
+            identity = dataclasses.replace(spec.identity, number=spec.identity.number + 1)
+            spec = dataclasses.replace(spec, identity=identity)
     return found
 
 

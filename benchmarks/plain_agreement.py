@@ -11,7 +11,6 @@ quieter machine.
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import os
@@ -161,8 +160,10 @@ def trial_samples_per_s(
     return samples_per_s
 
 
-def run_trial(session: Session, fleet: LocalFleet, run: Run, **changes: Any) -> TrialResult:
-    """A measured trial, with changes to its spec."""
+def run_trial(
+    session: Session, fleet: LocalFleet, run: Run, start: Start | None = None
+) -> TrialResult:
+    """A measured trial, started another way where one is named."""
     spec = make_spec(
         run,
         study=session.study.name,
@@ -171,7 +172,8 @@ def run_trial(session: Session, fleet: LocalFleet, run: Run, **changes: Any) -> 
         engine=session.engine,
         environment=session.environment,
     )
-    spec = dataclasses.replace(spec, **changes)
+    if start is not None:
+        spec = replace(spec, measure=replace(spec.measure, start=start))
     session.study.trials_folder.mkdir(parents=True, exist_ok=True)
     folder = session.study.write_spec(spec, session.engine.files(run.candidate))
     result = fleet.submit(spec, folder).wait()

@@ -52,7 +52,7 @@ def ds_config(stage=1, **extra):
     }
 
 
-def spec(number=0, *, factory="tiny", **fields):
+def spec(number=0, *, factory="tiny", **fields) -> TrialSpec:
     """A two-rank trial of one of `faulty_models`; fields of any part by their names."""
     made = TrialSpec(
         identity=Identity(
@@ -89,7 +89,7 @@ def spec(number=0, *, factory="tiny", **fields):
     return changed(made, **fields)
 
 
-def changed(spec, **fields):
+def changed(spec: TrialSpec, **fields) -> TrialSpec:
     """A spec with other fields; each goes to the part that has it, `measure` merges."""
     if "measure" in fields:
         # Its limits are the trial's, its lengths those of what is given.

@@ -107,12 +107,16 @@ def test_a_change_that_the_study_has_tried_says_what_it_brought(tmp_path: Path) 
     study = finished(tmp_path, diagnosed, trials=40)
     history = History(study.trials())
     trials = {t.spec.identity.candidate_hash: t.spec for t in history.trials}
-    third = next(s for s in trials.values() if s.knobs["zero.stage"] == 3 and s.grad_accum > 1)
+    third = next(
+        s
+        for s in trials.values()
+        if s.identity.knobs["zero.stage"] == 3 and s.layout.grad_accum > 1
+    )
     found = advise(Bound.COMMUNICATION, third, diagnosis(), candidate_of(third), CONTEXT, history)
     first = found[0]
     assert first.knob == "micro_batch"
     tried = next(t.spec for t in history.trials if t.spec.identity.number == first.tried)
-    assert tried.knobs == {**third.knobs, "micro_batch": first.after}
+    assert tried.identity.knobs == {**third.identity.knobs, "micro_batch": first.after}
     assert first.ratio is not None
     assert first.ratio.ratio == pytest.approx(2**0.3)
     said = f"; trial {first.tried} tried it: {describe_ratio(first.ratio)}"
@@ -145,4 +149,4 @@ def test_what_a_change_brought_is_told_of_the_trial_that_counts(tmp_path: Path) 
     assert first.ratio is not None
     assert first.ratio.ratio == pytest.approx(2**0.3)
     tried = next(t.spec for t in history.trials if t.spec.identity.number == first.tried)
-    assert tried.repeat_of is not None
+    assert tried.provenance.repeat_of is not None

@@ -30,9 +30,10 @@ STEPS = 3
 
 def rows(spec: TrialSpec) -> Iterator[Inputs]:
     """The samples of a case whose ranks share them, each rank another part of the rows."""
-    whole = dataclasses.replace(
-        spec, micro_batch=spec.layout.micro_batch * spec.layout.dp, sp=spec.layout.world
+    layout = dataclasses.replace(
+        spec.layout, micro_batch=spec.layout.micro_batch * spec.layout.dp, sp=spec.layout.world
     )
+    whole = dataclasses.replace(spec, layout=layout)
     rank, size = torch.distributed.get_rank(), spec.layout.micro_batch
     for tokens in batches(whole):
         own = tokens[rank * size : (rank + 1) * size]
