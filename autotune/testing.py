@@ -44,7 +44,7 @@ from autotune.export.door import (
     launch_of,
 )
 from autotune.job.job import Job, make_job
-from autotune.planning.lattice import Lattice, build_lattice
+from autotune.planning.lattice import Lattice, lattice_of
 from autotune.record.study import Study, Trial
 from autotune.search.history import History
 from autotune.search.objective import Objective
@@ -52,7 +52,7 @@ from autotune.search.sampler import Request, Sampler
 from autotune.search.steering import steering_of
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
-from autotune.space.space import load_space
+from autotune.space.rule import Violation
 
 P = TypeVar("P")
 
@@ -111,23 +111,25 @@ class EngineContract(Contract[EnginePlugin]):
     """An engine renders and judges the candidates of its own knobs."""
 
     kind = "engine"
-    space: str | Path
+    space: str | Path | None
     """A shipped space or a YAML file: some of the engine's knobs, with a dozen candidates or more
-    and at least one that breaks a rule."""
+    and at least one that breaks a rule. None: the engine lays its candidates out itself."""
     job: Mapping[str, Any] = {}
     """Keys of a job that differ from `JOB`."""
 
     def make_job(self) -> Job:
         """The contract's job."""
-        return make_job({**JOB, **self.job, "engine": self.name}, where="contract")
+        keys = {**JOB, **self.job, "engine": self.name}
+        space = {} if self.space is None else {"space": str(self.space)}
+        return make_job({**keys, **space}, where="contract")
 
     def bind(self) -> Engine:
         """The engine of the contract's job."""
         return self.make().bind(self.make_job(), ENVIRONMENT)
 
     def lattice(self, engine: Engine) -> Lattice:
-        """The legal candidates of the contract's space."""
-        return build_lattice(load_space(str(self.space), self.make().knobs), engine)
+        """The legal candidates of the contract's job."""
+        return lattice_of(self.make_job(), engine)
 
     def test_its_knobs_are_a_closed_list(self) -> None:
         """Each stands under its own name, has a legal default, and follows those that it names."""
@@ -143,13 +145,23 @@ class EngineContract(Contract[EnginePlugin]):
     def test_it_refuses_with_a_way_out(self) -> None:
         """What a rule says is the clash and the cheapest change."""
         engine = self.bind()
-        lattice = self.lattice(engine)
-        assert lattice.examples, "no candidate of the space breaks a rule"
-        for rule, (candidate, violation) in lattice.examples.items():
-            assert violation.rule == rule
-            assert violation.message, f"{rule} says nothing"
-            assert violation.fix, f"{rule} names no way out"
+        refused = self._refused(engine, self.lattice(engine))
+        assert refused, "no candidate of the space breaks a rule"
+        for candidate, violation in refused:
+            assert violation.message, f"{violation.rule} says nothing"
+            assert violation.fix, f"{violation.rule} names no way out"
             assert violation in engine.judge(candidate), "judged once more, it says otherwise"
+
+    def _refused(self, engine: Engine, lattice: Lattice) -> list[tuple[Candidate, Violation]]:
+        """Refused candidates of the grid; of layouts, refused neighbours of the first."""
+        if not lattice.is_laid_out:
+            return list(lattice.examples.values())
+        first = lattice.candidates[0]
+        others = [
+            replace(first, knobs=tuple(sorted({**first.values, name: value}.items())))
+            for name, value in engine.steps(first)
+        ]
+        return [(other, violation) for other in others for violation in engine.judge(other)]
 
     def test_two_candidates_are_two_runs(self) -> None:
         """Values that mean the same run fold into one candidate."""
@@ -175,7 +187,7 @@ class EngineContract(Contract[EnginePlugin]):
         """As JSON, and no less than nothing: a trial whose engine says otherwise is invalid."""
         engine = self.bind()
         for candidate in self.lattice(engine).candidates[:8]:
-            expected = engine.expected(engine.setup(candidate))
+            expected = engine.expected(candidate)
             assert expected, "nothing is expected, so nothing proves what ran"
             assert json.loads(json.dumps(expected)) == expected
 
@@ -394,7 +406,7 @@ def _handouts(changes: Mapping[str, Any]) -> list[Handout]:
     """The first and the last candidate of a space, the one measured and the other not."""
     job = make_job({**JOB, **changes}, where="contract")
     engine = bind_engine(job, ENVIRONMENT)
-    candidates = build_lattice(load_space("zero", engine.context.knobs), engine).candidates
+    candidates = lattice_of(job, engine).candidates
     ends = (candidates[0], candidates[-1])
     first, last = (
         handout_of(one, engine=engine, job=job, environment=ENVIRONMENT) for one in ends
@@ -436,13 +448,13 @@ class _Walk:
     def __init__(self) -> None:
         self._job = make_job(JOB, where="contract")
         self._engine = bind_engine(self._job, ENVIRONMENT)
-        lattice = build_lattice(load_space("zero", self._engine.context.knobs), self._engine)
+        lattice = lattice_of(self._job, self._engine)
         self.lattice = lattice
         self.closed: set[str] = set()
         self._history = History()
         self.narrow(lattice.candidates[:: 1 + len(lattice.candidates) // 16])
 
-    def narrow(self, candidates: tuple[Candidate, ...]) -> None:
+    def narrow(self, candidates: Sequence[Candidate]) -> None:
         """Search in some of the candidates only, with what is predicted of these."""
         self.lattice = replace(self.lattice, candidates=candidates)
         self._steering = steering_of(self._job, ENVIRONMENT, self.lattice)

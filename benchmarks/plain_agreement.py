@@ -18,18 +18,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.app.session import Session, open_session
 from autotune.base.errors import NothingFeasibleError
 from autotune.base.student_t import t_quantile
-from autotune.contract import Role, TrialResult
+from autotune.contract import Role, Start, TrialResult
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.engines.deepspeed.knobs.process import environment_of
-from autotune.engines.deepspeed.rules import judge
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.local import LocalFleet
 from autotune.search.trial_spec import Run, make_spec
@@ -100,7 +99,7 @@ def compare(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
         return {"refused": error.hint}
     build(session.environment.accelerator, print)
     candidate = candidate_of(session, case.knobs)
-    if violations := judge(session.engine.setup(candidate)):
+    if violations := session.engine.judge(candidate):
         return {"refused": violations[0].message}
     exported = folder / "export"
     export_handout(

@@ -241,7 +241,7 @@ def side_by_side(job: dict[str, Any], table: Table, options: argparse.Namespace)
     ending = search(session, Progress("our search"), fresh=True)
     if ending.error is not None:
         raise ending.error
-    ours = chosen_by_us(session, ending.answer["best"]["trial"])
+    ours = chosen_by_us(session, ending.answer.best.trial)
     trials = results(session.study.trials())
     seconds = max(r.started_at_s + r.wall_s for r in trials) - trials[0].started_at_s
     print(f"our search: {len(trials)} trials, {seconds:.0f} s: {said_of(session, ours)}")

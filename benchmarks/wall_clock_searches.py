@@ -25,6 +25,7 @@ from autotune.job.job import Budget
 from autotune.record.spread import is_figure, mean_log_rate
 from autotune.record.study import Study
 from autotune.search.base import Snapshot
+from autotune.search.context import SearchContext
 from autotune.search.history import History, counting
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
@@ -274,19 +275,21 @@ def _search(
     watch = _UntilNear(table, interrupt, elapsed_s)
     try:
         run_search(
-            job,
-            study=study,
-            fleet=fleet,
-            engine=session.engine,
-            environment=session.environment,
-            lattice=session.lattice,
-            observer=watch,
-            interrupt=interrupt,
-            # With no lessons of other studies: what the model knows by itself.
-            steering=steering_of(job, session.environment, session.lattice)
-            if sampler == "calibrated"
-            else None,
-            compares=False,
+            SearchContext(
+                job=job,
+                study=study,
+                fleet=fleet,
+                engine=session.engine,
+                environment=session.environment,
+                lattice=session.lattice,
+                observer=watch,
+                interrupt=interrupt,
+                # With no lessons of other studies: what the model knows by itself.
+                steering=steering_of(job, session.environment, session.lattice)
+                if sampler == "calibrated"
+                else None,
+                compares=False,
+            )
         )
     finally:
         fleet.close()

@@ -11,14 +11,11 @@ from uuid import uuid4
 
 import pytest
 
-from autotune.app.outlook import FleetWishes
-from autotune.app.planning import open_outlook
 from autotune.cost.plans import Plans
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.plugin import DeepSpeed
 from autotune.engines.deepspeed.rules.base import Setup
-from autotune.export.base import Handout
 from autotune.export.dialects.deepspeed import DeepSpeedFiles
 from autotune.export.launchers.torchrun import Torchrun
 from autotune.job.job import Job
@@ -110,6 +107,11 @@ class TestDeepSpeed(EngineContract):
     space = "zero"
 
 
+class TestMegatron(EngineContract):
+    name = "megatron"
+    space = None
+
+
 class Patched(DeepSpeed):
     """DeepSpeed with some of its engine's methods replaced."""
 
@@ -188,11 +190,6 @@ class TestDeepSpeedFiles(DialectContract):
 class TestMegatronArguments(DialectContract):
     name = "megatron"
 
-    def handouts(self) -> Sequence[Handout]:
-        keys = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 64}
-        outlook = open_outlook(None, keys, FleetWishes(gpu="H100"), engine="megatron")
-        return [replace(outlook.handout(index), prediction={}) for index in (0, 1000)]
-
 
 class TestOptunaJournal(RecordDialectContract):
     name = "optuna"
@@ -241,7 +238,7 @@ def test_a_broken_launcher_breaks_the_contract(at: str) -> None:
 
 SAMPLERS = (TestCalibrated, TestGp, TestGrid, TestRandom, TestTpe)
 DIALECTS = (TestDeepSpeedFiles, TestMegatronArguments, TestOptunaJournal)
-CONTRACTS: tuple[Any, ...] = (TestDeepSpeed, TestTorchrun, *SAMPLERS, *DIALECTS)
+CONTRACTS: tuple[Any, ...] = (TestDeepSpeed, TestMegatron, TestTorchrun, *SAMPLERS, *DIALECTS)
 
 
 def test_everything_shipped_is_held_to_its_contract() -> None:

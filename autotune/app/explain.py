@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from autotune.app.outlook import AnyOutlook
-from autotune.app.planning import MIN_FIT, ranked
+from autotune.app.outlook import Outlook
+from autotune.app.planning import MIN_FIT, place_of, ranked
 from autotune.report.explain.neighbours import Estimated, Explained, Neighbour
-from autotune.report.settings import Choices
+from autotune.space.candidate import Candidate
 
 
-def estimate_candidate(outlook: AnyOutlook, settings: Sequence[str]) -> Estimated:
+def estimate_candidate(outlook: Outlook, settings: Sequence[str]) -> Estimated:
     """Predict one candidate, legal or not.
 
     Args:
@@ -21,12 +21,12 @@ def estimate_candidate(outlook: AnyOutlook, settings: Sequence[str]) -> Estimate
     Raises:
         JobError: A setting is not one.
     """
-    asked, notes = outlook.read(settings)
-    return Estimated(**_judged(outlook, asked, 0), notes=notes, prediction=outlook.predict(asked))
+    candidate, notes = outlook.read(settings)
+    return Estimated(**judged(outlook, candidate, notes), prediction=outlook.predict([candidate]))
 
 
 def explain_candidate(
-    outlook: AnyOutlook, settings: Sequence[str], *, min_fit: float = MIN_FIT
+    outlook: Outlook, settings: Sequence[str], *, min_fit: float = MIN_FIT
 ) -> Explained:
     """Explain one candidate.
 
@@ -38,47 +38,52 @@ def explain_candidate(
     Raises:
         JobError: A setting is not one.
     """
-    asked, notes = outlook.read(settings)
-    everyone, index, was_there = outlook.placed(asked)
-    found = outlook.predict(everyone)
-    place = int(np.flatnonzero(ranked(found, min_fit) == index)[0]) + 1
+    candidate, notes = outlook.read(settings)
+    lattice = outlook.lattice
+    found, own = outlook.predict(lattice.candidates), outlook.predict([candidate])
+    index = lattice.candidates.index(candidate) if candidate in lattice.candidates else None
+    if index is None:
+        place = place_of(own, found, min_fit)
+    else:
+        place = int(np.flatnonzero(ranked(found, min_fit) == index)[0]) + 1
     return Explained(
-        **_judged(outlook, everyone, index),
-        notes=notes,
-        prediction=found,
+        **judged(outlook, candidate, notes),
+        prediction=own,
         place=place,
-        is_in_lattice=was_there,
-        home=outlook.home,
+        n_ranked=len(lattice.candidates) + (index is None),
+        index=index,
+        home="the lattice of layouts" if lattice.is_laid_out else f"the space {outlook.job.space}",
         min_fit=min_fit,
-        neighbours=_neighbours(outlook, asked),
+        neighbours=_neighbours(outlook, candidate),
     )
 
 
-def _judged(outlook: AnyOutlook, choices: Choices, index: int) -> dict[str, Any]:
-    """The fields of an `Estimated` that need no prediction."""
+def judged(outlook: Outlook, candidate: Candidate, notes: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a `Judged`."""
     return {
         "job": outlook.job,
         "environment": outlook.environment,
-        "choices": choices,
-        "index": index,
-        "violations": outlook.violations(choices, index),
+        "candidate": candidate,
+        "described": outlook.engine.describe(candidate),
+        "notes": notes,
+        "violations": tuple(outlook.engine.judge(candidate)),
     }
 
 
-def _neighbours(outlook: AnyOutlook, asked: Choices) -> tuple[Neighbour, ...]:
-    others, steps = outlook.neighbours(asked)
-    if not steps:
+def _neighbours(outlook: Outlook, candidate: Candidate) -> tuple[Neighbour, ...]:
+    others = outlook.neighbours(candidate)
+    if not others:
         return ()
-    found = outlook.predict(others)
+    found = outlook.predict(list(others))
     return tuple(
         Neighbour(
             knob=knob,
             value=value,
-            knobs=others.knobs(index),
-            violations=outlook.violations(others, index),
+            knobs=other.values,
+            violations=tuple(outlook.engine.judge(other)),
             step_time_s=float(found.step_time_s[index]),
             peak_memory_bytes=float(found.peak_memory_bytes[index]),
             fit_probability=float(found.fit_probability[index]),
         )
-        for index, (knob, value) in enumerate(steps)
+        for index, (other, (knob, value)) in enumerate(others.items())
     )

@@ -13,7 +13,8 @@ from autotune.export.base import MeasuredFigures, RecordDialect
 from autotune.export.door import export_handout, export_record, find_dialect, handout_of
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job, make_job, read_job_file
-from autotune.record.facts import answer_of, environment_at, environment_of, origin_of
+from autotune.record.answer import SearchAnswer, answer_of
+from autotune.record.facts import environment_at, environment_of, origin_of
 from autotune.record.soak import SoakResult, digest_of, read_soak
 from autotune.record.spread import Spread, is_figure
 from autotune.record.study import Study, Trial
@@ -32,8 +33,8 @@ class Chosen:
     environment: Environment
     """Where the trial ran."""
     engine: Engine
-    answer: Mapping[str, Any]
-    """Of the search; empty while there is none."""
+    answer: SearchAnswer | None
+    """None while the search has not ended."""
     spread: Spread
     """How much runs of one candidate of the study differ."""
 
@@ -52,10 +53,12 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
     """
     facts = study.read_state()
     _check_measured(study, facts)
-    answer = answer_of(facts) or {}
+    answer = answer_of(facts, study)
     recorded = study.read()
     trials = {t.spec.identity.number: t for t in recorded.trials}
-    number = trial if trial is not None else (answer.get("best") or {}).get("trial")
+    number = trial
+    if trial is None and answer is not None and answer.best is not None:
+        number = answer.best.trial
     if number is None:
         raise StudyError(
             f"study {study.name}: its search has not found a best configuration",
@@ -185,27 +188,27 @@ def _check_answers(
         )
 
 
-def _figures(answer: Mapping[str, Any], trial: Trial, spread: Spread) -> MeasuredFigures | None:
+def _figures(answer: SearchAnswer | None, trial: Trial, spread: Spread) -> MeasuredFigures | None:
     """From the final comparison where the trial's candidate took part, else from the trial."""
     number, result = trial.spec.identity.number, trial.result
-    standings = [answer.get("best"), *answer.get("ties", ()), answer.get("baseline")]
-    standing = next((s for s in standings if s is not None and s["trial"] == number), None)
-    baseline = answer.get("baseline")
-    is_best = standing is not None and standing is standings[0]
-    if standing is not None:
+    standings = () if answer is None else (answer.best, *answer.ties, answer.baseline)
+    standing = next((s for s in standings if s is not None and s.trial == number), None)
+    if answer is not None and standing is not None:
+        baseline = answer.baseline
+        speedup = answer.speedup if standing is answer.best else None
         return MeasuredFigures(
             trial=number,
-            n_runs=standing["n_runs"],
-            n_disturbed=standing.get("n_disturbed", 0),
-            samples_per_s=standing["samples_per_s"],
-            samples_per_s_low=standing["samples_per_s_low"],
-            samples_per_s_high=standing["samples_per_s_high"],
-            step_time_s=trial.spec.layout.global_batch / standing["samples_per_s"],
-            peak_memory_bytes=standing["peak_memory_bytes"],
-            baseline_samples_per_s=None if baseline is None else baseline["samples_per_s"],
-            speedup=answer.get("speedup") if is_best else None,
-            speedup_low=answer.get("speedup_low") if is_best else None,
-            speedup_high=answer.get("speedup_high") if is_best else None,
+            n_runs=standing.n_runs,
+            n_disturbed=standing.n_disturbed,
+            samples_per_s=standing.samples_per_s,
+            samples_per_s_low=standing.samples_per_s_low,
+            samples_per_s_high=standing.samples_per_s_high,
+            step_time_s=trial.spec.layout.global_batch / standing.samples_per_s,
+            peak_memory_bytes=standing.peak_memory_bytes,
+            baseline_samples_per_s=None if baseline is None else baseline.samples_per_s,
+            speedup=None if speedup is None else speedup.ratio,
+            speedup_low=None if speedup is None else speedup.low,
+            speedup_high=None if speedup is None else speedup.high,
         )
     if result is None or not is_figure(result):
         return None

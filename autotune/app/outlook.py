@@ -1,11 +1,10 @@
 """A job on a fleet, here or described: what is legal there, whatever the engine; nothing runs."""
 
 import dataclasses
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
 
 from autotune.base.errors import JobError
 from autotune.base.units import parse_rate
@@ -13,12 +12,13 @@ from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction, predict
 from autotune.cost.candidates import constants_of
 from autotune.cost.device import LinkName, link_columns
-from autotune.devices.accelerators import Accelerator, find_accelerator
+from autotune.devices.accelerators import Accelerator, accelerators_with, find_accelerator
 from autotune.devices.hardware import Environment
-from autotune.export.base import Handout
+from autotune.engines.base import Engine, bind_engine
 from autotune.job.job import Job
-from autotune.report.settings import Choices
-from autotune.space.rule import Violation
+from autotune.planning.lattice import Lattice
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import canonical, explain, parse_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,80 +62,64 @@ class FleetWishes:
         return found
 
 
-C = TypeVar("C", bound=Choices)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Outlook(ABC, Generic[C]):
-    """A job on a fleet: what is legal there, and the columns that the fleet's links change."""
+class Outlook:
+    """A job on a fleet: what is legal there, and what the cost model says of it."""
 
     job: Job
     environment: Environment
     wishes: FleetWishes
-    table: tuple[Accelerator, ...]
+    lattice: Lattice
 
-    @property
-    def own_table(self) -> Path | None:
-        """The user's table of accelerators, if there is one."""
-        return self.wishes.accelerators or self.job.accelerators
+    @cached_property
+    def engine(self) -> Engine:
+        """The job's engine on this outlook's own fleet: that of a what-if has its devices."""
+        return bind_engine(self.job, self.environment)
 
-    @property
-    @abstractmethod
-    def choices(self) -> C:
-        """The lattice: all that is legal."""
+    @cached_property
+    def table(self) -> tuple[Accelerator, ...]:
+        """Accelerators: the user's, then the shipped ones."""
+        return accelerators_with(self.job.accelerators)
 
-    @property
-    @abstractmethod
-    def home(self) -> str:
-        """What holds the lattice, in words: `the space zero`."""
+    def read(self, settings: Sequence[str]) -> tuple[Candidate, tuple[str, ...]]:
+        """The one candidate that `knob=value` settings make, legal or not.
 
-    @abstractmethod
-    def read(self, settings: Sequence[str]) -> tuple[C, tuple[str, ...]]:
-        """The one choice that `knob=value` settings make, legal or not.
+        Other knobs are at the base configuration's value or the engine's default.
 
         Returns:
-            The choice, and what became of settings that do not reach the run as written.
+            The candidate, and what became of settings that do not reach the run as written.
 
         Raises:
             JobError: A setting is not one.
         """
+        values = parse_settings(settings, self.lattice.context.knobs)
+        notes = tuple(explain(values, self.lattice.context).values())
+        return self._candidate(values), notes
 
-    @abstractmethod
-    def placed(self, choice: C) -> tuple[C, int, bool]:
-        """The lattice with one choice in it, the choice's index, and whether it was there."""
+    def neighbours(self, candidate: Candidate) -> dict[Candidate, tuple[str, KnobValue]]:
+        """Candidates that differ from one in one knob, each with that knob and its value."""
+        found: dict[Candidate, tuple[str, KnobValue]] = {}
+        for name, value in self.engine.steps(candidate):
+            other = self._candidate({**candidate.values, name: value})
+            if other != candidate and other.get(name) == value:
+                found.setdefault(other, (name, value))
+        return found
 
-    @abstractmethod
-    def violations(self, choices: C, index: int) -> tuple[Violation, ...]:
-        """The rules that a choice breaks; none: it is legal."""
+    def columns(self, candidates: Sequence[Candidate]) -> Plans:
+        """Candidates in the model's columns, with the links as the table has them."""
+        return self.engine.plans(candidates, self.table)
 
-    @abstractmethod
-    def neighbours(self, choice: C) -> tuple[C, list[tuple[str, KnobValue]]]:
-        """Choices that differ from one in one knob, and that knob with its value."""
-
-    @property
-    @abstractmethod
-    def dialect(self) -> str:
-        """Name of the dialect that hands its choices out where nobody names one."""
-
-    @abstractmethod
-    def handout(self, index: int) -> Handout:
-        """A choice of the lattice to hand out.
-
-        Raises:
-            RenderError: It does not render.
-        """
-
-    @abstractmethod
-    def columns(self, choices: C) -> Plans:
-        """Some choices in the model's columns, with the links as the table has them."""
-
-    def predict(self, choices: C) -> Prediction:
-        """What the model says of some choices, with the links as they were described."""
-        plans = dataclasses.replace(self.columns(choices), **self.wishes.links())
+    def predict(self, candidates: Sequence[Candidate]) -> Prediction:
+        """What the model says of some candidates, with the links as they were described."""
+        plans = dataclasses.replace(self.columns(candidates), **self.wishes.links())
         return predict(plans, constants_of(self.environment))
 
-
-AnyOutlook = Outlook[Any]
+    def _candidate(self, values: Mapping[str, KnobValue]) -> Candidate:
+        return Candidate.of(
+            canonical(values, self.lattice.context),
+            world=self.job.world,
+            global_batch=self.job.global_batch,
+        )
 
 
 def described(wishes: FleetWishes, here: Environment, table: Sequence[Accelerator]) -> Environment:

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.app.deepspeed_outlook import deepspeed_outlook
-from autotune.app.megatron_outlook import megatron_outlook
-from autotune.app.outlook import AnyOutlook, FleetWishes, described
+from autotune.app.outlook import FleetWishes, Outlook, described
 from autotune.app.session import read_accelerators_of, read_job
 from autotune.base.errors import JobError
 from autotune.base.units import parse_bytes, parse_rate
 from autotune.cost import Prediction
 from autotune.cost.candidates import constants_of
 from autotune.devices.hardware import detect_environment
-from autotune.export.door import export_handout
+from autotune.engines.base import bind_engine, find_engine
+from autotune.export.door import export_handout, handout_of
+from autotune.job.job import DEFAULT_ENGINE
+from autotune.planning.lattice import lattice_of
 from autotune.report.explain.ranking import Ranking, Variant, ranking_as_dict
 
-ENGINES = ("deepspeed", "megatron")
 MIN_FIT = 0.9
 """A candidate that fits less surely than this is ranked behind all that do."""
 
@@ -30,15 +30,15 @@ def open_outlook(
     flags: Mapping[str, Any],
     wishes: FleetWishes,
     *,
-    engine: str = "deepspeed",
-) -> AnyOutlook:
+    engine: str = DEFAULT_ENGINE,
+) -> Outlook:
     """Read the job, and find out what is legal for it on the fleet.
 
     Args:
         job_file: YAML, or None.
         flags: Keys of the job that come before the file's.
         wishes: The fleet.
-        engine: Name of one of `ENGINES`.
+        engine: Name of an installed one.
 
     Raises:
         JobError: The job, the space, the table or a description is not valid, or there is no such
@@ -46,20 +46,25 @@ def open_outlook(
         FleetError: The accelerator is in no table.
         NothingFeasibleError: The rules refuse everything.
     """
-    if engine not in ENGINES:
-        raise JobError(f"--engine {engine}: there is none", f"engines: {', '.join(ENGINES)}")
+    find_engine(engine, where="--engine")
     wishes.links()  # a wrong rate is said before anything is computed
     table = read_accelerators_of(job_file, wishes.accelerators or flags.get("accelerators"))
     here = detect_environment()
     environment = here if wishes.gpu is None else described(wishes, here, table)
-    job, keys = read_job(job_file, flags, environment)
-    if engine == "megatron":
-        return megatron_outlook(job, keys, environment, wishes, table)
-    return deepspeed_outlook(job, environment, wishes, table)
+    job, keys = read_job(job_file, {**flags, "engine": engine}, environment)
+    if wishes.accelerators is not None:
+        job = dataclasses.replace(job, accelerators=wishes.accelerators)
+    lattice = lattice_of(job, bind_engine(job, environment))
+    if lattice.is_laid_out and keys.get("space") is not None:
+        raise JobError(
+            f"engine {engine}: space: all its legal candidates are ranked, not those of a space",
+            "leave it out",
+        )
+    return Outlook(job=job, environment=environment, wishes=wishes, lattice=lattice)
 
 
 def rank_lattice(
-    outlook: AnyOutlook,
+    outlook: Outlook,
     *,
     min_fit: float = MIN_FIT,
     price_per_hour: float | None = None,
@@ -76,13 +81,14 @@ def rank_lattice(
     Raises:
         JobError: A wish is not one.
     """
-    choices = outlook.choices
-    found = outlook.predict(choices)
+    candidates = outlook.lattice.candidates
+    found = outlook.predict(candidates)
     order = ranked(found, min_fit)
     return Ranking(
         job=outlook.job,
         environment=outlook.environment,
-        choices=choices,
+        candidates=candidates,
+        describe=outlook.engine.describe,
         prediction=found,
         order=order,
         on_front=_front(found, order, min_fit),
@@ -97,12 +103,26 @@ def rank_lattice(
 
 def ranked(found: Prediction, min_fit: float) -> NDArray[np.intp]:
     """Indices of candidates, fastest first; after them those that may not fit, surest first."""
-    fits = found.fit_probability >= min_fit
-    return np.lexsort((found.step_time_s, np.where(fits, 0.0, -found.fit_probability), ~fits))
+    return _in_order(found.step_time_s, found.fit_probability, min_fit)
+
+
+def place_of(candidate: Prediction, others: Prediction, min_fit: float) -> int:
+    """The rank that one candidate would have among others, from 1; it comes after its equals."""
+    times_s = np.append(others.step_time_s, candidate.step_time_s)
+    fit = np.append(others.fit_probability, candidate.fit_probability)
+    order = _in_order(times_s, fit, min_fit)
+    return int(np.flatnonzero(order == len(order) - 1)[0]) + 1
+
+
+def _in_order(
+    times_s: NDArray[np.float64], fit: NDArray[np.float64], min_fit: float
+) -> NDArray[np.intp]:
+    fits = fit >= min_fit
+    return np.lexsort((times_s, np.where(fits, 0.0, -fit), ~fits))
 
 
 def export_ranked(
-    outlook: AnyOutlook, kept: Ranking, rank: int, folder: Path, to: str | None = None
+    outlook: Outlook, kept: Ranking, rank: int, folder: Path, to: str | None = None
 ) -> list[Path]:
     """Write the files of a ranked candidate, with what was predicted of it.
 
@@ -117,15 +137,18 @@ def export_ranked(
         JobError: There is no such rank or dialect.
         RenderError: The folder cannot be written, or the dialect is another engine's.
     """
-    if not 1 <= rank <= len(kept.choices):
+    if not 1 <= rank <= len(kept.candidates):
         raise JobError(
-            f"--rank {rank}: there are {len(kept.choices)} candidates", "1 is the best one"
+            f"--rank {rank}: there are {len(kept.candidates)} candidates", "1 is the best one"
         )
-    handout = dataclasses.replace(
-        outlook.handout(int(kept.order[rank - 1])),
+    handout = handout_of(
+        kept.candidates[int(kept.order[rank - 1])],
+        engine=outlook.engine,
+        job=outlook.job,
+        environment=outlook.environment,
         prediction=ranking_as_dict(kept, [rank])["candidates"][0],
     )
-    return export_handout(handout, folder, to=to or outlook.dialect)
+    return export_handout(handout, folder, to=to or find_engine(outlook.job.engine).dialect)
 
 
 _CHANGES: Mapping[str, str] = {
@@ -139,7 +162,7 @@ _CHANGES: Mapping[str, str] = {
 """Key of a what-if -> what it changes."""
 
 
-def _variant(outlook: AnyOutlook, wish: str, *, best: int, min_fit: float) -> Variant:
+def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Variant:
     """The lattice on another fleet; what is legal is not asked again."""
     key, equals, value = (part.strip() for part in wish.partition("="))
     if not equals or not value or key not in _CHANGES:
@@ -148,7 +171,7 @@ def _variant(outlook: AnyOutlook, wish: str, *, best: int, min_fit: float) -> Va
             f"write it as bandwidth=20Gbps; keys: {', '.join(_CHANGES)}",
         )
     other = _CHANGED[_CHANGES[key]](outlook, value, f"--what-if {wish}")
-    found = other.predict(outlook.choices)
+    found = other.predict(outlook.lattice.candidates)
     first = int(ranked(found, min_fit)[0])
     return Variant(
         change=f"{key}={value}",
@@ -160,8 +183,8 @@ def _variant(outlook: AnyOutlook, wish: str, *, best: int, min_fit: float) -> Va
     )
 
 
-def _with_link(name: str) -> Callable[[AnyOutlook, str, str], AnyOutlook]:
-    def change(outlook: AnyOutlook, value: str, where: str) -> AnyOutlook:
+def _with_link(name: str) -> Callable[[Outlook, str, str], Outlook]:
+    def change(outlook: Outlook, value: str, where: str) -> Outlook:
         parse_rate(value, where=where)
         wishes = outlook.wishes
         if name == "network":
@@ -171,18 +194,18 @@ def _with_link(name: str) -> Callable[[AnyOutlook, str, str], AnyOutlook]:
     return change
 
 
-def _with_gpu(outlook: AnyOutlook, value: str, _: str) -> AnyOutlook:
+def _with_gpu(outlook: Outlook, value: str, _: str) -> Outlook:
     wishes = dataclasses.replace(outlook.wishes, gpu=value)
     environment = described(wishes, outlook.environment, outlook.table)
     return dataclasses.replace(outlook, wishes=wishes, environment=environment)
 
 
-def _with_memory(outlook: AnyOutlook, value: str, where: str) -> AnyOutlook:
+def _with_memory(outlook: Outlook, value: str, where: str) -> Outlook:
     job = dataclasses.replace(outlook.job, memory_limit_bytes=parse_bytes(value, where=where))
     return dataclasses.replace(outlook, job=job)
 
 
-def _with_per_node(outlook: AnyOutlook, value: str, where: str) -> AnyOutlook:
+def _with_per_node(outlook: Outlook, value: str, where: str) -> Outlook:
     if not value.isdecimal() or not 1 <= int(value) <= outlook.job.world:
         raise JobError(
             f"{where}: {value!r} is not a number of devices of a node",
@@ -192,7 +215,7 @@ def _with_per_node(outlook: AnyOutlook, value: str, where: str) -> AnyOutlook:
     return dataclasses.replace(outlook, environment=environment)
 
 
-_CHANGED: Mapping[str, Callable[[AnyOutlook, str, str], AnyOutlook]] = {
+_CHANGED: Mapping[str, Callable[[Outlook, str, str], Outlook]] = {
     "network": _with_link("network"),
     "nvlink": _with_link("nvlink"),
     "gpu": _with_gpu,

@@ -1,11 +1,10 @@
 """Run the search of a session, and leave its table, its answer and the best one's files."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -24,15 +23,16 @@ from autotune.base.errors import (
 )
 from autotune.base.files import write_whole
 from autotune.contract import Origin, Outcome
-from autotune.engines.deepspeed import extensions
 from autotune.fleet.base import Fleet
 from autotune.fleet.local import LocalFleet
 from autotune.fleet.processes import kill_all
+from autotune.record.answer import SearchAnswer
 from autotune.record.facts import origin_of
 from autotune.record.study import Study
 from autotune.record.table import write_table
-from autotune.report.results.summary import summarize, summarize_failure
-from autotune.search.base import Observer, SearchResult
+from autotune.search.answer import failed_answer
+from autotune.search.base import Observer
+from autotune.search.context import SearchContext
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
@@ -41,11 +41,11 @@ from autotune.search.steering import Steering
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class SearchEnding:
     """How a search that got as far as its study ended."""
 
-    answer: dict[str, Any]
-    """As `summarize` words it; `study.json` keeps it."""
+    answer: SearchAnswer
+    """As `study.json` keeps it."""
     error: AutotuneError | None
     """Why there is no best candidate: nothing is feasible, or the devices failed."""
 
@@ -57,7 +57,7 @@ def search(
     fresh: bool,
     metrics_file: Path | None = None,
     knowledge: Path | None = None,
-) -> Ending:
+) -> SearchEnding:
     """Run the search, or go on with it.
 
     Args:
@@ -90,33 +90,30 @@ def search(
         _check_origin(session)
         _begin(session, metrics.on_note)
         if session.origin is Origin.MEASURED:
-            extensions.build(
-                session.environment.accelerator, metrics.on_note, nvme=session.lattice.swaps
-            )
+            session.engine.prepare(session.lattice.candidates, metrics.on_note)
         else:
             metrics.on_note(f"figures are {session.origin}: nothing runs on this machine")
             knowledge = None  # what was not measured teaches nobody
         steering = steer(session, metrics.on_note, knowledge)
         with _lessons_at_the_end(session, metrics, knowledge):
-            result = _run(session, fleet, metrics, steering)
-        answer = summarize(result, study, session.origin)
-        study.write_state({**study.read_state(), "answer": answer})
-        if result.best is not None and session.origin is Origin.MEASURED:
+            answer = _run(session, fleet, metrics, steering)
+        study.write_state({**study.read_state(), "answer": answer.to_dict()})
+        if answer.best is not None and session.origin is Origin.MEASURED:
             export_study(study, study.best_folder)
-        return Ending(answer=answer, error=None)
+        return SearchEnding(answer=answer, error=None)
     except (NothingFeasibleError, FleetError) as error:
-        return Ending(answer=_keep_failure(study, error), error=error)
+        return SearchEnding(answer=_keep_failure(study, error), error=error)
     finally:
         metrics.close()
         page.close()
         study.unlock()
 
 
-def exit_code(answer: Mapping[str, Any]) -> ExitCode:
+def exit_code(answer: SearchAnswer) -> ExitCode:
     """How the program ends after this answer."""
-    if answer["interrupted"]:
+    if answer.interrupted:
         return ExitCode.INTERRUPTED
-    return ExitCode.NOTHING_FEASIBLE if answer["best"] is None else ExitCode.FOUND
+    return ExitCode.NOTHING_FEASIBLE if answer.best is None else ExitCode.FOUND
 
 
 def _begin(session: Session, note: Callable[[str], None]) -> None:
@@ -146,20 +143,23 @@ def _begin(session: Session, note: Callable[[str], None]) -> None:
 
 def _run(
     session: Session, fleet: Fleet, observer: Observer, steering: Steering | None
-) -> SearchResult:
+) -> SearchAnswer:
     interrupt = Interrupt()
     with interrupt.on_signals(), _table_at_the_end(session.study), closing(fleet):
         return run_search(
-            session.job,
-            study=session.study,
-            fleet=fleet,
-            engine=session.engine,
-            environment=session.environment,
-            lattice=session.lattice,
-            observer=observer,
-            interrupt=interrupt,
-            steering=steering,
-            compares=session.origin is not Origin.REPLAYED,
+            SearchContext(
+                job=session.job,
+                study=session.study,
+                fleet=fleet,
+                engine=session.engine,
+                environment=session.environment,
+                lattice=session.lattice,
+                observer=observer,
+                interrupt=interrupt,
+                steering=steering,
+                compares=session.origin is not Origin.REPLAYED,
+                origin=session.origin,
+            )
         )
 
 
@@ -197,12 +197,12 @@ def _origins_of(study: Study) -> set[Origin]:
     return {result.origin for result in ended if result.outcome is not Outcome.LOST}
 
 
-def _keep_failure(study: Study, error: AutotuneError) -> dict[str, Any]:
+def _keep_failure(study: Study, error: AutotuneError) -> SearchAnswer:
     """The answer of a search without a best candidate; a full disk does not hide the reason."""
     facts = study.read_state()
-    answer = summarize_failure(error, history_of(study.read(), facts), study, origin_of(facts))
+    answer = failed_answer(error, history_of(study.read(), facts), study, origin_of(facts))
     try:
-        study.write_state({**facts, "answer": answer})
+        study.write_state({**facts, "answer": answer.to_dict()})
     except StudyError as failure:
         error.add_note(failure.message)
     return answer

@@ -11,12 +11,12 @@ from autotune.base.plugins import load_plugin
 from autotune.contract import Origin
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
-from autotune.engines.base import Engine, bind_engine
+from autotune.engines.base import Engine, bind_engine, find_engine
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.base import Fleet
 from autotune.job.adapters import with_rank
 from autotune.job.job import Job, make_job, read_job_file, resolve_paths
-from autotune.planning.lattice import Lattice, build_lattice
+from autotune.planning.lattice import Lattice, lattice_of
 from autotune.record.study import Study
 from autotune.report.plan import Plan, make_plan
 from autotune.search.history import History
@@ -25,7 +25,6 @@ from autotune.search.reduced import reduce_lattice
 from autotune.search.steering import Forecaster
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, explain, parse_settings
-from autotune.space.space import load_space
 
 DEMO: dict[str, dict[str, Any]] = {
     "cpu": {
@@ -96,7 +95,13 @@ def open_session(
     table = accelerators_with(job.accelerators)
     study = Study(results, job.study)
     _check_writable(study.folder)
-    engine = bind_engine(job, environment)
+    plugin = find_engine(job.engine)
+    if plugin.driver is None:
+        raise JobError(
+            f"engine {job.engine}: trials of it cannot be run here yet",
+            f"rank its candidates without any: plan --engine {job.engine}",
+        )
+    engine = plugin.bind(job, environment)
     if job.baseline is not None:
         # Read once before anything runs: a file that cannot be used is a matter of the command.
         engine.baseline(job.baseline)
@@ -105,7 +110,7 @@ def open_session(
         job_data=data,
         environment=environment,
         engine=engine,
-        lattice=build_lattice(load_space(job.space, engine.context.knobs), engine),
+        lattice=lattice_of(job, engine),
         study=study,
         table=table,
     )

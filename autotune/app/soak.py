@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,8 @@ class Subject:
     trial: int | None
     spec: TrialSpec
     files: dict[str, str]
-    swaps: bool
-    """Whether it swaps to a disk: the extension for that is built only where it is needed."""
+    prepare: Callable[[Note], None]
+    """Builds what its ranks load."""
     n_params: int | None
     """None: nobody knows how large a checkpoint will be."""
 
@@ -123,7 +124,7 @@ def _soak(
     record.lock()
     try:
         kill_all(record.trials_folder)
-        extensions.build(environment.accelerator, note, nvme=subject.swaps)
+        subject.prepare(note)
         with interrupt.on_signals(), closing(fleet):
             ran = soak_trials(
                 subject.spec,
@@ -191,7 +192,7 @@ def _of_study(study: Study, environment: Environment) -> Subject:
         trial=chosen.trial.spec.identity.number,
         spec=spec,
         files=chosen.engine.files(chosen.candidate),
-        swaps=_swaps(chosen.engine.setup(chosen.candidate)),
+        prepare=partial(chosen.engine.prepare, [chosen.candidate]),
         n_params=chosen.job.model.shape.n_params,
     )
 
@@ -221,7 +222,7 @@ def _of_export(folder: Path, environment: Environment) -> Subject:
         trial=None,
         spec=spec,
         files={name: text},
-        swaps=_swaps(setup),
+        prepare=partial(extensions.build, environment.accelerator, nvme=_swaps(setup)),
         n_params=None,
     )
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import psutil
 
 from autotune.base.errors import StudyError
-from autotune.record.facts import answer_of, left_out_of, origin_of
+from autotune.record.answer import answer_of
+from autotune.record.facts import left_out_of, origin_of
 from autotune.record.study import Study
 from autotune.record.table import make_table
 from autotune.report.explain.trial import Explanation, explain, rows_of
@@ -90,7 +91,9 @@ def state_of(study: Study) -> State:
     """
     facts = study.read_state()
     history = history_of(study.read(), facts)
-    answer = answer_of(facts) or {}
+    answer = answer_of(facts, study)
+    best = None if answer is None else answer.best
+    speedup = None if answer is None else answer.speedup
     return State(
         study=study.name,
         folder=str(study.folder),
@@ -99,9 +102,9 @@ def state_of(study: Study) -> State:
         n_reduced=len(history.reduced.trials),
         n_left_out=len(left_out_of(facts)),
         counts={outcome.value: count for outcome, count in history.counts.items()},
-        best_samples_per_s=(answer.get("best") or {}).get("samples_per_s"),
-        speedup=answer.get("speedup"),
-        stop_reason=answer.get("stop_reason"),
+        best_samples_per_s=None if best is None else best.samples_per_s,
+        speedup=None if speedup is None else speedup.ratio,
+        stop_reason=None if answer is None else answer.stop_reason,
         origin=origin_of(facts),
     )
 

@@ -2,46 +2,45 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.app.deepspeed_outlook import DeepSpeedOutlook
-from autotune.app.outlook import AnyOutlook
+from autotune.app.explain import judged
+from autotune.app.outlook import Outlook
 from autotune.base.errors import JobError
-from autotune.cost.candidates import constants_of, plans_of
+from autotune.cost.candidates import constants_of
 from autotune.cost.memory import Held, fit_probability, memory_of_traced
 from autotune.cost.problem import has_shape
+from autotune.engines.base import find_engine
+from autotune.job.job import DEFAULT_ENGINE
 from autotune.report.explain.neighbours import Estimated
 from autotune.report.terminal.traced import TracedEstimate
 from autotune.tracing import Kind, Phase, Traced, trace_candidate
 
 
-def trace_estimate(outlook: AnyOutlook, settings: Sequence[str]) -> TracedEstimate:
+def trace_estimate(outlook: Outlook, settings: Sequence[str]) -> TracedEstimate:
     """Predict one candidate, legal or not, its memory also from a trace.
 
     Of a model whose sizes cannot be seen that is all that is predicted.
 
     Args:
-        outlook: The job and the fleet, under DeepSpeed.
+        outlook: The job and the fleet.
         settings: `knob=value` each; other knobs are at their defaults (see `Outlook.read`).
 
     Raises:
         JobError: A setting is not one, or the candidate's step cannot be traced.
     """
-    if not isinstance(outlook, DeepSpeedOutlook):
+    job, environment = outlook.job, outlook.environment
+    if refusal := find_engine(job.engine).no_trace:
         raise JobError(
-            "--trace: --engine megatron: Megatron's ranks run layers of its own",
-            "trace with --engine deepspeed, or leave out --trace",
+            f"--trace: --engine {job.engine}: {refusal}",
+            f"trace with --engine {DEFAULT_ENGINE}, or leave out --trace",
         )
-    asked, notes = outlook.read(settings)
-    job, environment, candidate = outlook.job, outlook.environment, asked.candidates[0]
+    candidate, notes = outlook.read(settings)
     is_seen = has_shape(job.model.shape)
     trace = trace_candidate(job, candidate, accelerator=environment.accelerator)
-    plans = plans_of(
-        [candidate], job, environment, accelerators=outlook.table, needs_shape=is_seen
-    )
+    plans = outlook.engine.plans([candidate], outlook.table, needs_shape=is_seen)
     plans = dataclasses.replace(plans, **outlook.wishes.links())
     constants = constants_of(environment)
     phases = {
@@ -49,17 +48,10 @@ def trace_estimate(outlook: AnyOutlook, settings: Sequence[str]) -> TracedEstima
         for phase in dict.fromkeys(part.phase for part in trace.traced.parts)
     }
     peak_bytes = max(memory.peak_bytes for memory in phases.values())
-    judged: dict[str, Any] = {
-        "job": job,
-        "environment": environment,
-        "choices": asked,
-        "index": 0,
-        "notes": notes,
-        "violations": outlook.violations(asked, 0),
-    }
+    said = judged(outlook, candidate, notes)
     return TracedEstimate(
-        **judged,
-        analytic=Estimated(**judged, prediction=outlook.predict(asked)) if is_seen else None,
+        **said,
+        analytic=Estimated(**said, prediction=outlook.predict([candidate])) if is_seen else None,
         trace=trace,
         phases=phases,
         fit_probability=float(np.squeeze(fit_probability(plans, constants, peak_bytes))),

@@ -13,7 +13,7 @@ from autotune.app.session import Session, open_session, read_accelerators_of
 from autotune.base.errors import JobError
 from autotune.base.plugins import load_plugin
 from autotune.contract import Origin
-from autotune.cost.candidates import constants_of, plans_of
+from autotune.cost.candidates import constants_of
 from autotune.cost.forecast import Forecast
 from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment, detect_environment, version_of
@@ -23,12 +23,11 @@ from autotune.fleet.replay import replayed
 from autotune.fleet.simulate import Luck, Said, simulated
 from autotune.job.job import Job, make_job
 from autotune.job.model import model_from_config
-from autotune.planning.lattice import Lattice
+from autotune.planning.lattice import lattice_of
 from autotune.record.study import Study
 from autotune.replay.forecast import forecast_of
 from autotune.replay.problem import ReplayProblem, read_problem
 from autotune.space.candidate import Candidate
-from autotune.space.knob import Context
 
 FLEETS = "local, simulate, simulate:8xH100, replay:FILE.csv or replay:FILE.csv#GROUP"
 _DESCRIBED = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")
@@ -84,8 +83,7 @@ def _open_simulated(
     constants = constants_of(environment)
 
     def say(candidate: Candidate) -> Said:
-        plans = plans_of([candidate], job, environment, accelerators=session.table)
-        predicted = predict(plans, constants)
+        predicted = predict(session.engine.plans([candidate], session.table), constants)
         return Said(
             step_time_s=float(predicted.step_time_s[0]),
             peak_memory_bytes=float(predicted.peak_memory_bytes[0]),
@@ -144,7 +142,7 @@ def _open_replayed(problem: ReplayProblem, flags: Mapping[str, Any], *, results:
         },
         environment=environment,
         engine=engine,
-        lattice=_lattice(problem, engine.context),
+        lattice=lattice_of(job, engine),
         study=Study(results, job.study),
         origin=Origin.REPLAYED,
         make_fleet=lambda: AnsweringFleet(replayed(by_hash)),
@@ -181,17 +179,4 @@ def _environment(problem: ReplayProblem) -> Environment:
         peak_flops=None,
         deepspeed_version=version_of("deepspeed") or "0",
         torch_version=version_of("torch") or "0",
-    )
-
-
-def _lattice(problem: ReplayProblem, context: Context) -> Lattice:
-    candidates = tuple(problem.configurations)
-
-    return Lattice(
-        candidates=candidates,
-        context=context,
-        grid_size=len(candidates),
-        refused={},
-        examples={},
-        violations=lambda candidate, engine: engine.judge(candidate),
     )

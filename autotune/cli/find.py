@@ -226,7 +226,7 @@ def search(
             knowledge=None if no_knowledge else knowledge or default_file(),
         )
     if as_json:
-        print_json(ending.answer, indent=None)
+        print_json(ending.answer.to_dict(), indent=None)
     if ending.error is not None:
         raise ending.error
     if not as_json:

@@ -23,7 +23,7 @@ from autotune.cli.base import (
 )
 
 if TYPE_CHECKING:
-    from autotune.app.outlook import AnyOutlook, FleetWishes
+    from autotune.app.outlook import FleetWishes, Outlook
 
 _MOST_REASONS = 10
 
@@ -47,14 +47,14 @@ class _Asked:
 
         return FleetWishes(**self.fleet)
 
-    def outlook(self, engine: str) -> "AnyOutlook":
+    def outlook(self, engine: str) -> "Outlook":
         """What is legal for the job on the fleet."""
         from autotune.app.figures import what_predicts
         from autotune.app.planning import open_outlook
 
         outlook = open_outlook(self.job, self.flags, self.wishes(), engine=engine)
-        if outlook.own_table is not None:
-            say(what_predicts(outlook.environment, outlook.table, outlook.own_table))
+        if outlook.job.accelerators is not None:
+            say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
         return outlook
 
 
@@ -182,7 +182,7 @@ def plan(
         for path in export_ranked(outlook, found, rank, export, to):
             say(f"wrote {path}")
     if as_json:
-        print_json(ranking_as_dict(found, range(1, min(top, len(found.choices)) + 1)))
+        print_json(ranking_as_dict(found, range(1, min(top, len(found.candidates)) + 1)))
     else:
         print_ranking(DATA, found, top=top)
 

@@ -81,7 +81,13 @@ def report(
         whole = read_report(found)
         frame = make_table(whole.study, whole.recorded, whole.facts)
         rows = json.loads(frame.to_json(orient="records"))
-        print_json({"study": found.name, "answer": whole.answer, "trials": rows})
+        print_json(
+            {
+                "study": found.name,
+                "answer": whole.answer and whole.answer.to_dict(),
+                "trials": rows,
+            }
+        )
     else:
         print_report(DATA, read_report(found), details=True)
 

@@ -4,16 +4,16 @@ An `EnginePlugin` is registered by name (entry points of the group `autotune.eng
 a job and an environment; what it gives then is the `Engine` of that job.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from autotune.base.plugins import load_plugin
+from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
-from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context
@@ -42,6 +42,15 @@ class Engine(Protocol):
     def context(self) -> Context:
         """What decides, for the job, which knobs act and what they mean."""
 
+    def layouts(self) -> Sequence[Candidate] | None:
+        """Every legal candidate, where the engine lays the job out itself.
+
+        None: the candidates of the job's space are judged, one by one.
+
+        Raises:
+            NothingFeasibleError: None is legal.
+        """
+
     def judge(self, candidate: Candidate) -> Sequence[Violation]:
         """The rules that a candidate breaks; empty for a legal one.
 
@@ -49,21 +58,35 @@ class Engine(Protocol):
             RenderError: A template or the base configuration does not render.
         """
 
-    def setup(self, candidate: Candidate) -> Setup:
-        """Render the candidate: what would really run.
+    def describe(self, candidate: Candidate) -> str:
+        """What a user has to set, in words."""
+
+    def steps(self, candidate: Candidate) -> Iterable[tuple[str, KnobValue]]:
+        """Knobs with other values that `explain` compares the candidate with."""
+
+    def expected(self, candidate: Candidate) -> dict[str, Any]:
+        """What the live engine must read back of the candidate's run (`TrialSpec.expected`).
 
         Raises:
             RenderError: A template or the base configuration does not render.
         """
-
-    def expected(self, setup: Setup) -> dict[str, Any]:
-        """What the live engine must read back for this setup (`TrialSpec.expected`)."""
 
     def ranks(self, candidate: Candidate) -> RankSettings:
         """What the candidate's ranks start with."""
 
     def files(self, candidate: Candidate) -> dict[str, str]:
         """Configuration files of the candidate: path below `config/` -> text."""
+
+    def prepare(self, candidates: Sequence[Candidate], note: Callable[[str], None]) -> None:
+        """Build once what the trials of some candidates load; returns at once if all is built.
+
+        Args:
+            candidates: What will be tried.
+            note: Is told what is built, a line at a time.
+
+        Raises:
+            FleetError: A build failed; the message names its log.
+        """
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Keys of the user's base configuration that a knob overrides: key -> (theirs, ours)."""
@@ -76,12 +99,19 @@ class Engine(Protocol):
             JobError: It trains something else than the job.
         """
 
-    def plans(self, candidates: Sequence[Candidate], accelerators: Sequence[Accelerator]) -> Plans:
+    def plans(
+        self,
+        candidates: Sequence[Candidate],
+        accelerators: Sequence[Accelerator],
+        *,
+        needs_shape: bool = True,
+    ) -> Plans:
         """Candidates as columns of the cost model, in their order.
 
         Args:
             candidates: At least one; legal ones of the job, or reduced forms of such.
             accelerators: The table to look the environment's device up in.
+            needs_shape: Whether the model's sizes are read; a trace does without.
 
         Raises:
             FleetError: The accelerator is in no table.
@@ -99,6 +129,11 @@ class EnginePlugin(Protocol):
     """Name of the dialect that hands its configurations out where nobody names one."""
     packages: tuple[str, ...]
     """What has to be installed where a trial is started; planning does without."""
+    no_trace: str
+    """Why the memory of its ranks cannot be traced; empty: it can."""
+    driver: str | None
+    """Module that trains in the ranks of its trials; None: its candidates are planned, not tried.
+    """
 
     def bind(self, job: Job, environment: Environment) -> Engine:
         """The engine of a job.

@@ -1,21 +1,22 @@
 """The engine of a replay: a configuration is what its table says, and nothing is rendered."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.contract import KnobValue
 from autotune.cost.candidates import plans_of
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankSettings
-from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import Job
 from autotune.replay.problem import ReplayProblem
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
+from autotune.space.knobs import describe_candidate
 from autotune.space.rule import Violation
 
 
@@ -46,7 +47,13 @@ class ReplayedEngine:
             )
         ]
 
-    def plans(self, candidates: Sequence[Candidate], accelerators: Sequence[Accelerator]) -> Plans:
+    def plans(
+        self,
+        candidates: Sequence[Candidate],
+        accelerators: Sequence[Accelerator],
+        *,
+        needs_shape: bool = True,
+    ) -> Plans:
         """Rows that no other forecast is asked of.
 
         Raises:
@@ -54,28 +61,23 @@ class ReplayedEngine:
         """
         return plans_of(candidates, self._job, self._environment, accelerators=accelerators)
 
-    def setup(self, candidate: Candidate) -> Setup:
-        """The layout alone: no DeepSpeed configuration stands behind a row."""
-        return Setup(
-            ds_config={},
-            world=candidate.world,
-            tp=candidate.tp,
-            pp=candidate.pp,
-            global_batch=candidate.global_batch,
-            seq_len=self._job.seq_len,
-            recompute=str(candidate.get("recompute", "none")),
-            precision=self._job.precision,
-            model=self._job.model.shape,
-            supports_tp=True,
-            supports_recompute=True,
-            environment=self._environment,
-        )
+    def layouts(self) -> tuple[Candidate, ...]:
+        """The table's configurations, in its order."""
+        return tuple(self._problem.configurations)
+
+    def describe(self, candidate: Candidate) -> str:
+        """What a user has to set, in words."""
+        return describe_candidate(candidate, self.context)
+
+    def steps(self, candidate: Candidate) -> list[tuple[str, KnobValue]]:
+        """None: a table has no neighbours but its rows."""
+        return []
 
     def ranks(self, candidate: Candidate) -> RankSettings:
         """There are none."""
         return RankSettings()
 
-    def expected(self, setup: Setup) -> dict[str, Any]:
+    def expected(self, candidate: Candidate) -> dict[str, Any]:
         """Nothing: no engine is there to ask."""
         return {}
 
@@ -84,6 +86,9 @@ class ReplayedEngine:
         found = self._problem.configurations.get(candidate)
         rows = [] if found is None else [dict(row.cells) for row in found.rows]
         return {"rows.json": json.dumps(rows, indent=2, sort_keys=True) + "\n"}
+
+    def prepare(self, candidates: Sequence[Candidate], note: Callable[[str], None]) -> None:
+        """Nothing is built."""
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Nothing."""

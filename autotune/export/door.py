@@ -25,7 +25,6 @@ from autotune.record.study import Study
 from autotune.record.tried import warning
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import choices_of
-from autotune.trial.transformer_shape import shape_of
 
 MARKER_FILE = "autotune_export.json"
 """Every export has it, and nobody else: it says what wrote the folder."""
@@ -76,8 +75,6 @@ def handout_of(
     variables = dict(engine.ranks(candidate).environment)
     is_cpu = environment.accelerator == "cpu"
     source = {key: value for key, value in job.model.source.items() if key != "config"}
-    if candidate.pp > 1:
-        source["transformer"] = shape_of(job.model.source, job.seq_len)
     return Handout(
         engine=engine.context.engine,
         job=job,

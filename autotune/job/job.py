@@ -42,6 +42,7 @@ DEFAULT_TRIALS = 20
 DEFAULT_SAMPLER = "calibrated"
 
 DEFAULT_ENGINE = "deepspeed"
+DEFAULT_SPACE = "zero"
 
 DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}
 
@@ -168,7 +169,7 @@ class JobFile(BaseModel):
         le=1,
         description="with peak_memory: share of the best samples/s to keep",
     )
-    space: str = "zero"
+    space: str = DEFAULT_SPACE
     sampler: str = DEFAULT_SAMPLER
     trials: int | None = Field(
         default=None,

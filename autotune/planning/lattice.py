@@ -1,7 +1,7 @@
-"""The lattice: the legal candidates of a space for a job, in columns."""
+"""The lattice: the legal candidates of a job, of whatever engine, in columns."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from autotune.base.errors import NothingFeasibleError
 from autotune.contract import KnobValue
 from autotune.engines.base import Engine
+from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
-from autotune.space.rule import Violation
-from autotune.space.space import Space, grid
+from autotune.space.rule import Violation, nothing_legal
+from autotune.space.space import Space, grid, load_space
 
 _DTYPES = {"int": "Int64", "float": "float64", "bool": "boolean", "choice": "string"}
 _ORDERED = ("int", "float")
@@ -26,8 +26,9 @@ _ORDERED = ("int", "float")
 class Lattice:
     """The legal candidates, and why the others are not."""
 
-    candidates: tuple[Candidate, ...]
-    """In the order of the grid."""
+    candidates: Sequence[Candidate]
+    """In the order of the grid, or of the engine's layouts; those are made as they are asked for.
+    """
     context: Context
     grid_size: int
     """Candidates before the rules."""
@@ -35,8 +36,8 @@ class Lattice:
     """Rule -> candidates that it refuses, most first; a candidate may break several rules."""
     examples: Mapping[str, tuple[Candidate, Violation]]
     """Rule -> one candidate that it refuses, and what it says."""
-    violations: Callable[[Candidate, Engine], Sequence[Violation]]
-    """Judges any candidate, of the lattice or not."""
+    is_laid_out: bool = False
+    """Whether the engine laid the candidates out itself; else they are those of a space."""
 
     @cached_property
     def values(self) -> dict[str, tuple[KnobValue, ...]]:
@@ -63,12 +64,6 @@ class Lattice:
             for name, value in candidate.knobs
             if name not in self.values
         }
-
-    @property
-    def swaps(self) -> bool:
-        """Whether any candidate swaps to a disk."""
-        knobs = ("offload.optimizer", "offload.param")
-        return any(c.get(knob) == "nvme" for c in self.candidates for knob in knobs)
 
     def frame(self) -> pd.DataFrame:
         """The lattice as a table, a row per candidate, in order.
@@ -157,6 +152,27 @@ class Lattice:
         return {}
 
 
+def lattice_of(job: Job, engine: Engine) -> Lattice:
+    """The legal candidates of a job: of its space, or those that its engine lays out.
+
+    Raises:
+        JobError: The space is not valid, or too large.
+        RenderError: A template or the base configuration does not render.
+        NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
+    """
+    laid_out = engine.layouts()
+    if laid_out is None:
+        return build_lattice(load_space(job.space, engine.context.knobs), engine)
+    return Lattice(
+        candidates=laid_out,
+        context=engine.context,
+        grid_size=len(laid_out),
+        refused={},
+        examples={},
+        is_laid_out=True,
+    )
+
+
 def build_lattice(space: Space, engine: Engine) -> Lattice:
     """Render and judge every candidate of a space.
 
@@ -166,10 +182,6 @@ def build_lattice(space: Space, engine: Engine) -> Lattice:
         NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
     """
     context = engine.context
-
-    def violations(candidate: Candidate, renderer: Engine) -> Sequence[Violation]:
-        return renderer.judge(candidate)
-
     legal: list[Candidate] = []
     counts: Counter[str] = Counter()
     examples: dict[str, tuple[Candidate, Violation]] = {}
@@ -177,7 +189,7 @@ def build_lattice(space: Space, engine: Engine) -> Lattice:
     grid_size = 0
     for candidate in grid(space, context):
         grid_size += 1
-        found = violations(candidate, engine)
+        found = engine.judge(candidate)
         if not found:
             legal.append(candidate)
             continue
@@ -187,31 +199,14 @@ def build_lattice(space: Space, engine: Engine) -> Lattice:
         if closest is None or len(found) < len(closest[1]):
             closest = (candidate, found)
     if closest is not None and not legal:
-        raise _nothing_legal(space, grid_size, counts, closest)
+        refused = f"space {space.name}: none of its {grid_size} candidates is legal for this job"
+        raise nothing_legal(f"{refused}; refused most by", counts, str(closest[0]), closest[1])
     return Lattice(
         candidates=tuple(legal),
         context=context,
         grid_size=grid_size,
         refused=dict(counts.most_common()),
         examples=examples,
-        violations=violations,
-    )
-
-
-def _nothing_legal(
-    space: Space,
-    grid_size: int,
-    counts: Counter[str],
-    closest: tuple[Candidate, Sequence[Violation]],
-) -> NothingFeasibleError:
-    most = ", ".join(f"{rule} ({count})" for rule, count in counts.most_common(3))
-    candidate, found = closest
-    clashes = "; ".join(violation.message for violation in found)
-    fixes = "; ".join(violation.fix for violation in found)
-    return NothingFeasibleError(
-        f"space {space.name}: none of its {grid_size} candidates is legal for this job; "
-        f"refused most by {most}",
-        f"the nearest is [{candidate}]: {clashes}. {fixes}",
     )
 
 

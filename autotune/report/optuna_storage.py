@@ -180,14 +180,14 @@ def _attributes(report: Report, tried: Tried, row: Row) -> dict[str, Any]:
         "samples_per_s_low": figure.low if figure else None,
         "samples_per_s_high": figure.high if figure else None,
         "peak_memory_bytes": figure.peak_memory_bytes if figure else None,
-        "is_best": row == report.row_named("best"),
-        "is_baseline": row == report.row_named("baseline"),
+        "is_best": row == report.best_row,
+        "is_baseline": row == report.baseline_row,
     }
     return {key: value for key, value in found.items() if value is not None}
 
 
 def _study_attributes(report: Report) -> dict[str, Any]:
-    answer = report.answer or {}
+    answer = {} if report.answer is None else report.answer.to_dict()
     keys = ("speedup", "speedup_low", "speedup_high", "stop_reason")
     return {
         "objective": report.objective.wish.name,

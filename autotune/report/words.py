@@ -1,18 +1,13 @@
-"""Figures and candidates in words, the same in the live view, the report and the files."""
+"""Figures in words, the same in the live view, the report and the files."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from autotune.base.units import format_bytes
-from autotune.contract import KnobValue, Outcome, TrialResult
+from autotune.contract import Outcome, TrialResult
 from autotune.job.fidelity import describe_fidelity
-from autotune.search.base import Standing
+from autotune.record.answer import Standing
 from autotune.search.history import History
-from autotune.space.candidate import Candidate, format_value
-from autotune.space.knob import Context
-from autotune.space.knobs import choices_of
-
-_ALWAYS = ("zero.stage", "micro_batch")
 
 
 def format_rate(samples_per_s: float | None) -> str:
@@ -72,30 +67,3 @@ def describe_reduced(history: History) -> str:
         f"{said}: {'this trial is' if n == 1 else 'these trials are'} in no ranking, and taught "
         "the forecast alone"
     )
-
-
-def describe_settings(knobs: Mapping[str, KnobValue], order: Iterable[str]) -> str:
-    """`zero.stage=1 micro_batch=4`, in the order of the engine's knobs."""
-    return " ".join(f"{name}={format_value(knobs[name])}" for name in order if name in knobs)
-
-
-def settings_of(candidate: Candidate, context: Context) -> dict[str, KnobValue]:
-    """What a user has to set: stage, micro-batch, and what is not the engine's default here."""
-    always = {name: value for name, value in candidate.values.items() if name in _ALWAYS}
-    return choices_of(candidate.values, context) | always
-
-
-def describe_candidate(candidate: Candidate, context: Context) -> str:
-    """What a user has to set, in words."""
-    return describe_settings(settings_of(candidate, context), context.knobs)
-
-
-def describe_difference(candidate: Candidate, baseline: Candidate, context: Context) -> str:
-    """What a user would change in the baseline; knobs that do not act in the candidate are not."""
-    ours, theirs = settings_of(candidate, context), settings_of(baseline, context)
-    changes = {
-        name: value
-        for name, value in candidate.values.items()
-        if ours.get(name) != theirs.get(name)
-    }
-    return describe_settings(changes, context.knobs) or "the baseline itself"

@@ -1,17 +1,19 @@
 """What a search can say of its record at any moment: the standings and the final answer."""
 
-from autotune.contract import DS_CONFIG_FILE
+from autotune.base.errors import AutotuneError, NothingFeasibleError
+from autotune.contract import Origin
+from autotune.record.answer import Problem, SearchAnswer, Standing, config_of
 from autotune.record.spread import is_figure
 from autotune.record.study import Study
 from autotune.search import confirm
-from autotune.search.base import SearchResult, Standing, StopReason
-from autotune.search.front import Figure, front_of
+from autotune.search.base import StopReason
+from autotune.search.front import RULE, Figure, front_of
 from autotune.search.history import History, counting
 from autotune.search.objective import Objective, figure_of
 from autotune.space.candidate import Candidate
 
 
-class Answer:
+class RecordStandings:
     """The standings of a record."""
 
     def __init__(self, study: Study, history: History, objective: Objective) -> None:
@@ -39,47 +41,39 @@ class Answer:
         comparison: confirm.Comparison | None,
         stop_reason: StopReason,
         interrupted: bool,
-    ) -> SearchResult:
+        origin: Origin = Origin.MEASURED,
+    ) -> SearchAnswer:
         """The answer: from the final comparison where there was one, else from single trials."""
         verdict = None
         if comparison is not None:
             verdict = confirm.judge(comparison, self._history, self._objective)
-        if comparison is None or verdict is None:
-            own = self._objective.best(self._own_figures())
-            return SearchResult(
-                study=self._study.name,
-                counts=self._history.counts,
-                baseline=self.baseline(baseline),
-                best=self.best(),
-                ties=() if own is None else self._ties(None, own),
-                speedup=None,
-                front=self._front(None),
-                stop_reason=stop_reason,
-                interrupted=interrupted,
-            )
-        standings = {
-            member.hash: self._standing(
-                member, verdict.figures[member.hash], verdict.n_runs[member.hash]
-            )
-            for member in comparison.members
-            if member.hash in verdict.figures
-        }
-        best = self._objective.best(verdict.figures, beside=self._own_figures())
-        assert best is not None, "a verdict has at least one figure"
-        start = None if baseline is None else standings.get(baseline.hash)
-        return SearchResult(
-            study=self._study.name,
+        own = self._own_figures()
+        start, speedup = self.baseline(baseline), None
+        if verdict is None:
+            best = self._objective.best(own)
+        else:
+            best = self._objective.best(verdict.figures, beside=own)
+            assert best is not None, "a verdict has at least one figure"
+            if baseline is not None and baseline.hash in verdict.figures:
+                start = self._compared(baseline.hash, verdict)
+                speedup = verdict.gain(best, baseline.hash)
+        front = self._front(verdict)
+        return SearchAnswer.of(
+            self._study,
+            origin=origin,
             counts=self._history.counts,
-            baseline=start or self.baseline(baseline),
-            best=standings[best],
-            ties=self._ties(verdict, best),
-            speedup=None
-            if baseline is None or start is None
-            else verdict.gain(best, baseline.hash),
-            front=self._front(verdict),
+            baseline=start,
+            best=self._compared(best, verdict) if best is not None and verdict else self.best(),
+            ties=() if best is None else self._ties(verdict, best),
+            speedup=speedup,
+            front=front,
+            rule="" if front is None else RULE,
             stop_reason=stop_reason,
             interrupted=interrupted,
         )
+
+    def _compared(self, key: str, verdict: confirm.Verdict) -> Standing:
+        return self._standing(self._named(key), verdict.figures[key], verdict.n_runs[key])
 
     def _ties(self, verdict: confirm.Verdict | None, best: str) -> tuple[Standing, ...]:
         """Who may be as fast as the best; with memory at stake samples/s alone do not say.
@@ -136,7 +130,21 @@ class Answer:
             samples_per_s_low=figure.low,
             samples_per_s_high=figure.high,
             peak_memory_bytes=figure.peak_memory_bytes,
-            ds_config=self._study.trial_folder(files.number) / DS_CONFIG_FILE,
+            config=config_of(self._study, files.number),
             n_runs=n_runs,
             n_disturbed=figure.n_disturbed,
         )
+
+
+def failed_answer(
+    error: AutotuneError, history: History, study: Study, origin: Origin = Origin.MEASURED
+) -> SearchAnswer:
+    """The answer of a search that ended without a best candidate; nothing was compared."""
+    nothing = isinstance(error, NothingFeasibleError)
+    return SearchAnswer.of(
+        study,
+        origin=origin,
+        counts=history.counts,
+        stop_reason="nothing is feasible" if nothing else "the devices failed: search again",
+        problem=Problem(message=error.message, fix=error.hint),
+    )

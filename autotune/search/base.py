@@ -1,12 +1,12 @@
-"""What a search shows while it runs and what it answers in the end."""
+"""What a search shows while it runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Protocol
 
 from autotune.contract import Fidelity, Outcome, Phase, Role, TrialResult
+from autotune.record.answer import Standing
 from autotune.space.candidate import Candidate
 
 
@@ -28,40 +28,6 @@ class StopReason(StrEnum):
     GAIN = "another trial would cost more than it is expected to save"
     EXHAUSTED = "every legal candidate was tried"
     INTERRUPTED = "interrupted"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """A candidate with its figure: the final comparison's where it took part, else one trial's."""
-
-    trial: int
-    """Number of the trial whose files stand for it."""
-    candidate: Candidate
-    samples_per_s: float
-    samples_per_s_low: float
-    """Lower end of the 95% prediction interval: where a re-run would be."""
-    samples_per_s_high: float
-    peak_memory_bytes: int | None
-    ds_config: Path
-    n_runs: int
-    """Fresh sets of processes behind the figure."""
-    n_disturbed: int
-    """Of those, the ones that something else on the machine disturbed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speedup:
-    """Gain of the best over the baseline, as a ratio of samples/s."""
-
-    ratio: float
-    low: float
-    """Lower end of the 95% interval, from the interleaved runs of the final comparison."""
-    high: float
-
-    @property
-    def is_told_apart(self) -> bool:
-        """Whether the interval leaves 1 out."""
-        return not self.low <= 1 <= self.high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,22 +73,3 @@ class Observer(Protocol):
 
     def on_note(self, note: str) -> None:
         """Called once for everything worth saying (a skipped setting, a retry, why it stopped)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchResult:
-    """What a search answers."""
-
-    study: str
-    counts: Mapping[Outcome, int]
-    baseline: Standing | None
-    best: Standing | None
-    ties: tuple[Standing, ...]
-    """Candidates that are not told apart from the best, the confirmed ones first; only where the
-    objective is samples/s."""
-    speedup: Speedup | None
-    """None if no baseline ran or nothing was confirmed."""
-    front: tuple[Standing, ...] | None = None
-    """The Pareto front, fastest first; None for an objective without one."""
-    stop_reason: StopReason
-    interrupted: bool

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from autotune.base.student_t import CONFIDENCE, t_quantile
 from autotune.contract import Role, TrialResult
+from autotune.record.answer import Speedup
 from autotune.record.spread import is_figure, log_rate
 from autotune.record.study import Trial
-from autotune.search.base import Speedup
 from autotune.search.front import Figure
 from autotune.search.history import History, counting, is_settled, results
 from autotune.search.objective import Objective

@@ -1,21 +1,22 @@
 """The trials in flight: started through the record, watched, and written back to it."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.base.errors import FleetError
 from autotune.contract import Outcome
-from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
-from autotune.fleet.base import Fleet, Handle
-from autotune.job.job import Job
-from autotune.record.study import Study, Trial, lost_result
+from autotune.fleet.base import Handle
+from autotune.record.study import Trial, lost_result
 from autotune.search.base import Running
-from autotune.search.history import History, results
-from autotune.search.interrupt import Interrupt
+from autotune.search.context import SearchContext
+from autotune.search.history import History, busy_s, intervals, results
 from autotune.search.recorded import answers_for
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate, candidate_of
+from autotune.space.rule import Violation
 
 POLL_S = 0.1
 """Between two looks at the trials; the coordinator shares the processor with CPU ranks."""
@@ -27,30 +28,16 @@ MAX_FAULTS_IN_A_ROW = 6
 """Two candidates that the platform failed three times each: it is no use to go on."""
 
 
-class Crew:
+class TrialsInFlight:
     """Starts and ends trials; what it knows of them is what the record holds."""
 
-    def __init__(
-        self,
-        job: Job,
-        *,
-        study: Study,
-        fleet: Fleet,
-        engine: Engine,
-        environment: Environment,
-        interrupt: Interrupt,
-        note: Callable[[str], None],
-    ) -> None:
+    def __init__(self, context: SearchContext) -> None:
         self.history = History()
         self.left_out: tuple[int, ...] = ()
         """Numbers of the record's trials that ran another job or configuration."""
-        self._job = job
-        self._study = study
-        self._fleet = fleet
-        self._engine = engine
-        self._environment = environment
-        self._interrupt = interrupt
-        self._note = note
+        self._context = context
+        self._study = context.study
+        self._note = context.note
         self._engine_of: dict[str, Engine] = {}
         self._overridden_said: set[str] = set()
         self._handles: list[Handle] = []
@@ -77,9 +64,8 @@ class Crew:
                 trial = Trial(folder=trial.folder, spec=trial.spec, result=result)
                 n_lost += 1
             engine = self.engine_of(candidate_of(trial.spec))
-            if answers_for(
-                trial, self._study, job=self._job, engine=engine, environment=self._environment
-            ):
+            job, environment = self._context.job, self._context.environment
+            if answers_for(trial, self._study, job=job, engine=engine, environment=environment):
                 self.history.put(trial)
             else:
                 left_out.append(trial.spec.identity.number)
@@ -103,7 +89,32 @@ class Crew:
 
     def engine_of(self, candidate: Candidate) -> Engine:
         """The engine that renders a candidate."""
-        return self._engine_of.get(candidate.hash, self._engine)
+        return self._engine_of.get(candidate.hash, self._context.engine)
+
+    def violations(self, candidate: Candidate) -> Sequence[Violation]:
+        """The rules that a candidate breaks as it would be rendered."""
+        return self.engine_of(candidate).judge(candidate)
+
+    def used_s(self, trials: Sequence[Trial] | None = None) -> float:
+        """Wall-clock seconds with at least one trial in flight, earlier sessions included.
+
+        Args:
+            trials: Those of the record that count; all of them by default.
+        """
+        now = time.time()
+        running = [(now - shown.elapsed_s, now) for shown in self.running()]
+        counted = self.history.recorded if trials is None else trials
+        return busy_s([*intervals(counted), *running])
+
+    def left_s(self, without: Sequence[Trial] = ()) -> float:
+        """Seconds left of the budget, had these trials not been run; infinity without a budget."""
+        budget_s = self._context.job.budget.time_s
+        if budget_s is None:
+            return math.inf
+        numbers = {trial.spec.identity.number for trial in without}
+        return budget_s - self.used_s(
+            [t for t in self.history.recorded if t.spec.identity.number not in numbers]
+        )
 
     def start(self, run: Run) -> None:
         """Write a trial into the record and start it.
@@ -117,13 +128,13 @@ class Crew:
             run,
             study=self._study.name,
             number=self._study.next_number(),
-            job=self._job,
+            job=self._context.job,
             engine=engine,
-            environment=self._environment,
+            environment=self._context.environment,
         )
         self._say_overridden(spec.engine.overridden)
         folder = self._study.write_spec(spec, engine.files(run.candidate))
-        self._handles.append(self._fleet.submit(spec, folder))
+        self._handles.append(self._context.fleet.submit(spec, folder))
         self.history.put(Trial(folder=folder, spec=spec, result=None))
         before = {result.number: result for result in results(self.history.recorded)}
         if run.retry_of is not None:
@@ -167,7 +178,7 @@ class Crew:
             self.collect()
             if not self._handles:
                 return
-            self._interrupt.wait(POLL_S)
+            self._context.interrupt.wait(POLL_S)
         self._handles.clear()
 
     def abandon(self) -> None:
@@ -203,7 +214,7 @@ class Crew:
 
     def _say_quarantined(self) -> None:
         """Say once which devices run no more trials of this search."""
-        for slot in self._fleet.quarantined():
+        for slot in self._context.fleet.quarantined():
             if slot not in self._quarantined_said:
                 self._quarantined_said.add(slot)
                 self._note(

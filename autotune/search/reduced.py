@@ -4,15 +4,15 @@ They come first and teach the forecast, which then chooses the candidates that r
 figure of theirs is never a candidate's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.engines.base import Engine
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
+from autotune.search.context import SearchContext
 from autotune.search.history import History
-from autotune.search.objective import Objective
 from autotune.search.steering import Steering
 from autotune.search.stop import searched
 from autotune.space.candidate import Candidate
@@ -59,7 +59,7 @@ def reduce_lattice(job: Job, lattice: Lattice, engine: Engine) -> Reductions | N
     example: Violation | None = None
     for candidate in lattice.candidates:
         form = candidate.reduced(job.fidelity)
-        if violations := lattice.violations(form, engine):
+        if violations := engine.judge(form):
             refused[violations[0].rule] = refused.get(violations[0].rule, 0) + 1
             example = example or violations[0]
         else:
@@ -96,65 +96,40 @@ class ReducedTrials:
     """The first part of a search."""
 
     def __init__(
-        self,
-        job: Job,
-        *,
-        lattice: Lattice,
-        forms: Mapping[str, Candidate],
-        steering: Steering,
-        objective: Objective,
-        note: Callable[[str], None],
+        self, context: SearchContext, forms: Mapping[str, Candidate], steering: Steering
     ) -> None:
         """Take what there is to choose from.
 
         Args:
-            job: Says how many trials and how much time there is.
-            lattice: The candidates.
+            context: The search.
             forms: As of `Reductions`.
             steering: What chooses, and is taught.
-            objective: What is feasible.
-            note: Is told what follows from these trials.
         """
-        self._job = job
+        self._job = context.job
         self._forms = forms
         self._steering = steering
-        self._objective = objective
-        self._note = note
+        self._objective = context.objective
+        self._note = context.note
         self._said: set[str] = set()
-        self._by_hash = {candidate.hash: candidate for candidate in lattice.candidates}
+        self._by_hash = {candidate.hash: candidate for candidate in context.lattice.candidates}
 
     @classmethod
-    def of(
-        cls,
-        job: Job,
-        *,
-        lattice: Lattice,
-        engine: Engine,
-        steering: Steering | None,
-        objective: Objective,
-        note: Callable[[str], None],
-    ) -> "ReducedTrials | None":
+    def of(cls, context: SearchContext) -> "ReducedTrials | None":
         """Those of a job, said once; None where it asks for none, or nothing would be taught."""
-        reductions = reduce_lattice(job, lattice, engine)
+        job, steering = context.job, context.steering
+        reductions = reduce_lattice(job, context.lattice, context.engine)
         if job.fidelity is None or reductions is None:
             return None
-        if steering is None or not steering.can_steer(objective):
-            note("no reduced trials: there is no forecast that they could teach")
+        if steering is None or not steering.can_steer(context.objective):
+            context.note("no reduced trials: there is no forecast that they could teach")
             return None
-        note(
+        context.note(
             f"up to {n_reduced(job.budget.trials)} reduced trials come first, "
             f"{describe_fidelity(job.fidelity)} each: they are in no ranking"
         )
         if refused := reductions.describe():
-            note(refused)
-        return cls(
-            job,
-            lattice=lattice,
-            forms=reductions.forms,
-            steering=steering,
-            objective=objective,
-            note=note,
-        )
+            context.note(refused)
+        return cls(context, reductions.forms, steering)
 
     @property
     def n_forms(self) -> int:

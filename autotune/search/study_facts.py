@@ -1,38 +1,29 @@
 """Facts of a search that its trials do not hold; `autotune.record.facts` reads them."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from autotune.devices.hardware import Environment
-from autotune.job.job import Job
-from autotune.record.study import Study
+from autotune.search.context import SearchContext
 from autotune.search.environments import environments_of
 
 
-def save_facts(
-    study: Study,
-    job: Job,
-    environment: Environment,
-    *,
-    left_out: Sequence[int],
-    note: Callable[[str], None],
-) -> None:
+def save_facts(context: SearchContext, *, left_out: Sequence[int]) -> None:
     """Keep the devices, the model's shape, and who is left out.
 
     Args:
-        study: The record.
-        job: What is searched.
-        environment: Where.
+        context: The search; its observer is told what changed since the last trials.
         left_out: Numbers of the record's trials that ran another job or configuration.
-        note: Is told what changed since the last trials.
 
     Raises:
         StudyError: The record cannot be read or written.
     """
+    job, environment, study = context.job, context.environment, context.study
     state = study.read_state()
     facts = {
         "environment": dataclasses.asdict(environment),
-        "environments": environments_of(study, state, job=job, environment=environment, note=note),
+        "environments": environments_of(
+            study, state, job=job, environment=environment, note=context.note
+        ),
         "model": {
             "name": job.model.name,
             "shape": dataclasses.asdict(job.model.shape),

@@ -82,7 +82,7 @@ def make_spec(
     Raises:
         RenderError: The candidate's configuration does not render.
     """
-    setup, ranks = engine.setup(run.candidate), engine.ranks(run.candidate)
+    candidate, ranks = run.candidate, engine.ranks(run.candidate)
     is_warm = environment.accelerator == "cpu" and ranks.may_start_warm and _may_be_warm(run)
     start = Start.WARM if is_warm else Start.COLD
     candidate = run.candidate
@@ -101,7 +101,7 @@ def make_spec(
         workload=workload_of(job, candidate),
         engine=EngineSettings(
             name=engine.name,
-            expected=engine.expected(setup),
+            expected=engine.expected(candidate),
             overridden={key: list(pair) for key, pair in engine.overridden(candidate).items()},
             environment=dict(ranks.environment),
             binds_cores=ranks.binds_cores,

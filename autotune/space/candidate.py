@@ -63,9 +63,14 @@ class Candidate:
         return int(self.values.get("sp", 1))
 
     @property
+    def cp(self) -> int:
+        """Context parallel degree."""
+        return int(self.values.get("cp", 1))
+
+    @property
     def dp(self) -> int:
-        """Data parallel degree: world / (tp * pp * sp), rounded down; rules refuse a rest."""
-        return max(1, self.world // (self.tp * self.pp * self.sp))
+        """Data parallel degree: world / (tp * pp * sp * cp), rounded down; rules refuse a rest."""
+        return max(1, self.world // (self.tp * self.pp * self.sp * self.cp))
 
     @property
     def micro_batch(self) -> int:

@@ -108,6 +108,8 @@ class Knob:
     default: KnobValue
     """What runs when nobody chooses: the engine's own default, or the neutral value."""
     help: str
+    is_always_shown: bool = False
+    """Whether a candidate in words names it also where nobody has to set it."""
     scope: str = "always"
     """Where it acts, for people."""
     needs_cuda: tuple[KnobValue, ...] = ()

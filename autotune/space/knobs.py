@@ -1,14 +1,15 @@
-"""The canonical form of an engine's knobs, in which two candidates never mean one run.
+"""An engine's knobs: their canonical form, in which two candidates never mean one run, and words.
 
 A knob that changes nothing in some situation is not a knob there (`acts`), and values that mean
 the same run fold into one (`fold`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
+from autotune.space.candidate import Candidate, format_value
 from autotune.space.knob import Catalogue, Context, Knob, Knobs
 
 
@@ -89,10 +90,78 @@ def choices_of(values: Knobs, context: Context) -> dict[str, KnobValue]:
     return {name: v for name, v in values.items() if v != _untouched(name, values, context)}
 
 
+def describe_settings(knobs: Mapping[str, KnobValue], order: Iterable[str]) -> str:
+    """`zero.stage=1 micro_batch=4`, in the order of the engine's knobs."""
+    return " ".join(f"{name}={format_value(knobs[name])}" for name in order if name in knobs)
+
+
+def settings_of(candidate: Candidate, context: Context) -> dict[str, KnobValue]:
+    """What a user has to set: what is not the engine's default here, and what is always shown."""
+    knobs = context.knobs
+    always = {name: v for name, v in candidate.values.items() if knobs[name].is_always_shown}
+    return choices_of(candidate.values, context) | always
+
+
+def describe_candidate(candidate: Candidate, context: Context) -> str:
+    """What a user has to set, in words."""
+    return describe_settings(settings_of(candidate, context), context.knobs)
+
+
+def describe_difference(candidate: Candidate, baseline: Candidate, context: Context) -> str:
+    """What a user would change in the baseline; knobs that do not act in the candidate are not."""
+    ours, theirs = settings_of(candidate, context), settings_of(baseline, context)
+    changes = {
+        name: value
+        for name, value in candidate.values.items()
+        if ours.get(name) != theirs.get(name)
+    }
+    return describe_settings(changes, context.knobs) or "the baseline itself"
+
+
 def _untouched(name: str, values: Knobs, context: Context) -> KnobValue | None:
     """What the knob would be if nobody chose it, the others being as they are."""
     others = {other: value for other, value in values.items() if other != name}
     return canonical(others, context).get(name)
+
+
+_STEP = 2
+"""What is one step of a number: twice as much, and half of it."""
+
+
+def steps_of(
+    candidate: Candidate, knobs: Catalogue, more: Mapping[str, Sequence[KnobValue]]
+) -> Iterator[tuple[str, KnobValue]]:
+    """Knobs with values to try beside a candidate's own, in the order of the knobs.
+
+    Args:
+        candidate: Where they start; a knob that does not act there has no steps.
+        knobs: Those to try.
+        more: Knob -> values to try besides one step up and down.
+    """
+    for name, knob in knobs.items():
+        for value in (*_steps(knob, candidate.get(name)), *more.get(name, ())):
+            yield name, value
+
+
+def _steps(knob: Knob, own: KnobValue | None) -> Iterator[KnobValue]:
+    """Values beside a knob's own; none where it does not act."""
+    if own is None:
+        return
+    if knob.choices and knob.kind != "int":
+        wanted: tuple[KnobValue, ...] = tuple(v for v in knob.choices if v != own)
+    elif knob.kind == "bool":
+        wanted = (not own,)
+    elif knob.kind == "int" and knob.choices:
+        wanted = tuple(v for v in knob.choices if abs(int(v) - int(own)) == 1)
+    elif knob.kind == "int":
+        wanted = (int(own) * _STEP, int(own) // _STEP)
+    else:
+        return  # shares have no step that means the same everywhere; the space's values are tried
+    for value in wanted:
+        try:
+            yield knob.check(value, where="explain")
+        except JobError:
+            continue  # beyond the knob's range
 
 
 def explain(values: Knobs, context: Context) -> dict[str, str]:

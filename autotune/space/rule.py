@@ -1,10 +1,15 @@
 """Legality: what a rule is, whatever the engine, and what it says of what it refuses."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.base.errors import NothingFeasibleError
 from autotune.base.secrecy import HIDDEN, holds_secret
 
 S = TypeVar("S")
@@ -79,6 +84,10 @@ class Rule(Generic[S]):
     """Cases that prove it; none where a rule is arithmetic alone."""
     source: str
     """Where the engine says so: a file, an issue, a measurement."""
+    reads: tuple[str, ...] = ()
+    """Columns that `holds` looks at."""
+    holds: Callable[[S], NDArray[np.bool_]] | None = None
+    """The same for many setups at once, a value each; None: the engine judges them one by one."""
 
     def violation(self, setup: S) -> Violation | None:
         """What the rule has against a setup, under its name."""
@@ -99,6 +108,30 @@ class Rule(Generic[S]):
     @property
     def _consequence(self) -> Consequence:
         return self.witnesses[0].consequence if self.witnesses else "raised"
+
+
+def judge_by(rules: Iterable[Rule[S]], setup: S) -> list[Violation]:
+    """What some rules have against a setup, in their order; empty: they allow it."""
+    return [found for rule in rules if (found := rule.violation(setup)) is not None]
+
+
+def nothing_legal(
+    refused: str, counts: Counter[str], nearest: str, found: Sequence[Violation]
+) -> NothingFeasibleError:
+    """The error where the rules refuse every candidate; its hint names the nearest change.
+
+    Args:
+        refused: The candidates, in words that end before the names of rules.
+        counts: Rule -> candidates that it refuses.
+        nearest: The candidate that breaks the fewest rules, in words.
+        found: What it breaks.
+    """
+    most = ", ".join(f"{rule} ({count})" for rule, count in counts.most_common(3) if count)
+    clashes = "; ".join(violation.message for violation in found)
+    fixes = "; ".join(violation.fix for violation in found)
+    return NothingFeasibleError(
+        f"{refused} {most}", f"the nearest is [{nearest}]: {clashes}. {fixes}"
+    )
 
 
 def listed(parts: Sequence[str], joint: str) -> str:

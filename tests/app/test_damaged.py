@@ -12,7 +12,8 @@ import pytest
 from autotune.app.exports import _environment, find_chosen
 from autotune.app.studies import state_of
 from autotune.base.errors import AutotuneError, StudyError
-from autotune.record.facts import answer_of, context_of, environment_at, environment_of, model_of
+from autotune.record.answer import answer_of
+from autotune.record.facts import context_of, environment_at, environment_of, model_of
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.results.reading import read_report
@@ -49,9 +50,12 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def test_sound_facts_are_read(study: Study) -> None:
     facts = study.read_state()
-    for read in (model_of, environment_of, context_of, answer_of):
+    for read in (model_of, environment_of, context_of):
         assert read(facts) is not None
     assert environment_at(facts, 0) == environment_of(facts)
+    answer = answer_of(facts, study)
+    assert answer is not None
+    assert answer.to_dict() == facts["answer"], "from the loop to the disk and back"
     assert "unfinished" not in shown(read_report(study))
 
 
@@ -113,7 +117,7 @@ def test_a_field_of_another_type_is_damage(name: str, tmp_path: Path) -> None:
 
 def test_a_best_whose_record_is_gone_or_damaged_is_said(tmp_path: Path) -> None:
     study = finished(tmp_path)
-    best = read_report(study).trial_of("best")
+    best = read_report(study).best_trial
     assert best is not None
     spec = study.trial_folder(best) / "spec.json"
     spec.write_text("{")

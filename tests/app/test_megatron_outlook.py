@@ -30,12 +30,12 @@ def outlook():
 
 def test_the_ranking_is_of_what_predict_says(outlook):
     found = rank_lattice(outlook)
-    seconds = predict(outlook.columns(outlook.choices)).step_time_s
+    seconds = predict(outlook.columns(outlook.lattice.candidates)).step_time_s
     fits = found.prediction.fit_probability >= found.min_fit
-    assert 0 < found.n_likely < len(found.choices)
+    assert 0 < found.n_likely < len(found.candidates)
     assert int(found.order[0]) == np.flatnonzero(fits)[np.argmin(seconds[fits])]
     assert (np.diff(seconds[found.order[: found.n_likely]]) >= 0).all()
-    assert sorted(found.order) == list(range(len(found.choices)))
+    assert sorted(found.order) == list(range(len(found.candidates)))
     assert int(found.order[0]) in found.on_front
 
 
@@ -45,14 +45,14 @@ def test_rows_are_told_as_layouts(outlook):
     knobs = row["candidate"]
     assert {"tp", "pp", "distributed_optimizer", "recompute"} < set(knobs)
     assert sum(row["pred_time_parts_s"].values()) == pytest.approx(row["pred_step_time_s"])
-    said = found.choices.describe(int(found.order[0]))
+    said = found.describe(found.candidates[int(found.order[0])])
     assert f"tp={knobs['tp']} pp={knobs['pp']}" in said
     assert said.endswith(f"dp={64 // (knobs['tp'] * knobs['pp'] * knobs['cp'])}")
     json.dumps(row)
 
 
 def test_no_two_layouts_read_alike(outlook):
-    told = [outlook.choices.describe(index) for index in range(len(outlook.choices))]
+    told = [outlook.engine.describe(one) for one in outlook.lattice.candidates]
     assert len(told) == len(set(told))
 
 
@@ -77,7 +77,7 @@ def test_a_memory_limit_and_links_reach_the_prediction():
 @pytest.mark.parametrize("world", [1, 100_000])
 def test_one_accelerator_and_a_hundred_thousand(world):
     found = rank_lattice(opened(world=world, global_batch=100_000))
-    assert len(found.choices) > 50
+    assert len(found.candidates) > 50
     assert np.isfinite(found.prediction.step_time_s).all()
 
 
@@ -98,7 +98,7 @@ def test_a_refused_layout_names_every_rule_and_a_change_that_is_legal(outlook):
     found = explain_candidate(outlook, ["tp=2", "vp=2", "distributed_optimizer=true"])
     assert {violation.rule for violation in found.violations} == {"vp.pipeline"}
     assert not found.is_in_lattice
-    assert found.n_ranked == len(outlook.choices) + 1
+    assert found.n_ranked == len(outlook.lattice.candidates) + 1
     assert found.cheapest_legal is not None
     assert (found.cheapest_legal.knob, found.cheapest_legal.value) in {("vp", 1), ("pp", 2)}
     both = explain_candidate(outlook, ["tp=3", "micro_batch=3"])

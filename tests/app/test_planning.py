@@ -31,13 +31,13 @@ def test_what_fits_comes_first_and_of_that_the_fastest(outlook):
     found = rank_lattice(outlook)
     fits = found.prediction.fit_probability[found.order] >= found.min_fit
     n_fit = found.n_likely
-    assert 0 < n_fit < len(found.choices)
+    assert 0 < n_fit < len(found.candidates)
     assert fits[:n_fit].all()
     assert not fits[n_fit:].any()
     assert (np.diff(found.prediction.step_time_s[found.order[:n_fit]]) >= 0).all()
     behind = found.prediction.fit_probability[found.order[n_fit:]]
     assert (np.diff(behind) <= 0).all()
-    assert sorted(found.order) == list(range(len(found.choices)))
+    assert sorted(found.order) == list(range(len(found.candidates)))
 
 
 def test_nothing_on_the_front_is_beaten_in_both(outlook):
@@ -120,7 +120,7 @@ def test_an_accelerator_of_ones_own(tmp_path):
 def test_the_best_is_exported_and_marked_as_predicted(outlook, tmp_path):
     found = rank_lattice(outlook)
     files = export_ranked(outlook, found, 2, tmp_path / "out", "deepspeed")
-    second = found.choices.knobs(int(found.order[1]))
+    second = found.candidates[int(found.order[1])].values
     config = json.loads((tmp_path / "out" / "ds_config.json").read_text())
     assert config["train_micro_batch_size_per_gpu"] == second["micro_batch"]
     marked = json.loads((tmp_path / "out" / "prediction.json").read_text())
@@ -147,7 +147,7 @@ def test_the_price_follows_from_time(outlook):
 def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
     found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=4"])
     assert not found.violations
-    everyone = outlook.predict(outlook.choices)
+    everyone = outlook.predict(outlook.lattice.candidates)
     place = int(np.flatnonzero(ranked(everyone, 0.9) == found.index)[0]) + 1
     assert found.is_in_lattice
     assert (found.place, found.n_ranked) == (place, len(outlook.lattice.candidates))

@@ -81,7 +81,7 @@ def test_a_model_that_cannot_be_traced_is_an_error_of_the_users(found):
     model = dataclasses.replace(found.job.model, source=source)
     job = dataclasses.replace(found.job, model=model)
     with pytest.raises(JobError, match="reads values") as caught:
-        trace_candidate(job, found.choices.candidates[0], accelerator="cpu")
+        trace_candidate(job, found.candidate, accelerator="cpu")
     assert "leave out --trace" in caught.value.hint
 
 

@@ -38,7 +38,7 @@ def replay(table: Path, tmp_path: Path, **flags: Any) -> tuple[dict[str, Any], A
     notebook = Notebook()
     ending = search(session, notebook, fresh=False, knowledge=tmp_path / "knowledge.json")
     assert ending.error is None
-    return ending.answer, session, notebook
+    return ending.answer.to_dict(), session, notebook
 
 
 def test_a_replay_finds_the_best_row(table: Path, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_simulation_goes_through_all_stages(tmp_path: Path, fleet: str) -> Non
     session = open_fleet(fleet, None, SMALL, results=tmp_path)
     assert session.origin is Origin.SIMULATED
     assert session.study.name.startswith("simulated-")
-    answer = search(session, Notebook(), fresh=False).answer
+    answer = search(session, Notebook(), fresh=False).answer.to_dict()
     assert answer["origin"] == "simulated"
     assert answer["best"] is not None
     assert answer["speedup"] is not None
@@ -148,7 +148,7 @@ def test_a_simulation_goes_through_all_stages(tmp_path: Path, fleet: str) -> Non
 def test_a_simulation_answers_reduced_trials(tmp_path: Path) -> None:
     flags = {**SMALL, "trials": 4, "fidelity": "layers=1"}
     session = open_fleet("simulate:2xH100", None, flags, results=tmp_path)
-    answer = search(session, Notebook(), fresh=False).answer
+    answer = search(session, Notebook(), fresh=False).answer.to_dict()
     frame = load_table(session.study.folder)
     reduced = frame[frame["fidelity_layers"] == 1]
     assert len(reduced) == 2
@@ -197,5 +197,5 @@ def test_a_damaged_study_json_does_not_change_where_the_figures_come_from(
         search(other, Notebook(), fresh=False)
     ending = search(first, Notebook(), fresh=False)
     assert ending.error is None
-    assert ending.answer["origin"] == "simulated"
+    assert ending.answer.origin == "simulated"
     assert first.study.read_state()["environments"][0]["since_trial"] == 0

@@ -7,13 +7,15 @@ from autotune.app.session import open_session
 from autotune.contract import Outcome
 from autotune.fleet.ports import sweep_segments
 from autotune.fleet.processes import processes_of
+from autotune.search.context import SearchContext
 from autotune.search.history import History
-from autotune.search.in_flight import Crew
+from autotune.search.in_flight import TrialsInFlight
 from autotune.search.interrupt import Interrupt
 from autotune.search.objective import Objective
 from autotune.search.optuna_study import make_axes, told_trials
 from tests.chaos.faults import LostError, must
 from tests.chaos.invariants import Digests, check_record, unleased_segments
+from tests.search.scripted import Notebook
 from tests.searches import Search
 from tests.trials import wait_until
 
@@ -46,19 +48,22 @@ def resume(search: Search, before: Digests) -> History:
     study.lock()
     try:
         study.sweep()
-        crew = Crew(
-            session.job,
-            study=study,
-            fleet=_NoFleet(),
-            engine=session.engine,
-            environment=session.environment,
-            interrupt=Interrupt(),
-            note=lambda _: None,
+        flight = TrialsInFlight(
+            SearchContext(
+                job=session.job,
+                study=study,
+                fleet=_NoFleet(),
+                engine=session.engine,
+                environment=session.environment,
+                lattice=session.lattice,
+                observer=Notebook(),
+                interrupt=Interrupt(),
+            )
         )
         assert session.job.baseline is not None
         theirs, candidate = session.engine.baseline(session.job.baseline)
-        crew.render_with(candidate, theirs)
-        crew.recover()
+        flight.render_with(candidate, theirs)
+        flight.recover()
     finally:
         study.unlock()
     sweep_segments()  # as a fleet does when it is made
@@ -66,12 +71,12 @@ def resume(search: Search, before: Digests) -> History:
     check_record(study, before)
     half = [str(path) for path in study.folder.rglob(".*.json.*")]
     must(not half, f"half-written files are left: {half}")
-    if crew.left_out:
-        raise LostError(f"trials of this very job are left out: {crew.left_out}")
-    axes = make_axes(session.lattice.values, crew.history)
+    if flight.left_out:
+        raise LostError(f"trials of this very job are left out: {flight.left_out}")
+    axes = make_axes(session.lattice.values, flight.history)
     objective = Objective.of(session.job, session.environment)
-    check_told(crew.history, told_trials(axes, crew.history, objective))
-    return crew.history
+    check_told(flight.history, told_trials(axes, flight.history, objective))
+    return flight.history
 
 
 def check_told(history: History, told: list[Any]) -> None:

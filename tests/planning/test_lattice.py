@@ -8,9 +8,7 @@ from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.job.job import make_job
 from autotune.planning.lattice import build_lattice
-from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
-from autotune.space.knobs import canonical
 from autotune.space.rule import Violation
 from autotune.space.space import load_space
 
@@ -117,15 +115,6 @@ def test_every_refusal_has_an_example():
     assert candidate["micro_batch"] == 4
     assert violation.message == "8 != 12"
     assert set(lattice.examples) == set(lattice.refused)
-
-
-def test_any_candidate_can_be_judged_later():
-    lattice, engine = build(), PlainEngine(job(), {})
-    odd = Candidate.of(
-        canonical({"micro_batch": 5, "zero.stage": 3}, lattice.context), world=2, global_batch=12
-    )
-    assert [v.rule for v in lattice.violations(odd, engine)] == ["batch.exact", "zero.not_three"]
-    assert not lattice.violations(lattice.candidates[0], engine)
 
 
 def test_nothing_legal_says_which_rules_and_what_would_do(space_file):

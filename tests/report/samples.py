@@ -4,7 +4,8 @@ from pathlib import Path
 
 from autotune.contract import KnobValue, Outcome, Phase, Role
 from autotune.job.job import make_job
-from autotune.search.base import Running, Snapshot, Stage, Standing
+from autotune.record.answer import Standing
+from autotune.search.base import Running, Snapshot, Stage
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 
@@ -28,7 +29,7 @@ def standing(trial: int, samples_per_s: float, **knobs: KnobValue) -> Standing:
         samples_per_s_low=samples_per_s * 0.98,
         samples_per_s_high=samples_per_s * 1.02,
         peak_memory_bytes=800 * 2**20,
-        ds_config=Path(f"trials/{trial:04d}/config/ds_config.json"),
+        config=Path(f"trials/{trial:04d}/config/ds_config.json"),
         n_runs=1,
         n_disturbed=0,
     )

@@ -68,8 +68,8 @@ def test_outcomes_bests_and_gains(comparison: Comparison) -> None:
         assert column[column > 0].to_dict() == counts
         row = comparison.bests.set_index("run").loc[run.key]
         assert run.report.answer is not None
-        assert row["speedup"] == run.report.answer["speedup"]
-        assert row["samples_per_s"] == run.report.answer["best"]["samples_per_s"]
+        assert row["speedup"] == run.report.answer.speedup.ratio
+        assert row["samples_per_s"] == run.report.answer.best.samples_per_s
 
 
 def test_differences_are_warned_of(comparison: Comparison) -> None:

@@ -13,7 +13,7 @@ from tests.search.scripted import GIB, fault, ok
 
 def test_a_change_is_measured_by_candidates_that_differ_in_it_alone(wide: Study) -> None:
     report = read_report(wide)
-    best, baseline = report.trial_of("best"), report.trial_of("baseline")
+    best, baseline = report.best_trial, report.baseline_trial
     assert best is not None
     assert baseline is not None
     changes = {change.knob: change for change in changes_of(report, best, baseline)}
@@ -51,12 +51,14 @@ def test_two_of_the_final_comparison_are_judged_as_the_headline_is(tmp_path: Pat
         return ok(spec, 100.0 * drift * (1.0 if key[0] == 0 else 1.1))
 
     report = read_report(finished(tmp_path, two_that_differ_in_stage, trials=40))
-    best, baseline = report.trial_of("best"), report.trial_of("baseline")
+    best, baseline = report.best_trial, report.baseline_trial
     assert best is not None
     assert baseline is not None
     (change,) = changes_of(report, best, baseline)
     (pair,) = change.pairs
-    headline = tuple(report.answer[name] for name in ("speedup", "speedup_low", "speedup_high"))
+    headline = tuple(
+        report.answer.to_dict()[n] for n in ("speedup", "speedup_low", "speedup_high")
+    )
     assert (pair.ratio.ratio, pair.ratio.low, pair.ratio.high) == headline
     assert pair.ratio.is_told_apart
     assert pair.is_interleaved
@@ -74,7 +76,7 @@ def test_what_was_only_tried_together_is_not_shared_out(tmp_path: Path) -> None:
         return fault(spec, Outcome.OOM)
 
     report = read_report(finished(tmp_path, only_two, trials=40))
-    best, baseline = report.trial_of("best"), report.trial_of("baseline")
+    best, baseline = report.best_trial, report.baseline_trial
     assert best is not None
     assert baseline is not None
     changes = changes_of(report, best, baseline)

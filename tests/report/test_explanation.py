@@ -105,7 +105,7 @@ def test_the_page_explains_every_trial_that_was_watched(study: Study) -> None:
 
 def test_the_report_names_what_bounds_the_best(study: Study) -> None:
     report = read_report(study)
-    best = report.trial_of("best")
+    best = report.best_trial
     assert f"trial {best}: compute, 90% of a step; `report --trial {best}` explains it" in (
         describe_bounds(report)
     )

@@ -39,9 +39,9 @@ def test_the_best_trial_is_the_report_s(loaded: optuna.Study, wide: Study) -> No
     report = read_report(wide)
     best = loaded.best_trial
     assert report.answer is not None
-    assert best.user_attrs["trial"] == report.answer["best"]["trial"]
+    assert best.user_attrs["trial"] == report.best_trial
     assert best.user_attrs["is_best"]
-    assert best.value == pytest.approx(report.answer["best"]["samples_per_s"])
+    assert best.value == pytest.approx(report.answer.best.samples_per_s)
     row = report.row_of(best.user_attrs["trial"])
     assert row is not None
     assert best.params == row.candidate.values
@@ -149,4 +149,4 @@ def test_the_dashboard_reads_trials_and_constraints(dashboard: str, wide: Study)
             feasible.append((trial["values"][0], int(attributes["trial"])))
     answer = read_report(wide).answer
     assert answer is not None
-    assert max(feasible)[1] == answer["best"]["trial"]
+    assert max(feasible)[1] == answer.best.trial

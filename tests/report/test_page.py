@@ -80,7 +80,7 @@ def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
     answer = read_report(wide).answer
     assert answer is not None
     bars = drawn["standings"]["data"][0]
-    assert bars["x"] == [answer[name]["samples_per_s"] for name in ("best", "baseline")]
+    assert bars["x"] == [s.samples_per_s for s in (answer.best, answer.baseline)]
     rates = load_table(wide.folder)["samples_per_s"].dropna()
     shown = [y for trace in drawn["history"]["data"][:3] for y in trace["y"]]
     assert sorted(shown) == pytest.approx(sorted(rates))
@@ -104,9 +104,9 @@ def test_ticks_are_the_runs_of_the_last_comparison(wide: Study) -> None:
         )
     assert report.answer is not None
     twice = dataclasses.replace(report, history=again, rows=make_rows(again, report.objective))
-    chart = charts.best_and_baseline(twice, {"best": report.answer["best"]})
+    chart = charts.best_and_baseline(twice, {"best": report.answer.best})
     assert chart is not None
-    assert len(chart.figure["data"][1]["x"]) == report.answer["best"]["n_runs"] == confirm.ROUNDS
+    assert len(chart.figure["data"][1]["x"]) == report.answer.best.n_runs == confirm.ROUNDS
 
 
 def test_the_large_print_claims_no_more_than_the_interval(wide: Study, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from autotune.record.table import load_table
 from autotune.report.compare.comparison import Run, compare
 from autotune.report.plan import Plan, make_plan
 from autotune.report.results.reading import read_report
-from autotune.report.results.summary import summarize
 from autotune.report.results.verdict import describe_verdict
 from autotune.report.terminal.live import LineView
 from autotune.report.terminal.markdown import render_markdown
@@ -52,7 +51,7 @@ def finished(folder: Path, job: Job) -> Study:
     }
     study.write_state(facts)
     done = Searched(study, job)
-    study.write_state({**study.read_state(), "answer": summarize(done.result, study)})
+    study.write_state({**study.read_state(), "answer": done.result.to_dict()})
     return study
 
 
@@ -114,8 +113,9 @@ def test_nothing_of_a_reduced_trial_is_handed_out(study: Study) -> None:
 
 
 def plan_of(folder: Path, job: Job) -> Plan:
-    lattice = lattice_of(job, refused=lambda c: c.layers is not None and c["zero.stage"] == 3)
-    reductions = reduce_lattice(job, lattice, ScriptedEngine(job))
+    lattice = lattice_of(job)
+    engine = ScriptedEngine(job, refused=lambda c: bool(c.layers and c["zero.stage"] == 3))
+    reductions = reduce_lattice(job, lattice, engine)
     return make_plan(job, ENVIRONMENT, lattice, Study(folder, "s"), History(), reductions)
 
 

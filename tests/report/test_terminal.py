@@ -22,7 +22,6 @@ from autotune.report.plan import make_plan
 from autotune.report.results.reading import read_report
 from autotune.report.results.rows import Row, make_rows
 from autotune.report.results.study import Report
-from autotune.report.results.summary import summarize
 from autotune.report.results.verdict import describe_figure, describe_outcome, describe_verdict
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.terminal.study import print_plan, print_report
@@ -63,7 +62,7 @@ def finished(
     }
     study.write_state(facts)
     result = search(study, job, behave, engine=engine(job))
-    study.write_state({**study.read_state(), "answer": summarize(result, study)})
+    study.write_state({**study.read_state(), "answer": result.to_dict()})
     return study
 
 
@@ -111,17 +110,17 @@ def test_the_best_row_shows_the_figure_of_the_final_comparison(tmp_path: Path) -
     report = read_report(finished(tmp_path, lucky))
     answer = report.answer
     assert answer is not None
-    best = next(row for row in report.rows if row.trial == answer["best"]["trial"])
-    assert best.n_runs == answer["best"]["n_runs"] > 1
+    best = next(row for row in report.rows if row.trial == answer.best.trial)
+    assert best.n_runs == answer.best.n_runs > 1
     assert best.figure is not None
-    assert best.figure.samples_per_s == pytest.approx(answer["best"]["samples_per_s"])
-    assert best.figure.low == pytest.approx(answer["best"]["samples_per_s_low"])
+    assert best.figure.samples_per_s == pytest.approx(answer.best.samples_per_s)
+    assert best.figure.low == pytest.approx(answer.best.samples_per_s_low)
 
 
 def test_the_pareto_front_is_listed_with_the_rule(tmp_path: Path) -> None:
     report = read_report(finished(tmp_path, objective="pareto"))
     assert report.answer is not None
-    points = report.answer["front"]
+    points = report.answer.to_dict()["front"]
     text = " ".join(shown(report, 160).split())
     assert len(points) > 1
     for point in points:
@@ -195,7 +194,7 @@ def test_what_an_earlier_job_ran_is_left_out_and_counted(tmp_path: Path) -> None
 
     report = read_report(after)
     assert {trial.spec.identity.number for trial in report.history.trials} == ours
-    best = report.trial_of("best")
+    best = report.best_trial
     assert best is not None
     assert report.rows[0].trial == best
     assert sum(report.counts.values()) == len(ours)
@@ -240,14 +239,14 @@ def test_a_study_that_was_moved_names_its_own_files(tmp_path: Path) -> None:
     assert (facts["table"], facts["files"]) == (str(moved.table_file), str(moved.best_folder))
     answer = read_report(moved).answer
     assert answer is not None
-    assert str(study.folder) not in json.dumps(answer)
-    assert Path(answer["best"]["ds_config"]).is_file()
+    assert str(study.folder) not in json.dumps(answer.to_dict())
+    assert Path(answer.best.config).is_file()
 
     aside = moved.set_aside()
     assert aside is not None
     answer = read_report(Study(aside.parent, aside.name)).answer
     assert answer is not None
-    assert answer["paths"]["export"] == str(aside / "best")
+    assert answer.export == aside / "best"
 
 
 def test_rows_of_an_empty_record() -> None:
@@ -392,8 +391,8 @@ def test_a_figure_says_how_many_of_its_runs_were_disturbed(tmp_path: Path) -> No
 
     report = read_report(finished(tmp_path, behave))
     assert report.answer is not None
-    assert report.answer["best"]["n_disturbed"] == 1
-    assert "3 runs, 1 disturbed" in describe_figure(report.answer["best"])
+    assert report.answer.best.n_disturbed == 1
+    assert "3 runs, 1 disturbed" in describe_figure(report.answer.best)
 
 
 def test_what_was_repeated_stays_in_its_own_report(tmp_path: Path) -> None:
@@ -414,18 +413,17 @@ def test_what_was_repeated_stays_in_its_own_report(tmp_path: Path) -> None:
     assert facts["change"] != "-"
     assert "damaged" not in facts
     assert report.answer is not None
-    for name in ("best", "baseline"):
-        row = report.row_named(name)
+    named = (("best", report.best_row), ("baseline", report.baseline_row))
+    for (name, row), number in zip(named, (report.best_trial, report.baseline_trial), strict=True):
         assert row is not None
-        assert row.trial == report.trial_of(name)
+        assert row.trial == number
         assert describe_outcome(row, report) in ("best", name)
     # An answer that was written before names the first one: it is found all the same.
     first = {
         t.spec.identity.candidate_hash: t.spec.identity.number
         for t in reversed(report.history.explored.trials)
     }
-    for name in ("best", "baseline"):
-        row = report.row_named(name)
+    for _, row in named:
         assert row is not None
         assert row.trial != first[row.candidate.hash]
         assert report.row_of(first[row.candidate.hash]) == row

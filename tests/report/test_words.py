@@ -3,16 +3,14 @@ import dataclasses
 from autotune.contract import Outcome, Role, TrialResult
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.report.words import (
-    describe_candidate,
     describe_counts,
-    describe_difference,
     describe_ending,
     describe_standing,
     format_interval,
     format_rate,
 )
 from autotune.space.candidate import Candidate
-from autotune.space.knobs import canonical
+from autotune.space.knobs import canonical, describe_candidate, describe_difference
 from tests.report.samples import CONTEXT, candidate, standing
 
 

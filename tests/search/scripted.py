@@ -13,12 +13,13 @@ from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankSettings
-from autotune.engines.deepspeed.rules.base import Setup
 from autotune.fleet.base import Progress
 from autotune.job.job import Budget, Job, make_job
 from autotune.planning.lattice import Lattice
+from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
-from autotune.search.base import SearchResult, Snapshot
+from autotune.search.base import Snapshot
+from autotune.search.context import SearchContext
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
 from autotune.space.candidate import Candidate
@@ -78,14 +79,12 @@ def lattice_of(
         candidate(job, zero__stage=stage, micro_batch=size, recompute=how)
         for stage, size, how in itertools.product(stages, micro_batches, recompute)
     ]
-    violation = Violation(rule="test.refused", message="refused", fix="another")
     return Lattice(
         candidates=tuple(c for c in grid if not refused(c)),
         context=Context.of(job, ENVIRONMENT),
         grid_size=len(grid),
         refused={},
         examples={},
-        violations=lambda c, _: [violation] if refused(c) else [],
     )
 
 
@@ -218,8 +217,16 @@ class ScriptedEngine:
 
     name = "deepspeed"  # whose knobs its candidates have
 
-    def __init__(self, job: Job, *, tag: str = "", own: Candidate | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        *,
+        tag: str = "",
+        own: Candidate | None = None,
+        refused: Callable[[Candidate], bool] = lambda _: False,
+    ) -> None:
         self._job = job
+        self._refused = refused
         self._tag = tag
         self._own = own
 
@@ -231,34 +238,37 @@ class ScriptedEngine:
         return RankSettings()
 
     def judge(self, candidate: Candidate) -> list[Violation]:
+        violation = Violation(rule="test.refused", message="refused", fix="another")
+        return [violation] if self._refused(candidate) else []
+
+    def layouts(self) -> None:
+        return None
+
+    def describe(self, candidate: Candidate) -> str:
+        return str(candidate)
+
+    def steps(self, candidate: Candidate) -> list[tuple[str, KnobValue]]:
         return []
 
-    def setup(self, candidate: Candidate) -> Setup:
-        return Setup(
-            ds_config={"zero_optimization": {"stage": candidate["zero.stage"]}},
-            world=candidate.world,
-            tp=candidate.tp,
-            pp=candidate.pp,
-            global_batch=candidate.global_batch,
-            seq_len=self._job.seq_len,
-            recompute=str(candidate.get("recompute", "none")),
-            precision=self._job.precision,
-            model=self._job.model.shape,
-            supports_tp=True,
-            supports_recompute=True,
-            environment=ENVIRONMENT,
-        )
-
-    def expected(self, setup: Setup) -> dict[str, Any]:
-        return {"stage": setup.stage}
+    def expected(self, candidate: Candidate) -> dict[str, Any]:
+        return {"stage": candidate["zero.stage"]}
 
     def files(self, candidate: Candidate) -> dict[str, str]:
         return {"ds_config.json": f'{{"tag": "{self._tag}"}}'}
 
+    def prepare(self, candidates: Sequence[Candidate], note: Callable[[str], None]) -> None:
+        return None
+
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         return {}
 
-    def plans(self, candidates: Sequence[Candidate], accelerators: Sequence[Accelerator]) -> Plans:
+    def plans(
+        self,
+        candidates: Sequence[Candidate],
+        accelerators: Sequence[Accelerator],
+        *,
+        needs_shape: bool = True,
+    ) -> Plans:
         return plans_of(candidates, self._job, ENVIRONMENT, accelerators=accelerators)
 
     def baseline(self, path: Path) -> tuple["ScriptedEngine", Candidate]:
@@ -302,20 +312,23 @@ def search(
     fleet: ScriptedFleet | None = None,
     lattice: Lattice | None = None,
     engine: Engine | None = None,
+    refused: Callable[[Candidate], bool] = lambda _: False,
     observer: Notebook | None = None,
     interrupt: Interrupt | None = None,
-) -> SearchResult:
+) -> SearchAnswer:
     """Run a search on a scripted fleet."""
     study.trials_folder.mkdir(parents=True, exist_ok=True)
     return run_search(
-        job,
-        study=study,
-        fleet=fleet or ScriptedFleet(behave),
-        engine=engine or ScriptedEngine(job),
-        environment=ENVIRONMENT,
-        lattice=lattice or lattice_of(job),
-        observer=observer or Notebook(),
-        interrupt=interrupt or Patient(),
+        SearchContext(
+            job=job,
+            study=study,
+            fleet=fleet or ScriptedFleet(behave),
+            engine=engine or ScriptedEngine(job, refused=refused),
+            environment=ENVIRONMENT,
+            lattice=lattice or lattice_of(job, refused=refused),
+            observer=observer or Notebook(),
+            interrupt=interrupt or Patient(),
+        )
     )
 
 

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
-from autotune.report.results.summary import summarize
-from autotune.search.base import SearchResult
 from autotune.search.front import RULE, Figure, front_of, knee, nearest_on_front
 from autotune.search.history import History
 from autotune.search.objective import Objective
@@ -108,7 +107,7 @@ def curve(spec: TrialSpec) -> TrialResult:
     return ok(spec, rate * share, peak=peak * GIB)
 
 
-def pareto(study: Study, sampler: str = "grid", **changes) -> tuple[SearchResult, ScriptedFleet]:
+def pareto(study: Study, sampler: str = "grid", **changes) -> tuple[SearchAnswer, ScriptedFleet]:
     job = make(objective="pareto", sampler=sampler, **changes)
     fleet = ScriptedFleet(curve)
     lattice = lattice_of(job, recompute=("none",))
@@ -136,12 +135,12 @@ def test_a_search_answers_with_the_knee_and_the_front(study: Study, sampler: str
 
 def test_only_that_objective_adds_the_front_to_the_answer(study: Study):
     result, _ = pareto(study, trials=4)
-    answer = summarize(result, study)
+    answer = result.to_dict()
     assert answer["rule"] == RULE
     assert answer["best"] in answer["front"]
     other = search(Study(study.root, "other"), make(trials=2))
     assert other.front is None
-    assert not {"front", "rule"} & set(summarize(other, study))
+    assert not {"front", "rule"} & set(other.to_dict())
 
 
 def test_patience_counts_from_the_last_change_of_the_front(study: Study):

@@ -64,7 +64,7 @@ def test_baseline_search_comparison_in_this_order(study: Study):
     assert result.best is not None
     assert result.baseline is not None
     assert result.best.samples_per_s >= result.baseline.samples_per_s
-    assert result.best.ds_config.exists()
+    assert result.best.config.exists()
 
 
 def test_no_candidate_is_explored_twice(study: Study):
@@ -284,9 +284,8 @@ def test_a_lost_candidate_that_has_become_illegal_is_left(study: Study):
     search(study, job)
     last = [t for t in study.trials() if t.spec.identity.role is Role.SEARCH][-1]
     (last.folder / "result.json").unlink()
-    lattice = lattice_of(job, refused=lambda c: c.hash == last.spec.identity.candidate_hash)
     fleet = ScriptedFleet(realistic)
-    search(study, job, fleet=fleet, lattice=lattice)
+    search(study, job, fleet=fleet, refused=lambda c: c.hash == last.spec.identity.candidate_hash)
     assert last.spec.identity.candidate_hash not in {
         s.identity.candidate_hash for s in fleet.specs
     }

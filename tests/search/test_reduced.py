@@ -10,10 +10,12 @@ from autotune.base.errors import NothingFeasibleError
 from autotune.contract import Fidelity, Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.forecast import Forecast
 from autotune.cost.residual import Features
+from autotune.engines.base import Engine
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
+from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study
-from autotune.search.base import SearchResult
+from autotune.search.context import SearchContext
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
@@ -21,7 +23,6 @@ from autotune.search.reduced import reduce_lattice, too_large
 from autotune.search.steering import Steering, lessons_of
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
-from autotune.space.rule import Violation
 from tests.search.scripted import (
     ENVIRONMENT,
     GIB,
@@ -86,6 +87,7 @@ class Searched:
         behave: Behaviour = smaller,
         *,
         lattice: Lattice | None = None,
+        engine: Engine | None = None,
         steers: bool = True,
         interrupt: Patient | None = None,
     ) -> None:
@@ -93,16 +95,18 @@ class Searched:
         self.fleet, self.notebook = ScriptedFleet(behave), Notebook()
         lattice = lattice or lattice_of(job)
         self.lattice = lattice
-        self.result: SearchResult = run_search(
-            job,
-            study=study,
-            fleet=self.fleet,
-            engine=ScriptedEngine(job),
-            environment=ENVIRONMENT,
-            lattice=lattice,
-            observer=self.notebook,
-            interrupt=interrupt or Patient(),
-            steering=Steering(lattice=lattice, forecaster=forecaster) if steers else None,
+        self.result: SearchAnswer = run_search(
+            SearchContext(
+                job=job,
+                study=study,
+                fleet=self.fleet,
+                engine=engine or ScriptedEngine(job),
+                environment=ENVIRONMENT,
+                lattice=lattice,
+                observer=self.notebook,
+                interrupt=interrupt or Patient(),
+                steering=Steering(lattice=lattice, forecaster=forecaster) if steers else None,
+            )
         )
 
     @property
@@ -296,21 +300,13 @@ def test_where_nothing_fits_reduced_trials_are_counted_apart(study: Study) -> No
 
 def test_what_has_no_reduced_form_says_so_and_runs_whole(study: Study) -> None:
     job = make(trials=100, fidelity="layers=1")
-    whole = lattice_of(job)
-    violation = Violation(rule="test.deep", message="needs 2 layers", fix="more")
-    lattice = Lattice(
-        candidates=whole.candidates,
-        context=whole.context,
-        grid_size=whole.grid_size,
-        refused={},
-        examples={},
-        violations=lambda c, _: [violation] if c.layers and c["zero.stage"] == 3 else [],
-    )
-    reductions = reduce_lattice(job, lattice, ScriptedEngine(job))
+    lattice = lattice_of(job)
+    engine = ScriptedEngine(job, refused=lambda c: bool(c.layers and c["zero.stage"] == 3))
+    reductions = reduce_lattice(job, lattice, engine)
     assert reductions is not None
-    assert reductions.refused == {"test.deep": 8}
-    assert "8 of 32 candidates have no reduced trial (test.deep 8)" in reductions.describe()
-    done = Searched(study, job, lattice=lattice)
+    assert reductions.refused == {"test.refused": 8}
+    assert "8 of 32 candidates have no reduced trial (test.refused 8)" in reductions.describe()
+    done = Searched(study, job, engine=engine)
     assert any("8 of 32 candidates have no reduced trial" in n for n in done.notebook.notes)
     assert {spec.identity.knobs["zero.stage"] for spec in done.reduced} == {0, 1, 2}
     assert 3 in {spec.identity.knobs["zero.stage"] for spec in done.full}

@@ -10,7 +10,7 @@ import pytest
 from autotune.contract import Measure, Outcome, Role, TrialResult, TrialSpec
 from autotune.record.spread import Spread
 from autotune.record.study import Study
-from autotune.search.answer import Answer
+from autotune.search.answer import RecordStandings
 from autotune.search.history import MANY_TRIALS, History
 from autotune.search.objective import LOSING_SHARE, Objective
 from autotune.search.optuna_study import make_axes, told_trials
@@ -220,7 +220,7 @@ def test_the_answer_names_the_trial_that_counts(study: Study):
         its = trials[standing.trial]
         assert its.spec.identity.candidate_hash == standing.candidate.hash
         assert its.spec.provenance.repeat_of is not None
-        assert its.folder in standing.ds_config.parents
+        assert its.folder in standing.config.parents
 
 
 @pytest.mark.parametrize("cut_after", [4, 5, 12])
@@ -355,7 +355,7 @@ def test_single_trials_tie_where_their_intervals_overlap(study: Study):
         lattice=lattice_of(job, stages=(0,), recompute=("none",)),
     )
     own = History(t for t in study.trials() if t.spec.identity.role is not Role.CONFIRM)
-    answer = Answer(study, own, Objective.of(job, ENVIRONMENT)).final(
+    answer = RecordStandings(study, own, Objective.of(job, ENVIRONMENT)).final(
         baseline=candidate(job, zero__stage=0, micro_batch=8),
         comparison=None,
         stop_reason=None,

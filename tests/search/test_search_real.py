@@ -20,6 +20,7 @@ from autotune.fleet.processes import processes_of
 from autotune.job.model import with_layers
 from autotune.planning.lattice import build_lattice
 from autotune.record.study import Study
+from autotune.search.context import SearchContext
 from autotune.search.history import History
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
@@ -139,16 +140,18 @@ def test_reduced_trials_train_what_they_say_and_the_best_is_a_whole_one(tmp_path
             engine = DeepSpeedEngine(job, CPU)
             lattice = build_lattice(load_space(job.space, KNOBS), engine)
             done = run_search(
-                job,
-                study=study,
-                fleet=fleet,
-                engine=engine,
-                environment=CPU,
-                lattice=lattice,
-                observer=Notebook(),
-                interrupt=Interrupt(),
-                steering=steering_of(job, CPU, lattice),
-                compares=False,
+                SearchContext(
+                    job=job,
+                    study=study,
+                    fleet=fleet,
+                    engine=engine,
+                    environment=CPU,
+                    lattice=lattice,
+                    observer=Notebook(),
+                    interrupt=Interrupt(),
+                    steering=steering_of(job, CPU, lattice),
+                    compares=False,
+                )
             )
     finally:
         fleet.close()

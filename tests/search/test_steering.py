@@ -13,6 +13,7 @@ from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.record.study import Study
 from autotune.search.calibrated import CalibratedSampler
+from autotune.search.context import SearchContext
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
@@ -63,15 +64,17 @@ def run(
 ) -> ScriptedFleet:
     fleet = ScriptedFleet(realistic)
     run_search(
-        job,
-        study=study,
-        fleet=fleet,
-        engine=ScriptedEngine(job),
-        environment=ENVIRONMENT,
-        lattice=lattice or lattice_of(job),
-        observer=Notebook(),
-        interrupt=Patient(),
-        steering=its,
+        SearchContext(
+            job=job,
+            study=study,
+            fleet=fleet,
+            engine=ScriptedEngine(job),
+            environment=ENVIRONMENT,
+            lattice=lattice or lattice_of(job),
+            observer=Notebook(),
+            interrupt=Patient(),
+            steering=its,
+        )
     )
     return fleet
 
@@ -158,7 +161,6 @@ def test_knobs_that_the_model_does_not_know_are_left_to_tpe() -> None:
         grid_size=len(grid),
         refused={},
         examples={},
-        violations=small.violations,
     )
     its = steering(job, lattice)
     assert its.knobs == ("micro_batch",)

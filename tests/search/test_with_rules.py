@@ -9,6 +9,7 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.planning.lattice import build_lattice
 from autotune.record.study import Study
+from autotune.search.context import SearchContext
 from autotune.search.loop import run_search
 from autotune.space.space import load_space
 from tests.search.scripted import (
@@ -28,14 +29,16 @@ def test_what_is_run_is_legal_and_rendered(study: Study, space: str):
     lattice = build_lattice(load_space(space, KNOBS), engine)
     fleet = ScriptedFleet(realistic)
     result = run_search(
-        job,
-        study=study,
-        fleet=fleet,
-        engine=engine,
-        environment=ENVIRONMENT,
-        lattice=lattice,
-        observer=Notebook(),
-        interrupt=Patient(),
+        SearchContext(
+            job=job,
+            study=study,
+            fleet=fleet,
+            engine=engine,
+            environment=ENVIRONMENT,
+            lattice=lattice,
+            observer=Notebook(),
+            interrupt=Patient(),
+        )
     )
     legal = {candidate.hash for candidate in lattice.candidates}
     assert {spec.identity.candidate_hash for spec in fleet.ran(Role.SEARCH)} <= legal
@@ -66,16 +69,18 @@ def test_a_users_own_baseline_keeps_the_keys_that_no_knob_knows(study: Study):
     engine = DeepSpeedEngine(job, ENVIRONMENT)
     fleet = ScriptedFleet(realistic)
     result = run_search(
-        job,
-        study=study,
-        fleet=fleet,
-        engine=engine,
-        environment=ENVIRONMENT,
-        lattice=build_lattice(load_space("smoke", KNOBS), engine),
-        observer=Notebook(),
-        interrupt=Patient(),
+        SearchContext(
+            job=job,
+            study=study,
+            fleet=fleet,
+            engine=engine,
+            environment=ENVIRONMENT,
+            lattice=build_lattice(load_space("smoke", KNOBS), engine),
+            observer=Notebook(),
+            interrupt=Patient(),
+        )
     )
     assert len(fleet.ran(Role.BASELINE)) == 1
     assert result.baseline is not None
-    written = json.loads(result.baseline.ds_config.read_text())
+    written = json.loads(result.baseline.config.read_text())
     assert written["zero_optimization"]["round_robin_gradients"] is True

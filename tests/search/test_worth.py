@@ -8,8 +8,10 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.contract import Role
+from autotune.record.answer import SearchAnswer
 from autotune.record.study import Study, Trial
-from autotune.search.base import SearchResult, StopReason
+from autotune.search.base import StopReason
+from autotune.search.context import SearchContext
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
@@ -33,20 +35,22 @@ TRIAL_S = 36.0
 """Of wall clock; on two devices 0.02 GPU-hours."""
 
 
-def searched(study: Study, **job: object) -> tuple[SearchResult, Notebook]:
+def searched(study: Study, **job: object) -> tuple[SearchAnswer, Notebook]:
     made = make(trials=99, **job)
     study.lock()
     notebook = Notebook()
     result = run_search(
-        made,
-        study=study,
-        fleet=ScriptedFleet(realistic),
-        engine=ScriptedEngine(made),
-        environment=ENVIRONMENT,
-        lattice=lattice_of(made),
-        observer=notebook,
-        interrupt=Patient(),
-        steering=steering(made),
+        SearchContext(
+            job=made,
+            study=study,
+            fleet=ScriptedFleet(realistic),
+            engine=ScriptedEngine(made),
+            environment=ENVIRONMENT,
+            lattice=lattice_of(made),
+            observer=notebook,
+            interrupt=Patient(),
+            steering=steering(made),
+        )
     )
     return result, notebook
 

@@ -5,7 +5,7 @@ the knobs that act, the user's base configuration, the job (precision, optimizer
 candidate. Every key of the user's that gives way is named by `overridden`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.base import RankSettings
+from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.ds_config_file import (
     Note,
     knobs_of,
@@ -42,8 +43,9 @@ from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.job.job import DEFAULT_OPTIMIZER, Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
-from autotune.space.knobs import canonical
+from autotune.space.knobs import canonical, describe_candidate, steps_of
 from autotune.space.rule import Violation
+from autotune.space.space import load_space
 from autotune.trial.transformer_shape import refusal
 
 TEMPLATE = "deepspeed/ds_config.json.j2"
@@ -117,6 +119,18 @@ class DeepSpeedEngine:
         """
         return judge(self.setup(candidate))
 
+    def layouts(self) -> None:
+        """There are none: the space says what is tried."""
+
+    def describe(self, candidate: Candidate) -> str:
+        """What a user has to set, in words."""
+        return describe_candidate(candidate, self.context)
+
+    def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
+        """Each knob a step up and down, and at the values of the job's space."""
+        domains = load_space(self._job.space, KNOBS).domains
+        return steps_of(candidate, KNOBS, {name: d.values for name, d in domains.items()})
+
     def setup(self, candidate: Candidate) -> Setup:
         """Render the candidate: what would really run.
 
@@ -167,12 +181,25 @@ class DeepSpeedEngine:
         name = DS_CONFIG_FILE.rpartition("/")[2]
         return {name: canonical_json(self._render(candidate).ds_config)}
 
-    def expected(self, setup: Setup) -> dict[str, Any]:
+    def expected(self, candidate: Candidate) -> dict[str, Any]:
         """What the live engine must read back, from the configuration that would run.
 
         Names as in `autotune.trial.readback`; one that has no meaning there is left out.
+
+        Raises:
+            RenderError: As `setup`.
         """
-        return expected(setup, self._job.model.source)
+        return expected(self.setup(candidate), self._job.model.source)
+
+    def prepare(self, candidates: Sequence[Candidate], note: Callable[[str], None]) -> None:
+        """Build DeepSpeed's extensions; the one for disks only where a candidate swaps.
+
+        Raises:
+            FleetError: A build failed; the message names its log.
+        """
+        tiers = ("offload.optimizer", "offload.param")
+        swaps = any(c.get(tier) == "nvme" for c in candidates for tier in tiers)
+        extensions.build(self._environment.accelerator, note, nvme=swaps)
 
     def overridden(self, candidate: Candidate) -> Mapping[str, Note]:
         """Keys of the user's file that do not run as written: key -> (theirs, ours or None)."""
@@ -199,14 +226,26 @@ class DeepSpeedEngine:
         candidate = Candidate.of(knobs, world=self._job.world, global_batch=self._job.global_batch)
         return engine, candidate
 
-    def plans(self, candidates: Sequence[Candidate], accelerators: Sequence[Accelerator]) -> Plans:
+    def plans(
+        self,
+        candidates: Sequence[Candidate],
+        accelerators: Sequence[Accelerator],
+        *,
+        needs_shape: bool = True,
+    ) -> Plans:
         """Candidates as columns of the cost model.
 
         Raises:
             FleetError: The accelerator is in no table.
             JobError: The model's sizes cannot be seen, or there is no candidate.
         """
-        return plans_of(candidates, self._job, self._environment, accelerators=accelerators)
+        return plans_of(
+            candidates,
+            self._job,
+            self._environment,
+            accelerators=accelerators,
+            needs_shape=needs_shape,
+        )
 
     def _read_candidate(
         self, path: Path

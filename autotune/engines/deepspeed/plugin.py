@@ -13,6 +13,8 @@ class DeepSpeed:
     knobs = KNOBS
     dialect = "deepspeed"
     packages = ("deepspeed",)
+    no_trace = ""
+    driver = "autotune.trial.wrapper"
 
     def bind(self, job: Job, environment: Environment) -> DeepSpeedEngine:
         """DeepSpeed for a job.

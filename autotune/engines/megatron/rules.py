@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.plans import Recompute
+from autotune.space.rule import Finding, Rule
 
 Counts = NDArray[np.int64]
 Columns = Mapping[str, Counts]
@@ -40,23 +41,16 @@ class LayoutTask:
     """Whether a fused attention kernel runs on the device at the job's precision."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayoutRule:
-    """A named legality check."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """Layouts in columns, with what they lay out."""
 
-    name: str
-    reads: tuple[str, ...]
-    """Columns that it looks at."""
-    holds: Callable[[LayoutTask, Columns], Truth]
-    message: str
-    """Which values clash; `{tp}` stands for a value of the layout or of the task."""
-    fix: str
-    """The nearest change that makes it legal."""
-    source: str
+    task: LayoutTask
+    columns: Columns
 
-    def said(self, text: str, task: LayoutTask, layout: Mapping[str, int]) -> str:
-        """`message` or `fix` of one layout."""
-        return text.format_map({**asdict(task), **layout})
+    def row(self, index: int) -> dict[str, int]:
+        """The columns of one layout."""
+        return {name: int(column[index]) for name, column in self.columns.items()}
 
 
 def chunk_layers(task: LayoutTask, rows: Columns) -> Counts:
@@ -89,8 +83,44 @@ def _block(task: LayoutTask, rows: Columns) -> Truth:
     return found
 
 
-RULES: tuple[LayoutRule, ...] = (
-    LayoutRule(
+def _rule(
+    *,
+    name: str,
+    reads: tuple[str, ...],
+    holds: Callable[[LayoutTask, Columns], Truth],
+    message: str,
+    fix: str,
+    source: str,
+) -> Rule[Rows]:
+    """A rule on whole columns.
+
+    Args:
+        name: As of every rule.
+        reads: Columns that it looks at.
+        holds: Which layouts it allows.
+        message: Which values clash; `{tp}` stands for a value of the layout or of the task.
+        fix: The nearest change that makes it legal, likewise.
+        source: As of every rule.
+    """
+
+    def check(rows: Rows) -> Finding | None:
+        if holds(rows.task, rows.columns)[0]:
+            return None
+        said = {**asdict(rows.task), **rows.row(0)}
+        return Finding(message=message.format_map(said), advice=fix.format_map(said))
+
+    return Rule(
+        name=name,
+        check=check,
+        witnesses=(),
+        source=source,
+        reads=reads,
+        holds=lambda rows: holds(rows.task, rows.columns),
+    )
+
+
+RULES: tuple[Rule[Rows], ...] = (
+    _rule(
         name="sequence.positions",
         reads=("tp",),
         holds=lambda task, rows: np.full(
@@ -100,7 +130,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take a seq_len of at most {max_seq_len}",
         source="megatron/training/arguments.py, validate_args: max_position_embeddings",
     ),
-    LayoutRule(
+    _rule(
         name="tp.heads",
         reads=("tp",),
         holds=lambda task, rows: task.n_heads % rows["tp"] == 0,
@@ -108,7 +138,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take a tp that divides {n_heads}",
         source="megatron/core/transformer/transformer_config.py: num_attention_heads",
     ),
-    LayoutRule(
+    _rule(
         name="tp.kv_heads",
         reads=("tp",),
         holds=_kv_heads,
@@ -116,7 +146,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take a tp that divides {n_kv_heads}, or a multiple of it",
         source="megatron/core/transformer/transformer_config.py: num_query_groups",
     ),
-    LayoutRule(
+    _rule(
         name="tp.ffn",
         reads=("tp",),
         holds=lambda task, rows: task.ffn_hidden % rows["tp"] == 0,
@@ -124,7 +154,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take a tp that divides {ffn_hidden}",
         source="megatron/core/tensor_parallel/layers.py, ColumnParallelLinear: divide",
     ),
-    LayoutRule(
+    _rule(
         name="tp.domain",
         reads=("tp",),
         holds=lambda task, rows: rows["tp"] <= task.domain,
@@ -132,7 +162,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take a tp of at most {domain}",
         source="ours: what NVIDIA recommends in megatron/core/transformer/moe/README.md",
     ),
-    LayoutRule(
+    _rule(
         name="pp.layers",
         reads=("pp",),
         holds=lambda task, rows: rows["pp"] <= task.n_layers,
@@ -140,7 +170,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take a pp of at most {n_layers}",
         source="ours: every stage has a layer",
     ),
-    LayoutRule(
+    _rule(
         name="world.product",
         reads=("tp", "pp", "cp"),
         holds=lambda task, rows: task.world % (rows["tp"] * rows["pp"] * rows["cp"]) == 0,
@@ -148,7 +178,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take degrees whose product divides {world}",
         source="megatron/training/arguments.py, validate_args: total_model_size",
     ),
-    LayoutRule(
+    _rule(
         name="cp.sequence",
         reads=("cp",),
         holds=lambda task, rows: (rows["cp"] == 1) | (task.seq_len % (2 * rows["cp"]) == 0),
@@ -156,7 +186,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take a cp of which twice divides {seq_len}",
         source="megatron/training/arguments.py, validate_args: seq_length",
     ),
-    LayoutRule(
+    _rule(
         name="cp.fused_attention",
         reads=("cp",),
         holds=lambda task, rows: (rows["cp"] == 1) | task.fused_attention,
@@ -164,7 +194,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take cp=1, or bf16 on a newer device",
         source="megatron/core/transformer/dot_product_attention.py: context_parallel_size",
     ),
-    LayoutRule(
+    _rule(
         name="ep.experts",
         reads=("ep",),
         holds=lambda task, rows: (rows["ep"] == 1) | (max(1, task.n_experts) % rows["ep"] == 0),
@@ -172,7 +202,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take an ep that divides the number of experts; 1 for a dense model",
         source="megatron/training/arguments.py, validate_args: expert_model_parallel_size",
     ),
-    LayoutRule(
+    _rule(
         name="ep.ranks",
         reads=("tp", "pp", "ep"),
         holds=lambda task, rows: task.world % (rows["tp"] * rows["pp"] * rows["ep"]) == 0,
@@ -181,7 +211,7 @@ RULES: tuple[LayoutRule, ...] = (
         source="megatron/core/parallel_state.py, initialize_model_parallel: the expert grid, "
         "with experts split by tp as the other layers are",
     ),
-    LayoutRule(
+    _rule(
         name="sequence_parallel.tp",
         reads=("tp", "sequence_parallel"),
         holds=lambda task, rows: (rows["sequence_parallel"] == 0) | (rows["tp"] > 1),
@@ -189,7 +219,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take sequence_parallel=false, or a tp above 1",
         source="megatron/core/model_parallel_config.py: sequence_parallel",
     ),
-    LayoutRule(
+    _rule(
         name="sequence_parallel.sequence",
         reads=("tp", "cp", "sequence_parallel"),
         holds=lambda task, rows: (
@@ -199,7 +229,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take sequence_parallel=false, or a tp that divides it",
         source="megatron/core/tensor_parallel/mappings.py, _split_along_first_dim",
     ),
-    LayoutRule(
+    _rule(
         name="sequence_parallel.experts",
         reads=("tp", "sequence_parallel"),
         holds=lambda task, rows: (
@@ -209,7 +239,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take sequence_parallel=true, or tp=1",
         source="megatron/core/transformer/moe/moe_layer.py, MoELayer.forward",
     ),
-    LayoutRule(
+    _rule(
         name="vp.pipeline",
         reads=("pp", "vp"),
         holds=lambda task, rows: (rows["vp"] == 1) | (rows["pp"] > 1),
@@ -217,7 +247,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take vp=1, or a pp above 1",
         source="megatron/training/arguments.py, validate_args: overlap_p2p_comm",
     ),
-    LayoutRule(
+    _rule(
         name="vp.layers",
         reads=("pp", "vp"),
         holds=lambda task, rows: rows["pp"] * rows["vp"] <= task.n_layers,
@@ -225,7 +255,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take a vp x pp of at most {n_layers}",
         source="ours: every chunk has a layer",
     ),
-    LayoutRule(
+    _rule(
         name="pp.split",
         reads=("pp", "vp", "ends_as_layers"),
         holds=_stage_slots,
@@ -235,7 +265,7 @@ RULES: tuple[LayoutRule, ...] = (
         source="megatron/core/transformer/transformer_config.py: num_layers, "
         "account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split",
     ),
-    LayoutRule(
+    _rule(
         name="pp.ends",
         reads=("pp", "vp", "ends_as_layers"),
         holds=_ends_differ,
@@ -243,7 +273,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take ends_as_layers=false",
         source="ours: where both splits exist they are the same one",
     ),
-    LayoutRule(
+    _rule(
         name="batch.product",
         reads=("dp", "micro_batch"),
         holds=lambda task, rows: task.global_batch % (rows["micro_batch"] * rows["dp"]) == 0,
@@ -252,7 +282,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take a micro_batch and degrees that make micro_batch x dp divide {global_batch}",
         source="megatron/core/num_microbatches_calculator.py: global_batch_size",
     ),
-    LayoutRule(
+    _rule(
         name="vp.micro_batches",
         reads=("pp", "vp", "grad_accum"),
         holds=lambda task, rows: (rows["vp"] == 1) | (rows["grad_accum"] % rows["pp"] == 0),
@@ -263,7 +293,7 @@ RULES: tuple[LayoutRule, ...] = (
         "forward_backward_pipelining_with_interleaving: microbatch_group_size_per_vp_stage, "
         "which is pp where nobody sets it",
     ),
-    LayoutRule(
+    _rule(
         name="distributed_optimizer.ranks",
         reads=("dp", "cp", "distributed_optimizer"),
         holds=lambda task, rows: (
@@ -273,7 +303,7 @@ RULES: tuple[LayoutRule, ...] = (
         fix="take distributed_optimizer=false",
         source="ours: the same run as without",
     ),
-    LayoutRule(
+    _rule(
         name="recompute.selective",
         reads=("recompute",),
         holds=lambda task, rows: (
@@ -284,7 +314,7 @@ RULES: tuple[LayoutRule, ...] = (
         source="ours: slower than none, and no smaller. Korthikanti et al. (arXiv:2205.05198), "
         "section 5, for what it drops",
     ),
-    LayoutRule(
+    _rule(
         name="recompute.block",
         reads=("pp", "vp", "ends_as_layers", "recompute", "recompute_layers"),
         holds=_block,

@@ -12,6 +12,7 @@ from autotune.export.base import Dialect, Handout, Launch, MeasuredFigures
 from autotune.record.soak import describe_soak
 from autotune.space.candidate import format_value
 from autotune.trial.lengths import is_drawn
+from autotune.trial.transformer_shape import shape_of
 
 FIGURES_FILE = "figures.json"
 SETTINGS_FILE = "settings.json"
@@ -35,9 +36,12 @@ class DeepSpeedFiles(Dialect):
         """
         assert launch is not None, "it has a script"
         values = _values(handout, launch)
+        settings, job = dict(handout.settings), handout.job
+        if handout.candidate.pp > 1:
+            settings["transformer"] = shape_of(job.model.source, job.seq_len)
         files = {
             **handout.files,
-            SETTINGS_FILE: canonical_json(handout.settings),
+            SETTINGS_FILE: canonical_json(settings),
             self.script: templates.text("launch/train.py.j2", values),
             "README.md": templates.text("launch/README.md.j2", values),
         }

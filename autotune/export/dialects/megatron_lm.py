@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.base.templates import Templates, canonical_json
+from autotune.base.templates import Templates
 from autotune.cost.plans import Recompute
-from autotune.engines.megatron.layouts import PADDED_TO
+from autotune.engines.megatron.engine import PADDED_TO, task_of
+from autotune.engines.megatron.knobs import columns_of
+from autotune.engines.megatron.rules import Rows
 from autotune.export.base import Dialect, Handout, Launch
 from autotune.job.job import Job
-
-LAYOUT_FILE = "layout.json"
 
 
 class MegatronArguments(Dialect):
@@ -25,10 +25,9 @@ class MegatronArguments(Dialect):
         Raises:
             RenderError: A template does not render.
         """
-        knobs, values = handout.candidate.values, _values(handout)
-        layout = {**knobs, "dp": handout.settings["dp"], **_job(handout.job)}
+        values = _values(handout)
         return {
-            LAYOUT_FILE: canonical_json(layout),
+            **handout.files,
             "megatron_args.sh": templates.text("megatron/megatron_args.sh.j2", values),
             "README.md": templates.text("megatron/README.md.j2", values),
         }
@@ -81,29 +80,18 @@ def _recompute(row: Mapping[str, int]) -> list[list[str]]:
     ]
 
 
-def _job(job: Job) -> dict[str, Any]:
-    return {
-        "model": job.model.name,
-        "seq_len": job.seq_len,
-        "global_batch": job.global_batch,
-        "world": job.world,
-        "precision": job.precision,
-    }
-
-
 def _values(handout: Handout) -> dict[str, Any]:
     """What the templates may use."""
-    row, job = handout.settings, handout.job
-    # Megatron refuses to start without it before Blackwell (megatron/training/arguments.py).
-    orders = row["tp"] > 1 or row["cp"] > 1
-    kernel = "a fused attention kernel"
+    job, task = handout.job, task_of(handout.job, handout.environment)
+    row = Rows(task=task, columns=columns_of(task, [handout.candidate])).row(0)
+    fused = task.fused_attention
     return {
+        **handout.settings,
         **row,
-        **_job(job),
         "device": handout.environment.device_name,
         "arguments": arguments(row, job),
-        "variables": [("CUDA_DEVICE_MAX_CONNECTIONS", "1")] if orders else [],
-        "attention": kernel if row["fused_attention"] else "attention that writes its scores",
+        "variables": sorted(handout.variables.items()),
+        "attention": "a fused attention kernel" if fused else "attention that writes its scores",
         "padded_to": PADDED_TO,
-        "has_experts": job.model.shape.n_experts > 1,
+        "has_experts": task.n_experts > 1,
     }

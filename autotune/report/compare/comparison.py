@@ -16,9 +16,10 @@ import pandas as pd
 from autotune.contract import Origin, Outcome, TrialSpec
 from autotune.report.results.ratios import Ratio, ratio_of, telling_runs
 from autotune.report.results.study import Report
-from autotune.report.words import describe_candidate, describe_reduced
+from autotune.report.words import describe_reduced
 from autotune.search.history import Tried
 from autotune.space.candidate import format_value
+from autotune.space.knobs import describe_candidate
 
 MAX_RUNS = len(ascii_uppercase)
 
@@ -123,18 +124,22 @@ def _outcomes(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _best(run: Run) -> dict[str, Any]:
-    answer = run.report.answer or {}
-    best = answer.get("best") or {}
+    answer = run.report.answer
+    best, speedup = answer and answer.best, answer and answer.speedup
     found: dict[str, Any] = {"run": run.key, "study": run.report.study}
     names = ("trial", "samples_per_s", "samples_per_s_low", "samples_per_s_high", "n_runs")
-    found |= {name: best.get(name) for name in (*names, "peak_memory_bytes")}
-    return found | {name: answer.get(name) for name in ("speedup", "speedup_low", "speedup_high")}
+    found |= {name: getattr(best, name, None) for name in (*names, "peak_memory_bytes")}
+    return found | {
+        "speedup": speedup and speedup.ratio,
+        "speedup_low": speedup and speedup.low,
+        "speedup_high": speedup and speedup.high,
+    }
 
 
 def _knobs(runs: Sequence[Run]) -> pd.DataFrame:
     settings: dict[str, dict[str, Any]] = {}
     for run in runs:
-        row = run.report.row_named("best")
+        row = run.report.best_row
         if row is not None:
             settings[run.key] = dict(row.candidate.values)
     order = dict.fromkeys(name for run in runs for name in run.report.context.knobs)

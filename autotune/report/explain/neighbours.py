@@ -15,8 +15,7 @@ from autotune.cost import Prediction
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
 from autotune.report.explain.ranking import fact, parts_of, shares
-from autotune.report.settings import Choices
-from autotune.space.candidate import format_value
+from autotune.space.candidate import Candidate, format_value
 from autotune.space.rule import Violation
 
 _ALIKE = 0.005
@@ -43,10 +42,9 @@ class Judged:
 
     job: Job
     environment: Environment
-    choices: Choices
-    """The candidate, and maybe others."""
-    index: int
-    """The candidate's, in `choices`."""
+    candidate: Candidate
+    described: str
+    """The candidate in words."""
     notes: tuple[str, ...]
     """What became of settings that do not reach the run as they were written."""
     violations: tuple[Violation, ...]
@@ -55,7 +53,7 @@ class Judged:
     @property
     def knobs(self) -> Mapping[str, KnobValue]:
         """What the candidate chooses."""
-        return self.choices.knobs(self.index)
+        return self.candidate.values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,40 +61,43 @@ class Estimated(Judged):
     """A candidate with what is predicted of it."""
 
     prediction: Prediction
-    """Of `choices`."""
+    """What the cost model says of the candidate alone."""
 
     @property
     def step_time_s(self) -> float:
         """Predicted."""
-        return float(self.prediction.step_time_s[self.index])
+        return float(self.prediction.step_time_s[0])
 
     @property
     def peak_memory_bytes(self) -> float:
         """Predicted."""
-        return float(self.prediction.peak_memory_bytes[self.index])
+        return float(self.prediction.peak_memory_bytes[0])
 
     @property
     def fit_probability(self) -> float:
         """Predicted."""
-        return float(self.prediction.fit_probability[self.index])
+        return float(self.prediction.fit_probability[0])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Explained(Estimated):
-    """A candidate with its reasons; `prediction` is of the lattice and the candidate."""
+    """A candidate with its reasons."""
 
     place: int
-    """Its rank among them, from 1."""
-    is_in_lattice: bool
+    """Its rank in the lattice, from 1."""
+    n_ranked: int
+    """Candidates of the lattice, and this one."""
+    index: int | None
+    """Of the candidate in the lattice; None: it is not there."""
     home: str
     """What holds the lattice: `the space zero`."""
     min_fit: float
     neighbours: tuple[Neighbour, ...]
 
     @property
-    def n_ranked(self) -> int:
-        """Candidates of the lattice, and this one."""
-        return len(self.choices)
+    def is_in_lattice(self) -> bool:
+        """Whether the lattice holds it."""
+        return self.index is not None
 
     @property
     def cheapest_fit(self) -> Neighbour | None:
@@ -136,7 +137,7 @@ def judged_as_dict(found: Judged) -> dict[str, Any]:
 
 def estimate_as_dict(found: Estimated) -> dict[str, Any]:
     """For programs; every figure is predicted."""
-    seconds, sizes = parts_of(found.prediction, found.index)
+    seconds, sizes = parts_of(found.prediction, 0)
     samples_per_s = found.job.global_batch / found.step_time_s
     return {
         **judged_as_dict(found),
@@ -185,7 +186,7 @@ def print_explained(console: Console, found: Explained) -> None:
 def print_title(console: Console, found: Judged) -> None:
     """Print what is predicted of."""
     title = (
-        f"predicted, nothing was run: {found.choices.describe(found.index)}, "
+        f"predicted, nothing was run: {found.described}, "
         f"{found.job.model.name} on {found.job.world} x {found.environment.device_name}"
     )
     console.print(Text(title, style="bold"), soft_wrap=False)
@@ -200,7 +201,7 @@ def verdict(found: Judged) -> list[tuple[str, str]]:
 
 
 def _figures(found: Estimated) -> list[tuple[str, str]]:
-    seconds, sizes = parts_of(found.prediction, found.index)
+    seconds, sizes = parts_of(found.prediction, 0)
     return [
         ("step", f"{format_seconds(found.step_time_s)}: {shares(seconds, 5)}"),
         (

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ from autotune.base.units import format_bytes, format_seconds
 from autotune.cost import Prediction
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
-from autotune.report.settings import Choices
 from autotune.report.words import format_rate
+from autotune.space.candidate import Candidate
 
 _NORMAL_95 = 1.96
 """Quantile of the normal distribution: a 95% interval reaches so many deviations either way."""
@@ -75,7 +75,9 @@ class Ranking:
 
     job: Job
     environment: Environment
-    choices: Choices
+    candidates: Sequence[Candidate]
+    describe: Callable[[Candidate], str]
+    """A candidate in words."""
     prediction: Prediction
     order: NDArray[np.intp]
     """Indices of candidates, best first."""
@@ -103,12 +105,12 @@ def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:
         "is_predicted": True,
         "device_name": ranking.environment.device_name,
         "world": ranking.job.world,
-        "n_candidates": len(ranking.choices),
+        "n_candidates": len(ranking.candidates),
         "n_likely_to_fit": ranking.n_likely,
         "pred_time_sigma": ranking.time_sigma,
         "candidates": [_row(ranking, rank) for rank in ranks],
         "what_if": [
-            {**dataclasses.asdict(variant), "best": dict(ranking.choices.knobs(variant.best))}
+            {**dataclasses.asdict(variant), "best": ranking.candidates[variant.best].values}
             for variant in ranking.variants
         ],
     }
@@ -121,7 +123,7 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     lines = (
         f"predicted, nothing was run: {job.model.name}, {job.seq_len} tokens, global batch "
         f"{job.global_batch}, {job.precision}, on {job.world} x {environment.device_name}",
-        f"{len(ranking.choices)} legal candidates, {ranking.n_likely} fit with a "
+        f"{len(ranking.candidates)} legal candidates, {ranking.n_likely} fit with a "
         f"probability of {ranking.min_fit:.0%} or more; step times hold within x{low:.2f} to "
         f"x{high:.2f} (95%)",
     )
@@ -157,7 +159,7 @@ def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
     seconds, sizes = parts_of(found, index)
     return {
         "rank": rank,
-        "candidate": dict(ranking.choices.knobs(index)),
+        "candidate": ranking.candidates[index].values,
         "pred_step_time_s": float(found.step_time_s[index]),
         "pred_samples_per_s": _samples_per_s(ranking, index),
         "pred_tokens_per_s_per_gpu": _tokens_per_s(ranking, index),
@@ -190,7 +192,7 @@ def _table(ranking: Ranking, shown: Sequence[int]) -> Table:
             format_bytes(found.peak_memory_bytes[index]),
             Text(f"{probability:.0%}", style="" if probability >= ranking.min_fit else "yellow"),
             *([] if price is None else [f"{price:.2f}"]),
-            ranking.choices.describe(index),
+            ranking.describe(ranking.candidates[index]),
         )
     return table
 
@@ -208,7 +210,7 @@ def _variants(ranking: Ranking) -> Table:
         format_seconds(base_s),
         "1.00x",
         "",
-        ranking.choices.describe(best),
+        ranking.describe(ranking.candidates[best]),
     )
     for variant in ranking.variants:
         same = "does not fit" if variant.same_fit_probability < ranking.min_fit else ""
@@ -217,7 +219,7 @@ def _variants(ranking: Ranking) -> Table:
             format_seconds(variant.step_time_s),
             f"{base_s / variant.step_time_s:.2f}x",
             same or format_seconds(variant.same_step_time_s),
-            ranking.choices.describe(variant.best),
+            ranking.describe(ranking.candidates[variant.best]),
         )
     return table
 

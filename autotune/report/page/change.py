@@ -18,10 +18,10 @@ def change(report: Report, standings: Standings) -> dict[str, Any] | None:
     best, baseline = standings["best"], standings["baseline"]
     if best is None or baseline is None:
         return None
-    changes = changes_of(report, best["trial"], baseline["trial"])
+    changes = changes_of(report, best.trial, baseline.trial)
     return {
         "knobs": [_knob(change) for change in changes],
-        "config_keys": _keys(report, best["trial"], baseline["trial"]),
+        "config_keys": _keys(report, best.trial, baseline.trial),
     }
 
 

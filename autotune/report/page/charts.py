@@ -10,6 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from autotune.contract import Outcome, Phase, Role, TrialResult
+from autotune.record.answer import Standing
 from autotune.record.bottleneck import shares_of_calls
 from autotune.record.spread import is_figure
 from autotune.report.results.details import (
@@ -46,8 +47,8 @@ _PART_COLOURS = {
     "data": GREY,
 }
 
-Standings = Mapping[str, Mapping[str, Any] | None]
-"""`best` and `baseline`, as `summarize` gives them."""
+Standings = Mapping[str, Standing | None]
+"""`best` and `baseline`, by these names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +70,8 @@ def best_and_baseline(report: Report, standings: Standings) -> Chart | None:
     named = {name: standing for name, standing in standings.items() if standing}
     if not named:
         return None
-    labels = [f"{name}<br>trial {s['trial']}" for name, s in named.items()]
-    rates = [s["samples_per_s"] for s in named.values()]
+    labels = [f"{name}<br>trial {s.trial}" for name, s in named.items()]
+    rates = [s.samples_per_s for s in named.values()]
     figure = go.Figure()
     figure.add_bar(
         y=labels,
@@ -81,8 +82,8 @@ def best_and_baseline(report: Report, standings: Standings) -> Chart | None:
         error_x={
             "type": "data",
             "symmetric": False,
-            "array": [s["samples_per_s_high"] - s["samples_per_s"] for s in named.values()],
-            "arrayminus": [s["samples_per_s"] - s["samples_per_s_low"] for s in named.values()],
+            "array": [s.samples_per_s_high - s.samples_per_s for s in named.values()],
+            "arrayminus": [s.samples_per_s - s.samples_per_s_low for s in named.values()],
             "color": INK,
         },
         hovertemplate="%{x:.4g} samples/s<extra></extra>",
@@ -107,8 +108,8 @@ def best_and_baseline(report: Report, standings: Standings) -> Chart | None:
         yaxis={"autorange": "reversed"},
     )
     said = "; ".join(
-        f"{name}: {format_rate(s['samples_per_s'])} samples/s, 95% interval "
-        f"{format_rate(s['samples_per_s_low'])} to {format_rate(s['samples_per_s_high'])}"
+        f"{name}: {format_rate(s.samples_per_s)} samples/s, 95% interval "
+        f"{format_rate(s.samples_per_s_low)} to {format_rate(s.samples_per_s_high)}"
         for name, s in named.items()
     )
     return make_chart("standings", said, figure)
@@ -287,11 +288,11 @@ def make_chart(name: str, alt: str, figure: go.Figure, *, min_width: int = 0) ->
     return Chart(name=name, alt=alt, figure=data, min_width=min_width)
 
 
-def _runs_of(report: Report, standing: Mapping[str, Any]) -> Sequence[TrialResult]:
+def _runs_of(report: Report, standing: Standing) -> Sequence[TrialResult]:
     """The runs that a figure is made of; none where it is one trial's own."""
-    row = report.row_of(standing["trial"])
+    row = report.row_of(standing.trial)
     tried = None if row is None else report.history.find(row.candidate)
-    return telling_runs(tried.trials) if tried is not None and standing["n_runs"] > 1 else []
+    return telling_runs(tried.trials) if tried is not None and standing.n_runs > 1 else []
 
 
 def _best_so_far(report: Report) -> list[tuple[int, float]]:

@@ -20,9 +20,9 @@ from autotune.report.page.charts import (
 from autotune.report.results.details import describe_front, pareto_front
 from autotune.report.results.rows import Row
 from autotune.report.results.study import Report
-from autotune.report.words import describe_candidate, settings_of
 from autotune.space.candidate import format_value
 from autotune.space.knob import Knob
+from autotune.space.knobs import describe_candidate, settings_of
 
 _MIB, _GIB = 2**20, 2**30
 _SCALE = [[0.0, GREY], [0.5, BLUE], [1.0, ORANGE]]
@@ -134,7 +134,7 @@ def _values_of(rows: Sequence[Row], knob: Knob) -> list[KnobValue | None]:
 def _kind(row: Row, standings: Standings) -> str:
     for name in ("best", "baseline"):
         standing = standings[name]
-        if standing is not None and standing["trial"] == row.trial:
+        if standing is not None and standing.trial == row.trial:
             return name
     return "candidate" if row.fits else "over limit"
 

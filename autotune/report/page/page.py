@@ -14,9 +14,8 @@ from autotune.report.optuna_storage import MIN_CANDIDATES, importance_of
 from autotune.report.page import change as page_change
 from autotune.report.page import charts, charts_candidates
 from autotune.report.page import tables as page_tables
-from autotune.report.page.charts import Chart
+from autotune.report.page.charts import Chart, Standings
 from autotune.report.results.study import Report
-from autotune.report.results.summary import summarize_standing
 from autotune.report.results.verdict import describe_peaks, describe_place, describe_verdict
 from autotune.report.words import format_rate
 from autotune.search.base import Snapshot, Stage
@@ -57,7 +56,7 @@ def render_page(
     ]
     named = {chart.name: chart for chart in drawn if chart is not None}
     best = standings["best"]
-    config = None if best is None else page_change.ds_config(report, best["trial"])
+    config = None if best is None else page_change.ds_config(report, best.trial)
     values = {
         **page_values(list(named.values())),
         "title": report.study,
@@ -96,15 +95,12 @@ def page_values(drawn: Sequence[Chart]) -> dict[str, Any]:
     }
 
 
-def _standings(report: Report, snapshot: Snapshot | None) -> dict[str, dict[str, Any] | None]:
+def _standings(report: Report, snapshot: Snapshot | None) -> Standings:
     """The answer's, or the best so far."""
-    if _is_running(snapshot) and snapshot is not None:
-        pair = (snapshot.best, snapshot.baseline)
-        best, baseline = (None if s is None else summarize_standing(s) for s in pair)
-    else:
-        answer = report.answer or {}
-        best, baseline = answer.get("best"), answer.get("baseline")
-    return {"best": best, "baseline": baseline}
+    shown = snapshot if _is_running(snapshot) else report.answer
+    if shown is None:
+        return {"best": None, "baseline": None}
+    return {"best": shown.best, "baseline": shown.baseline}
 
 
 def _is_running(snapshot: Snapshot | None) -> bool:
@@ -137,21 +133,22 @@ def _job(report: Report) -> str:
 def _headline(report: Report) -> dict[str, str] | None:
     """What the search was for, in large print, and what it rests on."""
     answer = report.answer
-    if answer is None or answer["best"] is None:
+    if answer is None or answer.best is None:
         return None
-    rate = f"{format_rate(answer['best']['samples_per_s'])} samples/s"
-    if answer["speedup"] is None:
+    best, baseline, speedup = answer.best, answer.baseline, answer.speedup
+    rate = f"{format_rate(best.samples_per_s)} samples/s"
+    if speedup is None or baseline is None:
         words = "The best was not run again beside a baseline: no gain is claimed."
         return {"figure": rate, "words": words, "tone": ""}
-    if answer["best"]["trial"] == answer["baseline"]["trial"]:
+    if best.trial == baseline.trial:
         return {"figure": "Nothing beat the baseline", "words": f"{rate}.", "tone": ""}
-    gain = f"{answer['speedup']:.2f}x the baseline"
-    low, high = answer["speedup_low"], answer["speedup_high"]
+    gain = f"{speedup.ratio:.2f}x the baseline"
+    low, high = speedup.low, speedup.high
     interval = f"95% interval {low:.2f} to {high:.2f}"
     words = f"{rate}, {gain}, {interval}"
     if report.objective.wish.name != "samples_per_s":
         said = "faster" if low > 1 else "slower" if high < 1 else "not told apart from it"
-        peaks = f"Peak {describe_peaks(answer)}"
+        peaks = f"Peak {describe_peaks(best, baseline)}"
         return {"figure": peaks, "words": f"{words}: {said}.", "tone": ""}
     # The large print must not claim what the interval does not.
     if low <= 1:

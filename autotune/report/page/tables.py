@@ -13,8 +13,9 @@ from autotune.report.explain.predictions import predicted_memory, predicted_rate
 from autotune.report.explain.trial import describe, explain, rows_of
 from autotune.report.page.charts import Standings
 from autotune.report.results.study import Report
-from autotune.report.words import describe_candidate, format_interval, format_rate
+from autotune.report.words import format_interval, format_rate
 from autotune.space.candidate import candidate_of
+from autotune.space.knobs import describe_candidate
 
 
 def evidence(report: Report) -> list[dict[str, str]]:
@@ -47,7 +48,7 @@ def _said_by(trial: Trial) -> str:
 
 def trials(report: Report, standings: Standings) -> list[dict[str, str]]:
     """Every trial of the record, by number."""
-    marks = {s["trial"]: name for name, s in standings.items() if s is not None}
+    marks = {s.trial: name for name, s in standings.items() if s is not None}
     return [_trial(trial, report, marks) for trial in report.history.trials]
 
 

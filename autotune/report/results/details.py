@@ -29,7 +29,7 @@ def describe_details(report: Report, shares: Mapping[str, float] | None) -> list
         shares: Importance by knob; None: too little is known.
     """
     facts = [("by knob", text) for text in _changes(report)]
-    if not (report.answer or {}).get("front") and (front := pareto_front(report.rows)):
+    if not (report.answer and report.answer.front) and (front := pareto_front(report.rows)):
         facts.append(("front", describe_front(front)))
     if shares is not None:
         facts.append(("importance", describe_importance(shares)))
@@ -93,7 +93,7 @@ def describe_importance(shares: Mapping[str, float]) -> str:
 
 def describe_bounds(report: Report) -> list[str]:
     """What the best and the baseline mostly wait for, where they had a diagnostic pass."""
-    numbers = dict.fromkeys(report.trial_of(name) for name in ("best", "baseline"))
+    numbers = {report.best_trial, report.baseline_trial}
     said = []
     for trial in report.history.trials:
         found = None
@@ -123,7 +123,7 @@ def describe_phases(ended: Sequence[TrialResult]) -> str:
 
 
 def _changes(report: Report) -> list[str]:
-    best, baseline = report.trial_of("best"), report.trial_of("baseline")
+    best, baseline = report.best_trial, report.baseline_trial
     if best is None or baseline is None:
         return []
     return [_change(change) for change in changes_of(report, best, baseline)]

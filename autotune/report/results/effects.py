@@ -13,9 +13,9 @@ from autotune.contract import KnobValue
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, telling_runs
 from autotune.report.results.rows import Row, last_verdict
 from autotune.report.results.study import Report
-from autotune.report.words import settings_of
 from autotune.search.confirm import Verdict
 from autotune.search.history import Tried
+from autotune.space.knobs import settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def _pairs(
             continue
         if _without(theirs, name) == _without(ours, name):
             found.append(_pair(a, b, tried, verdict))
-    named = (report.row_named("best"), report.row_named("baseline"))
+    named = (report.best_row, report.baseline_row)
     ends = {row.trial for row in named if row is not None}
     return tuple(
         sorted(

@@ -1,11 +1,11 @@
 """A study read from its folder, as everything that reports it needs it."""
 
 from autotune.base.errors import StudyError
-from autotune.record.facts import allowed_bytes_of, answer_of, context_of, objective_of
+from autotune.record.answer import answer_of
+from autotune.record.facts import allowed_bytes_of, context_of, objective_of
 from autotune.record.study import Study
 from autotune.report.results.rows import make_rows
 from autotune.report.results.study import Report
-from autotune.report.results.summary import place
 from autotune.search.objective import Objective
 from autotune.search.recorded import history_of
 
@@ -19,7 +19,7 @@ def read_report(study: Study) -> Report:
     facts, recorded = study.read_state(), study.read()
     history = history_of(recorded, facts)
     objective = Objective(wish=objective_of(facts), allowed_bytes=allowed_bytes_of(facts))
-    answer, context = answer_of(facts), context_of(facts)
+    context = context_of(facts)
     if context is None:
         raise StudyError(
             f"{study.state_file}: missing, damaged or of another version: it does not say what "
@@ -34,6 +34,6 @@ def read_report(study: Study) -> Report:
         objective=objective,
         rows=make_rows(history, objective),
         context=context,
-        answer=None if answer is None else place(answer, study),
+        answer=answer_of(facts, study),
         recorded=recorded,
     )

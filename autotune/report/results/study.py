@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.contract import Outcome
+from autotune.record.answer import SearchAnswer
 from autotune.record.study import Recorded
 from autotune.report.results.rows import Row
 from autotune.search.history import History
@@ -26,8 +27,8 @@ class Report:
     rows: Sequence[Row]
     """One per candidate, the fastest first."""
     context: Context
-    answer: Mapping[str, Any] | None
-    """As `summarize` gives it; None while the search has not ended."""
+    answer: SearchAnswer | None
+    """None while the search has not ended."""
     recorded: Recorded
     """The record that it was made of, trials included that answer for another job."""
 
@@ -53,12 +54,24 @@ class Report:
         }
         return next((row for row in self.rows if row.candidate.hash in ran), None)
 
-    def row_named(self, name: str) -> Row | None:
-        """The row of the answer's `best` or `baseline`; None where there is none."""
-        trial = self.trial_of(name)
-        return None if trial is None else self.row_of(trial)
+    @property
+    def best_trial(self) -> int | None:
+        """The trial behind the answer's best; None where there is none."""
+        best = None if self.answer is None else self.answer.best
+        return None if best is None else best.trial
 
-    def trial_of(self, name: str) -> int | None:
-        """The trial behind the answer's `best` or `baseline`; None where there is none."""
-        standing = None if self.answer is None else self.answer[name]
-        return None if standing is None else int(standing["trial"])
+    @property
+    def baseline_trial(self) -> int | None:
+        """The trial behind the answer's baseline; None where there is none."""
+        baseline = None if self.answer is None else self.answer.baseline
+        return None if baseline is None else baseline.trial
+
+    @property
+    def best_row(self) -> Row | None:
+        """The row of the answer's best; None where there is none."""
+        return None if self.best_trial is None else self.row_of(self.best_trial)
+
+    @property
+    def baseline_row(self) -> Row | None:
+        """The row of the answer's baseline; None where there is none."""
+        return None if self.baseline_trial is None else self.row_of(self.baseline_trial)

@@ -1,11 +1,11 @@
 """What a study found, in words: the same in the terminal, in Markdown and in HTML."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from autotune.base.units import format_bytes
 from autotune.contract import Origin
+from autotune.record.answer import SearchAnswer, Standing
 from autotune.record.facts import environment_of, left_out_of, model_of, origin_of
 from autotune.record.soak import describe_soak, read_soak
 from autotune.record.study import Study
@@ -13,14 +13,8 @@ from autotune.record.tried import warning
 from autotune.report.explain.predictions import describe_foretold
 from autotune.report.results.rows import Row
 from autotune.report.results.study import Report
-from autotune.report.words import (
-    describe_counts,
-    describe_difference,
-    describe_reduced,
-    format_interval,
-    format_rate,
-)
-from autotune.space.knobs import choices_of
+from autotune.report.words import describe_counts, describe_reduced, format_interval, format_rate
+from autotune.space.knobs import choices_of, describe_difference
 
 _DISTURBED_SHOWN = 5
 
@@ -46,8 +40,8 @@ def describe_outcome(row: Row, report: Report) -> str:
         return row.outcome.value
     if not row.fits:
         return "over limit"
-    for name in ("best", "baseline"):
-        if row == report.row_named(name):
+    for name, its in (("best", report.best_row), ("baseline", report.baseline_row)):
+        if row == its:
             return name
     return "disturbed" if row.is_disturbed else row.outcome.value
 
@@ -65,22 +59,22 @@ def describe_verdict(report: Report) -> list[tuple[str, str]]:
     if answer is None:
         facts.append(("unfinished", "the same search command again resumes it"))
         return facts
-    best, baseline = answer["best"], answer["baseline"]
+    best, baseline = answer.best, answer.baseline
     if baseline is not None:
         facts.append(("baseline", describe_figure(baseline)))
     if best is not None:
         facts.append(("best", describe_figure(best)))
-        if report.row_of(best["trial"]) is None:
-            lost = f"the record of trial {best['trial']} is gone: search again for the best"
+        if report.row_of(best.trial) is None:
+            lost = f"the record of trial {best.trial} is gone: search again for the best"
             facts.append(("damaged", lost))
         if baseline is not None:
-            facts.append(("change", _change(report, best["trial"], baseline["trial"])))
+            facts.append(("change", _change(report, best.trial, baseline.trial)))
         facts.append(("speedup", describe_speedup(answer)))
         if baseline is not None and report.objective.wish.name != "samples_per_s":
-            facts.append(("memory", describe_peaks(answer)))
-        if soak := _soak(report, best["trial"]):
+            facts.append(("memory", describe_peaks(best, baseline)))
+        if soak := _soak(report, best.trial):
             facts.append(("soak", soak))
-        if untried := _untried(report, best["trial"]):
+        if untried := _untried(report, best.trial):
             facts.append(("untried", untried))
     compared = [str(row.trial) for row in report.rows if row.n_runs > 1]
     if compared and len(compared) < len(report.rows):
@@ -92,54 +86,54 @@ def describe_verdict(report: Report) -> list[tuple[str, str]]:
         facts.append(("noise", f"{text}, their own steps apart"))
     if foretold := describe_foretold(report.history.trials):
         facts.append(("predicted", foretold))
-    if answer["ties"]:
-        ties = ", ".join(f"trial {tie['trial']}" for tie in answer["ties"])
+    if answer.ties:
+        ties = ", ".join(f"trial {tie.trial}" for tie in answer.ties)
         facts.append(("ties", f"{ties}: not told apart from the best"))
     facts += [("disturbed", text) for text in _disturbed(report)]
-    if front := answer.get("front"):
-        facts += [("front", _front(front)), ("rule", f"best is {answer['rule']}")]
-    facts.append(("stopped", answer["stop_reason"]))
-    if problem := answer.get("problem"):
-        facts += [("why", problem["message"]), ("fix", problem["fix"])]
-    facts.append(("table", answer["paths"]["table"]))
-    if answer["paths"]["export"]:
-        facts.append(("files", answer["paths"]["export"]))
+    if front := answer.front:
+        facts += [("front", _front(front)), ("rule", f"best is {answer.rule}")]
+    facts.append(("stopped", answer.stop_reason))
+    if problem := answer.problem:
+        facts += [("why", problem.message), ("fix", problem.fix)]
+    facts.append(("table", str(answer.table)))
+    if answer.export is not None:
+        facts.append(("files", str(answer.export)))
     if (page := Study(report.folder.parent, report.folder.name).page_file).is_file():
         facts.append(("page", str(page)))
     return facts
 
 
-def describe_figure(standing: Mapping[str, Any]) -> str:
+def describe_figure(standing: Standing) -> str:
     """`trial 5: 61.2 samples/s (59.9 to 62.7, 3 runs), peak 812 MiB`."""
-    interval = format_interval(standing["samples_per_s_low"], standing["samples_per_s_high"])
-    n_runs = standing["n_runs"]
+    interval = format_interval(standing.samples_per_s_low, standing.samples_per_s_high)
+    n_runs = standing.n_runs
     runs = f"{n_runs} {'run' if n_runs == 1 else 'runs'}"
-    if n_disturbed := standing.get("n_disturbed", 0):
-        runs += f", {n_disturbed} disturbed"
+    if standing.n_disturbed:
+        runs += f", {standing.n_disturbed} disturbed"
     return (
-        f"trial {standing['trial']}: {format_rate(standing['samples_per_s'])} samples/s "
+        f"trial {standing.trial}: {format_rate(standing.samples_per_s)} samples/s "
         f"({interval}, {runs}), "
-        f"peak {format_bytes(standing['peak_memory_bytes'])}"
+        f"peak {format_bytes(standing.peak_memory_bytes)}"
     )
 
 
-def describe_speedup(answer: Mapping[str, Any]) -> str:
+def describe_speedup(answer: SearchAnswer) -> str:
     """The gain in samples/s with its interval, and whether it is one."""
-    speedup = answer["speedup"]
-    if speedup is None:
+    speedup, best, baseline = answer.speedup, answer.best, answer.baseline
+    if speedup is None or best is None or baseline is None:
         return "unknown: the best was not run again beside a baseline"
-    low, high = answer["speedup_low"], answer["speedup_high"]
-    text = f"{speedup:.2f}x ({low:.2f} to {high:.2f})"
-    if answer["best"]["trial"] == answer["baseline"]["trial"]:
+    low, high = speedup.low, speedup.high
+    text = f"{speedup.ratio:.2f}x ({low:.2f} to {high:.2f})"
+    if best.trial == baseline.trial:
         return f"{text}: nothing beat the baseline"
     if high < 1:
         return f"{text}: slower than the baseline"
     return f"{text}: no proven gain" if low <= 1 else text
 
 
-def describe_peaks(answer: Mapping[str, Any]) -> str:
-    """`12 GiB, the baseline 21 GiB`: peak memory of an answer that has both."""
-    peaks = [format_bytes(answer[name]["peak_memory_bytes"]) for name in ("best", "baseline")]
+def describe_peaks(best: Standing, baseline: Standing) -> str:
+    """`12 GiB, the baseline 21 GiB`: peak memory of both."""
+    peaks = [format_bytes(standing.peak_memory_bytes) for standing in (best, baseline)]
     return f"{peaks[0]}, the baseline {peaks[1]}"
 
 
@@ -179,11 +173,11 @@ def _untried(report: Report, best: int) -> str:
     return warning(settings, report.context)
 
 
-def _front(front: Sequence[Mapping[str, Any]]) -> str:
+def _front(front: Sequence[Standing]) -> str:
     """The Pareto front, fastest first."""
     return "; ".join(
-        f"trial {point['trial']}: {format_rate(point['samples_per_s'])} samples/s in "
-        f"{format_bytes(point['peak_memory_bytes'])}"
+        f"trial {point.trial}: {format_rate(point.samples_per_s)} samples/s in "
+        f"{format_bytes(point.peak_memory_bytes)}"
         for point in front
     )
 

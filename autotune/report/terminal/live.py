@@ -13,15 +13,11 @@ from rich.text import Text
 
 from autotune.base.units import format_seconds
 from autotune.job.fidelity import describe_fidelity
-from autotune.report.words import (
-    describe_candidate,
-    describe_counts,
-    describe_difference,
-    describe_ending,
-    describe_standing,
-)
-from autotune.search.base import Observer, Running, Snapshot, Stage, Standing
+from autotune.record.answer import Standing
+from autotune.report.words import describe_counts, describe_ending, describe_standing
+from autotune.search.base import Observer, Running, Snapshot, Stage
 from autotune.space.knob import Context
+from autotune.space.knobs import describe_candidate, describe_difference
 
 _TITLES = {
     Stage.BASELINE: "looking for a careful default to beat",

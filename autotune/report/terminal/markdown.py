@@ -5,7 +5,8 @@ import re
 from autotune.base.units import format_bytes
 from autotune.report.results.study import Report
 from autotune.report.results.verdict import describe_outcome, describe_place, describe_verdict
-from autotune.report.words import describe_candidate, format_interval, format_rate
+from autotune.report.words import format_interval, format_rate
+from autotune.space.knobs import describe_candidate
 
 _COLUMNS = ("trial", "samples/s", "95% interval", "memory", "outcome", "settings")
 _LOCAL = ("table", "files", "page")

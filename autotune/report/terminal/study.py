@@ -15,8 +15,9 @@ from autotune.report.results.details import describe_details
 from autotune.report.results.rows import Row
 from autotune.report.results.study import Report
 from autotune.report.results.verdict import describe_outcome, describe_place, describe_verdict
-from autotune.report.words import describe_settings, format_interval, format_rate, settings_of
+from autotune.report.words import format_interval, format_rate
 from autotune.space.candidate import format_value
+from autotune.space.knobs import describe_settings, settings_of
 
 _STYLES = {"running": "cyan", "best": "bold green", "baseline": "bold"}
 """Of the words for an outcome; what failed or broke the limit is yellow."""

@@ -74,7 +74,7 @@ def print_traced(console: Console, found: TracedEstimate) -> None:
     if found.analytic is None:
         facts.append(("note", _UNSEEN))
     else:
-        seconds, _ = parts_of(found.analytic.prediction, found.analytic.index)
+        seconds, _ = parts_of(found.analytic.prediction, 0)
         step_s = format_seconds(found.analytic.step_time_s)
         facts.append(("step", f"{step_s}: {shares(seconds, 5)}"))
     for name, text in facts:
@@ -95,7 +95,7 @@ def _table(found: TracedEstimate) -> Table:
     analytic = found.analytic
     counted: dict[str, float] = {}
     if analytic is not None:
-        _, counted = parts_of(analytic.prediction, analytic.index)
+        _, counted = parts_of(analytic.prediction, 0)
     traced = _parts(found.memory)
     for name in MEMORY_PARTS.values():
         if name in counted or name in traced:

@@ -79,7 +79,7 @@ def test_expected_has_what_the_stage_has(tmp_path):
     engine = DeepSpeedEngine(job, CPU)
 
     def expected(**knobs):
-        return engine.expected(engine.setup(canonical_candidate(job, **knobs)))
+        return engine.expected(canonical_candidate(job, **knobs))
 
     plain = expected(zero__stage=0, micro_batch=2, recompute="every_2")
     assert plain == {

@@ -15,9 +15,13 @@ from autotune.cost import Recompute, predict
 from autotune.cost.published import rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
 from autotune.devices.hardware import Environment
-from autotune.engines.megatron.knobs import KNOBS, parse_layout, row_of, steps_of
-from autotune.engines.megatron.layouts import Layouts, lay_out, padded_vocab, task_of
-from autotune.engines.megatron.rules import RULES, LayoutTask
+from autotune.engines.megatron.engine import MegatronEngine, padded_vocab, task_of
+from autotune.engines.megatron.knobs import KNOBS, columns_of
+from autotune.engines.megatron.layouts import Layouts, lay_out
+from autotune.engines.megatron.rules import RULES, LayoutTask, Rows
+from autotune.space.candidate import Candidate
+from autotune.space.knobs import parse_settings
+from autotune.space.rule import Violation, judge_by
 from tests.cost.rows import row
 from tests.jobs import CPU, tiny_job
 
@@ -229,16 +233,21 @@ BROKEN = {
 }
 
 
-def one(asked: LayoutTask, settings: str) -> Layouts:
-    return Layouts(task=asked, columns=row_of(asked, parse_layout(settings.split())))
+def one(asked: LayoutTask, settings: str) -> Candidate:
+    defaults = {name: knob.default for name, knob in KNOBS.items()}
+    values = {**defaults, **parse_settings(settings.split(), KNOBS)}
+    return Candidate.of(values, world=asked.world, global_batch=asked.global_batch)
+
+
+def broken(asked: LayoutTask, candidate: Candidate) -> list[Violation]:
+    return judge_by(RULES, Rows(task=asked, columns=columns_of(asked, [candidate])))
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES])
 def test_every_rule_has_a_layout_that_breaks_it_and_says_so(rule):
     changes, settings = BROKEN[rule]
-    found = {
-        violation.rule: violation for violation in one(task(**changes), settings).violations(0)
-    }
+    asked = task(**changes)
+    found = {violation.rule: violation for violation in broken(asked, one(asked, settings))}
     assert rule in found
     assert "{" not in found[rule].message + found[rule].fix
 
@@ -246,10 +255,16 @@ def test_every_rule_has_a_layout_that_breaks_it_and_says_so(rule):
 def test_legal_layouts_break_no_rule_when_they_are_read_back():
     layouts = lay_out(task(n_experts=4))
     for index in range(0, len(layouts), 97):
-        read = row_of(layouts.task, layouts.knobs(index))
+        read = columns_of(layouts.task, [layouts[index]])
         assert {name: int(column[0]) for name, column in read.items()} == layouts.row(index)
-        assert not Layouts(task=layouts.task, columns=read).violations(0)
-        assert layouts.find(layouts.row(index)) == index
+        assert not broken(layouts.task, layouts[index])
+        assert layouts.index(layouts[index]) == index
+        assert layouts[index] in layouts
+    assert list(layouts[3:5]) == [layouts[3], layouts[4]]
+    other = one(layouts.task, "tp=3")
+    assert other not in layouts
+    with pytest.raises(ValueError, match="none of the layouts"):
+        layouts.index(other)
 
 
 @pytest.mark.parametrize(
@@ -257,28 +272,29 @@ def test_legal_layouts_break_no_rule_when_they_are_read_back():
     [
         ("tp", "not name=value"),
         ("tensor=2", "knobs: tp"),
-        ("tp=0", "above zero"),
+        ("tp=0", "nearest legal value is 1"),
         ("sequence_parallel=maybe", "true or false"),
-        ("recompute=every_2", "block_N"),
-        ("recompute=block_0", "block_N"),
+        ("recompute=every_2", "block_"),
+        ("recompute=block_0", "block_"),
     ],
 )
 def test_a_setting_that_is_none_says_what_is(setting, said):
     with pytest.raises(JobError) as error:
-        parse_layout([setting])
+        parse_settings([setting], KNOBS)
     assert said in f"{error.value.message} {error.value.hint}"
     with pytest.raises(JobError, match="already set"):
-        parse_layout(["tp=2", "tp=4"])
+        parse_settings(["tp=2", "tp=4"], KNOBS)
 
 
-def test_steps_are_one_knob_up_and_down():
-    knobs = one(TASK, "tp=2 pp=2").knobs(0)
-    steps = list(steps_of(TASK, knobs))
+def test_steps_are_one_knob_up_and_down(tmp_path):
+    engine = MegatronEngine(job(tmp_path), GPU)
+    candidate = one(task_of(job(tmp_path), GPU), "tp=2 ends_as_layers=true")
+    steps = list(engine.steps(candidate))
     assert {value for name, value in steps if name == "tp"} == {1, 4}
     assert {value for name, value in steps if name == "vp"} == {2}
     assert not [name for name, _ in steps if name == "ep"]
-    assert {"block_1", "full", "selective"} < {value for name, value in steps}
-    assert all(knobs[name] != value for name, value in steps)
+    assert {"full", "selective"} < {value for name, value in steps}
+    assert all(candidate[name] != value for name, value in steps)
 
 
 def test_the_vocabulary_is_padded_for_each_tp():
@@ -289,10 +305,14 @@ def job(folder, **changes):
     return tiny_job(folder, **{"precision": "bf16", "world": 16, "global_batch": 32, **changes})
 
 
+def plans_of(asked, candidates):
+    return MegatronEngine(asked, GPU).plans(candidates, shipped_accelerators())
+
+
 def test_columns_say_what_a_layout_is(tmp_path):
     asked = job(tmp_path)
-    laid = one(task_of(asked, GPU), "tp=2 recompute=block_1 distributed_optimizer=true")
-    plans = laid.plans(asked, GPU).columns()
+    candidate = one(task_of(asked, GPU), "tp=2 recompute=block_1 distributed_optimizer=true")
+    plans = plans_of(asked, [candidate]).columns()
     assert plans["recompute"] == Recompute.FULL
     assert plans["recompute_every"] == 3  # one of three layers
     assert (plans["zero_stage"], plans["dp"], plans["grad_accum"]) == (1, 8, 4)
@@ -305,7 +325,7 @@ def test_columns_say_what_a_layout_is(tmp_path):
 )
 def test_a_parameter_takes_the_bytes_of_megatrons_documentation(tmp_path, precision, state_bytes):
     asked = job(tmp_path, precision=precision)
-    plans = one(task_of(asked, GPU), "tp=1").plans(asked, GPU)
+    plans = plans_of(asked, [one(task_of(asked, GPU), "tp=1")])
     assert plans.weight_bytes + plans.grad_bytes + plans.optimizer_bytes == state_bytes
 
 
@@ -319,7 +339,7 @@ def test_layouts_are_predicted_as_rows_of_a_table_are(tmp_path):
     read = rows_to_plans(rows, shipped_accelerators())
     assert set(read.reasons) == {""}
     theirs = predict(read.plans)
-    ours = predict(layouts.plans(asked, GPU)).take(np.array(chosen))
+    ours = predict(plans_of(asked, layouts)).take(np.array(chosen))
     assert len(chosen) > 20
     assert ours.step_time_s == pytest.approx(theirs.step_time_s)
     assert ours.peak_memory_bytes == pytest.approx(theirs.peak_memory_bytes)

@@ -24,7 +24,7 @@ from autotune.engines.deepspeed.rules import (
 )
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.sections import is_plain
-from autotune.space.rule import Rule, Violation
+from autotune.space.rule import Rule, Violation, judge_by
 
 __all__ = ["ALL_RULES", "Rule", "Setup", "Violation", "judge"]
 
@@ -67,12 +67,8 @@ def judge(setup: Setup) -> list[Violation]:
     """
     found: list[Violation] = []
     if not is_plain(setup):
-        found = _apply(schema.BLOCKING, setup)
+        found = judge_by(schema.BLOCKING, setup)
         if found:
             return found
-        found = _apply(_KEY_RULES, setup)
-    return found + _apply(_VALUE_RULES, setup)
-
-
-def _apply(rules: tuple[Rule[Setup], ...], setup: Setup) -> list[Violation]:
-    return [found for rule in rules if (found := rule.violation(setup)) is not None]
+        found = judge_by(_KEY_RULES, setup)
+    return found + judge_by(_VALUE_RULES, setup)

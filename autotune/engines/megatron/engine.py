@@ -1,0 +1,243 @@
+"""Megatron-LM: a candidate as a layout, and its columns for the cost model.
+
+Nothing of Megatron is imported: its layouts are planned where it is not installed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotune.base.errors import JobError
+from autotune.base.templates import canonical_json
+from autotune.contract import KnobValue
+from autotune.cost.plans import Plans
+from autotune.cost.problem import accelerator_of, fleet_columns, model_columns
+from autotune.cost.traits import FRAMEWORKS
+from autotune.devices.accelerators import Accelerator, accelerators_with
+from autotune.devices.hardware import Environment
+from autotune.engines.base import Engine, RankSettings
+from autotune.engines.megatron.knobs import KNOBS, columns_of
+from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
+from autotune.engines.megatron.rules import RULES, Counts, LayoutTask, Rows, chunk_layers
+from autotune.job.job import Job
+from autotune.space.candidate import Candidate
+from autotune.space.knob import Context
+from autotune.space.knobs import describe_candidate, steps_of
+from autotune.space.rule import Violation, judge_by
+
+LAYOUT_FILE = "layout.json"
+PADDED_TO = 128
+"""Megatron pads the vocabulary to a multiple of this times tp."""
+_MEGATRON = next(traits.columns for traits in FRAMEWORKS if traits.name == "megatron")
+_FP16 = {"grad_bytes": 2.0, "reduce_bytes": 2.0, "optimizer_bytes": 16.0}
+"""Gradients stay in 16 bits, and the optimizer copies its share of them to 32: 20 bytes a
+parameter. Source: NVIDIA/Megatron-LM, docs/user-guide/features/dist_optimizer.md."""
+_FP32 = {
+    **{name: 4.0 for name in ("weight_bytes", "grad_bytes", "reduce_bytes", "gather_bytes")},
+    **{"optimizer_bytes": 8.0, "activation_bytes": 4.0, "product_input_bytes": 4.0},
+}
+_DTYPES: Mapping[str, Mapping[str, float]] = {"bf16": {}, "fp16": _FP16, "fp32": _FP32}
+_KINDS = ("int", "bool", "choice")
+_STEPS = {name: KNOBS[name] for name in sorted(KNOBS, key=lambda n: _KINDS.index(KNOBS[n].kind))}
+"""The knobs in the order in which `explain` moves them."""
+
+
+class MegatronEngine:
+    """Megatron-LM for one job on one fleet; implements `Engine`."""
+
+    name = "megatron"
+
+    def __init__(self, job: Job, environment: Environment) -> None:
+        """Look at what is laid out.
+
+        Raises:
+            FleetError: The accelerator is in no table.
+            JobError: The job is not one that Megatron-LM trains, or its sizes cannot be seen.
+        """
+        self._job = job
+        self._environment = environment
+        self._task = task_of(job, environment)
+
+    @property
+    def context(self) -> Context:
+        """The job's shapes, and the knobs."""
+        return Context.of(self._job, self._environment)
+
+    def layouts(self) -> Layouts:
+        """Every legal layout.
+
+        Raises:
+            NothingFeasibleError: There is none; names the rule that refuses the last ones.
+            JobError: There are more than fit into memory.
+        """
+        return lay_out(self._task)
+
+    def judge(self, candidate: Candidate) -> list[Violation]:
+        """The rules that a layout breaks."""
+        columns = columns_of(self._task, [candidate])
+        return judge_by(RULES, Rows(task=self._task, columns=columns))
+
+    def describe(self, candidate: Candidate) -> str:
+        """`tp=8 pp=4 micro_batch=2 recompute=full dp=512`: what is not left at its default."""
+        return f"{describe_candidate(candidate, self.context)} dp={candidate.dp}"
+
+    def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
+        """Each knob a step up and down, and quarters of a chunk's layers for `recompute`."""
+        layers = int(chunk_layers(self._task, columns_of(self._task, [candidate]))[0])
+        parts = range(1, QUARTERS) if layers % QUARTERS == 0 else ()
+        blocks = [f"block_{layers * part // QUARTERS}" for part in parts if layers]
+        knobs = {n: k for n, k in _STEPS.items() if n != "ep" or self._task.n_experts > 1}
+        return steps_of(candidate, knobs, {"recompute": blocks})
+
+    def expected(self, candidate: Candidate) -> dict[str, Any]:
+        """The layout: what a live Megatron must say of itself."""
+        return {name: candidate[name] for name in ("tp", "pp", "vp", "cp", "ep", "micro_batch")}
+
+    def ranks(self, candidate: Candidate) -> RankSettings:
+        """What orders the kernels of ranks that share a layer.
+
+        Megatron refuses to start without it before Blackwell (megatron/training/arguments.py).
+        """
+        orders = candidate.tp > 1 or candidate.cp > 1
+        return RankSettings(environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if orders else {})
+
+    def files(self, candidate: Candidate) -> dict[str, str]:
+        """The layout, for machines."""
+        job = self._job
+        told = {
+            "model": job.model.name,
+            "seq_len": job.seq_len,
+            "global_batch": job.global_batch,
+            "world": job.world,
+            "precision": job.precision,
+        }
+        return {LAYOUT_FILE: canonical_json({**candidate.values, "dp": candidate.dp, **told})}
+
+    def prepare(self, candidates: Sequence[Candidate], note: Callable[[str], None]) -> None:
+        """Nothing is built."""
+
+    def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
+        """Nothing: there is no configuration of the user's under a layout."""
+        return {}
+
+    def baseline(self, path: Path) -> tuple[Engine, Candidate]:
+        """There is none.
+
+        Raises:
+            JobError: Always.
+        """
+        raise _only_with_files("baseline")
+
+    def plans(
+        self,
+        candidates: Sequence[Candidate],
+        accelerators: Sequence[Accelerator],
+        *,
+        needs_shape: bool = True,
+    ) -> Plans:
+        """The layouts in the cost model's columns, in their order.
+
+        Raises:
+            FleetError: The accelerator is in no table, or lacks the precision.
+            JobError: The model's sizes cannot be seen (a factory's).
+        """
+        job = self._job
+        if isinstance(candidates, Layouts):
+            rows = candidates.columns
+        else:
+            rows = columns_of(self._task, candidates)
+        chunk = chunk_layers(self._task, rows)
+        is_block = rows["recompute_layers"] > 0
+        model = model_columns(job)
+        columns: dict[str, Any] = {
+            **model,
+            **fleet_columns(job, self._environment, accelerators),
+            **_MEGATRON,
+            **_DTYPES[job.precision],
+            "flash_attention": float(self._task.fused_attention),
+            "vocab": padded_vocab(int(model["vocab"]), rows["tp"]),
+            "zero_stage": rows["distributed_optimizer"],
+            "recompute_every": np.where(
+                is_block, chunk / np.maximum(1, rows["recompute_layers"]), 1.0
+            ),
+            "overlap_sends": _MEGATRON["overlap_sends"] * (rows["vp"] > 1),
+        }
+        for name in ("tp", "pp", "vp", "cp", "ep", "dp", "micro_batch", "grad_accum"):
+            columns[name] = rows[name]
+        columns["sequence_parallel"] = rows["sequence_parallel"]
+        columns["recompute"] = rows["recompute"]
+        return Plans(
+            **{
+                name: value.astype(np.float64) if isinstance(value, np.ndarray) else float(value)
+                for name, value in columns.items()
+            }
+        )
+
+
+def padded_vocab(vocab: int, tp: Counts) -> Counts:
+    """Token ids with those that Megatron adds: a multiple of 128 tp.
+
+    Source: NVIDIA/Megatron-LM, megatron/training/vocab_utils.py.
+    """
+    multiple = PADDED_TO * tp
+    return -(-vocab // multiple) * multiple
+
+
+def task_of(job: Job, environment: Environment) -> LayoutTask:
+    """What is laid out, and on what.
+
+    Raises:
+        FleetError: The accelerator is in no table.
+        JobError: The job is not one that Megatron-LM trains, or its sizes cannot be seen.
+    """
+    _check_trained(job, environment)
+    table = accelerators_with(job.accelerators)
+    device = fleet_columns(job, environment, table)
+    model_columns(job)
+    found = accelerator_of(environment, table)
+    shape = job.model.shape
+    return LayoutTask(
+        n_layers=shape.n_layers,
+        n_heads=shape.n_heads,
+        n_kv_heads=shape.n_kv_heads,
+        ffn_hidden=shape.ffn_hidden,
+        n_experts=shape.n_experts,
+        seq_len=job.seq_len,
+        max_seq_len=shape.max_seq_len or 0,
+        global_batch=job.global_batch,
+        world=job.world,
+        domain=int(device["nvlink_domain"]),
+        # FlashAttention-2 and Transformer Engine start with the devices that have bf16.
+        fused_attention=job.precision != "fp32" and "bf16" in found.peak_flops,
+    )
+
+
+def _check_trained(job: Job, environment: Environment) -> None:
+    if environment.accelerator == "cpu":
+        raise JobError(
+            "engine megatron: it trains on CUDA devices only, and this fleet is CPU ranks",
+            "name the accelerators of the fleet with --gpu, such as --gpu H100",
+        )
+    if job.finetune is not None:
+        raise JobError(
+            "engine megatron: finetune: Megatron-LM trains every weight",
+            "leave finetune out, or plan for DeepSpeed",
+        )
+    theirs = [key for key in ("base_config", "baseline") if getattr(job, key) is not None]
+    if theirs:
+        raise _only_with_files(", ".join(theirs))
+    kind = str(job.optimizer.get("type", "AdamW"))
+    if kind.lower() not in {"adam", "adamw", "fusedadam"}:
+        raise JobError(
+            f"engine megatron: optimizer {kind!r}: its layouts are predicted with Adam",
+            "name AdamW, or leave the optimizer out",
+        )
+
+
+def _only_with_files(keys: str) -> JobError:
+    return JobError(
+        f"engine megatron: {keys}: only DeepSpeed's candidates have that",
+        "leave it out: Megatron's layouts are all that are legal",
+    )

@@ -1,0 +1,244 @@
+"""The answer of a search: one value from the loop to the page, and JSON only in `study.json`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune.contract import DS_CONFIG_FILE, KnobValue, Origin, Outcome
+from autotune.record.facts import context_of, read_fact
+from autotune.record.study import Study
+from autotune.space.candidate import Candidate
+from autotune.space.knob import Context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A candidate with its figure: the final comparison's where it took part, else one trial's."""
+
+    trial: int
+    """Number of the trial whose files stand for it."""
+    candidate: Candidate
+    samples_per_s: float
+    samples_per_s_low: float
+    """Lower end of the 95% prediction interval: where a re-run would be."""
+    samples_per_s_high: float
+    peak_memory_bytes: int | None
+    config: Path
+    """The trial's configuration file."""
+    n_runs: int
+    """Fresh sets of processes behind the figure."""
+    n_disturbed: int
+    """Runs among these that something else on the machine disturbed."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "trial": self.trial,
+            "candidate": dict(self.candidate.values),
+            "samples_per_s": self.samples_per_s,
+            "samples_per_s_low": self.samples_per_s_low,
+            "samples_per_s_high": self.samples_per_s_high,
+            "n_runs": self.n_runs,
+            "n_disturbed": self.n_disturbed,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "ds_config": str(self.config),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speedup:
+    """Gain of the best over the baseline, as a ratio of samples/s."""
+
+    ratio: float
+    low: float
+    """Lower end of the 95% interval, from the interleaved runs of the final comparison."""
+    high: float
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether the interval leaves 1 out."""
+        return not self.low <= 1 <= self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Why a search found nothing, and how to mend that."""
+
+    message: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchAnswer:
+    """What a search answers."""
+
+    study: str
+    counts: Mapping[Outcome, int]
+    """Ended trials by outcome."""
+    baseline: Standing | None = None
+    best: Standing | None = None
+    ties: tuple[Standing, ...] = ()
+    """Candidates that are not told apart from the best, the confirmed ones first; only where the
+    objective is samples/s."""
+    speedup: Speedup | None = None
+    """None if no baseline ran or nothing was confirmed."""
+    front: tuple[Standing, ...] | None = None
+    """The Pareto front, fastest first; None for an objective without one."""
+    rule: str = ""
+    """How the best one of the front was chosen; empty without one."""
+    stop_reason: str
+    interrupted: bool = False
+    origin: Origin = Origin.MEASURED
+    """Where the figures come from."""
+    problem: Problem | None = None
+    """Why there is no best one, where the search failed."""
+    table: Path
+    export: Path | None
+    """Folder of the best one's files; None: there are none."""
+
+    @classmethod
+    def of(
+        cls, study: Study, *, origin: Origin, best: Standing | None = None, **others: Any
+    ) -> "SearchAnswer":
+        """The answer of a study, with its files as they lie now; `others` are fields."""
+        has_files = best is not None and origin is Origin.MEASURED
+        return cls(
+            study=study.name,
+            origin=origin,
+            best=best,
+            table=study.table_file,
+            export=study.best_folder if has_files else None,
+            **others,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: what `search --json` prints and `study.json` keeps.
+
+        Returns:
+            `study`, `counts` by outcome, `baseline` and `best` (null where there is none), `ties`,
+            `speedup` with its 95% interval `speedup_low` to `speedup_high` (null if no baseline
+            was compared), `stop_reason`, `origin` (of the figures: see `Origin`), `problem` (null,
+            or `message` and `fix`), `interrupted`, `paths`; with the Pareto objective also
+            `front`, fastest first, and `rule`, which says how `best` was chosen of it.
+        """
+        speedup, problem = self.speedup, self.problem
+        front = {}
+        if self.front is not None:
+            front = {"front": [point.to_dict() for point in self.front], "rule": self.rule}
+        return {
+            "study": self.study,
+            "counts": {outcome.value: count for outcome, count in self.counts.items()},
+            "baseline": self.baseline and self.baseline.to_dict(),
+            "best": self.best and self.best.to_dict(),
+            "ties": [tie.to_dict() for tie in self.ties],
+            "speedup": speedup and speedup.ratio,
+            "speedup_low": speedup and speedup.low,
+            "speedup_high": speedup and speedup.high,
+            "stop_reason": str(self.stop_reason),
+            "origin": self.origin.value,
+            "problem": problem and {"message": problem.message, "fix": problem.fix},
+            "interrupted": self.interrupted,
+            "paths": {
+                "table": str(self.table),
+                "export": None if self.export is None else str(self.export),
+            },
+            **front,
+        }
+
+
+def config_of(study: Study, trial: int) -> Path:
+    """The configuration file of a trial."""
+    return study.trial_folder(trial) / DS_CONFIG_FILE
+
+
+def answer_of(facts: Mapping[str, Any], study: Study) -> SearchAnswer | None:
+    """The answer of the last search, with its files as they lie now.
+
+    The study may have been moved since, or set aside: its old place may be another study's.
+
+    Args:
+        facts: What `study.json` says.
+        study: The study.
+
+    Returns:
+        None while there is no answer, or where it is damaged.
+    """
+    kept, context = read_fact(_Kept, facts.get("answer")), context_of(facts)
+    if kept is None or context is None:
+        return None
+    ratios = (kept.speedup, kept.speedup_low, kept.speedup_high)
+    ratio, low, high = ratios
+    speedup = None
+    if ratio is not None and low is not None and high is not None:
+        speedup = Speedup(ratio=ratio, low=low, high=high)
+    if ratios != (None, None, None) and not (speedup and kept.best and kept.baseline):
+        return None
+
+    def standing(its: _KeptStanding | None) -> Standing | None:
+        return None if its is None else its.standing(study, context)
+
+    def standings(several: list[_KeptStanding]) -> tuple[Standing, ...]:
+        return tuple(its.standing(study, context) for its in several)
+
+    return SearchAnswer.of(
+        study,
+        counts=kept.counts,
+        baseline=standing(kept.baseline),
+        best=standing(kept.best),
+        ties=standings(kept.ties),
+        speedup=speedup,
+        front=standings(kept.front) if kept.front else None,
+        rule=kept.rule,
+        stop_reason=kept.stop_reason,
+        interrupted=kept.interrupted,
+        origin=kept.origin,
+        problem=kept.problem,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _KeptStanding:
+    trial: int
+    candidate: dict[str, KnobValue]
+    samples_per_s: float
+    samples_per_s_low: float
+    samples_per_s_high: float
+    n_runs: int
+    n_disturbed: int = 0
+    peak_memory_bytes: int | None
+    ds_config: str
+
+    def standing(self, study: Study, context: Context) -> Standing:
+        return Standing(
+            trial=self.trial,
+            candidate=Candidate.of(
+                self.candidate, world=context.world, global_batch=context.global_batch
+            ),
+            samples_per_s=self.samples_per_s,
+            samples_per_s_low=self.samples_per_s_low,
+            samples_per_s_high=self.samples_per_s_high,
+            peak_memory_bytes=self.peak_memory_bytes,
+            config=config_of(study, self.trial),
+            n_runs=self.n_runs,
+            n_disturbed=self.n_disturbed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """As `SearchAnswer.to_dict` writes it; what is found anew is left out."""
+
+    counts: dict[Outcome, int]
+    baseline: _KeptStanding | None
+    best: _KeptStanding | None
+    ties: list[_KeptStanding]
+    speedup: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    stop_reason: str
+    origin: Origin = Origin.MEASURED
+    problem: Problem | None = None
+    interrupted: bool
+    front: list[_KeptStanding] = field(default_factory=list)
+    rule: str = ""

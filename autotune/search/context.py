@@ -1,0 +1,59 @@
+"""What a search goes by: one value for the loop, its stages and all that they ask."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from autotune.contract import Origin
+from autotune.devices.hardware import Environment
+from autotune.engines.base import Engine
+from autotune.fleet.base import Fleet
+from autotune.job.job import Job
+from autotune.planning.lattice import Lattice
+from autotune.record.study import Study
+from autotune.search.base import Observer
+from autotune.search.interrupt import Interrupt
+from autotune.search.objective import Objective
+from autotune.search.steering import Steering
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SearchContext:
+    """A job with everything that its search needs."""
+
+    job: Job
+    """What to tune."""
+    study: Study
+    """The record; the only state there is."""
+    fleet: Fleet
+    """Where trials run."""
+    engine: Engine
+    """What a candidate means."""
+    environment: Environment
+    """The devices and versions at hand."""
+    lattice: Lattice
+    """The legal candidates."""
+    observer: Observer
+    """Is shown what happens."""
+    interrupt: Interrupt
+    """Asks the search to drain or to end."""
+    steering: Steering | None = None
+    """Predicts what trials will measure, for samplers that go by it; None: nothing can be
+    predicted."""
+    compares: bool = True
+    """Whether the best runs again beside the baseline; a table would only repeat itself."""
+    origin: Origin = Origin.MEASURED
+    """Where the figures come from."""
+
+    @cached_property
+    def objective(self) -> Objective:
+        """What is better, and what the devices allow."""
+        return Objective.of(self.job, self.environment)
+
+    def note(self, text: str) -> None:
+        """Say something worth saying."""
+        self.observer.on_note(text)
+
+    @property
+    def capacity(self) -> int:
+        """How many trials can run at once; the fleet may leave out slots meanwhile."""
+        return self.fleet.capacity(self.job.world)

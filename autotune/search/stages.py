@@ -1,0 +1,270 @@
+"""The stages of a search: which run each asks for next, until it asks no more."""
+
+from typing import Protocol
+
+from autotune.base.plugins import load_plugin
+from autotune.contract import Role
+from autotune.search import confirm
+from autotune.search.base import Stage, StopReason
+from autotune.search.baseline import find_baseline
+from autotune.search.context import SearchContext
+from autotune.search.history import History, owed_repeat, results
+from autotune.search.in_flight import TrialsInFlight
+from autotune.search.reduced import ReducedTrials, too_large
+from autotune.search.sampler import Request, Sampler
+from autotune.search.stop import has_time, n_done, searched, why_stop
+from autotune.search.trial_spec import Run
+from autotune.search.trial_worth import weigh_trial
+from autotune.space.candidate import Candidate
+
+
+class SearchStage(Protocol):
+    """A part of a search that runs trials."""
+
+    name: Stage
+
+    @property
+    def at_once(self) -> int:
+        """How many of its trials may run at a time."""
+
+    def next_run(self) -> Run | None:
+        """What to start next; None: nothing, until a trial has ended."""
+
+
+class BaselineStage:
+    """Finds the baseline: the user's own configuration, or the ladder's."""
+
+    name = Stage.BASELINE
+    at_once = 1
+
+    def __init__(self, context: SearchContext, flight: TrialsInFlight) -> None:
+        """Read the user's own configuration, if the job names one.
+
+        Raises:
+            RenderError: It cannot be read.
+            JobError: It trains something else than the job.
+        """
+        self._context = context
+        self._flight = flight
+        self.candidate: Candidate | None = None
+        """The baseline; None while none has run."""
+        self.users: Candidate | None = None
+        """What the user's own file describes; None: there is no such file."""
+        if context.job.baseline is not None:
+            engine, self.users = context.engine.baseline(context.job.baseline)
+            flight.render_with(self.users, engine)
+
+    def next_run(self) -> Run | None:
+        """The next rung of the ladder that the record does not answer for."""
+        context, theirs = self._context, self.users
+        try:
+            if theirs is None:
+                self.candidate = find_baseline(context.job, context.lattice.context, self._runs)
+            else:
+                self.candidate = theirs if self._runs(theirs) else None
+        except _UntriedError as untried:
+            if self._has_time():
+                return run_of(context, self._flight.history, untried.candidate, Role.BASELINE)
+            context.note("the time budget ends before a baseline is found: no speedup to report")
+            return None
+        if self.candidate is None:
+            context.note("no baseline runs within the limits: there will be no speedup to report")
+        return None
+
+    def _runs(self, candidate: Candidate) -> bool:
+        """Whether the candidate is legal and ran within the limits."""
+        tried = self._flight.history.explored.find(candidate)
+        # A disturbed one that the time cannot repeat answers as it is.
+        if tried is not None and (tried.is_settled or (tried.measured and not self._has_time())):
+            return self._context.objective.figure(tried) is not None
+        if violations := self._flight.violations(candidate):
+            if theirs := self._context.job.baseline:
+                self._context.note(f"{theirs}: {violations[0].message}; {violations[0].fix}")
+            return False
+        raise _UntriedError(candidate)
+
+    def _has_time(self) -> bool:
+        return self._flight.left_s() >= (self._flight.history.typical_s or 0.0)
+
+
+class _UntriedError(Exception):
+    """The baseline's ladder asks for a candidate that the record does not answer for."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        super().__init__(str(candidate))
+        self.candidate = candidate
+
+
+class ProposalStage:
+    """The search proper: reduced trials first, then what the sampler proposes."""
+
+    name = Stage.SEARCH
+
+    def __init__(
+        self, context: SearchContext, flight: TrialsInFlight, baseline: BaselineStage
+    ) -> None:
+        self._context = context
+        self._flight = flight
+        self._baseline = baseline
+        self._sampler: Sampler = load_plugin("sampler", context.job.sampler)
+        self._reduced = ReducedTrials.of(context)
+        self.stop: StopReason | None = None
+        """Why no further trial is proposed; None while one may be."""
+
+    @property
+    def at_once(self) -> int:
+        """As many as the fleet holds."""
+        return self._context.capacity
+
+    @property
+    def n_budget(self) -> int:
+        """Trials that it may run."""
+        n_forms = 0 if self._reduced is None else self._reduced.n_forms
+        return min(
+            self._context.job.budget.trials, len(self._context.lattice.candidates) + n_forms
+        )
+
+    @property
+    def n_left(self) -> int:
+        """Trials of these that have not ended."""
+        return max(0, self.n_budget - n_done(self._flight.history))
+
+    def next_run(self) -> Run | None:
+        """A trial that is owed, or the next proposal; else why there is none."""
+        context, history = self._context, self._flight.history
+        used_s = self._flight.used_s()
+        kept_s = 2 * confirm.ROUNDS * confirm.run_s(history)
+        budget = context.job.budget
+        if has_time(history, budget, used_s=used_s, kept_s=kept_s):
+            for tried in history.tried:
+                # Rules may have changed since: an upgraded engine, another override.
+                is_owed = tried.is_owed and tried.is_searched
+                if is_owed and not self._flight.violations(tried.candidate):
+                    return run_of(context, history, tried.candidate, Role.SEARCH)
+        self.stop = why_stop(history, context.objective, budget, used_s=used_s, kept_s=kept_s)
+        if self.stop is not None:
+            return None
+        full = None if self._reduced is None else self._reduced.next(history, used_s=used_s)
+        candidate = full or self._propose()
+        if candidate is None or not self._pays():
+            self.stop = StopReason.EXHAUSTED if candidate is None else StopReason.GAIN
+            return None
+        if self._reduced is not None and full is not None:
+            form = self._reduced.form_of(full)
+            return run_of(context, history, form, Role.SEARCH, reduced_of=full)
+        return run_of(context, history, candidate, Role.SEARCH)
+
+    def _propose(self) -> Candidate | None:
+        """The candidate to try next; None when all were."""
+        context, history, closed = self._context, self._flight.history, self._closed()
+        if self._baseline.users is not None and not searched(history):
+            # What they run today is where the search starts from: one knob away, mostly.
+            return context.lattice.nearest(self._baseline.users.values, closed)
+        return self._sampler.propose(
+            Request(
+                lattice=context.lattice,
+                history=history,
+                objective=context.objective,
+                closed=closed,
+                n_budget=self.n_budget,
+                seed=context.job.seed,
+                steering=context.steering,
+            )
+        )
+
+    def _pays(self) -> bool:
+        """Whether another trial is expected to save more of the training than it costs."""
+        context, history = self._context, self._flight.history
+        if context.steering is None or context.job.budget.gpu_hours is None:
+            return True
+        gain = context.steering.expected_gain(history, context.objective, self._closed())
+        weighed = weigh_trial(
+            gain, history, context.objective, context.job, baseline=self._baseline.candidate
+        )
+        if not weighed.pays:
+            context.note(str(weighed))
+        return weighed.pays
+
+    def _closed(self) -> set[str]:
+        """Hashes of the candidates that need no further trial."""
+        history = self._flight.history
+        tried = {t.candidate.hash for t in history.tried if not t.is_owed}
+        return tried | too_large(history).keys()
+
+
+class ComparisonStage:
+    """The final comparison: the best ones and the baseline again, in turns."""
+
+    name = Stage.CONFIRM
+    at_once = 1
+
+    def __init__(
+        self, context: SearchContext, flight: TrialsInFlight, baseline: Candidate | None
+    ) -> None:
+        """Plan it, as far as the time goes."""
+        self._context = context
+        self._flight = flight
+        self.planned = confirm.plan(
+            flight.history, context.objective, baseline, left_s=flight.left_s
+        )
+        """Who runs in which rounds; None: there is no time for it."""
+
+    def next_run(self) -> Run | None:
+        """The next run of the rounds."""
+        if self.planned is None:
+            return None
+        context, history = self._context, self._flight.history
+        chosen = confirm.next_run(
+            self.planned, history, seed=context.job.seed, left_s=self._flight.left_s()
+        )
+        if chosen is None:
+            return None
+        return run_of(context, history, chosen[0], Role.CONFIRM, confirm_round=chosen[1])
+
+    @property
+    def n_left(self) -> int:
+        """Runs that are missing."""
+        if self.planned is None:
+            return 0
+        return confirm.n_missing(self.planned, self._flight.history, left_s=self._flight.left_s())
+
+
+def run_of(
+    context: SearchContext,
+    whole: History,
+    candidate: Candidate,
+    role: Role,
+    *,
+    confirm_round: int | None = None,
+    reduced_of: Candidate | None = None,
+) -> Run:
+    """A run that knows whether it repeats one that the platform ended or disturbed."""
+    history = whole if reduced_of is None else whole.reduced
+    tried = history.find(candidate)
+    before = [
+        trial
+        for trial in (tried.trials if tried is not None else ())
+        if trial.spec.identity.confirm_round == confirm_round
+    ]
+    failed = [r.number for r in results(before) if r.outcome.is_platform_fault]
+    repeat_of = owed_repeat(before, history.to_repeat)
+    if repeat_of is not None:
+        failed = [number for number in failed if number > repeat_of]
+    losing_step_time_s = None
+    if role is Role.SEARCH and reduced_of is None:
+        losing_step_time_s = context.objective.losing_step_time_s(
+            history.explored, context.job.global_batch
+        )
+    predicted = None
+    if context.steering is not None and role in (Role.BASELINE, Role.SEARCH):
+        predicted = context.steering.predict(whole, context.objective, candidate)
+    return Run(
+        candidate=candidate,
+        role=role,
+        confirm_round=confirm_round,
+        retry_of=failed[-1] if failed else None,
+        repeat_of=repeat_of,
+        losing_step_time_s=losing_step_time_s,
+        predicted=predicted,
+        reduced_of=reduced_of,
+    )
