@@ -23,7 +23,7 @@ from autotune.base.errors import AutotuneError, RenderError, StudyError
 from autotune.base.plugins import Kind, load_plugin, plugin_names
 from autotune.base.templates import Templates
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
-from autotune.cost.candidates import constants_of
+from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.accelerators import shipped_accelerators
 from autotune.devices.hardware import Environment
@@ -350,7 +350,7 @@ class SamplerContract(Contract[Sampler]):
 
     def test_it_proposes_open_candidates_and_then_none(self) -> None:
         """Whatever became of the trials: faults, cut runs and runs in flight included."""
-        walk = _Walk()
+        walk = _UnrunSearch()
         for _ in walk.lattice.candidates:
             chosen = self.make().propose(walk.request())
             assert chosen is not None, f"{len(walk.closed)} candidates are closed, not all"
@@ -361,7 +361,7 @@ class SamplerContract(Contract[Sampler]):
 
     def test_the_same_request_gives_the_same_candidate(self) -> None:
         """A resumed search goes on as it would have gone on; nothing is kept beside the record."""
-        walk = _Walk()
+        walk = _UnrunSearch()
         for _ in range(6):
             chosen = self.make().propose(walk.request())
             assert chosen is not None
@@ -370,7 +370,7 @@ class SamplerContract(Contract[Sampler]):
 
     def test_it_goes_on_from_the_record_of_another(self) -> None:
         """A study may change its sampler, and values of another space may stand in its record."""
-        walk = _Walk()
+        walk = _UnrunSearch()
         for candidate in walk.lattice.candidates[::3]:
             walk.run(candidate)
         walk.narrow(walk.lattice.candidates[1::2])
@@ -380,7 +380,7 @@ class SamplerContract(Contract[Sampler]):
 
     def test_it_proposes_where_nothing_is_predicted(self) -> None:
         """A device in no table, or a model whose sizes nobody can see."""
-        assert self.make().propose(replace(_Walk().request(), steering=None)) is not None
+        assert self.make().propose(replace(_UnrunSearch().request(), steering=None)) is not None
 
 
 def _refusal(export: Callable[[], object]) -> AutotuneError | None:
@@ -416,7 +416,7 @@ def _handouts(changes: Mapping[str, Any]) -> list[Handout]:
 
 def _studied(results: Path) -> Study:
     """A study of a few trials."""
-    walk = _Walk()
+    walk = _UnrunSearch()
     for candidate in walk.lattice.candidates[:4]:
         walk.run(candidate)
     study = Study(results, JOB["study"])
@@ -436,7 +436,7 @@ def _spec_of(run: Run, number: int, job: Job, engine: Engine) -> TrialSpec:
     )
 
 
-class _Walk:
+class _UnrunSearch:
     """A search without trials: what it ran, and the request that follows from that."""
 
     outcomes: tuple[Outcome | None, ...] = (

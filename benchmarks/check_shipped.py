@@ -20,7 +20,7 @@ from pathlib import Path
 
 from autotune.app.check import check_file
 from autotune.base.errors import AutotuneError, ExitCode
-from autotune.check import Report
+from autotune.check import CheckReport
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 
 SUFFIXES = (".json", ".template", ".yaml", ".yml")
@@ -77,7 +77,7 @@ def _add(found: Repository, path: Path, version: str) -> None:
         found.found[told.consequence, told.rule, told.message].add(where)
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: CheckReport) -> str:
     if report.exit_code(fixed=False) != ExitCode.FOUND:
         return "would not run"
     return "warnings" if report.found else "clean"

@@ -30,7 +30,8 @@ from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.export.door import export_handout, handout_of
-from autotune.fleet.local import LocalFleet
+from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.transports.local import local_fleet
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
@@ -112,7 +113,7 @@ def compare(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
         exported,
         to="deepspeed",
     )
-    fleet = LocalFleet(session.environment, world=session.job.world)
+    fleet = local_fleet(session.environment, world=session.job.world)
     measured, plain = [], []
     for turn in range(rounds):
         # Each comes first in every second round: a machine that slows down favours neither.
@@ -151,7 +152,7 @@ def compared(logs: list[float], tolerance: float = TOLERANCE) -> dict[str, Any]:
 
 
 def trial_samples_per_s(
-    session: Session, fleet: LocalFleet, candidate: Candidate, turn: int
+    session: Session, fleet: GangFleet, candidate: Candidate, turn: int
 ) -> float:
     run = Run(candidate=candidate, role=Role.CONFIRM, confirm_round=turn)
     samples_per_s = run_trial(session, fleet, run).samples_per_s
@@ -159,10 +160,15 @@ def trial_samples_per_s(
     return samples_per_s
 
 
+<<<<<<< HEAD
 def run_trial(
     session: Session, fleet: LocalFleet, run: Run, start: Start | None = None
 ) -> TrialResult:
     """A measured trial, started another way where one is named."""
+=======
+def run_trial(session: Session, fleet: GangFleet, run: Run, **changes: Any) -> TrialResult:
+    """A measured trial, with changes to its spec."""
+>>>>>>> main
     spec = make_spec(
         run,
         study=session.study.name,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
 from autotune.cost.plans import Plans
-from autotune.cost.published import Rows, read_table, rows_to_plans
+from autotune.cost.published import PublishedRows, read_table, rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
 
 GIB = 2**30
@@ -88,7 +88,7 @@ def read_runs(folder: Path) -> Runs:
     return _runs(scored, read, read.plans)
 
 
-def _runs(scored: Sequence[dict[str, str]], read: Rows, plans: Plans) -> Runs:
+def _runs(scored: Sequence[dict[str, str]], read: PublishedRows, plans: Plans) -> Runs:
     rows = tuple(scored[position] for position in read.positions)
     return Runs(
         rows=rows,

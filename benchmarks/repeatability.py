@@ -34,7 +34,8 @@ from autotune.contract import Outcome, Role, TrialResult
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.export.door import export_handout, handout_of
-from autotune.fleet.local import LocalFleet
+from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.transports.local import local_fleet
 from autotune.record.spread import (
     PRIOR_DEGREES,
     PRIOR_DEVIATION,
@@ -111,7 +112,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         session = open_session(None, {**JOB, "study": "repeatability"}, results=Path(scratch))
         build(session.environment.accelerator, print)
-        fleet = LocalFleet(session.environment, world=session.job.world)
+        fleet = local_fleet(session.environment, world=session.job.world)
         candidates = [candidate_of(session, knobs) for knobs in KNOBS]
         try:
             # Starts the template that the others share.
@@ -141,7 +142,7 @@ def on_what(session: Session) -> dict[str, Any]:
     }
 
 
-def trial(session: Session, fleet: LocalFleet, candidate: Candidate) -> TrialResult:
+def trial(session: Session, fleet: GangFleet, candidate: Candidate) -> TrialResult:
     """What a search counts: a trial, or its repeat where it was disturbed."""
     result = run_trial(session, fleet, Run(candidate=candidate, role=Role.SEARCH))
     if not result.disturbed:
@@ -151,7 +152,7 @@ def trial(session: Session, fleet: LocalFleet, candidate: Candidate) -> TrialRes
 
 
 def repeat(
-    session: Session, fleet: LocalFleet, candidates: list[Candidate], options: argparse.Namespace
+    session: Session, fleet: GangFleet, candidates: list[Candidate], options: argparse.Namespace
 ) -> dict[str, Any]:
     """Run every candidate as often as the others, in random order; print what that says."""
     order = candidates * options.repeats
@@ -303,7 +304,7 @@ def rank_correlation(ones: list[TrialResult], others: list[TrialResult]) -> floa
 
 
 def plain(
-    session: Session, fleet: LocalFleet, scratch: Path, rounds: int
+    session: Session, fleet: GangFleet, scratch: Path, rounds: int
 ) -> dict[str, dict[str, Any]]:
     """Trials of one candidate and plain training of its export, in turns."""
     candidate = candidate_of(session, PLAIN)

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from autotune.job.model import load_model
 from autotune.tracing.child import answer_to
-from autotune.tracing.moments import Kind, Phase, Traced, largest
+from autotune.tracing.moments import Kind, StepPhase, Traced, largest
 from autotune.trial.models import DTYPES, apply_recompute, default_dtype, from_config
 
 PRECISIONS = ("fp32", "bf16")
@@ -141,19 +141,19 @@ def measured(request: dict[str, Any]) -> dict[str, int]:
     size = (request["micro_batch"], request["seq_len"])
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         tokens = torch.randint(0, request["source"]["vocab"], size)
-        with record_function(Phase.FORWARD):
+        with record_function(StepPhase.FORWARD):
             output = model(input_ids=tokens, labels=tokens)
-        with record_function(Phase.BACKWARD):
+        with record_function(StepPhase.BACKWARD):
             output.loss.backward()
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
         optimizer.step()
-        with record_function(Phase.STEP):
+        with record_function(StepPhase.STEP):
             optimizer.step()
     return peaks(seen.profiler.kineto_results.events())
 
 
 def peaks(events: Any) -> dict[str, int]:
-    spans = {e.name(): (e.start_ns(), e.end_ns()) for e in events if e.name() in list(Phase)}
+    spans = {e.name(): (e.start_ns(), e.end_ns()) for e in events if e.name() in list(StepPhase)}
     reports = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     held = 0
     found = dict.fromkeys(spans, 0)

@@ -23,7 +23,8 @@ from plain_agreement import JOB, candidate_of, compared, run_trial
 from autotune.app.session import Session, open_session
 from autotune.contract import Phase, Role, Start, TrialResult
 from autotune.engines.deepspeed.extensions import build
-from autotune.fleet.local import LocalFleet
+from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.transports.local import local_fleet
 from autotune.search.trial_spec import Run
 
 KNOBS = {"zero.stage": 1, "micro_batch": 8}
@@ -39,7 +40,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         session = open_session(None, {**JOB, "study": "overhead"}, results=Path(scratch))
         build(session.environment.accelerator, print)
-        fleet = LocalFleet(session.environment, world=session.job.world)
+        fleet = local_fleet(session.environment, world=session.job.world)
         try:
             first = run(session, fleet, Start.WARM)
             starts = [run(session, fleet, s) for _ in range(options.rounds) for s in STARTS]
@@ -51,7 +52,7 @@ def main() -> int:
     return 0
 
 
-def run(session: Session, fleet: LocalFleet, start: Start) -> TrialResult:
+def run(session: Session, fleet: GangFleet, start: Start) -> TrialResult:
     """One trial of the candidate."""
     search = Run(candidate=candidate_of(session, KNOBS), role=Role.SEARCH)
     result = run_trial(session, fleet, search, start=start)

@@ -20,7 +20,7 @@ from autotune.app.session import Session
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.fleet.answering import AnsweringFleet
 from autotune.fleet.base import Fleet
-from autotune.fleet.local import LocalFleet
+from autotune.fleet.transports.local import local_fleet
 from autotune.job.job import Budget
 from autotune.record.spread import is_figure, mean_log_rate
 from autotune.record.study import Study
@@ -29,7 +29,7 @@ from autotune.search.context import SearchContext
 from autotune.search.history import History, counting
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
-from autotune.search.recorded import recall
+from autotune.search.recorded import history_to_resume
 from autotune.search.steering import steering_of
 from autotune.space.candidate import Candidate
 
@@ -61,7 +61,7 @@ class Table:
     @classmethod
     def of(cls, session: Session) -> "Table":
         """What the session's study holds."""
-        history = recall(
+        history = history_to_resume(
             session.study,
             job=session.job,
             engine=session.engine,
@@ -141,7 +141,7 @@ def counted_runs(history: History, candidate: Candidate) -> list[TrialResult]:
 def search_live(session: Session, table: Table, *, sampler: str, seed: int, cap: int) -> Search:
     """Run a search's own trials, until it is near the best of the table or at its cap."""
     began = time.monotonic()
-    fleet = LocalFleet(session.environment, world=session.job.world)
+    fleet = local_fleet(session.environment, world=session.job.world)
     study = Study(session.study.root, f"live-{sampler}-{seed}")
     study.set_aside()
     return _search(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autotune.devices.hardware import usable_cores
-from autotune.fleet.processes import kill_all
+from autotune.fleet.node.processes import kill_all
 
 RATE_MBIT = 1600
 FIRST_ADDRESS = "10.77.0.1"

@@ -143,6 +143,16 @@ def test_files_say_what_they_are_for(path: Path) -> None:
     assert not text or ast.get_docstring(ast.parse(text)), "no module docstring"
 
 
+def test_no_two_classes_have_one_name() -> None:
+    """One name, one idea; private ones are nobody else's business."""
+    where: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(dotted(path))
+    assert not {name: modules for name, modules in where.items() if len(modules) > 1}
+
+
 def test_typer_is_not_reached_through_what_it_once_stood_on() -> None:
     # Typer stopped depending on click in 0.29: it may be absent, and its classes are others.
     names = {path: {name.split(".")[0] for _, name in imports_of(path)} for path in MODULES}

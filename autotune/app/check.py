@@ -6,7 +6,7 @@ from packaging.version import InvalidVersion, Version
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.files import write_whole
-from autotune.check import Report, read_source
+from autotune.check import CheckReport, read_source
 from autotune.check import check as judge_source
 from autotune.check.consumers import Consumer
 from autotune.check.exported import ACCELERATORS
@@ -26,7 +26,7 @@ def check_file(
     consumer: str | None,
     accelerator: str | None,
     deepspeed_version: str | None,
-) -> Report:
+) -> CheckReport:
     """Judge a file; nothing is written.
 
     Raises:
@@ -55,7 +55,7 @@ def check_file(
     return judge_source(source, _environment(where, deepspeed_version))
 
 
-def write_fix(report: Report) -> None:
+def write_fix(report: CheckReport) -> None:
     """Put the fixed text in place of the file that was named, aside first; of no other.
 
     Raises:

@@ -13,7 +13,7 @@ from autotune.base.errors import AutotuneError, StudyError
 from autotune.base.templates import Templates
 from autotune.job.job import JobFile, read_job_file
 from autotune.record.study import Study
-from autotune.report.compare.comparison import MAX_RUNS, Comparison, Run, compare
+from autotune.report.compare.comparison import MAX_RUNS, ComparedRun, StudyComparison, compare
 from autotune.report.compare.page import render_comparison
 from autotune.report.results.reading import read_report
 
@@ -31,7 +31,7 @@ _BESIDES_THE_TABLE = {
 of: two histograms are one word there."""
 
 
-def compare_studies(runs: Sequence[str], results: Path) -> Comparison:
+def compare_studies(runs: Sequence[str], results: Path) -> StudyComparison:
     """Compare studies with the first of them.
 
     Args:
@@ -53,7 +53,7 @@ def compare_studies(runs: Sequence[str], results: Path) -> Comparison:
     return compare([_run(key, study) for key, study in zip(ascii_uppercase, found, strict=False)])
 
 
-def write_comparison(comparison: Comparison, out: Path) -> Path:
+def write_comparison(comparison: StudyComparison, out: Path) -> Path:
     """Write the comparison as one HTML file.
 
     Raises:
@@ -63,9 +63,9 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
     return write_text(out, render_comparison(comparison, Templates()))
 
 
-def _run(key: str, study: Study) -> Run:
+def _run(key: str, study: Study) -> ComparedRun:
     report = read_report(study)
-    return Run(key=key, report=report, frame=table_of(report), job=_job(study))
+    return ComparedRun(key=key, report=report, frame=table_of(report), job=_job(study))
 
 
 def _job(study: Study) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from autotune.base.files import write_whole
 from autotune.cost.constants import SHIPPED, load_constants
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
-from autotune.cost.published import Rows, read_table, rows_to_plans
+from autotune.cost.published import PublishedRows, read_table, rows_to_plans
 from autotune.devices.accelerators import accelerators_with
 
 _GIB = 2**30
@@ -77,7 +77,7 @@ def estimate_rows(
 
 
 def _cells(
-    plans: Plans, predicted: Prediction, table: list[dict[str, str]], read: Rows
+    plans: Plans, predicted: Prediction, table: list[dict[str, str]], read: PublishedRows
 ) -> list[dict[str, str]]:
     """Column -> text, per predicted row."""
     tokens = plans.micro_batch * plans.grad_accum * plans.dp * plans.seq_len

@@ -15,11 +15,11 @@ from autotune.record.study import Study
 from autotune.record.table import make_table
 from autotune.report.page.page import render_page
 from autotune.report.results.reading import read_report
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.search.base import Observer, Snapshot, Stage
 
 _SHARE_OF_TIME = 0.05
-"""Of a search, at most, for drawing its page."""
+"""Share of a search's time that drawing its page may take."""
 _MARK = "<!-- a page of autotune -->"
 """Begins every page, whatever the templates make of it."""
 
@@ -95,7 +95,7 @@ def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> 
     return write_text(out, text)
 
 
-def table_of(report: Report) -> pd.DataFrame:
+def table_of(report: StudyReport) -> pd.DataFrame:
     """The rows of a study's table that a report is of, and those of unreadable trials.
 
     Those of reduced trials are none: what they ran is no candidate of the job.

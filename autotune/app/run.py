@@ -24,8 +24,7 @@ from autotune.base.errors import (
 from autotune.base.files import write_whole
 from autotune.contract import Origin, Outcome
 from autotune.fleet.base import Fleet
-from autotune.fleet.local import LocalFleet
-from autotune.fleet.processes import kill_all
+from autotune.fleet.transports.local import local_fleet
 from autotune.record.answer import SearchAnswer
 from autotune.record.facts import origin_of
 from autotune.record.study import Study
@@ -85,7 +84,7 @@ def search(
     )
     try:
         # What a killed search may have left: its trials hold devices that the next ones need.
-        kill_all(study.trials_folder)
+        fleet.reap(study.trials_folder)
         study.sweep()
         _check_origin(session)
         _begin(session, metrics.on_note)
@@ -166,7 +165,7 @@ def _run(
 def _fleet_of(session: Session) -> Fleet:
     if session.make_fleet is not None:
         return session.make_fleet()
-    return LocalFleet(session.environment, world=session.job.world)
+    return local_fleet(session.environment, world=session.job.world)
 
 
 def _check_origin(session: Session) -> None:

@@ -20,7 +20,7 @@ from autotune.planning.lattice import Lattice, lattice_of
 from autotune.record.study import Study
 from autotune.report.plan import Plan, make_plan
 from autotune.search.history import History
-from autotune.search.recorded import recall
+from autotune.search.recorded import history_to_resume
 from autotune.search.reduced import reduce_lattice
 from autotune.search.steering import Forecaster
 from autotune.space.candidate import Candidate
@@ -126,7 +126,7 @@ def plan_search(session: Session, *, fresh: bool) -> Plan:
     history = (
         History()
         if fresh
-        else recall(study, job=job, engine=session.engine, environment=environment)
+        else history_to_resume(study, job=job, engine=session.engine, environment=environment)
     )
     reductions = reduce_lattice(job, session.lattice, session.engine)
     return make_plan(

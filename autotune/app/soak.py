@@ -26,8 +26,7 @@ from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.dialects.deepspeed import SETTINGS_FILE
-from autotune.fleet.local import LocalFleet
-from autotune.fleet.processes import kill_all
+from autotune.fleet.transports.local import local_fleet
 from autotune.record.soak import SOAK_FOLDER, SoakResult, digest_of, write_soak
 from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
@@ -119,11 +118,11 @@ def _soak(
     if subject.n_params is not None:
         check_space(subject.folder, subject.n_params)
     record = Study(subject.folder, SOAK_FOLDER)
-    fleet = LocalFleet(environment, world=subject.spec.layout.world)
+    fleet = local_fleet(environment, world=subject.spec.layout.world)
     interrupt = Interrupt()
     record.lock()
     try:
-        kill_all(record.trials_folder)
+        fleet.reap(record.trials_folder)
         subject.prepare(note)
         with interrupt.on_signals(), closing(fleet):
             ran = soak_trials(

@@ -15,7 +15,7 @@ from autotune.cost.knowledge import (
     write_lessons,
 )
 from autotune.search.objective import Objective
-from autotune.search.recorded import recall
+from autotune.search.recorded import history_to_resume
 from autotune.search.steering import Steering, lessons_of, situation_of, steering_of
 
 
@@ -68,7 +68,9 @@ def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None
     job, environment = session.job, session.environment
     name = study_name(session.study.folder)
     try:
-        history = recall(session.study, job=job, engine=session.engine, environment=environment)
+        history = history_to_resume(
+            session.study, job=job, engine=session.engine, environment=environment
+        )
         lessons = lessons_of(
             history,
             job,

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from autotune.app.explain import judged
 from autotune.app.outlook import Outlook
 from autotune.base.errors import JobError
-from autotune.cost.candidates import constants_of
+from autotune.cost.constants import constants_of
 from autotune.cost.memory import Held, fit_probability, memory_of_traced
 from autotune.cost.problem import has_shape
 from autotune.engines.base import find_engine
 from autotune.job.job import DEFAULT_ENGINE
 from autotune.report.explain.neighbours import Estimated
 from autotune.report.terminal.traced import TracedEstimate
-from autotune.tracing import Kind, Phase, Traced, trace_candidate
+from autotune.tracing import Kind, StepPhase, Traced, trace_candidate
 
 
 def trace_estimate(outlook: Outlook, settings: Sequence[str]) -> TracedEstimate:
@@ -58,7 +58,7 @@ def trace_estimate(outlook: Outlook, settings: Sequence[str]) -> TracedEstimate:
     )
 
 
-def _held(traced: Traced, phase: Phase) -> Held:
+def _held(traced: Traced, phase: StepPhase) -> Held:
     """The moments of a phase, without the states: those are as the engine shards them."""
     held = [sizes for part, sizes in traced.parts.items() if part.phase is phase]
 

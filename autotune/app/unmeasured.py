@@ -13,7 +13,7 @@ from autotune.app.session import Session, open_session, read_accelerators_of
 from autotune.base.errors import JobError
 from autotune.base.plugins import load_plugin
 from autotune.contract import Origin
-from autotune.cost.candidates import constants_of
+from autotune.cost.constants import constants_of
 from autotune.cost.forecast import Forecast
 from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment, detect_environment, version_of

@@ -25,7 +25,7 @@ _RANGE = re.compile(r"\d+:\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class LaunchLine:
     """What a launch line says."""
 
     world: int | None
@@ -53,7 +53,7 @@ class _Line:
     kind: str = field(default="")
 
 
-def read_launch(line: str) -> Launch:
+def read_launch(line: str) -> LaunchLine:
     """Read a line that starts `deepspeed`, `torchrun`, `accelerate launch` or a script.
 
     Raises:
@@ -74,7 +74,7 @@ def read_launch(line: str) -> Launch:
         config, consumer = (file if isinstance(file, str) else None), Consumer.ACCELERATE
     accelerate_config = launcher.get("config_file") if parsed.kind == "accelerate" else None
     precision = launcher.get("mixed_precision")
-    return Launch(
+    return LaunchLine(
         world=world,
         per_node=per_node,
         n_nodes=_count(launcher, "num_machines"),

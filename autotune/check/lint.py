@@ -41,7 +41,7 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class CheckReport:
     """What was found, and the file after every fix that needs nobody to choose."""
 
     source: Source
@@ -133,7 +133,7 @@ class _Looked:
     world_because: str
 
 
-def check(source: Source, environment: Environment) -> Report:
+def check(source: Source, environment: Environment) -> CheckReport:
     """Judge a configuration, and mend it one fix at a time until nothing changes any more."""
     first = _look(source.config, source, environment)
     twice = _twice(source)
@@ -143,7 +143,7 @@ def check(source: Source, environment: Environment) -> Report:
     found = [Found(violation=violation, after_fix=False) for violation in before]
     changes, left = _mend(source, environment, first, found)
     can_edit = source.can_edit and twice is None
-    return Report(
+    return CheckReport(
         source=source,
         environment=environment,
         world=first.world,

@@ -10,7 +10,7 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.yaml_file import parse_yaml
 from autotune.check.consumers import FILLED, Consumer, autos
 from autotune.check.exported import UNSPLIT, Layout, layout_beside
-from autotune.check.launch import Launch, count, read_launch, typed
+from autotune.check.launch import LaunchLine, count, read_launch, typed
 from autotune.engines.deepspeed.ds_config_file import parse_json, read_text
 
 ACCELERATE_OWNED = (
@@ -282,7 +282,7 @@ def _section_as_config(file: _Accelerate) -> dict[str, Any]:
 def _consumer(
     given: Consumer | None,
     because: str,
-    line: Launch | None,
+    line: LaunchLine | None,
     file: _Accelerate | None,
     config: Mapping[str, Any],
 ) -> tuple[Consumer, str]:
@@ -318,13 +318,13 @@ def _another(named: str | None, path: Path) -> str | None:
     return None if there.name == path.name else named
 
 
-def _world(line: Launch | None, file: _Accelerate | None) -> int | None:
+def _world(line: LaunchLine | None, file: _Accelerate | None) -> int | None:
     if line is not None and line.world is not None:
         return line.world
     return None if file is None else file.n_processes
 
 
-def _per_node(line: Launch | None, file: _Accelerate | None) -> int | None:
+def _per_node(line: LaunchLine | None, file: _Accelerate | None) -> int | None:
     """Ranks of one node: as the line says, else the ranks over accelerate's machines."""
     if line is not None and line.per_node is not None:
         return line.per_node
@@ -337,7 +337,7 @@ def _per_node(line: Launch | None, file: _Accelerate | None) -> int | None:
     return world // nodes
 
 
-def _precision(line: Launch | None, file: _Accelerate | None) -> str | None:
+def _precision(line: LaunchLine | None, file: _Accelerate | None) -> str | None:
     if line is not None and line.mixed_precision is not None:
         return line.mixed_precision
     precision = None if file is None else file.data.get("mixed_precision")

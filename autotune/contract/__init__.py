@@ -19,6 +19,7 @@ from autotune.contract.diagnosis import (
 from autotune.contract.files import (
     CONFIG_DIR,
     DS_CONFIG_FILE,
+    NODE_FILE,
     RANKS_DIR,
     RESULT_FILE,
     SCHEMA_VERSION,
@@ -34,6 +35,7 @@ from autotune.contract.files import (
     write_json,
 )
 from autotune.contract.result import (
+    NodeReport,
     RankReport,
     Surroundings,
     TrialResult,
@@ -65,6 +67,7 @@ __all__ = [
     "CONFIG_DIR",
     "DS_CONFIG_FILE",
     "LIST_VARIABLES",
+    "NODE_FILE",
     "RANKS_DIR",
     "RESULT_FILE",
     "SCHEMA_VERSION",
@@ -86,6 +89,7 @@ __all__ = [
     "KnobValue",
     "Layout",
     "Measure",
+    "NodeReport",
     "Origin",
     "Outcome",
     "Phase",
@@ -109,6 +113,6 @@ __all__ = [
 ]
 
 
-def to_dict(value: TrialSpec | RankReport | TrialResult) -> dict[str, Any]:
+def to_dict(value: TrialSpec | RankReport | NodeReport | TrialResult) -> dict[str, Any]:
     """The JSON form of a contract object."""
     return dataclasses.asdict(value)

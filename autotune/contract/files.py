@@ -31,6 +31,8 @@ STDOUT_FILE = "stdout.log"
 STDERR_FILE = "stderr.log"
 STACKS_FILE = "{rank:02d}.stacks"
 """In `RANKS_DIR`: where each thread of a rank stood, once the rank is asked for it."""
+NODE_FILE = "node_{node:02d}.json"
+"""In `RANKS_DIR`: what each node of a trial's gang saw of its ranks."""
 CONFIG_DIR = "config"
 DS_CONFIG_FILE = "config/ds_config.json"
 

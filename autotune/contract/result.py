@@ -1,12 +1,13 @@
-"""What comes out of a trial: of one rank, and of all of them."""
+"""What comes out of a trial: what a rank says, what a node saw, and what all of it comes to."""
 
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from autotune.contract.diagnosis import Diagnosis, RankDiagnosis, Use
+from autotune.contract.diagnosis import Diagnosis, GpuUse, RankDiagnosis, Use
 from autotune.contract.files import (
     SCHEMA_VERSION,
+    ContractError,
     check_not_negative,
     check_positive,
     checked_fields,
@@ -117,6 +118,48 @@ def _check_diagnosis(diagnosis: RankDiagnosis) -> None:
         check_positive("CollectiveCalls: number of calls", [len(calls.seconds)])
         check_positive("CollectiveCalls: group_size", [calls.group_size])
         check_not_negative("CollectiveCalls", [calls.message_bytes, *calls.seconds])
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """What a node saw of the ranks that a trial had on it, written once they have ended."""
+
+    start: Start = Start.COLD
+    """How its ranks did start."""
+    was_ended: bool = False
+    """Whether its ranks still ran when the coordinator asked for their end."""
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    """Exit codes of failed ranks by rank, where their launcher knew; negative: killed by that
+    signal."""
+    launcher_code: int | None = None
+    """The launcher's exit code; None: nobody knows it."""
+    stopped_ranks: list[int] = field(default_factory=list)
+    """Ranks that a signal or a debugger had stopped when the time was up: they did not hang."""
+    oom_killed: bool = False
+    """Whether the kernel killed a process of this node's group for memory meanwhile."""
+    undrained_bytes: int = 0
+    """Device memory that somebody held when the trial was over, and nobody before it."""
+    driver_error: str = ""
+    """What the driver said when it was asked for that; empty: it answered."""
+    gpu: GpuUse | None = None
+    """None on CPU ranks, and where nothing was measured or read."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables of its ranks that are on the allow-list, and nothing else."""
+    schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Rebuild a report from JSON data.
+
+        Raises:
+            ContractError: A field is missing, unknown or of another type, or the schema is
+                another.
+        """
+        report = cls(**checked_fields(cls, data))
+        if not all(rank.isdecimal() and len(rank) < 9 for rank in report.exit_codes):
+            raise ContractError(f"NodeReport: exit_codes: no ranks: {sorted(report.exit_codes)}")
+        check_not_negative("NodeReport: undrained_bytes", [report.undrained_bytes])
+        return report
 
 
 @dataclass(frozen=True, kw_only=True)

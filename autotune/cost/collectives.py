@@ -23,7 +23,7 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RankGroup:
     """Ranks that talk to each other, and what lies between them."""
 
     ranks: Column
@@ -60,7 +60,7 @@ class Group:
         return np.where(np.greater(self.ranks, self.local), crossing, inside)
 
 
-def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> Group:
+def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> RankGroup:
     """The group of ranks that are `stride` apart: measured links count in full, others in part."""
     near = Link(
         bytes_per_s=p.nvlink_bytes_per_s * np.where(p.nvlink_measured, 1.0, c.nvlink_share),
@@ -81,7 +81,7 @@ def group(p: Plans, c: Constants, *, ranks: Column, stride: Column) -> Group:
     return ring(near, far, ranks=ranks, local=np.clip(p.nvlink_domain / stride, 1.0, ranks))
 
 
-def ring(near: Link, far: Link, *, ranks: Column, local: Column) -> Group:
+def ring(near: Link, far: Link, *, ranks: Column, local: Column) -> RankGroup:
     """The ring through `ranks`, of which `local` at a time are joined by the near link.
 
     Within one NVLink domain it runs at NVLink's rate. Beyond, a ring leaves each domain through
@@ -93,10 +93,10 @@ def ring(near: Link, far: Link, *, ranks: Column, local: Column) -> Group:
     hop_s = np.where(
         np.greater(ranks, local), near.hop_s + (far.hop_s - near.hop_s) / local, near.hop_s
     )
-    return Group(ranks=ranks, local=local, near=near, far=far, hop_s=hop_s)
+    return RankGroup(ranks=ranks, local=local, near=near, far=far, hop_s=hop_s)
 
 
-def all_reduce_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
+def all_reduce_s(g: RankGroup, size_bytes: Column, calls: Column = 1.0) -> Column:
     """Time of `calls` all-reduces of `size_bytes` each.
 
     2 (n - 1)/n x size / bandwidth, and 2 log2 n hops, since NCCL takes trees where latency counts.
@@ -108,7 +108,7 @@ def all_reduce_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
     return calls * (moving_s + 2.0 * np.log2(g.ranks) * g.hop_s)
 
 
-def gather_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
+def gather_s(g: RankGroup, size_bytes: Column, calls: Column = 1.0) -> Column:
     """Time of `calls` all-gathers or reduce-scatters, `size_bytes` being the whole, not a shard.
 
     (n - 1)/n x size / bandwidth, and n - 1 hops: NCCL has only rings for these. Source: Thakur et
@@ -118,7 +118,7 @@ def gather_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
     return calls * hops * (size_bytes / (g.ranks * g.bytes_per_s) + g.hop_s)
 
 
-def exchange_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
+def exchange_s(g: RankGroup, size_bytes: Column, calls: Column = 1.0) -> Column:
     """Time of `calls` all-to-alls in which each rank sends `size_bytes` in all.
 
     size / n to each of the others: over NVLink to those nearby, and to all others through the
@@ -130,6 +130,6 @@ def exchange_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
     return calls * (size_bytes / g.ranks * (near_s + far_s) + (g.ranks - 1.0) * g.hop_s)
 
 
-def send_s(g: Group, size_bytes: Column, calls: Column = 1.0) -> Column:
+def send_s(g: RankGroup, size_bytes: Column, calls: Column = 1.0) -> Column:
     """Time of `calls` sends of `size_bytes` to the next rank."""
     return calls * np.greater(g.ranks, 1) * (size_bytes / g.send_bytes_per_s + g.hop_s)

@@ -5,7 +5,7 @@ from typing import Literal
 from autotune.cost.pages import PAGE_BYTES
 from autotune.cost.plans import HOST_MEMORY_BYTES_PER_S, NVME_BYTES_PER_S
 from autotune.devices.accelerators import Accelerator
-from autotune.devices.probed import AttentionRates, Measured, MeasuredLink
+from autotune.devices.probed import AttentionRates, MeasuredLink, MeasuredRates
 
 STREAM_SHARE = 0.9
 """Of a datasheet's memory bandwidth, that a stream reaches on a healthy device. The constants of
@@ -30,7 +30,7 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
         FleetError: There are no figures for that precision.
     """
     link_bytes_per_s, domain = accelerator.links(per_node)
-    found = accelerator.measured or Measured()
+    found = accelerator.measured or MeasuredRates()
     attention = found.attention.get(precision, _UNMEASURED_ATTENTION)
     return {
         "matmul_flops": accelerator.rate(precision),
@@ -79,7 +79,7 @@ def link_columns(name: LinkName, found: MeasuredLink | None) -> dict[str, float]
     return columns if found is None else {**columns, f"{name}_bytes_per_s": link.bytes_per_s}
 
 
-def _clearing(found: Measured) -> float:
+def _clearing(found: MeasuredRates) -> float:
     """Seconds to clear a page: what a stream into new ones takes longer; 0: not known.
 
     Of three bytes that a stream moves one is a result's, and in new pages.

@@ -29,7 +29,7 @@ RESULT_COLUMNS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class PublishedRows:
     """A table's rows as candidates. Every sequence but `plans` has one element per row."""
 
     plans: Plans | None
@@ -74,7 +74,9 @@ def read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     return header, rows
 
 
-def rows_to_plans(rows: Sequence[Mapping[str, str]], table: Sequence[Accelerator]) -> Rows:
+def rows_to_plans(
+    rows: Sequence[Mapping[str, str]], table: Sequence[Accelerator]
+) -> PublishedRows:
     """Read each row.
 
     Args:
@@ -100,6 +102,6 @@ def rows_to_plans(rows: Sequence[Mapping[str, str]], table: Sequence[Accelerator
     plans = None
     if found:
         plans = Plans(**{name: np.array([one[name] for one in found]) for name in found[0]})
-    return Rows(
+    return PublishedRows(
         plans=plans, positions=tuple(positions), assumed=tuple(assumed), reasons=tuple(reasons)
     )

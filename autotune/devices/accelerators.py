@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from autotune.base.errors import FleetError, JobError
 from autotune.base.yaml_file import read_yaml
-from autotune.devices.probed import Measured, MeasuredEntry
+from autotune.devices.probed import MeasuredEntry, MeasuredRates
 
 SHIPPED = Path(__file__).resolve().parent / "accelerators.yaml"
 
@@ -66,7 +66,7 @@ class Accelerator:
     devices_per_node: int
     source: str
     achieved_source: str
-    measured: Measured | None = None
+    measured: MeasuredRates | None = None
     """What a probe of such devices found; None: there was none."""
 
     @property

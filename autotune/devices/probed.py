@@ -35,7 +35,7 @@ class AttentionRates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredRates:
     """Rates of one device while all others do the same; None: nobody measured it."""
 
     memory_bytes_per_s: float | None = None
@@ -122,9 +122,9 @@ class MeasuredEntry(BaseModel):
     attention: dict[str, AttentionEntry] = Field(default_factory=dict)
     logit_ns: dict[str, _Positive] = Field(default_factory=dict)
 
-    def read(self) -> Measured:
+    def read(self) -> MeasuredRates:
         """In bytes, elements and seconds."""
-        return Measured(
+        return MeasuredRates(
             memory_bytes_per_s=_times(self.memory_gb_per_s, _GIGA),
             cached_bytes_per_s=_times(self.cached_gb_per_s, _GIGA),
             cache_bytes=(self.cache_mib or 0.0) * 2**20,

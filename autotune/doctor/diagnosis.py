@@ -18,7 +18,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Remark:
     """One thing worth saying."""
 
     level: Level
@@ -102,13 +102,13 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis:
+class Examination:
     """Everything the doctor has to say."""
 
     machine: Machine
     speed: Speed | None
     """None if it was not measured: not asked for, or no device to measure."""
-    findings: tuple[Finding, ...]
+    findings: tuple[Remark, ...]
 
     @property
     def level(self) -> Level:

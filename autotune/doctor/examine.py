@@ -1,12 +1,12 @@
 """Put the diagnosis together: look, measure, conclude."""
 
 from autotune.doctor import findings
-from autotune.doctor.diagnosis import Diagnosis
+from autotune.doctor.diagnosis import Examination
 from autotune.doctor.machine import inspect_machine
 from autotune.doctor.speed import measure_speed
 
 
-def diagnose(*, measure: bool = True) -> Diagnosis:
+def diagnose(*, measure: bool = True) -> Examination:
     """Examine this machine; a few seconds, and at most a minute where communication hangs.
 
     Args:
@@ -16,4 +16,4 @@ def diagnose(*, measure: bool = True) -> Diagnosis:
     runs = measure and machine.packages["torch"] is not None and machine.accelerator is not None
     devices = [device.index for device in machine.devices]
     speed = measure_speed(machine.accelerator or "", devices) if runs else None
-    return Diagnosis(machine=machine, speed=speed, findings=findings.conclude(machine, speed))
+    return Examination(machine=machine, speed=speed, findings=findings.conclude(machine, speed))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from autotune.base.units import format_bytes
-from autotune.doctor.diagnosis import Finding, Level, Machine, Speed
+from autotune.doctor.diagnosis import Level, Machine, Remark, Speed
 from autotune.engines.deepspeed.rules.releases import TRIED, release_of
 
 MINIMUM_VERSIONS = {
@@ -43,7 +43,7 @@ _REMOVED = (
 )
 
 
-def conclude(machine: Machine, speed: Speed | None) -> tuple[Finding, ...]:
+def conclude(machine: Machine, speed: Speed | None) -> tuple[Remark, ...]:
     """All findings, in the order in which one would mend them.
 
     Args:
@@ -61,7 +61,7 @@ def conclude(machine: Machine, speed: Speed | None) -> tuple[Finding, ...]:
     )
 
 
-def _versions(machine: Machine) -> Iterator[Finding]:
+def _versions(machine: Machine) -> Iterator[Remark]:
     installed = {"python": machine.python, **machine.packages}
     for name, minimum in MINIMUM_VERSIONS.items():
         version = installed.get(name)
@@ -80,7 +80,7 @@ def _versions(machine: Machine) -> Iterator[Finding]:
             yield _ok(name, version)
 
 
-def _deepspeed(version: str) -> Finding:
+def _deepspeed(version: str) -> Remark:
     tried = ", ".join(TRIED)
     if release_of(version) > release_of(TRIED[-1]):
         return _warn(
@@ -92,7 +92,7 @@ def _deepspeed(version: str) -> Finding:
     return _ok("deepspeed", f"{version} (tried: {tried})")
 
 
-def _accelerator(machine: Machine) -> Iterator[Finding]:
+def _accelerator(machine: Machine) -> Iterator[Remark]:
     if machine.accelerator is None:
         yield _fail("accelerator", machine.accelerator_problem, machine.accelerator_fix)
         return
@@ -114,7 +114,7 @@ def _accelerator(machine: Machine) -> Iterator[Finding]:
     yield _ok("accelerator", f"{len(machine.devices)} {kind}(s): {', '.join(names)}")
 
 
-def _extensions(machine: Machine) -> Iterator[Finding]:
+def _extensions(machine: Machine) -> Iterator[Remark]:
     if machine.stale_locks:
         yield _warn(
             "stale locks",
@@ -145,7 +145,7 @@ def _extensions(machine: Machine) -> Iterator[Finding]:
         yield _ok("extensions", f"built: {', '.join(machine.extensions_built)}")
 
 
-def _idle(machine: Machine) -> Iterator[Finding]:
+def _idle(machine: Machine) -> Iterator[Remark]:
     busy = [
         f"{device.index} ({device.busy:.0%})"
         for device in machine.devices
@@ -166,7 +166,7 @@ def _idle(machine: Machine) -> Iterator[Finding]:
         yield _ok("idle", f"all {len(machine.devices)} devices are idle")
 
 
-def _speed(speed: Speed, n_devices: int) -> Iterator[Finding]:
+def _speed(speed: Speed, n_devices: int) -> Iterator[Remark]:
     if speed.problem:
         yield _fail(
             "communication",
@@ -198,7 +198,7 @@ def _speed(speed: Speed, n_devices: int) -> Iterator[Finding]:
         )
 
 
-def _features(machine: Machine) -> Iterator[Finding]:
+def _features(machine: Machine) -> Iterator[Remark]:
     if machine.accelerator == "cpu":
         yield _warn("needs CUDA", f"not here: {_NEEDS_CUDA}", "use a machine with NVIDIA GPUs")
     if not machine.has_libaio:
@@ -235,7 +235,7 @@ def _features(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def _limits(machine: Machine) -> Iterator[Finding]:
+def _limits(machine: Machine) -> Iterator[Remark]:
     memlock_bytes, shm_bytes = machine.memlock_bytes, machine.shm_bytes
     if memlock_bytes is not None and memlock_bytes < LOW_MEMLOCK_BYTES:
         yield _warn(
@@ -257,13 +257,13 @@ def _flops(value: float) -> str:
     return f"{value / 1e12:.3g} TFLOP/s" if value >= 1e12 else f"{value / 1e9:.3g} GFLOP/s"
 
 
-def _ok(subject: str, message: str) -> Finding:
-    return Finding(level=Level.OK, subject=subject, message=message)
+def _ok(subject: str, message: str) -> Remark:
+    return Remark(level=Level.OK, subject=subject, message=message)
 
 
-def _warn(subject: str, message: str, fix: str) -> Finding:
-    return Finding(level=Level.WARN, subject=subject, message=message, fix=fix)
+def _warn(subject: str, message: str, fix: str) -> Remark:
+    return Remark(level=Level.WARN, subject=subject, message=message, fix=fix)
 
 
-def _fail(subject: str, message: str, fix: str) -> Finding:
-    return Finding(level=Level.FAIL, subject=subject, message=message, fix=fix)
+def _fail(subject: str, message: str, fix: str) -> Remark:
+    return Remark(level=Level.FAIL, subject=subject, message=message, fix=fix)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.base.errors import FleetError
 from autotune.contract import Outcome, Phase, TrialResult, TrialSpec
-from autotune.fleet.base import Progress
+from autotune.fleet.base import Handle, Progress
 
 Answer = Callable[[TrialSpec], TrialResult]
 """A trial's result; it says that it was not measured (`TrialResult.origin`)."""
@@ -35,6 +35,9 @@ class AnsweringFleet:
         """See `Fleet.quarantined`."""
         return ()
 
+    def reap(self, folder: Path) -> None:
+        """See `Fleet.reap`: nothing runs."""
+
     def submit(self, spec: TrialSpec, folder: Path) -> "AnsweredTrial":
         """See `Fleet.submit`."""
         if len(self._running) >= self._at_once:
@@ -52,7 +55,7 @@ class AnsweringFleet:
             trial.cancel()
 
 
-class AnsweredTrial:
+class AnsweredTrial(Handle):
     """One answer; implements `Handle`."""
 
     def __init__(

@@ -4,28 +4,25 @@ import dataclasses
 import math
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.base.secrecy import is_secret
 from autotune.contract import (
     RANKS_DIR,
     STACKS_FILE,
     STDERR_FILE,
-    ContractError,
+    NodeReport,
     Outcome,
     Phase,
     RankReport,
     Start,
     TrialResult,
     TrialSpec,
-    read_json,
 )
-from autotune.devices import cgroup
 from autotune.fleet.diagnosis import diagnosis_of, use_of
 from autotune.fleet.disturbance import disturbance
-from autotune.fleet.telemetry import Telemetry
+from autotune.fleet.reports import read_reports
 from autotune.trial.statistics import median_interval
 
 _CAUSES_FIRST = (
@@ -52,59 +49,38 @@ _STACK_OF_SIGNALLED_THREAD = re.compile(
 )
 """As faulthandler writes it; the thread that gets a process's signals is the main one."""
 
-_ENVIRONMENT_ALLOWED = re.compile(
-    r"(DS_ACCELERATOR|OMP_NUM_THREADS|OMP_PROC_BIND|OMP_PLACES|KMP_\w+|GOMP_CPU_AFFINITY|MKL_NUM_THREADS|"
-    r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS|CUDA_LAUNCH_BLOCKING|NCCL_\w+|GLOO_\w+|"
-    r"PYTORCH_\w*ALLOC_CONF|TORCH_NCCL_\w+|TORCH_CUDA_ARCH_LIST|NVTE_\w+|MALLOC_\w+|LD_PRELOAD)"
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How the processes of a trial ended, as their parent saw it."""
+    """How a trial ended, as its coordinator saw it."""
 
     started_at_s: float
     wall_s: float
-    exit_codes: Mapping[int, int]
-    """Exit codes of failed ranks, where their launcher knew; negative: killed by that signal."""
-    launcher_code: int | None
-    start: Start = Start.COLD
+    nodes: Sequence[NodeReport]
+    """What each node of the gang saw, in their order."""
     was_cancelled: bool = False
     timed_out_after_s: float | None = None
-    stopped_ranks: tuple[int, ...] = ()
-    """Those that a signal or a debugger had stopped when the time was up: they did not hang."""
-    oom_killed: bool = False
-    """Whether the kernel killed a process of this machine's group for memory meanwhile."""
-    undrained_bytes: int = 0
-    """Device memory that somebody held when the trial was over, and nobody before it."""
-    driver_error: str = ""
-    """What the driver said when it was asked for that; empty: it answered."""
-    telemetry: Telemetry | None = None
-    """What was read of its GPUs; None on CPU ranks."""
+    problem: str = ""
+    """What became of a node whose report is missing; empty: all are there."""
 
 
-def collect(
-    spec: TrialSpec,
-    folder: Path,
-    ending: Ending,
-    devices: list[str],
-    environment: Mapping[str, str],
-) -> TrialResult:
+def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -> TrialResult:
     """Read the ranks' reports and name the outcome.
 
     Args:
         spec: The trial.
         folder: Its folder, with `ranks/` and the logs.
-        ending: How its processes ended.
+        ending: How it ended.
         devices: The slots it ran on.
-        environment: The environment it ran in; only allow-listed variables are kept.
     """
     reports = read_reports(folder, spec.layout.world)
     outcome, evidence, source = _outcome(spec, folder, reports, ending)
-    if ending.driver_error:
+    driver_error = "; ".join(node.driver_error for node in ending.nodes if node.driver_error)
+    if driver_error:
         # Whatever the trial came to, the next one may not find its devices.
-        evidence = f"{evidence}; {ending.driver_error}" if evidence else ending.driver_error
+        evidence = f"{evidence}; {driver_error}" if evidence else driver_error
         source = source or "driver, after the trial"
+    is_warm = all(node.start is Start.WARM for node in ending.nodes)
     result = TrialResult(
         number=spec.identity.number,
         role=spec.identity.role,
@@ -114,7 +90,7 @@ def collect(
         evidence_source=source,
         started_at_s=ending.started_at_s,
         wall_s=ending.wall_s,
-        start=ending.start,
+        start=Start.WARM if is_warm else Start.COLD,
         phases_s=_phases(reports, ending),
         warmup_step_times_s=_first(reports, "warmup_step_times_s"),
         step_times_s=_first(reports, "step_times_s"),
@@ -130,7 +106,7 @@ def collect(
         read_back=reports[0].read_back if reports else {},
         differences=sorted({d for r in reports for d in r.differences}),
         versions=reports[0].versions if reports else {},
-        environment=allowed_environment(environment),
+        environment=ending.nodes[0].environment,
         devices=devices,
         diagnosis=diagnosis_of(reports) if outcome.is_measured else None,
     )
@@ -139,29 +115,8 @@ def collect(
 
 def _memory(reports: list[RankReport], ending: Ending) -> dict[str, int]:
     highest = _highest_by_meter(reports)
-    return {**highest, "undrained": ending.undrained_bytes} if ending.undrained_bytes else highest
-
-
-def read_reports(folder: Path, world: int) -> list[RankReport]:
-    """The ranks' reports that are there and whole, by rank."""
-    reports = []
-    for rank in range(world):
-        try:
-            reports.append(
-                RankReport.from_dict(read_json(folder / RANKS_DIR / f"{rank:02d}.json"))
-            )
-        except ContractError:
-            continue
-    return reports
-
-
-def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that may be recorded: those that change speed, by name, and no secret."""
-    return {
-        name: value
-        for name, value in sorted(environment.items())
-        if _ENVIRONMENT_ALLOWED.fullmatch(name) and not is_secret(name)
-    }
+    undrained_bytes = max(node.undrained_bytes for node in ending.nodes)
+    return {**highest, "undrained": undrained_bytes} if undrained_bytes else highest
 
 
 def _outcome(
@@ -182,12 +137,15 @@ def _outcome(
         assert cause.outcome is not None
         return cause.outcome, cause.evidence, f"rank {cause.rank} in {cause.phase}"
     if ending.timed_out_after_s is not None:
-        return _timeout(folder, reports, ending.timed_out_after_s, ending.stopped_ranks)
+        stopped = [rank for node in ending.nodes for rank in node.stopped_ranks]
+        return _timeout(folder, reports, ending.timed_out_after_s, stopped)
     silent = _killed_silently(reports, ending, spec.layout.world)
     if silent is not None:
         return silent
     evidence, source = _last_error_line(folder / STDERR_FILE)
-    evidence = evidence or f"the launcher ended with code {ending.launcher_code}"
+    codes = [node.launcher_code for node in ending.nodes]
+    code = next((code for code in codes if code), codes[0])
+    evidence = evidence or ending.problem or f"the launcher ended with code {code}"
     return Outcome.LAUNCH, evidence, source
 
 
@@ -208,17 +166,18 @@ def _killed_silently(
 ) -> tuple[Outcome, str, str] | None:
     """A rank that a signal ended before it could say anything (SIGTERM is the launcher's own)."""
     phases = {r.rank: r.phase for r in reports}
-    for rank, code in sorted(ending.exit_codes.items()):
+    ended = [(int(r), code, n) for n in ending.nodes for r, code in n.exit_codes.items()]
+    for rank, code, node in sorted(ended, key=lambda each: each[0]):
         if code < 0 and code != -15 and rank < world:
             where = f"rank {rank} in {phases.get(rank, Phase.SPAWN)}"
-            if code == -9 and ending.oom_killed:
+            if code == -9 and node.oom_killed:
                 return Outcome.OOM, "the kernel killed the rank for memory (SIGKILL)", where
             return Outcome.CRASH, f"ended by {_signal_name(-code)}", where
     return None
 
 
 def _timeout(
-    folder: Path, reports: list[RankReport], after_s: float, stopped: tuple[int, ...]
+    folder: Path, reports: list[RankReport], after_s: float, stopped: Sequence[int]
 ) -> tuple[Outcome, str, str]:
     if not reports:
         return Outcome.LAUNCH, f"no rank had started after {after_s:.0f} s", "coordinator"
@@ -285,7 +244,7 @@ def _with_figures(
     samples = spec.layout.micro_batch * spec.layout.grad_accum * spec.layout.dp
     return dataclasses.replace(
         result,
-        use=use_of(reports, ending.started_at_s, ending.telemetry),
+        use=use_of(reports, [node.gpu for node in ending.nodes if node.gpu is not None]),
         is_steady=reports[0].is_steady,
         disturbed=disturbance(spec, reports),
         tokens_per_step=_per_step(spec, reports, "tokens"),
@@ -322,22 +281,6 @@ def _highest_by_meter(reports: list[RankReport]) -> dict[str, int]:
 
 def _first(reports: list[RankReport], field: str) -> list[float]:
     return list(getattr(reports[0], field)) if reports else []
-
-
-def oom_kills() -> int:
-    """How often the kernel has killed for memory, in this process's cgroup or on the machine."""
-    counted = cgroup.oom_kills()
-    return _host_oom_kills() if counted is None else counted
-
-
-def _host_oom_kills() -> int:
-    try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except (OSError, ValueError):
-        pass
-    return 0
 
 
 def _signal_name(number: int) -> str:

@@ -7,12 +7,12 @@ from autotune.contract import (
     Collective,
     CollectiveCalls,
     Diagnosis,
+    GpuUse,
     Phase,
     RankDiagnosis,
     RankReport,
     Use,
 )
-from autotune.fleet.telemetry import Telemetry
 
 MAX_COLLECTIVES = 40
 """Of a trial, kept in its result: those that take longest."""
@@ -44,27 +44,43 @@ def diagnosis_of(reports: Sequence[RankReport]) -> Diagnosis | None:
     )
 
 
-def use_of(
-    reports: Sequence[RankReport], started_at_s: float, telemetry: Telemetry | None
-) -> Use | None:
+def use_of(reports: Sequence[RankReport], gpus: Sequence[GpuUse]) -> Use | None:
     """What the measured steps took of the processors; None where a rank did not say.
 
     Args:
         reports: Of all ranks.
-        started_at_s: Wall-clock time (Unix) at which their first phase began.
-        telemetry: Of their GPUs; None where they have none.
+        gpus: What each node's GPUs did; empty where they have none.
     """
-    phases_s = reports[0].phases_s if reports else {}
     measured_s = reports[0].measured_s if reports else None
     cpu_s = [r.cpu_s for r in reports if r.cpu_s is not None]
     if not measured_s or len(cpu_s) < len(reports):
         return None
-    before = list(Phase)[: list(Phase).index(Phase.MEASURED)]
-    began_s = started_at_s + sum(phases_s.get(phase, 0.0) for phase in before)
     return Use(
         cpu_s=sum(cpu_s),
         cpu_utilization=statistics.mean(cpu_s) / measured_s,
-        gpu=None if telemetry is None else telemetry.between(began_s, began_s + measured_s),
+        gpu=_together(gpus) if gpus else None,
+    )
+
+
+def _together(nodes: Sequence[GpuUse]) -> GpuUse:
+    """What the GPUs of several nodes did, as if they were of one; a gang has as many on each."""
+
+    def known(figure: str) -> list[float]:
+        return [value for node in nodes if (value := getattr(node, figure)) is not None]
+
+    def mean(figure: str) -> float | None:
+        return statistics.mean(known(figure)) if known(figure) else None
+
+    energies = known("energy_j")
+    return GpuUse(
+        samples=min(node.samples for node in nodes),
+        utilization=mean("utilization"),
+        power_w=mean("power_w"),
+        energy_j=sum(energies) if len(energies) == len(nodes) else None,
+        clock_hz=mean("clock_hz"),
+        temperature_c=max(known("temperature_c"), default=None),
+        throttled=mean("throttled"),
+        throttle_reasons=sorted({reason for node in nodes for reason in node.throttle_reasons}),
     )
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from autotune.contract import RankReport, Surroundings, TrialSpec
+from autotune.fleet.two_speeds import two_speeds
 from autotune.trial.lengths import is_drawn
-from autotune.trial.statistics import two_modes
 
 LOAD_SHARE = 0.1
 """Of the time of a rank's cores that other processes may use: more slows its steps by as much,
@@ -67,7 +67,7 @@ def _held_up(reports: Sequence[RankReport]) -> str:
 
 
 def _modes(step_times_s: Sequence[float]) -> str:
-    modes = two_modes(step_times_s)
+    modes = two_speeds(step_times_s)
     if modes is None:
         return ""
     return (

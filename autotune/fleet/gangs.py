@@ -1,5 +1,6 @@
-"""Gives out gangs: n slots that one trial holds, all or nothing; slots that fail are left out."""
+"""Gives out gangs: n nodes x k slots, all or nothing; slots that fail are left out."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autotune.base.errors import FleetError
@@ -10,19 +11,30 @@ MAX_FAULTS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One accelerator of this machine."""
+    """One accelerator of a node."""
 
     index: int
-    """Position among the machine's visible devices."""
+    """Position among the node's devices."""
     device: str
     """What `CUDA_VISIBLE_DEVICES` calls it; for `cpu`, the number of its core."""
+    node: str = "localhost"
+
+    @property
+    def name(self) -> str:
+        """As results and reports name it."""
+        return f"{self.node}:{self.index}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gang:
-    """The slots of one trial."""
+    """The slots of one trial: as many on each of its nodes, node after node."""
 
     slots: tuple[Slot, ...]
+
+    @property
+    def nodes(self) -> dict[str, list[Slot]]:
+        """Its slots by the name of their node, in their order."""
+        return _by_node(self.slots)
 
 
 class GangAllocator:
@@ -40,9 +52,17 @@ class GangAllocator:
         """Slots that are given out no more."""
         return tuple(self._quarantined)
 
+    def per_node(self, size: int) -> int:
+        """Slots of each node that a gang of this size holds: all, or the most that divide it.
+
+        Every gang of a size has the same shape, whatever is free, so that its trials compare.
+        """
+        largest = max(map(len, _by_node(self._slots).values()), default=0)
+        return next((k for k in range(min(size, largest), 0, -1) if size % k == 0), 1)
+
     def capacity(self, size: int) -> int:
         """How many gangs of this size fit at once when all slots are free."""
-        return len(self._healthy()) // size
+        return self._gangs_in(self._healthy(), size)
 
     def allocate(self, size: int) -> Gang:
         """Take a gang: where nothing went wrong last, lowest slots first (neighbours share links).
@@ -52,15 +72,22 @@ class GangAllocator:
         Raises:
             FleetError: Fewer slots are free than asked for.
         """
-        if size > len(self._free):
+        if not self._gangs_in(self._free, size):
             raise FleetError(
                 f"a gang of {size} slots was asked for, {len(self._free)} of "
                 f"{len(self._healthy())} free",
                 "wait for a running trial to end",
             )
-        order = sorted(self._free, key=lambda slot: (len(self._faults[slot]), slot.index))
-        taken, self._free = order[:size], order[size:]
-        return Gang(slots=tuple(sorted(taken, key=lambda slot: slot.index)))
+        k = self.per_node(size)
+        parts = []
+        for slots in _by_node(self._free).values():
+            order = sorted(slots, key=lambda slot: (len(self._faults[slot]), slot.index))
+            parts.append(sorted(order[:k], key=lambda slot: slot.index))
+        whole = [part for part in parts if len(part) == k]
+        whole.sort(key=lambda part: sum(len(self._faults[slot]) for slot in part))
+        taken = {slot for part in whole[: size // k] for slot in part}
+        self._free = [slot for slot in self._free if slot not in taken]
+        return Gang(slots=tuple(slot for slot in self._slots if slot in taken))
 
     def release(self, gang: Gang) -> None:
         """Give a gang back."""
@@ -80,7 +107,7 @@ class GangAllocator:
         for slot in gang.slots:
             self._faults[slot] = [*self._faults[slot], candidate_hash] if is_fault else []
         sound = [slot for slot in self._healthy() if not self._faults[slot]]
-        if len(sound) < len(gang.slots):
+        if not self._gangs_in(sound, len(gang.slots)):
             return
         for slot in gang.slots:
             ended = self._faults[slot]
@@ -90,3 +117,19 @@ class GangAllocator:
 
     def _healthy(self) -> list[Slot]:
         return [slot for slot in self._slots if slot not in self._quarantined]
+
+    def _gangs_in(self, slots: Iterable[Slot], size: int) -> int:
+        """How many gangs fit into some slots at once; no gang holds two parts of one node."""
+        k = self.per_node(size)
+        fit = [len(each) // k for each in _by_node(slots).values()]
+        n_gangs = 0
+        while fit and sum(min(n, n_gangs + 1) for n in fit) >= size // k * (n_gangs + 1):
+            n_gangs += 1
+        return n_gangs
+
+
+def _by_node(slots: Iterable[Slot]) -> dict[str, list[Slot]]:
+    found: dict[str, list[Slot]] = {}
+    for slot in slots:
+        found.setdefault(slot.node, []).append(slot)
+    return found

@@ -12,9 +12,9 @@ from typing import Any
 from autotune.base.errors import FleetError
 from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV, ContractError, read_json
 from autotune.devices.hardware import usable_cores
-from autotune.fleet.ports import lease_port
-from autotune.fleet.processes import kill_all, ranks_command
-from autotune.trial.launcher import COORDINATOR_ENV, EXIT_FILE
+from autotune.fleet.node.ports import lease_port
+from autotune.fleet.node.processes import kill_all, ranks_command
+from autotune.trial.launcher import EXIT_FILE, PARENT_ENV
 
 
 def measure_on_ranks(
@@ -66,7 +66,7 @@ def _run(
     errors = folder / STDERR_FILE
     try:
         command = ranks_command(
-            folder, world=world, port=port.port, module=module, arguments=arguments
+            folder, n_ranks=world, port=port.port, module=module, arguments=arguments
         )
         with errors.open("wb") as stderr:
             process = subprocess.Popen(
@@ -94,7 +94,7 @@ _HINT = "the line names the cause: a busy device, a driver, or the network inter
 
 
 def _environment(folder: Path, accelerator: str, world: int, interface: str) -> dict[str, str]:
-    made = {**os.environ, TRIAL_ENV: str(folder), COORDINATOR_ENV: str(os.getpid())}
+    made = {**os.environ, TRIAL_ENV: str(folder), PARENT_ENV: str(os.getpid())}
     if accelerator == "cpu":
         made["OMP_NUM_THREADS"] = "1"
         made["GLOO_SOCKET_IFNAME"] = interface
@@ -117,7 +117,7 @@ def _reports(folder: Path, n_ranks: int) -> list[dict[str, Any]]:
 def _killed(folder: Path) -> str:
     """Which rank a signal ended; torchrun ends the others with SIGTERM because of it."""
     try:
-        codes = read_json(folder / RANKS_DIR / EXIT_FILE)
+        codes = read_json(folder / RANKS_DIR / EXIT_FILE.format(node=0))
     except ContractError:
         return ""
     signals = [

@@ -48,7 +48,7 @@ DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Objective:
+class ObjectiveWish:
     """What `best` means."""
 
     name: ObjectiveName
@@ -82,7 +82,7 @@ class Job:
     precision: Precision
     optimizer: dict[str, Any]
     """DeepSpeed's `optimizer` section."""
-    objective: Objective
+    objective: ObjectiveWish
     space: str
     """Name of a shipped space, or the path of a YAML file."""
     sampler: str
@@ -95,7 +95,7 @@ class Job:
     trial_timeout_s: float
     seed: int
     baseline: Path | None
-    """A ds_config.json of the user's that is the baseline; None: the one of `search.baseline`."""
+    """A ds_config.json of the user's that is the baseline; None: one on the engine's ladder."""
     base_config: Path | None
     """A ds_config.json that is merged under the tuned knobs."""
     templates: Path | None
@@ -307,7 +307,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         world=file.world,
         precision=file.precision,
         optimizer=file.optimizer,
-        objective=Objective(name=file.objective, floor=file.objective_floor),
+        objective=ObjectiveWish(name=file.objective, floor=file.objective_floor),
         space=file.space,
         sampler=file.sampler,
         budget=Budget(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.cost.collectives import Link, all_reduce_s, exchange_s, gather_s, ring, send_s
-from autotune.devices.probed import AttentionRates, Measured, MeasuredLink
+from autotune.devices.probed import AttentionRates, MeasuredLink, MeasuredRates
 from autotune.probe.curves import LinkCurve, ProductCurve, fit_link, fit_products
 from autotune.probe.points import LINK_KINDS, Point, Span, of_kind
 
@@ -27,7 +27,7 @@ class Figures:
     beyond: Mapping[str, float]
     """By kind: what collectives of all ranks of several nodes took over what the cost model makes
     of the links within and between nodes, on average over the sizes; else empty."""
-    measured: Measured
+    measured: MeasuredRates
 
 
 def figures_of(points: Sequence[Point], per_node: int, n_nodes: int = 1) -> Figures:
@@ -53,7 +53,7 @@ def figures_of(points: Sequence[Point], per_node: int, n_nodes: int = 1) -> Figu
     cached = _cached(points) if layers else None
     # CPU ranks reduce whole what is to be scattered: there the model asks for no reduce-scatter.
     gathers = ("all_gather",) if layers else ("all_gather", "reduce_scatter")
-    measured = Measured(
+    measured = MeasuredRates(
         memory_bytes_per_s=memory_bytes_per_s,
         cached_bytes_per_s=None if cached is None else cached.size_bytes / cached.slowest_s,
         cache_bytes=0.0 if cached is None else cached.size_bytes / _STREAMED,
@@ -134,7 +134,7 @@ _OTHERS = {"all_reduce": all_reduce_s, "all_to_all": exchange_s, "send": send_s}
 
 
 def _beyond(
-    of_all: Mapping[str, Sequence[Point]], measured: Measured, per_node: int, n_nodes: int
+    of_all: Mapping[str, Sequence[Point]], measured: MeasuredRates, per_node: int, n_nodes: int
 ) -> dict[str, float]:
     if measured.link is None or measured.network is None:
         return {}

@@ -11,7 +11,7 @@ from autotune.base.errors import JobError
 from autotune.base.files import is_foreign, write_whole
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
-from autotune.devices.probed import Measured, MeasuredLink
+from autotune.devices.probed import MeasuredLink, MeasuredRates
 from autotune.probe.figures import Figures
 
 MARK = "# Measured by `python -m autotune probe`"
@@ -138,7 +138,7 @@ def entry_of(
     return {name: entry}
 
 
-def _spelled(found: Measured) -> dict[str, Any]:
+def _spelled(found: MeasuredRates) -> dict[str, Any]:
     """As `MeasuredEntry` reads it; what is not there is left out."""
     spelled: dict[str, float | None] = {
         "memory_gb_per_s": _giga(found.memory_bytes_per_s),

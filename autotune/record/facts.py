@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from autotune.contract import Origin
 from autotune.devices.hardware import Environment
-from autotune.job.job import DEFAULT_ENGINE, Objective
+from autotune.job.job import DEFAULT_ENGINE, ObjectiveWish
 from autotune.job.model import ModelShape
 from autotune.space.knob import Context
 
@@ -72,10 +72,10 @@ def origin_of(facts: Mapping[str, Any]) -> Origin:
     return Origin.MEASURED if origin is None else origin
 
 
-def objective_of(facts: Mapping[str, Any]) -> Objective:
+def objective_of(facts: Mapping[str, Any]) -> ObjectiveWish:
     """What `best` means; samples/s where it is not said."""
-    wish = read_fact(Objective, facts.get("objective"))
-    return Objective(name="samples_per_s", floor=1.0) if wish is None else wish
+    wish = read_fact(ObjectiveWish, facts.get("objective"))
+    return ObjectiveWish(name="samples_per_s", floor=1.0) if wish is None else wish
 
 
 def allowed_bytes_of(facts: Mapping[str, Any]) -> float:

@@ -30,11 +30,11 @@ PAGE = "docs/knobs.md"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RecordedRun:
     """Real training on one kind of hardware."""
 
     date: str
-    """Of its first trial, as `2026-11-21`."""
+    """Day of its first trial, as `2026-11-21`."""
     accelerator: str
     """`cpu` or `cuda`."""
     device_name: str
@@ -58,14 +58,14 @@ class Run:
 
 
 @functools.cache
-def recorded() -> tuple[Run, ...]:
+def recorded() -> tuple[RecordedRun, ...]:
     """Every recorded run."""
     files = sorted(data_folder("recorded").glob("knobs-*.json"))
-    return tuple(Run(**json.loads(path.read_text(encoding="utf-8"))) for path in files)
+    return tuple(RecordedRun(**json.loads(path.read_text(encoding="utf-8"))) for path in files)
 
 
 def is_tried(
-    knob: Knob, value: KnobValue, accelerator: str, runs: Iterable[Run] | None = None
+    knob: Knob, value: KnobValue, accelerator: str, runs: Iterable[RecordedRun] | None = None
 ) -> bool:
     """Whether a value was run on an accelerator of this kind.
 
@@ -113,7 +113,7 @@ def warning(settings: Mapping[str, KnobValue], context: Context) -> str:
     return f"{', '.join(found)}: no recorded run on {where} yet ({PAGE})" if found else ""
 
 
-def never_run(knob: Knob, runs: Iterable[Run] | None = None) -> list[KnobValue]:
+def never_run(knob: Knob, runs: Iterable[RecordedRun] | None = None) -> list[KnobValue]:
     """Values that no recorded run has tried on any hardware; of sizes the default stands for all.
 
     A knob that acts nowhere is none that could be tried.
@@ -153,7 +153,7 @@ def run_of(
     ranks: int,
     nodes: int,
     versions: Mapping[str, str],
-) -> Run:
+) -> RecordedRun:
     """A record of trials on the same hardware.
 
     Args:
@@ -170,7 +170,7 @@ def run_of(
     for chosen in trained:
         for name, value in chosen.items():
             values.setdefault(name, set()).add(value)
-    return Run(
+    return RecordedRun(
         date=time.strftime("%Y-%m-%d", time.gmtime(started_at_s)),
         accelerator=accelerator,
         device_name=device_name,
@@ -181,7 +181,7 @@ def run_of(
     )
 
 
-def run_of_study(folder: Path) -> Run:
+def run_of_study(folder: Path) -> RecordedRun:
     """A record of a study's trials that were measured and ran what was asked.
 
     Raises:

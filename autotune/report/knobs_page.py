@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from autotune.contract import KnobValue
 from autotune.job.job import DEFAULT_ENGINE
-from autotune.record.tried import Run, is_tried, never_run, recorded
+from autotune.record.tried import RecordedRun, is_tried, never_run, recorded
 from autotune.space.candidate import format_value
 from autotune.space.knob import MAX_VALUE, Knob, knobs_of, never
 
@@ -20,7 +20,7 @@ def documentation() -> str:
     return "\n".join(lines)
 
 
-def tried_on(knob: Knob, runs: Sequence[Run]) -> str:
+def tried_on(knob: Knob, runs: Sequence[RecordedRun]) -> str:
     """The honest limit of a knob, in a line: `2 CPU ranks (none, cpu); **never on a GPU**`."""
     if knob.acts is never:
         return "nothing: there is nothing to see"
@@ -39,12 +39,12 @@ def tried_on(knob: Knob, runs: Sequence[Run]) -> str:
     return "; ".join(told)
 
 
-def _is_on_gpu(knob: Knob, runs: Sequence[Run]) -> bool:
+def _is_on_gpu(knob: Knob, runs: Sequence[RecordedRun]) -> bool:
     values = (value for run in runs for value in run.trained.get(knob.name, ()))
     return any(v != knob.default and is_tried(knob, v, "cuda", runs) for v in values)
 
 
-def _row(run: Run) -> str:
+def _row(run: RecordedRun) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     return f"| {run.date} | {run.hardware} | {run.device_name} | {versions} |"
 

@@ -23,7 +23,7 @@ from autotune.export.base import RecordDialect
 from autotune.record.study import Study
 from autotune.report.results.reading import read_report
 from autotune.report.results.rows import Row
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.search.history import Tried
 from autotune.space.knob import Catalogue
 
@@ -34,7 +34,7 @@ TOP_SHARE = 0.25
 """Importance is for being among this share of the candidates."""
 
 
-def importance_of(report: Report) -> dict[str, float] | None:
+def importance_of(report: StudyReport) -> dict[str, float] | None:
     """How much each knob decides whether a candidate is among the best quarter.
 
     PED-ANOVA (Watanabe et al., arXiv 2304.10255; conditional knobs: arXiv 2601.20800). A candidate
@@ -100,7 +100,7 @@ class OptunaJournal(RecordDialect):
             return file.read_text(encoding="utf-8")
 
 
-def _trials(report: Report) -> list[FrozenTrial]:
+def _trials(report: StudyReport) -> list[FrozenTrial]:
     """One per candidate, in the order in which they were first tried."""
     tried = report.history.tried
     rows = {row.candidate.hash: row for row in report.rows}
@@ -117,7 +117,7 @@ def _trials(report: Report) -> list[FrozenTrial]:
 
 
 def _trial(
-    report: Report,
+    report: StudyReport,
     tried: Tried,
     row: Row,
     distributions: Mapping[str, BaseDistribution],
@@ -143,7 +143,7 @@ def _trial(
     )
 
 
-def _values(report: Report, tried: Tried, row: Row, worst_peak_bytes: float) -> list[float]:
+def _values(report: StudyReport, tried: Tried, row: Row, worst_peak_bytes: float) -> list[float]:
     """One per direction: the report's own figure where samples/s are wished for."""
     values = report.objective.values(tried, worst_peak_bytes)
     if row.figure is not None and report.objective.directions[0] == "maximize":
@@ -167,7 +167,7 @@ def _distribution(kind: str, values: tuple[KnobValue, ...]) -> BaseDistribution:
     return IntDistribution(low, high, log=low >= 1)
 
 
-def _attributes(report: Report, tried: Tried, row: Row) -> dict[str, Any]:
+def _attributes(report: StudyReport, tried: Tried, row: Row) -> dict[str, Any]:
     """What the report says of a candidate; None is left out."""
     figure = row.figure
     found = {
@@ -186,7 +186,7 @@ def _attributes(report: Report, tried: Tried, row: Row) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _study_attributes(report: Report) -> dict[str, Any]:
+def _study_attributes(report: StudyReport) -> dict[str, Any]:
     answer = {} if report.answer is None else report.answer.to_dict()
     keys = ("speedup", "speedup_low", "speedup_high", "stop_reason")
     return {

@@ -38,7 +38,7 @@ class RecordStandings:
         self,
         *,
         baseline: Candidate | None,
-        comparison: confirm.Comparison | None,
+        comparison: confirm.FinalComparison | None,
         stop_reason: StopReason,
         interrupted: bool,
         origin: Origin = Origin.MEASURED,

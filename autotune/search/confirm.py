@@ -30,7 +30,7 @@ MAX_FINALISTS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class FinalComparison:
     """Which candidates run in which rounds."""
 
     members: tuple[Candidate, ...]
@@ -107,7 +107,7 @@ def plan(
     baseline: Candidate | None,
     *,
     left_s: Callable[[Sequence[Trial]], float],
-) -> Comparison | None:
+) -> FinalComparison | None:
     """Plan the comparison, or find the one that was begun; None where it cannot be paid for.
 
     A comparison that was begun goes on while its members are the same: were a new one added to
@@ -129,7 +129,7 @@ def plan(
     for first_round in (last_begun, last_begun + ROUNDS):
         own = _runs_of(history, first_round)
         members, n_rounds = _affordable(contenders, baseline, own, left_s, run_s(history))
-        comparison = Comparison(members=members, first_round=first_round, n_rounds=n_rounds)
+        comparison = FinalComparison(members=members, first_round=first_round, n_rounds=n_rounds)
         if not n_rounds:
             return None
         if _is_open_to(comparison, own):
@@ -156,7 +156,7 @@ def run_s(history: History) -> float:
 
 
 def next_run(
-    comparison: Comparison, history: History, *, seed: int, left_s: float = math.inf
+    comparison: FinalComparison, history: History, *, seed: int, left_s: float = math.inf
 ) -> tuple[Candidate, int] | None:
     """The candidate and round to run next; None when the comparison is complete.
 
@@ -182,19 +182,19 @@ def next_run(
     return None
 
 
-def n_missing(comparison: Comparison, history: History, *, left_s: float = math.inf) -> int:
+def n_missing(comparison: FinalComparison, history: History, *, left_s: float = math.inf) -> int:
     """Runs that the comparison still needs; arguments as of `next_run`."""
     return _n_unsettled(comparison, history, _to_repeat(comparison, history, left_s))
 
 
-def _to_repeat(comparison: Comparison, history: History, left_s: float) -> frozenset[int]:
+def _to_repeat(comparison: FinalComparison, history: History, left_s: float) -> frozenset[int]:
     """The disturbed runs to repeat; none where that would take the time of what was planned."""
     n_planned = _n_unsettled(comparison, history, frozenset())
     is_paid_for = (n_planned + 1) * run_s(history) <= left_s
     return history.to_repeat if is_paid_for else frozenset()
 
 
-def _n_unsettled(comparison: Comparison, history: History, to_repeat: Collection[int]) -> int:
+def _n_unsettled(comparison: FinalComparison, history: History, to_repeat: Collection[int]) -> int:
     own = _runs_of(history, comparison.first_round)
     rounds = range(comparison.first_round, comparison.first_round + comparison.n_rounds)
     return sum(
@@ -204,7 +204,7 @@ def _n_unsettled(comparison: Comparison, history: History, to_repeat: Collection
     )
 
 
-def judge(comparison: Comparison, history: History, objective: Objective) -> Verdict | None:
+def judge(comparison: FinalComparison, history: History, objective: Objective) -> Verdict | None:
     """Compare the runs; None before every candidate has been through `MIN_ROUNDS`.
 
     Work is on log samples/s, where run-to-run noise is a share and the same for all candidates,
@@ -303,7 +303,7 @@ def _affordable(
     return (), 0
 
 
-def _is_open_to(comparison: Comparison, own: Sequence[Trial]) -> bool:
+def _is_open_to(comparison: FinalComparison, own: Sequence[Trial]) -> bool:
     """Whether every member has run in every round that is over."""
     begun = max((t.spec.identity.confirm_round or 0 for t in own), default=comparison.first_round)
     return all(

@@ -7,8 +7,7 @@ from typing import Literal
 
 from autotune.contract import Outcome, TrialResult
 from autotune.devices.hardware import Environment
-from autotune.job.job import Job
-from autotune.job.job import Objective as Wish
+from autotune.job.job import Job, ObjectiveWish
 from autotune.record.spread import Spread, is_figure
 from autotune.search.front import Figure, front_of, knee, nearest_on_front, peak_of
 from autotune.search.history import History, Tried, results
@@ -17,14 +16,14 @@ METER_SLACK = 0.02
 """A trial is held to the limit while it runs; a GPU's context and communicators may still grow a
 little after the allocator was capped, and a CPU rank's limit is counted in whole mappings."""
 LOSING_SHARE = 0.6
-"""Of the best samples/s so far: what cannot reach it is not worth measuring any longer."""
+"""Share of the best samples/s so far: what cannot reach it is not worth measuring any longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
     """The job's objective with its memory limit."""
 
-    wish: Wish
+    wish: ObjectiveWish
     allowed_bytes: float
     """Per device: the limit less the head room."""
 
@@ -76,7 +75,7 @@ class Objective:
 
     @property
     def directions(self) -> tuple[Literal["maximize", "minimize"], ...]:
-        """Of `values`, in Optuna's words."""
+        """Directions of `values`, in Optuna's words."""
         if self.wish.name == "pareto":
             return ("maximize", "minimize")
         return ("maximize",) if self.wish.name == "samples_per_s" else ("minimize",)

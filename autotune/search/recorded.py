@@ -36,7 +36,9 @@ def history_of(recorded: Recorded, facts: Mapping[str, Any]) -> History:
     )
 
 
-def recall(study: Study, *, job: Job, engine: Engine, environment: Environment) -> History:
+def history_to_resume(
+    study: Study, *, job: Job, engine: Engine, environment: Environment
+) -> History:
     """The trials of a record that a search for a job goes on from.
 
     Raises:

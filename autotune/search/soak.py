@@ -24,20 +24,21 @@ from autotune.contract import (
     TrialSpec,
 )
 from autotune.fleet.base import Fleet
-from autotune.fleet.collect import read_reports
+from autotune.fleet.reports import read_reports
 from autotune.record.soak import Growth, Resumed
 from autotune.record.study import Study
+from autotune.search.in_flight import CANCEL_WAIT_S
 from autotune.search.interrupt import Interrupt
 from autotune.search.objective import METER_SLACK
-from autotune.trial.statistics import MIN_SAMPLES, slope
+from autotune.trial.statistics import MIN_SAMPLES
 
 STEPS_COMPARED = 4
 LOSS_TOLERANCE = 5e-4
-"""Of a loss. Two CPU ranks agreed to 6e-6 at worst (bf16, 49 steps); a GPU adds up in another
+"""Share of a loss. CPU ranks agreed to 6e-6 at worst (bf16, 49 steps); a GPU adds up in another
 order each time, so there is room for more."""
 
 WARM_UP_SHARE = 0.2
-"""Of each half: allocators and caches still grow there."""
+"""Share of each half: allocators and caches still grow there."""
 GROWTH_SHARE = 0.02
 GROWTH_BYTES = 16 * 2**20
 """What a meter may gain while it is watched, whichever is more: heaps that fragment gain about
@@ -237,7 +238,7 @@ def _growth_on(report: RankReport) -> list[Growth]:
         made.append(
             Growth(
                 meter=meter,
-                slope_bytes_per_hour=slope(hours, sizes),
+                slope_bytes_per_hour=_slope(hours, sizes),
                 allowed_bytes_per_hour=allowed_bytes / watched,
                 watched_s=watched * 3600,
             )
@@ -292,7 +293,28 @@ def _run(
         # Whatever happened, nothing runs on and the record says how it ended.
         if result is None:
             handle.cancel()
-            result = handle.poll()
+            result = handle.wait(CANCEL_WAIT_S)
         if result is not None:
             record.write_result(folder, result)
     return Half(spec=spec, result=result, reports=read_reports(folder, spec.layout.world))
+
+
+def _slope(times: Sequence[float], values: Sequence[float]) -> float:
+    """How fast values grow: the median slope of all pairs (Theil and Sen), 0 below two times.
+
+    A median, because memory grows in steps and jumps: one that is not repeated is no growth.
+
+    Args:
+        times: In any unit, not all equal.
+        values: One per time.
+
+    Returns:
+        Units of `values` per unit of `times`.
+    """
+    slopes = [
+        (values[j] - values[i]) / (times[j] - times[i])
+        for i in range(len(times))
+        for j in range(i + 1, len(times))
+        if times[j] != times[i]
+    ]
+    return statistics.median(slopes) if slopes else 0.0

@@ -10,7 +10,7 @@ from autotune.space.candidate import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worth:
+class TrialBalance:
     """What another trial is expected to save and to cost, in accelerators times hours."""
 
     saved_hours: float
@@ -41,7 +41,7 @@ def weigh_trial(
     job: Job,
     *,
     baseline: Candidate | None,
-) -> Worth:
+) -> TrialBalance:
     """Weigh another trial.
 
     The training's hours are those at the baseline's speed; what was found since has made them
@@ -58,12 +58,12 @@ def weigh_trial(
     rates = {t.candidate: f.samples_per_s for t in history.tried if (f := objective.figure(t))}
     cost_hours = job.world * (history.typical_s or 0.0) / 3600
     if not rates:
-        return Worth(
+        return TrialBalance(
             saved_hours=math.inf, cost_hours=cost_hours, price_per_hour=job.price_per_hour
         )
     best = max(rates.values())
     left_share = rates.get(baseline, best) / best if baseline is not None else 1.0
-    return Worth(
+    return TrialBalance(
         saved_hours=job.budget.gpu_hours * left_share * expected_gain,
         cost_hours=cost_hours,
         price_per_hour=job.price_per_hour,

@@ -29,7 +29,7 @@ class Kind(StrEnum):
     way."""
 
 
-class Phase(StrEnum):
+class StepPhase(StrEnum):
     """The three of an optimizer step."""
 
     FORWARD = "forward"
@@ -41,7 +41,7 @@ class Phase(StrEnum):
 class Part:
     """A part of the step."""
 
-    phase: Phase
+    phase: StepPhase
     place: str
     """`layers`, `head` or `inputs`; a layer of the backward pass as `layer`; empty for all of the
     optimizer's step."""
@@ -91,7 +91,7 @@ class Traced:
             n_layers=data["n_layers"],
             n_params=data["n_params"],
             parts={
-                Part(phase=Phase(row["phase"]), place=row["place"], index=row["index"]): {
+                Part(phase=StepPhase(row["phase"]), place=row["place"], index=row["index"]): {
                     Kind(kind): size for kind, size in row["bytes"].items()
                 }
                 for row in data["parts"]
@@ -144,7 +144,7 @@ def differs(traced: Traced, told: Traced) -> float:
     return max(off) / traced.peak_bytes
 
 
-def largest(parts: Mapping[Part, Bytes]) -> dict[Phase, Bytes]:
+def largest(parts: Mapping[Part, Bytes]) -> dict[StepPhase, Bytes]:
     """What is held at the fullest moment of each phase."""
     phases = dict.fromkeys(part.phase for part in parts)
     return {

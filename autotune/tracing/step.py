@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.tracing.moments import Kind, Part, Phase, Traced
+from autotune.tracing.moments import Kind, Part, StepPhase, Traced
 from autotune.tracing.tracker import Tracker
 
-_FORWARD_LAYERS = Part(phase=Phase.FORWARD, place="layers")
-_FORWARD_HEAD = Part(phase=Phase.FORWARD, place="head")
-_BACKWARD_HEAD = Part(phase=Phase.BACKWARD, place="head")
-_BACKWARD_INPUTS = Part(phase=Phase.BACKWARD, place="inputs")
-_STEP = Part(phase=Phase.STEP, place="")
+_FORWARD_LAYERS = Part(phase=StepPhase.FORWARD, place="layers")
+_FORWARD_HEAD = Part(phase=StepPhase.FORWARD, place="head")
+_BACKWARD_HEAD = Part(phase=StepPhase.BACKWARD, place="head")
+_BACKWARD_INPUTS = Part(phase=StepPhase.BACKWARD, place="inputs")
+_STEP = Part(phase=StepPhase.STEP, place="")
 
 
 def trace_step(
@@ -102,7 +102,7 @@ def _told_apart(model: nn.Module, n_layers: int, tracker: Tracker) -> Iterator[N
         on_gradient(hidden, _BACKWARD_INPUTS, Kind.TEMPORARIES)
 
     def after(index: int) -> Any:
-        part = Part(phase=Phase.BACKWARD, place="layer", index=index)
+        part = Part(phase=StepPhase.BACKWARD, place="layer", index=index)
 
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
             hidden = output[0] if isinstance(output, tuple | list) else output

@@ -1,7 +1,8 @@
-"""Start the ranks of one trial: torchrun, tied to its parent and listening on loopback only.
+"""Start the ranks of one trial on one node: torchrun, tied to its parent and on one address only.
 
-`python -m autotune.trial.launcher FOLDER -- TORCHRUN_ARGUMENTS`. Runs torchrun's own `main` in
-this process and writes the ranks' exit codes, which torchrun knows, to `ranks/exit.json`.
+`python -m autotune.trial.launcher FOLDER NODE ADDRESS -- TORCHRUN_ARGUMENTS`. Runs torchrun's own
+`main` in this process and writes the exit codes of the node's ranks, which torchrun knows, to
+`ranks/exit_NODE.json`.
 """
 
 import os
@@ -14,24 +15,32 @@ from typing import Any
 from autotune.contract import RANKS_DIR, write_json
 from autotune.trial.parent import end_with_parent
 
-EXIT_FILE = "exit.json"
-COORDINATOR_ENV = "AUTOTUNE_COORDINATOR_PID"
+EXIT_FILE = "exit_{node:02d}.json"
+PARENT_ENV = "AUTOTUNE_PARENT_PID"
+"""Process id of what starts a launcher or a warm template, which end with it."""
+LOOPBACK = "127.0.0.1"
+"""Where the ranks of one node find one another: no other machine reaches it."""
 
 
 def main() -> None:
-    """Run torchrun until every rank has ended."""
-    end_with_parent(int(os.environ[COORDINATOR_ENV]))
-    folder, arguments = Path(sys.argv[1]), sys.argv[3:]
+    """Run torchrun until every rank of this node has ended."""
+    end_with_parent(int(os.environ[PARENT_ENV]))
+    folder, node, address, arguments = (
+        Path(sys.argv[1]),
+        int(sys.argv[2]),
+        sys.argv[3],
+        sys.argv[5:],
+    )
 
     from torch.distributed import run  # seconds to import: only after the line above
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    _listen_on_loopback()
+    _listen_on(address)
     try:
         run.main(arguments)
     except ChildFailedError as error:
         codes = {str(rank): failure.exitcode for rank, failure in error.failures.items()}
-        write_json(folder / RANKS_DIR / EXIT_FILE, codes)
+        write_json(folder / RANKS_DIR / EXIT_FILE.format(node=node), codes)
         sys.exit(1)
     except SystemExit:
         raise
@@ -40,8 +49,8 @@ def main() -> None:
         sys.exit(2)
 
 
-def listen_on(port: int, address: str = "127.0.0.1") -> socket.socket:
-    """Where ranks find one another: a socket on one address, loopback's, and nowhere else.
+def listen_on(port: int, address: str = LOOPBACK) -> socket.socket:
+    """Where ranks find one another: a socket on one address, and nowhere else.
 
     Raises:
         OSError: The address is not of this machine, or somebody else has the port.
@@ -50,18 +59,18 @@ def listen_on(port: int, address: str = "127.0.0.1") -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=128)
 
 
-def _listen_on_loopback() -> None:
-    """Make torchrun's key-value store listen on 127.0.0.1; torch binds it to every interface."""
+def _listen_on(address: str) -> None:
+    """Make torchrun's key-value store listen there; torch binds it to every interface."""
     import torch.distributed as dist
     from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
-    class LoopbackStore(dist.TCPStore):  # type: ignore[misc]  # mypy does not read torch
+    class BoundStore(dist.TCPStore):  # type: ignore[misc]  # mypy does not read torch
         def __init__(self, host: str, port: int, *args: Any, **kwargs: Any) -> None:
             if kwargs.get("is_master", args[1] if len(args) > 1 else False):
-                kwargs["master_listen_fd"] = listen_on(port).detach()
+                kwargs["master_listen_fd"] = listen_on(port, address).detach()
             super().__init__(host, port, *args, **kwargs)
 
-    static_tcp_rendezvous.TCPStore = LoopbackStore
+    static_tcp_rendezvous.TCPStore = BoundStore
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """A warm template: a process that has imported what trials import, and forks their ranks.
 
-`python -m autotune.trial.warm CHANNEL ACCELERATOR MODEL`, started by the fleet. What it costs
+`python -m autotune.trial.warm CHANNEL ACCELERATOR MODEL`, started by its node. What it costs
 to start a trial is nearly all imports. Here they are paid once. Each trial is still processes of
 its own, forked from this one, which runs a single thread and never computes or trains: no trial's
 state reaches the next. What is read when a process starts or imports (its environment) is the
-template's, so the fleet keeps one template per environment.
+template's, so the node keeps one template per environment.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from autotune.contract import RANKS_DIR, TRIAL_ENV, write_json
 from autotune.trial import wrapper
-from autotune.trial.launcher import COORDINATOR_ENV, EXIT_FILE, listen_on
+from autotune.trial.launcher import EXIT_FILE, LOOPBACK, PARENT_ENV, listen_on
 from autotune.trial.parent import end_with_parent
 
 READY = b"ready"
@@ -39,12 +39,12 @@ _GRACE_S = 5.0
 
 
 def main() -> None:
-    """Import everything, then fork a trial for each request until the fleet hangs up.
+    """Import everything, then fork a trial for each request until the node hangs up.
 
     Raises:
         RuntimeError: Importing left threads behind: a fork would hang in what they hold.
     """
-    end_with_parent(int(os.environ[COORDINATOR_ENV]))
+    end_with_parent(int(os.environ[PARENT_ENV]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
     channel = socket.socket(fileno=int(sys.argv[1]))
     _load(sys.argv[2], json.loads(sys.argv[3]))
@@ -112,7 +112,8 @@ def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
         os.environ.update(request["environment"])
         codes = _run_ranks(folder, request["world"], request["port"], status)
         if codes:
-            write_json(folder / RANKS_DIR / EXIT_FILE, {str(r): c for r, c in codes.items()})
+            exit_file = folder / RANKS_DIR / EXIT_FILE.format(node=0)
+            write_json(exit_file, {str(r): c for r, c in codes.items()})
         code = 1 if codes else 0
     finally:
         os.write(status, str(code).encode())
@@ -139,7 +140,7 @@ def _run_ranks(folder: Path, world: int, port: int, status: int) -> dict[int, in
         ranks[pid] = rank
     # The store has a thread, so it comes after the forks; a rank that is earlier waits for it.
     store = dist.TCPStore(
-        "127.0.0.1",
+        LOOPBACK,
         port,
         is_master=True,
         wait_for_workers=False,
@@ -164,7 +165,7 @@ def _be_rank(folder: Path, rank: int, world: int, port: int, launcher: int) -> N
             "GROUP_RANK": "0",
             "GROUP_WORLD_SIZE": "1",
             "ROLE_NAME": "default",
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": LOOPBACK,
             "MASTER_PORT": str(port),
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -233,7 +234,7 @@ def _show_trial(folder: str) -> None:
     """Write the trial's folder into the environment as the kernel shows it to other processes.
 
     `/proc/PID/environ` is the memory that the environment had when the process began. The sweep
-    for what a trial left behind reads it there, and the fleet has left room in it.
+    for what a trial left behind reads it there, and the node has left room in it.
     """
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p

@@ -49,7 +49,7 @@ def session_of(
     folder: Path, behave: Behaviour, monkeypatch: pytest.MonkeyPatch, *, trials: int = 3
 ) -> Session:
     job = make(trials=trials)
-    monkeypatch.setattr(run, "LocalFleet", lambda *_, **__: ScriptedFleet(behave))
+    monkeypatch.setattr(run, "local_fleet", lambda *_, **__: ScriptedFleet(behave))
     monkeypatch.setattr("autotune.engines.deepspeed.extensions.build", lambda *_, **__: None)
     monkeypatch.setattr(run, "export_study", lambda *_, **__: [])  # there is no real job to export
     return Session(

@@ -45,7 +45,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 
     def use(behave: Behaviour = steady) -> SoakFleet:
         fleet = SoakFleet(behave)
-        monkeypatch.setattr(app, "LocalFleet", lambda *_, **__: fleet)
+        monkeypatch.setattr(app, "local_fleet", lambda *_, **__: fleet)
         return fleet
 
     return use

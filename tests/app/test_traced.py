@@ -14,7 +14,7 @@ from autotune.app.traced import trace_estimate
 from autotune.base.errors import ExitCode, JobError
 from autotune.report.terminal.traced import print_traced, traced_as_dict
 from autotune.tracing import trace_candidate
-from autotune.tracing.moments import Phase
+from autotune.tracing.moments import StepPhase
 from tests.cli.test_cli import autotune
 
 FLAGS = {"model": "tiny-llama", "seq_len": 128, "global_batch": 8, "world": 2}
@@ -38,7 +38,7 @@ def test_traced_and_analytic_stand_beside_each_other(found):
         assert traced[name] == pytest.approx(counted[name], rel=0.01)
     assert sum(traced.values()) == pytest.approx(data["pred_traced_peak_memory_bytes"])
     assert data["pred_traced_peak_memory_bytes"] == max(data["pred_traced_phase_bytes"].values())
-    assert set(data["pred_traced_phase_bytes"]) == set(Phase)
+    assert set(data["pred_traced_phase_bytes"]) == set(StepPhase)
     assert data["pred_step_time_s"] > 0
     assert 0 < data["pred_traced_fit_probability"] <= 1
 

@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from autotune.contract import Outcome, Start, TrialResult
-from autotune.fleet.local import LocalFleet, LocalTrial
+from autotune.fleet.gang_fleet import GangTrial
+from autotune.fleet.transports.local import local_fleet
 from autotune.record.study import Study
 from tests.chaos.faults import HANGING, must
 from tests.chaos.invariants import Digests, check_nothing_is_left, check_record
+<<<<<<< HEAD
 from tests.trials import CPU, TESTS, changed, ds_config, files, spec
+=======
+from tests.trials import CPU, TESTS, ds_config, files, spec, wait_until
+>>>>>>> main
 
 _PATH = [str(TESTS.parent)]
 _BLOCKED_S = 1.0
@@ -26,7 +31,7 @@ class Arena:
         self.folder = folder
         self.study = Study(folder / "results", "chaos")
         self.study.lock()
-        self.fleet = LocalFleet(CPU, world=2)
+        self.fleet = local_fleet(CPU, world=2)
         self._digests: Digests = {}
         self._ports: set[int] = set()
 
@@ -35,7 +40,7 @@ class Arena:
         self.fleet.close()
         self.study.unlock()
 
-    def submit(self, factory: str, start: Start, **changes: Any) -> LocalTrial:
+    def submit(self, factory: str, start: Start, **changes: Any) -> GangTrial:
         """Start a trial of `models:FACTORY`."""
         model = {
             "factory": f"tests.chaos.models:{factory}",
@@ -47,10 +52,11 @@ class Arena:
         trial = spec(number, model=model, start=start, timeout_s=_TRIAL_S)
         trial = replace(trial, **changes)
         handle = self.fleet.submit(trial, self.study.write_spec(trial, files(config)))
-        self._ports.add(handle._port.port)
+        wait_until(lambda: handle.poll() is not None or handle.port, "its node starts it")
+        self._ports.add(handle.port or 0)
         return handle
 
-    def finish(self, handle: LocalTrial) -> TrialResult:
+    def finish(self, handle: GangTrial) -> TrialResult:
         """Wait for a trial and record it; one that hangs has its time up there and then."""
         while (result := handle.poll()) is None:
             if (handle.folder / HANGING).exists():

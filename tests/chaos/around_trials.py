@@ -13,6 +13,7 @@ import psutil
 
 from autotune.base.errors import StudyError
 from autotune.contract import (
+    NODE_FILE,
     RANKS_DIR,
     RESULT_FILE,
     STDERR_FILE,
@@ -22,8 +23,7 @@ from autotune.contract import (
     read_json,
 )
 from autotune.engines.deepspeed.extensions import build, extensions_folder
-from autotune.fleet.local import LocalTrial
-from autotune.trial.launcher import EXIT_FILE
+from autotune.fleet.gang_fleet import GangTrial
 from autotune.trial.prebuilt import BUILT_FILE
 from tests.chaos.arena import Arena, Ground
 from tests.chaos.disks import needs_mounts, small_disk
@@ -47,13 +47,13 @@ def faults() -> Iterator[Fault]:
             (_log_with_a_hole, "log of 1 GB: in one line, sparse", 2),
             (_log, "log of 1 GB: written", 1),
             (_report_cut_short, "rank report cut short: by the rank that is killed then", 2),
-            (_exit_codes_garbled, "rank report cut short: exit codes garbled", 1),
+            (_node_report_garbled, "rank report cut short: that of the node garbled", 1),
             (_stale_lock, "stale extension lock: while a trial starts", 2),
         ):
             yield Fault(
                 name=f"{name}, {start}",
                 inject=functools.partial(inject, start),
-                in_short=is_warm and inject not in (_log, _launcher_stopped, _exit_codes_garbled),
+                in_short=is_warm and inject not in (_log, _launcher_stopped, _node_report_garbled),
                 rounds=rounds,
             )
         yield Fault(
@@ -152,7 +152,7 @@ def _port_taken(start: Start, ground: Ground) -> None:
     for template in stopped:
         template.suspend()
     handle = arena.submit("nothing_in_first", start)
-    with socket.create_server(("127.0.0.1", handle._port.port)):
+    with socket.create_server(("127.0.0.1", handle.port or 0)):
         for template in stopped:
             template.resume()
         result = arena.finish(handle)
@@ -186,11 +186,12 @@ def _report_cut_short(start: Start, ground: Ground) -> None:
     ground.arena.check()
 
 
-def _exit_codes_garbled(start: Start, ground: Ground) -> None:
+def _node_report_garbled(start: Start, ground: Ground) -> None:
     arena = ground.arena
     handle = arena.submit("sigkill_in_forward", start)
-    wait_until(lambda: handle._process.poll() is not None, "it ends")
-    (handle.folder / RANKS_DIR / EXIT_FILE).write_text('{"1": "nine", ')
+    seen = handle.folder / RANKS_DIR / NODE_FILE.format(node=0)
+    wait_until(seen.exists, "it ends")
+    seen.write_text('{"1": "nine", ')
     result = arena.finish(handle)
     must(result.outcome.is_platform_fault, f"{result.outcome}: {result.evidence}")
     must(result.evidence, "no evidence")
@@ -255,7 +256,9 @@ def _refused(write: Callable[[], object]) -> None:
 
 def templates() -> list[psutil.Process]:
     """Warm templates of this process, the newest last: one that was given up may still end."""
-    found = [c for c in psutil.Process().children() if "autotune.trial.warm" in _command(c)]
+    agents = psutil.Process().children()
+    children = [child for agent in agents for child in agent.children()]
+    found = [c for c in children if "autotune.trial.warm" in _command(c)]
     return sorted(found, key=psutil.Process.create_time)
 
 
@@ -272,7 +275,7 @@ def _with_template(ground: Ground) -> tuple[Arena, list[psutil.Process]]:
     return ground.arena, templates()
 
 
-def _launcher(handle: LocalTrial) -> psutil.Process:
+def _launcher(handle: GangTrial) -> psutil.Process:
     """The parent of a trial's ranks, once these are there and have reported."""
     reports = handle.folder / RANKS_DIR
     wait_until(lambda: len(list(reports.glob("0[01].json"))) == 2, "both ranks are up")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.contract import RESULT_FILE, Outcome, Phase
-from autotune.fleet.collect import read_reports
-from autotune.fleet.processes import processes_of
+from autotune.fleet.node.processes import processes_of
+from autotune.fleet.reports import read_reports
 from autotune.search.history import History
 from tests.chaos.arena import Ground
 from tests.chaos.disks import fill, make_read_only, needs_mounts, small_disk
@@ -43,9 +43,9 @@ _MOMENTS = (
     ("after", "write=ds_config.json", _SEARCHING),
     ("before", "replace=spec.json", _SEARCHING),
     ("after", "replace=spec.json", _SEARCHING),
-    ("before", "autotune.fleet.local:LocalFleet.submit", _SEARCHING),
-    ("after", "autotune.fleet.local:LocalFleet.submit", _SEARCHING),
-    ("before", "autotune.fleet.local:collect", _SEARCHING),
+    ("before", "autotune.fleet.gang_fleet:GangFleet.submit", _SEARCHING),
+    ("after", "autotune.fleet.gang_fleet:GangFleet.submit", _SEARCHING),
+    ("before", "autotune.fleet.gang_fleet:collect", _SEARCHING),
     ("before", "replace=result.json", _SEARCHING),
     ("after", "replace=result.json", _SEARCHING),
     ("before", "replace=spec.json", _CONFIRMING),

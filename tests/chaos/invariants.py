@@ -12,9 +12,9 @@ import psutil
 
 from autotune.contract import RESULT_FILE, SPEC_FILE
 from autotune.engines.deepspeed.extensions import stale_locks
-from autotune.fleet.ports import _PORTS
-from autotune.fleet.processes import processes_of
-from autotune.fleet.shared_memory import ports_of_segments
+from autotune.fleet.node.ports import _PORTS
+from autotune.fleet.node.processes import processes_of
+from autotune.fleet.node.shared_memory import ports_of_segments
 from autotune.record.study import Study
 from tests.chaos.faults import LostError, must
 
@@ -34,7 +34,9 @@ def check_nothing_is_left(study: Study, ports: Collection[int]) -> None:
     """
     left = processes_of(study.trials_folder)
     must(not left, f"processes are left: {[' '.join(_command(p))[:80] for p in left]}")
-    must(not (leased := leased_by(os.getpid())), f"ports are still leased: {leased}")
+    holders = [os.getpid(), *(child.pid for child in psutil.Process().children())]
+    leased = [port for pid in holders for port in leased_by(pid)]
+    must(not leased, f"ports are still leased: {leased}")
     # Others may run trials on this machine at the same time, and be given these ports by now.
     segments = unleased_segments() & set(ports)
     must(not segments, f"shared memory is left of ports {segments}")

@@ -16,7 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.contract import RANKS_DIR, SPEC_FILE, STDERR_FILE, TRIAL_ENV
-from autotune.trial.launcher import COORDINATOR_ENV
+from autotune.trial.launcher import PARENT_ENV
 from autotune.trial.wrapper import CORES_ENV
 from tests.chaos.faults import HANGING, LOG_BYTES
 from tests.faulty_models import VOCAB
@@ -233,7 +233,7 @@ def _is_victim(when):
     if when == "once":
         return json.loads(_trial_file(SPEC_FILE).read_text())["retry_of"] is None
     if when == "bad":
-        coordinator = int(os.environ[COORDINATOR_ENV])
+        coordinator = int(os.environ[PARENT_ENV])
         return int(os.environ[CORES_ENV]) == min(os.sched_getaffinity(coordinator))
     return int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
 

@@ -19,18 +19,22 @@ from autotune.app.studies import state_of
 from autotune.base import template_bounds as bounds
 from autotune.base.errors import JobError
 from autotune.contract import (
+    NODE_FILE,
     CollectiveCalls,
+    NodeReport,
     Phase,
     RankDiagnosis,
     RankReport,
     Surroundings,
+    TrialResult,
     to_dict,
 )
 from autotune.engines.deepspeed.ds_config_file import knobs_of, read_ds_config
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.collect import Ending, collect
-from autotune.fleet.local import _exit_codes
+from autotune.fleet.node.ranks import _exit_codes
+from autotune.fleet.reports import read_node_report
 from autotune.job import model
 from autotune.job.job import Job, make_job, read_job_file
 from autotune.record.soak import read_soak
@@ -172,6 +176,7 @@ def make_readers(folder: Path) -> list[Reader]:
         ),
         _report(folder),
         _codes(folder),
+        _node_report(folder),
         *make_table_readers(folder),
     ]
 
@@ -360,11 +365,9 @@ def _report(folder: Path) -> Reader:
         ),
     )
     seed = json.dumps(to_dict(report)).encode()
-    ending = Ending(started_at_s=1.0, wall_s=2.0, exit_codes={}, launcher_code=1)
 
     def read(_: Path) -> None:
-        result = collect(spec(world=1, dp=1), trial, ending, ["localhost:0"], {})
-        json.dumps(to_dict(result))
+        json.dumps(to_dict(_collected(trial)))
 
     return Reader(
         name="rank report",
@@ -377,16 +380,44 @@ def _report(folder: Path) -> Reader:
 
 
 def _codes(folder: Path) -> Reader:
-    path = at(folder, "codes/ranks", "exit.json")
+    path = at(folder, "codes/ranks", "exit_00.json")
     seed = b'{"0": 1, "1": -9}'
     return Reader(
         name="exit codes",
         path=path,
         seed=seed,
-        read=lambda _: _exit_codes(folder / "codes"),
+        read=lambda _: _exit_codes(folder / "codes", 0),
         mutate=lambda draw: mutate(seed, draw, dump_json),
         is_users=False,
     )
+
+
+def _node_report(folder: Path) -> Reader:
+    trial = folder / "nodes"
+    path = at(folder, "nodes/ranks", NODE_FILE.format(node=0))
+    report = NodeReport(
+        exit_codes={"0": -9},
+        launcher_code=1,
+        stopped_ranks=[1],
+        oom_killed=True,
+        undrained_bytes=7,
+        driver_error="lost",
+        environment={"NCCL_DEBUG": "INFO"},
+    )
+    seed = json.dumps(to_dict(report)).encode()
+    return Reader(
+        name="node report",
+        path=path,
+        seed=seed,
+        read=lambda _: json.dumps(to_dict(_collected(trial))),
+        mutate=lambda draw: mutate(seed, draw, dump_json),
+        is_users=False,
+    )
+
+
+def _collected(trial: Path) -> TrialResult:
+    ending = Ending(started_at_s=1.0, wall_s=2.0, nodes=[read_node_report(trial, 0)])
+    return collect(spec(world=1, dp=1), trial, ending, ["localhost:0"])
 
 
 def _not_built(source: dict[str, Any], *, where: str) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from typing import Any
 
 from autotune.app.session import open_session
 from autotune.contract import Outcome
-from autotune.fleet.ports import sweep_segments
-from autotune.fleet.processes import processes_of
+from autotune.fleet.node.ports import sweep_segments
+from autotune.fleet.node.processes import processes_of
 from autotune.search.context import SearchContext
 from autotune.search.history import History
 from autotune.search.in_flight import TrialsInFlight

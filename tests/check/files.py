@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autotune.check import Report, check, read_source
+from autotune.check import CheckReport, check, read_source
 from tests.engines.deepspeed.rules.cases import NEWEST, environment
 
 AUTO = {
@@ -25,16 +25,18 @@ def write(folder: Path, content: Any, name: str = "ds_config.json") -> Path:
     return path
 
 
-def checked(path: Path, *, accelerator: str = "cuda", version: str = NEWEST, **how: Any) -> Report:
+def checked(
+    path: Path, *, accelerator: str = "cuda", version: str = NEWEST, **how: Any
+) -> CheckReport:
     where = environment(accelerator=accelerator, version=version)
     return check(read_source(path, **how), where)
 
 
-def rules(report: Report) -> list[str]:
+def rules(report: CheckReport) -> list[str]:
     return [found.violation.rule for found in report.found]
 
 
-def messages(report: Report, rule: str) -> str:
+def messages(report: CheckReport, rule: str) -> str:
     return "\n".join(
         f"{one.violation.message}; {one.violation.fix}"
         for one in report.found

@@ -9,15 +9,15 @@ import pytest
 from autotune.app.outlook import FleetWishes
 from autotune.app.planning import open_outlook
 from autotune.cost import predict
-from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.collectives import all_reduce_s, exchange_s, gather_s, group, send_s
 from autotune.cost.compute import layer_times, logits_s
-from autotune.cost.constants import load_constants
+from autotune.cost.constants import constants_of, load_constants
 from autotune.cost.device import STREAM_SHARE, device_columns
 from autotune.cost.plans import Plans
 from autotune.cost.sizes import sizes_of
 from autotune.devices.accelerators import Accelerator, accelerators_with, find_accelerator
-from autotune.devices.probed import AttentionRates, Measured, MeasuredLink
+from autotune.devices.probed import AttentionRates, MeasuredLink, MeasuredRates
+from autotune.engines.deepspeed.plans import plans_of
 from tests.cost.plans import plans
 from tests.jobs import CPU, canonical_candidate, tiny_job
 from tests.probe.made_up import (
@@ -41,7 +41,7 @@ LINK = MeasuredLink(
 )
 
 
-def entry(measured: Measured | None) -> Accelerator:
+def entry(measured: MeasuredRates | None) -> Accelerator:
     return dataclasses.replace(find_accelerator("A100-80GB"), measured=measured)
 
 
@@ -51,7 +51,7 @@ STREAM = {"memory_bytes_per_s": entry(None).memory_bytes_per_s * STREAM_SHARE}
 """As of the datasheet."""
 
 
-def measured_plans(measured: Measured | None, **changes: float) -> Plans:
+def measured_plans(measured: MeasuredRates | None, **changes: float) -> Plans:
     return plans(**{**device_columns(entry(measured), "bf16", 8.0), **changes})
 
 
@@ -69,7 +69,9 @@ def measured_plans(measured: Measured | None, **changes: float) -> Plans:
 def test_a_measured_collective_takes_what_was_measured(kind, seconds, n_ranks) -> None:
     """The curves are the inverse of the model's formulas: no share of a rate is taken."""
     constants = load_constants()
-    ring = group(measured_plans(Measured(link=LINK)), constants, ranks=float(n_ranks), stride=1.0)
+    ring = group(
+        measured_plans(MeasuredRates(link=LINK)), constants, ranks=float(n_ranks), stride=1.0
+    )
     for size_bytes in SIZES:
         assert float(seconds(ring, size_bytes)) == pytest.approx(
             link_seconds(kind, size_bytes, n_ranks)
@@ -90,7 +92,9 @@ def test_a_measured_network_takes_what_was_measured(kind, seconds, per_node) -> 
     network = dataclasses.replace(
         LINK, bytes_per_s=NETWORK_SHARE * RATES["all_gather"], latency_s=NETWORK_LATENCY_S
     )
-    columns = device_columns(entry(Measured(link=LINK, network=network)), "bf16", float(per_node))
+    columns = device_columns(
+        entry(MeasuredRates(link=LINK, network=network)), "bf16", float(per_node)
+    )
     world = 4 * per_node
     rails = group(plans(**columns), load_constants(), ranks=4.0, stride=float(per_node))
     everyone = group(plans(**columns), load_constants(), ranks=float(world), stride=1.0)
@@ -105,7 +109,7 @@ def test_a_measured_network_takes_what_was_measured(kind, seconds, per_node) -> 
 
 def test_measured_attention_and_logits_take_what_was_measured() -> None:
     rates = AttentionRates(forward_flops_per_s=2e12, backward_flops_per_s=1e12)
-    found = Measured(attention={"bf16": rates}, logit_s={"bf16": 1e-6})
+    found = MeasuredRates(attention={"bf16": rates}, logit_s={"bf16": 1e-6})
     p = measured_plans(found, seq_len=1000.0, micro_batch=1.0)
     s, constants = sizes_of(p), load_constants()
     score_flops = 4 * 1000**2 * float(s.attention_width)
@@ -113,7 +117,7 @@ def test_measured_attention_and_logits_take_what_was_measured() -> None:
     assert float(layer.attention_s) == pytest.approx(
         0.5 * score_flops / 2e12 + 1.25 * score_flops / 1e12
     )
-    other = measured_plans(Measured(), seq_len=1000.0, micro_batch=1.0)
+    other = measured_plans(MeasuredRates(), seq_len=1000.0, micro_batch=1.0)
     products_s = logits_s(dataclasses.replace(p, logit_s=1e-30), s, constants)
     assert float(logits_s(p, s, constants) - products_s) == pytest.approx(1e-3 * s.loss_vocab)
     assert float(layer_times(other, s, constants).attention_s) < float(layer.attention_s)
@@ -126,11 +130,11 @@ def test_what_nobody_measured_is_as_the_table_has_it() -> None:
     assert float(ring.bytes_per_s) == entry(None).nvlink_bytes_per_s * shipped.nvlink_share
     assert float(ring.hop_s) == shipped.nvlink_latency_s
     assert columns["memory_bytes_per_s"] == entry(None).memory_bytes_per_s
-    assert device_columns(entry(Measured()), "bf16", 8.0) == columns
+    assert device_columns(entry(MeasuredRates()), "bf16", 8.0) == columns
 
 
 def test_links_beyond_the_node_keep_their_own_figures() -> None:
-    found = measured_plans(Measured(link=LINK), dp=16.0)
+    found = measured_plans(MeasuredRates(link=LINK), dp=16.0)
     other = measured_plans(None, dp=16.0)
     ring, plain = (group(p, load_constants(), ranks=16.0, stride=1.0) for p in (found, other))
     assert float(ring.far.bytes_per_s) == float(plain.far.bytes_per_s)
@@ -140,7 +144,7 @@ def test_links_beyond_the_node_keep_their_own_figures() -> None:
 
 def test_a_healthy_stream_is_the_datasheet_s_memory() -> None:
     datasheet = entry(None).memory_bytes_per_s
-    reached = Measured(memory_bytes_per_s=datasheet * STREAM_SHARE)
+    reached = MeasuredRates(memory_bytes_per_s=datasheet * STREAM_SHARE)
     columns = device_columns(entry(reached), "bf16", 8.0)
     assert columns["memory_bytes_per_s"] == pytest.approx(datasheet)
 
@@ -168,7 +172,9 @@ def test_a_healthy_stream_is_the_datasheet_s_memory() -> None:
 )
 def test_every_slower_figure_makes_a_step_slower(slower, changes) -> None:
     usual = float(np.ravel(predict(measured_plans(None, **changes)).step_time_s)[0])
-    found = float(np.ravel(predict(measured_plans(Measured(**slower), **changes)).step_time_s)[0])
+    found = float(
+        np.ravel(predict(measured_plans(MeasuredRates(**slower), **changes)).step_time_s)[0]
+    )
     assert found > 1.01 * usual
 
 
@@ -235,7 +241,7 @@ def test_a_described_link_is_not_the_measured_one(tmp_path: Path) -> None:
         open_outlook(None, flags, FleetWishes(gpu="A100-80GB", nvlink=nvlink, accelerators=path))
         for nvlink in (None, "450GB/s")
     ]
-    measured, wished = (o.predict(o.choices).plans for o in outlooks)
+    measured, wished = (o.predict(o.lattice.candidates).plans for o in outlooks)
     assert measured.nvlink_measured == 1.0
     assert measured.nvlink_bytes_per_s == pytest.approx(RATES["all_gather"])
     assert wished.nvlink_measured == 0.0
@@ -254,7 +260,7 @@ def test_a_described_network_is_not_the_measured_one(tmp_path: Path) -> None:
         )
         for network in (None, "100Gbps")
     ]
-    measured, wished = (o.predict(o.choices).plans for o in outlooks)
+    measured, wished = (o.predict(o.lattice.candidates).plans for o in outlooks)
     assert measured.network_measured == 1.0
     assert measured.network_bytes_per_s == pytest.approx(NETWORK_SHARE * RATES["all_gather"])
     assert wished.network_measured == 0.0
@@ -268,7 +274,7 @@ def test_the_measured_memory_of_a_node_of_cpu_ranks_counts(tmp_path: Path) -> No
     core = find_accelerator("cpu")
     for measured, expected in (
         (None, 2 * core.memory_bytes_per_s),
-        (Measured(memory_bytes_per_s=3e9, host_memory_bytes_per_s=5e9), 5e9),
+        (MeasuredRates(memory_bytes_per_s=3e9, host_memory_bytes_per_s=5e9), 5e9),
     ):
         table = [dataclasses.replace(core, measured=measured)]
         found = plans_of([canonical_candidate(job)], job, CPU, accelerators=table)
@@ -280,6 +286,6 @@ def test_the_table_of_a_job_predicts_it(tmp_path: Path) -> None:
     flags = {"model": "tiny-llama", "seq_len": 32, "global_batch": 4, "world": 2}
     flags |= {"precision": "bf16"}
     with_file = open_outlook(None, {**flags, "accelerators": path}, FleetWishes(gpu="CPU"))
-    assert with_file.predict(with_file.choices).plans.layer_host_s == 5e-3
+    assert with_file.predict(with_file.lattice.candidates).plans.layer_host_s == 5e-3
     without = open_outlook(None, flags, FleetWishes(gpu="CPU"))
-    assert without.predict(without.choices).plans.layer_host_s == 0.0
+    assert without.predict(without.lattice.candidates).plans.layer_host_s == 0.0

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from autotune.base.errors import JobError
 from autotune.cost import Recompute, Tier, predict
-from autotune.cost.published import RESULT_COLUMNS, Rows, read_table, rows_to_plans
+from autotune.cost.published import RESULT_COLUMNS, PublishedRows, read_table, rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
 from tests.cost.rows import ROW, csv_text, row
 
 TABLE = shipped_accelerators()
 
 
-def read(**changes: str) -> Rows:
+def read(**changes: str) -> PublishedRows:
     return rows_to_plans([row(**changes)], TABLE)
 
 

@@ -134,7 +134,7 @@ def test_hidden_communication_costs_less() -> None:
     assert data[1] < data[0]
 
 
-def group(ranks: float, stride: float = 1.0) -> comm.Group:
+def group(ranks: float, stride: float = 1.0) -> comm.RankGroup:
     return comm.group(plans(), IDEAL, ranks=ranks, stride=stride)
 
 

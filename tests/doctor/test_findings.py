@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.doctor.diagnosis import Device, Diagnosis, Finding, Level, Machine, Speed
+from autotune.doctor.diagnosis import Device, Examination, Level, Machine, Remark, Speed
 from autotune.doctor.findings import MINIMUM_VERSIONS, conclude
 
 GIB = 2**30
@@ -53,11 +53,11 @@ EVEN = Speed(
 )
 
 
-def findings_of(speed: Speed | None = None, **changes: Any) -> tuple[Finding, ...]:
+def findings_of(speed: Speed | None = None, **changes: Any) -> tuple[Remark, ...]:
     return conclude(dataclasses.replace(HEALTHY, **changes), speed)
 
 
-def bad(findings: tuple[Finding, ...]) -> list[Finding]:
+def bad(findings: tuple[Remark, ...]) -> list[Remark]:
     return [finding for finding in findings if finding.level is not Level.OK]
 
 
@@ -197,7 +197,7 @@ def test_a_failed_measurement_is_a_failure_with_its_cause() -> None:
 def test_the_diagnosis_is_as_bad_as_its_worst_finding() -> None:
     def level_of(**changes: Any) -> Level:
         machine = dataclasses.replace(HEALTHY, **changes)
-        return Diagnosis(machine=machine, speed=None, findings=conclude(machine, None)).level
+        return Examination(machine=machine, speed=None, findings=conclude(machine, None)).level
 
     assert level_of() is Level.OK
     assert level_of(shm_bytes=None) is Level.WARN

@@ -9,7 +9,7 @@ import torch
 
 from autotune.doctor import speed
 from autotune.doctor.speed import measure_speed
-from autotune.fleet.processes import processes_of
+from autotune.fleet.node.processes import processes_of
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.fleet.processes import processes_of
+from autotune.fleet.node.processes import processes_of
 from autotune.record.study import Study
 
 

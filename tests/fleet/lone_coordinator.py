@@ -6,7 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from autotune.contract import Start
-from autotune.fleet.local import LocalFleet
+from autotune.fleet.transports.local import local_fleet
 from autotune.record.study import Study
 from tests.trials import CPU, ds_config, files, spec
 
@@ -16,4 +16,4 @@ if __name__ == "__main__":
         spec(factory="hangs", start=Start(sys.argv[2])),
     )
     folder = study.write_spec(trial, files(ds_config()))
-    LocalFleet(CPU, world=2).submit(trial, folder).wait()
+    local_fleet(CPU, world=2).submit(trial, folder).wait()

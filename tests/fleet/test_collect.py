@@ -2,14 +2,25 @@ import dataclasses
 
 import pytest
 
-from autotune.contract import Outcome, Phase, RankReport, Surroundings, to_dict, write_json
-from autotune.fleet.collect import Ending, allowed_environment, collect
+from autotune.contract import (
+    NodeReport,
+    Outcome,
+    Phase,
+    RankReport,
+    Surroundings,
+    to_dict,
+    write_json,
+)
+from autotune.fleet.collect import Ending, collect
+from autotune.fleet.node.environment import allowed_environment
 from tests.trials import QUICK, spec
 
 
 def ending(**changes):
-    fields = {"started_at_s": 100.0, "wall_s": 20.0, "exit_codes": {}, "launcher_code": 1}
-    return Ending(**{**fields, **changes})
+    """How a trial on one node ended; what the node saw of it is among the changes."""
+    seen = {field.name for field in dataclasses.fields(NodeReport)} & changes.keys()
+    node = NodeReport(**{"launcher_code": 1, **{name: changes.pop(name) for name in seen}})
+    return Ending(started_at_s=100.0, wall_s=20.0, nodes=[node], **changes)
 
 
 def report(rank, *, phase=Phase.ENGINE_INIT, **fields):
@@ -21,7 +32,7 @@ def result_of(tmp_path, reports, an_ending, stderr="", trial=None):
     for each in reports:
         write_json(tmp_path / "ranks" / f"{each.rank:02d}.json", to_dict(each))
     (tmp_path / "stderr.log").write_text(stderr)
-    return collect(trial or spec(), tmp_path, an_ending, ["localhost:0"], {})
+    return collect(trial or spec(), tmp_path, an_ending, ["localhost:0"])
 
 
 def test_the_first_cause_wins_over_the_errors_that_it_made(tmp_path):
@@ -42,7 +53,7 @@ def test_a_driver_that_stopped_answering_is_said_and_the_outcome_stays(tmp_path)
 
 def test_a_rank_that_a_signal_ended_is_the_cause_of_the_others(tmp_path):
     comm = report(0, outcome=Outcome.COMM, evidence="closed by peer")
-    result = result_of(tmp_path, [comm, report(1)], ending(exit_codes={0: 1, 1: -11}))
+    result = result_of(tmp_path, [comm, report(1)], ending(exit_codes={"0": 1, "1": -11}))
     assert (result.outcome, result.evidence) == (Outcome.CRASH, "ended by SIGSEGV")
 
 
@@ -72,7 +83,7 @@ def test_a_disturbed_trial_is_measured_and_marked(tmp_path):
 @pytest.mark.parametrize(("oom_killed", "outcome"), [(True, Outcome.OOM), (False, Outcome.CRASH)])
 def test_sigkill_is_out_of_memory_only_if_the_kernel_says_so(tmp_path, oom_killed, outcome):
     reports = [report(0), report(1)]
-    result = result_of(tmp_path, reports, ending(exit_codes={1: -9}, oom_killed=oom_killed))
+    result = result_of(tmp_path, reports, ending(exit_codes={"1": -9}, oom_killed=oom_killed))
     assert result.outcome is outcome
 
 
@@ -116,7 +127,7 @@ def test_a_trial_that_never_started_shows_the_last_error_line(tmp_path):
 def test_a_half_written_report_is_not_a_crash_of_ours(tmp_path):
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks" / "00.json").write_text('{"rank": 0, "phase"')
-    result = collect(spec(), tmp_path, ending(), [], {})
+    result = collect(spec(), tmp_path, ending(), [])
     assert result.outcome is Outcome.LAUNCH
 
 
@@ -142,7 +153,7 @@ def test_a_hung_rank_is_told_with_the_line_it_stood_at_and_not_one_that_waits_fo
     for rank, file in enumerate(("distributed_c10d.py", "file_baton.py")):
         (tmp_path / "ranks" / f"{rank:02d}.stacks").write_text(STACKS.format(file=file))
         write_json(tmp_path / "ranks" / f"{rank:02d}.json", to_dict(report(rank)))
-    result = collect(spec(), tmp_path, ending(timed_out_after_s=60.0), ["localhost:0"], {})
+    result = collect(spec(), tmp_path, ending(timed_out_after_s=60.0), ["localhost:0"])
     assert result.evidence == (
         "no first step after 60 s, hung in engine_init, at file_baton.py:61 in wait"
     )
@@ -151,8 +162,8 @@ def test_a_hung_rank_is_told_with_the_line_it_stood_at_and_not_one_that_waits_fo
 @pytest.mark.parametrize(
     "cut_off",
     [
-        {"exit_codes": {1: -11}},
-        {"exit_codes": {1: -9}, "oom_killed": True},
+        {"exit_codes": {"1": -11}},
+        {"exit_codes": {"1": -9}, "oom_killed": True},
         {"timed_out_after_s": 60.0},
         {"was_cancelled": True},
     ],
@@ -173,13 +184,13 @@ def test_a_rank_that_still_measured_has_no_figure(tmp_path):
         report(0, phase=Phase.DIAGNOSE, **measured),
         report(1, phase=Phase.MEASURED, **measured),
     ]
-    result = result_of(tmp_path, reports, ending(exit_codes={1: -11}))
+    result = result_of(tmp_path, reports, ending(exit_codes={"1": -11}))
     assert (result.outcome, result.step_time_s) == (Outcome.CRASH, None)
 
 
 def test_a_rank_that_was_stopped_from_outside_is_the_platforms_fault(tmp_path):
     steps = {"phase": Phase.MEASURED, "warmup_step_times_s": [0.1]}
-    cut_off = ending(timed_out_after_s=60.0, stopped_ranks=(1,))
+    cut_off = ending(timed_out_after_s=60.0, stopped_ranks=[1])
     result = result_of(tmp_path, [report(0, **steps), report(1, **steps)], cut_off)
     assert result.outcome is Outcome.CRASH
     assert "SIGSTOP" in result.evidence

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.contract import Outcome
 from autotune.devices.hardware import detect_environment, visible_gpus
-from autotune.fleet.local import LocalFleet
+from autotune.fleet.transports.local import local_fleet
 from autotune.record.study import Study
 from tests.trials import ds_config, files, spec
 
@@ -21,7 +21,7 @@ def run(tmp_path, **changes):
     study = Study(tmp_path / "results", "test")
     study.lock()
     study.lock()
-    fleet = LocalFleet(detect_environment(), world=1)
+    fleet = local_fleet(detect_environment(), world=1)
     trial = spec(**ONE_GPU, **changes)
     return fleet.submit(trial, study.write_spec(trial, files(ds_config()))).wait()
 

@@ -138,9 +138,9 @@ def test_processor_time_is_that_of_all_ranks_over_the_measured_steps():
         )
         for rank, cpu_s in enumerate((2.0, 3.0))
     ]
-    found = use_of(ranks, 0.0, None)
+    found = use_of(ranks, [])
     assert (found.cpu_s, found.cpu_utilization, found.gpu) == (5.0, pytest.approx(0.625), None)
-    assert use_of([*ranks, RankReport(rank=2)], 0.0, None) is None
+    assert use_of([*ranks, RankReport(rank=2)], []) is None
 
 
 def test_a_diagnosis_survives_its_file():
@@ -152,7 +152,7 @@ def test_a_diagnosis_survives_its_file():
         candidate_hash="0",
         outcome="ok",
         diagnosis=diagnosis_of([whole]),
-        use=use_of([RankReport(rank=0, cpu_s=1.0, measured_s=2.0)], 0.0, None),
+        use=use_of([RankReport(rank=0, cpu_s=1.0, measured_s=2.0)], []),
     )
     assert TrialResult.from_dict(to_dict(result)) == result
 

@@ -75,3 +75,44 @@ def test_what_the_platform_ended_is_tried_elsewhere_first():
     allocator.release(failed)
     assert allocator.allocate(1).slots[0].index == 1
     assert allocator.allocate(2).slots == (slots(3)[0], slots(3)[2])
+
+
+def rack(*n_slots):
+    """Nodes of so many slots each."""
+    return GangAllocator(
+        tuple(
+            Slot(index=i, device=str(i), node=f"n{node}")
+            for node, n in enumerate(n_slots)
+            for i in range(n)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("n_slots", "size", "shape", "capacity"),
+    [
+        ((8, 8), 8, ["n0"] * 8, 2),
+        ((8, 8), 4, ["n0"] * 4, 4),
+        ((8, 8), 16, ["n0"] * 8 + ["n1"] * 8, 1),
+        ((8, 8), 12, ["n0"] * 6 + ["n1"] * 6, 1),
+        ((4, 4, 4), 8, ["n0"] * 4 + ["n1"] * 4, 1),
+        ((4, 2, 4), 8, ["n0"] * 4 + ["n2"] * 4, 1),
+        ((2, 2, 2, 2), 4, ["n0"] * 2 + ["n1"] * 2, 2),
+    ],
+)
+def test_a_gang_takes_as_few_nodes_as_it_can_and_as_many_slots_of_each(
+    n_slots, size, shape, capacity
+):
+    allocator = rack(*n_slots)
+    assert allocator.capacity(size) == capacity
+    gangs = [allocator.allocate(size) for _ in range(capacity)]
+    assert [slot.node for slot in gangs[0].slots] == shape
+    taken = [slot for gang in gangs for slot in gang.slots]
+    assert len(set(taken)) == size * capacity
+    with pytest.raises(FleetError):
+        allocator.allocate(size)
+
+
+def test_a_size_that_no_nodes_make_up_is_refused():
+    assert rack(8, 8).capacity(18) == 0
+    assert rack(8, 4).capacity(16) == 0

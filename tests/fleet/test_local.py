@@ -13,9 +13,9 @@ import pytest
 
 from autotune.base.errors import FleetError
 from autotune.contract import Outcome, Phase, Start, TrialResult
-from autotune.fleet.collect import read_reports
-from autotune.fleet.local import LocalFleet
-from autotune.fleet.processes import processes_of
+from autotune.fleet.node.processes import processes_of
+from autotune.fleet.reports import read_reports
+from autotune.fleet.transports.local import local_fleet
 from tests.jobs import TINY
 from tests.trials import CPU, QUICK, ds_config, files, spec, wait_until
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture(scope="module")
 def fleet():
-    fleet = LocalFleet(CPU, world=2)
+    fleet = local_fleet(CPU, world=2)
     yield fleet
     fleet.close()
 
@@ -136,7 +136,7 @@ def test_a_pipeline_is_measured_and_its_loss_is_seen_on_every_stage(fleet, study
 )
 def test_an_ending_is_told_by_its_cause(fleet, study, factory, start, outcome, evidence):
     limits = {
-        "hangs": {"timeout_s": 20.0 if start is Start.COLD else 8.0},
+        "hangs": {"timeout_s": 20.0},
         "hoards": {"memory_limit_bytes": 200 * 2**20},
     }
     result = run(fleet, study, spec(factory=factory, start=start, **limits.get(factory, {})))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.fleet.ports import lease_port
+from autotune.fleet.node.ports import lease_port
 from autotune.probe.meeting import Meeting, MeetingError
 from autotune.probe.nodes import TOKEN_ENV, Nodes
 

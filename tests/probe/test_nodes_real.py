@@ -14,7 +14,7 @@ import yaml
 
 from autotune.base.errors import ExitCode
 from autotune.devices.accelerators import read_accelerators
-from autotune.fleet.processes import processes_of
+from autotune.fleet.node.processes import processes_of
 from autotune.probe.nodes import TOKEN_ENV
 from tests.cli.test_cli import autotune
 from tests.namespaces import FIRST_ADDRESS, RATE_MBIT, Cable, ended, needs_namespaces, two_nodes

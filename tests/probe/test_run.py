@@ -13,7 +13,7 @@ import torch
 from autotune.base.errors import ExitCode, FleetError, JobError
 from autotune.devices.hardware import detect_environment
 from autotune.fleet.measuring import measure_on_ranks
-from autotune.fleet.processes import processes_of
+from autotune.fleet.node.processes import processes_of
 from autotune.probe.points import LINK_KINDS, of_kind
 from autotune.probe.run import run_probe
 from tests.cli.test_cli import autotune

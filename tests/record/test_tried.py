@@ -9,7 +9,15 @@ from autotune.contract import Outcome, TrialResult
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.record import tried
 from autotune.record.study import Study
-from autotune.record.tried import Run, is_tried, never_run, recorded, run_of, run_of_study, summary
+from autotune.record.tried import (
+    RecordedRun,
+    is_tried,
+    never_run,
+    recorded,
+    run_of,
+    run_of_study,
+    summary,
+)
 from autotune.report.knobs_page import tried_on
 from tests.report.samples import CONTEXT
 from tests.trials import spec
@@ -18,7 +26,7 @@ VERSIONS = {"python": "3.11.2", "deepspeed": "0.19.8"}
 
 
 def run(accelerator="cpu", ranks=2, nodes=1, **trained):
-    return Run(
+    return RecordedRun(
         date="2026-11-21",
         accelerator=accelerator,
         device_name="a device",
@@ -140,7 +148,7 @@ def test_a_record_is_read_back_as_it_was_written():
     )
     assert made.trained["zero.stage"] == [0, 3]
     assert made.date == "1970-01-01"
-    assert Run(**json.loads(made.to_json())) == made
+    assert RecordedRun(**json.loads(made.to_json())) == made
 
 
 def test_a_study_is_evidence_of_its_measured_trials_alone(tmp_path):

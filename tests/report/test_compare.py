@@ -14,7 +14,7 @@ from autotune.app.comparison import compare_studies, write_comparison
 from autotune.base.errors import StudyError
 from autotune.contract import TrialResult, TrialSpec
 from autotune.record.study import Study
-from autotune.report.compare.comparison import Comparison
+from autotune.report.compare.comparison import StudyComparison
 from autotune.report.compare.terminal import print_comparison
 from tests.report.test_terminal import finished
 from tests.report.wide import varied
@@ -43,12 +43,12 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 
 @pytest.fixture(scope="module")
-def comparison(wide: Study, other: Study) -> Comparison:
+def comparison(wide: Study, other: Study) -> StudyComparison:
     wide.job_file.write_text(JOB, encoding="utf-8")
     return compare_studies([str(wide.folder), str(other.folder)], Path("nowhere"))
 
 
-def test_the_same_candidates_stand_side_by_side(comparison: Comparison) -> None:
+def test_the_same_candidates_stand_side_by_side(comparison: StudyComparison) -> None:
     frame = comparison.candidates
     assert len(frame) > 5
     assert frame["candidate_hash"].is_unique
@@ -61,7 +61,7 @@ def test_the_same_candidates_stand_side_by_side(comparison: Comparison) -> None:
     assert set(frame["interval_from"]) == {"runs"}, "both studies have a final comparison"
 
 
-def test_outcomes_bests_and_gains(comparison: Comparison) -> None:
+def test_outcomes_bests_and_gains(comparison: StudyComparison) -> None:
     for run in comparison.runs:
         counts = {outcome.value: n for outcome, n in run.report.counts.items()}
         column = comparison.outcomes[run.key]
@@ -72,7 +72,7 @@ def test_outcomes_bests_and_gains(comparison: Comparison) -> None:
         assert row["samples_per_s"] == run.report.answer.best.samples_per_s
 
 
-def test_differences_are_warned_of(comparison: Comparison) -> None:
+def test_differences_are_warned_of(comparison: StudyComparison) -> None:
     text = "\n".join(comparison.warnings)
     assert "torch differs (A 2.13.0, B 2.12.0)" in text
     assert "optimizer of the job differs" in text
@@ -139,7 +139,7 @@ def test_knobs_that_differ_between_the_bests(wide: Study, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_it_fits_a_terminal_and_cuts_no_figure(comparison: Comparison, width: int) -> None:
+def test_it_fits_a_terminal_and_cuts_no_figure(comparison: StudyComparison, width: int) -> None:
     console = Console(
         file=io.StringIO(), width=width, color_system=None, _environ={"TERM": "xterm"}
     )
@@ -152,7 +152,7 @@ def test_it_fits_a_terminal_and_cuts_no_figure(comparison: Comparison, width: in
     assert "one of them ran nothing twice" in " ".join(text.split())
 
 
-def test_as_json_and_as_a_page(comparison: Comparison, tmp_path: Path) -> None:
+def test_as_json_and_as_a_page(comparison: StudyComparison, tmp_path: Path) -> None:
     data = json.loads(json.dumps(comparison.as_dict(), allow_nan=False))
     assert set(data) == {"studies", "warnings", "outcomes", "bests", "knobs", "candidates"}
     assert len(data["candidates"]) == len(comparison.candidates)

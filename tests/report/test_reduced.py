@@ -15,7 +15,7 @@ from autotune.contract import Fidelity, Phase, Role
 from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
-from autotune.report.compare.comparison import Run, compare
+from autotune.report.compare.comparison import ComparedRun, compare
 from autotune.report.plan import Plan, make_plan
 from autotune.report.results.reading import read_report
 from autotune.report.results.verdict import describe_verdict
@@ -95,7 +95,7 @@ def test_the_table_declares_what_each_row_ran(study: Study) -> None:
 def test_pages_and_comparisons_leave_them_out(study: Study, tmp_path: Path) -> None:
     plain = finished(tmp_path, make(trials=6, study="plain"))
     runs = [
-        Run(key=key, report=report, frame=table_of(report), job={})
+        ComparedRun(key=key, report=report, frame=table_of(report), job={})
         for key, report in (("A", read_report(study)), ("B", read_report(plain)))
     ]
     assert runs[0].frame["reduced_of"].isna().all()

@@ -21,7 +21,7 @@ from autotune.report.page.tables import trials as trials_of
 from autotune.report.plan import make_plan
 from autotune.report.results.reading import read_report
 from autotune.report.results.rows import Row, make_rows
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.report.results.verdict import describe_figure, describe_outcome, describe_verdict
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.terminal.study import print_plan, print_report
@@ -66,7 +66,7 @@ def finished(
     return study
 
 
-def shown(report: Report, width: int = 80, *, details: bool = False) -> str:
+def shown(report: StudyReport, width: int = 80, *, details: bool = False) -> str:
     console = Console(
         file=io.StringIO(), width=width, color_system=None, _environ={"TERM": "xterm"}
     )

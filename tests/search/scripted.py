@@ -1,19 +1,20 @@
 """A fleet that answers from a formula, and a job, an engine and a lattice to go with it."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import FleetError
 from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult, TrialSpec
-from autotune.cost.candidates import plans_of
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankSettings
-from autotune.fleet.base import Progress
+from autotune.engines.deepspeed.ladder import ladder
+from autotune.engines.deepspeed.plans import plans_of
+from autotune.fleet.base import Handle, Progress
 from autotune.job.job import Budget, Job, make_job
 from autotune.planning.lattice import Lattice
 from autotune.record.answer import SearchAnswer
@@ -140,7 +141,7 @@ def realistic(spec: TrialSpec) -> TrialResult:
     return ok(spec, rate_of(spec), peak=peak)
 
 
-class ScriptedTrial:
+class ScriptedTrial(Handle):
     """A trial that ends at its `n_polls`-th poll."""
 
     def __init__(self, fleet: "ScriptedFleet", spec: TrialSpec, folder: Path) -> None:
@@ -192,6 +193,9 @@ class ScriptedFleet:
 
     def quarantined(self) -> tuple[str, ...]:
         return self.left_out
+
+    def reap(self, folder: Path) -> None:
+        pass
 
     def submit(self, spec: TrialSpec, folder: Path) -> ScriptedTrial:
         if len(self.running) >= self.n_gangs:
@@ -255,6 +259,9 @@ class ScriptedEngine:
 
     def files(self, candidate: Candidate) -> dict[str, str]:
         return {"ds_config.json": f'{{"tag": "{self._tag}"}}'}
+
+    def ladder(self) -> Iterable[Sequence[Candidate]]:
+        return ladder(self._job, self.context)
 
     def prepare(self, candidates: Sequence[Candidate], note: Callable[[str], None]) -> None:
         return None

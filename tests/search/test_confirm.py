@@ -55,7 +55,7 @@ def members_of(n: int) -> tuple[Candidate, ...]:
     return tuple(candidate(JOB, zero__stage=0, micro_batch=2**k) for k in range(n))
 
 
-def compared(rates: dict[Candidate, list[float]]) -> tuple[confirm.Comparison, History]:
+def compared(rates: dict[Candidate, list[float]]) -> tuple[confirm.FinalComparison, History]:
     """A finished comparison with these samples/s per round."""
     history = History()
     n_rounds = max(len(values) for values in rates.values())
@@ -63,7 +63,7 @@ def compared(rates: dict[Candidate, list[float]]) -> tuple[confirm.Comparison, H
         for member, values in rates.items():
             spec = spec_of(len(history.trials), member, round_number)
             history.put(trial(spec, ok(spec, values[round_number])))
-    comparison = confirm.Comparison(members=tuple(rates), first_round=0, n_rounds=n_rounds)
+    comparison = confirm.FinalComparison(members=tuple(rates), first_round=0, n_rounds=n_rounds)
     return comparison, history
 
 
@@ -204,7 +204,7 @@ def test_finalists_for_memory_keep_the_fastest_that_sets_the_floor():
 
 
 def test_nobody_always_runs_first():
-    comparison = confirm.Comparison(members=members_of(3), first_round=0, n_rounds=3)
+    comparison = confirm.FinalComparison(members=members_of(3), first_round=0, n_rounds=3)
     history, order = History(), []
     while (chosen := confirm.next_run(comparison, history, seed=1)) is not None:
         spec = spec_of(len(history.trials), *chosen)

@@ -15,8 +15,8 @@ import pytest
 from autotune.contract import Outcome, Role, Start
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
-from autotune.fleet.local import LocalFleet
-from autotune.fleet.processes import processes_of
+from autotune.fleet.node.processes import processes_of
+from autotune.fleet.transports.local import local_fleet
 from autotune.job.model import with_layers
 from autotune.planning.lattice import build_lattice
 from autotune.record.study import Study
@@ -126,7 +126,7 @@ def test_reduced_trials_train_what_they_say_and_the_best_is_a_whole_one(tmp_path
     """One fleet for both searches: its templates make a model of any depth."""
     study = Study(tmp_path / "results", "it")
     study.trials_folder.mkdir(parents=True)
-    fleet = LocalFleet(CPU, world=2)
+    fleet = local_fleet(CPU, world=2)
     try:
         for trials, fidelity in ((2, "layers=1"), (4, "layers=1,world=1")):
             job = tiny_job(

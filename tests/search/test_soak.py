@@ -24,6 +24,7 @@ from autotune.search.interrupt import Interrupt
 from autotune.search.soak import (
     STEPS_COMPARED,
     Half,
+    _slope,
     check_space,
     growth_of,
     loss_deviation,
@@ -31,7 +32,6 @@ from autotune.search.soak import (
     resumed_of,
     soak_trials,
 )
-from autotune.trial.statistics import slope
 from tests.search.scripted import GIB, Patient, ScriptedFleet, fault, ok
 from tests.trials import ds_config, files, spec
 
@@ -191,9 +191,9 @@ def test_what_a_heap_gains_is_no_leak(tmp_path: Path):
 
 def test_one_jump_is_no_growth():
     times = [float(t) for t in range(20)]
-    assert slope(times, [100.0] * 17 + [200.0] * 3) == 0
-    assert slope(times, [3 * t for t in times]) == pytest.approx(3)
-    assert slope([1.0], [2.0]) == 0
+    assert _slope(times, [100.0] * 17 + [200.0] * 3) == 0
+    assert _slope(times, [3 * t for t in times]) == pytest.approx(3)
+    assert _slope([1.0], [2.0]) == 0
 
 
 def test_a_checkpoint_that_does_not_hold_everything_is_found(tmp_path: Path):

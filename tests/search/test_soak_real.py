@@ -11,8 +11,8 @@ import pytest
 from autotune.base.errors import ExitCode
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.export.door import export_handout, handout_of
-from autotune.fleet.local import LocalFleet
-from autotune.fleet.processes import processes_of
+from autotune.fleet.node.processes import processes_of
+from autotune.fleet.transports.local import local_fleet
 from autotune.record.soak import read_soak
 from autotune.record.study import Study
 from autotune.search.interrupt import Interrupt
@@ -34,7 +34,7 @@ def record(tmp_path: Path):
 def soak(record: Study, minutes: float, zero: dict, config: dict, **spec) -> list[Half]:
     ds_config = trials.ds_config(zero.pop("stage"), **config)
     ds_config["zero_optimization"].update(zero)
-    fleet = LocalFleet(trials.CPU, world=2)
+    fleet = local_fleet(trials.CPU, world=2)
     ran = soak_trials(
         trials.spec(**spec),
         trials.files(ds_config),

@@ -15,7 +15,7 @@ from autotune.search.context import SearchContext
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
-from autotune.search.trial_worth import Worth, weigh_trial
+from autotune.search.trial_worth import TrialBalance, weigh_trial
 from tests.search.scripted import (
     ENVIRONMENT,
     Notebook,
@@ -115,7 +115,7 @@ def test_nothing_measured_is_no_reason_to_end() -> None:
 
 @pytest.mark.parametrize(("saved", "pays"), [(2.0, True), (1.0, True), (0.5, False)])
 def test_it_pays_as_long_as_it_saves_what_it_costs(saved: float, pays: bool) -> None:
-    assert Worth(saved_hours=saved, cost_hours=1.0).pays is pays
+    assert TrialBalance(saved_hours=saved, cost_hours=1.0).pays is pays
 
 
 @pytest.mark.parametrize("key", ["gpu_hours", "price"])

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.job.model import load_model, model_from_config
 from autotune.tracing.child import NotTraceableError, answer_to
-from autotune.tracing.moments import Kind, Phase, Traced, largest
+from autotune.tracing.moments import Kind, StepPhase, Traced, largest
 from tests.tracing.requests import REPEATED, request_for
 
 HERE = str(Path(__file__).resolve().parents[2])
@@ -66,9 +66,9 @@ def test_gradients_are_there_as_they_were_asked_for() -> None:
     for gradients in ("grow", "kept", "taken"):
         parts = traced(request_for(source, gradients=gradients))[0].parts
         held[gradients] = {phase: h[Kind.GRADIENTS] for phase, h in largest(parts).items()}
-    assert held["grow"][Phase.FORWARD] == 0
-    assert held["grow"][Phase.STEP] == held["kept"][Phase.FORWARD] > 0
-    assert held["taken"] == {Phase.FORWARD: 0, Phase.BACKWARD: 0}
+    assert held["grow"][StepPhase.FORWARD] == 0
+    assert held["grow"][StepPhase.STEP] == held["kept"][StepPhase.FORWARD] > 0
+    assert held["taken"] == {StepPhase.FORWARD: 0, StepPhase.BACKWARD: 0}
 
 
 def test_adapters_are_what_is_trained() -> None:
@@ -77,7 +77,7 @@ def test_adapters_are_what_is_trained() -> None:
     whole = traced(request_for(source))[0]
     adapted = traced(request_for({**source, "lora": lora}))[0]
     assert adapted.n_params > whole.n_params
-    step, of_all = (largest(found.parts)[Phase.STEP] for found in (adapted, whole))
+    step, of_all = (largest(found.parts)[StepPhase.STEP] for found in (adapted, whole))
     assert 0 < step[Kind.GRADIENTS] < 0.1 * of_all[Kind.GRADIENTS]
 
 
@@ -127,11 +127,11 @@ def test_a_factory_is_traced_whole() -> None:
     found, depths = traced(request_for(factory("Bigram")))
     assert depths == [0]
     assert found.n_params == 64 * 32 + 32 * 64 + 64
-    assert largest(found.parts)[Phase.BACKWARD][Kind.ACTIVATIONS] > 0
+    assert largest(found.parts)[StepPhase.BACKWARD][Kind.ACTIVATIONS] > 0
 
 
 def test_a_factory_may_cast_what_it_built() -> None:
     found, _ = traced(request_for(factory("tied_and_cast")))
     assert found.n_params == 64 * 32 + 64
-    assert largest(found.parts)[Phase.STEP][Kind.PARAMETERS] == 2 * found.n_params
-    assert largest(found.parts)[Phase.STEP][Kind.OPTIMIZER] >= 4 * found.n_params
+    assert largest(found.parts)[StepPhase.STEP][Kind.PARAMETERS] == 2 * found.n_params
+    assert largest(found.parts)[StepPhase.STEP][Kind.OPTIMIZER] >= 4 * found.n_params

@@ -5,7 +5,7 @@ import pytest
 from autotune.tracing.moments import (
     Kind,
     Part,
-    Phase,
+    StepPhase,
     Traced,
     at_depth,
     depths,
@@ -21,15 +21,15 @@ def step(n_layers: int, *, period: int = 1, odd: float = 0.0) -> Traced:
     """A step as recomputation makes it: logits lead while it is shallow, gradients when deep."""
     kept = 1.0 * n_layers
     parts = {
-        Part(phase=Phase.FORWARD, place="layers"): {**NOTHING, Kind.ACTIVATIONS: kept + odd},
-        Part(phase=Phase.BACKWARD, place="head"): {
+        Part(phase=StepPhase.FORWARD, place="layers"): {**NOTHING, Kind.ACTIVATIONS: kept + odd},
+        Part(phase=StepPhase.BACKWARD, place="head"): {
             **NOTHING,
             Kind.ACTIVATIONS: kept,
             Kind.LOGITS: 40.0,
         },
     }
     for index in range(n_layers):
-        parts[Part(phase=Phase.BACKWARD, place="layer", index=index)] = {
+        parts[Part(phase=StepPhase.BACKWARD, place="layer", index=index)] = {
             **NOTHING,
             Kind.ACTIVATIONS: float(index),
             Kind.TEMPORARIES: 2.0 if index % period else 1.0,

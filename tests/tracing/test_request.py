@@ -10,7 +10,7 @@ from autotune.job.lengths import Lengths
 from autotune.space.candidate import Candidate
 from autotune.tracing import request as asked
 from autotune.tracing import trace_candidate
-from autotune.tracing.moments import Kind, Part, Phase, Traced
+from autotune.tracing.moments import Kind, Part, StepPhase, Traced
 
 JOB = make_job({"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2}, where="here")
 
@@ -27,7 +27,7 @@ def requests(monkeypatch):
     step = Traced(
         n_layers=4,
         n_params=1,
-        parts={Part(phase=Phase.FORWARD, place="layers"): dict.fromkeys(Kind, 0.0)},
+        parts={Part(phase=StepPhase.FORWARD, place="layers"): dict.fromkeys(Kind, 0.0)},
     )
 
     def answer(question):

@@ -4,14 +4,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from autotune.tracing.moments import Kind, Part, Phase
+from autotune.tracing.moments import Kind, Part, StepPhase
 from autotune.tracing.step import trace_step
 from autotune.tracing.tracker import Tracker
 from autotune.trial.models import from_config
 from tests.tracing.requests import REPEATED
 
-FIRST = Part(phase=Phase.FORWARD, place="layers")
-SECOND = Part(phase=Phase.FORWARD, place="head")
+FIRST = Part(phase=StepPhase.FORWARD, place="layers")
+SECOND = Part(phase=StepPhase.FORWARD, place="head")
 
 
 def test_what_is_freed_does_not_count() -> None:
@@ -68,6 +68,6 @@ def test_torch_counts_the_same() -> None:
             output.loss.backward()
     (snapshot,) = theirs.get_tracker_snapshot("peak").values()
     before_the_step = [
-        sum(held.values()) for part, held in ours.parts.items() if part.phase is not Phase.STEP
+        sum(held.values()) for part, held in ours.parts.items() if part.phase is not StepPhase.STEP
     ]
     assert max(before_the_step) == snapshot["Total"]

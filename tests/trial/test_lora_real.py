@@ -13,7 +13,7 @@ from autotune.contract import Outcome, to_dict
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
-from autotune.fleet.local import LocalFleet
+from autotune.fleet.transports.local import local_fleet
 from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
@@ -106,8 +106,13 @@ def test_a_trial_of_both_counts_its_tokens(tmp_path: Path) -> None:
     study.trials_folder.mkdir(parents=True)
     run = Run(candidate=candidate, role=Role.SEARCH)
     spec = make_spec(run, study="lengths", number=0, job=job, engine=engine, environment=CPU)
+<<<<<<< HEAD
     spec = changed(spec, measure=QUICK)
     fleet = LocalFleet(CPU, world=2)
+=======
+    spec = dataclasses.replace(spec, measure=QUICK)
+    fleet = local_fleet(CPU, world=2)
+>>>>>>> main
     try:
         folder = study.write_spec(spec, files(dict(engine.setup(candidate).ds_config)))
         result = fleet.submit(spec, folder).wait()

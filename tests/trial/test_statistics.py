@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 
 from autotune.trial.statistics import (
     MIN_SAMPLES,
-    MODES_APART,
     median_interval,
     n_effective,
     relative_half_width,
     steady_from,
-    two_modes,
 )
 
 SERIES = st.lists(st.floats(0.001, 100.0), min_size=1, max_size=60)
@@ -137,43 +135,3 @@ def test_a_single_slow_step_is_not_the_end_of_warm_up():
     series = [1.0, 1.01, 0.99, 1.0, 1.01, 0.99] * 5
     series[20] = 30.0
     assert steady_from(series) == 0
-
-
-@pytest.mark.parametrize("n", [20, 60])
-def test_a_while_at_another_speed_is_noticed(n):
-    rng = np.random.default_rng(n)
-    found = 0
-    for _ in range(200):
-        begin = int(rng.integers(0, n // 2))
-        slow = range(begin, begin + n // 3)
-        series = [x * (1.4 if i in slow else 1.0) for i, x in enumerate(correlated(rng, n, 0.0))]
-        if modes := two_modes(series):
-            found += 1
-            assert modes.slow / modes.fast == pytest.approx(1.4, rel=0.1)
-            assert modes.slow_share == pytest.approx(1 / 3, abs=0.1)
-    assert found > 0.95 * 200
-
-
-@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.6])
-def test_one_speed_is_not_taken_for_two(correlation):
-    rng = np.random.default_rng(9)
-    found = sum(two_modes(correlated(rng, n, correlation)) is not None for n in [40, 100] * 150)
-    assert found < 0.02 * 300
-
-
-def test_what_alternates_by_design_is_no_interference():
-    rng = np.random.default_rng(8)
-    noise = correlated(rng, 80, 0.0)
-    assert two_modes([x * (2.0 if i % 4 == 0 else 1.0) for i, x in enumerate(noise)]) is None
-
-
-def test_two_speeds_that_hardly_differ_do_not_matter():
-    slower = 1 + MODES_APART / 2
-    assert two_modes([1.0, 1.001] * 15 + [slower, slower + 0.001] * 15) is None
-    assert two_modes([1.0, 1.001] * 15 + [1.3, 1.301] * 15) is not None
-
-
-@given(SERIES)
-def test_any_series_is_answered(samples):
-    modes = two_modes(samples)
-    assert modes is None or modes.fast * (1 + MODES_APART) <= modes.slow * (1 + 1e-9)

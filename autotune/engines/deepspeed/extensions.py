@@ -15,7 +15,7 @@ import platform
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,15 +27,15 @@ _NVME = ("async_io", "pin_memory")
 _LOCK_FILE = "autotune.lock"
 
 
-def extensions_folder(accelerator: str) -> Path:
+def extensions_folder(accelerator: str, variables: Mapping[str, str] = os.environ) -> Path:
     """This environment's extensions, below `TORCH_EXTENSIONS_DIR` or the user's cache.
 
     It is keyed by everything that a build depends on: build.ninja holds paths of the environment,
     and the compiler is asked for this processor's instruction set. Two environments that shared
     one folder would rebuild it in the middle of each other's trials.
     """
-    named = os.environ.get("TORCH_EXTENSIONS_DIR")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    named = variables.get("TORCH_EXTENSIONS_DIR")
+    cache = Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     root = Path(named) if named else cache / "autotune" / "extensions"
     key = [
         _location("torch"),
@@ -46,7 +46,7 @@ def extensions_folder(accelerator: str) -> Path:
         importlib.metadata.version("deepspeed"),
         _cpu_flags(),
         accelerator,
-        os.environ.get("TORCH_CUDA_ARCH_LIST", ""),
+        variables.get("TORCH_CUDA_ARCH_LIST", ""),
     ]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
     return root / digest
@@ -130,18 +130,22 @@ def _remove(locks: Iterable[Path], on_line: Callable[[str], None]) -> None:
         on_line(f"removed the stale lock {path}")
 
 
-def environment(accelerator: str) -> dict[str, str]:
+def environment(accelerator: str, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Environment variables that make a process load the extensions built here.
 
     This interpreter's folder of commands leads `PATH`, as in an activated environment: the ninja
     of one version does not read the log of another and compiles all again, in the middle of a
     trial.
+
+    Args:
+        accelerator: `cpu` or `cuda`.
+        variables: What the process would have without them.
     """
     commands = sysconfig.get_path("scripts")
     return {
-        "TORCH_EXTENSIONS_DIR": str(extensions_folder(accelerator)),
+        "TORCH_EXTENSIONS_DIR": str(extensions_folder(accelerator, variables)),
         "DS_ACCELERATOR": accelerator,
-        "PATH": os.pathsep.join([commands, os.environ.get("PATH", os.defpath)]),
+        "PATH": os.pathsep.join([commands, variables.get("PATH", os.defpath)]),
     }
 
 

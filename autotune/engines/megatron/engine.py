@@ -115,6 +115,10 @@ class MegatronEngine:
         }
         return {LAYOUT_FILE: canonical_json({**candidate.values, "dp": candidate.dp, **told})}
 
+    def ladder(self) -> Iterator[list[Candidate]]:
+        """None: nobody has tried yet where a careful user of Megatron starts."""
+        return iter(())
+
     def prepare(self, candidates: Sequence[Candidate], note: Callable[[str], None]) -> None:
         """Nothing is built."""
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from autotune.contract import Origin, Outcome, TrialSpec
 from autotune.report.results.ratios import Ratio, ratio_of, telling_runs
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.report.words import describe_reduced
 from autotune.search.history import Tried
 from autotune.space.candidate import format_value
@@ -50,22 +50,22 @@ _CANDIDATES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class ComparedRun:
     """One study of a comparison."""
 
     key: str
     """A letter; columns are named by it."""
-    report: Report
+    report: StudyReport
     frame: pd.DataFrame
     job: Mapping[str, Any]
     """Keys of the job that the table has no column for; empty where its file is unreadable."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class StudyComparison:
     """What several studies say beside each other."""
 
-    runs: Sequence[Run]
+    runs: Sequence[ComparedRun]
     outcomes: pd.DataFrame
     """Ended trials: a row per outcome, a column per study."""
     bests: pd.DataFrame
@@ -91,7 +91,7 @@ class Comparison:
         }
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
+def compare(runs: Sequence[ComparedRun]) -> StudyComparison:
     """Compare studies; ratios are over the first one.
 
     Args:
@@ -104,7 +104,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
             for name, dtype in _CANDIDATES.items()
         }
     ).sort_values(["other", "first_samples_per_s"], ascending=[True, False], ignore_index=True)
-    return Comparison(
+    return StudyComparison(
         runs=runs,
         outcomes=_outcomes(runs),
         bests=pd.DataFrame([_best(run) for run in runs]),
@@ -114,7 +114,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
     )
 
 
-def _outcomes(runs: Sequence[Run]) -> pd.DataFrame:
+def _outcomes(runs: Sequence[ComparedRun]) -> pd.DataFrame:
     counts = {run.key: run.report.counts for run in runs}
     seen = [outcome for outcome in Outcome if any(c.get(outcome) for c in counts.values())]
     return pd.DataFrame(
@@ -123,7 +123,7 @@ def _outcomes(runs: Sequence[Run]) -> pd.DataFrame:
     )
 
 
-def _best(run: Run) -> dict[str, Any]:
+def _best(run: ComparedRun) -> dict[str, Any]:
     answer = run.report.answer
     best, speedup = answer and answer.best, answer and answer.speedup
     found: dict[str, Any] = {"run": run.key, "study": run.report.study}
@@ -136,7 +136,7 @@ def _best(run: Run) -> dict[str, Any]:
     }
 
 
-def _knobs(runs: Sequence[Run]) -> pd.DataFrame:
+def _knobs(runs: Sequence[ComparedRun]) -> pd.DataFrame:
     settings: dict[str, dict[str, Any]] = {}
     for run in runs:
         row = run.report.best_row
@@ -152,7 +152,7 @@ def _knobs(runs: Sequence[Run]) -> pd.DataFrame:
     )
 
 
-def _shared(first: Run, other: Run) -> Iterable[dict[str, Any]]:
+def _shared(first: ComparedRun, other: ComparedRun) -> Iterable[dict[str, Any]]:
     """The candidates that both measured for the same job, one row each."""
     theirs = {_identity(tried): tried for tried in other.report.history.tried}
     for tried in first.report.history.tried:
@@ -167,7 +167,7 @@ def _shared(first: Run, other: Run) -> Iterable[dict[str, Any]]:
 
 
 def _side_by_side(
-    first: Run, other: Run, tried: Tried, twin: Tried, ratio: Ratio
+    first: ComparedRun, other: ComparedRun, tried: Tried, twin: Tried, ratio: Ratio
 ) -> dict[str, Any]:
     sides = {"first": (first, tried), "other": (other, twin)}
     cells: dict[str, Any] = {
@@ -187,7 +187,7 @@ def _side_by_side(
         cells |= {
             side: run.key,
             f"{side}_trial": row.trial,
-            # Of the runs that the ratio is made of: the two figures give the ratio.
+            # The runs that the ratio is made of: the two figures give the ratio.
             f"{side}_samples_per_s": statistics.geometric_mean(
                 r.samples_per_s or 0.0 for r in runs
             ),
@@ -226,7 +226,7 @@ def _config_of(tried: Tried) -> str:
     return "\n".join(texts)
 
 
-def _differences(runs: Sequence[Run]) -> list[str]:
+def _differences(runs: Sequence[ComparedRun]) -> list[str]:
     versions = [c for c in runs[0].frame.columns if str(c).startswith("version.")]
     said: dict[str, str] = {}
     for column in (*_JOB, *_PLACE, *versions):

@@ -5,7 +5,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from autotune.base.templates import Templates
-from autotune.report.compare.comparison import Comparison
+from autotune.report.compare.comparison import StudyComparison
 from autotune.report.compare.terminal import (
     ABOUT_RATIOS,
     BEST_COLUMNS,
@@ -20,7 +20,7 @@ from autotune.report.page.page import page_values
 from autotune.report.words import format_rate
 
 
-def render_comparison(comparison: Comparison, templates: Templates) -> str:
+def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
     """The page.
 
     Raises:
@@ -29,7 +29,7 @@ def render_comparison(comparison: Comparison, templates: Templates) -> str:
     drawn = [chart for chart in (_bests(comparison), _ratios(comparison)) if chart is not None]
     values = {
         **page_values(drawn),
-        "title": "Comparison of " + ", ".join(run.report.study for run in comparison.runs),
+        "title": "StudyComparison of " + ", ".join(run.report.study for run in comparison.runs),
         "refresh_s": None,
         "runs": [(run.key, str(run.report.folder)) for run in comparison.runs],
         "warnings": list(comparison.warnings),
@@ -47,7 +47,7 @@ def _table(columns: Any, rows: list[list[str]]) -> dict[str, Any]:
     return {"columns": list(columns), "rows": rows}
 
 
-def _bests(comparison: Comparison) -> Chart | None:
+def _bests(comparison: StudyComparison) -> Chart | None:
     frame = comparison.bests.dropna(subset=["samples_per_s"])
     if frame.empty:
         return None
@@ -78,7 +78,7 @@ def _bests(comparison: Comparison) -> Chart | None:
     return make_chart("bests", said, figure)
 
 
-def _ratios(comparison: Comparison) -> Chart | None:
+def _ratios(comparison: StudyComparison) -> Chart | None:
     """One line per shared candidate: its ratio and its interval, against 1."""
     frame = comparison.candidates
     if frame.empty:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.base.units import format_bytes
-from autotune.report.compare.comparison import Comparison
+from autotune.report.compare.comparison import StudyComparison
 from autotune.report.words import format_interval, format_rate
 
 ABOUT_RATIOS = (
@@ -21,7 +21,7 @@ ABOUT_RATIOS = (
 )
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
+def print_comparison(console: Console, comparison: StudyComparison) -> None:
     """Print who is who, then the outcomes, the bests, their knobs and what they share."""
     for run in comparison.runs:
         console.print(Text(f"{run.key}  {run.report.folder}"), soft_wrap=True)
@@ -40,31 +40,31 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 BEST_COLUMNS = ("best", "trial", "samples/s", "95% interval", "memory", "speedup", "interval")
 
 
-def outcome_rows(comparison: Comparison) -> list[list[str]]:
+def outcome_rows(comparison: StudyComparison) -> list[list[str]]:
     """A row per outcome."""
     frame = comparison.outcomes
     return [[str(name), *map(str, frame.loc[name])] for name in frame.index]
 
 
-def best_rows(comparison: Comparison) -> list[list[str]]:
+def best_rows(comparison: StudyComparison) -> list[list[str]]:
     """A row per study."""
     return [_best(row) for row in comparison.bests.to_dict("records")]
 
 
-def knob_rows(comparison: Comparison) -> list[list[str]]:
+def knob_rows(comparison: StudyComparison) -> list[list[str]]:
     """A row per knob that the bests set differently."""
     frame = comparison.knobs
     return [[str(name), *map(str, frame.loc[name])] for name in frame.index]
 
 
-def candidate_columns(comparison: Comparison) -> list[str]:
+def candidate_columns(comparison: StudyComparison) -> list[str]:
     """The headers of `candidate_rows`; with two studies, their letters say it all."""
     two = len(comparison.runs) == 2
     other = comparison.runs[1].key if two else "other"
     return ["A", other, f"{other}/A", "95% interval", "from", "settings"]
 
 
-def candidate_rows(comparison: Comparison) -> list[list[str]]:
+def candidate_rows(comparison: StudyComparison) -> list[list[str]]:
     """A row per candidate and other study; a star where the configuration files differ."""
     two = len(comparison.runs) == 2
     return [_candidate(row, two) for row in comparison.candidates.to_dict("records")]

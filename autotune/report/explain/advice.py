@@ -21,7 +21,7 @@ SMALL_MESSAGE_BYTES = 2**20
 """Below it a collective costs its latency more than its bytes: tens of microseconds at 100 GB/s
 over NVLink, about a millisecond at 1 GB/s over gloo, are both of this order."""
 MOSTLY = 0.5
-"""Of the time of all collectives: what is then said of them all."""
+"""Share of the time of all collectives: what has it is said of them all."""
 
 _Values = Mapping[str, KnobValue]
 
@@ -82,7 +82,7 @@ class _Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class AdviceRule:
     """A change that may address a bound; docs/explain.md lists them."""
 
     bound: Bound
@@ -114,30 +114,30 @@ def _stage(case: _Case) -> int:
     return case.number("zero.stage")
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[AdviceRule, ...] = (
     # Communication
-    Rule(
+    AdviceRule(
         bound=Bound.COMMUNICATION,
         knob="tp",
         reason="tensor parallel ranks reduce activations in every layer, forward and backward: "
         "fewer of them, fewer of those",
         after=_when(lambda c: c.spec.layout.tp > 1, lambda c: c.spec.layout.tp // 2),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.COMMUNICATION,
         knob="sp",
         reason="ranks that share a sample exchange activations in every layer, forward and "
         "backward: fewer of them, fewer of those",
         after=_when(lambda c: c.spec.layout.sp > 1, lambda c: c.spec.layout.sp // 2),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.COMMUNICATION,
         knob="micro_batch",
         reason="ZeRO 2 reduces gradients, and ZeRO 3 gathers parameters too, in every "
         "micro-batch: half as many, half as often",
         after=_when(lambda c: _stage(c) >= 2 and _accumulates(c), _twice("micro_batch")),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.COMMUNICATION,
         knob="micro_batch",
         reason="the collectives of tensor parallelism are small, one message per layer and "
@@ -147,14 +147,14 @@ RULES: tuple[Rule, ...] = (
             _twice("micro_batch"),
         ),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.COMMUNICATION,
         knob="reduce_bucket_size",
         reason="most of it goes into messages below 1 MiB, which cost their latency: reduce more "
         "gradients at once",
         after=_when(lambda c: c.has_small_messages, lambda c: 4 * c.number("reduce_bucket_size")),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.COMMUNICATION,
         knob="stage3.param_persistence_threshold",
         reason="most of it goes into messages below 1 MiB: keep small parameters gathered, for "
@@ -164,7 +164,7 @@ RULES: tuple[Rule, ...] = (
             lambda c: max(100_000, 10 * c.number("stage3.param_persistence_threshold")),
         ),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.COMMUNICATION,
         knob="stage3.prefetch_bucket_size",
         reason="most of it goes into messages below 1 MiB: fetch more parameters at once, ahead",
@@ -173,21 +173,21 @@ RULES: tuple[Rule, ...] = (
             lambda c: max(1_000_000, 4 * c.number("stage3.prefetch_bucket_size")),
         ),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.COMMUNICATION,
         knob="overlap_comm",
         reason="reduce gradients while backward still runs",
         # CPU ranks have no streams: nothing runs beside a collective there.
         after=_when(lambda c: c.context.accelerator != "cpu", _to(True)),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.COMMUNICATION,
         knob="zero.stage",
         reason="stage 3 gathers every parameter in forward and in backward; stage 2 once a step, "
         "for the memory of the parameters",
         after=_when(lambda c: _stage(c) == 3, _to(2)),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.COMMUNICATION,
         knob="zero.stage",
         reason="stage 1 reduces gradients once a step, stage 2 in every micro-batch; it keeps "
@@ -195,7 +195,7 @@ RULES: tuple[Rule, ...] = (
         after=_when(lambda c: _stage(c) == 2 and _accumulates(c), _to(1)),
     ),
     # Memory bandwidth
-    Rule(
+    AdviceRule(
         bound=Bound.MEMORY,
         knob="zero.stage",
         reason="without ZeRO every rank updates every parameter; at stage 1 each updates its part",
@@ -203,7 +203,7 @@ RULES: tuple[Rule, ...] = (
             lambda c: _stage(c) == 0 and c.optimizer_leads and c.spec.layout.dp > 1, _to(1)
         ),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.MEMORY,
         knob="optimizer.implementation",
         reason="the update is the larger part of it: one kernel that passes over the states once",
@@ -212,46 +212,46 @@ RULES: tuple[Rule, ...] = (
             _to("torch_fused"),
         ),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.MEMORY,
         knob="attention",
         reason="eager attention writes the scores of all pairs to memory",
         after=_when(lambda c: c.get("attention") == "eager", _to("sdpa")),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.MEMORY,
         knob="host_allocator",
         reason="on CPU ranks the kernel clears the pages of large blocks again in every step",
         after=_when(lambda c: c.get("host_allocator") == "default", _to("keep")),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.MEMORY,
         knob="compile",
         reason="compiled operations that follow one another pass over memory once",
         after=_when(lambda c: c.get("compile") == "none", _to("torch")),
     ),
     # Compute
-    Rule(
+    AdviceRule(
         bound=Bound.COMPUTE,
         knob="recompute",
         reason="recomputation runs the forward of its layers a second time; it saves the memory "
         "of their activations",
         after=_when(lambda c: c.get("recompute") not in (None, "none"), _to("none")),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.COMPUTE,
         knob="loss_chunk_tokens",
         reason="a chunked loss computes its logits again in backward; it saves their memory",
         after=_when(lambda c: c.number("loss_chunk_tokens") > 0, _to(0)),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.COMPUTE,
         knob="micro_batch",
         reason="larger matrices come nearer the device's peak",
         after=_when(_accumulates, _twice("micro_batch")),
     ),
     # Host
-    Rule(
+    AdviceRule(
         bound=Bound.HOST,
         knob="offload.optimizer",
         reason="the host updates the parameters: on the device that is memory bandwidth of the "
@@ -263,7 +263,7 @@ RULES: tuple[Rule, ...] = (
             _to("none"),
         ),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.HOST,
         knob="offload.ratio",
         reason="the host updates all of the offloaded parameters: leave a part on the device",
@@ -272,26 +272,26 @@ RULES: tuple[Rule, ...] = (
             lambda c: float(c.values["offload.ratio"]) / 2,
         ),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.HOST,
         knob="micro_batch",
         reason="each micro-batch launches every operation once more: half as many",
         after=_when(_accumulates, _twice("micro_batch")),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.HOST,
         knob="compile",
         reason="a compiled model launches fewer operations",
         after=_when(lambda c: c.get("compile") == "none", _to("torch")),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.HOST,
         knob="core_binding",
         reason="ranks whose threads share cores keep one another from launching",
         after=_when(lambda c: c.get("core_binding") == "none", _to("ranks")),
     ),
     # Bubble
-    Rule(
+    AdviceRule(
         bound=Bound.BUBBLE,
         knob="micro_batch",
         reason="the bubble is (pp - 1) / (micro-batches + pp - 1): twice as many micro-batches",
@@ -299,7 +299,7 @@ RULES: tuple[Rule, ...] = (
             lambda c: c.spec.layout.micro_batch > 1, lambda c: c.spec.layout.micro_batch // 2
         ),
     ),
-    Rule(
+    AdviceRule(
         bound=Bound.BUBBLE,
         knob="pp",
         reason="the bubble is (pp - 1) / (micro-batches + pp - 1): fewer stages",
@@ -346,7 +346,7 @@ def advise(
 
 
 def _number_of(tried: Tried) -> int:
-    """Of the trial that counts; where none measured anything, of the first."""
+    """Number of the trial that counts; where none measured anything, of the first."""
     return (
         tried.trials[0].spec.identity.number if tried.measured is None else tried.measured.number
     )
@@ -369,7 +369,7 @@ def describe_advice(advice: Advice) -> str:
     return f"{change}: {advice.reason}; trial {advice.tried} tried it: {found}"
 
 
-def _changes(case: _Case, bound: Bound) -> Iterator[tuple[Rule, dict[str, KnobValue]]]:
+def _changes(case: _Case, bound: Bound) -> Iterator[tuple[AdviceRule, dict[str, KnobValue]]]:
     """The rules that have something to say, with the candidate that they would make."""
     for rule in RULES:
         if rule.bound is not bound or rule.knob not in case.values:

@@ -10,10 +10,10 @@ from autotune.engines.deepspeed.keys import PATHS
 from autotune.report.page.charts import Standings
 from autotune.report.results.details import describe_cost, describe_gain, describe_setting
 from autotune.report.results.effects import Change, changes_of
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 
 
-def change(report: Report, standings: Standings) -> dict[str, Any] | None:
+def change(report: StudyReport, standings: Standings) -> dict[str, Any] | None:
     """The knobs and the keys that differ; None while there is no best or no baseline."""
     best, baseline = standings["best"], standings["baseline"]
     if best is None or baseline is None:
@@ -25,7 +25,7 @@ def change(report: Report, standings: Standings) -> dict[str, Any] | None:
     }
 
 
-def ds_config(report: Report, trial: int) -> dict[str, Any] | None:
+def ds_config(report: StudyReport, trial: int) -> dict[str, Any] | None:
     """A trial's ds_config.json as it ran, its secrets masked; None where it is gone or damaged."""
     for one in report.history.trials:
         if one.spec.identity.number == trial:
@@ -47,7 +47,7 @@ def _knob(change: Change) -> dict[str, str]:
     }
 
 
-def _keys(report: Report, best: int, baseline: int) -> list[dict[str, str]]:
+def _keys(report: StudyReport, best: int, baseline: int) -> list[dict[str, str]]:
     """Where the two ds_config.json differ."""
     ours, theirs = ds_config(report, best), ds_config(report, baseline)
     if ours is None or theirs is None:

@@ -20,7 +20,7 @@ from autotune.report.results.details import (
     with_phases,
 )
 from autotune.report.results.ratios import telling_runs
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.report.words import format_rate
 
 BLUE, ORANGE, GREEN, RED, GREY = "#4a8fe7", "#e58a2e", "#2aa876", "#d9534f", "#8b93a1"
@@ -65,7 +65,7 @@ class Chart:
     """Pixels below which it scrolls sideways in its own frame."""
 
 
-def best_and_baseline(report: Report, standings: Standings) -> Chart | None:
+def best_and_baseline(report: StudyReport, standings: Standings) -> Chart | None:
     """Figures with their intervals, and the runs that they rest on."""
     named = {name: standing for name, standing in standings.items() if standing}
     if not named:
@@ -115,7 +115,7 @@ def best_and_baseline(report: Report, standings: Standings) -> Chart | None:
     return make_chart("standings", said, figure)
 
 
-def history(report: Report) -> Chart | None:
+def history(report: StudyReport) -> Chart | None:
     """Every trial in the order in which it was started, and the best so far."""
     trials = [t for t in report.history.trials if t.result is not None]
     if not trials:
@@ -199,7 +199,7 @@ def importance(shares: Mapping[str, float]) -> Chart:
     return make_chart("importance", describe_importance(shares), figure)
 
 
-def outcomes(report: Report) -> Chart | None:
+def outcomes(report: StudyReport) -> Chart | None:
     """How the trials ended."""
     counts = {outcome: n for outcome in Outcome if (n := report.counts.get(outcome))}
     if not counts:
@@ -225,7 +225,7 @@ def outcomes(report: Report) -> Chart | None:
     return make_chart("outcomes", alt, figure)
 
 
-def phases(report: Report) -> Chart | None:
+def phases(report: StudyReport) -> Chart | None:
     """Where the seconds of each trial went."""
     ended = with_phases(report)
     if not ended:
@@ -249,7 +249,7 @@ def phases(report: Report) -> Chart | None:
     return make_chart("phases", describe_phases(ended), figure)
 
 
-def steps(report: Report) -> Chart | None:
+def steps(report: StudyReport) -> Chart | None:
     """Where the time of a step went, trial by trial, as shares."""
     seen = [
         (trial.spec.identity.number, shares_of_calls(trial.result.diagnosis.split))
@@ -288,14 +288,14 @@ def make_chart(name: str, alt: str, figure: go.Figure, *, min_width: int = 0) ->
     return Chart(name=name, alt=alt, figure=data, min_width=min_width)
 
 
-def _runs_of(report: Report, standing: Standing) -> Sequence[TrialResult]:
+def _runs_of(report: StudyReport, standing: Standing) -> Sequence[TrialResult]:
     """The runs that a figure is made of; none where it is one trial's own."""
     row = report.row_of(standing.trial)
     tried = None if row is None else report.history.find(row.candidate)
     return telling_runs(tried.trials) if tried is not None and standing.n_runs > 1 else []
 
 
-def _best_so_far(report: Report) -> list[tuple[int, float]]:
+def _best_so_far(report: StudyReport) -> list[tuple[int, float]]:
     """The rate of the best feasible trial up to each; the final comparison is not a part of it."""
     steps: list[tuple[int, float]] = []
     best = 0.0

@@ -19,7 +19,7 @@ from autotune.report.page.charts import (
 )
 from autotune.report.results.details import describe_front, pareto_front
 from autotune.report.results.rows import Row
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.space.candidate import format_value
 from autotune.space.knob import Knob
 from autotune.space.knobs import describe_candidate, settings_of
@@ -31,7 +31,7 @@ _WIDTH_PER_AXIS = 130
 """Pixels that an axis of the parallel coordinates needs for its labels."""
 
 
-def speed_and_memory(report: Report, standings: Standings) -> Chart | None:
+def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
     """Samples/s against peak memory, with the candidates that nothing beats in both."""
     rows = [row for row in report.rows if row.figure and row.figure.peak_memory_bytes is not None]
     if not rows:
@@ -82,7 +82,7 @@ def speed_and_memory(report: Report, standings: Standings) -> Chart | None:
     return make_chart("memory", alt, figure)
 
 
-def parallel_coordinates(report: Report) -> Chart | None:
+def parallel_coordinates(report: StudyReport) -> Chart | None:
     """The candidates with a figure, each a line through the knobs that vary."""
     rows = [row for row in report.rows if row.figure]
     settings = [settings_of(row.candidate, report.context) for row in rows]
@@ -139,5 +139,5 @@ def _kind(row: Row, standings: Standings) -> str:
     return "candidate" if row.fits else "over limit"
 
 
-def _said_of(row: Row, report: Report) -> str:
+def _said_of(row: Row, report: StudyReport) -> str:
     return f"trial {row.trial}: {describe_candidate(row.candidate, report.context)}"

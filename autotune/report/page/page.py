@@ -15,7 +15,7 @@ from autotune.report.page import change as page_change
 from autotune.report.page import charts, charts_candidates
 from autotune.report.page import tables as page_tables
 from autotune.report.page.charts import Chart, Standings
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.report.results.verdict import describe_peaks, describe_place, describe_verdict
 from autotune.report.words import format_rate
 from autotune.search.base import Snapshot, Stage
@@ -25,7 +25,7 @@ REFRESH_S = 10
 
 
 def render_page(
-    report: Report,
+    report: StudyReport,
     frame: pd.DataFrame,
     templates: Templates,
     *,
@@ -95,7 +95,7 @@ def page_values(drawn: Sequence[Chart]) -> dict[str, Any]:
     }
 
 
-def _standings(report: Report, snapshot: Snapshot | None) -> Standings:
+def _standings(report: StudyReport, snapshot: Snapshot | None) -> Standings:
     """The answer's, or the best so far."""
     shown = snapshot if _is_running(snapshot) else report.answer
     if shown is None:
@@ -118,7 +118,7 @@ def _running(snapshot: Snapshot | None) -> str:
     )
 
 
-def _job(report: Report) -> str:
+def _job(report: StudyReport) -> str:
     context = report.context
     specs = [trial.spec for trial in report.history.trials]
     sequence = f"sequence {specs[-1].workload.seq_len}, " if specs else ""
@@ -130,7 +130,7 @@ def _job(report: Report) -> str:
     )
 
 
-def _headline(report: Report) -> dict[str, str] | None:
+def _headline(report: StudyReport) -> dict[str, str] | None:
     """What the search was for, in large print, and what it rests on."""
     answer = report.answer
     if answer is None or answer.best is None:
@@ -156,7 +156,7 @@ def _headline(report: Report) -> dict[str, str] | None:
     return {"figure": gain, "words": f"{interval}, at {rate}.", "tone": "good"}
 
 
-def _importance_said(report: Report, is_drawn: bool) -> str:
+def _importance_said(report: StudyReport, is_drawn: bool) -> str:
     if is_drawn:
         return (
             "PED-ANOVA: how much a knob decides whether a candidate is among the best quarter of "

@@ -12,13 +12,13 @@ from autotune.record.study import Trial
 from autotune.report.explain.predictions import predicted_memory, predicted_rate
 from autotune.report.explain.trial import describe, explain, rows_of
 from autotune.report.page.charts import Standings
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.report.words import format_interval, format_rate
 from autotune.space.candidate import candidate_of
 from autotune.space.knobs import describe_candidate
 
 
-def evidence(report: Report) -> list[dict[str, str]]:
+def evidence(report: StudyReport) -> list[dict[str, str]]:
     """The lines that outcomes were read from, equal ones together, the most frequent first."""
     groups: dict[tuple[str, str], list[int]] = {}
     for trial in report.history.trials:
@@ -46,13 +46,13 @@ def _said_by(trial: Trial) -> str:
     return "; ".join(said) or trial.problem
 
 
-def trials(report: Report, standings: Standings) -> list[dict[str, str]]:
+def trials(report: StudyReport, standings: Standings) -> list[dict[str, str]]:
     """Every trial of the record, by number."""
     marks = {s.trial: name for name, s in standings.items() if s is not None}
     return [_trial(trial, report, marks) for trial in report.history.trials]
 
 
-def _trial(trial: Trial, report: Report, marks: Mapping[int, str]) -> dict[str, str]:
+def _trial(trial: Trial, report: StudyReport, marks: Mapping[int, str]) -> dict[str, str]:
     spec, result = trial.spec, trial.result
     rate = None if result is None else result.samples_per_s
     interval = ""
@@ -78,7 +78,7 @@ def _trial(trial: Trial, report: Report, marks: Mapping[int, str]) -> dict[str, 
     }
 
 
-def explanations(report: Report, frame: pd.DataFrame) -> list[dict[str, Any]]:
+def explanations(report: StudyReport, frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Every trial that had a diagnostic pass, explained."""
     rows = rows_of(frame)
     numbers = [trial.spec.identity.number for trial in report.history.trials]
@@ -104,7 +104,7 @@ def unreadable(frame: pd.DataFrame) -> list[tuple[str, str]]:
     ]
 
 
-def provenance(report: Report, frame: pd.DataFrame) -> list[tuple[str, str]]:
+def provenance(report: StudyReport, frame: pd.DataFrame) -> list[tuple[str, str]]:
     """Versions and devices, all of them where a study went on after an upgrade."""
     columns = [c for c in frame.columns if c.startswith("version.")] + ["device_name"]
     facts = [

@@ -12,16 +12,18 @@ from autotune.record.bottleneck import bottleneck
 from autotune.report.results.effects import Change, Pair, changes_of
 from autotune.report.results.ratios import describe_ratio
 from autotune.report.results.rows import Row
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.search.front import front_of
 from autotune.space.candidate import format_value
 
 LEAST_SHARE = 0.005
-"""Of importance, to be shown with a figure."""
+"""Share of the importance from which it is shown with a figure."""
 _NOT_ALONE = "not measured alone"
 
 
-def describe_details(report: Report, shares: Mapping[str, float] | None) -> list[tuple[str, str]]:
+def describe_details(
+    report: StudyReport, shares: Mapping[str, float] | None
+) -> list[tuple[str, str]]:
     """What the page shows and the verdict does not, fact by fact, as (name, text).
 
     Args:
@@ -91,7 +93,7 @@ def describe_importance(shares: Mapping[str, float]) -> str:
     return f"{text}; below {LEAST_SHARE:.1%}: {', '.join(rest)}" if rest else text
 
 
-def describe_bounds(report: Report) -> list[str]:
+def describe_bounds(report: StudyReport) -> list[str]:
     """What the best and the baseline mostly wait for, where they had a diagnostic pass."""
     numbers = {report.best_trial, report.baseline_trial}
     said = []
@@ -108,7 +110,7 @@ def describe_bounds(report: Report) -> list[str]:
     return said
 
 
-def with_phases(report: Report) -> list[TrialResult]:
+def with_phases(report: StudyReport) -> list[TrialResult]:
     """The results that say where their time went, by trial."""
     ended = [trial.result for trial in report.history.trials if trial.result is not None]
     return [result for result in ended if result.phases_s]
@@ -122,7 +124,7 @@ def describe_phases(ended: Sequence[TrialResult]) -> str:
     return f"{shares} of the time of {len(ended)} trials"
 
 
-def _changes(report: Report) -> list[str]:
+def _changes(report: StudyReport) -> list[str]:
     best, baseline = report.best_trial, report.baseline_trial
     if best is None or baseline is None:
         return []

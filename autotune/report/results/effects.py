@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from autotune.contract import KnobValue
 from autotune.report.results.ratios import Basis, Ratio, ratio_of, telling_runs
 from autotune.report.results.rows import Row, last_verdict
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.search.confirm import Verdict
 from autotune.search.history import Tried
 from autotune.space.knobs import settings_of
@@ -48,7 +48,7 @@ class Change:
     """What measured it alone, the most telling first; empty where nothing did."""
 
 
-def changes_of(report: Report, best: int, baseline: int) -> list[Change]:
+def changes_of(report: StudyReport, best: int, baseline: int) -> list[Change]:
     """The knobs that the best sets otherwise than the baseline, in the order of the knobs.
 
     Args:
@@ -76,7 +76,7 @@ def changes_of(report: Report, best: int, baseline: int) -> list[Change]:
 
 
 def _pairs(
-    report: Report,
+    report: StudyReport,
     settings: Mapping[int, Mapping[str, KnobValue]],
     name: str,
     before: KnobValue | None,

@@ -5,12 +5,12 @@ from autotune.record.answer import answer_of
 from autotune.record.facts import allowed_bytes_of, context_of, objective_of
 from autotune.record.study import Study
 from autotune.report.results.rows import make_rows
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.search.objective import Objective
 from autotune.search.recorded import history_of
 
 
-def read_report(study: Study) -> Report:
+def read_report(study: Study) -> StudyReport:
     """Everything that the report of a study shows.
 
     Raises:
@@ -26,7 +26,7 @@ def read_report(study: Study) -> Report:
             "was searched (context)",
             "run the same search again: it writes a new one and keeps the trials",
         )
-    return Report(
+    return StudyReport(
         study=study.name,
         folder=study.folder,
         facts=facts,

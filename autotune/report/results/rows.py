@@ -71,7 +71,7 @@ def last_verdict(history: History, objective: Objective) -> confirm.Verdict | No
         for t in runs
         if (t.spec.identity.confirm_round or 0) >= first_round
     }
-    comparison = confirm.Comparison(
+    comparison = confirm.FinalComparison(
         members=_candidates(history, hashes),
         first_round=first_round,
         n_rounds=last - first_round + 1,

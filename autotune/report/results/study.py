@@ -15,7 +15,7 @@ from autotune.space.knob import Context
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class StudyReport:
     """A study, ready to be shown."""
 
     study: str

@@ -12,14 +12,14 @@ from autotune.record.study import Study
 from autotune.record.tried import warning
 from autotune.report.explain.predictions import describe_foretold
 from autotune.report.results.rows import Row
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.report.words import describe_counts, describe_reduced, format_interval, format_rate
 from autotune.space.knobs import choices_of, describe_difference
 
 _DISTURBED_SHOWN = 5
 
 
-def describe_place(report: Report) -> str:
+def describe_place(report: StudyReport) -> str:
     """Which model on what, with which versions; empty where the study does not say."""
     environment, model = environment_of(report.facts), model_of(report.facts)
     origin = origin_of(report.facts)
@@ -32,7 +32,7 @@ def describe_place(report: Report) -> str:
     )
 
 
-def describe_outcome(row: Row, report: Report) -> str:
+def describe_outcome(row: Row, report: StudyReport) -> str:
     """One or two words: how a candidate did, and whether it is the one that counts."""
     if row.outcome is None:
         return "running"
@@ -46,7 +46,7 @@ def describe_outcome(row: Row, report: Report) -> str:
     return "disturbed" if row.is_disturbed else row.outcome.value
 
 
-def describe_verdict(report: Report) -> list[tuple[str, str]]:
+def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
     """What was found, fact by fact, as (name, text)."""
     facts = [("outcomes", describe_counts(report.counts))]
     if left_out := left_out_of(report.facts):
@@ -137,7 +137,7 @@ def describe_peaks(best: Standing, baseline: Standing) -> str:
     return f"{peaks[0]}, the baseline {peaks[1]}"
 
 
-def _disturbed(report: Report) -> list[str]:
+def _disturbed(report: StudyReport) -> list[str]:
     """The trials that something else on the machine disturbed, each with the evidence."""
     repeats = {
         t.spec.provenance.repeat_of: t.spec.identity.number
@@ -158,7 +158,7 @@ def _disturbed(report: Report) -> list[str]:
     return said if more <= 0 else [*said[:_DISTURBED_SHOWN], f"{more} more: see the table"]
 
 
-def _soak(report: Report, best: int) -> str:
+def _soak(report: StudyReport, best: int) -> str:
     """How the best one's soak ended; empty where it was not soaked."""
     soak, row = read_soak(report.folder), report.row_of(best)
     if soak is None or row is None or soak.candidate_hash != row.candidate.hash:
@@ -166,7 +166,7 @@ def _soak(report: Report, best: int) -> str:
     return describe_soak(soak)
 
 
-def _untried(report: Report, best: int) -> str:
+def _untried(report: StudyReport, best: int) -> str:
     """What stands behind the best besides this search."""
     row = report.row_of(best)
     settings = {} if row is None else choices_of(row.candidate.values, report.context)
@@ -182,7 +182,7 @@ def _front(front: Sequence[Standing]) -> str:
     )
 
 
-def _change(report: Report, best: int, baseline: int) -> str:
+def _change(report: StudyReport, best: int, baseline: int) -> str:
     ours, theirs = report.row_of(best), report.row_of(baseline)
     if ours is None or theirs is None:
         return "-"

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.text import Text
 
-from autotune.check import Found, Report
+from autotune.check import CheckReport, Found
 from autotune.space.rule import Consequence
 
 _SAID: dict[Consequence, tuple[str, str, str, str]] = {
@@ -19,7 +19,7 @@ _SAID: dict[Consequence, tuple[str, str, str, str]] = {
 comes first."""
 
 
-def print_check(console: Console, report: Report, *, fixed: bool) -> None:
+def print_check(console: Console, report: CheckReport, *, fixed: bool) -> None:
     """The findings, the fix as a diff, and one line that concludes."""
     _print_text(console, _about(report), style="dim")
     if report.version_note:
@@ -38,7 +38,7 @@ def print_check(console: Console, report: Report, *, fixed: bool) -> None:
     _print_text(console, _conclusion(report, fixed=fixed))
 
 
-def _about(report: Report) -> str:
+def _about(report: CheckReport) -> str:
     source, environment = report.source, report.environment
     world = "?" if report.world is None else report.world
     return (
@@ -48,7 +48,7 @@ def _about(report: Report) -> str:
     )
 
 
-def _above_the_diff(report: Report, *, fixed: bool) -> str:
+def _above_the_diff(report: CheckReport, *, fixed: bool) -> str:
     source = report.source
     if not source.can_write:
         return (
@@ -97,7 +97,7 @@ def _print_diff(console: Console, diff: str) -> None:
         console.out(diff, end="", highlight=False)
 
 
-def _conclusion(report: Report, *, fixed: bool) -> str:
+def _conclusion(report: CheckReport, *, fixed: bool) -> str:
     """What is wrong with the file as it is now, and what was."""
     left = {violation.rule for violation in report.left}
     written = report.is_written(fixed=fixed)

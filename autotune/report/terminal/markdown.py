@@ -3,7 +3,7 @@
 import re
 
 from autotune.base.units import format_bytes
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.report.results.verdict import describe_outcome, describe_place, describe_verdict
 from autotune.report.words import format_interval, format_rate
 from autotune.space.knobs import describe_candidate
@@ -13,7 +13,7 @@ _LOCAL = ("table", "files", "page")
 """Facts that mean something on this machine alone."""
 
 
-def render_markdown(report: Report) -> str:
+def render_markdown(report: StudyReport) -> str:
     """A table with a row per candidate, and the verdict as a list."""
     lines = [f"**{_escape(report.study)}**", ""]
     if place := describe_place(report):

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import Origin
-from autotune.doctor import Diagnosis, Level
+from autotune.doctor import Examination, Level
 from autotune.record.soak import SoakResult, describe_soak
 from autotune.report.words import format_rate
 
@@ -27,13 +27,13 @@ class State:
     """Whether a search holds it now."""
     n_trials: int
     n_reduced: int
-    """Of those, that ran fewer layers or accelerators, and are in no ranking."""
+    """Trials among these that ran fewer layers or accelerators, and are in no ranking."""
     n_left_out: int
     """Trials of the record besides those, of another job or configuration."""
     counts: dict[str, int]
     """Ended trials by outcome."""
     best_samples_per_s: float | None
-    """Of the answer; None while there is none."""
+    """Figure of the answer's best; None while there is none."""
     speedup: float | None
     """Over the baseline; None while there is none."""
     stop_reason: str | None
@@ -91,7 +91,7 @@ def print_soak(console: Console, soak: SoakResult) -> None:
     console.print(grid)
 
 
-def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
+def print_diagnosis(console: Console, diagnosis: Examination) -> None:
     """Print the findings, each with the shortest way to mend it."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)

@@ -13,17 +13,17 @@ from autotune.report.explain.trial import Explanation, describe
 from autotune.report.plan import Plan
 from autotune.report.results.details import describe_details
 from autotune.report.results.rows import Row
-from autotune.report.results.study import Report
+from autotune.report.results.study import StudyReport
 from autotune.report.results.verdict import describe_outcome, describe_place, describe_verdict
 from autotune.report.words import format_interval, format_rate
 from autotune.space.candidate import format_value
 from autotune.space.knobs import describe_settings, settings_of
 
 _STYLES = {"running": "cyan", "best": "bold green", "baseline": "bold"}
-"""Of the words for an outcome; what failed or broke the limit is yellow."""
+"""Styles of the words for an outcome; what failed or broke the limit is yellow."""
 
 
-def print_report(console: Console, report: Report, *, details: bool = False) -> None:
+def print_report(console: Console, report: StudyReport, *, details: bool = False) -> None:
     """Print the table, the verdict, the reason for the end and where the files are.
 
     Args:
@@ -68,7 +68,7 @@ def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
         console.print(_fact(name, text))
 
 
-def _table(report: Report, width: int) -> Table:
+def _table(report: StudyReport, width: int) -> Table:
     """A column per knob that varies; where that is too wide, one column of settings."""
     settings = [settings_of(row.candidate, report.context) for row in report.rows]
     varying = [
@@ -97,7 +97,7 @@ def _make_table(last: Sequence[str]) -> Table:
     return table
 
 
-def _cells(row: Row, report: Report) -> list[str | Text]:
+def _cells(row: Row, report: StudyReport) -> list[str | Text]:
     figure = row.figure
     return [
         str(row.trial),
@@ -108,7 +108,7 @@ def _cells(row: Row, report: Report) -> list[str | Text]:
     ]
 
 
-def _outcome(row: Row, report: Report) -> Text:
+def _outcome(row: Row, report: StudyReport) -> Text:
     word = describe_outcome(row, report)
     is_fault = row.outcome is not None and not (row.outcome.is_measured and row.fits)
     return Text(word, style="yellow" if is_fault else _STYLES.get(word, ""))

@@ -19,7 +19,7 @@ from autotune.report.explain.neighbours import (
     verdict,
 )
 from autotune.report.explain.ranking import MEMORY_PARTS, fact, parts_of, shares
-from autotune.tracing import Phase, Trace
+from autotune.tracing import StepPhase, Trace
 
 _UNSEEN = (
     "the model's sizes cannot be seen, so its step time cannot be predicted, nor its memory but "
@@ -34,7 +34,7 @@ class TracedEstimate(Judged):
     analytic: Estimated | None
     """None: the model's sizes cannot be seen."""
     trace: Trace
-    phases: Mapping[Phase, Memory]
+    phases: Mapping[StepPhase, Memory]
     """The fullest moment of each; plain numbers."""
     fit_probability: float
 

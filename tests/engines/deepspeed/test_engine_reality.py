@@ -386,7 +386,9 @@ def test_the_committed_record_says_what_trains(trained):
     """Both ways, but for what the test below compiles: nothing is claimed, nothing forgotten."""
     if not is_at_least(INSTALLED, NEWEST):
         pytest.skip(f"the record is of DeepSpeed {NEWEST}")
-    record = tried.Run(**json.loads((data_folder("recorded") / "knobs-cpu-2.json").read_text()))
+    record = tried.RecordedRun(
+        **json.loads((data_folder("recorded") / "knobs-cpu-2.json").read_text())
+    )
     claimed = {(name, v) for name, values in record.trained.items() for v in values}
     ran = {pair for case, _ in trained for pair in acting(case).items()}
     if not SWAPS:

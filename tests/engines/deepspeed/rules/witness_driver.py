@@ -40,7 +40,7 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from autotune.fleet.shared_memory import remove_segments
+from autotune.fleet.node.shared_memory import remove_segments
 from autotune.trial.adapters import add_adapters
 from autotune.trial.build_extension import without_debug_information
 from autotune.trial.experts import prepare_autoep

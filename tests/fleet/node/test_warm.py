@@ -2,15 +2,19 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 
 import psutil
 import pytest
 
 from autotune.contract import STDERR_FILE, Outcome, Start
-from autotune.fleet import warm
-from autotune.fleet.local import LocalFleet
-from autotune.fleet.processes import processes_of
+from autotune.fleet.node import warm
+from autotune.fleet.node.part import NodePart
+from autotune.fleet.node.processes import processes_of
+from autotune.fleet.node.ranks import LocalRanks
+from autotune.fleet.reports import read_reports
+from autotune.fleet.transports.local import local_fleet
 from tests.trials import CPU, QUICK, ds_config, files, spec, wait_until
 
 pytestmark = pytest.mark.real
@@ -21,15 +25,16 @@ EIGHT = replace(QUICK, min_steps=8)
 
 @pytest.fixture
 def fleet():
-    fleet = LocalFleet(CPU, world=2)
+    fleet = local_fleet(CPU, world=2)
     yield fleet
     fleet.close()
     assert templates() == [], "a template outlives its fleet"
 
 
 def templates() -> list[psutil.Process]:
-    """The templates of this process; the trials forked from them are their children."""
-    children = psutil.Process().children()
+    """The templates of this process's agents; the trials forked from them are their children."""
+    agents = psutil.Process().children()
+    children = [child for agent in agents for child in agent.children()]
     return [c for c in children if "autotune.trial.warm" in c.cmdline()]
 
 
@@ -83,19 +88,26 @@ def test_warm_and_cold_trials_train_alike(fleet, study):
     assert forked_bytes == pytest.approx(cold_bytes, rel=0.02)
 
 
-def test_an_environment_has_a_template_of_its_own_and_an_idle_one_gives_way(
-    fleet, study, monkeypatch
-):
+def test_an_environment_has_a_template_of_its_own_and_an_idle_one_gives_way(study, monkeypatch):
     monkeypatch.setattr(warm, "MAX_TEMPLATES", 1)
-    plain = run(fleet, study, 0, factory="tells_environment")
-    (first,) = templates()
-    kept = {"MALLOC_TRIM_THRESHOLD_": "-1"}
-    changed = run(fleet, study, 1, factory="tells_environment", environment=kept)
-    (second,) = templates()
-
-    assert "MALLOC_TRIM_THRESHOLD_ is None" in plain.evidence
-    assert "MALLOC_TRIM_THRESHOLD_ is -1" in changed.evidence
-    assert first != second
+    made = warm.WarmTemplates()
+    try:
+        evidence, pids = [], []
+        for number, kept in enumerate(({}, {"MALLOC_TRIM_THRESHOLD_": "-1"})):
+            asked = {"factory": "tells_environment", "start": Start.WARM, "environment": kept}
+            folder = study.write_spec(spec(number, **asked), files(ds_config()))
+            part = NodePart(
+                folder=str(folder.resolve()), devices=["0", "1"], submitted_at_s=time.time()
+            )
+            ranks = LocalRanks(part, made)
+            wait_until(ranks.advance, "it ends")
+            evidence += [report.evidence for report in read_reports(folder, 2)]
+            pids += [t._process.pid for t in made._templates.values()]
+    finally:
+        made.close()
+    assert "MALLOC_TRIM_THRESHOLD_ is None" in evidence[0]
+    assert "MALLOC_TRIM_THRESHOLD_ is -1" in evidence[2]
+    assert len(set(pids)) == 2, "one after the other"
 
 
 def test_a_killed_template_takes_its_trial_along_and_another_takes_its_place(fleet, study):
@@ -132,11 +144,11 @@ def test_where_a_template_cannot_start_trials_start_cold_and_their_log_says_why(
 
 def test_a_trial_is_cancelled_after_its_template_died(fleet, study):
     handle = submit(fleet, study, spec(0, start=Start.WARM))
+    wait_until(templates, "its template starts")
     (template,) = templates()
     template.kill()
-    template.wait()
     handle.cancel()
-    assert handle.poll().outcome is Outcome.CANCELLED
+    assert handle.wait().outcome is Outcome.CANCELLED
     assert processes_of(study.folder) == []
 
 
@@ -146,7 +158,7 @@ def test_what_binds_threads_when_it_is_loaded_starts_cold(fleet, study):
 
 
 def test_one_trial_is_cancelled_or_late_and_its_neighbour_goes_on(study):
-    fleet = LocalFleet(CPU, world=1)
+    fleet = local_fleet(CPU, world=1)
     try:
         alone = {"world": 1, "dp": 1, "global_batch": 2, "start": Start.WARM}
         cancelled = submit(fleet, study, spec(0, **alone))

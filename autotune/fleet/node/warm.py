@@ -28,11 +28,10 @@ _READ_WITH_THE_CORES = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP
 """Libraries read them once, when they are loaded, together with the cores that they may use: a
 cold rank has its own by then."""
 _PATH_MAX_BYTES = 4096
-_LAST_WORDS_S = 1.0
 
 
-class Templates:
-    """This machine's templates: one for every environment that its warm trials start in."""
+class WarmTemplates:
+    """This node's templates: one for every environment that its warm trials start in."""
 
     def __init__(self) -> None:
         self._templates: dict[frozenset[tuple[str, str]], _Template] = {}
@@ -128,6 +127,15 @@ class WarmProcess:
         self._said = b""
         self._code: int | None = None
 
+    def fileno(self) -> int:
+        """Is readable once it has said something, or has ended; -1: it has ended."""
+        return -1 if self._code is not None else self._status
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the process that it is forked from is there."""
+        return self._template.is_there()
+
     @property
     def was_started(self) -> bool:
         """Whether the template has come to this trial; from then on `kill_all` finds it."""
@@ -136,13 +144,13 @@ class WarmProcess:
 
     def poll(self) -> int | None:
         """Its exit code once it has ended; negative: it was killed before it could say one."""
-        return self._read(timeout_s=0)
-
-    def wait(self) -> int:
-        """Block until it has ended."""
-        while (code := self._read(timeout_s=None)) is None:
-            pass
-        return code
+        while self._code is None and select.select([self._status], [], [], 0)[0]:
+            heard = os.read(self._status, 64)
+            self._said += heard
+            if not heard:
+                code = self._said.removeprefix(STARTED)
+                self._close(int(code) if code else -signal.SIGKILL)
+        return self._code
 
     def give_up(self, *, hangs: bool) -> None:
         """Do without a trial that was not started: should its turn come, it ends at once.
@@ -153,17 +161,6 @@ class WarmProcess:
         if not self.was_started and self._code is None:
             self._close(-signal.SIGKILL)
             self._template.is_hanging |= hangs
-
-    def _read(self, *, timeout_s: float | None) -> int | None:
-        while self._code is None and select.select([self._status], [], [], timeout_s)[0]:
-            heard = os.read(self._status, 64)
-            self._said += heard
-            if not heard:
-                code = self._said.removeprefix(STARTED)
-                self._close(int(code) if code else -signal.SIGKILL)
-                if not self._said:
-                    self._template.hear_last_words()
-        return self._code
 
     def _close(self, code: int) -> None:
         os.close(self._status)
@@ -226,7 +223,7 @@ class _Template:
         return self._trials[-1]
 
     def is_of_use(self) -> bool:
-        return self._process.poll() is None and not self.is_hanging
+        return self.is_there() and not self.is_hanging
 
     def is_idle(self) -> bool:
         return all(trial.poll() is not None for trial in self._trials)
@@ -245,10 +242,8 @@ class _Template:
             self._was_ready = heard == READY
         return self._was_ready
 
-    def hear_last_words(self) -> None:
-        """Give it the moment that it takes to be gone, if that is why a trial was not started."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LAST_WORDS_S)
+    def is_there(self) -> bool:
+        return self._process.poll() is None
 
     def end(self) -> None:
         self._process.kill()

@@ -1,8 +1,8 @@
 import os
 import socket
 
-from autotune.fleet import ports, shared_memory
-from autotune.fleet.ports import lease_port, sweep_segments
+from autotune.fleet.node import ports, shared_memory
+from autotune.fleet.node.ports import lease_port, sweep_segments
 
 
 def test_leases_at_the_same_time_differ_and_can_be_bound():
@@ -19,7 +19,9 @@ def test_a_port_in_use_is_passed_over(monkeypatch):
         taken = server.getsockname()[1]
         free = lease_port()
         free.release()
-        monkeypatch.setattr("autotune.fleet.ports.random.sample", lambda *_: [taken, free.port])
+        monkeypatch.setattr(
+            "autotune.fleet.node.ports.random.sample", lambda *_: [taken, free.port]
+        )
         lease = lease_port()
         assert lease.port == free.port
         lease.release()
@@ -44,7 +46,7 @@ def test_a_port_whose_connections_have_just_ended_is_free():
         port = server.getsockname()[1]
         client = socket.create_connection(("127.0.0.1", port))
         accepted, _ = server.accept()
-        assert not ports._is_free(port), "somebody listens"
+        assert not ports._is_free(port, "127.0.0.1"), "somebody listens"
         accepted.close()  # the side that closes first is the one that waits
         client.close()
-    assert ports._is_free(port)
+    assert ports._is_free(port, "127.0.0.1")

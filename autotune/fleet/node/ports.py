@@ -1,4 +1,4 @@
-"""Leases loopback ports, so that trials at the same time never meet on one.
+"""Leases ports of this node, so that trials at the same time never meet on one.
 
 A lease is a lock on a file per port in a folder that all searches of this machine share; it ends
 with the process that holds it.
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.errors import FleetError
-from autotune.fleet.shared_memory import ports_of_segments, remove_segments
+from autotune.fleet.node.shared_memory import ports_of_segments, remove_segments
+from autotune.trial.launcher import LOOPBACK
 
 _PORTS = range(20_000, 30_000)
 """Below Linux' range for outgoing connections (32768 and up): no client takes one by chance."""
@@ -24,30 +25,34 @@ class PortLease:
     """One port, held until `release`."""
 
     port: int
+    address: str
     _lock: int
 
     def release(self) -> None:
         """Give the port back, and the shared memory that the trial on it left."""
-        remove_segments(self.port)
+        remove_segments(self.port, self.address)
         os.close(self._lock)
 
 
-def lease_port() -> PortLease:
+def lease_port(address: str = LOOPBACK) -> PortLease:
     """Find a port that nobody listens on and nobody leased.
+
+    Args:
+        address: Of this node, where its trial will listen.
 
     Raises:
         FleetError: None of 200 random ports is free, or the folder of leases cannot be written.
     """
     for port in random.sample(_PORTS, 200):
         try:
-            lease = _try_lease(port)
+            lease = _try_lease(port, address)
         except OSError as error:
             raise FleetError(
                 f"a port cannot be leased: {error}",
                 "free some space, or name a folder that you may write in TMPDIR",
             ) from error
         if lease is not None:
-            remove_segments(port)
+            remove_segments(port, address)
             return lease
     raise FleetError(
         f"no free port found from {_PORTS[0]} to {_PORTS[-1]}",
@@ -58,12 +63,12 @@ def lease_port() -> PortLease:
 def sweep_segments() -> None:
     """Remove what trials left whose search was killed: segments of ports that nobody leases."""
     for port in ports_of_segments(_PORTS.__contains__):
-        lease = _try_lease(port)
+        lease = _try_lease(port, LOOPBACK)
         if lease is not None:
             lease.release()
 
 
-def _try_lease(port: int) -> PortLease | None:
+def _try_lease(port: int, address: str) -> PortLease | None:
     folder = Path(tempfile.gettempdir()) / f"autotune-ports-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     lock = os.open(folder / str(port), os.O_RDWR | os.O_CREAT, 0o600)
@@ -72,19 +77,20 @@ def _try_lease(port: int) -> PortLease | None:
     except BlockingIOError:
         os.close(lock)
         return None
-    if _is_free(port):
-        return PortLease(port=port, _lock=lock)
+    if _is_free(port, address):
+        return PortLease(port=port, address=address, _lock=lock)
     os.close(lock)
     return None
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+def _is_free(port: int, address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As whoever listens on it will: for a minute after a killed trial the kernel keeps its
         # connections, and what that left in memory would not be swept.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((address, port))
         except OSError:
             return False
     return True

@@ -15,27 +15,39 @@ from pathlib import Path
 import psutil
 
 from autotune.contract import TRIAL_ENV
+from autotune.trial.launcher import LOOPBACK
 
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, FileNotFoundError)
 
 
 def ranks_command(
-    folder: Path, *, world: int, port: int, module: str, arguments: Sequence[str]
+    folder: Path,
+    *,
+    n_ranks: int,
+    port: int,
+    module: str,
+    arguments: Sequence[str],
+    node: int = 0,
+    n_nodes: int = 1,
+    address: str = LOOPBACK,
 ) -> list[str]:
-    """The command that starts a trial's ranks on this machine, under a launcher tied to us.
+    """The command that starts a trial's ranks on this node, under a launcher tied to us.
 
     Args:
         folder: The trial's; the launcher writes how the ranks ended there.
-        world: Ranks to start.
-        port: Leased, for the ranks' rendezvous; on loopback alone.
+        n_ranks: Ranks to start here.
+        port: Where the ranks of all nodes find one another; leased.
         module: What each rank runs, as `python -m` does.
         arguments: The module's.
+        node: This one, of the gang's nodes.
+        n_nodes: How many nodes the gang has.
+        address: Of the gang's first node; loopback where it is the only one.
     """
     return [
-        *(sys.executable, "-m", "autotune.trial.launcher", str(folder), "--"),
-        *("--nnodes=1", f"--nproc-per-node={world}", "--max-restarts=0"),
-        *("--rdzv-backend=static", f"--rdzv-endpoint=127.0.0.1:{port}"),
-        *("--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={port}"),
+        *(sys.executable, "-m", "autotune.trial.launcher", str(folder), str(node), address, "--"),
+        *(f"--nnodes={n_nodes}", f"--nproc-per-node={n_ranks}", "--max-restarts=0"),
+        *("--rdzv-backend=static", f"--rdzv-endpoint={address}:{port}"),
+        *(f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}"),
         *("-m", module, *arguments),
     ]
 
@@ -56,13 +68,19 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 def kill_all(folder: Path, *, timeout_s: float = 10.0) -> None:
     """Kill every process of the trials below `folder` and wait until they are gone."""
     deadline = time.monotonic() + timeout_s
-    while processes := processes_of(folder):
-        for process in processes:
-            with contextlib.suppress(*_GONE):
-                process.kill()
+    while processes := kill_once(folder):
         psutil.wait_procs(processes, timeout=0.5)
         if time.monotonic() > deadline:
             return  # in uninterruptible sleep: the kernel delivers the signal when it wakes
+
+
+def kill_once(folder: Path) -> list[psutil.Process]:
+    """Kill the processes of the trials below `folder` that are there now; does not wait."""
+    processes = processes_of(folder)
+    for process in processes:
+        with contextlib.suppress(*_GONE):
+            process.kill()
+    return processes
 
 
 def is_stopped(pid: int) -> bool:

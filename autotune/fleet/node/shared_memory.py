@@ -10,10 +10,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from autotune.trial.launcher import LOOPBACK
+
 _FOLDER = Path("/dev/shm")
 
 
-def remove_segments(port: int, address: str = "127.0.0.1") -> None:
+def remove_segments(port: int, address: str = LOOPBACK) -> None:
     """Remove those of this user's ended ranks that met at an address; nobody else may meet there.
 
     Args:
@@ -36,5 +38,5 @@ def ports_of_segments(is_ours: Callable[[int], bool]) -> set[int]:
     return ports
 
 
-def _prefix(address: str = "127.0.0.1") -> str:
+def _prefix(address: str = LOOPBACK) -> str:
     return f"deepspeed_allreduce_buffer_{os.getuid()}_{address}_"

@@ -43,7 +43,7 @@ class Reading:
 
 @dataclass
 class Telemetry:
-    """Reads the devices of a gang from a thread until it is told to stop.
+    """Reads the devices of some ranks from a thread until it is told to stop.
 
     Not run on a GPU so far: the tests put an object with NVML's functions in the driver's place.
     """
@@ -61,11 +61,11 @@ class Telemetry:
         self._thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Read no more."""
+    def stop(self, *, wait_s: float = 0.0) -> None:
+        """Read no more; a driver that hangs is waited for no longer than that."""
         self._stopped.set()
         if self._thread is not None:
-            self._thread.join(timeout=5.0)
+            self._thread.join(timeout=wait_s)
 
     def between(self, start_s: float, end_s: float) -> GpuUse | None:
         """What the devices did from one wall-clock time to another; None: nothing was read."""

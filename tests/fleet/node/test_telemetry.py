@@ -5,8 +5,8 @@ import types
 import pytest
 
 from autotune.contract import Phase, RankReport
-from autotune.fleet.diagnosis import use_of
-from autotune.fleet.telemetry import Reading, Telemetry, read_device, use_between
+from autotune.fleet.node.telemetry import Reading, Telemetry, read_device, use_between
+from autotune.fleet.reports import measured_span_s
 
 
 class NvmlError(Exception):
@@ -125,7 +125,7 @@ def test_it_reads_until_it_is_told_to_stop_and_gives_the_driver_back():
     telemetry.start()
     while len(telemetry.readings) < 6:
         pass
-    telemetry.stop()
+    telemetry.stop(wait_s=5.0)
     assert {r.device for r in telemetry.readings} == {0, 1}
     assert driver.users == 0
 
@@ -133,7 +133,7 @@ def test_it_reads_until_it_is_told_to_stop_and_gives_the_driver_back():
 def test_without_a_driver_a_trial_goes_on():
     telemetry = Telemetry(["GPU-1"], driver=Driver(answers=False))
     telemetry.start()
-    telemetry.stop()
+    telemetry.stop(wait_s=5.0)
     assert telemetry.between(0.0, 1e12) is None
 
 
@@ -143,6 +143,6 @@ def test_the_window_is_that_of_rank_0s_measured_steps():
     phases = {Phase.SPAWN: 2.0, Phase.WARM_UP: 3.5, Phase.MEASURED: 9.0}
     phases_s = {str(phase): seconds for phase, seconds in phases.items()}
     rank = RankReport(rank=0, cpu_s=1.0, measured_s=4.0, phases_s=phases_s)
-    found = use_of([rank], 100.0, telemetry)
-    assert found.gpu.samples == 4
-    assert found.gpu.utilization == pytest.approx((6 + 7 + 8 + 9) / 4)
+    found = telemetry.between(*measured_span_s([rank], 100.0))
+    assert found.samples == 4
+    assert found.utilization == pytest.approx((6 + 7 + 8 + 9) / 4)

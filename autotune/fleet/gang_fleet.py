@@ -1,0 +1,380 @@
+"""Runs trials in gangs of slots on the nodes of a transport."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import AutotuneError, FleetError, StudyError
+from autotune.contract import (
+    Outcome,
+    Phase,
+    TrialResult,
+    TrialSpec,
+)
+from autotune.fleet.base import Handle, Progress
+from autotune.fleet.collect import Ending, collect
+from autotune.fleet.gangs import Gang, GangAllocator, Slot
+from autotune.fleet.node.part import NodePart
+from autotune.fleet.reports import read_node_report, read_reports
+from autotune.fleet.transports.base import Node, NodeProcess, Transport
+
+_AGENT = "autotune.fleet.node.agent"
+_END_WAIT_S = 60.0
+"""After which a node that was asked to end a trial, and does not say that it did, is given up:
+twice what its steps may take together."""
+_CLOSE_WAIT_S = 15.0
+_OTHERS_WAIT_S = 10.0
+"""What the ranks of other nodes get to end by themselves, once those of one node have."""
+_PERIOD_S = 0.02
+
+
+class GangFleet:
+    """A ledger of gangs, and an agent on every node; implements `autotune.fleet.base.Fleet`."""
+
+    def __init__(self, transport: Transport, *, world: int) -> None:
+        """Take the transport's nodes; nothing is started yet.
+
+        Args:
+            transport: The way to them.
+            world: Ranks of the job.
+
+        Raises:
+            FleetError: There are fewer slots than the job has ranks.
+        """
+        self._transport = transport
+        self._nodes = {node.name: node for node in transport.nodes()}
+        self._allocator = GangAllocator(
+            tuple(
+                Slot(index=index, device=device, node=node.name)
+                for node in self._nodes.values()
+                for index, device in enumerate(node.devices)
+            )
+        )
+        if self._allocator.capacity(world) == 0:
+            slots = ", ".join(f"{len(n.devices)} on {n.name}" for n in self._nodes.values())
+            raise FleetError(
+                f"the job's world is {world}, the fleet has slots for no such gang: {slots}",
+                "set --world to what it has, or name a fleet that has as many",
+            )
+        self._n_sharing = self._allocator.per_node(world)
+        self._agents = {name: _Channel(transport, node) for name, node in self._nodes.items()}
+        self._running: dict[str, GangTrial] = {}
+        self._reaping: set[tuple[str, str]] = set()
+        """Nodes and folders that are being reaped."""
+
+    def capacity(self, world: int) -> int:
+        """See `Fleet.capacity`."""
+        return self._allocator.capacity(world)
+
+    def quarantined(self) -> tuple[str, ...]:
+        """See `Fleet.quarantined`."""
+        return tuple(slot.name for slot in self._allocator.quarantined)
+
+    def reap(self, folder: Path) -> None:
+        """See `Fleet.reap`."""
+        for name in self._nodes:
+            self._reap(name, str(folder.resolve()))
+        deadline_s = time.monotonic() + _END_WAIT_S
+        self.hear()
+        while self._reaping:
+            if time.monotonic() > deadline_s:
+                names = ", ".join(sorted({name for name, _ in self._reaping}))
+                raise FleetError(
+                    f"{names}: does not say that nothing runs there after {_END_WAIT_S:.0f} s",
+                    "see what holds it up, or leave the node out",
+                )
+            time.sleep(_PERIOD_S)
+            self.hear()
+
+    def submit(self, spec: TrialSpec, folder: Path) -> "GangTrial":
+        """See `Fleet.submit`; what a node says against its start is raised by `poll`."""
+        gang = self._allocator.allocate(spec.layout.world)
+        trial = GangTrial(self, spec, folder.resolve(), gang)
+        self._running[str(trial.folder)] = trial
+        try:
+            self._start(trial, next(iter(gang.nodes)))
+        except BaseException:
+            self.release(trial)
+            raise
+        return trial
+
+    def close(self) -> None:
+        """See `Fleet.close`."""
+        try:
+            for trial in list(self._running.values()):
+                trial.cancel()
+            for trial in list(self._running.values()):
+                with suppress(AutotuneError):
+                    trial.wait(_END_WAIT_S)
+        finally:
+            for agent in self._agents.values():
+                agent.tell("close")
+            deadline_s = time.monotonic() + _CLOSE_WAIT_S
+            for agent in self._agents.values():
+                agent.wait(deadline_s)
+
+    def hear(self) -> None:
+        """Take in what the nodes have said; does not wait."""
+        for name, agent in self._agents.items():
+            for event in agent.hear():
+                self._take(name, event)
+
+    def end(self, trial: "GangTrial", *, hangs: bool) -> None:
+        """Ask the nodes of a trial to end its ranks."""
+        for name in trial.open:
+            self._agents[name].tell("end", folder=str(trial.folder), hangs=hangs)
+
+    def give_up(self, trial: "GangTrial") -> None:
+        """Kill the agents that do not end a trial; others take their place."""
+        for name in trial.open:
+            self._agents[name].kill()
+
+    def bring(self, trial: "GangTrial") -> bool:
+        """Whether what the nodes have written of a trial is here."""
+        return all([self._transport.bring(self._nodes[n], trial.folder) for n in trial.gang.nodes])
+
+    def release(self, trial: "GangTrial") -> None:
+        """Take a gang back."""
+        if self._running.pop(str(trial.folder), None) is not None:
+            self._allocator.release(trial.gang)
+
+    def judge(self, gang: Gang, result: TrialResult) -> None:
+        """Take note of how a trial ended on its slots."""
+        if result.outcome is not Outcome.CANCELLED:
+            is_fault = result.outcome.is_platform_fault
+            self._allocator.judge(gang, result.candidate_hash, is_fault=is_fault)
+
+    def _start(self, trial: "GangTrial", name: str, *, port: int | None = None) -> None:
+        """Start a trial's ranks on one node; the first leases the port that others are told."""
+        nodes = trial.gang.nodes
+        own, first = self._nodes[name], self._nodes[next(iter(nodes))]
+        is_alone = len(nodes) == 1
+        part = NodePart(
+            folder=str(trial.folder),
+            devices=[slot.device for slot in nodes[name]],
+            node=list(nodes).index(name),
+            n_nodes=len(nodes),
+            # The ranks of one node listen where no other machine reaches them.
+            **({} if is_alone else {"address": first.address, "interface": own.interface}),
+            port=port,
+            n_sharing=self._n_sharing,
+            capacity_bytes=own.rank_memory_bytes,
+            submitted_at_s=trial.started_at_s,
+            variables=dict(self._transport.variables()),
+        )
+        trial.open.add(name)
+        self._agents[name].tell("start", part=dataclasses.asdict(part))
+
+    def _reap(self, name: str, folder: str) -> None:
+        self._reaping.add((name, folder))
+        self._agents[name].tell("reap", folder=folder)
+
+    def _take(self, name: str, event: dict[str, Any]) -> None:
+        said, folder = event["said"], event.get("folder", "")
+        trial = self._running.get(folder)
+        if said == "reaped":
+            self._reaping.discard((name, folder))
+        if said == "gone":
+            self._replace(name, event["problem"], was_ready=event["was_ready"])
+        elif trial is None:
+            return
+        elif said == "started":
+            trial.port = event["port"]
+            first, *others = trial.gang.nodes
+            for other in others if name == first and not trial.is_ending else ():
+                self._start(trial, other, port=trial.port)
+        elif said == "failed":
+            kind = StudyError if event["error"] == "StudyError" else FleetError
+            trial.fail(name, kind(event["message"], event["hint"]))
+        elif said in ("ended", "reaped"):
+            trial.ended(name, event.get("problem", ""))
+
+    def _replace(self, name: str, problem: str, *, was_ready: bool) -> None:
+        """An agent is gone: another reaps what its trials left, if there can be one."""
+        error = FleetError(problem, f"see whether {name} can run autotune as this machine does")
+        for trial in [t for t in self._running.values() if name in t.open]:
+            if was_ready:
+                trial.problem = problem
+                self._reap(name, str(trial.folder))
+            else:
+                trial.fail(name, error)
+        waiting = {(waits, folder) for waits, folder in self._reaping if waits == name}
+        if waiting and not was_ready:
+            self._reaping -= waiting
+            raise error
+
+
+class GangTrial(Handle):
+    """A trial on the nodes of its gang. Its nodes end it step by step, and `poll` only listens."""
+
+    def __init__(self, fleet: GangFleet, spec: TrialSpec, folder: Path, gang: Gang) -> None:
+        self.spec = spec
+        self.folder = folder
+        self.gang = gang
+        self.started_at_s = time.time()
+        self.port: int | None = None
+        """Where its ranks meet; None: not known yet."""
+        self.open: set[str] = set()
+        """Names of the nodes that have not said that its ranks there have ended."""
+        self.problem = ""
+        """What became of a node that was lost; empty: none was."""
+        self._fleet = fleet
+        self._started = time.monotonic()
+        self._asked_to_end_s: float | None = None
+        self._one_ended_s: float | None = None
+        self._was_cancelled = False
+        self._timed_out_after_s: float | None = None
+        self._error: AutotuneError | None = None
+        self._result: TrialResult | None = None
+
+    def poll(self) -> TrialResult | None:
+        """See `Handle.poll`.
+
+        Raises:
+            FleetError: A node cannot start its ranks.
+            StudyError: Its files cannot be written there.
+        """
+        if self._result is None:
+            self._fleet.hear()
+            self._end_if_it_is_time()
+            if self.open or not self._fleet.bring(self):
+                return None
+            self._fleet.release(self)
+            if self._error is not None:
+                raise self._error
+            self._result = self._collect()
+            self._fleet.judge(self.gang, self._result)
+        return self._result
+
+    def progress(self) -> Progress:
+        """See `Handle.progress`."""
+        reports = read_reports(self.folder, self.spec.layout.world)
+        order = list(Phase)
+        phase = min((r.phase for r in reports), key=order.index, default=Phase.SPAWN)
+        return Progress(phase=phase, elapsed_s=self._elapsed_s())
+
+    def cancel(self) -> None:
+        """See `Handle.cancel`."""
+        self._was_cancelled |= self._asked_to_end_s is None
+        self._end(hangs=False)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its nodes were asked to end its ranks."""
+        return self._asked_to_end_s is not None
+
+    def ended(self, node: str, problem: str) -> None:
+        """Take note that a node has no rank of this trial any more."""
+        self.open.discard(node)
+        self.problem = self.problem or problem
+        self._one_ended_s = self._one_ended_s or self._elapsed_s()
+
+    def fail(self, node: str, error: AutotuneError) -> None:
+        """Take note that a node could not start its ranks."""
+        self.open.discard(node)
+        self._error = self._error or error
+        self._end(hangs=False)
+
+    def _elapsed_s(self) -> float:
+        """Seconds since the trial was submitted; the wall clock may jump meanwhile."""
+        return time.monotonic() - self._started
+
+    def _end_if_it_is_time(self) -> None:
+        elapsed_s = self._elapsed_s()
+        if self._asked_to_end_s is not None:
+            if elapsed_s - self._asked_to_end_s > _END_WAIT_S:
+                self._fleet.give_up(self)
+        elif elapsed_s > self.spec.measure.timeout_s and self.open:
+            self._timed_out_after_s = elapsed_s
+            self._end(hangs=True)
+        elif self._one_ended_s is not None and elapsed_s - self._one_ended_s > _OTHERS_WAIT_S:
+            self._end(hangs=False)
+
+    def _end(self, *, hangs: bool) -> None:
+        if self._asked_to_end_s is None:
+            self._asked_to_end_s = self._elapsed_s()
+            self._fleet.end(self, hangs=hangs)
+
+    def _collect(self) -> TrialResult:
+        nodes = [read_node_report(self.folder, index) for index in range(len(self.gang.nodes))]
+        # What ended by itself before its nodes were told keeps its outcome.
+        was_ended = bool(self.problem) or any(node.was_ended for node in nodes)
+        ending = Ending(
+            started_at_s=self.started_at_s,
+            wall_s=self._elapsed_s(),
+            nodes=nodes,
+            was_cancelled=self._was_cancelled and was_ended,
+            timed_out_after_s=self._timed_out_after_s if was_ended else None,
+            problem=self.problem,
+        )
+        return collect(self.spec, self.folder, ending, [slot.name for slot in self.gang.slots])
+
+
+class _Channel:
+    """The line to the agent of a node, which is started when it is first told something."""
+
+    def __init__(self, transport: Transport, node: Node) -> None:
+        self._transport = transport
+        self._node = node
+        self._process: NodeProcess | None = None
+        self._unread = b""
+        self._was_ready = False
+        self._last_words = ""
+
+    def tell(self, command: str, **arguments: Any) -> None:
+        """Give it a command.
+
+        Raises:
+            FleetError: It cannot be started.
+        """
+        if self._process is None:
+            if command == "close":
+                return
+            self._unread, self._was_ready, self._last_words = b"", False, ""
+            try:
+                self._process = self._transport.start(self._node, _AGENT)
+            except OSError as error:
+                raise FleetError(
+                    f"{self._node.name}: no process can be started there: {error}",
+                    "see whether it is up and reached",
+                ) from error
+        line = json.dumps({"command": command, **arguments})
+        self._process.send(f"{line}\n".encode())
+
+    def hear(self) -> Iterator[dict[str, Any]]:
+        """What it has said, and last that it is `gone`."""
+        process = self._process
+        if process is None:
+            return
+        code = process.poll()  # first: what it said before it went is there then
+        *lines, self._unread = (self._unread + process.receive()).split(b"\n")
+        for line in lines:
+            try:
+                event = json.loads(line)
+                self._was_ready |= event["said"] == "ready"
+            except (ValueError, TypeError, KeyError):
+                self._last_words = line.decode(errors="replace").strip() or self._last_words
+                continue
+            yield event
+        if code is not None:
+            self._process = None
+            said = f": {self._last_words}" if self._last_words else ""
+            problem = f"{self._node.name}: what starts ranks there ended with code {code}{said}"
+            yield {"said": "gone", "problem": problem, "was_ready": self._was_ready}
+
+    def kill(self) -> None:
+        """End it with all that it started."""
+        if self._process is not None:
+            self._process.end()
+
+    def wait(self, deadline_s: float) -> None:
+        """Wait until it is gone, and kill it if it is not by then."""
+        while self._process is not None and self._process.poll() is None:
+            if time.monotonic() > deadline_s:
+                self.kill()
+            time.sleep(_PERIOD_S)
+        self._process = None

@@ -1,0 +1,137 @@
+"""The process that a fleet has on each node: it starts the ranks of trials there and sees to them.
+
+`python -m autotune.fleet.node.agent`, started by a transport. Commands come in as JSON, a line
+each; what happened goes out likewise, and what was seen of a trial lies in its folder by then.
+
+| command | answer |
+|---|---|
+| `start` with a `part` | `started` with its port, then `ended`; or `failed` |
+| `end` with a `folder` and whether its trial `hangs` | `ended`, as without it |
+| `reap` with a `folder` | `reaped`: no process of the trials below it is left here |
+| `close` | ends what still runs, and this process |
+
+It closes where its input ends, too: the coordinator is gone then.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import AutotuneError
+from autotune.fleet.node.part import NodePart
+from autotune.fleet.node.ports import sweep_segments
+from autotune.fleet.node.processes import kill_all
+from autotune.fleet.node.ranks import LocalRanks
+from autotune.fleet.node.warm import WarmTemplates
+from autotune.trial.launcher import PARENT_ENV
+from autotune.trial.parent import end_with_parent
+
+_CHUNK_BYTES = 64 * 1024
+
+
+class Agent:
+    """Trials on this node."""
+
+    def __init__(self) -> None:
+        self._templates = WarmTemplates()
+        self._running: dict[str, LocalRanks] = {}
+
+    def serve(self, commands: int) -> None:
+        """Do as told until the input ends.
+
+        Args:
+            commands: The file descriptor that they come from.
+        """
+        _say("ready")
+        unread = b""
+        try:
+            while True:
+                heard = self._wait(commands)
+                if heard is not None:
+                    *lines, unread = (unread + heard).split(b"\n")
+                    for line in lines:
+                        self._do(**json.loads(line))
+                    if not heard:
+                        return
+                self._advance()
+        except _ClosedError:
+            return
+        finally:
+            for folder in self._running:
+                kill_all(Path(folder))
+            self._templates.close()
+
+    def _wait(self, commands: int) -> bytes | None:
+        """What comes in, if anything does before something else is to be looked at."""
+        ranks: list[int | LocalRanks] = [
+            each for each in self._running.values() if each.fileno() >= 0
+        ]
+        times = [each.look_again_in_s() for each in self._running.values()]
+        timeout_s = min((s for s in times if s is not None), default=None)
+        readable, _, _ = select.select([commands, *ranks], [], [], timeout_s)
+        return os.read(commands, _CHUNK_BYTES) if commands in readable else None
+
+    def _do(self, command: str, **arguments: Any) -> None:
+        if command == "start":
+            self._start(NodePart(**arguments["part"]))
+        elif command == "end":
+            if (ranks := self._running.get(arguments["folder"])) is not None:
+                ranks.end(hangs=arguments["hangs"])
+        elif command == "reap":
+            kill_all(Path(arguments["folder"]))
+            sweep_segments()
+            _say("reaped", folder=arguments["folder"])
+        else:
+            raise _ClosedError
+
+    def _start(self, part: NodePart) -> None:
+        try:
+            ranks = LocalRanks(part, self._templates)
+        except (AutotuneError, OSError, ValueError) as error:
+            _say_failed(part.folder, error)
+            return
+        self._running[part.folder] = ranks
+        _say("started", folder=part.folder, port=ranks.port)
+
+    def _advance(self) -> None:
+        for folder, ranks in list(self._running.items()):
+            problem = ""
+            try:
+                if not ranks.advance():
+                    continue
+            except OSError as error:
+                problem = f"its report could not be written: {error}"
+            except AutotuneError as error:
+                del self._running[folder]
+                _say_failed(folder, error)
+                continue
+            del self._running[folder]
+            _say("ended", folder=folder, problem=problem)
+
+
+class _ClosedError(Exception):
+    """The agent was told to close."""
+
+
+def _say_failed(folder: str, error: Exception) -> None:
+    hint = error.hint if isinstance(error, AutotuneError) else ""
+    message = error.message if isinstance(error, AutotuneError) else str(error)
+    _say("failed", folder=folder, error=type(error).__name__, message=message, hint=hint)
+
+
+def _say(said: str, **what: Any) -> None:
+    """Tell the coordinator; where nobody listens any more, the input ends as well."""
+    with suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), (json.dumps({"said": said, **what}) + "\n").encode())
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
+    if PARENT_ENV in os.environ:
+        end_with_parent(int(os.environ[PARENT_ENV]))
+    Agent().serve(sys.stdin.fileno())

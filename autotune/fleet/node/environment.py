@@ -1,0 +1,70 @@
+"""The environment that a trial's ranks start with on a node, and what of it may be recorded."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+from autotune.base.secrecy import is_secret
+from autotune.contract import LIST_VARIABLES, TRIAL_ENV, TrialSpec
+from autotune.devices.hardware import usable_cores
+from autotune.engines.deepspeed.extensions import environment as extensions_environment
+from autotune.fleet.node.part import NodePart
+from autotune.trial.launcher import PARENT_ENV
+from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
+
+_ALLOWED = re.compile(
+    r"(DS_ACCELERATOR|OMP_NUM_THREADS|OMP_PROC_BIND|OMP_PLACES|KMP_\w+|GOMP_CPU_AFFINITY|MKL_NUM_THREADS|"
+    r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS|CUDA_LAUNCH_BLOCKING|NCCL_\w+|GLOO_\w+|"
+    r"PYTORCH_\w*ALLOC_CONF|TORCH_NCCL_\w+|TORCH_CUDA_ARCH_LIST|NVTE_\w+|MALLOC_\w+|LD_PRELOAD)"
+)
+
+
+def rank_environment(part: NodePart, spec: TrialSpec) -> dict[str, str]:
+    """The environment of a trial's ranks on this node."""
+    given = {**os.environ, **part.variables}
+    made = {
+        **given,
+        **extensions_environment(spec.layout.accelerator, given),
+        TRIAL_ENV: part.folder,
+        PARENT_ENV: str(os.getpid()),
+        SUBMITTED_ENV: repr(part.submitted_at_s),
+        CAPACITY_ENV: str(part.capacity_bytes),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if spec.layout.accelerator == "cuda":
+        made["CUDA_VISIBLE_DEVICES"] = ",".join(part.devices)
+        # As the export's launch.sh sets it: an offloaded optimizer runs on the host's cores.
+        threads = max(1, len(usable_cores()) // part.n_sharing)
+        made.setdefault("OMP_NUM_THREADS", str(threads))
+        if part.n_nodes > 1:
+            # The equals sign keeps NCCL from taking the name for the beginning of one.
+            made.setdefault("NCCL_SOCKET_IFNAME", f"={part.interface}")
+        if spec.engine.binds_cores:
+            made[CORES_ENV] = _shares(usable_cores(), part.n_sharing)
+    else:
+        made[CORES_ENV] = ";".join(part.devices)
+        made["OMP_NUM_THREADS"] = "1"
+        made["LOCAL_SIZE"] = str(len(part.devices))
+        made["GLOO_SOCKET_IFNAME"] = part.interface
+    for name, value in spec.engine.environment.items():
+        is_added = name in LIST_VARIABLES and made.get(name)
+        made[name] = f"{made[name]},{value}" if is_added else value
+    return made
+
+
+def allowed_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that may be recorded: those that change speed, by name, and no secret."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if _ALLOWED.fullmatch(name) and not is_secret(name)
+    }
+
+
+def _shares(cores: Sequence[int], n_ranks: int) -> str:
+    """Neighbouring cores for each rank, as `CORES_ENV` spells them; a core for two if need be."""
+    size = max(1, len(cores) // n_ranks)
+    starts = [rank * size % len(cores) for rank in range(n_ranks)]
+    return ";".join(",".join(map(str, cores[start : start + size])) for start in starts)

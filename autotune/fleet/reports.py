@@ -1,0 +1,58 @@
+"""What the ranks of a trial, and its nodes, have written into its folder so far."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from autotune.contract import (
+    NODE_FILE,
+    RANKS_DIR,
+    ContractError,
+    NodeReport,
+    Phase,
+    RankReport,
+    read_json,
+)
+
+
+def read_reports(folder: Path, n_ranks: int, *, first: int = 0) -> list[RankReport]:
+    """The ranks' reports that are there and whole, by rank.
+
+    Args:
+        folder: The trial's.
+        n_ranks: How many ranks to look for.
+        first: The first of them.
+    """
+    reports = []
+    for rank in range(first, first + n_ranks):
+        try:
+            reports.append(
+                RankReport.from_dict(read_json(folder / RANKS_DIR / f"{rank:02d}.json"))
+            )
+        except ContractError:
+            continue
+    return reports
+
+
+def read_node_report(folder: Path, node: int) -> NodeReport:
+    """What a node saw of a trial; one that was lost, or whose file is damaged, saw nothing."""
+    try:
+        return NodeReport.from_dict(read_json(folder / RANKS_DIR / NODE_FILE.format(node=node)))
+    except ContractError:
+        return NodeReport()
+
+
+def measured_span_s(
+    reports: Sequence[RankReport], started_at_s: float
+) -> tuple[float, float] | None:
+    """When the measured steps began and ended, wall-clock time (Unix); None: there are none.
+
+    Args:
+        reports: Of ranks; the first one's are asked.
+        started_at_s: When its first phase began.
+    """
+    if not reports or not reports[0].measured_s:
+        return None
+    before = list(Phase)[: list(Phase).index(Phase.MEASURED)]
+    phases_s = reports[0].phases_s
+    began_s = started_at_s + sum(phases_s.get(phase, 0.0) for phase in before)
+    return began_s, began_s + reports[0].measured_s

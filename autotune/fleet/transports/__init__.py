@@ -1,0 +1,1 @@
+"""Ways to reach the nodes of a fleet, a file each."""

@@ -1,0 +1,70 @@
+"""What a transport is: the nodes that it reaches, and a way to run one process on each.
+
+A `GangFleet` does the rest. On every node it runs `autotune.fleet.node.agent`, which starts ranks
+there and sees to them; a transport knows nothing of trials.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from autotune.trial.launcher import LOOPBACK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A machine with slots."""
+
+    name: str
+    """Names its slots in results: `NAME:0`."""
+    devices: tuple[str, ...]
+    """A slot each: UUIDs of GPUs, or numbers of cores; several slots may share a core."""
+    address: str = LOOPBACK
+    """By which the other nodes reach it."""
+    interface: str = "lo"
+    """Of its own, by which it reaches the other nodes."""
+    rank_memory_bytes: int = 0
+    """What a CPU rank may take; 0: a GPU knows its own memory."""
+
+
+class NodeProcess(Protocol):
+    """A process on a node, with its standard input and output; none of this ever blocks."""
+
+    def send(self, data: bytes) -> None:
+        """Write to its input; what it does not take yet is kept and sent later."""
+
+    def receive(self) -> bytes:
+        """What it has written since, to its output or to its errors."""
+
+    def poll(self) -> int | None:
+        """Its exit code, or that of the way to it, once it is gone; None while it is alive."""
+
+    def end(self) -> None:
+        """Kill it; what it has started ends with it."""
+
+
+class Transport(Protocol):
+    """The way to some nodes."""
+
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes and their slots, the same at every call."""
+
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables of this process that ranks on the nodes get."""
+
+    def start(self, node: Node, module: str, *arguments: str) -> NodeProcess:
+        """Start `python -m MODULE` with the node's own interpreter.
+
+        Its input ends when this process does, however that comes.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+
+    def bring(self, node: Node, folder: Path) -> bool:
+        """Bring here what a node has written into a trial's folder; does not wait for it.
+
+        Returns:
+            Whether all that was there at the first call is here now.
+        """

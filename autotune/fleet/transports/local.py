@@ -1,0 +1,115 @@
+"""This machine: its GPUs or its cores, reached by starting a process."""
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune.devices.hardware import Environment, usable_cores, visible_gpus
+from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.transports.base import Node
+from autotune.trial.launcher import PARENT_ENV
+
+
+def local_fleet(environment: Environment, *, world: int) -> GangFleet:
+    """A fleet of this machine alone.
+
+    Raises:
+        FleetError: The machine has fewer GPUs than the job has ranks.
+    """
+    return GangFleet(LocalTransport(environment, world=world), world=world)
+
+
+class LocalTransport:
+    """The one node that this process runs on; implements `Transport`."""
+
+    def __init__(self, environment: Environment, *, world: int) -> None:
+        """Take the machine's devices.
+
+        Args:
+            environment: What `detect_environment` found.
+            world: Ranks of the job; a CPU rank has a core as its device.
+        """
+        is_cpu = environment.accelerator == "cpu"
+        # More ranks than cores train all the same, only slowly, and share the cores' memory.
+        n_ranks = max(environment.n_devices, world)
+        shared_bytes = environment.device_memory_bytes * environment.n_devices // n_ranks
+        self._node = Node(
+            name="localhost",
+            devices=_cores(world) if is_cpu else tuple(gpu.uuid for gpu in visible_gpus()),
+            rank_memory_bytes=shared_bytes if is_cpu else 0,
+        )
+
+    def nodes(self) -> tuple[Node, ...]:
+        """See `Transport.nodes`."""
+        return (self._node,)
+
+    def variables(self) -> Mapping[str, str]:
+        """See `Transport.variables`."""
+        return dict(os.environ)
+
+    def start(self, node: Node, module: str, *arguments: str) -> "LocalProcess":
+        """See `Transport.start`."""
+        return LocalProcess([sys.executable, "-m", module, *arguments])
+
+    def bring(self, node: Node, folder: Path) -> bool:
+        """See `Transport.bring`: it is here."""
+        return True
+
+
+class LocalProcess:
+    """A process of this machine that ends with this one; implements `NodeProcess`."""
+
+    def __init__(self, command: list[str]) -> None:
+        """Start it, in a session of its own.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            env={**os.environ, PARENT_ENV: str(os.getpid())},
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        os.set_blocking(self._input.fileno(), False)
+        os.set_blocking(self._output.fileno(), False)
+        self._unsent = b""
+
+    def send(self, data: bytes) -> None:
+        """See `NodeProcess.send`."""
+        self._unsent += data
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            while self._unsent and select.select([], [self._input], [], 0)[1]:
+                self._unsent = self._unsent[os.write(self._input.fileno(), self._unsent) :]
+
+    def receive(self) -> bytes:
+        """See `NodeProcess.receive`."""
+        self.send(b"")
+        heard = b""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._output.fileno(), 64 * 1024):
+                heard += chunk
+        return heard
+
+    def poll(self) -> int | None:
+        """See `NodeProcess.poll`."""
+        return self._process.poll()
+
+    def end(self) -> None:
+        """See `NodeProcess.end`."""
+        self._process.kill()
+
+
+def _cores(world: int) -> tuple[str, ...]:
+    cores = usable_cores()
+    return tuple(str(cores[i % len(cores)]) for i in range(max(world, len(cores))))

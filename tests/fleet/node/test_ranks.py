@@ -1,0 +1,167 @@
+"""How a trial's ranks end on a node, step by step, by a clock of the test; none is started."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from autotune.base.errors import FleetError
+from autotune.contract import (
+    NODE_FILE,
+    RANKS_DIR,
+    SPEC_FILE,
+    NodeReport,
+    RankReport,
+    read_json,
+    to_dict,
+    write_json,
+)
+from autotune.fleet.node import ranks
+from autotune.fleet.node.part import NodePart
+from autotune.fleet.node.warm import WarmTemplates
+from tests.trials import spec
+
+
+class Process:
+    """A torchrun: its exit code is set by the test."""
+
+    code: int | None = None
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def fileno(self) -> int:
+        return -1
+
+
+class Machine:
+    """One trial on a machine that is made up: nothing ever waits there."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        self.process = Process()
+        self.left: list[str] = []
+        """Processes that a kill has not ended yet."""
+        self.lacking: list[int | FleetError] = []
+        self.asked: list[int] = []
+        self.n_kills = 0
+        monkeypatch.setattr(ranks.LocalRanks, "_start", lambda *_: self.process)
+        monkeypatch.setattr(ranks, "kill_once", self._kill)
+        monkeypatch.setattr(ranks, "lacking_bytes", self._lacks)
+        monkeypatch.setattr(ranks, "ask_for_stacks", self.asked.extend)
+        monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it slept"))
+        monkeypatch.setattr("psutil.wait_procs", lambda *_, **__: pytest.fail("it waited"))
+        (folder / RANKS_DIR).mkdir()
+        write_json(folder / SPEC_FILE, to_dict(spec()))
+        report = RankReport(rank=0, pid=os.getpid())
+        write_json(folder / RANKS_DIR / "00.json", to_dict(report))
+        part = NodePart(folder=str(folder), devices=["0", "1"])
+        self.ranks = ranks.LocalRanks(part, WarmTemplates(), clock=lambda: self.now_s)
+
+    def _kill(self, _: Path) -> list[str]:
+        self.n_kills += 1
+        left, self.left = self.left, self.left[1:]
+        return left
+
+    def _lacks(self, _: object) -> int:
+        said = self.lacking.pop(0) if self.lacking else 0
+        if isinstance(said, FleetError):
+            raise said
+        return said
+
+    def report(self) -> NodeReport:
+        path = self.ranks.folder / RANKS_DIR / NODE_FILE.format(node=0)
+        return NodeReport.from_dict(read_json(path))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_a_hung_trial_ends_in_steps_and_none_of_them_waits(machine: Machine) -> None:
+    machine.left, machine.lacking = ["rank", "rank"], [2**30, 2**30, 0]
+    assert not machine.ranks.advance()
+    machine.ranks.end(hangs=True)
+    assert machine.asked == [os.getpid()]
+    for _ in range(3):
+        assert not machine.ranks.advance()
+    assert machine.n_kills == 0, "it gets a second for its stacks"
+    machine.now_s = ranks.STACKS_WAIT_S
+    assert not machine.ranks.advance()
+    assert not machine.ranks.advance()
+    assert (machine.n_kills, machine.left) == (2, [])
+    machine.process.code = -9
+    for _ in range(2):
+        assert not machine.ranks.advance(), "its memory is not free yet"
+    assert machine.ranks.advance()
+    seen = machine.report()
+    assert (seen.was_ended, seen.launcher_code, seen.undrained_bytes) == (True, -9, 0)
+
+
+def test_a_process_that_does_not_die_is_left_to_itself(machine: Machine) -> None:
+    machine.left = ["rank"] * 9
+    machine.ranks.end(hangs=False)
+    assert not machine.ranks.advance()
+    machine.now_s = ranks.KILL_WAIT_S
+    assert machine.ranks.advance()
+    assert machine.report().launcher_code is None
+
+
+def test_memory_that_somebody_else_took_is_not_waited_for_for_ever(machine: Machine) -> None:
+    machine.process.code, machine.lacking = 0, [9 * 2**30] * 9
+    assert not machine.ranks.advance()
+    machine.now_s = ranks.DRAIN_WAIT_S
+    assert machine.ranks.advance()
+    assert machine.report().undrained_bytes == 9 * 2**30
+
+
+def test_one_that_ended_by_itself_was_not_ended(machine: Machine) -> None:
+    machine.process.code = 0
+    machine.ranks.end(hangs=True)
+    assert machine.asked == []
+    assert machine.ranks.advance()
+    assert not machine.report().was_ended
+
+
+def test_a_driver_that_stops_answering_is_said_and_the_port_is_free_again(
+    machine: Machine,
+) -> None:
+    machine.process.code = 1
+    machine.lacking = [FleetError("the NVIDIA driver does not answer for a GPU: lost", "")]
+    assert machine.ranks.advance()
+    assert "does not answer for a GPU: lost" in machine.report().driver_error
+    assert machine.ranks._lease is None
+
+
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        ('{"0": 1, "1": -9}', {"0": 1, "1": -9}),
+        ('{"0": [1], "1": -9, "2": Infinity}', {"1": -9}),
+        ('{"x": 1}', {}),
+        ('{"0": ', {}),
+        ("[]", {}),
+    ],
+)
+def test_exit_codes_that_are_none_are_left_out(
+    machine: Machine, text: str, codes: dict[str, int]
+) -> None:
+    (machine.ranks.folder / RANKS_DIR / "exit_00.json").write_text(text)
+    machine.process.code = 1
+    assert machine.ranks.advance()
+    assert machine.report().exit_codes == codes
+
+
+def test_a_disk_that_is_full_keeps_no_port(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(ranks, "write_json", full)
+    machine.process.code = 0
+    with pytest.raises(OSError, match="No space"):
+        machine.ranks.advance()
+    assert machine.ranks._lease is None
+    assert machine.ranks.advance(), "there is nothing left to do"

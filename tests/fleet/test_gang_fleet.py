@@ -1,0 +1,304 @@
+"""A fleet of gangs over nodes that are made up: what it tells them, and what it makes of what they
+say."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.base.errors import FleetError, StudyError
+from autotune.contract import (
+    NODE_FILE,
+    RANKS_DIR,
+    NodeReport,
+    Outcome,
+    Phase,
+    RankReport,
+    TrialSpec,
+    to_dict,
+    write_json,
+)
+from autotune.fleet import gang_fleet
+from autotune.fleet.gang_fleet import GangFleet
+from autotune.fleet.transports.base import Node
+from tests.trials import spec
+
+
+class Scripted:
+    """An agent: the test reads what it was told and says what it answers."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.answers = b""
+        self.code: int | None = None
+
+    def send(self, data: bytes) -> None:
+        self.told += map(json.loads, data.splitlines())
+
+    def receive(self) -> bytes:
+        answers, self.answers = self.answers, b""
+        return answers
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def end(self) -> None:
+        self.code = -9
+
+    def say(self, said: str, **what: Any) -> None:
+        self.answers += json.dumps({"said": said, **what}).encode() + b"\n"
+
+
+class Rack:
+    """A transport to nodes of two slots each."""
+
+    def __init__(self, n_nodes: int) -> None:
+        self._nodes = tuple(
+            Node(name=f"n{i}", devices=("0", "1"), address=f"10.0.0.{i}", interface="eth0")
+            for i in range(n_nodes)
+        )
+        self.agents: dict[str, list[Scripted]] = {node.name: [] for node in self._nodes}
+        self.is_brought = True
+
+    def nodes(self) -> tuple[Node, ...]:
+        return self._nodes
+
+    def variables(self) -> dict[str, str]:
+        return {"HERE": "1"}
+
+    def start(self, node: Node, module: str, *arguments: str) -> Scripted:
+        self.agents[node.name].append(Scripted())
+        self.agents[node.name][-1].say("ready")
+        return self.agents[node.name][-1]
+
+    def bring(self, node: Node, folder: Path) -> bool:
+        return self.is_brought
+
+    def agent(self, node: int = 0) -> Scripted:
+        return self.agents[f"n{node}"][-1]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """The fleet's clock; it stands still, and a fleet that waits for it fails."""
+    now_s = [0.0]
+    monkeypatch.setattr(gang_fleet.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(gang_fleet.time, "sleep", lambda _: pytest.fail("it waits"))
+
+    def pass_s(seconds: float) -> None:
+        now_s[0] += seconds
+
+    return pass_s
+
+
+def write(folder: Path, seen: NodeReport, *, node: int = 0, world: int = 2) -> None:
+    """What a node leaves of a trial whose ranks measured."""
+    (folder / RANKS_DIR).mkdir(exist_ok=True)
+    write_json(folder / RANKS_DIR / NODE_FILE.format(node=node), to_dict(seen))
+    for rank in range(world):
+        report = RankReport(rank=rank, phase=Phase.TEARDOWN, step_times_s=[0.1] * 6)
+        write_json(folder / RANKS_DIR / f"{rank:02d}.json", to_dict(report))
+
+
+def four_ranks() -> TrialSpec:
+    return spec(world=4, dp=4, global_batch=8)
+
+
+def test_the_ranks_of_one_node_meet_on_loopback_and_their_report_is_the_result(
+    tmp_path: Path,
+) -> None:
+    rack = Rack(1)
+    fleet = GangFleet(rack, world=2)
+    trial = fleet.submit(spec(), tmp_path)
+    (told,) = rack.agent().told
+    part = told["part"]
+    assert (told["command"], part["folder"], part["devices"]) == (
+        "start",
+        str(tmp_path),
+        ["0", "1"],
+    )
+    assert (part["address"], part["interface"], part["port"]) == ("127.0.0.1", "lo", None)
+    assert part["variables"] == {"HERE": "1"}
+    assert trial.poll() is None
+    rack.agent().say("started", folder=str(tmp_path), port=20_001)
+    assert trial.poll() is None
+    write(tmp_path, NodeReport(launcher_code=0, environment={"NCCL_DEBUG": "INFO"}))
+    rack.agent().say("ended", folder=str(tmp_path), problem="")
+    rack.is_brought = False
+    assert trial.poll() is None, "its files are on their way"
+    rack.is_brought = True
+    result = trial.poll()
+    assert result is not None
+    assert (result.outcome, result.environment) == (Outcome.OK, {"NCCL_DEBUG": "INFO"})
+    assert result.devices == ["n0:0", "n0:1"]
+    assert trial.poll() is result
+    assert trial.port == 20_001
+
+
+def test_a_trial_that_is_ended_slowly_holds_up_nobody(
+    tmp_path: Path, clock: Callable[[float], None]
+) -> None:
+    rack = Rack(2)
+    fleet = GangFleet(rack, world=2)
+    hung, other = (fleet.submit(spec(n), tmp_path / str(n)) for n in range(2))
+    (tmp_path / "1").mkdir()
+    clock(spec().timeout_s + 1)
+    write(tmp_path / "1", NodeReport(launcher_code=0))
+    rack.agent(1).say("ended", folder=str(tmp_path / "1"), problem="")
+    assert hung.poll() is None
+    result = other.poll()
+    assert result is not None
+    assert result.outcome is Outcome.OK
+    end = {"command": "end", "folder": str(tmp_path / "0"), "hangs": True}
+    assert rack.agent().told[1:] == [end]
+    for _ in range(100):
+        assert hung.poll() is None
+    assert rack.agent().told[1:] == [end], "asked once"
+    (tmp_path / "0" / RANKS_DIR).mkdir(parents=True)
+    seen = NodeReport(was_ended=True, launcher_code=-9)
+    write_json(tmp_path / "0" / RANKS_DIR / NODE_FILE.format(node=0), to_dict(seen))
+    rack.agent().say("ended", folder=str(tmp_path / "0"), problem="")
+    result = hung.poll()
+    assert result is not None
+    assert result.evidence == "no rank had started after 121 s"
+
+
+def test_the_first_node_of_a_gang_leases_the_port_that_the_others_are_told(tmp_path: Path) -> None:
+    rack = Rack(2)
+    fleet = GangFleet(rack, world=4)
+    assert (fleet.capacity(4), fleet.capacity(2)) == (1, 2)
+    trial = fleet.submit(four_ranks(), tmp_path)
+    assert rack.agents["n1"] == []
+    rack.agent().say("started", folder=str(tmp_path), port=20_002)
+    assert trial.poll() is None
+    first, second = (rack.agent(n).told[0]["part"] for n in range(2))
+    for node, part in enumerate((first, second)):
+        assert (part["node"], part["n_nodes"], part["address"]) == (node, 2, "10.0.0.0")
+        assert (part["interface"], part["devices"]) == ("eth0", ["0", "1"])
+    assert (first["port"], second["port"]) == (None, 20_002)
+    write(tmp_path, NodeReport(launcher_code=0), world=4)
+    rack.agent().say("ended", folder=str(tmp_path), problem="")
+    assert trial.poll() is None, "the other has not ended"
+    write(tmp_path, NodeReport(launcher_code=0, undrained_bytes=7), node=1, world=4)
+    rack.agent(1).say("ended", folder=str(tmp_path), problem="")
+    result = trial.poll()
+    assert result is not None
+    assert result.outcome is Outcome.OK
+    assert result.memory_bytes["undrained"] == 7
+    assert result.devices == ["n0:0", "n0:1", "n1:0", "n1:1"]
+
+
+def test_ranks_that_outlive_those_of_another_node_are_ended(
+    tmp_path: Path, clock: Callable[[float], None]
+) -> None:
+    rack = Rack(2)
+    trial = GangFleet(rack, world=4).submit(four_ranks(), tmp_path)
+    rack.agent().say("started", folder=str(tmp_path), port=20_002)
+    assert trial.poll() is None
+    (tmp_path / RANKS_DIR).mkdir()
+    seen = NodeReport(launcher_code=1, exit_codes={"1": -11})
+    write_json(tmp_path / RANKS_DIR / NODE_FILE.format(node=0), to_dict(seen))
+    rack.agent().say("ended", folder=str(tmp_path), problem="")
+    assert trial.poll() is None
+    clock(11.0)
+    assert trial.poll() is None
+    assert rack.agent(1).told[-1]["command"] == "end"
+    rack.agent(1).say("ended", folder=str(tmp_path), problem="")
+    result = trial.poll()
+    assert result is not None
+    assert (result.outcome, result.evidence) == (Outcome.CRASH, "ended by SIGSEGV")
+
+
+def test_cancelling_what_has_ended_by_itself_changes_nothing(tmp_path: Path) -> None:
+    rack = Rack(1)
+    trial = GangFleet(rack, world=2).submit(spec(), tmp_path)
+    trial.cancel()
+    trial.cancel()
+    assert [told["command"] for told in rack.agent().told] == ["start", "end"]
+    write(tmp_path, NodeReport(launcher_code=0))
+    rack.agent().say("ended", folder=str(tmp_path), problem="")
+    result = trial.poll()
+    assert result is not None
+    assert result.outcome is Outcome.OK
+
+
+def test_a_lost_agent_is_a_fault_of_the_platform_and_the_next_one_reaps(tmp_path: Path) -> None:
+    rack = Rack(1)
+    fleet = GangFleet(rack, world=2)
+    trial = fleet.submit(spec(), tmp_path)
+    rack.agent().answers += b"Traceback of something\n"
+    rack.agent().code = -9
+    assert trial.poll() is None
+    assert rack.agent().told == [{"command": "reap", "folder": str(tmp_path)}]
+    rack.agent().say("reaped", folder=str(tmp_path))
+    result = trial.poll()
+    assert result is not None
+    assert result.outcome is Outcome.LAUNCH
+    said = "n0: what starts ranks there ended with code -9: Traceback of something"
+    assert result.evidence == said
+    fleet.submit(spec(1), tmp_path / "next")
+
+
+def test_an_agent_that_does_not_end_a_trial_is_given_up(
+    tmp_path: Path, clock: Callable[[float], None]
+) -> None:
+    rack = Rack(1)
+    trial = GangFleet(rack, world=2).submit(spec(), tmp_path)
+    trial.cancel()
+    clock(61.0)
+    assert trial.poll() is None
+    assert rack.agent().code == -9
+    assert trial.poll() is None
+    assert len(rack.agents["n0"]) == 2
+    rack.agent().say("reaped", folder=str(tmp_path))
+    result = trial.poll()
+    assert result is not None
+    assert result.outcome is Outcome.CANCELLED
+
+
+def test_where_no_agent_starts_the_fleet_is_not_available(tmp_path: Path) -> None:
+    rack = Rack(1)
+    fleet = GangFleet(rack, world=2)
+    trial = fleet.submit(spec(), tmp_path)
+    rack.agent().answers, rack.agent().code = b"No module named autotune\n", 1
+    for _ in range(2):
+        with pytest.raises(FleetError, match="ended with code 1: No module named autotune"):
+            trial.poll()
+    fleet.submit(spec(1), tmp_path / "next")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [("StudyError", StudyError), ("FleetError", FleetError), ("x", FleetError)]
+)
+def test_what_a_node_says_against_a_start_is_raised_and_its_gang_is_free(
+    tmp_path: Path, error: str, kind: type[Exception]
+) -> None:
+    rack = Rack(1)
+    fleet = GangFleet(rack, world=2)
+    trial = fleet.submit(spec(), tmp_path)
+    why = {"error": error, "message": "No space left on device", "hint": "free some"}
+    rack.agent().say("failed", folder=str(tmp_path), **why)
+    with pytest.raises(kind, match="No space left"):
+        trial.poll()
+    fleet.submit(spec(1), tmp_path / "next")
+
+
+def test_a_job_that_is_larger_than_the_fleet_is_refused() -> None:
+    with pytest.raises(FleetError, match="no such gang: 2 on n0, 2 on n1"):
+        GangFleet(Rack(2), world=5)
+
+
+def test_reaping_waits_for_every_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rack = Rack(2)
+    fleet = GangFleet(rack, world=2)
+    waits = []
+
+    def answer(seconds: float) -> None:
+        waits.append(seconds)
+        rack.agent(len(waits) - 1).say("reaped", folder=str(tmp_path))
+
+    monkeypatch.setattr(gang_fleet.time, "sleep", answer)
+    fleet.reap(tmp_path)
+    assert len(waits) == 2
