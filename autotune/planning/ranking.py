@@ -51,7 +51,7 @@ class Ranking:
     """Indices of those that no other beats in time and memory both."""
     min_fit: float
     price_per_hour: float | None
-    """Of one accelerator."""
+    """Price of one accelerator."""
     time_sigma: float
     """Standard deviation of log(measured / predicted) step time."""
     variants: tuple[Variant, ...]

@@ -121,7 +121,7 @@ class Steering:
         values = {name: axis.decode(trial.params[name]) for name, axis in axes.items()}
         chosen = rows.keys[sampler.chosen_row(trial.number)]
         others = {c.hash for c in self.lattice.candidates if self._key(c) != chosen}
-        # Of these, the one whose reduced trial is why they were chosen.
+        # The one of these whose reduced trial is why they were chosen.
         ran = {t.trials[0].spec.reduced_of for t in history.reduced.tried if t.measured}
         for candidate in self.lattice.candidates:
             if candidate.hash in ran - closed - others:
@@ -286,7 +286,7 @@ def _kind(candidate: Candidate) -> _Kind:
 class _Rows:
     keys: tuple[_Key, ...]
     forecast: Forecast
-    """Of each, that of its candidate with the lowest one."""
+    """For each, what is said of its candidate with the lowest time."""
     closed: tuple[int, ...]
 
     @property

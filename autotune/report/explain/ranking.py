@@ -203,7 +203,7 @@ def _samples_per_s(ranking: Ranking, index: int) -> float:
 
 
 def _tokens_per_s(ranking: Ranking, index: int) -> float:
-    """Of one accelerator."""
+    """Tokens that one accelerator trains."""
     return _samples_per_s(ranking, index) * ranking.job.seq_len / ranking.job.world
 
 
@@ -213,7 +213,7 @@ def _gpu_hours(ranking: Ranking, index: int) -> float:
 
 
 def _price(ranking: Ranking, index: int) -> float | None:
-    """Of a billion tokens."""
+    """Price of a billion tokens."""
     if ranking.price_per_hour is None:
         return None
     return _gpu_hours(ranking, index) * ranking.price_per_hour
