@@ -16,7 +16,6 @@ from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.compare.comparison import ComparedRun, compare
-from autotune.report.plan import Plan, make_plan
 from autotune.report.results.reading import read_report
 from autotune.report.results.verdict import describe_verdict
 from autotune.report.terminal.live import LineView
@@ -25,6 +24,7 @@ from autotune.report.terminal.study import print_plan
 from autotune.search.base import Running, Snapshot, Stage
 from autotune.search.history import History
 from autotune.search.objective import Objective
+from autotune.search.plan import Plan, make_plan
 from autotune.search.reduced import reduce_lattice
 from autotune.space.knob import Context
 from tests.report.test_terminal import shown

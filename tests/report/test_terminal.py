@@ -18,7 +18,6 @@ from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page.tables import trials as trials_of
-from autotune.report.plan import make_plan
 from autotune.report.results.reading import read_report
 from autotune.report.results.rows import Row, make_rows
 from autotune.report.results.study import StudyReport
@@ -28,6 +27,7 @@ from autotune.report.terminal.study import print_plan, print_report
 from autotune.report.words import format_interval
 from autotune.search.history import History
 from autotune.search.objective import Objective
+from autotune.search.plan import make_plan
 from autotune.space.knob import Context
 from tests.search.scripted import (
     ENVIRONMENT,

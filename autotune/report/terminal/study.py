@@ -10,12 +10,12 @@ from rich.text import Text
 from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import Origin
 from autotune.report.explain.trial import Explanation, describe
-from autotune.report.plan import Plan
 from autotune.report.results.details import describe_details
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
 from autotune.report.results.verdict import describe_outcome, describe_place, describe_verdict
 from autotune.report.words import format_interval, format_rate
+from autotune.search.plan import Plan
 from autotune.space.candidate import format_value
 from autotune.space.knobs import describe_settings, settings_of
 
