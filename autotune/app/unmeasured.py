@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from autotune.app.outlook import FleetWishes, described
 from autotune.app.session import Session, open_session, read_accelerators_of
 from autotune.base.errors import JobError
 from autotune.base.plugins import load_plugin
@@ -24,6 +23,7 @@ from autotune.fleet.simulate import Luck, Said, simulated
 from autotune.job.job import Job, make_job
 from autotune.job.model import model_from_config
 from autotune.planning.lattice import lattice_of
+from autotune.planning.outlook import FleetWishes, described
 from autotune.record.study import Study
 from autotune.replay.forecast import forecast_of
 from autotune.replay.problem import ReplayProblem, read_problem
