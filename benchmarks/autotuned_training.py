@@ -10,6 +10,7 @@ base64 as the autotuner hands it on. The autotuner ends a run itself once its ti
 
 import argparse
 import base64
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,12 @@ def main() -> None:
         return found
 
     script.read = read
-    engine, settings = script.make_engine()
+    engine, settings, ds_config = script.start()
     # The autotuner varies the global batch.
-    settings["global_batch"] = engine.train_batch_size()
-    batches = script.micro_batches(settings, engine)
+    settings = dataclasses.replace(settings, global_batch=engine.train_batch_size())
+    losses = script.steps(engine, settings, ds_config)
     for _ in range(STEPS):
-        script.train_step(engine, batches, settings["sp"])
+        next(losses).item()
 
 
 def read_config(said: str) -> dict[str, Any]:

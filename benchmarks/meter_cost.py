@@ -79,8 +79,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def train(options: argparse.Namespace) -> None:
     script = load(options.export / "train.py")
-    engine, settings = script.make_engine()
-    batches = script.micro_batches(settings, engine)
+    engine, settings, ds_config = script.start()
+    losses = script.steps(engine, settings, ds_config)
     meter = PausedMeter(options.period)
     meter.start(None)
     times_s: dict[bool, list[float]] = {True: [], False: []}
@@ -88,7 +88,7 @@ def train(options: argparse.Namespace) -> None:
         watches = step % 2 == 1
         (meter.resume.set if watches else meter.resume.clear)()
         start = time.perf_counter()
-        script.train_step(engine, batches, settings["sp"])
+        next(losses).item()
         if step >= WARMUP_STEPS:
             times_s[watches].append(time.perf_counter() - start)
     if engine.global_rank == 0:

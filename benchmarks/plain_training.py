@@ -69,13 +69,13 @@ def environment(settings: dict[str, Any]) -> dict[str, str]:
 def train(options: argparse.Namespace) -> None:
     """Time whole optimizer steps; training itself keeps the ranks in step."""
     script = load(options.export / "train.py")
-    engine, settings = script.make_engine()
-    batches = script.micro_batches(settings, engine)
+    engine, settings, ds_config = script.start()
+    losses = script.steps(engine, settings, ds_config)
     times_s: list[float] = []
     tries = 0
     while len(times_s) < WARMUP_STEPS + options.steps:
         start = time.perf_counter()
-        script.train_step(engine, batches, settings["sp"])
+        next(losses).item()  # waits for the device
         elapsed_s = time.perf_counter() - start
         tries += 1
         if engine.was_step_applied():  # fp16 skips steps that overflow: they look fast
@@ -83,7 +83,7 @@ def train(options: argparse.Namespace) -> None:
         elif tries > 10 * (WARMUP_STEPS + options.steps):
             sys.exit("the optimizer applies no steps: the loss scale does not settle")
     if engine.global_rank == 0:
-        report(times_s[WARMUP_STEPS:], settings, options)
+        report(times_s[WARMUP_STEPS:], settings.global_batch, options)
     script.leave()
 
 
@@ -96,11 +96,11 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def report(times_s: list[float], settings: dict[str, Any], options: argparse.Namespace) -> None:
+def report(times_s: list[float], global_batch: int, options: argparse.Namespace) -> None:
     step_time_s = statistics.median(times_s)
     found = {
         "step_time_s": step_time_s,
-        "samples_per_s": settings["global_batch"] / step_time_s,
+        "samples_per_s": global_batch / step_time_s,
         "steps": len(times_s),
     }
     if options.compare is not None:

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from autotune.job.model import load_model
 from autotune.tracing.child import answer_to
 from autotune.tracing.moments import Kind, StepPhase, Traced, largest
-from autotune.trial.models import DTYPES, apply_recompute, default_dtype, from_config
+from autotune.trial.scripts.train import DTYPES, apply_recompute, default_dtype, from_config
 
 PRECISIONS = ("fp32", "bf16")
 ATTENTIONS = ("eager", "sdpa")

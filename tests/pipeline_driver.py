@@ -25,15 +25,17 @@ from autotune.trial.cpu_info import reuse_cpu_info
 from autotune.trial.imports import preload
 from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import differences, read_back
-from autotune.trial.workload import batches, build_pipeline, make_engine
+from autotune.trial.scripts.train import Settings, batches, make_engine, make_stage
 from tests.deepspeed_state import clean_globals
+from tests.trials import settings
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """Train one case for its number of steps."""
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
     preload(ds_config, spec.workload.model)
-    engine = own_engine(spec, ds_config) if case["own"] else make_engine(spec, ds_config)
+    told = settings(spec, ds_config)
+    engine = own_engine(told, ds_config) if case["own"] else make_engine(told, ds_config)
     norms: list[float] = []
     take_step = engine._take_model_step
 
@@ -46,7 +48,9 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
     engine._take_model_step = noting_step
     try:
-        losses = [train_step(engine, spec, data) for data in [batches(spec)] * case["steps"]]
+        losses = [
+            train_step(engine, spec, data) for data in [batches(told, engine)] * case["steps"]
+        ]
         found = read_back(engine)
         return {
             "losses": losses,
@@ -58,9 +62,9 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         engine.destroy()
 
 
-def own_engine(spec: TrialSpec, ds_config: dict[str, Any]) -> Any:
+def own_engine(told: Settings, ds_config: dict[str, Any]) -> Any:
     """The pipeline's transformer, also with one stage, which a trial leaves to Hugging Face."""
-    model = build_pipeline(spec)
+    model = make_stage(told)
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=list(model.parameters()), config=copy.deepcopy(ds_config)
     )
@@ -70,11 +74,12 @@ def own_engine(spec: TrialSpec, ds_config: dict[str, Any]) -> Any:
 def train_step(engine: Any, spec: TrialSpec, data: Any) -> float:
     """One optimizer step; its loss, for a pipeline the mean over all replicas."""
     if hasattr(engine, "train_batch"):
-        return float(engine.train_batch(data_iter=((tokens, tokens) for tokens in data)))
+        return float(
+            engine.train_batch(data_iter=((batch["input_ids"], batch["labels"]) for batch in data))
+        )
     total = 0.0
     for _ in range(spec.layout.grad_accum):
-        tokens = next(data)
-        loss = engine(input_ids=tokens, labels=tokens).loss
+        loss = engine(**next(data)).loss
         engine.backward(loss)
         engine.step()
         total += loss.item() / spec.layout.grad_accum

@@ -16,7 +16,7 @@ from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.job.job import Job, make_job
 from autotune.search.trial_spec import Run, make_spec
-from autotune.trial.transformer import Build, Shape, layer_specs, next_token_loss
+from autotune.trial.scripts.transformer import Build, Shape, layer_specs, next_token_loss
 from autotune.trial.transformer_shape import shape_of
 from tests.jobs import CPU, canonical_candidate
 

@@ -25,9 +25,9 @@ from autotune.trial.cpu_info import reuse_cpu_info
 from autotune.trial.imports import preload
 from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import differences, read_back
-from autotune.trial.sequence import gradient_scale
-from autotune.trial.workload import batches, inputs, make_engine, micro_step
+from autotune.trial.scripts.train import batches, gradient_scale, make_engine, micro_step
 from tests.deepspeed_state import clean_globals
+from tests.trials import settings
 
 STEPS = 2
 
@@ -37,14 +37,16 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     preload(ds_config, spec.workload.model)
     # Left over from the case before, whose engine made it.
     groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
-    engine = make_engine(spec, ds_config)
+    told = settings(spec, ds_config)
+    engine = make_engine(told, ds_config)
     try:
         if spec.layout.pp > 1:
-            pairs = ((batch, batch) for batch in batches(spec))
+            fed = batches(told, engine)
+            pairs = ((batch["input_ids"], batch["labels"]) for batch in fed)
             means = [engine.train_batch(data_iter=pairs).item() for _ in range(STEPS)]
             losses = [mean for mean in means for _ in range(spec.layout.grad_accum)]
         else:
-            fed, scale = inputs(spec, engine), gradient_scale(ds_config, spec.layout.sp)
+            fed, scale = batches(told, engine), gradient_scale(ds_config, spec.layout.sp)
             micro_steps = range(STEPS * spec.layout.grad_accum)
             losses = [micro_step(engine, next(fed), scale).item() for _ in micro_steps]
         found = read_back(engine)
@@ -68,7 +70,7 @@ def main() -> None:
     for case in cases:
         start = time.perf_counter()
         try:
-            with clean_globals() if case["spec"]["sp"] > 1 else contextlib.nullcontext():
+            with clean_globals() if case["spec"]["layout"]["sp"] > 1 else contextlib.nullcontext():
                 results.append(run(case))
         except Exception:
             results.append({"error": traceback.format_exc()})

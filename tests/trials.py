@@ -13,8 +13,10 @@ from autotune.contract import (
     Role,
     TrialSpec,
     Workload,
+    settings_of,
 )
 from autotune.devices.hardware import Environment
+from autotune.trial.transformer_shape import shape_of
 
 TESTS = Path(__file__).parent
 
@@ -105,6 +107,16 @@ def changed(spec: TrialSpec, **fields) -> TrialSpec:
         spec = dataclasses.replace(spec, **{part: dataclasses.replace(value, **own)})
     assert not fields, f"no part of a spec has {', '.join(fields)}"
     return spec
+
+
+def settings(spec: TrialSpec, ds_config):
+    """What the built-in training script is told of a trial."""
+    from autotune.trial.scripts.train import Settings  # it brings torch
+
+    told = settings_of(spec.workload, spec.layout)
+    if spec.layout.pp > 1 and "transformer" not in told:
+        told["transformer"] = shape_of(spec.workload.model, spec.workload.seq_len)
+    return Settings.of(told, ds_config, spec.workload.model.get("config", {}))
 
 
 def files(config):

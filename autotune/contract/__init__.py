@@ -53,6 +53,7 @@ from autotune.contract.spec import (
     Provenance,
     TrialSpec,
     Workload,
+    settings_of,
 )
 from autotune.contract.words import (
     LIST_VARIABLES,
@@ -108,6 +109,7 @@ __all__ = [
     "mode_of",
     "read_bounded",
     "read_json",
+    "settings_of",
     "to_dict",
     "write_json",
 ]

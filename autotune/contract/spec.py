@@ -140,8 +140,15 @@ class Workload:
     from several documents. `{"kind": "histogram", "histogram": [[tokens, weight], ...],
     "pad_to_multiple": n}`: shares of the samples, and what their lengths are padded to."""
     seed: int = 0
-    settings: dict[str, KnobValue] = field(default_factory=dict)
-    """Values of the knobs that the training script applies by itself, not the engine."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Values of the knobs that the training script applies by itself, not the engine; in a
+    pipeline also the sizes of its `transformer`."""
+    script: str = ""
+    """Path of the training script; empty: the built-in one, which an export carries."""
+    arguments: list[str] = field(default_factory=list)
+    """What the script gets on its command line."""
+    folder: str = ""
+    """Where the script runs; empty: where the trials do."""
     digest: str = ""
     """What the training script is, as a hash of its text; empty in records of schema 1."""
 
@@ -207,6 +214,26 @@ class TrialSpec:
         return spec
 
 
+def settings_of(workload: Workload, layout: Layout) -> dict[str, Any]:
+    """What the built-in training script has to know beside DeepSpeed's configuration.
+
+    An export carries it as `settings.json`; the Hugging Face config stands in a file of its own.
+    """
+    shared = dataclasses.asdict(layout)
+    del shared["micro_batch"], shared["grad_accum"]  # DeepSpeed's configuration says them
+    return {
+        **{key: value for key, value in workload.model.items() if key != "config"},
+        "seq_len": workload.seq_len,
+        "precision": workload.precision,
+        "lengths": workload.lengths,
+        "seed": workload.seed,
+        **workload.settings,
+        **shared,
+    }
+
+
+_YOUNGER = {"name", "settings", "script", "arguments", "folder", "digest"}
+"""Fields of parts that schema 1 did not know."""
 _SETTINGS = ("recompute", "attention", "loss_chunk_tokens", "compile")
 """Fields of schema 1 that the built-in training script applied."""
 _DEFAULTS = {"attention": "default", "loss_chunk_tokens": 0, "compile": "none"}
@@ -220,7 +247,7 @@ def _in_parts(flat: dict[str, Any]) -> dict[str, Any]:
     measure = rest.pop("measure", {})
     parts: dict[str, dict[str, Any]] = {}
     for part in (Identity, Layout, Workload, EngineSettings, Measure, Provenance):
-        names = {f.name for f in dataclasses.fields(part)} - {"name", "settings", "digest"}
+        names = {f.name for f in dataclasses.fields(part)} - _YOUNGER
         parts[part.__name__] = {name: rest.pop(name) for name in names & rest.keys()}
     settings = {name: rest.pop(name) for name in _SETTINGS if name in rest}
     if not isinstance(measure, dict):

@@ -8,7 +8,7 @@ from autotune.base.errors import RenderError, StudyError
 from autotune.base.files import is_foreign, write_whole
 from autotune.base.plugins import load_plugin
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import ContractError, read_json
+from autotune.contract import ContractError, read_json, settings_of
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.export.base import (
@@ -23,8 +23,9 @@ from autotune.job.job import Job
 from autotune.record.soak import SoakResult
 from autotune.record.study import Study
 from autotune.record.tried import warning
-from autotune.space.candidate import Candidate
+from autotune.space.candidate import Candidate, layout_of
 from autotune.space.knobs import choices_of
+from autotune.space.workload import workload_of
 
 MARKER_FILE = "autotune_export.json"
 """Every export has it, and nobody else: it says what wrote the folder."""
@@ -74,7 +75,6 @@ def handout_of(
     """
     variables = dict(engine.ranks(candidate).environment)
     is_cpu = environment.accelerator == "cpu"
-    source = {key: value for key, value in job.model.source.items() if key != "config"}
     return Handout(
         engine=engine.context.engine,
         job=job,
@@ -82,24 +82,11 @@ def handout_of(
         environment=environment,
         files=engine.files(candidate),
         settings={
-            **source,
+            **settings_of(
+                workload_of(job, candidate), layout_of(candidate, environment.accelerator)
+            ),
             "model": job.model.name,
-            "seq_len": job.seq_len,
-            "lengths": job.lengths.as_spec(),
-            "global_batch": candidate.global_batch,
-            "precision": job.precision,
-            "recompute": str(candidate.get("recompute", "none")),
-            "attention": str(candidate.get("attention", "default")),
-            "loss_chunk_tokens": int(candidate.get("loss_chunk_tokens", 0) or 0),
-            "compile": str(candidate.get("compile", "none")),
-            "world": candidate.world,
-            "dp": candidate.dp,
-            "tp": candidate.tp,
-            "pp": candidate.pp,
-            "sp": candidate.sp,
-            "accelerator": environment.accelerator,
             "memory_limit_bytes": job.enforced_limit_bytes(environment.device_memory_bytes),
-            "seed": job.seed,
             "binds_cores": engine.ranks(candidate).binds_cores or is_cpu,
             "environment_variables": variables,
         },

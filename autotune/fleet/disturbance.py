@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from autotune.contract import RankReport, Surroundings, TrialSpec
 from autotune.fleet.two_speeds import two_speeds
-from autotune.trial.lengths import is_drawn
+from autotune.trial.scripts.lengths import is_drawn
 
 LOAD_SHARE = 0.1
 """Of the time of a rank's cores that other processes may use: more slows its steps by as much,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from autotune.base.errors import JobError
 from autotune.contract import read_bounded
-from autotune.trial.lengths import batch_lengths, rounded_up
+from autotune.trial.scripts.lengths import batch_lengths, rounded_up
 
 SHORTEST = 2
 """Tokens: a sample of one has no next token to predict, so a micro-batch of it has no loss."""

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from autotune.trial.adapters import add_adapters
+from autotune.trial.scripts.train import add_adapters
 
 _EXPERT = re.compile(r"(^|\.)experts\.")
 _GATE = re.compile(r"(^|\.)(gate_proj|gate_up_proj|w3)(\.weight)?$")

@@ -3,7 +3,7 @@
 from autotune.contract import TrialResult, TrialSpec
 from autotune.devices.hardware import Environment
 from autotune.job.model import ModelShape, train_flops_per_token
-from autotune.trial.lengths import batch_lengths, is_drawn
+from autotune.trial.scripts.lengths import batch_lengths, is_drawn
 
 
 def throughput_cells(

@@ -105,6 +105,9 @@ def changes_since(
     then, now = _asked(trial.spec), json.loads(json.dumps(_asks(job, environment, own)))
     if then != now:
         return list(_said(then, now))
+    ran, runs = trial.spec.workload.digest, workload_of(job, own).digest
+    if ran and ran != runs:  # records of schema 1 name none
+        return [f"its training script was {ran}, is {runs}"]
     recorded, rendered = study.read_files(trial), engine.files(candidate)
     if recorded == rendered:
         return []

@@ -26,10 +26,11 @@ from torch._subclasses.fake_tensor import (
 from autotune.tracing.fakes import as_in_a_trial
 from autotune.tracing.moments import Traced, at_depth, depths, differs, same_parts
 from autotune.tracing.step import layers_of, trace_step
-from autotune.trial.adapters import add_adapters
-from autotune.trial.models import (
+from autotune.trial.scripts.train import (
     DTYPES,
+    add_adapters,
     apply_recompute,
+    chunk_loss,
     default_dtype,
     from_config,
     from_factory,
@@ -173,7 +174,7 @@ def _traced(request: Mapping[str, Any], source: dict[str, Any], n_layers: int) -
 
 
 def _built(request: Mapping[str, Any], source: dict[str, Any]) -> torch.nn.Module:
-    """As a trial builds it (`autotune.trial.workload`)."""
+    """As a trial builds it (`autotune.trial.scripts.train`)."""
     dtype = DTYPES[request["precision"]]
     with default_dtype(dtype):
         if "factory" in source:
@@ -183,10 +184,7 @@ def _built(request: Mapping[str, Any], source: dict[str, Any]) -> torch.nn.Modul
     if "lora" in source:
         add_adapters(model, source["lora"])
     apply_recompute(model, request["recompute"])
-    if request["loss_chunk_tokens"]:
-        from autotune.trial.loss import chunk_loss  # heavy: it needs transformers
-
-        chunk_loss(model, request["loss_chunk_tokens"])
+    chunk_loss(model, request["loss_chunk_tokens"])
     return model.train()
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from autotune.trial.samples import IGNORED
+from autotune.trial.scripts.train import IGNORED
 
 
 class TokenCounter:

@@ -6,7 +6,7 @@ Nothing here imports torch: the searching side asks before a trial, a rank when 
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.trial.lengths import is_drawn
+from autotune.trial.scripts.lengths import is_drawn
 
 FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 """Architectures that `autotune.trial.transformer` computes exactly."""

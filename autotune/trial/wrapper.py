@@ -9,6 +9,7 @@ import faulthandler
 import functools
 import json
 import os
+import runpy
 import signal
 import sys
 import time
@@ -25,6 +26,7 @@ from autotune.contract import (
     Phase,
     TrialSpec,
     read_json,
+    settings_of,
 )
 from autotune.trial.parent import end_with_parent
 
@@ -71,7 +73,9 @@ def load_code(accelerator: str) -> None:
     Args:
         accelerator: `cpu` or `cuda`.
     """
-    from autotune.trial import readback, workload  # noqa: F401  they bring torch and deepspeed
+    import deepspeed  # noqa: F401  it brings torch
+
+    from autotune.trial import readback  # noqa: F401
     from autotune.trial.cpu_info import reuse_cpu_info
     from autotune.trial.prebuilt import NEEDED, load_as_built, load_now
 
@@ -87,7 +91,6 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
     import deepspeed
     import torch
 
-    from autotune.trial import workload
     from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
     from autotune.trial.imports import preload
     from autotune.trial.memory import make_meter, peak_rss_bytes
@@ -118,7 +121,7 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
     _put_candidate_in(ds_config, spec, reporter, meter, on_initialized, aftermath)
     reporter.enter(Phase.MODEL)
     try:
-        workload.train(spec, ds_config)
+        _train(spec, ds_config)
     except TrialDone:
         reporter.enter(Phase.TEARDOWN)
     except BaseException as error:
@@ -136,6 +139,35 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
         ) from error
 
 
+def _train(spec: TrialSpec, ds_config: dict[str, Any]) -> None:
+    """Run the workload's script; the stopwatch ends it once all is measured.
+
+    Raises:
+        RuntimeError: A user's script ended before that.
+    """
+    workload = spec.workload
+    if workload.script:
+        sys.argv = [workload.script, *workload.arguments]
+        sys.path.insert(0, str(Path(workload.script).parent))
+        if workload.folder:
+            os.chdir(workload.folder)
+        runpy.run_path(workload.script, run_name="__main__")
+        raise RuntimeError(f"{workload.script} ended before its steps were measured")
+    from autotune.trial.scripts.train import Settings, make_engine, steps
+
+    config = workload.model.get("config", {})
+    settings = Settings.of(settings_of(workload, spec.layout), ds_config, config)
+    resumed = spec.measure.checkpoint
+    for _ in steps(
+        make_engine(settings, ds_config),
+        settings,
+        ds_config,
+        warm_up_steps=spec.measure.warmup_steps,
+        steps_trained=0 if resumed is None else resumed.resumes_at or 0,
+    ):
+        pass
+
+
 def _put_candidate_in(
     ds_config: dict[str, Any],
     spec: TrialSpec,
@@ -147,7 +179,7 @@ def _put_candidate_in(
     """Make `deepspeed.initialize` use the candidate's configuration and watch its engine."""
     import deepspeed
 
-    from autotune.trial.lengths import is_drawn
+    from autotune.trial.scripts.lengths import is_drawn
     from autotune.trial.stopwatch import Stopwatch
     from autotune.trial.tokens import TokenCounter
 

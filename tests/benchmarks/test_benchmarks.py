@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-TEMPLATE = REPOSITORY / "templates" / "launch" / "train.py.j2"
+SCRIPT = REPOSITORY / "autotune" / "trial" / "scripts" / "train.py"
 
 
 def _functions() -> dict[str, int]:
     """Function of train.py -> how many arguments it takes."""
-    tree = ast.parse(TEMPLATE.read_text(encoding="utf-8"))
+    tree = ast.parse(SCRIPT.read_text(encoding="utf-8"))
     return {
         node.name: len(node.args.args) for node in tree.body if isinstance(node, ast.FunctionDef)
     }
@@ -32,7 +32,7 @@ def _calls(path: Path) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("name", ["plain_training", "meter_cost", "autotuned_training"])
 def test_the_exported_script_is_called_as_it_is(name):
     calls = _calls(REPOSITORY / "benchmarks" / f"{name}.py")
-    assert "train_step" in {called for called, _ in calls}
+    assert "steps" in {called for called, _ in calls}
     functions = _functions()
     for called, n_arguments in calls:
         assert functions[called] == n_arguments, called

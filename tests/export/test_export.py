@@ -2,11 +2,9 @@ import ast
 import dataclasses
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,11 +13,12 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.export.base import MeasuredFigures
 from autotune.export.door import MARKER_FILE, export_handout, handout_of, write_export
-from autotune.trial.lengths import step_lengths
+from autotune.space.workload import SCRIPT_FILES
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 from tests.namespaces import FIRST_ADDRESS, ended, needs_namespaces, two_nodes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+SCRIPTS = REPOSITORY / "autotune" / "trial" / "scripts"
 GOLDEN = REPOSITORY / "tests" / "golden" / "render"
 FIGURES = MeasuredFigures(
     trial=7,
@@ -174,22 +173,15 @@ def test_adapters_and_lengths_are_handed_out(tmp_path):
     assert "padded to its longest" in text
 
 
-def test_the_script_draws_the_lengths_that_the_trial_drew(tmp_path):
-    """Its own copy of the draw, since it imports nothing of ours."""
-    tree = ast.parse((REPOSITORY / "templates/launch/train.py.j2").read_text())
-    found = next(n for n in tree.body if getattr(n, "name", "") == "step_lengths")
-    script: dict[str, Any] = {"random": random, "Any": Any}
-    exec(compile(ast.Module([found], []), "train.py", "exec"), script)
-    lengths = tiny_job(tmp_path, **{**ADAPTED, "finetune": None}).lengths.as_spec()
-    for samples, step in ((1, 0), (8, 1), (30, 2)):
-        settings = {"lengths": lengths, "global_batch": samples, "seed": 7}
-        drawn = script["step_lengths"](settings, step)
-        assert drawn == step_lengths(lengths, samples, seed=7, step=step)
+def test_the_script_is_that_of_the_trials(tmp_path):
+    out = export(tmp_path, job=tiny_job(tmp_path, **ADAPTED), zero__stage=3, micro_batch=2)
+    for name in ("train.py", "lengths.py"):
+        assert (out / name).read_text() == (SCRIPTS / name).read_text()
 
 
 def test_a_pipeline_is_handed_out_with_its_transformer(tmp_path):
     out = export(tmp_path, pp=2, zero__stage=1, micro_batch=2, recompute="every_2")
-    source = REPOSITORY / "autotune" / "trial" / "transformer.py"
+    source = SCRIPTS / "transformer.py"
     assert (out / "transformer.py").read_text() == source.read_text()
     imported = {
         (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
@@ -211,7 +203,8 @@ def test_the_readme_says_what_tensor_parallelism_changes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "script", ["benchmarks/plain_training.py", "templates/launch/train.py.j2"]
+    "script",
+    ["benchmarks/plain_training.py", *(f"autotune/trial/scripts/{n}" for n in SCRIPT_FILES)],
 )
 def test_plain_training_imports_nothing_of_ours(script):
     tree = ast.parse((REPOSITORY / script).read_text())

@@ -12,7 +12,7 @@ from autotune.base.errors import JobError
 from autotune.job.adapters import with_rank
 from autotune.job.job import Job, make_job
 from autotune.job.model import load_model, train_flops_per_token
-from autotune.trial.adapters import add_adapters
+from autotune.trial.scripts.train import add_adapters
 
 SOUND: dict[str, Any] = {"model": "tiny-llama", "seq_len": 64, "global_batch": 8, "world": 2}
 LORA = {"method": "lora", "rank": 4, "target_modules": ["v_proj", "q_proj"]}

@@ -7,7 +7,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from autotune.tracing.moments import Kind, Part, StepPhase
 from autotune.tracing.step import trace_step
 from autotune.tracing.tracker import Tracker
-from autotune.trial.models import from_config
+from autotune.trial.scripts.train import from_config
 from tests.tracing.requests import REPEATED
 
 FIRST = Part(phase=StepPhase.FORWARD, place="layers")

@@ -15,9 +15,9 @@ import torch
 from deepspeed.utils import logger
 
 from autotune.contract import TrialSpec
-from autotune.trial.adapters import add_adapters
 from autotune.trial.readback import differences, read_back
-from autotune.trial.workload import batches, build_model
+from autotune.trial.scripts.train import add_adapters, batches, make_model
+from tests.trials import settings
 
 STEPS = 3
 
@@ -34,16 +34,16 @@ def values_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def run(case: dict[str, Any]) -> dict[str, Any]:
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
     torch.manual_seed(spec.workload.seed)
-    model = build_model(spec, ds_config)
+    told = settings(spec, ds_config)
+    model = make_model(told, ds_config)
     add_adapters(model, spec.workload.model["lora"])
     trainable = [p for p in model.parameters() if p.requires_grad]
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=ds_config)
     try:
         before = values_of(engine.module)
-        tokens = batches(spec)
-        batch, losses = next(tokens), []
+        batch, losses = next(batches(told, engine)), []
         for _ in range(STEPS):
-            loss = engine(input_ids=batch, labels=batch).loss
+            loss = engine(**batch).loss
             engine.backward(loss)
             engine.step()
             losses.append(loss.item())

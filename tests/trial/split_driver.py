@@ -20,23 +20,28 @@ from deepspeed.utils import logger, safe_get_full_grad
 from autotune.contract import TrialSpec
 from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import differences, read_back
-from autotune.trial.samples import Inputs
-from autotune.trial.sequence import gradient_scale
-from autotune.trial.workload import batches, inputs, make_engine, micro_step
+from autotune.trial.scripts.train import (
+    Inputs,
+    Settings,
+    batches,
+    device_of_rank,
+    full,
+    gradient_scale,
+    make_engine,
+    micro_step,
+)
 from tests.deepspeed_state import clean_globals
+from tests.trials import settings
 
 STEPS = 3
 
 
-def rows(spec: TrialSpec) -> Iterator[Inputs]:
+def rows(told: Settings) -> Iterator[Inputs]:
     """The samples of a case whose ranks share them, each rank another part of the rows."""
-    layout = dataclasses.replace(
-        spec.layout, micro_batch=spec.layout.micro_batch * spec.layout.dp, sp=spec.layout.world
-    )
-    whole = dataclasses.replace(spec, layout=layout)
-    rank, size = torch.distributed.get_rank(), spec.layout.micro_batch
-    for tokens in batches(whole):
-        own = tokens[rank * size : (rank + 1) * size]
+    whole = dataclasses.replace(told, micro_batch=told.micro_batch * told.dp, sp=told.world)
+    rank, size = torch.distributed.get_rank(), told.micro_batch
+    for batch in full(whole, 0):
+        own = batch["input_ids"][rank * size : (rank + 1) * size].to(device_of_rank())
         yield {"input_ids": own, "labels": own}
 
 
@@ -55,7 +60,8 @@ def norm_of_gradient(module: torch.nn.Module) -> float:
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
-    engine = make_engine(spec, ds_config)
+    told = settings(spec, ds_config)
+    engine = make_engine(told, ds_config)
     scale = case.get("scale") or gradient_scale(ds_config, spec.layout.sp)
     norms: list[float] = []
     step = engine.step
@@ -67,7 +73,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
     engine.step = seen_step
     try:
-        stream = inputs(spec, engine) if spec.layout.sp > 1 else rows(spec)
+        stream = batches(told, engine) if told.sp > 1 else rows(told)
         losses = []
         for _ in range(STEPS):
             of_step = [

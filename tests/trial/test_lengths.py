@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.trial.lengths import batch_lengths, first_sample, rounded_up, step_lengths
+from autotune.trial.scripts.lengths import batch_lengths, first_sample, rounded_up, step_lengths
 
 HISTOGRAM = {"kind": "histogram", "histogram": [[128, 0.5], [512, 0.3], [2048, 0.2]]}
 

@@ -18,7 +18,7 @@ from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.search.trial_spec import Role, Run, make_spec
-from autotune.trial.lengths import batch_lengths
+from autotune.trial.scripts.lengths import batch_lengths
 from tests.jobs import CPU, canonical_candidate, tiny_job
 from tests.trials import QUICK, changed, files
 

@@ -5,8 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from autotune.job.model_families import _PLAIN_LOSS, has_plain_loss
-from autotune.trial.loss import chunk_loss
-from autotune.trial.samples import IGNORED
+from autotune.trial.scripts.train import IGNORED, chunk_loss
 
 SIZES = {
     "hidden_size": 32,

@@ -4,9 +4,10 @@ import itertools
 
 import torch
 
-from autotune.trial.lengths import step_lengths
-from autotune.trial.samples import collate, drawn
-from tests.trials import spec
+from autotune.trial.scripts import train
+from autotune.trial.scripts.lengths import step_lengths
+from autotune.trial.scripts.train import collate, drawn
+from tests.trials import settings, spec
 
 LENGTHS = {"kind": "histogram", "histogram": [[3, 0.5], [7, 0.25], [12, 0.25]]}
 
@@ -15,22 +16,20 @@ def trial(micro_batch, dp, **changes):
     lengths = {**LENGTHS, "pad_to_multiple": changes.pop("pad_to_multiple", 1)}
     accum = 8 // (micro_batch * dp)
     fields = {"micro_batch": micro_batch, "dp": dp, "grad_accum": accum, "global_batch": 8}
-    return spec(**fields, seq_len=16, lengths=lengths, seed=5, **changes)
+    trial_spec = spec(**fields, seq_len=16, lengths=lengths, seed=5, **changes)
+    config = {"train_micro_batch_size_per_gpu": micro_batch, "gradient_accumulation_steps": accum}
+    return settings(trial_spec, config)
 
 
-def step_of(trial_spec, *, step=0, warming=False):
+def step_of(told, *, step=0, warming=False):
     """The samples of one optimizer step by their number, with their micro-batch's width."""
     found = {}
-    for rank in range(trial_spec.layout.dp):
-        batches = drawn(trial_spec, rank=rank, is_warming_up=lambda: warming, takes_mask=True)
-        skipped = itertools.islice(batches, step * trial_spec.layout.grad_accum, None)
-        for micro_step, batch in enumerate(
-            itertools.islice(skipped, trial_spec.layout.grad_accum)
-        ):
-            for slot in range(trial_spec.layout.micro_batch):
-                number = (
-                    micro_step * trial_spec.layout.dp + rank
-                ) * trial_spec.layout.micro_batch + slot
+    for rank in range(told.dp):
+        batches = drawn(told, rank=rank, is_warming_up=lambda: warming)
+        skipped = itertools.islice(batches, step * told.grad_accum, None)
+        for micro_step, batch in enumerate(itertools.islice(skipped, told.grad_accum)):
+            for slot in range(told.micro_batch):
+                number = (micro_step * told.dp + rank) * told.micro_batch + slot
                 mask = batch["attention_mask"][slot].bool()
                 found[number] = (batch["input_ids"][slot][mask].tolist(), len(mask))
     return found
@@ -62,6 +61,13 @@ def test_padding_has_no_label_and_no_attention():
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
 
 
-def test_a_model_without_a_mask_gets_none():
-    batches = drawn(trial(2, 2), rank=0, is_warming_up=lambda: False, takes_mask=False)
-    assert set(next(batches)) == {"input_ids", "labels"}
+def test_a_model_without_a_mask_gets_none(monkeypatch):
+    class Bare(torch.nn.Module):
+        def forward(self, input_ids, labels):
+            return None
+
+    class Engine:
+        module, global_steps, skipped_steps = Bare(), 0, 0
+
+    monkeypatch.setattr(train, "device_of_rank", lambda: "cpu")
+    assert set(next(train.batches(trial(2, 2), Engine()))) == {"input_ids", "labels"}

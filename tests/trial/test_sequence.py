@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from autotune.trial.samples import IGNORED, collate
-from autotune.trial.sequence import gradient_scale, own_piece
+from autotune.trial.scripts.train import IGNORED, collate, gradient_scale, own_piece
 
 
 def padded():

@@ -8,7 +8,7 @@ import torch
 
 from autotune.contract import Measure
 from autotune.trial.reporter import Reporter
-from autotune.trial.samples import IGNORED
+from autotune.trial.scripts.train import IGNORED
 from autotune.trial.stopwatch import Stopwatch, TrialDone
 from autotune.trial.tokens import TokenCounter
 

@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 from deepspeed.pipe import PipelineModule  # noqa: E402  they need torch
 from deepspeed.runtime.utils import partition_balanced  # noqa: E402
 
-from autotune.trial.transformer import (  # noqa: E402
+from autotune.trial.scripts.transformer import (  # noqa: E402
     Build,
     Pipeline,
     Shape,

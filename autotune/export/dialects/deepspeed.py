@@ -11,13 +11,11 @@ from autotune.contract import DS_CONFIG_FILE
 from autotune.export.base import Dialect, Handout, Launch, MeasuredFigures
 from autotune.record.soak import describe_soak
 from autotune.space.candidate import format_value
-from autotune.trial.lengths import is_drawn
+from autotune.trial.scripts.lengths import is_drawn
 from autotune.trial.transformer_shape import shape_of
 
 FIGURES_FILE = "figures.json"
 SETTINGS_FILE = "settings.json"
-TRANSFORMER_FILE = "transformer.py"
-"""In an export of a pipeline; the trials' own, which imports nothing of ours."""
 
 
 class DeepSpeedFiles(Dialect):
@@ -42,12 +40,13 @@ class DeepSpeedFiles(Dialect):
         files = {
             **handout.files,
             SETTINGS_FILE: canonical_json(settings),
-            self.script: templates.text("launch/train.py.j2", values),
+            self.script: _script(self.script),
             "README.md": templates.text("launch/README.md.j2", values),
         }
         if handout.candidate.pp > 1:
-            source = resources.files("autotune.trial") / TRANSFORMER_FILE
-            files[TRANSFORMER_FILE] = source.read_text(encoding="utf-8")
+            files["transformer.py"] = _script("transformer.py")
+        if is_drawn(handout.settings["lengths"]):
+            files["lengths.py"] = _script("lengths.py")
         if "config" in handout.job.model.source:
             files["model/config.json"] = canonical_json(handout.job.model.source["config"])
         if handout.figures is not None:
@@ -59,6 +58,11 @@ class DeepSpeedFiles(Dialect):
                 }
             )
         return files
+
+
+def _script(name: str) -> str:
+    """The trials' own script, as it is: nothing in it imports the rest of ours."""
+    return (resources.files("autotune.trial.scripts") / name).read_text(encoding="utf-8")
 
 
 def _values(handout: Handout, launch: Launch) -> dict[str, Any]:

@@ -49,7 +49,7 @@ ENTRIES = (
         fold=_fold_chunk,
         help="compute logits and cross entropy over so many tokens at a time and again in "
         "backward, so that the logits of all tokens never exist at once; 0: all at once",
-        source="autotune/trial/loss.py",
+        source="autotune/trial/scripts/train.py",
     ),
     Knob(
         name="compile",

@@ -22,7 +22,7 @@ def stages(model: ModelShape, pp: int) -> tuple[tuple[int, int], ...]:
 
 
 def _layer_sizes(model: ModelShape) -> list[int]:
-    """Parameters of each layer, as autotune/trial/transformer.py lists them."""
+    """Parameters of each layer, as autotune/trial/scripts/transformer.py lists them."""
     table, has_positions = model.vocab * model.hidden, model.max_seq_len is not None
     positions = (model.max_seq_len or 0) * model.hidden
     norm = model.hidden * (2 if has_positions else 1)

@@ -20,7 +20,7 @@ RULES = (
     Rule(
         name="loss.chunks_of_another_loss",
         check=_unknown,
-        source="autotune/trial/loss.py: it takes the model's body and head apart",
+        source="autotune/trial/scripts/train.py: it takes the model's body and head apart",
         witnesses=(
             Witness(
                 broken=Case(model=_PLAIN, loss_chunk_tokens=4),

@@ -88,7 +88,7 @@ RULES = (
     Rule(
         name="model.recompute_every",
         check=_every,
-        source="autotune/trial/models.py: layers 0, K, 2K, ...",
+        source="autotune/trial/scripts/train.py: layers 0, K, 2K, ...",
         witnesses=(
             Witness(
                 broken=Case(recompute="every_5"),

@@ -28,7 +28,7 @@ def _model(setup: Setup) -> Finding | None:
 
 
 def n_layers(model: ModelShape) -> int:
-    """Layers that the stages are made of (autotune/trial/transformer.py: layer_specs).
+    """Layers that the stages are made of (autotune/trial/scripts/transformer.py: layer_specs).
 
     The blocks, the embeddings and the output head; learned positions, and the last norm where the
     head is the embeddings' weight, are layers of their own.
@@ -140,8 +140,8 @@ RULES = (
     Rule(
         name="pipeline.layers",
         check=_layers,
-        source="runtime/utils.py: partition_uniform; autotune/trial/transformer.py asks before, "
-        "since ranks without a layer fail alone and leave the others waiting",
+        source="runtime/utils.py: partition_uniform; autotune/trial/scripts/transformer.py asks "
+        "before, since ranks without a layer fail alone and leave the others waiting",
         witnesses=(
             Witness(
                 broken=Case(
@@ -164,7 +164,7 @@ RULES = (
     Rule(
         name="pipeline.heads",
         check=_heads,
-        source="autotune/trial/transformer.py: make_pipeline",
+        source="autotune/trial/scripts/transformer.py: make_pipeline",
         witnesses=(
             Witness(
                 broken=Case(

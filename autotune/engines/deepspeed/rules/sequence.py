@@ -228,7 +228,7 @@ RULES = (
     Rule(
         name="sequence.length",
         check=_length,
-        source="ulysses_sp.py: UlyssesSPDataLoaderAdapter.refill; autotune/trial/sequence.py",
+        source="ulysses_sp.py: UlyssesSPDataLoaderAdapter.refill; autotune/trial/scripts/train.py",
         witnesses=(
             Witness(
                 broken=_split(seq_len=15),

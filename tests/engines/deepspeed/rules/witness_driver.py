@@ -41,15 +41,20 @@ from transformers import (
 )
 
 from autotune.fleet.node.shared_memory import remove_segments
-from autotune.trial.adapters import add_adapters
 from autotune.trial.build_extension import without_debug_information
-from autotune.trial.experts import prepare_autoep
-from autotune.trial.loss import chunk_loss
-from autotune.trial.models import DTYPES, apply_recompute
 from autotune.trial.prebuilt import load_as_built
 from autotune.trial.readback import recomputed_layers
-from autotune.trial.sequence import gradient_scale, own_piece, split_attention
-from autotune.trial.transformer import Shape, make_pipeline
+from autotune.trial.scripts.train import (
+    DTYPES,
+    add_adapters,
+    apply_recompute,
+    chunk_loss,
+    gradient_scale,
+    own_piece,
+    prepare_autoep,
+    split_attention,
+)
+from autotune.trial.scripts.transformer import Shape, make_pipeline
 from autotune.trial.transformer_shape import shape_of
 from tests.deepspeed_state import clean_globals
 

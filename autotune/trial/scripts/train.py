@@ -1,0 +1,713 @@
+"""Train a model with random weights on random tokens under DeepSpeed; torchrun starts the ranks.
+
+`ds_config.json` is what DeepSpeed reads. `settings.json` is what it has no key for: the model,
+its adapters, the lengths of the samples, recomputation, the layout of the ranks, the seed.
+Replace `batches` to train on your own data. The script needs torch, deepspeed and transformers,
+`lengths.py` beside it, and `transformer.py` for a pipeline.
+"""
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+HERE = Path(__file__).resolve().parent
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""Precision of a run -> type of its weights."""
+IGNORED = -100
+"""Label of a token that the loss does not count (transformers' own)."""
+
+Inputs = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is trained, and how the ranks share it."""
+
+    source: Mapping[str, Any]
+    """`config` (Hugging Face's) or `factory` and `path`; `vocab`; `lora` for adapters."""
+    seq_len: int
+    """Tokens per sample."""
+    precision: str
+    lengths: Mapping[str, Any]
+    """Empty: every sample has `seq_len` tokens; else see `lengths.py`."""
+    seed: int
+    world: int
+    tp: int
+    pp: int
+    dp: int
+    sp: int
+    micro_batch: int
+    grad_accum: int
+    global_batch: int
+    accelerator: str
+    """`cpu` or `cuda`."""
+    recompute: str
+    """`none`, `full`, or `every_K`: recompute every K-th layer."""
+    attention: str
+    """Attention implementation of a Hugging Face model; `default`: transformers' own choice."""
+    loss_chunk_tokens: int
+    """Compute logits and loss over so many tokens at a time; 0: over all at once."""
+    compile: str
+    transformer: Mapping[str, Any] = field(default_factory=dict)
+    """Sizes of the model where it is a pipeline; see `transformer.py`."""
+
+    @classmethod
+    def of(
+        cls, data: Mapping[str, Any], ds_config: Mapping[str, Any], config: Mapping[str, Any]
+    ) -> "Settings":
+        """Read what `settings.json` says.
+
+        Args:
+            data: What it holds; keys that the script does not use are left alone.
+            ds_config: DeepSpeed's configuration.
+            config: The Hugging Face config; empty for a factory's model.
+        """
+        own = {"source", "micro_batch", "grad_accum"}
+        named = {f.name: data[f.name] for f in fields(cls) if f.name in data.keys() - own}
+        source = {key: data[key] for key in ("factory", "path", "vocab", "lora") if key in data}
+        return cls(
+            **named,
+            source={**source, "config": config} if config else source,
+            micro_batch=ds_config["train_micro_batch_size_per_gpu"],
+            grad_accum=ds_config.get("gradient_accumulation_steps", 1),
+        )
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the samples differ in length."""
+        return self.lengths.get("kind") == "histogram"
+
+
+def make_engine(settings: Settings, ds_config: dict[str, Any]) -> Any:
+    """The model as the configuration wants it, under DeepSpeed."""
+    import deepspeed
+
+    torch.manual_seed(settings.seed)
+    if settings.pp > 1:
+        model, mpu = make_stage(settings), None
+    else:
+        model = make_model(settings, ds_config)
+        if "lora" in settings.source:
+            add_adapters(model, settings.source["lora"])
+        apply_recompute(model, settings.recompute)
+        chunk_loss(model, settings.loss_chunk_tokens)
+        prepare_autoep(model, ds_config)
+        mpu = split_attention(model, sp=settings.sp, micro_batch=settings.micro_batch)
+    model.train()
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=[p for p in model.parameters() if p.requires_grad],
+        config=ds_config,
+        mpu=mpu,
+    )
+    if settings.compile != "none":
+        engine.compile()
+    return engine
+
+
+# ---------------------------------------------------------------- the model
+
+
+def make_stage(settings: Settings) -> torch.nn.Module:
+    """This rank's stage of a pipeline: the model as `transformer.py` computes it."""
+    package = __package__ or ""
+    transformer = importlib.import_module(f"{package}.transformer" if package else "transformer")
+    stage: torch.nn.Module = transformer.make_pipeline(
+        transformer.Shape(**settings.transformer),
+        pp=settings.pp,
+        tp=settings.tp,
+        seed=settings.seed,
+        dtype=DTYPES[settings.precision],
+    )
+    return stage
+
+
+def make_model(settings: Settings, ds_config: Mapping[str, Any]) -> torch.nn.Module:
+    """Build the model with as few whole copies as the configuration allows.
+
+    Stage 3 shards every layer as it is made (`zero.Init`). Otherwise the model is made in the
+    training precision on the rank's own device, so that the host never holds a copy for a GPU.
+    AutoTP splits a whole model: there each rank makes one, on the host.
+    """
+    import deepspeed
+
+    dtype = DTYPES[settings.precision]
+    is_sharded = settings.tp == 1 and ds_config.get("zero_optimization", {}).get("stage") == 3
+    with contextlib.ExitStack() as stack:
+        if is_sharded:
+            # zero.Init replaces Tensor.__new__, over which torch._dynamo stumbles when a model
+            # brings it in only then.
+            importlib.import_module("torch._dynamo")
+            stack.enter_context(deepspeed.zero.Init(config_dict_or_path=ds_config))
+        elif settings.tp == 1:
+            stack.enter_context(torch.device(device_of_rank()))
+            stack.enter_context(default_dtype(dtype))
+        if "factory" in settings.source:
+            return from_factory(settings.source)
+        model = from_config(settings.source["config"], dtype, settings.attention)
+    if is_sharded:
+        initialize_experts(model)
+    return model
+
+
+def device_of_rank() -> str:
+    """Name of the rank's device, such as `cuda:0`."""
+    from deepspeed.accelerator import get_accelerator
+
+    name: str = get_accelerator().current_device_name()
+    return name
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Make weights in this precision meanwhile."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def from_factory(source: Mapping[str, Any]) -> torch.nn.Module:
+    """What the user's factory `package.module:name` returns."""
+    sys.path[:0] = [path for path in source.get("path", []) if path not in sys.path]
+    module_name, _, attribute = source["factory"].partition(":")
+    model: torch.nn.Module = getattr(importlib.import_module(module_name), attribute)()
+    return model
+
+
+def from_config(config: Mapping[str, Any], dtype: torch.dtype, attention: str) -> torch.nn.Module:
+    """A Hugging Face model with random weights and no caches.
+
+    Args:
+        config: As in a config.json.
+        dtype: Type of the weights.
+        attention: The implementation; `default`: transformers' own choice.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    hf_config = AutoConfig.for_model(**config)
+    hf_config.use_cache = False
+    chosen = {} if attention == "default" else {"attn_implementation": attention}
+    model: torch.nn.Module = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **chosen)
+    return model
+
+
+def initialize_experts(model: Any) -> None:
+    """Give a mixture of experts that was built under `zero.Init` its initial values.
+
+    transformers makes fused experts and routers empty and fills them once the model stands. By
+    then stage 3 has sharded whatever the memory held (not a number, as a rule). Weights that are
+    loaded from a checkpoint have no need of it.
+    """
+    import deepspeed
+
+    stacked = 3  # dimensions of a tensor that holds the weights of all experts of a layer
+    if not any(_dimensions(parameter) >= stacked for parameter in model.parameters()):
+        return
+    for module in model.modules():
+        own = list(module.parameters(recurse=False))
+        is_filled = hasattr(module, "reset_parameters")  # torch's own fill themselves
+        if is_filled or not any(_dimensions(parameter) > 1 for parameter in own):
+            continue
+        with deepspeed.zero.GatheredParameters(own, modifier_rank=0):
+            if torch.distributed.get_rank() == 0:
+                for parameter in own:
+                    parameter._is_hf_initialized = False
+                model._init_weights(module)
+
+
+def _dimensions(parameter: torch.nn.Parameter) -> int:
+    # At stage 3 the parameter itself is an empty placeholder.
+    return len(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def prepare_autoep(model: Any, ds_config: Mapping[str, Any]) -> None:
+    """Let DeepSpeed's AutoEP put its own layers in place of a mixture of experts.
+
+    It also moves the hooks by which transformers records what routers say, and fails over those
+    of a newer transformers (DeepSpeed 0.19.8, transformers 5.23: `_CanRecordRegistry.get`).
+    Training without a loss of the routers records nothing: the hooks are given up.
+    """
+    if not ds_config.get("expert_parallel", {}).get("enabled", False):
+        return
+    for module in model.modules():
+        if getattr(module, "_can_record_outputs", None):
+            module._can_record_outputs = {}
+
+
+def add_adapters(model: torch.nn.Module, lora: Mapping[str, Any]) -> None:
+    """Freeze a model and give its target modules low-rank adapters to train.
+
+    They are put into the model, which stays what it was to everybody else (AutoTP, recomputation,
+    a chunked loss), where peft's `get_peft_model` would wrap it; the arithmetic is the same. Each
+    takes the precision and the device of the weight beside it. Call it outside of `zero.Init`:
+    inside, peft would set the empty placeholders of sharded weights, so that B starts at random
+    instead of zero (seen with DeepSpeed 0.19.8: another first loss). `deepspeed.initialize` shards
+    them with the rest.
+
+    Args:
+        model: Changed in place.
+        lora: `rank`, `alpha`, `dropout` and `target_modules`.
+
+    Raises:
+        ImportError: peft is not installed.
+        ValueError: The model has none of the target modules, or cannot have adapters there.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(
+        r=lora["rank"],
+        lora_alpha=lora["alpha"],
+        lora_dropout=lora["dropout"],
+        target_modules=lora["target_modules"],
+    )
+    inject_adapter_in_model(config, model)
+
+
+def apply_recompute(model: torch.nn.Module, recompute: str) -> None:
+    """Recompute no layer, all layers, or every K-th, by Hugging Face's own switch.
+
+    Raises:
+        ValueError: The model has no such switch.
+    """
+    if recompute == "none":
+        return
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    if enable is None:
+        raise ValueError(f"recompute={recompute}: {type(model).__name__} cannot recompute")
+    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if recompute == "full":
+        return
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    every = int(recompute.removeprefix("every_"))
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    for index, layer in enumerate(layers):
+        layer.gradient_checkpointing = index % every == 0
+
+
+def chunk_loss(model: Any, chunk_tokens: int) -> None:
+    """Make a Hugging Face causal model compute its loss in chunks; 0 leaves it as it is.
+
+    The logits of all tokens never exist at once: each chunk's are made, used and dropped, and made
+    again in backward, at the price of a second product with the output head. The loss is the
+    model's own: the mean cross entropy of each token's successor, in fp32. That holds for models
+    whose logits are their output head's and nothing else.
+    """
+    if not chunk_tokens:
+        return
+    from transformers.modeling_outputs import CausalLMOutput
+
+    def forward(
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        shift_labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | None = None,
+        **rest: Any,
+    ) -> Any:
+        hidden = model.base_model(input_ids=input_ids, **rest).last_hidden_state
+        # Asked anew each time: AutoTP replaces the head after the model is built.
+        head = model.get_output_embeddings()
+        targets = shifted(labels) if shift_labels is None else shift_labels
+        loss = chunked_cross_entropy(head, hidden, targets, chunk_tokens, num_items_in_batch)
+        return CausalLMOutput(loss=loss)
+
+    forward.chunk_tokens = chunk_tokens  # type: ignore[attr-defined]  # says that it is in force
+    model.forward = forward
+
+
+def chunked_cross_entropy(
+    head: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    chunk_tokens: int,
+    n_counted: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Mean cross entropy of each token's successor.
+
+    Args:
+        head: From (tokens, hidden) to logits (tokens, vocabulary).
+        hidden: (batch, sequence, hidden).
+        targets: (batch, sequence): each token's successor; `IGNORED` does not count.
+        chunk_tokens: Tokens whose logits exist at the same time.
+        n_counted: Tokens that the sum is divided by; None: those that count here.
+    """
+    targets, states = targets.flatten(), hidden.flatten(0, 1)
+    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    for part, wanted in zip(states.split(chunk_tokens), targets.split(chunk_tokens), strict=True):
+        total = total + checkpoint(_summed, head, part, wanted, use_reentrant=False)
+    return total / ((targets != IGNORED).sum() if n_counted is None else n_counted)
+
+
+def _summed(
+    head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    logits = head(hidden).float()
+    return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+
+
+def shifted(labels: torch.Tensor) -> torch.Tensor:
+    """The label of each token's successor; the last token of a sample has none."""
+    return functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+
+
+# ------------------------------------------------- samples that ranks share (Ulysses)
+
+
+def split_attention(model: Any, *, sp: int, micro_batch: int) -> Any:
+    """Make a Hugging Face model's attention work on split sequences.
+
+    DeepSpeed's port (`UlyssesSPAttentionHF`) puts itself where the model calls its attention:
+    there the pieces of the sequence are exchanged for parts of the heads. What a rank is fed, and
+    the loss, are this script's (`own_piece`, `whole_loss`).
+
+    Args:
+        model: Built, with the attention implementation that it will train with.
+        sp: Ranks that share a sample; neighbours.
+        micro_batch: Samples per forward pass.
+
+    Returns:
+        The groups, for `deepspeed.initialize(mpu=...)`: without them gradients are reduced over
+        the data-parallel ranks alone. None where nothing is split.
+
+    Raises:
+        ValueError: The heads, or the attention implementation, cannot be split.
+    """
+    if sp == 1:
+        return None
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    config = model.config
+    if getattr(config, "head_dim", 0) is None:
+        # Ulysses takes an open one (Mixtral's) for a width; the model reads it no more.
+        config.head_dim = config.hidden_size // config.num_attention_heads
+    return UlyssesSPAttentionHF.register_with_transformers(
+        model_name_or_path=model,
+        core_attn_implementation=config._attn_implementation,
+        sequence_parallel_size=sp,
+        micro_batch_size=micro_batch,
+        seq_length_is_variable=True,
+    )
+
+
+def own_piece(inputs: Inputs, *, sp: int, rank: int) -> Inputs:
+    """A rank's piece of samples that all ranks of its group hold whole.
+
+    Labels are shifted before they are cut: the last token of a piece is followed by the first of
+    the next. A mask is left out: padding stands at the right, where nothing before it attends.
+
+    Args:
+        inputs: `input_ids` and `labels`, (samples, tokens).
+        sp: Ranks that share a sample.
+        rank: Position of this one in its group.
+
+    Returns:
+        What a Hugging Face model takes: the piece, the positions and successors of its tokens, and
+        how many of the whole sequence count, so that the losses of all pieces add up to the mean.
+
+    Raises:
+        ValueError: The tokens do not divide.
+    """
+    n_tokens = inputs["input_ids"].shape[1]
+    if n_tokens % sp:
+        raise ValueError(f"{n_tokens} tokens cannot be split over {sp} ranks")
+    targets = shifted(inputs["labels"])
+    whole = {
+        "input_ids": inputs["input_ids"],
+        "labels": inputs["labels"],
+        "shift_labels": targets,
+        "position_ids": torch.arange(n_tokens, device=targets.device).expand_as(targets),
+    }
+    size = n_tokens // sp
+    own = slice(rank * size, (rank + 1) * size)
+    pieces = {name: tensor[:, own].contiguous() for name, tensor in whole.items()}
+    return pieces | {"num_items_in_batch": (targets != IGNORED).sum()}
+
+
+def gradient_scale(ds_config: Mapping[str, Any], sp: int) -> int:
+    """By what each rank's share of the loss is multiplied before backward.
+
+    DeepSpeed divides the gradients, summed over all ranks, by the data-parallel ones alone, which
+    is right for shares that add up to the loss; but at stage 3 it scatters them and divides by all
+    ranks, which is right for shares that average to it (0.19.8, stage3.py: __avg_scatter_grads
+    against stage_1_and_2.py: average_tensor).
+
+    Raises:
+        ValueError: Stage 3 is not to scatter: then it divides the gradients of parameters that fit
+            into a bucket in one way, those of larger ones in the other.
+    """
+    zero = ds_config.get("zero_optimization", {})
+    if sp == 1 or zero.get("stage") != 3:
+        return 1
+    if not zero.get("reduce_scatter", True):
+        raise ValueError("reduce_scatter=false at stage 3: no scale is right for all gradients")
+    return sp
+
+
+def whole_loss(share: torch.Tensor, *, group: Any, scale: int) -> torch.Tensor:
+    """The loss of whole samples, of which each rank of a group has a share.
+
+    Args:
+        share: This rank's; all of them add up to the loss.
+        group: The ranks that share samples.
+        scale: See `gradient_scale`.
+
+    Returns:
+        The loss, the same on every rank; its gradient is that of `scale` times this rank's share.
+    """
+    total = share.detach().clone()
+    torch.distributed.all_reduce(total, group=group)
+    scaled = share * scale
+    return scaled + (total - scaled.detach())
+
+
+# ---------------------------------------------------------------- the data
+
+
+def batches(
+    settings: Settings, engine: Any, *, warm_up_steps: int = 0, steps_trained: int = 0
+) -> Iterator[Inputs]:
+    """Micro-batches of random tokens on the rank's device, for ever: this rank's pieces.
+
+    Ranks that share a model or a sample draw the same ones. In a pipeline the first stage takes
+    the tokens, and the last one the labels.
+
+    Args:
+        settings: What is trained.
+        engine: DeepSpeed's.
+        warm_up_steps: Until so many optimizer steps are applied, samples that differ in length
+            are all as long as the longest, so that the highest memory is seen first.
+        steps_trained: Optimizer steps whose data a resumed training has seen already.
+    """
+    sp = settings.sp
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    replica = rank // (settings.tp * sp) % settings.dp
+    if settings.is_drawn:
+
+        def is_warming_up() -> bool:
+            applied: int = engine.global_steps - engine.skipped_steps
+            return applied < warm_up_steps
+
+        samples = drawn(settings, rank=replica, is_warming_up=is_warming_up)
+    else:
+        # A packed row is full: documents follow one another, and every token attends to all
+        # before it, over their boundaries. Nothing but the meaning of the tokens differs.
+        samples = full(settings, replica, skipped=steps_trained * settings.grad_accum)
+    device, takes_mask = device_of_rank(), accepts_mask(engine.module)
+    for whole in samples:
+        own = whole if sp == 1 else own_piece(whole, sp=sp, rank=rank % sp)
+        if not takes_mask:
+            own.pop("attention_mask", None)
+        yield {name: tensor.to(device, non_blocking=True) for name, tensor in own.items()}
+
+
+def full(settings: Settings, replica: int, *, skipped: int = 0) -> Iterator[Inputs]:
+    """Micro-batches of samples that all have `seq_len` tokens, the first `skipped` left out."""
+    generator = torch.Generator().manual_seed(settings.seed * 100_003 + replica)
+    shape = (settings.micro_batch, settings.seq_len)
+    vocab = int(settings.source["vocab"])
+    for _ in range(skipped):
+        torch.randint(0, vocab, shape, generator=generator)
+    while True:
+        tokens = torch.randint(0, vocab, shape, generator=generator)
+        yield {"input_ids": tokens, "labels": tokens}
+
+
+def drawn(settings: Settings, *, rank: int, is_warming_up: Callable[[], bool]) -> Iterator[Inputs]:
+    """Micro-batches of samples whose lengths a histogram gives, padded to the longest.
+
+    Args:
+        settings: What is trained.
+        rank: Data-parallel rank.
+        is_warming_up: Asked before each optimizer step; while it holds, every sample is as long
+            as the longest one.
+    """
+    package = __package__ or ""
+    lengths = importlib.import_module(f"{package}.lengths" if package else "lengths")
+    histogram, step = settings.lengths, 0
+    multiple = math.lcm(int(histogram["pad_to_multiple"]), settings.sp)
+    while True:
+        found = lengths.step_lengths(
+            histogram, settings.global_batch, seed=settings.seed, step=step
+        )
+        if is_warming_up():
+            found = [lengths.longest(histogram)] * settings.global_batch
+        for micro_step in range(settings.grad_accum):
+            first = lengths.first_sample(
+                micro_step=micro_step, rank=rank, dp=settings.dp, micro_batch=settings.micro_batch
+            )
+            numbers = range(first, first + settings.micro_batch)
+            yield collate([_tokens(settings, step, n, found[n]) for n in numbers], multiple)
+        step += 1
+
+
+def collate(samples: Sequence[torch.Tensor], pad_to_multiple: int) -> Inputs:
+    """Pad on the right to the longest sample, rounded up; padding has no label and no attention.
+
+    Returns:
+        `input_ids`, `labels` and `attention_mask`, each (samples, padded length).
+    """
+    width = max(len(sample) for sample in samples)
+    shape = (len(samples), -(-width // pad_to_multiple) * pad_to_multiple)
+    tokens = torch.zeros(shape, dtype=torch.long)
+    labels = torch.full(shape, IGNORED, dtype=torch.long)
+    mask = torch.zeros(shape, dtype=torch.long)
+    for row, sample in enumerate(samples):
+        tokens[row, : len(sample)] = labels[row, : len(sample)] = sample
+        mask[row, : len(sample)] = 1
+    return {"input_ids": tokens, "labels": labels, "attention_mask": mask}
+
+
+def _tokens(settings: Settings, step: int, number: int, length: int) -> torch.Tensor:
+    """One sample; it depends on the job, the step and its number alone."""
+    seed = (settings.seed * 100_003 + step) * settings.global_batch + number
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    return torch.randint(0, int(settings.source["vocab"]), (length,), generator=generator)
+
+
+def accepts_mask(model: torch.nn.Module) -> bool:
+    """Whether the model's `forward` has an `attention_mask`; a factory's need not."""
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return takes_any or "attention_mask" in parameters
+
+
+# ---------------------------------------------------------------- the steps
+
+
+def train_step(engine: Any, fed: Iterator[Inputs], *, n_micro_batches: int, scale: int) -> Any:
+    """One optimizer step, with its gradient accumulation.
+
+    A pipeline takes its micro-batches in flight.
+
+    Args:
+        engine: DeepSpeed's.
+        fed: What this rank is fed.
+        n_micro_batches: Forward passes of the step.
+        scale: See `gradient_scale`.
+
+    Returns:
+        The loss of the last micro-batch, or a pipeline's mean over all.
+    """
+    if hasattr(engine, "train_batch"):
+        return engine.train_batch((batch["input_ids"], batch["labels"]) for batch in fed)
+    loss = None
+    for _ in range(n_micro_batches):
+        loss = micro_step(engine, next(fed), scale)
+    return loss
+
+
+def micro_step(engine: Any, batch: Inputs, scale: int) -> torch.Tensor:
+    """One forward and backward pass, and every so many the optimizer's step; returns the loss.
+
+    Args:
+        engine: DeepSpeed's.
+        batch: What this rank is fed.
+        scale: See `gradient_scale`.
+    """
+    output = engine(**batch)
+    loss: torch.Tensor = output if isinstance(output, torch.Tensor) else output.loss
+    if engine.sequence_parallel_size > 1:
+        loss = whole_loss(loss, group=engine.seq_parallel_group, scale=scale)
+    engine.backward(loss)
+    engine.step()
+    return loss
+
+
+def bind_to_cores(settings: Settings) -> None:
+    """Give every CPU rank a core of its own, a GPU rank its share of them."""
+    cores, rank = sorted(os.sched_getaffinity(0)), int(os.environ["LOCAL_RANK"])
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", settings.world))
+    size = 1 if settings.accelerator == "cpu" else max(1, len(cores) // ranks)
+    first = rank * size % len(cores)
+    os.sched_setaffinity(0, cores[first : first + size])
+    torch.set_num_threads(size)
+
+
+def leave() -> None:
+    """End this rank, without what would be left of it."""
+    where = f"{os.getuid()}_{os.environ['MASTER_ADDR']}_{os.environ['MASTER_PORT']}"
+    # A CPU rank's: memory that DeepSpeed never removes.
+    segment = Path(f"/dev/shm/deepspeed_allreduce_buffer_{where}_{os.environ['LOCAL_RANK']}")
+    with contextlib.suppress(OSError):
+        segment.unlink()
+    sys.stdout.flush()
+    # The interpreter's end would abort a rank now and then: gloo's threads outlive their group.
+    os._exit(0)
+
+
+def steps(
+    engine: Any,
+    settings: Settings,
+    ds_config: Mapping[str, Any],
+    *,
+    warm_up_steps: int = 0,
+    steps_trained: int = 0,
+) -> Iterator[Any]:
+    """Train for ever; yields the loss of each optimizer step. Arguments as of `batches`."""
+    fed = batches(settings, engine, warm_up_steps=warm_up_steps, steps_trained=steps_trained)
+    scale = gradient_scale(ds_config, settings.sp)
+    while True:
+        yield train_step(engine, fed, n_micro_batches=settings.grad_accum, scale=scale)
+
+
+def start() -> tuple[Any, Settings, dict[str, Any]]:
+    """The engine of what the files of this folder describe, with what they say."""
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    data, ds_config = read("settings.json"), read("ds_config.json")
+    config = {} if "factory" in data else read("model/config.json")
+    settings = Settings.of(data, ds_config, config)
+    if data["binds_cores"]:
+        bind_to_cores(settings)
+    # Before anything is made on a device: until then every rank's current one is the first.
+    get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
+    deepspeed.init_distributed()
+    return make_engine(settings, ds_config), settings, ds_config
+
+
+def read(name: str) -> dict[str, Any]:
+    """A JSON file of this folder."""
+    data: dict[str, Any] = json.loads((HERE / name).read_text(encoding="utf-8"))
+    return data
+
+
+def main() -> None:
+    """Train, and print what each step took."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps")
+    n_steps = parser.parse_args().steps
+    engine, settings, ds_config = start()
+    began_s = time.perf_counter()
+    for step, loss in enumerate(steps(engine, settings, ds_config)):
+        loss_value = loss.item()  # waits for the device
+        step_time_s = time.perf_counter() - began_s
+        if engine.global_rank == 0:
+            print(f"step {step}  loss {loss_value:.4f}  {step_time_s:.4f} s", flush=True)
+        if step + 1 >= n_steps:
+            break
+        began_s = time.perf_counter()
+    engine.destroy()
+    torch.distributed.destroy_process_group()
+    leave()
+
+
+if __name__ == "__main__":
+    main()
