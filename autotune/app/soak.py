@@ -39,6 +39,7 @@ from autotune.search.soak import (
     soak_trials,
 )
 from autotune.search.trial_spec import MEASURE, Run, make_spec
+from autotune.space.workload import built_in_digest
 
 Note = Callable[[str], None]
 
@@ -274,7 +275,9 @@ def _spec_of_export(
             precision=str(settings["precision"]),
             lengths=dict(settings["lengths"]),
             seed=_whole(settings, "seed", least=0),
+            digest=built_in_digest(),
             settings={
+                **{name: settings[name] for name in ("transformer",) if name in settings},
                 "recompute": setup.recompute,
                 "attention": setup.attention,
                 "loss_chunk_tokens": setup.loss_chunk_tokens,
