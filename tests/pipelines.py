@@ -154,7 +154,8 @@ def run(folder: Path, world: int, cases: list[dict[str, Any]]) -> list[list[dict
 
 def unsplit(case: dict[str, Any]) -> dict[str, list[float]]:
     """The same training with all layers in this process and plain SGD."""
-    spec, config = case["spec"], case["ds_config"]
+    spec = {**case["spec"]["workload"], **case["spec"]["layout"]}
+    config = case["ds_config"]
     model = Whole(Shape(**shape_of(spec["model"], spec["seq_len"])), spec["seed"])
     rate = config["optimizer"]["params"]["lr"]
     clipping = config.get("gradient_clipping", 0.0)

@@ -255,9 +255,9 @@ def wrong_cases(tmp_path: Path) -> list[dict[str, Any]]:
         "stage3.max_live_parameters": 1000,
     }
     wrong, ignored = make_case(tmp_path, 0, everything), make_case(tmp_path, 0, plain)
-    wrong["spec"]["expected"] |= ASKED_INSTEAD
+    wrong["spec"]["engine"]["expected"] |= ASKED_INSTEAD
     ignored["ds_config"]["zero_optimization"]["offload_param"] = {"device": "cpu"}
-    ignored["spec"]["expected"]["offload_param"] = "cpu"
+    ignored["spec"]["engine"]["expected"]["offload_param"] = "cpu"
     return [wrong, ignored]
 
 
@@ -311,7 +311,7 @@ def compiled_cases(folder: Path) -> list[dict[str, Any]]:
 
 def acting(case: dict[str, Any]) -> dict[str, Any]:
     """The knobs of a case that did something on these ranks: what its run is evidence of."""
-    knobs, precision = case["spec"]["knobs"], case["spec"]["precision"]
+    knobs, precision = case["spec"]["identity"]["knobs"], case["spec"]["workload"]["precision"]
     here = dataclasses.replace(big_context(), accelerator="cpu", precision=precision)
     settled = canonical(knobs, here)
     return {name: value for name, value in knobs.items() if settled.get(name) == value}
@@ -333,7 +333,7 @@ def trained(results: tuple[list, list]) -> list[tuple[dict, dict]]:
 
 
 def test_every_listed_value_was_tried(trained, record_property):
-    tried = {pair for case, _ in trained for pair in case["spec"]["knobs"].items()}
+    tried = {pair for case, _ in trained for pair in case["spec"]["identity"]["knobs"].items()}
     lacking = set().union(*(listed(load_space(name, KNOBS)) for name in shipped_spaces())) - tried
     assert not lacking or not is_at_least(INSTALLED, NEWEST)
     assert len(trained) >= AT_LEAST
@@ -343,7 +343,7 @@ def test_every_listed_value_was_tried(trained, record_property):
 
 def test_the_engine_runs_what_was_asked(trained):
     wrong = [
-        (case["spec"]["knobs"], result.get("error") or result["differences"])
+        (case["spec"]["identity"]["knobs"], result.get("error") or result["differences"])
         for case, result in trained
         if result.get("error") or result["differences"]
     ]
@@ -352,8 +352,8 @@ def test_the_engine_runs_what_was_asked(trained):
 
 def test_it_trains(trained):
     for case, result in trained:
-        assert result["steps"] == 2, case["spec"]["knobs"]
-        assert len(result["losses"]) == 2 * case["spec"]["grad_accum"]
+        assert result["steps"] == 2, case["spec"]["identity"]["knobs"]
+        assert len(result["losses"]) == 2 * case["spec"]["layout"]["grad_accum"]
         assert all(4 < loss < 8 for loss in result["losses"])  # ln 256 = 5.5, untrained
 
 
@@ -364,9 +364,16 @@ def test_candidates_that_differ_in_speed_alone_train_the_same(trained):
         spec = case["spec"]
         # zero.Init draws the weights in another order, and bf16 rounds by the order of sums.
         # ZenFlow starts from other weights, and so does the pipeline's transformer.
-        alike = spec["knobs"].get("zenflow", "none") == "none" and spec["pp"] == 1
-        if spec["precision"] == "fp32" and spec["knobs"]["zero.stage"] < 3 and alike:
-            key = (spec["tp"], spec["micro_batch"])
+        alike = (
+            spec["identity"]["knobs"].get("zenflow", "none") == "none"
+            and spec["layout"]["pp"] == 1
+        )
+        if (
+            spec["workload"]["precision"] == "fp32"
+            and spec["identity"]["knobs"]["zero.stage"] < 3
+            and alike
+        ):
+            key = (spec["layout"]["tp"], spec["layout"]["micro_batch"])
             first_losses[key].add(round(result["losses"][0], 4))
     assert first_losses
     assert all(len(losses) == 1 for losses in first_losses.values()), first_losses

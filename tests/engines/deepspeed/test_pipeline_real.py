@@ -120,7 +120,7 @@ def test_a_layout_trains_what_the_unsplit_model_trains(world, name, trained):
     alone = unsplit(case)
     for rank in ranks:
         assert "error" not in rank, rank["error"]
-        assert case["spec"]["pp"] == 1 or not rank["differences"]
+        assert case["spec"]["layout"]["pp"] == 1 or not rank["differences"]
         assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-5)
         assert rank["norms"] == pytest.approx(alone["norms"], rel=2e-5)
     assert alone["losses"][0] != pytest.approx(alone["losses"][STEPS - 1], rel=1e-4)
@@ -138,7 +138,7 @@ def test_a_pipeline_is_read_back_whole(trained):
     assert all(one == found[0] for one in found)
     expected = {"pp": 2, "tp": 2, "dp": 2, "stage": 1, "micro_batch": 2, "grad_accum": 2}
     assert {name: found[0][name] for name in expected} == expected
-    assert found[0]["n_params"] == case["spec"]["expected"]["n_params"]
+    assert found[0]["n_params"] == case["spec"]["engine"]["expected"]["n_params"]
 
 
 def test_legal_layouts_of_eight_ranks_train(trained, chosen):
