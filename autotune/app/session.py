@@ -11,7 +11,7 @@ from autotune.base.plugins import load_plugin
 from autotune.contract import Origin
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
-from autotune.engines.base import Engine, bind_engine, find_engine
+from autotune.engines.base import Engine, bind_engine, check_installed, find_engine
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.base import Fleet
 from autotune.job.adapters import with_rank
@@ -86,9 +86,10 @@ def open_session(
         JobError: The job, the space or a file that it names is not valid.
         RenderError: A template or the base configuration does not render.
         StudyError: The results cannot be written there.
-        FleetError: torch or DeepSpeed is missing.
+        FleetError: torch is missing, or a package that the engine needs.
         NothingFeasibleError: The rules refuse every candidate.
     """
+    runs_here = environment is None
     environment = environment or detect_environment()
     job, data = read_job(job_file, flags, environment)
     load_plugin("sampler", job.sampler).check_installed()
@@ -101,6 +102,8 @@ def open_session(
             f"engine {job.engine}: trials of it cannot be run here yet",
             f"rank its candidates without any: plan --engine {job.engine}",
         )
+    if runs_here:
+        check_installed(plugin)
     engine = plugin.bind(job, environment)
     if job.baseline is not None:
         # Read once before anything runs: a file that cannot be used is a matter of the command.

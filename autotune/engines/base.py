@@ -13,7 +13,7 @@ from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
-from autotune.devices.hardware import Environment
+from autotune.devices.hardware import Environment, not_installed, version_of
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context
@@ -164,6 +164,17 @@ def find_engine(name: str, *, where: str = "") -> EnginePlugin:
     """
     found: EnginePlugin = load_plugin("engine", name, where=where)
     return found
+
+
+def check_installed(plugin: EnginePlugin) -> None:
+    """See that trials of an engine can start on this machine.
+
+    Raises:
+        FleetError: A package that they need is missing.
+    """
+    for package in plugin.packages:
+        if version_of(package) is None:
+            raise not_installed(package)
 
 
 def bind_engine(job: Job, environment: Environment) -> Engine:

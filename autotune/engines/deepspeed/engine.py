@@ -40,6 +40,7 @@ from autotune.engines.deepspeed.ladder import ladder
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.job.job import DEFAULT_OPTIMIZER, Job
 from autotune.space.candidate import Candidate
@@ -94,7 +95,8 @@ class DeepSpeedEngine:
             RenderError: A template or the base configuration cannot be used.
         """
         self._job = job
-        self._environment = environment
+        known = environment.deepspeed_version or NEWEST_READ  # where it is not installed
+        self._environment = replace(environment, deepspeed_version=known)
         self._templates = Templates(job.templates)
         self._pipeline_refusal = refusal(
             job.model.source, seq_len=job.seq_len, lengths=job.lengths.as_spec()
