@@ -50,7 +50,7 @@ def print_report(console: Console, report: StudyReport, *, details: bool = False
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
     """Print where a trial's time went, what bounds it and what addresses that."""
-    knobs = " ".join(f"{k}={format_value(v)}" for k, v in explanation.spec.knobs.items())
+    knobs = " ".join(f"{k}={format_value(v)}" for k, v in explanation.spec.identity.knobs.items())
     console.print(Text(f"trial {explanation.trial}: {knobs}", style="bold"), soft_wrap=False)
     for name, text in describe(explanation):
         console.print(_fact(name, text))
