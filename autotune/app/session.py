@@ -97,7 +97,7 @@ def open_session(
     study = Study(results, job.study)
     _check_writable(study.folder)
     plugin = find_engine(job.engine)
-    if plugin.driver is None:
+    if not plugin.is_driven:
         raise JobError(
             f"engine {job.engine}: trials of it cannot be run here yet",
             f"rank its candidates without any: plan --engine {job.engine}",

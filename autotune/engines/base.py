@@ -139,9 +139,25 @@ class EnginePlugin(Protocol):
     """What has to be installed where a trial is started; planning does without."""
     no_trace: str
     """Why the memory of its ranks cannot be traced; empty: it can."""
-    driver: str | None
-    """Module that trains in the ranks of its trials; None: its candidates are planned, not tried.
-    """
+    is_driven: bool
+    """Whether its trials can be run: a package offers its driver inside the ranks (entry points of
+    the group `autotune.drivers`); else its candidates are planned, not tried."""
+    config_file: str
+    """Name of the file that holds a candidate, below a trial's `CONFIG_DIR`."""
+
+    def knob_of(self, key: str) -> str:
+        """The knob that governs a dotted key of the configuration file; empty: none does."""
+
+    def rank_variables(self, accelerator: str, given: Mapping[str, str]) -> dict[str, str]:
+        """Variables with which ranks on this node find what was built for them.
+
+        Args:
+            accelerator: `cpu` or `cuda`.
+            given: The environment that they are added to.
+        """
+
+    def build(self, accelerator: str, note: Callable[[str], None]) -> None:
+        """Build once what every trial loads; as `Engine.prepare`."""
 
     def bind(self, job: Job, environment: Environment) -> Engine:
         """The engine of a job.

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from autotune.app.check import check_file
-from autotune.app.soak import _of_export
+from autotune.export.exported import read_export
 from autotune.app.studies import state_of
 from autotune.base import template_bounds as bounds
 from autotune.base.errors import JobError
@@ -312,7 +312,7 @@ def _export(folder: Path, job: Job, name: str) -> Reader:
         name=f"export {name}",
         path=out / name,
         seed=seed,
-        read=lambda _: _of_export(out, CPU),
+        read=lambda _: read_export(out, CPU, measure=MEASURE),
         mutate=lambda draw: mutate(seed, draw, dump_json),
     )
 
