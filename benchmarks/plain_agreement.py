@@ -160,15 +160,10 @@ def trial_samples_per_s(
     return samples_per_s
 
 
-<<<<<<< HEAD
 def run_trial(
-    session: Session, fleet: LocalFleet, run: Run, start: Start | None = None
+    session: Session, fleet: GangFleet, run: Run, start: Start | None = None
 ) -> TrialResult:
     """A measured trial, started another way where one is named."""
-=======
-def run_trial(session: Session, fleet: GangFleet, run: Run, **changes: Any) -> TrialResult:
-    """A measured trial, with changes to its spec."""
->>>>>>> main
     spec = make_spec(
         run,
         study=session.study.name,

@@ -155,7 +155,7 @@ class NodeReport:
             ContractError: A field is missing, unknown or of another type, or the schema is
                 another.
         """
-        report = cls(**checked_fields(cls, data))
+        report = cls(**checked_fields(cls, data, version=SCHEMA_VERSION))
         if not all(rank.isdecimal() and len(rank) < 9 for rank in report.exit_codes):
             raise ContractError(f"NodeReport: exit_codes: no ranks: {sorted(report.exit_codes)}")
         check_not_negative("NodeReport: undrained_bytes", [report.undrained_bytes])

@@ -11,11 +11,7 @@ from autotune.fleet.transports.local import local_fleet
 from autotune.record.study import Study
 from tests.chaos.faults import HANGING, must
 from tests.chaos.invariants import Digests, check_nothing_is_left, check_record
-<<<<<<< HEAD
-from tests.trials import CPU, TESTS, changed, ds_config, files, spec
-=======
-from tests.trials import CPU, TESTS, ds_config, files, spec, wait_until
->>>>>>> main
+from tests.trials import CPU, TESTS, changed, ds_config, files, spec, wait_until
 
 _PATH = [str(TESTS.parent)]
 _BLOCKED_S = 1.0

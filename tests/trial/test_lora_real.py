@@ -106,13 +106,8 @@ def test_a_trial_of_both_counts_its_tokens(tmp_path: Path) -> None:
     study.trials_folder.mkdir(parents=True)
     run = Run(candidate=candidate, role=Role.SEARCH)
     spec = make_spec(run, study="lengths", number=0, job=job, engine=engine, environment=CPU)
-<<<<<<< HEAD
     spec = changed(spec, measure=QUICK)
-    fleet = LocalFleet(CPU, world=2)
-=======
-    spec = dataclasses.replace(spec, measure=QUICK)
     fleet = local_fleet(CPU, world=2)
->>>>>>> main
     try:
         folder = study.write_spec(spec, files(dict(engine.setup(candidate).ds_config)))
         result = fleet.submit(spec, folder).wait()
