@@ -1,7 +1,7 @@
 """A warm template: a process that has imported what trials import, and forks their ranks.
 
 `python -m autotune.trial.warm CHANNEL ENGINE ACCELERATOR MODEL`, started by its node. What it
-costs to start a trial is nearly all imports. Here they are paid once. Each trial is still processes
+costs to start a trial is nearly all imports. Here they are paid once. Each trial is processes
 of its own, forked from this one, which runs a single thread and never computes or trains: no
 trial's state reaches the next. What is read when a process starts or imports (its environment) is
 the template's, so the node keeps one template per environment.
