@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.app.outlook import FleetWishes, Outlook, described
-from autotune.app.session import read_accelerators_of, read_job
+from autotune.app.outlook import FleetWishes, Outlook
+from autotune.app.session import read_job
 from autotune.base.errors import JobError
 from autotune.base.units import parse_bytes, parse_rate
 from autotune.cost import Prediction
 from autotune.cost.candidates import constants_of
+from autotune.devices.described import described
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.door import export_handout, handout_of
-from autotune.job.job import DEFAULT_ENGINE
+from autotune.job.job import DEFAULT_ENGINE, read_accelerators_of
 from autotune.planning.lattice import lattice_of
 from autotune.report.explain.ranking import Ranking, Variant, ranking_as_dict
 
@@ -50,7 +51,9 @@ def open_outlook(
     wishes.links()  # a wrong rate is said before anything is computed
     table = read_accelerators_of(job_file, wishes.accelerators or flags.get("accelerators"))
     here = detect_environment()
-    environment = here if wishes.gpu is None else described(wishes, here, table)
+    environment = (
+        here if wishes.gpu is None else described(wishes.gpu, wishes.per_node, here, table)
+    )
     job, keys = read_job(job_file, {**flags, "engine": engine}, environment)
     if wishes.accelerators is not None:
         job = dataclasses.replace(job, accelerators=wishes.accelerators)
@@ -196,7 +199,7 @@ def _with_link(name: str) -> Callable[[Outlook, str, str], Outlook]:
 
 def _with_gpu(outlook: Outlook, value: str, _: str) -> Outlook:
     wishes = dataclasses.replace(outlook.wishes, gpu=value)
-    environment = described(wishes, outlook.environment, outlook.table)
+    environment = described(value, wishes.per_node, outlook.environment, outlook.table)
     return dataclasses.replace(outlook, wishes=wishes, environment=environment)
 
 

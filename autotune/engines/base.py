@@ -4,7 +4,7 @@ An `EnginePlugin` is registered by name (entry points of the group `autotune.eng
 a job and an environment; what it gives then is the `Engine` of that job.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,15 +77,13 @@ class Engine(Protocol):
     def files(self, candidate: Candidate) -> dict[str, str]:
         """Configuration files of the candidate: path below `config/` -> text."""
 
-    def prepare(self, candidates: Sequence[Candidate], note: Callable[[str], None]) -> None:
-        """Build once what the trials of some candidates load; returns at once if all is built.
+    def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+        """What builds, on a node, what the trials of some candidates load there.
 
-        Args:
-            candidates: What will be tried.
-            note: Is told what is built, a line at a time.
-
-        Raises:
-            FleetError: A build failed; the message names its log.
+        Returns:
+            A module and its arguments, as `python -m` takes them; empty: there is nothing to
+            build. It tells what it does on its output, a line at a time; the last line of one
+            that fails says why, and how to mend it.
         """
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:

@@ -1,7 +1,7 @@
 """The engine of a replay: a configuration is what its table says, and nothing is rendered."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,9 @@ class ReplayedEngine:
         rows = [] if found is None else [dict(row.cells) for row in found.rows]
         return {"rows.json": json.dumps(rows, indent=2, sort_keys=True) + "\n"}
 
-    def prepare(self, candidates: Sequence[Candidate], note: Callable[[str], None]) -> None:
+    def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         """Nothing is built."""
+        return ()
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Nothing."""
