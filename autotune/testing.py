@@ -23,7 +23,7 @@ from autotune.base.errors import AutotuneError, RenderError, StudyError
 from autotune.base.plugins import Kind, load_plugin, plugin_names
 from autotune.base.templates import Templates
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
-from autotune.cost.candidates import constants_of
+from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.accelerators import shipped_accelerators
 from autotune.devices.hardware import Environment

@@ -24,11 +24,11 @@ from wall_clock_searches import Table
 
 from autotune.app.session import open_session
 from autotune.cost.calibrate import TIME_PRIORS, calibrate_time
-from autotune.cost.candidates import constants_of, plans_of
-from autotune.cost.constants import SHIPPED_CPU, Constants, load_constants
+from autotune.cost.constants import SHIPPED_CPU, Constants, constants_of, load_constants
 from autotune.cost.plans import Plans
 from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.plans import plans_of
 
 START = dataclasses.replace(
     load_constants(),

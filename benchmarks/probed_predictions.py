@@ -27,9 +27,10 @@ from wall_clock_searches import Table
 from autotune.app.probe import probe_machine, write_probe
 from autotune.app.run import search
 from autotune.app.session import open_session
-from autotune.cost.candidates import constants_of, plans_of
+from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
+from autotune.engines.deepspeed.plans import plans_of
 from autotune.probe.run import Probe
 
 FAMILIES: dict[str, dict[str, dict[str, Any]]] = {

@@ -39,8 +39,9 @@ from autotune.app.run import search
 from autotune.app.session import Session, open_session
 from autotune.base.errors import AutotuneError
 from autotune.base.plugins import load_plugin, plugin_names
-from autotune.cost.candidates import constants_of, plans_of
+from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
+from autotune.engines.deepspeed.plans import plans_of
 from autotune.export.door import export_handout, handout_of
 from autotune.search.base import Snapshot
 from autotune.search.history import candidate_of as candidate_of_spec

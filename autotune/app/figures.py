@@ -72,7 +72,7 @@ def _is_shipped(found: Accelerator) -> bool:
 
 
 def _digest(found: Accelerator) -> str:
-    """Of the figures alone: who calls the devices what changes nothing."""
+    """Identity of the figures alone: who calls the devices what changes nothing."""
     figures = {
         field.name: getattr(found, field.name)
         for field in dataclasses.fields(found)

@@ -19,7 +19,7 @@ _PERIOD_S = 5.0
 """Between two writings while nothing changes: scrapes are rarer, and a write to the disk is not
 free to the ranks beside it."""
 _SHARE_OF_TIME = 0.05
-"""Of a search, at most, for reading its record again."""
+"""Share of a search's time that reading its record again may take."""
 
 
 class MetricsWriter(Observer):

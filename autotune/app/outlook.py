@@ -10,7 +10,7 @@ from autotune.base.errors import JobError
 from autotune.base.units import parse_rate
 from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction, predict
-from autotune.cost.candidates import constants_of
+from autotune.cost.constants import constants_of
 from autotune.cost.device import LinkName, link_columns
 from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.devices.hardware import Environment

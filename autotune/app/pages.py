@@ -19,7 +19,7 @@ from autotune.report.results.study import StudyReport
 from autotune.search.base import Observer, Snapshot, Stage
 
 _SHARE_OF_TIME = 0.05
-"""Of a search, at most, for drawing its page."""
+"""Share of a search's time that drawing its page may take."""
 _MARK = "<!-- a page of autotune -->"
 """Begins every page, whatever the templates make of it."""
 

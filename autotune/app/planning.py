@@ -13,7 +13,7 @@ from autotune.app.session import read_job
 from autotune.base.errors import JobError
 from autotune.base.units import parse_bytes, parse_rate
 from autotune.cost import Prediction
-from autotune.cost.candidates import constants_of
+from autotune.cost.constants import constants_of
 from autotune.devices.described import described
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import bind_engine, find_engine

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from autotune.app.explain import judged
 from autotune.app.outlook import Outlook
 from autotune.base.errors import JobError
-from autotune.cost.candidates import constants_of
+from autotune.cost.constants import constants_of
 from autotune.cost.memory import Held, fit_probability, memory_of_traced
 from autotune.cost.problem import has_shape
 from autotune.engines.base import find_engine

@@ -5,7 +5,7 @@ and for CPU ranks in `constants_cpu.yaml`, which `benchmarks/fit_cpu_constants.p
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from autotune.base.errors import JobError
 from autotune.base.yaml_file import read_yaml
+from autotune.devices.hardware import Environment
 
 SHIPPED = Path(__file__).resolve().parent / "constants.yaml"
 SHIPPED_CPU = SHIPPED.with_name("constants_cpu.yaml")
@@ -123,6 +124,22 @@ def load_constants(path: Path = SHIPPED) -> Constants:
                 f"a number above 0 ({_LEAST:g} at least) and at most {most:g}",
             )
     return constants
+
+
+def constants_of(environment: Environment) -> Constants:
+    """The shipped constants of the environment's accelerators.
+
+    Memory of CPU ranks is what they hold above what their imports took: no
+    communicators of NCCL's, no workspace, no allocator of torch's.
+    """
+    if environment.accelerator != "cpu":
+        return load_constants(SHIPPED)
+    return replace(
+        load_constants(SHIPPED_CPU),
+        communicator_bytes=0.0,
+        workspace_bytes=0.0,
+        fragmentation=0.0,
+    )
 
 
 def _most_of(name: str) -> float:

@@ -77,6 +77,12 @@ class Engine(Protocol):
     def files(self, candidate: Candidate) -> dict[str, str]:
         """Configuration files of the candidate: path below `config/` -> text."""
 
+    def ladder(self) -> Iterable[Sequence[Candidate]]:
+        """What a careful user would start from: rungs, the first choice first.
+
+        The candidates of a rung need more memory one after the other, and are faster.
+        """
+
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         """What builds, on a node, what the trials of some candidates load there.
 
@@ -123,6 +129,8 @@ class EnginePlugin(Protocol):
     name: str
     knobs: Catalogue
     """The closed list of its knobs, in an order in which a knob comes after those it looks at."""
+    predicted: tuple[str, ...]
+    """Knobs whose values the cost model tells apart by more than its error."""
     dialect: str
     """Name of the dialect that hands its configurations out where nobody names one."""
     packages: tuple[str, ...]

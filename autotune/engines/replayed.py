@@ -1,22 +1,20 @@
 """The engine of a replay: a configuration is what its table says, and nothing is rendered."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
-from autotune.cost.candidates import plans_of
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine, RankSettings
+from autotune.engines.base import Engine, RankSettings, bind_engine
 from autotune.job.job import Job
 from autotune.replay.problem import ReplayProblem
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
-from autotune.space.knobs import describe_candidate
 from autotune.space.rule import Violation
 
 
@@ -29,6 +27,7 @@ class ReplayedEngine:
         self._job = job
         self._environment = environment
         self._problem = problem
+        self._engine = bind_engine(job, environment)
 
     @property
     def context(self) -> Context:
@@ -59,7 +58,8 @@ class ReplayedEngine:
         Raises:
             FleetError: The accelerator is in no table.
         """
-        return plans_of(candidates, self._job, self._environment, accelerators=accelerators)
+        plans = self._engine.plans
+        return plans(candidates, accelerators, needs_shape=needs_shape)
 
     def layouts(self) -> tuple[Candidate, ...]:
         """The table's configurations, in its order."""
@@ -67,7 +67,7 @@ class ReplayedEngine:
 
     def describe(self, candidate: Candidate) -> str:
         """What a user has to set, in words."""
-        return describe_candidate(candidate, self.context)
+        return self._engine.describe(candidate)
 
     def steps(self, candidate: Candidate) -> list[tuple[str, KnobValue]]:
         """None: a table has no neighbours but its rows."""
@@ -86,6 +86,10 @@ class ReplayedEngine:
         found = self._problem.configurations.get(candidate)
         rows = [] if found is None else [dict(row.cells) for row in found.rows]
         return {"rows.json": json.dumps(rows, indent=2, sort_keys=True) + "\n"}
+
+    def ladder(self) -> Iterable[Sequence[Candidate]]:
+        """That of the engine whose knobs the table is read in."""
+        return self._engine.ladder()
 
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         """Nothing is built."""

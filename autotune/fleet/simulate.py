@@ -18,7 +18,7 @@ import numpy as np
 
 from autotune.base.errors import JobError
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
-from autotune.cost.candidates import constants_of
+from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.accelerators import accelerators_with
 from autotune.devices.described import described

@@ -96,7 +96,7 @@ class Job:
     trial_timeout_s: float
     seed: int
     baseline: Path | None
-    """A ds_config.json of the user's that is the baseline; None: the one of `search.baseline`."""
+    """A ds_config.json of the user's that is the baseline; None: one on the engine's ladder."""
     base_config: Path | None
     """A ds_config.json that is merged under the tuned knobs."""
     templates: Path | None

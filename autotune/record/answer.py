@@ -9,7 +9,6 @@ from autotune.contract import DS_CONFIG_FILE, KnobValue, Origin, Outcome
 from autotune.record.facts import context_of, read_fact
 from autotune.record.study import Study
 from autotune.space.candidate import Candidate
-from autotune.space.knob import Context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +32,10 @@ class Standing:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
+        figures = {name: value for name, value in vars(self).items() if name != "config"}
         return {
-            "trial": self.trial,
+            **figures,
             "candidate": dict(self.candidate.values),
-            "samples_per_s": self.samples_per_s,
-            "samples_per_s_low": self.samples_per_s_low,
-            "samples_per_s_high": self.samples_per_s_high,
-            "n_runs": self.n_runs,
-            "n_disturbed": self.n_disturbed,
-            "peak_memory_bytes": self.peak_memory_bytes,
             "ds_config": str(self.config),
         }
 
@@ -175,20 +169,20 @@ def answer_of(facts: Mapping[str, Any], study: Study) -> SearchAnswer | None:
     if ratios != (None, None, None) and not (speedup and kept.best and kept.baseline):
         return None
 
-    def standing(its: _KeptStanding | None) -> Standing | None:
-        return None if its is None else its.standing(study, context)
-
-    def standings(several: list[_KeptStanding]) -> tuple[Standing, ...]:
-        return tuple(its.standing(study, context) for its in several)
+    def standing(its: _KeptStanding) -> Standing:
+        figures = {name: value for name, value in vars(its).items() if name != "ds_config"}
+        values = figures.pop("candidate")
+        candidate = Candidate.of(values, world=context.world, global_batch=context.global_batch)
+        return Standing(candidate=candidate, config=config_of(study, its.trial), **figures)
 
     return SearchAnswer.of(
         study,
         counts=kept.counts,
-        baseline=standing(kept.baseline),
-        best=standing(kept.best),
-        ties=standings(kept.ties),
+        baseline=None if kept.baseline is None else standing(kept.baseline),
+        best=None if kept.best is None else standing(kept.best),
+        ties=tuple(map(standing, kept.ties)),
         speedup=speedup,
-        front=standings(kept.front) if kept.front else None,
+        front=tuple(map(standing, kept.front)) or None,
         rule=kept.rule,
         stop_reason=kept.stop_reason,
         interrupted=kept.interrupted,
@@ -208,21 +202,6 @@ class _KeptStanding:
     n_disturbed: int = 0
     peak_memory_bytes: int | None
     ds_config: str
-
-    def standing(self, study: Study, context: Context) -> Standing:
-        return Standing(
-            trial=self.trial,
-            candidate=Candidate.of(
-                self.candidate, world=context.world, global_batch=context.global_batch
-            ),
-            samples_per_s=self.samples_per_s,
-            samples_per_s_low=self.samples_per_s_low,
-            samples_per_s_high=self.samples_per_s_high,
-            peak_memory_bytes=self.peak_memory_bytes,
-            config=config_of(study, self.trial),
-            n_runs=self.n_runs,
-            n_disturbed=self.n_disturbed,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

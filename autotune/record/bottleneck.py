@@ -34,7 +34,7 @@ class Bottleneck:
     """What a step is made of, by what it waits for."""
 
     shares: dict[Bound, float]
-    """Of the step, the largest first; they add up to 1."""
+    """Shares of the step, the largest first; they add up to 1."""
 
     @property
     def bound(self) -> Bound:

@@ -75,7 +75,7 @@ class Spread:
         )
 
     def variance_of_mean(self, runs: Sequence[TrialResult]) -> float:
-        """Of the mean log samples/s of some runs of one configuration; at least one run."""
+        """Variance of the mean log samples/s of one configuration's runs; at least one run."""
         return (self.variance + statistics.fmean(map(variance_of_steps, runs))) / len(runs)
 
     def half_width(self, own_variance: float = 0.0, *, n_runs: int = 1) -> float:
@@ -158,7 +158,7 @@ def mean_log_rate(runs: Sequence[TrialResult]) -> float:
 
 
 def variance_of_steps(result: TrialResult) -> float:
-    """Of log samples/s, as the interval of the run's own steps says; 0 where it has none."""
+    """Variance of log samples/s by the interval of the run's own steps; 0 where it has none."""
     low, high = result.samples_per_s_low, result.samples_per_s_high
     if low is None or high is None or not (_is_rate(low) and _is_rate(high)):
         return 0.0

@@ -34,7 +34,7 @@ class RecordedRun:
     """Real training on one kind of hardware."""
 
     date: str
-    """Of its first trial, as `2026-11-21`."""
+    """Day of its first trial, as `2026-11-21`."""
     accelerator: str
     """`cpu` or `cuda`."""
     device_name: str

@@ -63,7 +63,7 @@ class Plan:
     search_trials: int
     """At most."""
     reduced_trials: int
-    """Of those, that come first on fewer layers or accelerators, at most."""
+    """Trials among these that come first on fewer layers or accelerators, at most."""
     fidelity: str
     """What they run; empty where there are none."""
     no_reduced: str
@@ -80,7 +80,7 @@ class Plan:
     """Whether `trial_s` is the median of trials in the record; else it is assumed."""
     budget_s: float | None
     price_per_hour: float | None
-    """Of one accelerator, in whatever currency; None: nobody said."""
+    """Price of one accelerator, in whatever currency; None: nobody said."""
 
     @property
     def trials(self) -> int:
@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def price(self) -> float | None:
-        """Of those hours; None where nobody said what one costs."""
+        """Price of those hours; None where nobody said what one costs."""
         return (
             None if self.price_per_hour is None else self.accelerator_hours * self.price_per_hour
         )

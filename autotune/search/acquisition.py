@@ -97,7 +97,10 @@ class Chooser:
 
     @cached_property
     def time(self) -> Calibration:
-        """Of the seconds' error. Trials in flight count as if they measured what is expected."""
+        """What is believed of the seconds' error.
+
+        Trials in flight count as if they measured what is expected.
+        """
         features = self.forecast.features
         seen = self._seen_times
         believed = calibrate(features, seen, TIME_PRIOR)
@@ -110,7 +113,7 @@ class Chooser:
 
     @cached_property
     def memory(self) -> Calibration:
-        """Of the peak's error."""
+        """What is believed of the peak's error."""
         return calibrate(
             _memory_features(self.forecast),
             _with(seen_peaks(self.forecast, self.shots), self.known_peaks),

@@ -38,7 +38,7 @@ class Running:
     role: Role
     candidate: Candidate
     fidelity: Fidelity | None = None
-    """Of a reduced trial."""
+    """How a reduced trial is reduced; None: it is none."""
     phase: Phase
     elapsed_s: float
 
@@ -51,7 +51,7 @@ class Snapshot:
     counts: Mapping[Outcome, int]
     """Trials of the record by outcome."""
     ended: tuple[TrialResult, ...]
-    """Of the trials of the record, by number."""
+    """Results of the record's trials, by number."""
     n_done: int
     """Trials of the search proper that have ended, resumed ones included."""
     n_budget: int

@@ -28,7 +28,7 @@ class Figure:
     peak_memory_bytes: int | None
     """None where the device's meter said nothing; such a candidate is taken to fit."""
     n_disturbed: int = 0
-    """Of the runs behind it, those that something else on the machine disturbed."""
+    """Runs behind it that something else on the machine disturbed."""
 
     def overlaps(self, other: "Figure") -> bool:
         """Whether the intervals have a rate in common: then nobody knows which is faster."""

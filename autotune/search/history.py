@@ -212,7 +212,7 @@ def results(trials: Iterable[Trial]) -> list[TrialResult]:
 
 
 def counting(trials: Sequence[Trial]) -> TrialResult | None:
-    """Of trials of one candidate the measured result that counts; None: none is measured.
+    """The measured result that counts of one candidate's trials; None: none is measured.
 
     The repeat of a disturbed trial takes its place, disturbed or not: the first one is known to be
     off.

@@ -16,7 +16,7 @@ METER_SLACK = 0.02
 """A trial is held to the limit while it runs; a GPU's context and communicators may still grow a
 little after the allocator was capped, and a CPU rank's limit is counted in whole mappings."""
 LOSING_SHARE = 0.6
-"""Of the best samples/s so far: what cannot reach it is not worth measuring any longer."""
+"""Share of the best samples/s so far: what cannot reach it is not worth measuring any longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Objective:
 
     @property
     def directions(self) -> tuple[Literal["maximize", "minimize"], ...]:
-        """Of `values`, in Optuna's words."""
+        """Directions of `values`, in Optuna's words."""
         if self.wish.name == "pareto":
             return ("maximize", "minimize")
         return ("maximize",) if self.wish.name == "samples_per_s" else ("minimize",)

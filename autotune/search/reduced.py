@@ -19,8 +19,8 @@ from autotune.space.candidate import Candidate
 from autotune.space.rule import Violation
 
 SHARE = 0.5
-"""Of a search's trials, and of its time where that is limited, that reduced trials may take at
-most. What is not full is not compared, so the other half stays for what is."""
+"""Share of a search's trials, and of its time where that is limited, that reduced trials may
+take. What is not full is not compared, so the other half stays for what is."""
 
 
 @dataclass(frozen=True, kw_only=True)

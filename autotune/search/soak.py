@@ -34,11 +34,11 @@ from autotune.trial.statistics import MIN_SAMPLES
 
 STEPS_COMPARED = 4
 LOSS_TOLERANCE = 5e-4
-"""Of a loss. Two CPU ranks agreed to 6e-6 at worst (bf16, 49 steps); a GPU adds up in another
+"""Share of a loss. CPU ranks agreed to 6e-6 at worst (bf16, 49 steps); a GPU adds up in another
 order each time, so there is room for more."""
 
 WARM_UP_SHARE = 0.2
-"""Of each half: allocators and caches still grow there."""
+"""Share of each half: allocators and caches still grow there."""
 GROWTH_SHARE = 0.02
 GROWTH_BYTES = 16 * 2**20
 """What a meter may gain while it is watched, whichever is more: heaps that fragment gain about

@@ -59,7 +59,7 @@ class BaselineStage:
         context, theirs = self._context, self.users
         try:
             if theirs is None:
-                self.candidate = find_baseline(context.job, context.lattice.context, self._runs)
+                self.candidate = find_baseline(context.engine.ladder(), self._runs)
             else:
                 self.candidate = theirs if self._runs(theirs) else None
         except _UntriedError as untried:

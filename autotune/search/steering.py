@@ -14,7 +14,7 @@ import numpy as np
 import optuna
 
 from autotune.contract import KnobValue, Predicted
-from autotune.cost.candidates import constants_of, plans_of
+from autotune.cost.constants import constants_of
 from autotune.cost.forecast import Forecast, forecast
 from autotune.cost.knowledge import (
     STUDY_KINSHIP,
@@ -25,8 +25,9 @@ from autotune.cost.knowledge import (
     recall_lessons,
 )
 from autotune.cost.residual import Seen
-from autotune.devices.accelerators import Accelerator
+from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
+from autotune.engines.base import bind_engine, find_engine
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
 from autotune.search.acquisition import Chooser, Shot, seen_peaks, seen_times
@@ -35,15 +36,6 @@ from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
 from autotune.search.optuna_study import make_axes, sampler_seed, told_trials, tpe_sampler
 from autotune.space.candidate import Candidate
-
-FORECAST_KNOBS = (
-    *("zero.stage", "tp", "pp", "sp", "ep", "micro_batch", "recompute"),
-    *("offload.optimizer", "offload.param", "attention", "compile", "loss_chunk_tokens"),
-    "host_allocator",
-    *("zeropp.quantized_weights", "zeropp.hpz_partition_size", "overlap_comm"),
-    *("grad_accum_dtype", "communication_dtype", "master_dtype", "optimizer_states_dtype"),
-)
-"""Knobs whose values the analytic model tells apart by more than its error; see `plans_of`."""
 
 _NORMAL = 1.96
 """The normal distribution's quantile of a 95% interval."""
@@ -74,7 +66,8 @@ class Steering:
     @property
     def knobs(self) -> tuple[str, ...]:
         """Those that vary over the lattice and that the model tells apart."""
-        return tuple(name for name in FORECAST_KNOBS if name in self.lattice.values)
+        known = find_engine(self.lattice.context.engine).predicted
+        return tuple(name for name in known if name in self.lattice.values)
 
     def propose(
         self,
@@ -128,7 +121,7 @@ class Steering:
         values = {name: axis.decode(trial.params[name]) for name, axis in axes.items()}
         chosen = rows.keys[sampler.chosen_row(trial.number)]
         others = {c.hash for c in self.lattice.candidates if self._key(c) != chosen}
-        # Of these, the one whose reduced trial is why they were chosen.
+        # The one of these whose reduced trial is why they were chosen.
         ran = {t.trials[0].spec.reduced_of for t in history.reduced.tried if t.measured}
         for candidate in self.lattice.candidates:
             if candidate.hash in ran - closed - others:
@@ -293,7 +286,7 @@ def _kind(candidate: Candidate) -> _Kind:
 class _Rows:
     keys: tuple[_Key, ...]
     forecast: Forecast
-    """Of each, that of its candidate with the lowest one."""
+    """For each, what is said of its candidate with the lowest time."""
     closed: tuple[int, ...]
 
     @property
@@ -339,10 +332,11 @@ def steering_of(
         JobError: The model's sizes cannot be seen.
     """
     constants = constants_of(environment)
+    table = accelerators or shipped_accelerators()
+    engine = bind_engine(job, environment)
 
     def analytic(candidates: Sequence[Candidate]) -> Forecast:
-        plans = plans_of(candidates, job, environment, accelerators=accelerators)
-        return forecast(plans, constants)
+        return forecast(engine.plans(candidates, table), constants)
 
     forecaster = forecaster or analytic
     forecaster(lattice.candidates[:1])  # what cannot be predicted is said before anything runs
@@ -360,7 +354,7 @@ def situation_of(job: Job, environment: Environment) -> Situation:
     config: Mapping[str, object] = job.model.source.get("config", {})
     return Situation(
         device=environment.device_name,
-        engine=f"deepspeed {environment.deepspeed_version}",
+        engine=f"{job.engine} {environment.deepspeed_version}",
         torch=environment.torch_version,
         family=str(config.get("model_type", job.model.name)),
     )
@@ -393,7 +387,7 @@ def lessons_of(
     if not told:
         return []
     ran = [t.candidate for t in told]
-    plans = plans_of(ran, job, environment, accelerators=accelerators)
+    plans = bind_engine(job, environment).plans(ran, accelerators or shipped_accelerators())
     situation = situation_of(job, environment)
     return [
         Lesson(

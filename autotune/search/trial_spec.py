@@ -17,12 +17,12 @@ MEASURE = Measure(
     target_half_width=0.03,
     budget_s=8.0,
 )
-"""Of a cold start. Two steps cover the allocator's growth and lazy kernels; `MIN_SAMPLES` are the
+"""A cold start. Two steps cover the allocator's growth and lazy kernels; `MIN_SAMPLES` are the
 fewest from which the median's interval means anything; candidates closer than 3% are the final
 comparison's to tell apart."""
 
 WARM_MEASURE = dataclasses.replace(MEASURE, budget_s=3.0)
-"""Of a warm start, which costs a tenth of a cold one. With a start that costs c and steps of s
+"""A warm start, which costs a tenth of a cold one. With a start that costs c and steps of s
 seconds each, whose noise is w and that of whole runs b, most is learned per second with
 sqrt(c / s) w / b steps in a run (Cochran, Sampling Techniques, 3rd edition, 10.6), so the time to
 measure for goes with the root of what a start costs: from 8 s where that is 7.30 s to

@@ -9,15 +9,15 @@ import pytest
 from autotune.app.outlook import FleetWishes
 from autotune.app.planning import open_outlook
 from autotune.cost import predict
-from autotune.cost.candidates import constants_of, plans_of
 from autotune.cost.collectives import all_reduce_s, exchange_s, gather_s, group, send_s
 from autotune.cost.compute import layer_times, logits_s
-from autotune.cost.constants import load_constants
+from autotune.cost.constants import constants_of, load_constants
 from autotune.cost.device import STREAM_SHARE, device_columns
 from autotune.cost.plans import Plans
 from autotune.cost.sizes import sizes_of
 from autotune.devices.accelerators import Accelerator, accelerators_with, find_accelerator
 from autotune.devices.probed import AttentionRates, MeasuredLink, MeasuredRates
+from autotune.engines.deepspeed.plans import plans_of
 from tests.cost.plans import plans
 from tests.jobs import CPU, canonical_candidate, tiny_job
 from tests.probe.made_up import (
@@ -241,7 +241,7 @@ def test_a_described_link_is_not_the_measured_one(tmp_path: Path) -> None:
         open_outlook(None, flags, FleetWishes(gpu="A100-80GB", nvlink=nvlink, accelerators=path))
         for nvlink in (None, "450GB/s")
     ]
-    measured, wished = (o.predict(o.choices).plans for o in outlooks)
+    measured, wished = (o.predict(o.lattice.candidates).plans for o in outlooks)
     assert measured.nvlink_measured == 1.0
     assert measured.nvlink_bytes_per_s == pytest.approx(RATES["all_gather"])
     assert wished.nvlink_measured == 0.0
@@ -260,7 +260,7 @@ def test_a_described_network_is_not_the_measured_one(tmp_path: Path) -> None:
         )
         for network in (None, "100Gbps")
     ]
-    measured, wished = (o.predict(o.choices).plans for o in outlooks)
+    measured, wished = (o.predict(o.lattice.candidates).plans for o in outlooks)
     assert measured.network_measured == 1.0
     assert measured.network_bytes_per_s == pytest.approx(NETWORK_SHARE * RATES["all_gather"])
     assert wished.network_measured == 0.0
@@ -286,6 +286,6 @@ def test_the_table_of_a_job_predicts_it(tmp_path: Path) -> None:
     flags = {"model": "tiny-llama", "seq_len": 32, "global_batch": 4, "world": 2}
     flags |= {"precision": "bf16"}
     with_file = open_outlook(None, {**flags, "accelerators": path}, FleetWishes(gpu="CPU"))
-    assert with_file.predict(with_file.choices).plans.layer_host_s == 5e-3
+    assert with_file.predict(with_file.lattice.candidates).plans.layer_host_s == 5e-3
     without = open_outlook(None, flags, FleetWishes(gpu="CPU"))
-    assert without.predict(without.choices).plans.layer_host_s == 0.0
+    assert without.predict(without.lattice.candidates).plans.layer_host_s == 0.0

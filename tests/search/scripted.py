@@ -1,18 +1,19 @@
 """A fleet that answers from a formula, and a job, an engine and a lattice to go with it."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import FleetError
 from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult, TrialSpec
-from autotune.cost.candidates import plans_of
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankSettings
+from autotune.engines.deepspeed.ladder import ladder
+from autotune.engines.deepspeed.plans import plans_of
 from autotune.fleet.base import Handle, Progress
 from autotune.job.job import Budget, Job, make_job
 from autotune.planning.lattice import Lattice
@@ -262,6 +263,9 @@ class ScriptedEngine:
 
     def files(self, candidate: Candidate) -> dict[str, str]:
         return {"ds_config.json": f'{{"tag": "{self._tag}"}}'}
+
+    def ladder(self) -> Iterable[Sequence[Candidate]]:
+        return ladder(self._job, self.context)
 
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         return ()

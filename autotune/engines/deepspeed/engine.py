@@ -14,7 +14,6 @@ from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import clashes, look_up, merge, without
 from autotune.base.templates import Templates, canonical_json
 from autotune.contract import DS_CONFIG_FILE, KnobValue
-from autotune.cost.candidates import plans_of
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
@@ -37,6 +36,8 @@ from autotune.engines.deepspeed.keys import PATHS, SECTIONS, governed_keys
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.engines.deepspeed.knobs.situation import ADAM, optimizer_implementation
+from autotune.engines.deepspeed.ladder import ladder
+from autotune.engines.deepspeed.plans import plans_of
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.zero import inert_keys
@@ -190,6 +191,10 @@ class DeepSpeedEngine:
             RenderError: As `setup`.
         """
         return expected(self.setup(candidate), self._job.model.source)
+
+    def ladder(self) -> Iterator[list[Candidate]]:
+        """Stage by stage, without offload; see `autotune.engines.deepspeed.ladder`."""
+        return ladder(self._job, self.context)
 
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         """DeepSpeed's extensions; the one for disks only where a candidate swaps."""

@@ -3,6 +3,7 @@
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.plans import PREDICTED
 from autotune.job.job import Job
 
 
@@ -11,6 +12,7 @@ class DeepSpeed:
 
     name = "deepspeed"
     knobs = KNOBS
+    predicted = PREDICTED
     dialect = "deepspeed"
     packages = ("deepspeed",)
     no_trace = ""

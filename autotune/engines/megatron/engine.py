@@ -115,6 +115,10 @@ class MegatronEngine:
         }
         return {LAYOUT_FILE: canonical_json({**candidate.values, "dp": candidate.dp, **told})}
 
+    def ladder(self) -> Iterator[list[Candidate]]:
+        """None: nobody has tried yet where a careful user of Megatron starts."""
+        return iter(())
+
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         """Nothing is built."""
         return ()

@@ -11,6 +11,7 @@ class Megatron:
 
     name = "megatron"
     knobs = KNOBS
+    predicted = tuple(KNOBS)
     dialect = "megatron"
     packages: tuple[str, ...] = ()
     no_trace = "Megatron's ranks run layers of its own"

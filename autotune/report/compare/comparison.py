@@ -187,7 +187,7 @@ def _side_by_side(
         cells |= {
             side: run.key,
             f"{side}_trial": row.trial,
-            # Of the runs that the ratio is made of: the two figures give the ratio.
+            # The runs that the ratio is made of: the two figures give the ratio.
             f"{side}_samples_per_s": statistics.geometric_mean(
                 r.samples_per_s or 0.0 for r in runs
             ),

@@ -21,7 +21,7 @@ SMALL_MESSAGE_BYTES = 2**20
 """Below it a collective costs its latency more than its bytes: tens of microseconds at 100 GB/s
 over NVLink, about a millisecond at 1 GB/s over gloo, are both of this order."""
 MOSTLY = 0.5
-"""Of the time of all collectives: what is then said of them all."""
+"""Share of the time of all collectives: what has it is said of them all."""
 
 _Values = Mapping[str, KnobValue]
 
@@ -342,7 +342,7 @@ def advise(
 
 
 def _number_of(tried: Tried) -> int:
-    """Of the trial that counts; where none measured anything, of the first."""
+    """Number of the trial that counts; where none measured anything, of the first."""
     return tried.trials[0].spec.number if tried.measured is None else tried.measured.number
 
 

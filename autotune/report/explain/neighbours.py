@@ -88,7 +88,7 @@ class Explained(Estimated):
     n_ranked: int
     """Candidates of the lattice, and this one."""
     index: int | None
-    """Of the candidate in the lattice; None: it is not there."""
+    """Place of the candidate in the lattice; None: it is not there."""
     home: str
     """What holds the lattice: `the space zero`."""
     min_fit: float

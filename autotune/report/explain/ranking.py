@@ -85,7 +85,7 @@ class Ranking:
     """Indices of those that no other beats in time and memory both."""
     min_fit: float
     price_per_hour: float | None
-    """Of one accelerator."""
+    """Price of one accelerator."""
     time_sigma: float
     """Standard deviation of log(measured / predicted) step time."""
     variants: tuple[Variant, ...]
@@ -249,7 +249,7 @@ def _samples_per_s(ranking: Ranking, index: int) -> float:
 
 
 def _tokens_per_s(ranking: Ranking, index: int) -> float:
-    """Of one accelerator."""
+    """Tokens that one accelerator trains."""
     return _samples_per_s(ranking, index) * ranking.job.seq_len / ranking.job.world
 
 
@@ -259,7 +259,7 @@ def _gpu_hours(ranking: Ranking, index: int) -> float:
 
 
 def _price(ranking: Ranking, index: int) -> float | None:
-    """Of a billion tokens."""
+    """Price of a billion tokens."""
     if ranking.price_per_hour is None:
         return None
     return _gpu_hours(ranking, index) * ranking.price_per_hour

@@ -21,7 +21,7 @@ from autotune.space.candidate import candidate_of
 _MAX_COLLECTIVES = 4
 _MAX_ADVICE = 3
 _LEAST_SHARE = 0.005
-"""Of a step, to be named with a figure."""
+"""Share of a step from which it is named with a figure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,9 @@ class Explanation:
     """None where the diagnostic pass saw nothing."""
     advice: list[Advice]
     peak_flops: float | None
-    """Of one device, dense; None where it is not known, or the trial ran in fp32."""
+    """Peak of one device, dense; None where it is not known, or the trial ran in fp32."""
     flops_per_s: float | None
-    """Of the model per device, without recomputation; None where it is not known."""
+    """What the model takes per device, without recomputation; None where it is not known."""
 
     def as_dict(self) -> dict[str, Any]:
         """As `report --trial N --json` prints it."""
@@ -118,7 +118,7 @@ def _number(row: Mapping[str, Any], column: str) -> float | None:
 def _advice(
     report: StudyReport, trial: Trial, diagnosis: Diagnosis, found: Bottleneck
 ) -> list[Advice]:
-    """Of the bound and of what is nearly as large."""
+    """Advice for the bound, and for what is nearly as large."""
     candidate = candidate_of(trial.spec)
     return [
         each

@@ -17,7 +17,7 @@ from autotune.search.front import front_of
 from autotune.space.candidate import format_value
 
 LEAST_SHARE = 0.005
-"""Of importance, to be shown with a figure."""
+"""Share of the importance from which it is shown with a figure."""
 _NOT_ALONE = "not measured alone"
 
 

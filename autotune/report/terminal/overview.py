@@ -27,13 +27,13 @@ class State:
     """Whether a search holds it now."""
     n_trials: int
     n_reduced: int
-    """Of those, that ran fewer layers or accelerators, and are in no ranking."""
+    """Trials among these that ran fewer layers or accelerators, and are in no ranking."""
     n_left_out: int
     """Trials of the record besides those, of another job or configuration."""
     counts: dict[str, int]
     """Ended trials by outcome."""
     best_samples_per_s: float | None
-    """Of the answer; None while there is none."""
+    """Figure of the answer's best; None while there is none."""
     speedup: float | None
     """Over the baseline; None while there is none."""
     stop_reason: str | None

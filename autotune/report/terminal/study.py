@@ -20,7 +20,7 @@ from autotune.space.candidate import format_value
 from autotune.space.knobs import describe_settings, settings_of
 
 _STYLES = {"running": "cyan", "best": "bold green", "baseline": "bold"}
-"""Of the words for an outcome; what failed or broke the limit is yellow."""
+"""Styles of the words for an outcome; what failed or broke the limit is yellow."""
 
 
 def print_report(console: Console, report: StudyReport, *, details: bool = False) -> None:

@@ -9,8 +9,9 @@ import pytest
 from autotune.base.errors import FleetError, JobError
 from autotune.contract import Fidelity
 from autotune.cost import Recompute, Tier, load_constants, predict
-from autotune.cost.candidates import constants_of, plans_of
+from autotune.cost.constants import constants_of
 from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.plans import plans_of
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 
 GPU = Environment(

@@ -1,7 +1,6 @@
 """Candidates of a job under DeepSpeed, as the columns of `Plans`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -9,7 +8,6 @@ from numpy.typing import NDArray
 
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
-from autotune.cost.constants import SHIPPED, SHIPPED_CPU, Constants, load_constants
 from autotune.cost.plans import Column, Plans, Recompute, Tier
 from autotune.cost.problem import fleet_columns, model_columns, unseen_model_columns
 from autotune.cost.traits import FRAMEWORKS
@@ -35,6 +33,14 @@ _MOMENTS = {
     "sgd": 0,
 }
 """Values that an optimizer keeps per parameter, beside the master copy; SGD without momentum."""
+PREDICTED = (
+    *("zero.stage", "tp", "pp", "sp", "ep", "micro_batch", "recompute"),
+    *("offload.optimizer", "offload.param", "attention", "compile", "loss_chunk_tokens"),
+    "host_allocator",
+    *("zeropp.quantized_weights", "zeropp.hpz_partition_size", "overlap_comm"),
+    *("grad_accum_dtype", "communication_dtype", "master_dtype", "optimizer_states_dtype"),
+)
+"""Knobs whose values the cost model tells apart by more than its error."""
 _ENGINE = next(traits.columns for traits in FRAMEWORKS if traits.name == "deepspeed")
 _COMPILED = {"fused_kernels": 0.7, "launch_free": 0.5}
 """As for torchtitan's compiled blocks: fused but for what breaks the graph."""
@@ -92,22 +98,6 @@ def plans_of(
         **_kernels(candidates, job),
     }
     return Plans(**columns)
-
-
-def constants_of(environment: Environment) -> Constants:
-    """The shipped constants of the environment's accelerators.
-
-    Memory of CPU ranks is what they hold above what their imports took: no
-    communicators of NCCL's, no workspace, no allocator of torch's.
-    """
-    if environment.accelerator != "cpu":
-        return load_constants(SHIPPED)
-    return replace(
-        load_constants(SHIPPED_CPU),
-        communicator_bytes=0.0,
-        workspace_bytes=0.0,
-        fragmentation=0.0,
-    )
 
 
 def _alike(
