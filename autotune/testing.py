@@ -169,7 +169,8 @@ class EngineContract(Contract[EnginePlugin]):
         runs: dict[str, Candidate] = {}
         for candidate in self.lattice(engine).candidates:
             spec = _spec_of(Run(candidate=candidate, role=Role.SEARCH), 0, job, engine)
-            run = repr((engine.files(candidate), replace(spec, candidate_hash="", knobs={})))
+            nobody = replace(spec.identity, candidate_hash="", knobs={})
+            run = repr((engine.files(candidate), replace(spec, identity=nobody)))
             assert run not in runs, f"[{candidate}] is the run of [{runs[run]}]"
             runs[run] = candidate
 

@@ -66,7 +66,9 @@ def true_rates(session: Session) -> dict[str, float]:
             result = fleet.submit(spec, Path()).poll()
             if result is not None and not result.outcome.is_platform_fault:
                 found[candidate.hash] = result.samples_per_s or 0.0
-            spec = dataclasses.replace(spec, number=spec.number + 1)  # another run's luck
+            # Another run's luck.
+            identity = dataclasses.replace(spec.identity, number=spec.identity.number + 1)
+            spec = dataclasses.replace(spec, identity=identity)
     return found
 
 
@@ -78,14 +80,14 @@ def run(flags: dict[str, Any], fleet: str, results: Path) -> Found:
     search(session, Silent(), fresh=True)
     full_trials, reduced_trials, steps_s, reached = 0, 0, 0.0, 0.0
     for trial in session.study.trials():
-        if trial.spec.role is Role.CONFIRM or trial.result is None:
+        if trial.spec.identity.role is Role.CONFIRM or trial.result is None:
             continue
-        if trial.spec.role is Role.SEARCH:
+        if trial.spec.identity.role is Role.SEARCH:
             steps_s += sum(trial.result.step_times_s)
-            full_trials += trial.spec.fidelity is None
-            reduced_trials += trial.spec.fidelity is not None
-        if trial.spec.fidelity is None and trial.result.outcome.is_measured:
-            reached = max(reached, truth.get(trial.spec.candidate_hash, 0.0))
+            full_trials += trial.spec.identity.fidelity is None
+            reduced_trials += trial.spec.identity.fidelity is not None
+        if trial.spec.identity.fidelity is None and trial.result.outcome.is_measured:
+            reached = max(reached, truth.get(trial.spec.identity.candidate_hash, 0.0))
         if reached >= best * (1 - SHARE):
             break
     return Found(

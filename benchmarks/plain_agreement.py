@@ -11,7 +11,6 @@ quieter machine.
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import os
@@ -19,14 +18,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.app.session import Session, open_session
 from autotune.base.errors import NothingFeasibleError
 from autotune.base.student_t import t_quantile
-from autotune.contract import Role, TrialResult
+from autotune.contract import Role, Start, TrialResult
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.engines.deepspeed.knobs.process import environment_of
@@ -161,8 +160,10 @@ def trial_samples_per_s(
     return samples_per_s
 
 
-def run_trial(session: Session, fleet: GangFleet, run: Run, **changes: Any) -> TrialResult:
-    """A measured trial, with changes to its spec."""
+def run_trial(
+    session: Session, fleet: GangFleet, run: Run, start: Start | None = None
+) -> TrialResult:
+    """A measured trial, started another way where one is named."""
     spec = make_spec(
         run,
         study=session.study.name,
@@ -171,7 +172,8 @@ def run_trial(session: Session, fleet: GangFleet, run: Run, **changes: Any) -> T
         engine=session.engine,
         environment=session.environment,
     )
-    spec = dataclasses.replace(spec, **changes)
+    if start is not None:
+        spec = replace(spec, measure=replace(spec.measure, start=start))
     session.study.trials_folder.mkdir(parents=True, exist_ok=True)
     folder = session.study.write_spec(spec, session.engine.files(run.candidate))
     result = fleet.submit(spec, folder).wait()

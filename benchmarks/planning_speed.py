@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.app.outlook import FleetWishes
-from autotune.app.planning import open_outlook, rank_lattice
+from autotune.app.planning import open_outlook
 from autotune.cost.plans import Plans
 from autotune.cost.predict import predict
 from autotune.engines.megatron.layouts import Layouts, lay_out
+from autotune.planning.outlook import FleetWishes
+from autotune.planning.ranking import rank_lattice
 
 _WORLD = 16_384
 _MIN_FIT = 0.5

@@ -272,7 +272,7 @@ def side_by_side(job: dict[str, Any], table: Table, options: argparse.Namespace)
 
 
 def chosen_by_us(session: Session, number: int) -> Candidate:
-    trial = next(t for t in session.study.trials() if t.spec.number == number)
+    trial = next(t for t in session.study.trials() if t.spec.identity.number == number)
     return candidate_of_spec(trial.spec)
 
 

@@ -133,7 +133,7 @@ def counted_runs(history: History, candidate: Candidate) -> list[TrialResult]:
     assert tried is not None, "the history holds it"
     by_round: dict[int | None, list[Any]] = {}
     for trial in tried.trials:
-        by_round.setdefault(trial.spec.confirm_round, []).append(trial)
+        by_round.setdefault(trial.spec.identity.confirm_round, []).append(trial)
     found = [counting(trials) for trials in by_round.values()]
     return [result for result in found if result is not None and is_figure(result)]
 
@@ -182,12 +182,12 @@ def search_table(session: Session, table: Table, *, sampler: str, seed: int, cap
 def answered(table: Table, spec: TrialSpec) -> TrialResult:
     """What the table has of a trial's candidate."""
     told = {
-        "number": spec.number,
-        "role": spec.role,
-        "candidate_hash": spec.candidate_hash,
+        "number": spec.identity.number,
+        "role": spec.identity.role,
+        "candidate_hash": spec.identity.candidate_hash,
         "origin": Origin.REPLAYED,
     }
-    row = table.rows.get(spec.candidate_hash)
+    row = table.rows.get(spec.identity.candidate_hash)
     if row is None:
         return TrialResult(**told, outcome=Outcome.INVALID, evidence="it is not in the table")
     if row.samples_per_s is None:
@@ -195,7 +195,7 @@ def answered(table: Table, spec: TrialSpec) -> TrialResult:
         return TrialResult(
             **told, outcome=result.outcome, evidence=result.evidence, wall_s=result.wall_s
         )
-    step_time_s = spec.global_batch / row.samples_per_s
+    step_time_s = spec.layout.global_batch / row.samples_per_s
     return TrialResult(
         **told,
         outcome=Outcome.OK,

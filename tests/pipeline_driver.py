@@ -32,7 +32,7 @@ from tests.deepspeed_state import clean_globals
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """Train one case for its number of steps."""
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
-    preload(ds_config, spec.model)
+    preload(ds_config, spec.workload.model)
     engine = own_engine(spec, ds_config) if case["own"] else make_engine(spec, ds_config)
     norms: list[float] = []
     take_step = engine._take_model_step
@@ -52,7 +52,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             "losses": losses,
             "norms": norms,
             "read_back": found,
-            "differences": differences(spec.expected, found),
+            "differences": differences(spec.engine.expected, found),
         }
     finally:
         engine.destroy()
@@ -72,12 +72,12 @@ def train_step(engine: Any, spec: TrialSpec, data: Any) -> float:
     if hasattr(engine, "train_batch"):
         return float(engine.train_batch(data_iter=((tokens, tokens) for tokens in data)))
     total = 0.0
-    for _ in range(spec.grad_accum):
+    for _ in range(spec.layout.grad_accum):
         tokens = next(data)
         loss = engine(input_ids=tokens, labels=tokens).loss
         engine.backward(loss)
         engine.step()
-        total += loss.item() / spec.grad_accum
+        total += loss.item() / spec.layout.grad_accum
     return total
 
 

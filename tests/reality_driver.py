@@ -34,23 +34,23 @@ STEPS = 2
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
-    preload(ds_config, spec.model)
+    preload(ds_config, spec.workload.model)
     # Left over from the case before, whose engine made it.
     groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
     engine = make_engine(spec, ds_config)
     try:
-        if spec.pp > 1:
+        if spec.layout.pp > 1:
             pairs = ((batch, batch) for batch in batches(spec))
             means = [engine.train_batch(data_iter=pairs).item() for _ in range(STEPS)]
-            losses = [mean for mean in means for _ in range(spec.grad_accum)]
+            losses = [mean for mean in means for _ in range(spec.layout.grad_accum)]
         else:
-            fed, scale = inputs(spec, engine), gradient_scale(ds_config, spec.sp)
-            micro_steps = range(STEPS * spec.grad_accum)
+            fed, scale = inputs(spec, engine), gradient_scale(ds_config, spec.layout.sp)
+            micro_steps = range(STEPS * spec.layout.grad_accum)
             losses = [micro_step(engine, next(fed), scale).item() for _ in micro_steps]
         found = read_back(engine)
         return {
             "read_back": found,
-            "differences": differences(spec.expected, found),
+            "differences": differences(spec.engine.expected, found),
             "losses": losses,
             "steps": engine.global_steps,
         }

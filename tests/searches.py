@@ -71,7 +71,7 @@ class Search:
     def finished(self) -> dict[int, str]:
         """Digest of every finished trial's result, by number."""
         return {
-            trial.spec.number: digest(trial)
+            trial.spec.identity.number: digest(trial)
             for trial in self.study.trials()
             if trial.result is not None and trial.result.outcome is not Outcome.LOST
         }

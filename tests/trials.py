@@ -1,10 +1,19 @@
 """Specs of small real trials for tests."""
 
+import dataclasses
 import json
 import time
 from pathlib import Path
 
-from autotune.contract import Measure, Role, TrialSpec
+from autotune.contract import (
+    EngineSettings,
+    Identity,
+    Layout,
+    Measure,
+    Role,
+    TrialSpec,
+    Workload,
+)
 from autotune.devices.hardware import Environment
 
 TESTS = Path(__file__).parent
@@ -20,6 +29,10 @@ CPU = Environment(
 )
 
 QUICK = Measure(warmup_steps=2, min_steps=6, max_steps=8, target_half_width=0.5, budget_s=5)
+
+
+LIMITS = ("memory_limit_bytes", "timeout_s", "diagnoses", "checkpoint", "start")
+"""Fields of a measure that say within which limits it measures."""
 
 
 def ds_config(stage=1, **extra):
@@ -39,32 +52,59 @@ def ds_config(stage=1, **extra):
     }
 
 
-def spec(number=0, *, factory="tiny", **changes):
-    """A two-rank trial of one of `faulty_models`."""
-    fields = {
-        "study": "test",
-        "number": number,
-        "role": Role.SEARCH,
-        "candidate_hash": f"{number:012d}",
-        "knobs": {},
-        "world": 2,
-        "tp": 1,
-        "pp": 1,
-        "dp": 2,
-        "micro_batch": 2,
-        "grad_accum": 1,
-        "global_batch": 4,
-        "seq_len": 16,
-        "precision": "bf16",
-        "accelerator": "cpu",
-        "model": {"factory": f"faulty_models:{factory}", "path": [str(TESTS)], "vocab": 64},
-        "recompute": "none",
-        "expected": {},
-        "measure": QUICK,
-        "timeout_s": 120.0,
-        **changes,
-    }
-    return TrialSpec(**fields)
+def spec(number=0, *, factory="tiny", **fields) -> TrialSpec:
+    """A two-rank trial of one of `faulty_models`; fields of any part by their names."""
+    made = TrialSpec(
+        identity=Identity(
+            study="test",
+            number=number,
+            role=Role.SEARCH,
+            candidate_hash=f"{number:012d}",
+            knobs={},
+        ),
+        layout=Layout(
+            accelerator="cpu",
+            world=2,
+            tp=1,
+            pp=1,
+            dp=2,
+            micro_batch=2,
+            grad_accum=1,
+            global_batch=4,
+        ),
+        workload=Workload(
+            model={"factory": f"faulty_models:{factory}", "path": [str(TESTS)], "vocab": 64},
+            seq_len=16,
+            precision="bf16",
+            settings={
+                "recompute": "none",
+                "attention": "default",
+                "loss_chunk_tokens": 0,
+                "compile": "none",
+            },
+        ),
+        engine=EngineSettings(expected={}),
+        measure=dataclasses.replace(QUICK, timeout_s=120.0),
+    )
+    return changed(made, **fields)
+
+
+def changed(spec: TrialSpec, **fields) -> TrialSpec:
+    """A spec with other fields; each goes to the part that has it, `measure` merges."""
+    if "measure" in fields:
+        # Its limits are the trial's, its lengths those of what is given.
+        kept = {name: getattr(spec.measure, name) for name in LIMITS}
+        measure = dataclasses.replace(fields.pop("measure"), **kept)
+        spec = dataclasses.replace(spec, measure=measure)
+    settings = {name: fields.pop(name) for name in spec.workload.settings if name in fields}
+    fields.setdefault("settings", {**spec.workload.settings, **settings})
+    for part in ("identity", "layout", "workload", "engine", "measure", "provenance"):
+        value = getattr(spec, part)
+        names = {field.name for field in dataclasses.fields(value)}
+        own = {name: fields.pop(name) for name in names & fields.keys()}
+        spec = dataclasses.replace(spec, **{part: dataclasses.replace(value, **own)})
+    assert not fields, f"no part of a spec has {', '.join(fields)}"
+    return spec
 
 
 def files(config):

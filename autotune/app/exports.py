@@ -55,7 +55,7 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
     _check_measured(study, facts)
     answer = answer_of(facts, study)
     recorded = study.read()
-    trials = {t.spec.number: t for t in recorded.trials}
+    trials = {t.spec.identity.number: t for t in recorded.trials}
     number = trial
     if trial is None and answer is not None and answer.best is not None:
         number = answer.best.trial
@@ -70,7 +70,7 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
             f"study {study.name}: there is no trial {number}, or its record is damaged",
             f"name one of those that can be read with --trial: {known}",
         )
-    if (fidelity := trials[number].spec.fidelity) is not None:
+    if (fidelity := trials[number].spec.identity.fidelity) is not None:
         raise StudyError(
             f"study {study.name}: trial {number} ran {describe_fidelity(fidelity)}, less than the "
             "job: there is nothing of it to hand out",
@@ -181,8 +181,8 @@ def _check_answers(
     if changes:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise StudyError(
-            f"study {study.name}: trial {trial.spec.number} ran another job or configuration than "
-            f"{study.job_file} and the files that it names describe now: "
+            f"study {study.name}: trial {trial.spec.identity.number} ran another job or "
+            f"configuration than {study.job_file} and the files that it names describe now: "
             f"{'; '.join(changes[:3])}{more}",
             "search again to measure what they describe, or put back what changed",
         )
@@ -190,7 +190,7 @@ def _check_answers(
 
 def _figures(answer: SearchAnswer | None, trial: Trial, spread: Spread) -> MeasuredFigures | None:
     """From the final comparison where the trial's candidate took part, else from the trial."""
-    number, result = trial.spec.number, trial.result
+    number, result = trial.spec.identity.number, trial.result
     standings = () if answer is None else (answer.best, *answer.ties, answer.baseline)
     standing = next((s for s in standings if s is not None and s.trial == number), None)
     if answer is not None and standing is not None:
@@ -203,7 +203,7 @@ def _figures(answer: SearchAnswer | None, trial: Trial, spread: Spread) -> Measu
             samples_per_s=standing.samples_per_s,
             samples_per_s_low=standing.samples_per_s_low,
             samples_per_s_high=standing.samples_per_s_high,
-            step_time_s=trial.spec.global_batch / standing.samples_per_s,
+            step_time_s=trial.spec.layout.global_batch / standing.samples_per_s,
             peak_memory_bytes=standing.peak_memory_bytes,
             baseline_samples_per_s=None if baseline is None else baseline.samples_per_s,
             speedup=None if speedup is None else speedup.ratio,

@@ -17,8 +17,8 @@ from autotune.job.adapters import with_rank
 from autotune.job.job import Job, make_job, read_job_file, resolve_paths
 from autotune.planning.lattice import Lattice, lattice_of
 from autotune.record.study import Study
-from autotune.report.plan import Plan, make_plan
 from autotune.search.history import History
+from autotune.search.plan import Plan, make_plan
 from autotune.search.recorded import history_to_resume
 from autotune.search.reduced import reduce_lattice
 from autotune.space.candidate import Candidate

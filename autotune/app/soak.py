@@ -1,7 +1,7 @@
 """Soak a study's winner, or what an export holds, and keep what it says."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,12 @@ from autotune.base.templates import canonical_json
 from autotune.contract import (
     DS_CONFIG_FILE,
     ContractError,
+    EngineSettings,
+    Identity,
+    Layout,
     Role,
     TrialSpec,
+    Workload,
     read_json,
 )
 from autotune.devices.hardware import Environment, detect_environment
@@ -94,7 +98,7 @@ def soak_export(folder: Path, *, minutes: float, note: Note) -> SoakResult | Non
     _check(minutes)
     environment = detect_environment()
     subject = _of_export(folder, environment)
-    if subject.spec.memory_limit_bytes is None:
+    if subject.spec.measure.memory_limit_bytes is None:
         note("the export names no memory limit: it may take all of a device")
     return _soak(subject, environment, minutes, note)
 
@@ -112,7 +116,7 @@ def _soak(
     if subject.n_params is not None:
         check_space(subject.folder, subject.n_params)
     record = Study(subject.folder, SOAK_FOLDER)
-    fleet = local_fleet(environment, world=subject.spec.world)
+    fleet = local_fleet(environment, world=subject.spec.layout.world)
     interrupt = Interrupt()
     record.lock()
     try:
@@ -151,15 +155,15 @@ def _result(
         problems=problems,
         source=subject.source,
         trial=subject.trial,
-        candidate_hash=subject.spec.candidate_hash,
+        candidate_hash=subject.spec.identity.candidate_hash,
         ds_config_digest=digest_of(subject.files),
-        seq_len=subject.spec.seq_len,
+        seq_len=subject.spec.workload.seq_len,
         minutes_asked=minutes,
         minutes=sum(times_s) / 60,
         steps=len(times_s),
         samples_per_s=min(rates, default=None),
         peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
-        memory_limit_bytes=subject.spec.memory_limit_bytes,
+        memory_limit_bytes=subject.spec.measure.memory_limit_bytes,
         growth=growth,
         checkpoint=resumed_of(halves, size),
         device_name=environment.device_name,
@@ -183,7 +187,7 @@ def _of_study(study: Study, environment: Environment) -> Subject:
     return Subject(
         source=study.name,
         folder=study.folder,
-        trial=chosen.trial.spec.number,
+        trial=chosen.trial.spec.identity.number,
         spec=spec,
         files=chosen.engine.files(chosen.candidate),
         preparation=chosen.engine.preparation([chosen.candidate]),
@@ -209,7 +213,7 @@ def _of_export(folder: Path, environment: Environment) -> Subject:
             f"{folder}: not an export of autotune: {error}",
             "name a folder that `autotune export --to deepspeed` wrote, or a study",
         ) from error
-    _check_devices(spec.accelerator, environment)
+    _check_devices(spec.layout.accelerator, environment)
     return Subject(
         source=str(folder),
         folder=folder,
@@ -249,34 +253,39 @@ def _spec_of_export(
     folder: Path, setup: Setup, settings: dict[str, Any], model: dict[str, Any], digest: str
 ) -> TrialSpec:
     return TrialSpec(
-        study=folder.name,
-        number=0,
-        role=Role.SOAK,
-        candidate_hash=digest[:12],
-        knobs={},
-        world=setup.world,
-        tp=setup.tp,
-        pp=setup.pp,
-        sp=setup.sp,
-        dp=_whole(settings, "dp"),
-        micro_batch=_whole(setup.ds_config, "train_micro_batch_size_per_gpu"),
-        grad_accum=_whole(setup.ds_config, "gradient_accumulation_steps"),
-        global_batch=_whole(settings, "global_batch"),
-        seq_len=_whole(settings, "seq_len"),
-        precision=str(settings["precision"]),
-        accelerator=str(settings["accelerator"]),
-        model=model,
-        recompute=setup.recompute,
-        attention=setup.attention,
-        loss_chunk_tokens=setup.loss_chunk_tokens,
-        compile=setup.compile,
-        environment=dict(settings["environment_variables"]),
-        binds_cores=bool(settings["binds_cores"]),
-        expected=expected(setup, model),
-        measure=MEASURE,
-        memory_limit_bytes=_limit_of_export(settings, setup.environment),
-        seed=_whole(settings, "seed", least=0),
-        lengths=dict(settings["lengths"]),
+        identity=Identity(
+            study=folder.name, number=0, role=Role.SOAK, candidate_hash=digest[:12], knobs={}
+        ),
+        layout=Layout(
+            accelerator=str(settings["accelerator"]),
+            world=setup.world,
+            tp=setup.tp,
+            pp=setup.pp,
+            sp=setup.sp,
+            dp=_whole(settings, "dp"),
+            micro_batch=_whole(setup.ds_config, "train_micro_batch_size_per_gpu"),
+            grad_accum=_whole(setup.ds_config, "gradient_accumulation_steps"),
+            global_batch=_whole(settings, "global_batch"),
+        ),
+        workload=Workload(
+            model=model,
+            seq_len=_whole(settings, "seq_len"),
+            precision=str(settings["precision"]),
+            lengths=dict(settings["lengths"]),
+            seed=_whole(settings, "seed", least=0),
+            settings={
+                "recompute": setup.recompute,
+                "attention": setup.attention,
+                "loss_chunk_tokens": setup.loss_chunk_tokens,
+                "compile": setup.compile,
+            },
+        ),
+        engine=EngineSettings(
+            expected=expected(setup, model),
+            environment=dict(settings["environment_variables"]),
+            binds_cores=bool(settings["binds_cores"]),
+        ),
+        measure=replace(MEASURE, memory_limit_bytes=_limit_of_export(settings, setup.environment)),
     )
 
 

@@ -120,10 +120,10 @@ def explain_trial(study: Study, number: int) -> Explanation:
     explanation = explain(report, number, rows.get(number, {}))
     if explanation is not None:
         return explanation
-    trials = {t.spec.number: t for t in report.history.trials}
+    trials = {t.spec.identity.number: t for t in report.history.trials}
     known = [str(n) for n, t in trials.items() if t.result is not None and t.result.diagnosis]
     hint = f"name one of {', '.join(known)}" if known else "search again, without --no-diagnose"
-    if number not in {t.spec.number for t in report.history.recorded}:
+    if number not in {t.spec.identity.number for t in report.history.recorded}:
         raise StudyError(f"study {study.name}: there is no trial {number}", hint)
     raise StudyError(
         f"study {study.name}: trial {number} had no diagnostic pass: it did not measure, was a "

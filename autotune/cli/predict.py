@@ -23,7 +23,7 @@ from autotune.cli.base import (
 )
 
 if TYPE_CHECKING:
-    from autotune.app.outlook import FleetWishes, Outlook
+    from autotune.planning.outlook import FleetWishes, Outlook
 
 _MOST_REASONS = 10
 
@@ -43,7 +43,7 @@ class _Asked:
 
     def wishes(self) -> "FleetWishes":
         """The fleet, for the cost model."""
-        from autotune.app.outlook import FleetWishes
+        from autotune.planning.outlook import FleetWishes
 
         return FleetWishes(**self.fleet)
 
@@ -171,7 +171,8 @@ def plan(
 
     The fleet need not be there: name its accelerators with --gpu. Everything shown is predicted.
     """
-    from autotune.app.planning import export_ranked, rank_lattice
+    from autotune.app.planning import export_ranked
+    from autotune.planning.ranking import rank_lattice
     from autotune.report.explain.ranking import print_ranking, ranking_as_dict
 
     if price is not None and not price > 0:
@@ -206,7 +207,7 @@ def explain(
     each knob one step up and down would do. Everything is predicted, for a fleet as in plan. Knobs
     that are not named are at the base configuration's values or the engine's defaults.
     """
-    from autotune.app.explain import explain_candidate
+    from autotune.planning.explained import explain_candidate
     from autotune.report.explain.neighbours import explained_as_dict, print_explained
 
     found = explain_candidate(asked.outlook(engine), settings or [])
@@ -262,7 +263,7 @@ def estimate(
             )
         _estimate_rows(rows, out, asked.fleet.get("accelerators"), constants, as_json=as_json)
         return
-    from autotune.app.explain import estimate_candidate
+    from autotune.planning.explained import estimate_candidate
     from autotune.report.explain.neighbours import estimate_as_dict, print_estimate
 
     if trace:
@@ -276,7 +277,7 @@ def estimate(
 
 
 def _estimate_traced(asked: _Asked, engine: str, settings: list[str], *, as_json: bool) -> None:
-    from autotune.app.traced import trace_estimate
+    from autotune.planning.traced import trace_estimate
     from autotune.report.terminal.traced import print_traced, traced_as_dict
 
     found = trace_estimate(asked.outlook(engine), settings)

@@ -15,6 +15,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 
 SCHEMA_VERSION = 1
+"""Version of `result.json` and of the ranks' reports."""
 _MAX_INT = 2**63 - 1
 """The table's, and whatever else counts in 64 bits."""
 MAX_FILE_BYTES = 64 * 2**20
@@ -105,15 +106,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def checked_fields(cls: type, data: dict[str, Any]) -> dict[str, Any]:
+def checked_fields(cls: type, data: dict[str, Any], *, version: int) -> dict[str, Any]:
     """JSON data as a dataclass's fields, nested dataclasses and enums made again.
 
     Raises:
         ContractError: A field is missing, unknown or of another type, or the schema is another.
     """
-    version = data.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise ContractError(f"{cls.__name__}: schema {version!r}, this is {SCHEMA_VERSION}")
+    theirs = data.get("schema_version")
+    if theirs != version:
+        raise ContractError(f"{cls.__name__}: schema {theirs!r}, this is {version}")
     known = {f.name: f for f in dataclasses.fields(cls)}
     unknown = sorted(set(data) - set(known))
     missing = sorted(

@@ -92,7 +92,7 @@ class RankReport:
             ContractError: A field is missing, unknown or of another type, or the schema is
                 another.
         """
-        report = cls(**checked_fields(cls, data))
+        report = cls(**checked_fields(cls, data, version=SCHEMA_VERSION))
         check_positive("RankReport: step_times_s", report.step_times_s)
         times_s = [s for s in (report.cpu_s, report.measured_s) if s is not None]
         check_not_negative("RankReport: cpu_s, measured_s", times_s)
@@ -155,7 +155,7 @@ class NodeReport:
             ContractError: A field is missing, unknown or of another type, or the schema is
                 another.
         """
-        report = cls(**checked_fields(cls, data))
+        report = cls(**checked_fields(cls, data, version=SCHEMA_VERSION))
         if not all(rank.isdecimal() and len(rank) < 9 for rank in report.exit_codes):
             raise ContractError(f"NodeReport: exit_codes: no ranks: {sorted(report.exit_codes)}")
         check_not_negative("NodeReport: undrained_bytes", [report.undrained_bytes])
@@ -236,7 +236,7 @@ class TrialResult:
             ContractError: A field is missing, unknown or of another type, or the schema is
                 another.
         """
-        result = cls(**checked_fields(cls, data))
+        result = cls(**checked_fields(cls, data, version=SCHEMA_VERSION))
         figures = (result.step_time_s, result.step_time_low_s, result.step_time_high_s)
         rates = (result.samples_per_s, result.samples_per_s_low, result.samples_per_s_high)
         check_positive("TrialResult: figures", (*result.step_times_s, *figures, *rates))

@@ -1,23 +1,33 @@
-"""What goes into a trial."""
+"""What goes into a trial: a value of six parts, each with one purpose."""
 
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from autotune.contract.files import (
-    SCHEMA_VERSION,
-    ContractError,
-    check_positive,
-    checked_fields,
-)
+from autotune.contract.files import ContractError, check_positive, checked_fields
 from autotune.contract.words import Role, Start
+
+SPEC_SCHEMA_VERSION = 2
+"""Version of `spec.json`. Version 1 had every field at the top; it is still read."""
 
 KnobValue = int | float | str | bool
 
 
 @dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a trial does with a checkpoint."""
+
+    folder: str
+    """Where the engine writes it or reads it; one folder for all ranks."""
+    resumes_at: int | None = None
+    """Optimizer steps that were trained before; None: the trial saves one when it has measured."""
+    steps_after: int = 0
+    """Optimizer steps that are trained after saving, to compare a resumed trial with."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measure:
-    """How long a trial measures."""
+    """How a trial measures, for how long, and within which limits."""
 
     warmup_steps: int
     """Optimizer steps that are run and thrown away at the least; those after them are thrown away
@@ -33,18 +43,16 @@ class Measure:
     """Stop measuring after this many seconds, once `min_steps` are done."""
     losing_step_time_s: float | None = None
     """Stop early once the whole interval of the median step time is above this; None: never."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """What a trial does with a checkpoint."""
-
-    folder: str
-    """Where the engine writes it or reads it; one folder for all ranks."""
-    resumes_at: int | None = None
-    """Optimizer steps that were trained before; None: the trial saves one when it has measured."""
-    steps_after: int = 0
-    """Optimizer steps that are trained after saving, to compare a resumed trial with."""
+    memory_limit_bytes: int | None = None
+    """Memory of a device, under its meter; None: the device's own capacity."""
+    timeout_s: float = 600.0
+    """Seconds after which the trial has failed."""
+    diagnoses: bool = False
+    """Whether a short diagnostic pass follows the measured steps."""
+    checkpoint: Checkpoint | None = None
+    """What a soak saves or resumes; its ranks also watch their memory all the time."""
+    start: Start = Start.COLD
+    """How the ranks are to start; a fleet that cannot do it warm does it cold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +83,8 @@ class Predicted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialSpec:
-    """Everything that the ranks of one trial need to know; written before they start."""
+class Identity:
+    """Which trial of which study it is, and which candidate it runs."""
 
     study: str
     number: int
@@ -85,72 +93,98 @@ class TrialSpec:
     candidate_hash: str
     knobs: dict[str, KnobValue]
     """The candidate: one value for every active knob."""
+    confirm_round: int | None = None
+    """Round of the final comparison, from 0; None for other roles."""
+    fidelity: Fidelity | None = None
+    """What a reduced trial runs less of: its layout and its model are what it ran, not what the
+    job asks for. None: a trial of the job itself."""
+    reduced_of: str | None = None
+    """Hash of the candidate whose forecast a reduced trial corrects."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How the ranks share the work."""
+
+    accelerator: str
+    """`cpu` or `cuda`."""
     world: int
     tp: int
     pp: int
     dp: int
+    """world / (tp * pp * sp)."""
+    sp: int = 1
+    """Ranks that share each sample, a piece of its sequence each."""
     micro_batch: int
     grad_accum: int
     global_batch: int
     """Samples per optimizer step: micro_batch * grad_accum * dp."""
-    seq_len: int
-    """Tokens per sample."""
-    precision: str
-    accelerator: str
-    """`cpu` or `cuda`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What a trial trains; a soak, an export and the record of a study hold the same value."""
+
+    name: str = "builtin"
+    """Name of the workload plug-in that trains it."""
     model: dict[str, Any]
     """`{"config": {...}, "vocab": n}` (Hugging Face) or
     `{"factory": "package.module:name", "path": [...], "vocab": n}`, `path` being folders to put on
     `sys.path`; `vocab` bounds the random tokens. With `"lora": {"rank": n, "alpha": x,
     "target_modules": ..., "dropout": x}` its weights are frozen and adapters are trained."""
-    recompute: str
-    """`none`, `full`, or `every_K`: recompute every K-th layer; with pp > 1 all layers of a stage,
-    K of them together."""
+    seq_len: int
+    """Tokens per sample."""
+    precision: str
+    lengths: dict[str, Any] = field(default_factory=dict)
+    """Empty: every sample has `seq_len` tokens. `{"kind": "packed"}`: so has every row, filled
+    from several documents. `{"kind": "histogram", "histogram": [[tokens, weight], ...],
+    "pad_to_multiple": n}`: shares of the samples, and what their lengths are padded to."""
+    seed: int = 0
+    settings: dict[str, KnobValue] = field(default_factory=dict)
+    """Values of the knobs that the training script applies by itself, not the engine."""
+    digest: str = ""
+    """What the training script is, as a hash of its text; empty in records of schema 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """What the engine is to do with the candidate's files, and what it must say of itself."""
+
+    name: str = "deepspeed"
+    """Name of the engine plug-in."""
     expected: dict[str, Any]
     """What the live engine must say of itself (read-back); a difference is `invalid`."""
-    measure: Measure
-    memory_limit_bytes: int | None = None
-    """Per device, under the device's meter; None: the device's own capacity."""
-    timeout_s: float = 600.0
-    seed: int = 0
     overridden: dict[str, list[Any]] = field(default_factory=dict)
     """Keys of the user's own configuration that do not run as written: key -> [theirs, ours]."""
-    confirm_round: int | None = None
-    """Round of the final comparison, from 0; None for other roles."""
-    retry_of: int | None = None
-    """Number of the trial that a platform fault ended and that this one repeats."""
-    repeat_of: int | None = None
-    """Number of the trial that was disturbed while it measured and that this one repeats."""
-    attention: str = "default"
-    """Attention implementation of a Hugging Face model; `default`: transformers' own choice."""
-    loss_chunk_tokens: int = 0
-    """Compute logits and loss over so many tokens at a time; 0: over all at once."""
-    compile: str = "none"
-    """`none`, `torch` or `deepcompile`: whether `engine.compile()` is called."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment variables that the candidate sets for its ranks."""
     binds_cores: bool = False
     """Whether each GPU rank is bound to its own share of the cores; a CPU rank always is."""
-    start: Start = Start.COLD
-    """How the ranks are to start; a fleet that cannot do it warm does it cold."""
-    checkpoint: Checkpoint | None = None
-    """Of a soak; its ranks also watch their memory all the time."""
-    sp: int = 1
-    """Ranks that share each sample, a piece of its sequence each; dp = world / (tp * pp * sp)."""
-    diagnoses: bool = False
-    """Whether a short diagnostic pass follows the measured steps."""
-    lengths: dict[str, Any] = field(default_factory=dict)
-    """Empty: every sample has `seq_len` tokens. `{"kind": "packed"}`: so has every row, filled
-    from several documents. `{"kind": "histogram", "histogram": [[tokens, weight], ...],
-    "pad_to_multiple": n}`: see `autotune.trial.lengths`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Why the trial runs, and what was thought of it before."""
+
+    retry_of: int | None = None
+    """Number of the trial that a platform fault ended and that this one repeats."""
+    repeat_of: int | None = None
+    """Number of the trial that was disturbed while it measured and that this one repeats."""
     predicted: Predicted | None = None
     """None: nothing could be predicted."""
-    fidelity: Fidelity | None = None
-    """Of a reduced trial: `model`, `world`, `dp` and `global_batch` are what it ran, not what the
-    job asks for. None: a trial of the job itself."""
-    reduced_of: str | None = None
-    """Of a reduced trial: hash of the candidate whose forecast it corrects."""
-    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSpec:
+    """Everything that the ranks of one trial need to know; written before they start."""
+
+    identity: Identity
+    layout: Layout
+    workload: Workload
+    engine: EngineSettings
+    measure: Measure
+    provenance: Provenance = Provenance()
+    schema_version: int = SPEC_SCHEMA_VERSION
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
@@ -160,11 +194,44 @@ class TrialSpec:
             ContractError: A field is missing, unknown or of another type, or the schema is
                 another.
         """
-        spec = cls(**checked_fields(cls, data))
-        if spec.predicted is not None:
-            check_positive("TrialSpec: predicted", dataclasses.astuple(spec.predicted))
-        if spec.fidelity is not None:
-            check_positive("TrialSpec: fidelity", dataclasses.astuple(spec.fidelity))
-            if spec.fidelity == Fidelity():
+        if data.get("schema_version") == 1:
+            data = _in_parts(data)
+        spec = cls(**checked_fields(cls, data, version=SPEC_SCHEMA_VERSION))
+        predicted, fidelity = spec.provenance.predicted, spec.identity.fidelity
+        if predicted is not None:
+            check_positive("TrialSpec: predicted", dataclasses.astuple(predicted))
+        if fidelity is not None:
+            check_positive("TrialSpec: fidelity", dataclasses.astuple(fidelity))
+            if fidelity == Fidelity():
                 raise ContractError("TrialSpec: fidelity: nothing is less")
         return spec
+
+
+_SETTINGS = ("recompute", "attention", "loss_chunk_tokens", "compile")
+"""Fields of schema 1 that the built-in training script applied."""
+_DEFAULTS = {"attention": "default", "loss_chunk_tokens": 0, "compile": "none"}
+"""What schema 1 left out where it was so."""
+
+
+def _in_parts(flat: dict[str, Any]) -> dict[str, Any]:
+    """A spec of schema 1, which had every field at the top, as the parts of today."""
+    rest = {**_DEFAULTS, **flat}
+    del rest["schema_version"]
+    measure = rest.pop("measure", {})
+    parts: dict[str, dict[str, Any]] = {}
+    for part in (Identity, Layout, Workload, EngineSettings, Measure, Provenance):
+        names = {f.name for f in dataclasses.fields(part)} - {"name", "settings", "digest"}
+        parts[part.__name__] = {name: rest.pop(name) for name in names & rest.keys()}
+    settings = {name: rest.pop(name) for name in _SETTINGS if name in rest}
+    if not isinstance(measure, dict):
+        raise ContractError(f"TrialSpec: measure: {str(measure)[:60]!r} is of another type")
+    return {
+        **rest,  # nothing, or fields that nobody knows
+        "identity": parts["Identity"],
+        "layout": parts["Layout"],
+        "workload": {**parts["Workload"], "settings": settings},
+        "engine": parts["EngineSettings"],
+        "measure": {**measure, **parts["Measure"]},
+        "provenance": parts["Provenance"],
+        "schema_version": SPEC_SCHEMA_VERSION,
+    }

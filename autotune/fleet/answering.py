@@ -86,9 +86,9 @@ class AnsweredTrial(Handle):
             result = replace(self._answer(self.spec), started_at_s=self._started_at_s)
             if self._is_cancelled:
                 result = TrialResult(
-                    number=self.spec.number,
-                    role=self.spec.role,
-                    candidate_hash=self.spec.candidate_hash,
+                    number=self.spec.identity.number,
+                    role=self.spec.identity.role,
+                    candidate_hash=self.spec.identity.candidate_hash,
                     outcome=Outcome.CANCELLED,
                     started_at_s=self._started_at_s,
                     origin=result.origin,

@@ -73,7 +73,7 @@ def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -
         ending: How it ended.
         devices: The slots it ran on.
     """
-    reports = read_reports(folder, spec.world)
+    reports = read_reports(folder, spec.layout.world)
     outcome, evidence, source = _outcome(spec, folder, reports, ending)
     driver_error = "; ".join(node.driver_error for node in ending.nodes if node.driver_error)
     if driver_error:
@@ -82,9 +82,9 @@ def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -
         source = source or "driver, after the trial"
     is_warm = all(node.start is Start.WARM for node in ending.nodes)
     result = TrialResult(
-        number=spec.number,
-        role=spec.role,
-        candidate_hash=spec.candidate_hash,
+        number=spec.identity.number,
+        role=spec.identity.role,
+        candidate_hash=spec.identity.candidate_hash,
         outcome=outcome,
         evidence=evidence,
         evidence_source=source,
@@ -122,7 +122,7 @@ def _memory(reports: list[RankReport], ending: Ending) -> dict[str, int]:
 def _outcome(
     spec: TrialSpec, folder: Path, reports: list[RankReport], ending: Ending
 ) -> tuple[Outcome, str, str]:
-    if _is_complete(reports, spec.world):
+    if _is_complete(reports, spec.layout.world):
         if reports[0].stopped_early:
             return Outcome.STOPPED_EARLY, *_losing(spec, reports[0])
         return Outcome.OK, "", ""
@@ -131,7 +131,7 @@ def _outcome(
     failed = [r for r in reports if r.outcome is not None]
     if failed:
         cause = min(failed, key=lambda r: (_rank_of_cause(r.outcome), r.ended_at_s))
-        silent = _killed_silently(reports, ending, spec.world)
+        silent = _killed_silently(reports, ending, spec.layout.world)
         if cause.outcome is Outcome.COMM and silent is not None:
             return silent
         assert cause.outcome is not None
@@ -139,7 +139,7 @@ def _outcome(
     if ending.timed_out_after_s is not None:
         stopped = [rank for node in ending.nodes for rank in node.stopped_ranks]
         return _timeout(folder, reports, ending.timed_out_after_s, stopped)
-    silent = _killed_silently(reports, ending, spec.world)
+    silent = _killed_silently(reports, ending, spec.layout.world)
     if silent is not None:
         return silent
     evidence, source = _last_error_line(folder / STDERR_FILE)
@@ -241,7 +241,7 @@ def _with_figures(
     result: TrialResult, spec: TrialSpec, reports: list[RankReport], ending: Ending
 ) -> TrialResult:
     step_time_s, low_s, high_s = median_interval(result.step_times_s)
-    samples = spec.micro_batch * spec.grad_accum * spec.dp
+    samples = spec.layout.micro_batch * spec.layout.grad_accum * spec.layout.dp
     return dataclasses.replace(
         result,
         use=use_of(reports, [node.gpu for node in ending.nodes if node.gpu is not None]),
@@ -260,7 +260,7 @@ def _with_figures(
 
 def _per_step(spec: TrialSpec, reports: list[RankReport], field: str) -> float | None:
     """A count of tokens per measured step; the ranks of a tensor-parallel group share theirs."""
-    total: float = sum(getattr(report, field) for report in reports) / spec.tp
+    total: float = sum(getattr(report, field) for report in reports) / spec.layout.tp
     return total / len(reports[0].step_times_s) if total else None
 
 

@@ -22,7 +22,7 @@ def disturbance(spec: TrialSpec, reports: Sequence[RankReport]) -> str:
     """
     words = [_load(reports), _held_up(reports)]
     # Drawn lengths make steps of many durations by themselves.
-    if not is_drawn(spec.lengths):
+    if not is_drawn(spec.workload.lengths):
         words.append(_modes(reports[0].step_times_s))
     return "; ".join(word for word in words if word)
 

@@ -116,7 +116,7 @@ class GangFleet:
 
     def submit(self, spec: TrialSpec, folder: Path) -> "GangTrial":
         """See `Fleet.submit`; what a node says against its start is raised by `poll`."""
-        gang = self._allocator.allocate(spec.world)
+        gang = self._allocator.allocate(spec.layout.world)
         trial = GangTrial(self, spec, folder.resolve(), gang)
         self._running[str(trial.folder)] = trial
         try:
@@ -276,7 +276,7 @@ class GangTrial(Handle):
 
     def progress(self) -> Progress:
         """See `Handle.progress`."""
-        reports = read_reports(self.folder, self.spec.world)
+        reports = read_reports(self.folder, self.spec.layout.world)
         order = list(Phase)
         phase = min((r.phase for r in reports), key=order.index, default=Phase.SPAWN)
         return Progress(phase=phase, elapsed_s=self._elapsed_s())
@@ -312,7 +312,7 @@ class GangTrial(Handle):
         if self._asked_to_end_s is not None:
             if elapsed_s - self._asked_to_end_s > _END_WAIT_S:
                 self._fleet.give_up(self)
-        elif elapsed_s > self.spec.timeout_s and self.open:
+        elif elapsed_s > self.spec.measure.timeout_s and self.open:
             self._timed_out_after_s = elapsed_s
             self._end(hangs=True)
         elif self._one_ended_s is not None and elapsed_s - self._one_ended_s > _OTHERS_WAIT_S:

@@ -123,11 +123,11 @@ def replayed(configurations: Mapping[str, Configuration]) -> Answer:
     """
 
     def answer(spec: TrialSpec) -> TrialResult:
-        found = configurations.get(spec.candidate_hash)
+        found = configurations.get(spec.identity.candidate_hash)
         result = TrialResult(
-            number=spec.number,
-            role=spec.role,
-            candidate_hash=spec.candidate_hash,
+            number=spec.identity.number,
+            role=spec.identity.role,
+            candidate_hash=spec.identity.candidate_hash,
             outcome=Outcome.INVALID,
             origin=Origin.REPLAYED,
             evidence="the table has no run of this configuration",
@@ -150,7 +150,7 @@ def replayed(configurations: Mapping[str, Configuration]) -> Answer:
             evidence_source=where,
             step_times_s=[found.step_time_s],
             step_time_s=found.step_time_s,
-            samples_per_s=spec.global_batch / found.step_time_s,
+            samples_per_s=spec.layout.global_batch / found.step_time_s,
             peak_memory_bytes=found.peak_memory_bytes,
         )
 

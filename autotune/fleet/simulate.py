@@ -21,13 +21,13 @@ from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.accelerators import accelerators_with
-from autotune.devices.described import described
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import Engine
 from autotune.fleet.answering import Answer, AnsweringFleet
 from autotune.fleet.base import Place
 from autotune.job.job import Job, read_accelerators_of
 from autotune.planning.lattice import Lattice
+from autotune.planning.outlook import FleetWishes, described
 from autotune.space.candidate import Candidate, candidate_of
 
 _DESCRIBED = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")
@@ -74,7 +74,8 @@ class Simulate:
             if per_node == 0:
                 raise JobError(f"--fleet simulate:{of}: no devices", "name at least one: 8xH100")
             table = read_accelerators_of(job_file, flags.get("accelerators"))
-            environment = described(found[2], per_node, environment, table)
+            wishes = FleetWishes(gpu=found[2], per_node=per_node)
+            environment = described(wishes, environment, table)
         return SimulatedPlace(environment, flags)
 
 
@@ -119,14 +120,14 @@ def simulated(say: Callable[[Candidate], Said], luck: Luck, *, device_memory_byt
     def answer(spec: TrialSpec) -> TrialResult:
         candidate = candidate_of(spec)
         said = say(candidate)
-        own = _numbers(luck.seed, spec.reduced_of or candidate.hash)
-        run = _numbers(luck.seed, candidate.hash, spec.number)
+        own = _numbers(luck.seed, spec.identity.reduced_of or candidate.hash)
+        run = _numbers(luck.seed, candidate.hash, spec.identity.number)
         reduced = _numbers(luck.seed, candidate.hash, "reduced")
-        differs = 0.0 if spec.fidelity is None else luck.fidelity_error
+        differs = 0.0 if spec.identity.fidelity is None else luck.fidelity_error
         result = TrialResult(
-            number=spec.number,
-            role=spec.role,
-            candidate_hash=spec.candidate_hash,
+            number=spec.identity.number,
+            role=spec.identity.role,
+            candidate_hash=spec.identity.candidate_hash,
             outcome=Outcome.OK,
             origin=Origin.SIMULATED,
         )
@@ -135,7 +136,7 @@ def simulated(say: Callable[[Candidate], Said], luck: Luck, *, device_memory_byt
         step_time_s = said.step_time_s * _factor(own, luck.time_error)
         step_time_s *= _factor(reduced, differs)
         peak_bytes = said.peak_memory_bytes * _factor(own, luck.memory_error)
-        limit_bytes = spec.memory_limit_bytes or device_memory_bytes
+        limit_bytes = spec.measure.memory_limit_bytes or device_memory_bytes
         if peak_bytes > limit_bytes:
             return _fault(
                 result,
@@ -147,7 +148,7 @@ def simulated(say: Callable[[Candidate], Said], luck: Luck, *, device_memory_byt
         median_s = float(np.median(step_times_s))
         # Of a median of normal values: 1.25 standard errors of their mean.
         half = 1.96 * 1.25 * luck.step_noise / math.sqrt(N_STEPS)
-        rate = spec.global_batch / median_s
+        rate = spec.layout.global_batch / median_s
         return dataclasses.replace(
             result,
             step_times_s=step_times_s,

@@ -74,7 +74,7 @@ def bubble_share(spec: TrialSpec) -> float:
     section 2; the same for 1F1B: Narayanan et al., Megatron-LM 2021, section 2.2.1, where the time
     of the bubble is given over that of the work).
     """
-    return (spec.pp - 1) / (spec.grad_accum + spec.pp - 1)
+    return (spec.layout.pp - 1) / (spec.layout.grad_accum + spec.layout.pp - 1)
 
 
 def shares_of_calls(split: Split) -> dict[str, float]:
@@ -99,5 +99,5 @@ def _bound_of_the_optimizer(spec: TrialSpec) -> Bound:
 
     CPU ranks have one memory: there an offloaded optimizer is where it was.
     """
-    is_offloaded = str(spec.knobs.get("offload.optimizer", "none")) != "none"
-    return Bound.HOST if is_offloaded and spec.accelerator != "cpu" else Bound.MEMORY
+    is_offloaded = str(spec.identity.knobs.get("offload.optimizer", "none")) != "none"
+    return Bound.HOST if is_offloaded and spec.layout.accelerator != "cpu" else Bound.MEMORY

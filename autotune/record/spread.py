@@ -101,10 +101,10 @@ def spread_of(trials: Iterable[Trial]) -> Spread:
     """
     groups: dict[tuple[str, bool], list[TrialResult]] = {}
     measured = [t for t in trials if t.result is not None and is_figure(t.result)]
-    replaced = {trial.spec.repeat_of for trial in measured}
+    replaced = {trial.spec.provenance.repeat_of for trial in measured}
     for trial in measured:
-        if trial.result is not None and trial.spec.number not in replaced:
-            key = (trial.spec.candidate_hash, trial.spec.role is Role.CONFIRM)
+        if trial.result is not None and trial.spec.identity.number not in replaced:
+            key = (trial.spec.identity.candidate_hash, trial.spec.identity.role is Role.CONFIRM)
             groups.setdefault(key, []).append(trial.result)
     return pooled(groups.values())
 

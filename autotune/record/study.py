@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from autotune.base.errors import StudyError
+from autotune.base.errors import JobError, StudyError
 from autotune.contract import (
     CONFIG_DIR,
     RANKS_DIR,
     RESULT_FILE,
     SCHEMA_VERSION,
     SPEC_FILE,
+    SPEC_SCHEMA_VERSION,
     ContractError,
     Outcome,
     TrialResult,
@@ -26,8 +27,7 @@ from autotune.contract import (
     to_dict,
     write_json,
 )
-from autotune.job.job import DEFAULT_ENGINE
-from autotune.space.knob import knobs_of
+from autotune.space.knob import Catalogue, knobs_of
 
 _ASIDE = re.compile(r"\..+\.\w+\.\w{8}")
 """Such as `.result.json.k2v9_0ab`: see `write_json` and `write_whole`."""
@@ -222,7 +222,7 @@ class Study:
         Raises:
             StudyError: The disk is full or the folder cannot be written.
         """
-        folder = self.trial_folder(spec.number)
+        folder = self.trial_folder(spec.identity.number)
         try:
             # The folder above was made with the study's lock: one that is gone was moved away, and
             # what goes on in its place would be a second study.
@@ -291,9 +291,9 @@ class Study:
 def lost_result(trial: Trial) -> TrialResult:
     """The result of a trial that was in flight when its coordinator ended."""
     return TrialResult(
-        number=trial.spec.number,
-        role=trial.spec.role,
-        candidate_hash=trial.spec.candidate_hash,
+        number=trial.spec.identity.number,
+        role=trial.spec.identity.role,
+        candidate_hash=trial.spec.identity.candidate_hash,
         outcome=Outcome.LOST,
         evidence=trial.problem or "the coordinator ended before the trial did",
         evidence_source="record",
@@ -302,11 +302,11 @@ def lost_result(trial: Trial) -> TrialResult:
 
 def _read_trial(folder: Path) -> Trial | Unreadable:
     try:
-        spec = TrialSpec.from_dict(_read_known(folder / SPEC_FILE))
-        if f"{spec.number:04d}" != folder.name:
-            raise ContractError(f"its spec is that of trial {spec.number}")
-        knobs = knobs_of(DEFAULT_ENGINE)
-        for name, value in spec.knobs.items():
+        spec = TrialSpec.from_dict(_read_known(folder / SPEC_FILE, SPEC_SCHEMA_VERSION))
+        if f"{spec.identity.number:04d}" != folder.name:
+            raise ContractError(f"its spec is that of trial {spec.identity.number}")
+        knobs = _knobs_of(spec)
+        for name, value in spec.identity.knobs.items():
             if name in knobs and not knobs[name].is_of_type(value):
                 raise ContractError(f"its spec says {name}={value!r}: of another type")
     except ContractError as error:
@@ -314,15 +314,26 @@ def _read_trial(folder: Path) -> Trial | Unreadable:
     if not (folder / RESULT_FILE).exists():
         return Trial(folder=folder, spec=spec, result=None)
     try:
-        result = TrialResult.from_dict(_read_known(folder / RESULT_FILE))
-        if (result.number, result.candidate_hash) != (spec.number, spec.candidate_hash):
+        result = TrialResult.from_dict(_read_known(folder / RESULT_FILE, SCHEMA_VERSION))
+        if (result.number, result.candidate_hash) != (
+            spec.identity.number,
+            spec.identity.candidate_hash,
+        ):
             raise ContractError(f"its result is that of trial {result.number}")
     except ContractError as error:
         return Trial(folder=folder, spec=spec, result=None, problem=str(error))
     return Trial(folder=folder, spec=spec, result=result)
 
 
-def _read_known(path: Path) -> dict[str, Any]:
+def _knobs_of(spec: TrialSpec) -> Catalogue:
+    """The knobs of the engine that ran a trial; none of one that is no longer installed."""
+    try:
+        return knobs_of(spec.engine.name)
+    except JobError:
+        return {}
+
+
+def _read_known(path: Path, known: int) -> dict[str, Any]:
     try:
         data = read_json(path)
     except ContractError as error:
@@ -334,9 +345,9 @@ def _read_known(path: Path) -> dict[str, Any]:
         raise
     version = data.get("schema_version")
     # Taken for damage, a newer result would be declared lost and its trial run again.
-    if isinstance(version, int) and version > SCHEMA_VERSION:
+    if isinstance(version, int) and version > known:
         raise StudyError(
-            f"{path}: schema {version}, this autotune knows {SCHEMA_VERSION}",
+            f"{path}: schema {version}, this autotune knows {known}",
             "use the autotune that wrote this study, or another --study NAME",
         )
     return data

@@ -248,9 +248,11 @@ def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.D
     model = model_of(facts)
     left_out = left_out_of(facts)
     spread = spread_of(
-        t for t in recorded.trials if t.spec.number not in left_out and t.spec.fidelity is None
+        t
+        for t in recorded.trials
+        if t.spec.identity.number not in left_out and t.spec.identity.fidelity is None
     )
-    rows = {t.spec.number: _row(t, study, facts, model, spread) for t in recorded.trials}
+    rows = {t.spec.identity.number: _row(t, study, facts, model, spread) for t in recorded.trials}
     for unreadable in recorded.unreadable:
         number = int(unreadable.folder.name)
         rows[number] = {"study": study, "trial": number, "problem": unreadable.problem}
@@ -322,14 +324,14 @@ def _row(
     row["problem"] = trial.problem or None
     shape = None
     # A study by name may hold trials of another model: what is known is not theirs.
-    if model is not None and model.source == spec.model:
+    if model is not None and model.source == spec.workload.model:
         shape = model.shape
         row |= {"model": model.name, "n_params": shape.n_params}
         row["n_params_frozen"] = shape.n_params_frozen
     if result is not None:
         row |= _result_cells(result)
         row |= seen.cells(spec, result)
-        environment = environment_at(facts, spec.number)
+        environment = environment_at(facts, spec.identity.number)
         if environment is not None:
             row["device_name"] = environment.device_name
         if is_figure(result):

@@ -79,42 +79,37 @@ PREDICTED = (
     column("predicted_peak_memory_high_bytes", "float64", "95% interval, upper end", unit="B"),
 )
 
-_SPEC_FIELDS = (
-    "role",
-    "confirm_round",
-    "retry_of",
-    "repeat_of",
-    "candidate_hash",
-    "reduced_of",
-    "precision",
-    "world",
-    "dp",
-    "tp",
-    "pp",
-    "sp",
-    "micro_batch",
-    "grad_accum",
-    "global_batch",
-    "seq_len",
-    "memory_limit_bytes",
-    "accelerator",
-    "seed",
-)
+_SPEC_FIELDS = {
+    "identity": ("role", "confirm_round", "candidate_hash", "reduced_of"),
+    "provenance": ("retry_of", "repeat_of"),
+    "workload": ("precision", "seq_len", "seed"),
+    "layout": (
+        *("world", "dp", "tp", "pp", "sp", "micro_batch", "grad_accum", "global_batch"),
+        "accelerator",
+    ),
+    "measure": ("memory_limit_bytes",),
+}
+"""Part of a spec -> its fields that are columns of the same name."""
 
 
 def cells(spec: TrialSpec) -> dict[str, Any]:
     """A trial's cells in these columns and in those of the knobs, as far as its spec says them."""
-    row: dict[str, Any] = {name: getattr(spec, name) for name in _SPEC_FIELDS}
-    row |= {"role": str(spec.role), "trial": spec.number}
-    row |= {f"knob.{name}": value for name, value in spec.knobs.items()}
-    if "lora" in spec.model:
-        row["finetune"] = json.dumps({"lora": spec.model["lora"]}, sort_keys=True)
-    if spec.fidelity is not None:
+    row: dict[str, Any] = {
+        name: getattr(getattr(spec, part), name)
+        for part, names in _SPEC_FIELDS.items()
+        for name in names
+    }
+    row |= {"role": str(spec.identity.role), "trial": spec.identity.number}
+    row |= {f"knob.{name}": value for name, value in spec.identity.knobs.items()}
+    if "lora" in spec.workload.model:
+        row["finetune"] = json.dumps({"lora": spec.workload.model["lora"]}, sort_keys=True)
+    if spec.identity.fidelity is not None:
         row |= {
-            f"fidelity_{name}": value for name, value in dataclasses.asdict(spec.fidelity).items()
+            f"fidelity_{name}": value
+            for name, value in dataclasses.asdict(spec.identity.fidelity).items()
         }
-    row["lengths"] = spec.lengths.get("kind", "fixed")
-    if spec.predicted is not None:
-        said = dataclasses.asdict(spec.predicted)
+    row["lengths"] = spec.workload.lengths.get("kind", "fixed")
+    if spec.provenance.predicted is not None:
+        said = dataclasses.asdict(spec.provenance.predicted)
         row |= {f"predicted_{name}": value for name, value in said.items()}
     return row

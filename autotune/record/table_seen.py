@@ -78,4 +78,4 @@ def energy_per_sample_j(spec: TrialSpec, result: TrialResult) -> float | None:
     # All that was trained in the phase that was measured, whatever counts for the figure.
     thrown_away = max(0, len(result.warmup_step_times_s) - spec.measure.warmup_steps)
     n_steps = len(result.step_times_s) + result.steps_skipped + thrown_away
-    return gpu.energy_j / (n_steps * spec.global_batch)
+    return gpu.energy_j / (n_steps * spec.layout.global_batch)

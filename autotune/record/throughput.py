@@ -24,7 +24,7 @@ def throughput_cells(
     if shape is None or "tokens_per_s" not in cells:
         return cells
     flops_per_token = train_flops_per_token(shape, _attended(spec))
-    flops_per_s = flops_per_token * cells["tokens_per_s"] / spec.world
+    flops_per_s = flops_per_token * cells["tokens_per_s"] / spec.layout.world
     cells["tflops_per_device"] = flops_per_s / 1e12
     peak_flops = peak_flops_of(spec, environment)
     if peak_flops is not None:
@@ -39,19 +39,19 @@ def peak_flops_of(spec: TrialSpec, environment: Environment | None) -> float | N
         spec: The trial.
         environment: Where it ran; None where that is not known.
     """
-    if environment is None or spec.precision == "fp32":
+    if environment is None or spec.workload.precision == "fp32":
         return None
     return environment.peak_flops or None
 
 
 def _token_cells(spec: TrialSpec, result: TrialResult, samples_per_s: float) -> dict[str, float]:
     """Tokens per second: counted by the ranks where samples differ in length."""
-    if not is_drawn(spec.lengths):
-        tokens_per_s = samples_per_s * spec.seq_len
+    if not is_drawn(spec.workload.lengths):
+        tokens_per_s = samples_per_s * spec.workload.seq_len
         return {"tokens_per_s": tokens_per_s, "padded_tokens_per_s": tokens_per_s}
     if result.tokens_per_step is None or result.padded_tokens_per_step is None:
         return {}
-    steps_per_s = samples_per_s / spec.global_batch
+    steps_per_s = samples_per_s / spec.layout.global_batch
     return {
         "tokens_per_s": result.tokens_per_step * steps_per_s,
         "padded_tokens_per_s": result.padded_tokens_per_step * steps_per_s,
@@ -60,7 +60,7 @@ def _token_cells(spec: TrialSpec, result: TrialResult, samples_per_s: float) -> 
 
 def _attended(spec: TrialSpec) -> float:
     """Tokens that an average token of a batch attends among, itself included."""
-    if not is_drawn(spec.lengths):
-        return spec.seq_len
-    drawn = batch_lengths(spec.lengths, spec.global_batch)
+    if not is_drawn(spec.workload.lengths):
+        return spec.workload.seq_len
+    drawn = batch_lengths(spec.workload.lengths, spec.layout.global_batch)
     return sum(length * length for length in drawn) / sum(drawn)

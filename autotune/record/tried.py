@@ -193,14 +193,14 @@ def run_of_study(folder: Path) -> RecordedRun:
         raise StudyError(f"{folder}: no trial there was measured", "name the folder of a study")
     last, spec = good[-1].result, good[-1].spec
     assert last is not None  # `_counts` saw to it
-    here = environment_at(study.read_state(), spec.number)
+    here = environment_at(study.read_state(), spec.identity.number)
     return run_of(
-        [trial.spec.knobs for trial in good],
+        [trial.spec.identity.knobs for trial in good],
         knobs=knobs_of(DEFAULT_ENGINE),
         started_at_s=min(trial.result.started_at_s for trial in good if trial.result),
-        accelerator=spec.accelerator,
+        accelerator=spec.layout.accelerator,
         device_name="" if here is None else here.device_name,
-        ranks=spec.world,
+        ranks=spec.layout.world,
         nodes=len({device.rpartition(":")[0] for device in last.devices}),
         versions=last.versions,
     )
@@ -211,7 +211,7 @@ _KINDS = ("cpu", "cuda")
 
 def _counts(trial: Trial) -> bool:
     result = trial.result
-    is_full = trial.spec.fidelity is None
+    is_full = trial.spec.identity.fidelity is None
     return result is not None and result.outcome.is_measured and not result.differences and is_full
 
 

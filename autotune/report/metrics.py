@@ -260,7 +260,7 @@ def _of_record(trials: Sequence[Trial]) -> dict[str, Values]:
     measured = [
         (spec, result)
         for spec, result in ended
-        if result.outcome.is_measured and spec.fidelity is None
+        if result.outcome.is_measured and spec.identity.fidelity is None
     ]
     values: dict[str, Values] = {
         "autotune_trials_total": [(labels, float(n)) for labels, n in sorted(counts.items())],

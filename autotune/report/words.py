@@ -55,7 +55,9 @@ def describe_ending(result: TrialResult) -> str:
 def describe_reduced(history: History) -> str:
     """How many reduced trials there were, and what they count for; empty where there were none."""
     counts = Counter(
-        describe_fidelity(t.spec.fidelity) for t in history.reduced.trials if t.spec.fidelity
+        describe_fidelity(t.spec.identity.fidelity)
+        for t in history.reduced.trials
+        if t.spec.identity.fidelity
     )
     if not counts:
         return ""

@@ -122,8 +122,10 @@ def plan(
     contenders = finalists(history, objective)
     if not contenders:
         return None
-    begun = [t for t in history.trials if t.spec.role is Role.CONFIRM]
-    last_begun = first_round_of(max((t.spec.confirm_round or 0 for t in begun), default=0))
+    begun = [t for t in history.trials if t.spec.identity.role is Role.CONFIRM]
+    last_begun = first_round_of(
+        max((t.spec.identity.confirm_round or 0 for t in begun), default=0)
+    )
     for first_round in (last_begun, last_begun + ROUNDS):
         own = _runs_of(history, first_round)
         members, n_rounds = _affordable(contenders, baseline, own, left_s, run_s(history))
@@ -222,8 +224,8 @@ def judge(comparison: FinalComparison, history: History, objective: Objective) -
     counted: dict[str, dict[int, TrialResult]] = {}
     peaks: dict[str, int | None] = {}
     for member in comparison.members:
-        theirs = [t for t in own if t.spec.candidate_hash == member.hash]
-        rounds = sorted({t.spec.confirm_round or 0 for t in theirs})
+        theirs = [t for t in own if t.spec.identity.candidate_hash == member.hash]
+        rounds = sorted({t.spec.identity.confirm_round or 0 for t in theirs})
         runs = {n: counting(_of(own, member, n)) for n in rounds}
         measured = {n: run for n, run in runs.items() if run is not None and is_figure(run)}
         if not measured or any(_disqualifies(run, objective) for run in results(theirs)):
@@ -295,7 +297,7 @@ def _affordable(
         for n_others in range(len(others), fewest - 1, -1):
             members = (*others[:n_others], *fixed)
             hashes = {member.hash for member in members}
-            theirs = [trial for trial in own if trial.spec.candidate_hash in hashes]
+            theirs = [trial for trial in own if trial.spec.identity.candidate_hash in hashes]
             if members and len(members) * n_rounds * run_s <= left_s(theirs):
                 return members, n_rounds
     return (), 0
@@ -303,7 +305,7 @@ def _affordable(
 
 def _is_open_to(comparison: FinalComparison, own: Sequence[Trial]) -> bool:
     """Whether every member has run in every round that is over."""
-    begun = max((t.spec.confirm_round or 0 for t in own), default=comparison.first_round)
+    begun = max((t.spec.identity.confirm_round or 0 for t in own), default=comparison.first_round)
     return all(
         _of(own, member, over)
         for member in comparison.members
@@ -313,14 +315,15 @@ def _is_open_to(comparison: FinalComparison, own: Sequence[Trial]) -> bool:
 
 def _runs_of(history: History, first_round: int) -> list[Trial]:
     rounds = range(first_round, first_round + ROUNDS)
-    return [t for t in history.trials if t.spec.confirm_round in rounds]
+    return [t for t in history.trials if t.spec.identity.confirm_round in rounds]
 
 
 def _of(own: Sequence[Trial], member: Candidate, round_number: int) -> list[Trial]:
     return [
         t
         for t in own
-        if t.spec.candidate_hash == member.hash and t.spec.confirm_round == round_number
+        if t.spec.identity.candidate_hash == member.hash
+        and t.spec.identity.confirm_round == round_number
     ]
 
 

@@ -61,12 +61,12 @@ def _told_by(
     for trial in trials:
         spec, versions = trial.spec, {} if trial.result is None else trial.result.versions
         told |= {f"{p}_version": versions[p] for p in ("deepspeed", "torch") if p in versions}
-        is_here = spec.accelerator == environment.accelerator and (
-            job.memory_limit_bytes is not None or spec.memory_limit_bytes == limit_bytes
+        is_here = spec.layout.accelerator == environment.accelerator and (
+            job.memory_limit_bytes is not None or spec.measure.memory_limit_bytes == limit_bytes
         )
         entry = {**here, **told} if is_here else {}
         if entry != last:
-            found.append({"since_trial": spec.number, **entry})
+            found.append({"since_trial": spec.identity.number, **entry})
             last = entry
     return found
 

@@ -32,7 +32,9 @@ class Tried:
     @property
     def explored(self) -> tuple[Trial, ...]:
         """Its trials outside the final comparison."""
-        return tuple(trial for trial in self.trials if trial.spec.role is not Role.CONFIRM)
+        return tuple(
+            trial for trial in self.trials if trial.spec.identity.role is not Role.CONFIRM
+        )
 
     @property
     def measured(self) -> TrialResult | None:
@@ -71,7 +73,7 @@ class Tried:
     @property
     def is_searched(self) -> bool:
         """Whether the search proper proposed it, or may have: the record of that is gone."""
-        return not self.explored or any(t.spec.role is Role.SEARCH for t in self.trials)
+        return not self.explored or any(t.spec.identity.role is Role.SEARCH for t in self.trials)
 
 
 class History:
@@ -104,7 +106,7 @@ class History:
 
     def put(self, trial: Trial) -> None:
         """Add a trial, or replace it now that it has a result."""
-        self._trials[trial.spec.number] = trial
+        self._trials[trial.spec.identity.number] = trial
         self.__dict__.pop("spread", None)
         self.__dict__.pop("to_repeat", None)
 
@@ -131,7 +133,8 @@ class History:
         out of that, a trial would be owed for the one and settled for the other.
         """
         return History(
-            (t for t in self.trials if t.spec.role is not Role.CONFIRM), to_repeat=self.to_repeat
+            (t for t in self.trials if t.spec.identity.role is not Role.CONFIRM),
+            to_repeat=self.to_repeat,
         )
 
     @property
@@ -139,14 +142,14 @@ class History:
         """The candidates in the order in which they were first tried."""
         groups: dict[str, list[Trial]] = {}
         for trial in self.trials:
-            groups.setdefault(trial.spec.candidate_hash, []).append(trial)
+            groups.setdefault(trial.spec.identity.candidate_hash, []).append(trial)
         return tuple(
             self._tried(candidate_of(group[0].spec), tuple(group)) for group in groups.values()
         )
 
     def find(self, candidate: Candidate) -> Tried | None:
         """What the record holds of a candidate."""
-        trials = tuple(t for t in self.trials if t.spec.candidate_hash == candidate.hash)
+        trials = tuple(t for t in self.trials if t.spec.identity.candidate_hash == candidate.hash)
         return self._tried(candidate, trials) if trials else None
 
     def _tried(self, candidate: Candidate, trials: tuple[Trial, ...]) -> Tried:
@@ -172,8 +175,8 @@ class History:
             if result is None or not result.outcome.is_measured:
                 continue
             is_usual = n_measured >= MANY_TRIALS and 2 * n_disturbed > n_measured
-            if result.disturbed and trial.spec.repeat_of is None and not is_usual:
-                found.add(trial.spec.number)
+            if result.disturbed and trial.spec.provenance.repeat_of is None and not is_usual:
+                found.add(trial.spec.identity.number)
             n_measured += 1
             n_disturbed += bool(result.disturbed)
         return frozenset(found)
@@ -203,7 +206,7 @@ class History:
 
 def is_reduced(trial: Trial) -> bool:
     """Whether a trial ran less than the job asks for: no figure of it is a candidate's."""
-    return trial.spec.fidelity is not None
+    return trial.spec.identity.fidelity is not None
 
 
 def results(trials: Iterable[Trial]) -> list[TrialResult]:
@@ -218,7 +221,7 @@ def counting(trials: Sequence[Trial]) -> TrialResult | None:
     off.
     """
     measured = [t for t in trials if t.result is not None and t.result.outcome.is_measured]
-    repeats = [t for t in measured if t.spec.repeat_of is not None]
+    repeats = [t for t in measured if t.spec.provenance.repeat_of is not None]
     return next((t.result for t in (*repeats, *measured)), None)
 
 

@@ -68,7 +68,7 @@ class TrialsInFlight:
             if answers_for(trial, self._study, job=job, engine=engine, environment=environment):
                 self.history.put(trial)
             else:
-                left_out.append(trial.spec.number)
+                left_out.append(trial.spec.identity.number)
         self.left_out = tuple(left_out)
         if n_recorded := len(self.history.recorded):
             self._note(f"resumed: {n_recorded} trials in the record, {n_lost} lost")
@@ -111,9 +111,9 @@ class TrialsInFlight:
         budget_s = self._context.job.budget.time_s
         if budget_s is None:
             return math.inf
-        numbers = {trial.spec.number for trial in without}
+        numbers = {trial.spec.identity.number for trial in without}
         return budget_s - self.used_s(
-            [t for t in self.history.recorded if t.spec.number not in numbers]
+            [t for t in self.history.recorded if t.spec.identity.number not in numbers]
         )
 
     def start(self, run: Run) -> None:
@@ -132,7 +132,7 @@ class TrialsInFlight:
             engine=engine,
             environment=self._context.environment,
         )
-        self._say_overridden(spec.overridden)
+        self._say_overridden(spec.engine.overridden)
         folder = self._study.write_spec(spec, engine.files(run.candidate))
         self._handles.append(self._context.fleet.submit(spec, folder))
         self.history.put(Trial(folder=folder, spec=spec, result=None))
@@ -140,12 +140,12 @@ class TrialsInFlight:
         if run.retry_of is not None:
             why = before[run.retry_of]
             self._note(
-                f"trial {spec.number}: trial {run.retry_of} again, which the platform ended: "
-                f"{why.outcome}: {why.evidence}"
+                f"trial {spec.identity.number}: trial {run.retry_of} again, which the platform "
+                f"ended: {why.outcome}: {why.evidence}"
             )
         elif run.repeat_of is not None:
             self._note(
-                f"trial {spec.number}: trial {run.repeat_of} again, which was disturbed: "
+                f"trial {spec.identity.number}: trial {run.repeat_of} again, which was disturbed: "
                 f"{before[run.repeat_of].disturbed}"
             )
 
@@ -194,10 +194,10 @@ class TrialsInFlight:
             progress = handle.progress()
             shown.append(
                 Running(
-                    number=handle.spec.number,
-                    role=handle.spec.role,
+                    number=handle.spec.identity.number,
+                    role=handle.spec.identity.role,
                     candidate=candidate_of(handle.spec),
-                    fidelity=handle.spec.fidelity,
+                    fidelity=handle.spec.identity.fidelity,
                     phase=progress.phase,
                     elapsed_s=progress.elapsed_s,
                 )

@@ -4,19 +4,21 @@ The optimizer, the user's base configuration and the templates are in no knob: w
 compared, an edited file would be served the figures of the old one.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
-from autotune.contract import TrialSpec
+from autotune.contract import Layout, TrialSpec, Workload
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.job.job import Job
 from autotune.record.facts import left_out_of
 from autotune.record.study import Recorded, Study, Trial
 from autotune.search.history import History
-from autotune.space.candidate import Candidate, candidate_of
+from autotune.space.candidate import Candidate, candidate_of, layout_of
+from autotune.space.workload import workload_of
 
 _MISSING = object()
 
@@ -29,7 +31,9 @@ def history_of(recorded: Recorded, facts: Mapping[str, Any]) -> History:
         facts: The study's, which say what the last search left out.
     """
     left_out = left_out_of(facts)
-    return History(trial for trial in recorded.trials if trial.spec.number not in left_out)
+    return History(
+        trial for trial in recorded.trials if trial.spec.identity.number not in left_out
+    )
 
 
 def history_to_resume(
@@ -93,9 +97,10 @@ def changes_since(
         RenderError: The candidate's configuration does not render any more.
         JobError: The job's model is not one to leave layers out of, as the trial did.
     """
-    candidate, own = candidate_of(trial.spec), _whole(job)
-    if trial.spec.fidelity is not None:
-        own = own.reduced(trial.spec.fidelity)
+    candidate = candidate_of(trial.spec)
+    own = Candidate.of(candidate.values, world=job.world, global_batch=job.global_batch)
+    if trial.spec.identity.fidelity is not None:
+        own = own.reduced(trial.spec.identity.fidelity)
     # Through JSON, as the record has been.
     then, now = _asked(trial.spec), json.loads(json.dumps(_asks(job, environment, own)))
     if then != now:
@@ -106,34 +111,32 @@ def changes_since(
     return list(_said(_leaves(recorded), _leaves(rendered))) or ["its files are written otherwise"]
 
 
+_GOES_ON = ("seed", "settings", "digest")
+"""Parts of a workload that are not the job's: a resumed search may draw other data, and what the
+script applies of the knobs is the candidate's."""
+
+
 def _asked(spec: TrialSpec) -> dict[str, Any]:
+    return _facts(spec.workload, spec.layout, spec.measure.memory_limit_bytes)
+
+
+def _asks(job: Job, environment: Environment, candidate: Candidate) -> dict[str, Any]:
+    return _facts(
+        workload_of(job, candidate),
+        layout_of(candidate, environment.accelerator),
+        job.enforced_limit_bytes(environment.device_memory_bytes),
+    )
+
+
+def _facts(workload: Workload, layout: Layout, memory_limit_bytes: int | None) -> dict[str, Any]:
+    """What a figure answers for, whatever the candidate."""
+    trained = {k: v for k, v in dataclasses.asdict(workload).items() if k not in _GOES_ON}
     return {
-        "world": spec.world,
-        "global_batch": spec.global_batch,
-        "seq_len": spec.seq_len,
-        "precision": spec.precision,
-        "memory_limit_bytes": spec.memory_limit_bytes,
-        "accelerator": spec.accelerator,
-        "model": spec.model,
-        "lengths": spec.lengths,
-    }
-
-
-def _whole(job: Job) -> Candidate:
-    """What all candidates of a job have in common."""
-    return Candidate.of({}, world=job.world, global_batch=job.global_batch)
-
-
-def _asks(job: Job, environment: Environment, own: Candidate) -> dict[str, Any]:
-    return {
-        "world": own.world,
-        "global_batch": own.global_batch,
-        "seq_len": job.seq_len,
-        "precision": job.precision,
-        "memory_limit_bytes": job.enforced_limit_bytes(environment.device_memory_bytes),
-        "accelerator": environment.accelerator,
-        "model": job.model_with(own.layers).source,
-        "lengths": job.lengths.as_spec(),
+        **trained,
+        "world": layout.world,
+        "global_batch": layout.global_batch,
+        "accelerator": layout.accelerator,
+        "memory_limit_bytes": memory_limit_bytes,
     }
 
 

@@ -86,9 +86,9 @@ def too_large(history: History) -> dict[str, int]:
     found: dict[str, int] = {}
     for tried in history.reduced.tried:
         spec = tried.trials[0].spec
-        is_sound = spec.fidelity is not None and spec.fidelity.world is None
-        if is_sound and tried.is_out_of_memory and spec.reduced_of is not None:
-            found[spec.reduced_of] = spec.number
+        is_sound = spec.identity.fidelity is not None and spec.identity.fidelity.world is None
+        if is_sound and tried.is_out_of_memory and spec.identity.reduced_of is not None:
+            found[spec.identity.reduced_of] = spec.identity.number
     return found
 
 
@@ -148,14 +148,16 @@ class ReducedTrials:
         if not self._has_time(history, used_s):
             return None
         for tried in of_reduced.tried:
-            full = self._by_hash.get(tried.trials[0].spec.reduced_of or "")
+            full = self._by_hash.get(tried.trials[0].spec.identity.reduced_of or "")
             # One of another fidelity than is asked for now is left as it is.
             is_wanted = full is not None and self._forms.get(full.hash) == tried.candidate
             if tried.is_owed and is_wanted:
                 return full
         if len(searched(of_reduced)) >= n_reduced(self._job.budget.trials):
             return None
-        begun = {t.trials[0].spec.reduced_of or "" for t in of_reduced.tried if not t.is_owed}
+        begun = {
+            t.trials[0].spec.identity.reduced_of or "" for t in of_reduced.tried if not t.is_owed
+        }
         return self._steering.propose(
             history,
             self._objective,

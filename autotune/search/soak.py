@@ -134,7 +134,7 @@ def problems_of(halves: Sequence[Half], growth: Sequence[Growth]) -> list[str]:
     """Why a soak failed; empty if it passed, with nothing of it left unjudged."""
     problems = []
     for name, half in zip(("first", "second"), halves, strict=False):
-        result, limit = half.result, half.spec.memory_limit_bytes
+        result, limit = half.result, half.spec.measure.memory_limit_bytes
         if not result.outcome.is_measured:
             where = f" [{result.evidence_source}]" if result.evidence_source else ""
             problems.append(f"{name} half: {result.outcome}: {result.evidence}{where}")
@@ -250,20 +250,21 @@ def _half_of(spec: TrialSpec, record: Study, minutes: float, checkpoint: Checkpo
     budget_s = minutes * 60 / 2
     return dataclasses.replace(
         spec,
-        number=record.next_number(),
-        role=Role.SOAK,
-        lengths={},  # every sample as long as the longest there is room for
+        identity=dataclasses.replace(spec.identity, number=record.next_number(), role=Role.SOAK),
+        # Every sample is as long as the longest there is room for.
+        workload=dataclasses.replace(spec.workload, lengths={}),
         measure=Measure(
             warmup_steps=2,
             min_steps=MIN_SAMPLES,
             max_steps=2**31,
             target_half_width=0.0,  # steady or not, it goes on
             budget_s=budget_s,
+            memory_limit_bytes=spec.measure.memory_limit_bytes,
+            # Once more for the checkpoint, which may be hundreds of gigabytes.
+            timeout_s=budget_s + 2 * spec.measure.timeout_s,
+            checkpoint=checkpoint,
+            start=Start.COLD,
         ),
-        # Once more for the checkpoint, which may be hundreds of gigabytes.
-        timeout_s=budget_s + 2 * spec.timeout_s,
-        checkpoint=checkpoint,
-        start=Start.COLD,
     )
 
 
@@ -295,7 +296,7 @@ def _run(
             result = handle.wait(CANCEL_WAIT_S)
         if result is not None:
             record.write_result(folder, result)
-    return Half(spec=spec, result=result, reports=read_reports(folder, spec.world))
+    return Half(spec=spec, result=result, reports=read_reports(folder, spec.layout.world))
 
 
 def _slope(times: Sequence[float], values: Sequence[float]) -> float:

@@ -244,7 +244,7 @@ def run_of(
     before = [
         trial
         for trial in (tried.trials if tried is not None else ())
-        if trial.spec.confirm_round == confirm_round
+        if trial.spec.identity.confirm_round == confirm_round
     ]
     failed = [r.number for r in results(before) if r.outcome.is_platform_fault]
     repeat_of = owed_repeat(before, history.to_repeat)

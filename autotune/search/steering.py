@@ -122,7 +122,7 @@ class Steering:
         chosen = rows.keys[sampler.chosen_row(trial.number)]
         others = {c.hash for c in self.lattice.candidates if self._key(c) != chosen}
         # The one of these whose reduced trial is why they were chosen.
-        ran = {t.trials[0].spec.reduced_of for t in history.reduced.tried if t.measured}
+        ran = {t.trials[0].spec.identity.reduced_of for t in history.reduced.tried if t.measured}
         for candidate in self.lattice.candidates:
             if candidate.hash in ran - closed - others:
                 return candidate

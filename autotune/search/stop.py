@@ -64,7 +64,7 @@ def _n_since_gain(history: History, objective: Objective) -> int:
 
 
 def _number(tried: Tried) -> int:
-    return tried.trials[0].spec.number
+    return tried.trials[0].spec.identity.number
 
 
 def _counts(tried: Tried) -> bool:

@@ -3,11 +3,22 @@
 import dataclasses
 from dataclasses import dataclass
 
-from autotune.contract import Fidelity, Measure, Predicted, Role, Start, TrialSpec
+from autotune.contract import (
+    EngineSettings,
+    Fidelity,
+    Identity,
+    Measure,
+    Predicted,
+    Provenance,
+    Role,
+    Start,
+    TrialSpec,
+)
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.job.job import Job
-from autotune.space.candidate import Candidate
+from autotune.space.candidate import Candidate, layout_of
+from autotune.space.workload import workload_of
 from autotune.trial.statistics import MIN_SAMPLES
 
 MEASURE = Measure(
@@ -74,45 +85,37 @@ def make_spec(
     candidate, ranks = run.candidate, engine.ranks(run.candidate)
     is_warm = environment.accelerator == "cpu" and ranks.may_start_warm and _may_be_warm(run)
     start = Start.WARM if is_warm else Start.COLD
+    candidate = run.candidate
     return TrialSpec(
-        study=study,
-        number=number,
-        role=run.role,
-        candidate_hash=run.candidate.hash,
-        knobs=dict(run.candidate.knobs),
-        world=run.candidate.world,
-        tp=run.candidate.tp,
-        pp=run.candidate.pp,
-        sp=run.candidate.sp,
-        dp=run.candidate.dp,
-        micro_batch=run.candidate.micro_batch,
-        grad_accum=run.candidate.grad_accum,
-        global_batch=run.candidate.global_batch,
-        seq_len=job.seq_len,
-        precision=job.precision,
-        accelerator=environment.accelerator,
-        model=job.model_with(run.candidate.layers).source,
-        recompute=str(candidate.get("recompute", "none")),
-        attention=str(candidate.get("attention", "default")),
-        loss_chunk_tokens=int(candidate.get("loss_chunk_tokens", 0) or 0),
-        compile=str(candidate.get("compile", "none")),
-        environment=dict(ranks.environment),
-        binds_cores=ranks.binds_cores,
-        expected=engine.expected(candidate),
-        measure=_measure(run, start),
-        memory_limit_bytes=job.enforced_limit_bytes(environment.device_memory_bytes),
-        timeout_s=job.trial_timeout_s,
-        seed=job.seed,
-        overridden={key: list(pair) for key, pair in engine.overridden(run.candidate).items()},
-        confirm_round=run.confirm_round,
-        retry_of=run.retry_of,
-        repeat_of=run.repeat_of,
-        lengths=job.lengths.as_spec(),
-        diagnoses=job.diagnose and _is_diagnosed(run),
-        start=start,
-        predicted=run.predicted,
-        fidelity=run.fidelity,
-        reduced_of=None if run.reduced_of is None else run.reduced_of.hash,
+        identity=Identity(
+            study=study,
+            number=number,
+            role=run.role,
+            candidate_hash=candidate.hash,
+            knobs=dict(candidate.knobs),
+            confirm_round=run.confirm_round,
+            fidelity=run.fidelity,
+            reduced_of=None if run.reduced_of is None else run.reduced_of.hash,
+        ),
+        layout=layout_of(candidate, environment.accelerator),
+        workload=workload_of(job, candidate),
+        engine=EngineSettings(
+            name=engine.name,
+            expected=engine.expected(candidate),
+            overridden={key: list(pair) for key, pair in engine.overridden(candidate).items()},
+            environment=dict(ranks.environment),
+            binds_cores=ranks.binds_cores,
+        ),
+        measure=dataclasses.replace(
+            _measure(run, start),
+            memory_limit_bytes=job.enforced_limit_bytes(environment.device_memory_bytes),
+            timeout_s=job.trial_timeout_s,
+            diagnoses=job.diagnose and _is_diagnosed(run),
+            start=start,
+        ),
+        provenance=Provenance(
+            retry_of=run.retry_of, repeat_of=run.repeat_of, predicted=run.predicted
+        ),
     )
 
 

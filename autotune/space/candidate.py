@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from autotune.contract import Fidelity, KnobValue, TrialSpec
+from autotune.contract import Fidelity, KnobValue, Layout, TrialSpec
 
 _NEUTRAL = frozenset({("pp", 1), ("sp", 1), ("ep", 1)})
 """Knobs that came later and act wherever they are known, at the value that changes nothing."""
@@ -118,10 +118,30 @@ class Candidate:
 def candidate_of(spec: TrialSpec) -> Candidate:
     """The candidate that a trial ran."""
     return Candidate.of(
-        spec.knobs,
-        world=spec.world,
-        global_batch=spec.global_batch,
-        layers=None if spec.fidelity is None else spec.fidelity.layers,
+        spec.identity.knobs,
+        world=spec.layout.world,
+        global_batch=spec.layout.global_batch,
+        layers=None if spec.identity.fidelity is None else spec.identity.fidelity.layers,
+    )
+
+
+def layout_of(candidate: Candidate, accelerator: str) -> Layout:
+    """How the ranks of a candidate's trial share the work.
+
+    Args:
+        candidate: What the trial runs.
+        accelerator: `cpu` or `cuda`.
+    """
+    return Layout(
+        accelerator=accelerator,
+        world=candidate.world,
+        tp=candidate.tp,
+        pp=candidate.pp,
+        sp=candidate.sp,
+        dp=candidate.dp,
+        micro_batch=candidate.micro_batch,
+        grad_accum=candidate.grad_accum,
+        global_batch=candidate.global_batch,
     )
 
 

@@ -33,16 +33,23 @@ def drawn(
     """
     step = 0
     while True:
-        lengths = step_lengths(spec.lengths, spec.global_batch, seed=spec.seed, step=step)
+        lengths = step_lengths(
+            spec.workload.lengths, spec.layout.global_batch, seed=spec.workload.seed, step=step
+        )
         if is_warming_up():
-            lengths = [longest(spec.lengths)] * spec.global_batch
-        for micro_step in range(spec.grad_accum):
+            lengths = [longest(spec.workload.lengths)] * spec.layout.global_batch
+        for micro_step in range(spec.layout.grad_accum):
             first = first_sample(
-                micro_step=micro_step, rank=rank, dp=spec.dp, micro_batch=spec.micro_batch
+                micro_step=micro_step,
+                rank=rank,
+                dp=spec.layout.dp,
+                micro_batch=spec.layout.micro_batch,
             )
-            numbers = range(first, first + spec.micro_batch)
+            numbers = range(first, first + spec.layout.micro_batch)
             samples = [_tokens(spec, step, number, lengths[number]) for number in numbers]
-            inputs = collate(samples, math.lcm(int(spec.lengths["pad_to_multiple"]), spec.sp))
+            inputs = collate(
+                samples, math.lcm(int(spec.workload.lengths["pad_to_multiple"]), spec.layout.sp)
+            )
             yield inputs if takes_mask else {k: inputs[k] for k in ("input_ids", "labels")}
         step += 1
 
@@ -71,6 +78,6 @@ def shifted(labels: torch.Tensor) -> torch.Tensor:
 
 def _tokens(spec: TrialSpec, step: int, number: int, length: int) -> torch.Tensor:
     """One sample; it depends on the job, the step and its number, and on no candidate."""
-    seed = (spec.seed * 100_003 + step) * spec.global_batch + number
+    seed = (spec.workload.seed * 100_003 + step) * spec.layout.global_batch + number
     generator = torch.Generator().manual_seed(seed % 2**63)
-    return torch.randint(0, int(spec.model["vocab"]), (length,), generator=generator)
+    return torch.randint(0, int(spec.workload.model["vocab"]), (length,), generator=generator)

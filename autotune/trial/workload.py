@@ -30,11 +30,11 @@ from autotune.trial.sequence import gradient_scale, own_piece, split_attention, 
 def train(spec: TrialSpec, ds_config: dict[str, Any]) -> None:
     """Train for ever: build the model, initialize the engine, step."""
     engine = make_engine(spec, ds_config)
-    if spec.pp > 1:
+    if spec.layout.pp > 1:
         micro_batches = ((tokens, tokens) for tokens in batches(spec))
         while True:
             engine.train_batch(data_iter=micro_batches)
-    scale = gradient_scale(ds_config, spec.sp)
+    scale = gradient_scale(ds_config, spec.layout.sp)
     for batch in inputs(spec, engine):
         micro_step(engine, batch, scale)
 
@@ -58,9 +58,9 @@ def micro_step(engine: Any, batch: Inputs, scale: int) -> torch.Tensor:
 
 def make_engine(spec: TrialSpec, ds_config: dict[str, Any]) -> Any:
     """The model as the candidate wants it, under DeepSpeed."""
-    torch.manual_seed(spec.seed)
-    model = build_pipeline(spec) if spec.pp > 1 else _build_adapted(spec, ds_config)
-    mpu = split_attention(model, sp=spec.sp, micro_batch=spec.micro_batch)
+    torch.manual_seed(spec.workload.seed)
+    model = build_pipeline(spec) if spec.layout.pp > 1 else _build_adapted(spec, ds_config)
+    mpu = split_attention(model, sp=spec.layout.sp, micro_batch=spec.layout.micro_batch)
     model.train()
     engine, *_ = deepspeed.initialize(
         model=model,
@@ -68,7 +68,7 @@ def make_engine(spec: TrialSpec, ds_config: dict[str, Any]) -> Any:
         config=ds_config,
         mpu=mpu,
     )
-    if spec.compile != "none":
+    if spec.workload.settings["compile"] != "none":
         engine.compile()
     return engine
 
@@ -82,21 +82,23 @@ def build_pipeline(spec: TrialSpec) -> torch.nn.Module:
     from autotune.trial.transformer import Shape, make_pipeline  # heavy, and not for every trial
     from autotune.trial.transformer_shape import shape_of
 
-    shape = Shape(**shape_of(spec.model, spec.seq_len))
-    dtype = DTYPES[spec.precision]
-    return make_pipeline(shape, pp=spec.pp, tp=spec.tp, seed=spec.seed, dtype=dtype)
+    shape = Shape(**shape_of(spec.workload.model, spec.workload.seq_len))
+    dtype = DTYPES[spec.workload.precision]
+    return make_pipeline(
+        shape, pp=spec.layout.pp, tp=spec.layout.tp, seed=spec.workload.seed, dtype=dtype
+    )
 
 
 def _build_adapted(spec: TrialSpec, ds_config: dict[str, Any]) -> torch.nn.Module:
     """The whole model, with what the trial does to it besides DeepSpeed."""
     model = build_model(spec, ds_config)
-    if "lora" in spec.model:
-        add_adapters(model, spec.model["lora"])
-    apply_recompute(model, spec.recompute)
-    if spec.loss_chunk_tokens:
+    if "lora" in spec.workload.model:
+        add_adapters(model, spec.workload.model["lora"])
+    apply_recompute(model, str(spec.workload.settings["recompute"]))
+    if spec.workload.settings["loss_chunk_tokens"]:
         from autotune.trial.loss import chunk_loss  # heavy: it needs transformers
 
-        chunk_loss(model, spec.loss_chunk_tokens)
+        chunk_loss(model, int(spec.workload.settings["loss_chunk_tokens"]))
     prepare_autoep(model, ds_config)
     return model
 
@@ -109,15 +111,19 @@ def build_model(spec: TrialSpec, ds_config: dict[str, Any]) -> torch.nn.Module:
     AutoTP splits a whole model: there each rank makes one, on the host.
     """
     with contextlib.ExitStack() as stack:
-        if spec.tp == 1 and ds_config.get("zero_optimization", {}).get("stage") == 3:
+        if spec.layout.tp == 1 and ds_config.get("zero_optimization", {}).get("stage") == 3:
             stack.enter_context(deepspeed.zero.Init(config_dict_or_path=ds_config))
-        elif spec.tp == 1:
+        elif spec.layout.tp == 1:
             stack.enter_context(torch.device(get_accelerator().current_device_name()))
-            stack.enter_context(default_dtype(DTYPES[spec.precision]))
-        if "factory" in spec.model:
-            return from_factory(spec.model)
-        model = from_config(spec.model["config"], DTYPES[spec.precision], spec.attention)
-    if spec.tp == 1 and ds_config.get("zero_optimization", {}).get("stage") == 3:
+            stack.enter_context(default_dtype(DTYPES[spec.workload.precision]))
+        if "factory" in spec.workload.model:
+            return from_factory(spec.workload.model)
+        model = from_config(
+            spec.workload.model["config"],
+            DTYPES[spec.workload.precision],
+            str(spec.workload.settings["attention"]),
+        )
+    if spec.layout.tp == 1 and ds_config.get("zero_optimization", {}).get("stage") == 3:
         initialize_experts(model)
     return model
 
@@ -125,15 +131,15 @@ def build_model(spec: TrialSpec, ds_config: dict[str, Any]) -> torch.nn.Module:
 def inputs(spec: TrialSpec, engine: Any) -> Iterator[Inputs]:
     """Micro-batches of the job's lengths, on the rank's device, for ever: this rank's pieces."""
     for samples in _samples(spec, engine):
-        if spec.sp == 1:
+        if spec.layout.sp == 1:
             yield samples
         else:
-            rank = torch.distributed.get_rank() % spec.sp
-            yield own_piece(samples, sp=spec.sp, rank=rank)
+            rank = torch.distributed.get_rank() % spec.layout.sp
+            yield own_piece(samples, sp=spec.layout.sp, rank=rank)
 
 
 def _samples(spec: TrialSpec, engine: Any) -> Iterator[Inputs]:
-    if not is_drawn(spec.lengths):
+    if not is_drawn(spec.workload.lengths):
         # A packed row is full: documents follow one another, and every token attends to all
         # before it, over their boundaries. Nothing but the meaning of the tokens differs.
         yield from ({"input_ids": tokens, "labels": tokens} for tokens in batches(spec))
@@ -143,7 +149,7 @@ def _samples(spec: TrialSpec, engine: Any) -> Iterator[Inputs]:
         applied: int = engine.global_steps - engine.skipped_steps
         return applied < spec.measure.warmup_steps
 
-    rank = torch.distributed.get_rank() // (spec.tp * spec.sp)
+    rank = torch.distributed.get_rank() // (spec.layout.tp * spec.layout.sp)
     device = get_accelerator().current_device_name()
     takes_mask = accepts_mask(engine.module)
     for batch in drawn(spec, rank=rank, is_warming_up=is_warming_up, takes_mask=takes_mask):
@@ -156,17 +162,17 @@ def batches(spec: TrialSpec) -> Iterator[torch.Tensor]:
     And in a pipeline, whose first stage takes the tokens and whose last one the labels.
     """
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    replica = rank // (spec.tp * spec.sp) % spec.dp
-    generator = torch.Generator().manual_seed(spec.seed * 100_003 + replica)
+    replica = rank // (spec.layout.tp * spec.layout.sp) % spec.layout.dp
+    generator = torch.Generator().manual_seed(spec.workload.seed * 100_003 + replica)
     device = get_accelerator().current_device_name()
-    shape = (spec.micro_batch, spec.seq_len)
-    for _ in range(steps_trained(spec) * spec.grad_accum):
-        torch.randint(0, int(spec.model["vocab"]), shape, generator=generator)
+    shape = (spec.layout.micro_batch, spec.workload.seq_len)
+    for _ in range(steps_trained(spec) * spec.layout.grad_accum):
+        torch.randint(0, int(spec.workload.model["vocab"]), shape, generator=generator)
     while True:
-        tokens = torch.randint(0, int(spec.model["vocab"]), shape, generator=generator)
+        tokens = torch.randint(0, int(spec.workload.model["vocab"]), shape, generator=generator)
         yield tokens.to(device, non_blocking=True)
 
 
 def steps_trained(spec: TrialSpec) -> int:
     """Optimizer steps whose data a resumed training has seen already."""
-    return (None if spec.checkpoint is None else spec.checkpoint.resumes_at) or 0
+    return (None if spec.measure.checkpoint is None else spec.measure.checkpoint.resumes_at) or 0

@@ -83,7 +83,7 @@ def load_code(accelerator: str) -> None:
 
 def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
     reporter.enter(Phase.IMPORT)
-    load_code(spec.accelerator)
+    load_code(spec.layout.accelerator)
     import deepspeed
     import torch
 
@@ -94,12 +94,12 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
     from autotune.trial.stopwatch import TrialDone
 
     ds_config = json.loads((folder / DS_CONFIG_FILE).read_text(encoding="utf-8"))
-    preload(ds_config, spec.model)
+    preload(ds_config, spec.workload.model)
     reporter.report.versions = _versions()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
-    meter = make_meter(spec.accelerator)
-    limit_bytes = spec.memory_limit_bytes or int(os.environ.get(CAPACITY_ENV, "0")) or None
+    meter = make_meter(spec.layout.accelerator)
+    limit_bytes = spec.measure.memory_limit_bytes or int(os.environ.get(CAPACITY_ENV, "0")) or None
     meter.start(limit_bytes)
     reporter.enter(Phase.PROCESS_GROUP)
     deepspeed.accelerator.get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
@@ -163,13 +163,13 @@ def _put_candidate_in(
         stopwatch = Stopwatch(
             reporter,
             spec.measure,
-            is_loss_scaled=spec.precision == "fp16",
+            is_loss_scaled=spec.workload.precision == "fp16",
             on_first_step=lambda: _read_back(made[0], spec, reporter),
             on_warm=aftermath.on_warm,
             on_measured=aftermath.on_measured,
             after_step=aftermath.after_step,
             finale=aftermath.finale,
-            tokens=TokenCounter(made[0]) if is_drawn(spec.lengths) else None,
+            tokens=TokenCounter(made[0]) if is_drawn(spec.workload.lengths) else None,
         )
         stopwatch.attach(made[0])
         return made
@@ -195,15 +195,15 @@ class _Aftermath:
         from autotune.trial.surroundings import Watch
 
         # A GPU's rank may be bound as well, but its steps are not made on these cores.
-        is_watched = self._spec.accelerator == "cpu" and os.environ.get(CORES_ENV)
+        is_watched = self._spec.layout.accelerator == "cpu" and os.environ.get(CORES_ENV)
         self._watch = Watch(os.sched_getaffinity(0) if is_watched else set())
-        if self._spec.checkpoint is not None:
+        if self._spec.measure.checkpoint is not None:
             from autotune.trial.checkpoint import Soak
 
             self._soak = Soak(
-                self._spec.checkpoint, engine, self._spec, self._reporter, self._meter
+                self._spec.measure.checkpoint, engine, self._spec, self._reporter, self._meter
             )
-        elif self._spec.diagnoses:
+        elif self._spec.measure.diagnoses:
             from autotune.trial.diagnose import DiagnosticPass
             from autotune.trial.stopwatch import TrialDone
 
@@ -252,7 +252,7 @@ def _read_back(engine: Any, spec: TrialSpec, reporter: Any) -> None:
     from autotune.trial.readback import differences, read_back
 
     reporter.report.read_back = read_back(engine)
-    reporter.report.differences = differences(spec.expected, reporter.report.read_back)
+    reporter.report.differences = differences(spec.engine.expected, reporter.report.read_back)
     if reporter.report.differences:
         raise ReadBackError("; ".join(reporter.report.differences))
 

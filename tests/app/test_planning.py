@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from autotune.app.explain import estimate_candidate, explain_candidate
-from autotune.app.outlook import FleetWishes
-from autotune.app.planning import export_ranked, open_outlook, rank_lattice, ranked
+from autotune.app.planning import export_ranked, open_outlook
 from autotune.base.errors import ExitCode, FleetError, JobError
+from autotune.planning.explained import estimate_candidate, explain_candidate
+from autotune.planning.outlook import FleetWishes
+from autotune.planning.ranking import rank_lattice, ranked
 from autotune.report.explain.neighbours import estimate_as_dict
 from autotune.report.explain.ranking import ranking_as_dict
 from tests.cli.test_cli import autotune

@@ -128,7 +128,7 @@ def taught(file: Path, ratio: float) -> None:
     lessons = lessons_of(
         history, job, ENVIRONMENT, Objective.of(job, ENVIRONMENT), study="another"
     )
-    factors = [ratio if spec.knobs["recompute"] == "full" else 1.0 for spec in specs]
+    factors = [ratio if spec.identity.knobs["recompute"] == "full" else 1.0 for spec in specs]
     changed = [
         dataclasses.replace(lesson, seconds=(lesson.seconds or 0.0) * factor)
         for lesson, factor in zip(lessons, factors, strict=True)
@@ -148,7 +148,9 @@ def test_a_resumed_search_proposes_what_an_uninterrupted_one_would(
             session = session_of(tmp_path / name, realistic, monkeypatch, trials=trials)
             run.search(session, Notebook(), fresh=False, knowledge=file)
         found = session.study.trials()
-        return [t.spec.candidate_hash for t in found if t.spec.role is Role.SEARCH]
+        return [
+            t.spec.identity.candidate_hash for t in found if t.spec.identity.role is Role.SEARCH
+        ]
 
     through = proposed("through", 1.0)
     assert through != proposed("otherwise", 0.01), "the lessons decide"

@@ -69,12 +69,14 @@ def test_the_winner_is_soaked_and_its_export_says_so(study: Study, machine, tmp_
     best = study.read_state()["answer"]["best"]
     assert found.passed
     assert (found.trial, found.steps, found.minutes) == (best["trial"], 36, 36 / 60)
-    assert {s.knobs == best["candidate"] for s in fleet.specs} == {True}
-    assert {s.role for s in fleet.specs} == {Role.SOAK}
+    assert {s.identity.knobs == best["candidate"] for s in fleet.specs} == {True}
+    assert {s.identity.role for s in fleet.specs} == {Role.SOAK}
     assert fleet.specs[0].memory_limit_bytes == 24 * 2**30
     assert read_soak(study.folder) == found
     assert len(study.trials()) == len(Study(study.root, study.name).trials())
-    assert not [t for t in study.trials() if t.spec.role is Role.SOAK], "no part of the record"
+    assert not [t for t in study.trials() if t.spec.identity.role is Role.SOAK], (
+        "no part of the record"
+    )
 
     words = (
         "Soak (`autotune soak`) passed: 0.6 minutes, 36 steps at sequence 64, with a checkpoint"
@@ -90,10 +92,11 @@ def test_another_configuration_is_not_called_soaked(study: Study, machine, tmp_p
     machine()
     best = soak(study).trial
     others = [
-        t.spec.number
+        t.spec.identity.number
         for t in study.trials()
-        if t.spec.role is Role.SEARCH
-        and t.spec.candidate_hash != study.trials()[best or 0].spec.candidate_hash
+        if t.spec.identity.role is Role.SEARCH
+        and t.spec.identity.candidate_hash
+        != study.trials()[best or 0].spec.identity.candidate_hash
     ]
     export_study(study, tmp_path / "other", to="deepspeed", trial=others[0])
     assert "It was not soaked" in (tmp_path / "other" / "README.md").read_text()
@@ -144,7 +147,7 @@ def test_an_export_is_soaked_where_it_lies(study: Study, machine, tmp_path: Path
     assert found is not None
     assert found.passed
     assert read_soak(out) == found
-    (theirs,) = [t.spec for t in study.trials() if t.spec.number == best_of(study)]
+    (theirs,) = [t.spec for t in study.trials() if t.spec.identity.number == best_of(study)]
     check_same(theirs, fleet.specs[0])
     written = (out / "soak" / "trials" / "0000" / "config" / "ds_config.json").read_text()
     assert written == (out / "ds_config.json").read_text()
@@ -196,29 +199,27 @@ def test_an_export_is_soaked_as_it_was_measured(
     monkeypatch.setattr(app, "detect_environment", lambda: environment)
     ours = app._of_export(tmp_path / "out", environment).spec
     check_same(theirs, ours)
-    assert ours.lengths == theirs.lengths
-    expected = {k: v for k, v in theirs.expected.items() if k not in OF_THE_SHAPE}
-    assert ours.expected == expected
+    assert ours.workload.lengths == theirs.workload.lengths
+    expected = {k: v for k, v in theirs.engine.expected.items() if k not in OF_THE_SHAPE}
+    assert ours.engine.expected == expected
     app.soak_export(tmp_path / "out", minutes=2.0, note=lambda _: None)
     check_same(theirs, fleet.specs[0])
     assert ["nvme" in command for command in fleet.prepared] == ["nvme" in knobs.values()]
 
 
 OF_THE_SHAPE = {"n_params", "n_params_frozen", "recomputed_layers"}
-NOT_HANDED_OUT = {
-    *("study", "number", "role", "candidate_hash", "knobs", "expected", "overridden"),
-    "timeout_s",
-}
-OF_A_SOAK = {"measure", "checkpoint", "lengths", "start", "diagnoses"}
 
 
 def check_same(theirs: TrialSpec, ours: TrialSpec) -> None:
-    """A soak runs what the trial ran."""
-    for field in dataclasses.fields(TrialSpec):
-        if field.name not in NOT_HANDED_OUT | OF_A_SOAK:
-            same = getattr(ours, field.name) == getattr(theirs, field.name)
-            # A CPU rank is bound to its core whatever the candidate says.
-            assert same or (field.name, theirs.accelerator) == ("binds_cores", "cpu"), field.name
+    """A soak runs what the trial ran, with samples of its own lengths and for longer."""
+    assert ours.layout == theirs.layout
+    assert dataclasses.replace(ours.workload, lengths=theirs.workload.lengths) == theirs.workload
+    assert ours.measure.memory_limit_bytes == theirs.measure.memory_limit_bytes
+    assert ours.provenance == theirs.provenance
+    assert ours.engine.environment == theirs.engine.environment
+    # A CPU rank is bound to its core whatever the candidate says.
+    is_cpu = theirs.layout.accelerator == "cpu"
+    assert is_cpu or ours.engine.binds_cores == theirs.engine.binds_cores
 
 
 def best_of(study: Study) -> int:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autotune.app.outlook import FleetWishes
 from autotune.app.planning import open_outlook
-from autotune.app.traced import trace_estimate
 from autotune.base.errors import ExitCode, JobError
+from autotune.planning.outlook import FleetWishes
+from autotune.planning.traced import trace_estimate
 from autotune.report.terminal.traced import print_traced, traced_as_dict
 from autotune.tracing import trace_candidate
 from autotune.tracing.moments import StepPhase

@@ -11,7 +11,7 @@ from autotune.fleet.transports.local import local_fleet
 from autotune.record.study import Study
 from tests.chaos.faults import HANGING, must
 from tests.chaos.invariants import Digests, check_nothing_is_left, check_record
-from tests.trials import CPU, TESTS, ds_config, files, spec, wait_until
+from tests.trials import CPU, TESTS, changed, ds_config, files, spec, wait_until
 
 _PATH = [str(TESTS.parent)]
 _BLOCKED_S = 1.0
@@ -57,7 +57,7 @@ class Arena:
         while (result := handle.poll()) is None:
             if (handle.folder / HANGING).exists():
                 time.sleep(_BLOCKED_S)
-                handle.spec = replace(handle.spec, timeout_s=0.0)
+                handle.spec = changed(handle.spec, timeout_s=0.0)
             time.sleep(0.02)
         self.study.write_result(handle.folder, result)
         return result

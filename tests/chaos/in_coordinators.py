@@ -285,12 +285,12 @@ def _damaged(search: Search, number: int) -> None:
     damaged = result.read_bytes()
     others = {n: digest for n, digest in digests(search.study).items() if n != number}
     history = resume(search, others)
-    (lost,) = [t.result for t in history.trials if t.spec.number == number]
+    (lost,) = [t.result for t in history.trials if t.spec.identity.number == number]
     assert lost is not None
     must(lost.outcome is Outcome.LOST, f"{lost.outcome}: {lost.evidence}")
     must("not readable as JSON" in lost.evidence, f"evidence: {lost.evidence!r}")
     must(result.with_name("result.json.damaged").read_bytes() == damaged, "it was not kept")
-    (owed,) = [t for t in history.tried if any(x.spec.number == number for x in t.trials)]
+    (owed,) = [t for t in history.tried if any(x.spec.identity.number == number for x in t.trials)]
     must(owed.is_owed, "its candidate is not tried again")
 
 
@@ -304,12 +304,16 @@ def _cut_and_run(ground: Ground) -> None:
 
     def is_run_again() -> bool:
         trials = search.study.trials()
-        return any(t.spec.retry_of == number and t.result is not None for t in trials)
+        return any(t.spec.provenance.retry_of == number and t.result is not None for t in trials)
 
     wait_until(is_run_again, "it is run again", _ANSWER_S)
     process.send_signal(signal.SIGINT)
     _ended(process, 130)
-    again = [t.spec.number for t in search.study.trials() if t.spec.retry_of == number]
+    again = [
+        t.spec.identity.number
+        for t in search.study.trials()
+        if t.spec.provenance.retry_of == number
+    ]
     must(len(again) == 1, f"run again as {again}")
     _check_after(search, others)
 

@@ -68,9 +68,9 @@ def check_record(study: Study, before: Digests) -> Digests:
     # A folder whose spec was never written is one of a trial that never began.
     begun = [u for u in recorded.unreadable if (u.folder / SPEC_FILE).exists()]
     must(not begun, f"unreadable: {[u.problem for u in begun]}")
-    open_ends = [t.spec.number for t in recorded.trials if t.result is None]
+    open_ends = [t.spec.identity.number for t in recorded.trials if t.result is None]
     must(not open_ends, f"trials without a result: {open_ends}")
-    numbers = Counter(t.spec.number for t in recorded.trials)
+    numbers = Counter(t.spec.identity.number for t in recorded.trials)
     must(max(numbers.values(), default=1) == 1, f"numbers stand twice: {numbers}")
     return now
 
@@ -78,7 +78,9 @@ def check_record(study: Study, before: Digests) -> Digests:
 def digests(study: Study) -> Digests:
     """Of every result that can be read."""
     return {
-        trial.spec.number: hashlib.sha256((trial.folder / RESULT_FILE).read_bytes()).hexdigest()
+        trial.spec.identity.number: hashlib.sha256(
+            (trial.folder / RESULT_FILE).read_bytes()
+        ).hexdigest()
         for trial in study.trials()
         if trial.result is not None
     }

@@ -94,8 +94,10 @@ def check_told(history: History, told: list[Any]) -> None:
         and not trial.result.outcome.is_platform_fault
         and trial.result.outcome is not Outcome.CANCELLED
     ]
-    replaced = {spec.repeat_of for spec in answering}
-    answers = Counter(s.candidate_hash for s in answering if s.number not in replaced)
+    replaced = {spec.provenance.repeat_of for spec in answering}
+    answers = Counter(
+        s.identity.candidate_hash for s in answering if s.identity.number not in replaced
+    )
     twice = [candidate for candidate, n in answers.items() if n > 1]
     complete = sum(trial.state.name == "COMPLETE" for trial in told)
     answered = sum(t.measured is not None or t.fault is not None for t in history.tried)

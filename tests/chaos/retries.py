@@ -54,9 +54,15 @@ def _once(ground: Ground) -> None:
     must(process.returncode == 130, f"{process.returncode}: {stderr[-500:]}")
     first, second = _trials(search)[:2]
     must(_outcome(first) is Outcome.CRASH, f"the first: {_outcome(first)}")
-    must(second.spec.retry_of == 0, f"the second repeats {second.spec.retry_of}")
-    must(second.spec.candidate_hash == first.spec.candidate_hash, "of another candidate")
-    must(second.spec.start is Start.COLD, "a platform fault is answered by a cold start")
+    must(
+        second.spec.provenance.retry_of == 0,
+        f"the second repeats {second.spec.provenance.retry_of}",
+    )
+    must(
+        second.spec.identity.candidate_hash == first.spec.identity.candidate_hash,
+        "of another candidate",
+    )
+    must(second.spec.measure.start is Start.COLD, "a platform fault is answered by a cold start")
     must(_outcome(second) is Outcome.OK, f"the second: {_outcome(second)}")
     _check(search)
 
@@ -68,7 +74,7 @@ def _always(ground: Ground) -> None:
     must("in a row were ended by the platform" in stderr, stderr[-500:])
     trials = _trials(search)
     must(len(trials) == MAX_FAULTS_IN_A_ROW, f"{len(trials)} trials")
-    runs = Counter(trial.spec.candidate_hash for trial in trials)
+    runs = Counter(trial.spec.identity.candidate_hash for trial in trials)
     must(set(runs.values()) == {1 + MAX_RETRIES}, f"runs by candidate: {runs}")
     _check(search)
 
@@ -102,8 +108,8 @@ def _never_again(factory: str, outcome: Outcome, flags: Sequence[str], ground: G
     must(code == 3, f"{code}: {stderr[-500:]}")
     trials = _trials(search)
     must({_outcome(t) for t in trials} == {outcome}, f"{[_outcome(t) for t in trials]}")
-    must(sum(t.spec.role is Role.SEARCH for t in trials) == 1, f"{len(trials)} trials")
-    runs = Counter(trial.spec.candidate_hash for trial in trials)
+    must(sum(t.spec.identity.role is Role.SEARCH for t in trials) == 1, f"{len(trials)} trials")
+    runs = Counter(trial.spec.identity.candidate_hash for trial in trials)
     must(set(runs.values()) == {1}, f"runs by candidate: {runs}")
     _check(search)
 

@@ -18,6 +18,7 @@ from tests.chaos.faults import Fault, LostError, must
 from tests.chaos.resume import check_told
 from tests.chaos.run import ROOMS, Row, all_faults, inject, main, summary, table
 from tests.search.scripted import ok
+from tests.trials import changed
 
 FAULTS = all_faults()
 REPOSITORY = Path(__file__).parents[2]
@@ -121,7 +122,7 @@ def test_make_runs_what_was_asked_for_and_all_of_it(tmp_path, target, failing, r
 
 
 def recorded(number, candidate, role=Role.SEARCH, *, disturbed="", **changes):
-    spec = replace(trials.spec(number, role=role, **changes), candidate_hash=candidate)
+    spec = changed(trials.spec(number, role=role, **changes), candidate_hash=candidate)
     result = replace(ok(spec, 100.0), disturbed=disturbed)
     return Trial(folder=Path(), spec=spec, result=result)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.app.outlook import FleetWishes
 from autotune.app.planning import open_outlook
 from autotune.cost import predict
 from autotune.cost.collectives import all_reduce_s, exchange_s, gather_s, group, send_s
@@ -18,6 +17,7 @@ from autotune.cost.sizes import sizes_of
 from autotune.devices.accelerators import Accelerator, accelerators_with, find_accelerator
 from autotune.devices.probed import AttentionRates, MeasuredLink, MeasuredRates
 from autotune.engines.deepspeed.plans import plans_of
+from autotune.planning.outlook import FleetWishes
 from tests.cost.plans import plans
 from tests.jobs import CPU, canonical_candidate, tiny_job
 from tests.probe.made_up import (

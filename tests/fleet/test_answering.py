@@ -16,6 +16,7 @@ from autotune.replay.rows import MeasuredRow
 from tests.replay.tables import row
 from tests.search.scripted import GIB, make, ok
 from tests.search.test_sampler import spec_of
+from tests.trials import changed
 
 
 def spec(number: int = 0, **knobs: int) -> TrialSpec:
@@ -58,19 +59,23 @@ def configuration(**changes: object) -> Configuration:
 def test_a_replay_says_what_the_table_says_and_where() -> None:
     its = spec()
     answer = replayed(
-        {its.candidate_hash: configuration(step_time_s=4, peak_mem_gb=3, peak_mem_unit="GiB")}
+        {
+            its.identity.candidate_hash: configuration(
+                step_time_s=4, peak_mem_gb=3, peak_mem_unit="GiB"
+            )
+        }
     )
     result = answer(its)
     assert result.origin is Origin.REPLAYED
     assert result.step_time_s == 4
-    assert result.samples_per_s == its.global_batch / 4
+    assert result.samples_per_s == its.layout.global_batch / 4
     assert result.peak_memory_bytes == 3 * GIB
     assert result.evidence_source == "runs.csv:7"
 
 
 def test_a_replayed_row_that_ran_out_of_memory_does_so_again() -> None:
     its = spec()
-    answer = replayed({its.candidate_hash: configuration(status="OOM", step_time_s="")})
+    answer = replayed({its.identity.candidate_hash: configuration(status="OOM", step_time_s="")})
     result = answer(its)
     assert (result.outcome, result.origin) == (Outcome.OOM, Origin.REPLAYED)
     assert result.evidence == "the table says OOM"
@@ -133,11 +138,11 @@ def test_a_reduced_run_errs_nearly_as_its_candidate_does() -> None:
     for size in (1, 2, 4, 8):
         for stage in range(4):
             whole = spec(micro_batch=size, zero__stage=stage)
-            form = dataclasses.replace(
+            form = changed(
                 whole,
                 number=1,
                 fidelity=Fidelity(layers=1),
-                reduced_of=whole.candidate_hash,
+                reduced_of=whole.identity.candidate_hash,
                 candidate_hash="f" * 12,
             )
             apart.append(error(form) - error(whole))

@@ -145,7 +145,7 @@ def test_a_trial_that_is_ended_slowly_holds_up_nobody(
     fleet = GangFleet(rack, world=2)
     hung, other = (fleet.submit(spec(n), tmp_path / str(n)) for n in range(2))
     (tmp_path / "1").mkdir()
-    clock(spec().timeout_s + 1)
+    clock(spec().measure.timeout_s + 1)
     write(tmp_path / "1", NodeReport(launcher_code=0))
     rack.agent(1).say("ended", folder=str(tmp_path / "1"), problem="")
     assert hung.poll() is None

@@ -80,8 +80,9 @@ def test_a_record_of_more_layers_than_there_are_is_not_built() -> None:
 
 @pytest.mark.parametrize("fidelity", [{"layers": 0}, {}, {"layers": 1.5}, {"depth": 1}])
 def test_a_damaged_fidelity_is_said_to_be_one(fidelity: dict[str, object]) -> None:
+    data = to_dict(spec_of())
     with pytest.raises(ContractError, match="TrialSpec"):
-        TrialSpec.from_dict({**to_dict(spec_of()), "fidelity": fidelity})
+        TrialSpec.from_dict({**data, "identity": {**data["identity"], "fidelity": fidelity}})
 
 
 def test_the_study_is_the_same_with_reduced_trials_and_without() -> None:

@@ -74,7 +74,7 @@ def test_the_toy_dialect_is_written_with_the_toy_launcher(tmp_path: Path) -> Non
 def test_the_toy_sampler_searches(tmp_path: Path) -> None:
     answer, study = search(tmp_path, *SIMULATED, "--sampler", "toy-backwards", "--trials", "3")
     assert answer["best"] is not None
-    tried = [t.spec.knobs for t in study.trials() if t.spec.role is Role.SEARCH]
+    tried = [t.spec.identity.knobs for t in study.trials() if t.spec.identity.role is Role.SEARCH]
     # The first candidates of a space have the lowest stage, the last ones the highest.
     assert [knobs["zero.stage"] for knobs in tried] == [3] * len(tried)
     assert len(tried) >= 3

@@ -13,6 +13,7 @@ from autotune.record.spread import PRIOR_DEGREES, PRIOR_DEVIATION, Spread, is_fi
 from autotune.record.study import Trial
 from tests import trials
 from tests.search.scripted import fault, ok
+from tests.trials import changed
 
 
 def run(
@@ -26,7 +27,7 @@ def run(
 ) -> Trial:
     """A trial; `steps` is the standard error of its median, in logarithms."""
     spec = trials.spec(number, role=role)
-    spec = replace(spec, candidate_hash=candidate)
+    spec = changed(spec, candidate_hash=candidate)
     reach = math.exp(1.96 * steps)
     interval = {
         "samples_per_s_low": samples_per_s / reach,
@@ -81,7 +82,7 @@ def test_what_is_no_repeat(changes):
 def test_a_disturbed_run_that_was_repeated_is_left_out_and_one_that_counts_is_not():
     disturbed = run(0, 50.0, disturbed="other load")
     repeat = run(1, 100.0)
-    repeat = replace(repeat, spec=replace(repeat.spec, repeat_of=0))
+    repeat = replace(repeat, spec=changed(repeat.spec, repeat_of=0))
     assert not spread_of([disturbed, repeat]).knows_repeats
     assert spread_of([disturbed, run(1, 100.0)]).variance > PRIOR_DEVIATION**2
 

@@ -45,7 +45,7 @@ def test_a_study_without_a_folder_is_empty(study: Study):
 def test_numbers_go_past_four_digits(study: Study):
     for number in (9999, 10000):
         study.write_spec(a_spec(number), FILES)
-    assert [trial.spec.number for trial in study.trials()] == [9999, 10000]
+    assert [trial.spec.identity.number for trial in study.trials()] == [9999, 10000]
     assert study.next_number() == 10001
 
 
@@ -65,7 +65,7 @@ def test_a_damaged_spec_is_unreadable_and_a_damaged_result_missing(study: Study,
     (study.trial_folder(0) / "spec.json").write_text(text)
     (study.trial_folder(1) / "result.json").write_text(text)
     trial = study.trials()[0]
-    assert (trial.spec.number, trial.result) == (1, None)
+    assert (trial.spec.identity.number, trial.result) == (1, None)
     assert trial.problem
     assert [u.folder for u in study.read().unreadable] == [study.trial_folder(0)]
     assert lost_result(trial).evidence == trial.problem
@@ -76,11 +76,15 @@ def test_a_spec_with_a_knob_of_another_type_is_unreadable(study: Study, value: o
     folder = study.write_spec(a_spec(0), FILES)
     path = folder / "spec.json"
     data = json.loads(path.read_text())
-    path.write_text(json.dumps(data | {"knobs": {**data["knobs"], "zero.stage": value}}))
+
+    def with_knobs(knobs: dict[str, object]) -> str:
+        return json.dumps(data | {"identity": data["identity"] | {"knobs": knobs}})
+
+    path.write_text(with_knobs({"micro_batch": 2, "zero.stage": value}))
     assert study.trials() == ()
     (unreadable,) = study.read().unreadable
     assert "zero.stage" in unreadable.problem
-    path.write_text(json.dumps(data | {"knobs": {"a knob of a later version": value}}))
+    path.write_text(with_knobs({"a knob of a later version": value}))
     assert len(study.trials()) == 1
 
 
@@ -106,14 +110,17 @@ def test_a_result_of_another_trial_is_not_taken(study: Study):
     assert "trial 1" in study.trials()[0].problem
 
 
-@pytest.mark.parametrize("name", ["spec.json", "result.json"])
-def test_a_newer_record_is_refused_not_declared_lost(study: Study, name: str):
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("spec.json", contract.SPEC_SCHEMA_VERSION), ("result.json", contract.SCHEMA_VERSION)],
+)
+def test_a_newer_record_is_refused_not_declared_lost(study: Study, name: str, known: int):
     folder = study.write_spec(a_spec(0), FILES)
     study.write_result(folder, ok(a_spec(0), 1.0))
     data = json.loads((folder / name).read_text())
-    data["schema_version"] = contract.SCHEMA_VERSION + 1
+    data["schema_version"] = known + 1
     (folder / name).write_text(json.dumps(data))
-    with pytest.raises(StudyError, match="schema 2, this autotune knows 1"):
+    with pytest.raises(StudyError, match=f"schema {known + 1}, this autotune knows {known}"):
         study.trials()
 
 
@@ -207,8 +214,8 @@ def test_state_survives_and_a_damaged_one_is_empty(study: Study):
 
 def test_spec_names_its_candidate(study: Study):
     spec = a_spec(0)
-    assert spec.candidate_hash == candidate(make(), zero__stage=1, micro_batch=2).hash
-    assert to_dict(spec)["knobs"]["zero.stage"] == 1
+    assert spec.identity.candidate_hash == candidate(make(), zero__stage=1, micro_batch=2).hash
+    assert to_dict(spec)["identity"]["knobs"]["zero.stage"] == 1
 
 
 def test_what_is_written_is_as_readable_as_its_neighbours(study: Study):

@@ -75,7 +75,7 @@ def test_a_row_per_trial_with_the_types_of_the_schema(study: Study):
     frame = load_table(study.folder)
     assert list(frame.columns) == [column.name for column in SCHEMA]
     assert [str(dtype) for dtype in frame.dtypes] == [column.dtype for column in SCHEMA]
-    assert list(frame["trial"]) == [trial.spec.number for trial in study.trials()]
+    assert list(frame["trial"]) == [trial.spec.identity.number for trial in study.trials()]
     assert set(frame["role"]) == {"baseline", "search", "confirm"}
     assert frame.loc[frame["role"] == "confirm", "confirm_round"].notna().all()
     assert frame.loc[frame["role"] != "confirm", "confirm_round"].isna().all()

@@ -43,9 +43,9 @@ def write_trial(study, knobs, outcome=Outcome.OK, differences=()):
     study.write_result(
         folder,
         TrialResult(
-            number=made.number,
-            role=made.role,
-            candidate_hash=made.candidate_hash,
+            number=made.identity.number,
+            role=made.identity.role,
+            candidate_hash=made.identity.candidate_hash,
             outcome=outcome,
             evidence="",
             started_at_s=0.0,
@@ -159,7 +159,7 @@ def test_a_study_is_evidence_of_its_measured_trials_alone(tmp_path):
     write_trial(study, {"zero.stage": 3}, differences=["stage: asked 3, the engine has 0"])
     made = run_of_study(study.folder)
     assert made.trained == {"zero.stage": [1]}
-    assert (made.ranks, made.nodes) == (good.world, 1)
+    assert (made.ranks, made.nodes) == (good.layout.world, 1)
 
 
 def test_a_folder_without_measured_trials_is_refused(tmp_path):

@@ -72,7 +72,7 @@ GPU = GpuUse(
 
 def diagnosed(spec: TrialSpec) -> TrialResult:
     """Bound by communication at stage 3, by compute below it."""
-    shares = {"communication": 0.6} if spec.knobs["zero.stage"] == 3 else {"host": 0.1}
+    shares = {"communication": 0.6} if spec.identity.knobs["zero.stage"] == 3 else {"host": 0.1}
     seen = diagnosis(collective(4096), collective(8 * 2**20, calls=1), **shares)
     result = ok(spec, rate_of(spec))
     return dataclasses.replace(

@@ -106,13 +106,17 @@ def test_every_advice_is_the_canonical_form_of_a_change() -> None:
 def test_a_change_that_the_study_has_tried_says_what_it_brought(tmp_path: Path) -> None:
     study = finished(tmp_path, diagnosed, trials=40)
     history = History(study.trials())
-    trials = {t.spec.candidate_hash: t.spec for t in history.trials}
-    third = next(s for s in trials.values() if s.knobs["zero.stage"] == 3 and s.grad_accum > 1)
+    trials = {t.spec.identity.candidate_hash: t.spec for t in history.trials}
+    third = next(
+        s
+        for s in trials.values()
+        if s.identity.knobs["zero.stage"] == 3 and s.layout.grad_accum > 1
+    )
     found = advise(Bound.COMMUNICATION, third, diagnosis(), candidate_of(third), CONTEXT, history)
     first = found[0]
     assert first.knob == "micro_batch"
-    tried = next(t.spec for t in history.trials if t.spec.number == first.tried)
-    assert tried.knobs == {**third.knobs, "micro_batch": first.after}
+    tried = next(t.spec for t in history.trials if t.spec.identity.number == first.tried)
+    assert tried.identity.knobs == {**third.identity.knobs, "micro_batch": first.after}
     assert first.ratio is not None
     assert first.ratio.ratio == pytest.approx(2**0.3)
     said = f"; trial {first.tried} tried it: {describe_ratio(first.ratio)}"
@@ -123,7 +127,11 @@ def test_a_change_that_the_study_has_tried_says_what_it_brought(tmp_path: Path) 
 def test_what_a_change_brought_is_told_of_the_trial_that_counts(tmp_path: Path) -> None:
     def behave(spec: TrialSpec) -> TrialResult:
         result = diagnosed(spec)
-        if result.samples_per_s and spec.repeat_of is None and spec.role is not Role.CONFIRM:
+        if (
+            result.samples_per_s
+            and spec.provenance.repeat_of is None
+            and spec.identity.role is not Role.CONFIRM
+        ):
             slow = scripted.ok(spec, result.samples_per_s / 10)
             return replace(slow, disturbed="load", diagnosis=result.diagnosis)
         return result
@@ -132,11 +140,13 @@ def test_what_a_change_brought_is_told_of_the_trial_that_counts(tmp_path: Path) 
     third = next(
         t.spec
         for t in history.trials
-        if t.spec.knobs["zero.stage"] == 3 and t.spec.grad_accum > 1 and t.spec.repeat_of is None
+        if t.spec.identity.knobs["zero.stage"] == 3
+        and t.spec.layout.grad_accum > 1
+        and t.spec.provenance.repeat_of is None
     )
     found = advise(Bound.COMMUNICATION, third, diagnosis(), candidate_of(third), CONTEXT, history)
     first = found[0]
     assert first.ratio is not None
     assert first.ratio.ratio == pytest.approx(2**0.3)
-    tried = next(t.spec for t in history.trials if t.spec.number == first.tried)
-    assert tried.repeat_of is not None
+    tried = next(t.spec for t in history.trials if t.spec.identity.number == first.tried)
+    assert tried.provenance.repeat_of is not None

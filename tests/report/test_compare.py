@@ -128,7 +128,7 @@ def test_adapters_are_warned_of(wide: Study, tmp_path: Path) -> None:
 def test_knobs_that_differ_between_the_bests(wide: Study, tmp_path: Path) -> None:
     def recomputes(spec: TrialSpec) -> TrialResult:
         result = varied(spec)
-        factor = 3.0 if spec.recompute == "full" else 1.0
+        factor = 3.0 if spec.workload.settings["recompute"] == "full" else 1.0
         return dataclasses.replace(
             result, samples_per_s=result.samples_per_s and factor * result.samples_per_s
         )

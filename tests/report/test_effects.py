@@ -39,11 +39,15 @@ def test_a_change_is_measured_by_candidates_that_differ_in_it_alone(wide: Study)
 
 def test_two_of_the_final_comparison_are_judged_as_the_headline_is(tmp_path: Path) -> None:
     def two_that_differ_in_stage(spec: TrialSpec) -> TrialResult:
-        key = (spec.knobs["zero.stage"], spec.micro_batch, spec.recompute)
+        key = (
+            spec.identity.knobs["zero.stage"],
+            spec.layout.micro_batch,
+            spec.workload.settings["recompute"],
+        )
         if key not in ((0, 8, "none"), (1, 8, "none")):
             return fault(spec, Outcome.OOM)
         # Every round runs slower than the one before, for both alike.
-        drift = 1 - 0.2 * (spec.confirm_round or 0)
+        drift = 1 - 0.2 * (spec.identity.confirm_round or 0)
         return ok(spec, 100.0 * drift * (1.0 if key[0] == 0 else 1.1))
 
     report = read_report(finished(tmp_path, two_that_differ_in_stage, trials=40))
@@ -62,9 +66,13 @@ def test_two_of_the_final_comparison_are_judged_as_the_headline_is(tmp_path: Pat
 
 def test_what_was_only_tried_together_is_not_shared_out(tmp_path: Path) -> None:
     def only_two(spec: TrialSpec) -> TrialResult:
-        key = (spec.knobs["zero.stage"], spec.micro_batch, spec.recompute)
+        key = (
+            spec.identity.knobs["zero.stage"],
+            spec.layout.micro_batch,
+            spec.workload.settings["recompute"],
+        )
         if key in ((0, 8, "none"), (1, 4, "none")):
-            return ok(spec, 100.0 * (1 + int(spec.knobs["zero.stage"])))
+            return ok(spec, 100.0 * (1 + int(spec.identity.knobs["zero.stage"])))
         return fault(spec, Outcome.OOM)
 
     report = read_report(finished(tmp_path, only_two, trials=40))

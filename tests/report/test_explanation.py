@@ -24,6 +24,7 @@ from autotune.report.terminal.study import print_explanation
 from autotune.search.history import History
 from tests.report.diagnosed import diagnosed
 from tests.report.test_terminal import finished
+from tests.trials import changed
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,11 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def number_at(study: Study, stage: int) -> int:
     specs = [trial.spec for trial in study.trials()]
-    return next(s.number for s in specs if s.knobs["zero.stage"] == stage and s.grad_accum > 1)
+    return next(
+        s.identity.number
+        for s in specs
+        if s.identity.knobs["zero.stage"] == stage and s.layout.grad_accum > 1
+    )
 
 
 def test_it_says_where_the_time_went_what_bounds_it_and_what_addresses_that(study: Study) -> None:
@@ -60,7 +65,7 @@ def test_a_share_of_the_peak_is_told_only_where_the_peak_is_known(study: Study) 
 
     def speed(row: dict[str, object], precision: str, facts: Mapping[str, Any]) -> str:
         trials = [
-            dataclasses.replace(t, spec=dataclasses.replace(t.spec, precision=precision))
+            dataclasses.replace(t, spec=changed(t.spec, precision=precision))
             for t in report.history.trials
         ]
         asked = dataclasses.replace(report, history=History(trials), facts=facts)

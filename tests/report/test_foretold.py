@@ -1,6 +1,5 @@
 """Predicted beside measured: what counts as inside, and where it is shown."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from autotune.record.study import Trial
 from autotune.report.explain.predictions import describe_foretold, predicted_memory, predicted_rate
 from tests import trials as samples
 from tests.search.scripted import GIB, fault, ok
+from tests.trials import changed
 
 
 def said(step_time_s: float, reach: float = 1.5) -> Predicted:
@@ -24,7 +24,7 @@ def said(step_time_s: float, reach: float = 1.5) -> Predicted:
 
 
 def trial(samples_per_s: float, predicted: Predicted | None, peak: float = 4 * GIB) -> Trial:
-    spec = replace(samples.spec(0), predicted=predicted)
+    spec = changed(samples.spec(0), predicted=predicted)
     return Trial(folder=Path(), spec=spec, result=ok(spec, samples_per_s, peak=peak))
 
 
@@ -43,14 +43,14 @@ def test_inside_is_between_the_ends_and_off_is_the_median():
 
 
 def test_what_did_not_measure_is_not_counted():
-    spec = replace(samples.spec(0), predicted=said(0.4))
+    spec = changed(samples.spec(0), predicted=said(0.4))
     lost = Trial(folder=Path(), spec=spec, result=fault(spec, Outcome.OOM))
     running = Trial(folder=Path(), spec=spec, result=None)
     assert describe_foretold([lost, running, trial(10.0, None)]) is None
 
 
 def test_a_prediction_is_said_in_the_unit_of_the_figure():
-    spec = replace(samples.spec(0), predicted=said(0.4, reach=2.0))
+    spec = changed(samples.spec(0), predicted=said(0.4, reach=2.0))
     assert predicted_rate(spec) == "10.0 (5.00 to 20.0)"
     assert predicted_memory(spec) == "5 GiB (4.5 GiB to 6 GiB)"
     assert predicted_rate(samples.spec(0)) == ""
@@ -58,9 +58,9 @@ def test_a_prediction_is_said_in_the_unit_of_the_figure():
 
 
 def test_a_prediction_survives_the_record():
-    spec = replace(samples.spec(0), predicted=said(0.4))
+    spec = changed(samples.spec(0), predicted=said(0.4))
     assert TrialSpec.from_dict(to_dict(spec)) == spec
     broken = to_dict(spec)
-    broken["predicted"]["step_time_s"] = "soon"
+    broken["provenance"]["predicted"]["step_time_s"] = "soon"
     with pytest.raises(ContractError, match="predicted"):
         TrialSpec.from_dict(broken)

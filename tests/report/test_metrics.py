@@ -103,7 +103,7 @@ def test_values_are_those_of_the_record(study: Study) -> None:
     last = max(trials, key=lambda trial: trial.result.started_at_s)  # type: ignore[union-attr]
     assert last.result is not None
     own = 'study="mine"'
-    assert found["autotune_last_trial", own] == last.spec.number
+    assert found["autotune_last_trial", own] == last.spec.identity.number
     assert found["autotune_last_trial_step_seconds", own] == last.result.step_time_s
     assert found["autotune_best_samples_per_second", own] == 60.0
     assert found["autotune_speedup_ratio", own] == pytest.approx(1.2)

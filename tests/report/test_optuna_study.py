@@ -66,7 +66,9 @@ def test_a_fast_candidate_over_the_limit_is_not_the_best(tmp_path: Path) -> None
 
     study = finished(
         tmp_path,
-        lambda spec: ok(spec, 50.0 * spec.micro_batch, peak=spec.micro_batch * 6 * GIB),
+        lambda spec: ok(
+            spec, 50.0 * spec.layout.micro_batch, peak=spec.layout.micro_batch * 6 * GIB
+        ),
         memory_limit="24GiB",
     )
     out = export_study(study, tmp_path / "o.journal", to="optuna", trial=None)[0]

@@ -27,6 +27,7 @@ from tests.report import samples
 from tests.report.test_terminal import finished
 from tests.report.wide import EVIL
 from tests.search.scripted import GIB, Notebook, ok
+from tests.trials import changed
 
 SHIPPED = Path(__file__).parents[2] / "templates" / "report"
 
@@ -58,7 +59,7 @@ def test_nothing_is_left_unescaped(wide: Study) -> None:
 def test_secrets_of_a_configuration_are_not_shown(tmp_path: Path) -> None:
     study = finished(tmp_path)
     for trial in study.trials():
-        config = {"comet": {"api_key": f"s3cret {trial.spec.number}", "project": "mine"}}
+        config = {"comet": {"api_key": f"s3cret {trial.spec.identity.number}", "project": "mine"}}
         (trial.folder / DS_CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
     page = rendered(study)
     assert "api_key" in page
@@ -89,12 +90,12 @@ def test_the_charts_hold_the_figures_of_the_table(wide: Study) -> None:
 
 def test_ticks_are_the_runs_of_the_last_comparison(wide: Study) -> None:
     report = read_report(wide)
-    confirmed = [t for t in report.history.trials if t.spec.role is Role.CONFIRM]
+    confirmed = [t for t in report.history.trials if t.spec.identity.role is Role.CONFIRM]
     again = History(report.history.trials)
     for trial in confirmed:
-        number = trial.spec.number + len(report.history.trials)
-        round_number = (trial.spec.confirm_round or 0) + confirm.ROUNDS
-        spec = dataclasses.replace(trial.spec, number=number, confirm_round=round_number)
+        number = trial.spec.identity.number + len(report.history.trials)
+        round_number = (trial.spec.identity.confirm_round or 0) + confirm.ROUNDS
+        spec = changed(trial.spec, number=number, confirm_round=round_number)
         assert trial.result is not None
         again.put(
             dataclasses.replace(
@@ -123,7 +124,7 @@ def test_the_large_print_claims_no_more_than_the_interval(wide: Study, tmp_path:
 
 def test_where_memory_was_asked_for_the_large_print_says_memory(tmp_path: Path) -> None:
     def smaller_is_slower(spec: TrialSpec) -> TrialResult:
-        size = spec.micro_batch
+        size = spec.layout.micro_batch
         return ok(spec, {1: 50.0, 2: 60.0, 4: 87.0, 8: 100.0}[size], peak=(size + 4) * GIB)
 
     study = finished(

@@ -16,7 +16,6 @@ from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.compare.comparison import ComparedRun, compare
-from autotune.report.plan import Plan, make_plan
 from autotune.report.results.reading import read_report
 from autotune.report.results.verdict import describe_verdict
 from autotune.report.terminal.live import LineView
@@ -25,6 +24,7 @@ from autotune.report.terminal.study import print_plan
 from autotune.search.base import Running, Snapshot, Stage
 from autotune.search.history import History
 from autotune.search.objective import Objective
+from autotune.search.plan import Plan, make_plan
 from autotune.search.reduced import reduce_lattice
 from autotune.space.knob import Context
 from tests.report.test_terminal import shown
@@ -57,7 +57,7 @@ def finished(folder: Path, job: Job) -> Study:
 
 def test_every_report_says_how_many_there_were_and_ranks_none(study: Study) -> None:
     report = read_report(study)
-    numbers = {t.spec.number for t in report.history.reduced.trials}
+    numbers = {t.spec.identity.number for t in report.history.reduced.trials}
     assert len(numbers) == 3
     assert not numbers & {row.trial for row in report.rows}
     said = "3 of 1 layer: these trials are in no ranking, and taught the forecast alone"
@@ -107,7 +107,7 @@ def test_pages_and_comparisons_leave_them_out(study: Study, tmp_path: Path) -> N
 
 
 def test_nothing_of_a_reduced_trial_is_handed_out(study: Study) -> None:
-    number = read_report(study).history.reduced.trials[0].spec.number
+    number = read_report(study).history.reduced.trials[0].spec.identity.number
     with pytest.raises(StudyError, match=f"trial {number} ran 1 layer, less than the job"):
         find_chosen(study, trial=number)
 

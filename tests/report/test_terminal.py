@@ -19,7 +19,6 @@ from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page.tables import trials as trials_of
-from autotune.report.plan import make_plan
 from autotune.report.results.reading import read_report
 from autotune.report.results.rows import Row, make_rows
 from autotune.report.results.study import StudyReport
@@ -29,6 +28,7 @@ from autotune.report.terminal.study import print_plan, print_report
 from autotune.report.words import format_interval
 from autotune.search.history import History
 from autotune.search.objective import Objective
+from autotune.search.plan import make_plan
 from autotune.space.knob import Context
 from tests.search.scripted import (
     ENVIRONMENT,
@@ -103,7 +103,7 @@ def test_the_fastest_is_first_and_failures_are_last(tmp_path: Path) -> None:
 def test_the_best_row_shows_the_figure_of_the_final_comparison(tmp_path: Path) -> None:
     def lucky(spec: TrialSpec) -> TrialResult:
         # The search proper flatters everybody; the comparison tells.
-        flattery = 1.0 if spec.role is Role.CONFIRM else 1.3
+        flattery = 1.0 if spec.identity.role is Role.CONFIRM else 1.3
         result = realistic(spec)
         if result.samples_per_s is None:
             return result
@@ -140,7 +140,7 @@ def test_knobs_that_never_vary_have_no_column(tmp_path: Path) -> None:
 
 def test_a_candidate_above_the_limit_is_not_called_ok(tmp_path: Path) -> None:
     def greedy(spec: TrialSpec) -> TrialResult:
-        return ok(spec, 50.0 * spec.micro_batch, peak=spec.micro_batch * 6 * GIB)
+        return ok(spec, 50.0 * spec.layout.micro_batch, peak=spec.layout.micro_batch * 6 * GIB)
 
     text = shown(read_report(finished(tmp_path, greedy, memory_limit="24GiB")))
     assert "over limit" in text
@@ -161,9 +161,9 @@ def test_no_gain_is_called_no_gain(tmp_path: Path) -> None:
 
 def test_a_failure_in_the_comparison_comes_before_the_measurement(tmp_path: Path) -> None:
     def flaky(spec: TrialSpec) -> TrialResult:
-        if spec.role is Role.CONFIRM and spec.micro_batch == 4:
+        if spec.identity.role is Role.CONFIRM and spec.layout.micro_batch == 4:
             return fault(spec, Outcome.OOM, "late")
-        return ok(spec, 50.0 * spec.micro_batch if spec.micro_batch < 8 else 1.0)
+        return ok(spec, 50.0 * spec.layout.micro_batch if spec.layout.micro_batch < 8 else 1.0)
 
     rows = read_report(finished(tmp_path, flaky)).rows
     assert [row.outcome for row in rows if row.evidence == "late [script]"]
@@ -187,13 +187,15 @@ def test_the_answer_is_json_and_names_what_it_promises(tmp_path: Path) -> None:
 
 def test_what_an_earlier_job_ran_is_left_out_and_counted(tmp_path: Path) -> None:
     # The earlier configuration was faster: its figures would stand first.
-    before = finished(tmp_path, lambda s: ok(s, 500.0 + s.micro_batch), engine=tagged("before"))
+    before = finished(
+        tmp_path, lambda s: ok(s, 500.0 + s.layout.micro_batch), engine=tagged("before")
+    )
     n_before = len(before.trials())
     after = finished(tmp_path, engine=tagged("after"))
-    ours = {t.spec.number for t in after.trials() if t.spec.number >= n_before}
+    ours = {t.spec.identity.number for t in after.trials() if t.spec.identity.number >= n_before}
 
     report = read_report(after)
-    assert {trial.spec.number for trial in report.history.trials} == ours
+    assert {trial.spec.identity.number for trial in report.history.trials} == ours
     best = report.best_trial
     assert best is not None
     assert report.rows[0].trial == best
@@ -281,7 +283,7 @@ def test_a_search_that_was_cut_short_still_owes_baseline_trials(tmp_path: Path) 
         history = History(study.trials()[:n_trials])
         return make_plan(job, ENVIRONMENT, lattice_of(job), study, history).baseline_trials
 
-    roles = [trial.spec.role for trial in study.trials()]
+    roles = [trial.spec.identity.role for trial in study.trials()]
     assert [owed(0), owed(1), owed(roles.index(Role.SEARCH) + 1)] == [2, 1, 0]
 
 
@@ -338,14 +340,14 @@ def test_an_exhausted_lattice_is_not_charged_for(tmp_path: Path) -> None:
 def test_how_much_runs_deviate_is_said_once_something_ran_again(tmp_path: Path) -> None:
     def behave(spec: TrialSpec) -> TrialResult:
         result = realistic(spec)
-        if spec.role is not Role.CONFIRM or not result.samples_per_s:
+        if spec.identity.role is not Role.CONFIRM or not result.samples_per_s:
             return result
         return dataclasses.replace(
-            result, samples_per_s=result.samples_per_s * (1.3 if spec.number % 2 else 1.0)
+            result, samples_per_s=result.samples_per_s * (1.3 if spec.identity.number % 2 else 1.0)
         )
 
     def of_one_run(spec: TrialSpec) -> TrialResult:
-        return fault(spec, Outcome.OOM) if spec.role is Role.CONFIRM else realistic(spec)
+        return fault(spec, Outcome.OOM) if spec.identity.role is Role.CONFIRM else realistic(spec)
 
     calm = dict(describe_verdict(read_report(finished(tmp_path / "calm"))))["noise"]
     loud = dict(describe_verdict(read_report(finished(tmp_path / "loud", behave))))["noise"]
@@ -360,8 +362,8 @@ def test_a_disturbed_trial_is_marked_with_its_evidence_and_its_repeat(tmp_path: 
 
     def behave(spec: TrialSpec) -> TrialResult:
         result = realistic(spec)
-        if spec.role is Role.SEARCH and result.samples_per_s and len(hit) < 2:
-            hit.append(spec.number)
+        if spec.identity.role is Role.SEARCH and result.samples_per_s and len(hit) < 2:
+            hit.append(spec.identity.number)
             return dataclasses.replace(result, disturbed=load)
         return result
 
@@ -383,7 +385,11 @@ def test_a_disturbed_trial_is_marked_with_its_evidence_and_its_repeat(tmp_path: 
 def test_a_figure_says_how_many_of_its_runs_were_disturbed(tmp_path: Path) -> None:
     def behave(spec: TrialSpec) -> TrialResult:
         result = realistic(spec)
-        if spec.role is Role.CONFIRM and spec.confirm_round == 1 and result.samples_per_s:
+        if (
+            spec.identity.role is Role.CONFIRM
+            and spec.identity.confirm_round == 1
+            and result.samples_per_s
+        ):
             return dataclasses.replace(result, disturbed="load")
         return result
 
@@ -398,7 +404,11 @@ def test_what_was_repeated_stays_in_its_own_report(tmp_path: Path) -> None:
 
     def behave(spec: TrialSpec) -> TrialResult:
         result = realistic(spec)
-        if result.samples_per_s and spec.repeat_of is None and spec.role is not Role.CONFIRM:
+        if (
+            result.samples_per_s
+            and spec.provenance.repeat_of is None
+            and spec.identity.role is not Role.CONFIRM
+        ):
             return dataclasses.replace(ok(spec, 0.5 * result.samples_per_s), disturbed="load")
         return result
 
@@ -414,7 +424,8 @@ def test_what_was_repeated_stays_in_its_own_report(tmp_path: Path) -> None:
         assert describe_outcome(row, report) in ("best", name)
     # An answer that was written before names the first one: it is found all the same.
     first = {
-        t.spec.candidate_hash: t.spec.number for t in reversed(report.history.explored.trials)
+        t.spec.identity.candidate_hash: t.spec.identity.number
+        for t in reversed(report.history.explored.trials)
     }
     for _, row in named:
         assert row is not None
@@ -427,15 +438,15 @@ def test_a_repeat_that_measured_nothing_does_not_count(tmp_path: Path) -> None:
 
     def behave(spec: TrialSpec) -> TrialResult:
         result = realistic(spec)
-        if spec.repeat_of is not None:
+        if spec.provenance.repeat_of is not None:
             return fault(spec, Outcome.COMM)
-        if spec.role is Role.SEARCH and result.samples_per_s and not hit:
-            hit.append(spec.number)
+        if spec.identity.role is Role.SEARCH and result.samples_per_s and not hit:
+            hit.append(spec.identity.number)
             return dataclasses.replace(result, disturbed="load")
         return result
 
     report = read_report(finished(tmp_path, behave))
-    assert any(t.spec.repeat_of == hit[0] for t in report.history.trials)
+    assert any(t.spec.provenance.repeat_of == hit[0] for t in report.history.trials)
     said = [text for name, text in describe_verdict(report) if name == "disturbed"]
     assert said == [f"trial {hit[0]}: load; it was not repeated"]
 
@@ -443,7 +454,7 @@ def test_a_repeat_that_measured_nothing_does_not_count(tmp_path: Path) -> None:
 def test_one_that_stopped_early_says_what_disturbed_it(tmp_path: Path) -> None:
     def behave(spec: TrialSpec) -> TrialResult:
         result = realistic(spec)
-        if result.samples_per_s is None or spec.role is not Role.SEARCH:
+        if result.samples_per_s is None or spec.identity.role is not Role.SEARCH:
             return result
         return dataclasses.replace(
             result, outcome=Outcome.STOPPED_EARLY, evidence="too slow", disturbed="load"

@@ -17,8 +17,8 @@ EVIL = '</script><script>window.evil = 1</script><img src=x onerror="window.evil
 
 def varied(spec: TrialSpec) -> TrialResult:
     """As `realistic`, with runs that differ and with faults of every kind here and there."""
-    knobs = spec.knobs
-    key = (knobs["zero.stage"], knobs["micro_batch"], spec.recompute)
+    knobs = spec.identity.knobs
+    key = (knobs["zero.stage"], knobs["micro_batch"], spec.workload.settings["recompute"])
     faults = {
         (3, 1, "none"): Outcome.NONFINITE,
         (3, 2, "none"): Outcome.INVALID,
@@ -32,7 +32,7 @@ def varied(spec: TrialSpec) -> TrialResult:
     if not result.outcome.is_measured:
         return result
     # One per cent to either side, by the number of the trial: runs differ, and always alike.
-    jitter = 1 + ((spec.number * 37) % 21 - 10) / 1000
+    jitter = 1 + ((spec.identity.number * 37) % 21 - 10) / 1000
     boost = 1.25 if knobs["zero.stage"] == 1 else 1.0
     peak = float(result.peak_memory_bytes or 0)
     return dataclasses.replace(
@@ -47,11 +47,14 @@ def wide_study(folder: Path, **job_changes: Any) -> Study:
     """Thirty candidates, most of the lattice."""
     study = finished(folder, varied, trials=30, **job_changes)
     for trial in study.trials():
-        config = {"zero_optimization": {"stage": trial.spec.knobs["zero.stage"]}, "note": EVIL}
+        config = {
+            "zero_optimization": {"stage": trial.spec.identity.knobs["zero.stage"]},
+            "note": EVIL,
+        }
         (trial.folder / DS_CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
     return study
 
 
 def confirmed(report: StudyReport) -> int:
     """Runs of the final comparison."""
-    return sum(trial.spec.role is Role.CONFIRM for trial in report.history.trials)
+    return sum(trial.spec.identity.role is Role.CONFIRM for trial in report.history.trials)

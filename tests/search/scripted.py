@@ -92,14 +92,14 @@ def lattice_of(
 def ok(spec: TrialSpec, samples_per_s: float, *, peak: float = 4 * GIB) -> TrialResult:
     """A measured result."""
     return TrialResult(
-        number=spec.number,
-        role=spec.role,
-        candidate_hash=spec.candidate_hash,
+        number=spec.identity.number,
+        role=spec.identity.role,
+        candidate_hash=spec.identity.candidate_hash,
         outcome=Outcome.OK,
-        step_times_s=[spec.global_batch / samples_per_s] * 5,
-        step_time_s=spec.global_batch / samples_per_s,
-        step_time_low_s=spec.global_batch / (samples_per_s * 1.01),
-        step_time_high_s=spec.global_batch / (samples_per_s * 0.99),
+        step_times_s=[spec.layout.global_batch / samples_per_s] * 5,
+        step_time_s=spec.layout.global_batch / samples_per_s,
+        step_time_low_s=spec.layout.global_batch / (samples_per_s * 1.01),
+        step_time_high_s=spec.layout.global_batch / (samples_per_s * 0.99),
         samples_per_s=samples_per_s,
         samples_per_s_low=samples_per_s * 0.99,
         samples_per_s_high=samples_per_s * 1.01,
@@ -111,9 +111,9 @@ def ok(spec: TrialSpec, samples_per_s: float, *, peak: float = 4 * GIB) -> Trial
 def fault(spec: TrialSpec, outcome: Outcome, evidence: str = "said so") -> TrialResult:
     """A result without figures."""
     return TrialResult(
-        number=spec.number,
-        role=spec.role,
-        candidate_hash=spec.candidate_hash,
+        number=spec.identity.number,
+        role=spec.identity.role,
+        candidate_hash=spec.identity.candidate_hash,
         outcome=outcome,
         evidence=evidence,
         evidence_source="script",
@@ -122,20 +122,20 @@ def fault(spec: TrialSpec, outcome: Outcome, evidence: str = "said so") -> Trial
 
 def peak_of(spec: TrialSpec) -> float:
     """GiB that grow with the micro-batch and shrink with the stage and recomputation."""
-    states = {0: 16.0, 1: 10.0, 2: 8.0, 3: 6.0}[int(spec.knobs["zero.stage"])]
-    share = 0.4 if spec.recompute == "full" else 1.0
-    return (states + 2.5 * spec.micro_batch * share) * GIB
+    states = {0: 16.0, 1: 10.0, 2: 8.0, 3: 6.0}[int(spec.identity.knobs["zero.stage"])]
+    share = 0.4 if spec.workload.settings["recompute"] == "full" else 1.0
+    return (states + 2.5 * spec.layout.micro_batch * share) * GIB
 
 
 def rate_of(spec: TrialSpec) -> float:
     """Samples/s: larger micro-batches are faster, higher stages and recomputation slower."""
-    speed = 100 * spec.micro_batch**0.3 * (0.97 ** int(spec.knobs["zero.stage"]))
-    return speed * (0.75 if spec.recompute == "full" else 1.0)
+    speed = 100 * spec.layout.micro_batch**0.3 * (0.97 ** int(spec.identity.knobs["zero.stage"]))
+    return speed * (0.75 if spec.workload.settings["recompute"] == "full" else 1.0)
 
 
 def realistic(spec: TrialSpec) -> TrialResult:
     """Out of memory above the limit, else the formula."""
-    peak, limit = peak_of(spec), spec.memory_limit_bytes or 64 * GIB
+    peak, limit = peak_of(spec), spec.measure.memory_limit_bytes or 64 * GIB
     if peak > limit:
         return fault(spec, Outcome.OOM, "CUDA out of memory")
     return ok(spec, rate_of(spec), peak=peak)
@@ -208,8 +208,8 @@ class ScriptedFleet:
         trial = ScriptedTrial(self, spec, folder)
         self.running.append(trial)
         self.specs.append(spec)
-        most = max(self.most_at_once.get(spec.role, 0), len(self.running))
-        self.most_at_once[spec.role] = most
+        most = max(self.most_at_once.get(spec.identity.role, 0), len(self.running))
+        self.most_at_once[spec.identity.role] = most
         return trial
 
     def close(self) -> None:
@@ -217,13 +217,13 @@ class ScriptedFleet:
             trial.cancel()
 
     def ran(self, role: Role) -> list[TrialSpec]:
-        return [spec for spec in self.specs if spec.role is role]
+        return [spec for spec in self.specs if spec.identity.role is role]
 
 
 class ScriptedEngine:
     """Implements `Engine` without templates."""
 
-    name = "scripted"
+    name = "deepspeed"  # whose knobs its candidates have
 
     def __init__(
         self,

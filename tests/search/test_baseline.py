@@ -25,7 +25,11 @@ Rung = tuple[int, int, str]
 
 def climbed(fleet: ScriptedFleet) -> list[Rung]:
     return [
-        (int(spec.knobs["zero.stage"]), spec.micro_batch, spec.recompute)
+        (
+            int(spec.identity.knobs["zero.stage"]),
+            spec.layout.micro_batch,
+            spec.workload.settings["recompute"],
+        )
         for spec in fleet.ran(Role.BASELINE)
     ]
 
@@ -34,7 +38,11 @@ def fitting(*rungs: Rung):
     """Only these run; everything else is out of memory."""
 
     def behave(spec: TrialSpec) -> TrialResult:
-        own = (int(spec.knobs["zero.stage"]), spec.micro_batch, spec.recompute)
+        own = (
+            int(spec.identity.knobs["zero.stage"]),
+            spec.layout.micro_batch,
+            spec.workload.settings["recompute"],
+        )
         return ok(spec, 100.0) if own in rungs else fault(spec, Outcome.OOM)
 
     return ScriptedFleet(behave)
@@ -83,7 +91,7 @@ def test_the_limit_includes_the_head_room(study: Study):
 
 def test_no_speedup_without_a_baseline(study: Study):
     def only_the_search(spec: TrialSpec) -> TrialResult:
-        return fault(spec, Outcome.OOM) if spec.role is Role.BASELINE else ok(spec, 100.0)
+        return fault(spec, Outcome.OOM) if spec.identity.role is Role.BASELINE else ok(spec, 100.0)
 
     job, notes = make(trials=2), Notebook()
     beyond = lattice_of(job, stages=(3,), micro_batches=(1,), recompute=("every_2",))
@@ -115,7 +123,7 @@ def test_micro_batches_divide_the_global_batch_exactly(
 def test_every_other_knob_is_at_its_default(study: Study):
     fleet = fitting((3, 8, "none"))
     search(study, make(trials=1), fleet=fleet)
-    last = fleet.ran(Role.BASELINE)[-1].knobs
+    last = fleet.ran(Role.BASELINE)[-1].identity.knobs
     assert last["offload.optimizer"] == last["offload.param"] == "none"
     assert last["tp"] == 1
     assert last["stage3.param_persistence_threshold"] == 100_000
@@ -146,7 +154,7 @@ def test_a_users_own_file_is_rendered_as_it_is_in_every_run(study: Study):
     assert climbed(fleet) == [(1, 4, "none")]
     assert result.baseline is not None
     assert result.baseline.candidate == own
-    own_runs = [s.number for s in fleet.specs if s.candidate_hash == own.hash]
+    own_runs = [s.identity.number for s in fleet.specs if s.identity.candidate_hash == own.hash]
     assert len(own_runs) == 4
     for number in own_runs:
         written = study.trial_folder(number) / "config" / "ds_config.json"
@@ -162,12 +170,12 @@ def test_a_users_own_file_that_does_not_run_is_not_replaced(study: Study):
 
 def test_a_failing_platform_is_not_taken_for_a_baseline_that_does_not_run(study: Study):
     def launch_fails_twice(spec: TrialSpec) -> TrialResult:
-        return fault(spec, Outcome.LAUNCH) if spec.number < 2 else ok(spec, 100, peak=GIB)
+        return fault(spec, Outcome.LAUNCH) if spec.identity.number < 2 else ok(spec, 100, peak=GIB)
 
     fleet = ScriptedFleet(launch_fails_twice)
     result = search(study, make(trials=1), fleet=fleet)
     assert climbed(fleet) == [(0, 8, "none")] * 3
-    assert [spec.retry_of for spec in fleet.ran(Role.BASELINE)] == [None, 0, 1]
+    assert [spec.provenance.retry_of for spec in fleet.ran(Role.BASELINE)] == [None, 0, 1]
     assert result.baseline is not None
     assert result.baseline.trial == 2
 
@@ -200,6 +208,6 @@ def test_a_disturbed_baseline_serves_where_its_repeat_cannot_be_paid_for(study: 
     assert not any("no speedup to report" in note for note in notes.notes)
     fleet = fitting((0, 8, "none"))
     again = search(study, make(trials=1, budget=200), fleet=fleet)
-    assert fleet.specs[0].repeat_of == 0
+    assert fleet.specs[0].provenance.repeat_of == 0
     assert again.baseline is not None
     assert again.baseline.trial == 1

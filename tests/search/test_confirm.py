@@ -158,7 +158,7 @@ def test_the_baseline_over_itself_is_exactly_one():
 def test_a_finalist_that_fails_once_is_not_handed_out(ending):
     good, bad = members_of(2)
     comparison, history = compared({good: [100, 101, 102], bad: [200, 201, 202]})
-    spec = next(t.spec for t in history.trials if t.spec.candidate_hash == bad.hash)
+    spec = next(t.spec for t in history.trials if t.spec.identity.candidate_hash == bad.hash)
     history.put(trial(spec, ending(spec)))
     verdict = confirm.judge(comparison, history, OBJECTIVE)
     assert verdict is not None
@@ -217,12 +217,16 @@ def test_nobody_always_runs_first():
 
 def three_ways(spec: TrialSpec) -> TrialResult:
     """Micro-batch 8 and 4 are close, the rest is behind; each run differs a little."""
-    rate = {1: 50.0, 2: 80.0, 4: 119.0, 8: 120.0}[spec.micro_batch]
-    return ok(spec, rate * (1 + 0.001 * (spec.number % 3)), peak=spec.micro_batch * GIB)
+    rate = {1: 50.0, 2: 80.0, 4: 119.0, 8: 120.0}[spec.layout.micro_batch]
+    return ok(
+        spec, rate * (1 + 0.001 * (spec.identity.number % 3)), peak=spec.layout.micro_batch * GIB
+    )
 
 
 def confirmed(fleet: ScriptedFleet) -> list[tuple[int, int | None]]:
-    return [(spec.micro_batch, spec.confirm_round) for spec in fleet.ran(Role.CONFIRM)]
+    return [
+        (spec.layout.micro_batch, spec.identity.confirm_round) for spec in fleet.ran(Role.CONFIRM)
+    ]
 
 
 def narrow(job=None):
@@ -256,8 +260,8 @@ def test_nothing_beats_the_baseline(study: Study):
 
 def test_ties_are_those_whose_interval_overlaps_the_bests(study: Study):
     def noisy(spec: TrialSpec) -> TrialResult:
-        rate = {1: 50.0, 2: 80.0, 4: 119.0, 8: 120.0}[spec.micro_batch]
-        return ok(spec, rate * (1 + 0.01 * (spec.number % 3)))
+        rate = {1: 50.0, 2: 80.0, 4: 119.0, 8: 120.0}[spec.layout.micro_batch]
+        return ok(spec, rate * (1 + 0.01 * (spec.identity.number % 3)))
 
     result = search(study, JOB, noisy, lattice=narrow())
     assert [tie.candidate.micro_batch for tie in result.ties] == [4]
@@ -268,8 +272,8 @@ def test_a_comparison_cut_short_continues_with_the_missing_runs(study: Study):
     search(study, JOB, fleet=first, lattice=narrow())
     whole = confirmed(first)
     for spec in first.ran(Role.CONFIRM)[3:]:
-        (study.trial_folder(spec.number) / "result.json").unlink()
-        (study.trial_folder(spec.number) / "spec.json").unlink()
+        (study.trial_folder(spec.identity.number) / "result.json").unlink()
+        (study.trial_folder(spec.identity.number) / "spec.json").unlink()
     second = ScriptedFleet(three_ways)
     search(study, JOB, fleet=second, lattice=narrow())
     assert second.ran(Role.SEARCH) == second.ran(Role.BASELINE) == []
@@ -298,7 +302,11 @@ def test_a_new_finalist_starts_a_new_comparison(study: Study):
 
 def test_platform_faults_are_repeated_within_their_round(study: Study):
     def flaky(spec: TrialSpec) -> TrialResult:
-        broken = spec.role is Role.CONFIRM and spec.confirm_round == 1 and spec.retry_of is None
+        broken = (
+            spec.identity.role is Role.CONFIRM
+            and spec.identity.confirm_round == 1
+            and spec.provenance.retry_of is None
+        )
         return fault(spec, Outcome.COMM) if broken else three_ways(spec)
 
     fleet = ScriptedFleet(flaky)
@@ -319,7 +327,11 @@ def test_as_much_comparison_as_the_time_allows(study: Study, left: float, n_runs
     engine = ScriptedEngine(job, own=own)
     lattice = lattice_of(job, stages=(0,), micro_batches=(4, 8), recompute=("none",))
     search(study, job, three_ways, lattice=lattice, engine=engine, interrupt=Patient(3))
-    assert [t.spec.role for t in study.trials()] == [Role.BASELINE, Role.SEARCH, Role.SEARCH]
+    assert [t.spec.identity.role for t in study.trials()] == [
+        Role.BASELINE,
+        Role.SEARCH,
+        Role.SEARCH,
+    ]
     fleet, notes = ScriptedFleet(three_ways, now_s=2_000_000.0), Notebook()
     paid = with_budget(job, time_s=30.0 + left)
     result = search(study, paid, fleet=fleet, lattice=lattice, engine=engine, observer=notes)
@@ -334,7 +346,7 @@ def test_as_much_comparison_as_the_time_allows(study: Study, left: float, n_runs
 def test_time_is_kept_back_for_the_comparison(study: Study):
     """120 s, 10 s each: 60 s are wanted for the comparison, a third (40 s) is kept."""
     job = with_budget(make(trials=50), time_s=120.0)
-    fleet = ScriptedFleet(lambda spec: ok(spec, 100.0 * spec.micro_batch))
+    fleet = ScriptedFleet(lambda spec: ok(spec, 100.0 * spec.layout.micro_batch))
     result = search(study, job, fleet=fleet)
     assert len(fleet.ran(Role.SEARCH)) + len(fleet.ran(Role.BASELINE)) == 8
     assert len(confirmed(fleet)) > 0

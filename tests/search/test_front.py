@@ -99,11 +99,11 @@ def test_everything_is_on_the_front_or_beaten_by_it(points: list[tuple[float, in
 
 def curve(spec: TrialSpec) -> TrialResult:
     """A front with a clear knee: micro-batch 4 has nearly the speed of 8 in half the memory."""
-    if spec.knobs["zero.stage"] == 0 and spec.micro_batch == 2:
+    if spec.identity.knobs["zero.stage"] == 0 and spec.layout.micro_batch == 2:
         return fault(spec, Outcome.OOM)
-    rate = {1: 50.0, 2: 80.0, 4: 97.0, 8: 100.0}[spec.micro_batch]
-    share = {0: 1.0, 1: 0.99, 2: 0.98, 3: 0.97}[int(spec.knobs["zero.stage"])]
-    peak = {1: 4.0, 2: 5.0, 4: 8.0, 8: 20.0}[spec.micro_batch] * (2 - share)
+    rate = {1: 50.0, 2: 80.0, 4: 97.0, 8: 100.0}[spec.layout.micro_batch]
+    share = {0: 1.0, 1: 0.99, 2: 0.98, 3: 0.97}[int(spec.identity.knobs["zero.stage"])]
+    peak = {1: 4.0, 2: 5.0, 4: 8.0, 8: 20.0}[spec.layout.micro_batch] * (2 - share)
     return ok(spec, rate * share, peak=peak * GIB)
 
 
@@ -125,7 +125,7 @@ def test_a_search_answers_with_the_knee_and_the_front(study: Study, sampler: str
     assert rates == sorted(rates, reverse=True)
     assert peaks == sorted(peaks, reverse=True)
     assert [point.candidate.micro_batch for point in result.front] == [8, 4, 2, 1]
-    compared = {spec.candidate_hash for spec in fleet.ran(Role.CONFIRM)}
+    compared = {spec.identity.candidate_hash for spec in fleet.ran(Role.CONFIRM)}
     assert {point.candidate.hash for point in result.front} <= compared
     assert len(compared) <= 6
     assert result.speedup is not None
@@ -147,7 +147,7 @@ def test_patience_counts_from_the_last_change_of_the_front(study: Study):
     whole, fleet = pareto(study, trials=None, patience=3, seed=2)
     history = History(study.trials()).explored
     objective = Objective.of(make(objective="pareto"), ENVIRONMENT)
-    numbers = {t.candidate.hash: t.trials[0].spec.number for t in history.tried}
+    numbers = {t.candidate.hash: t.trials[0].spec.identity.number for t in history.tried}
     assert whole.front is not None
     own = {t.candidate.hash: f for t in history.tried if (f := objective.figure(t)) is not None}
     last = max(numbers[key] for key in objective.leaders(own))

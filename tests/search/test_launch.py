@@ -29,7 +29,7 @@ def spec_of(run: Run, **changes: Any) -> TrialSpec:
 
 @pytest.mark.parametrize("role", [Role.BASELINE, Role.SEARCH])
 def test_trials_of_cpu_ranks_start_warm(role):
-    assert spec_of(Run(candidate=ONE, role=role)).start is Start.WARM
+    assert spec_of(Run(candidate=ONE, role=role)).measure.start is Start.WARM
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_trials_of_cpu_ranks_start_warm(role):
     ids=["the claim", "after a fault", "compiled", "on a GPU"],
 )
 def test_torchrun_starts_what_the_claim_rests_on_and_what_is_read_at_a_start(run, changes):
-    assert spec_of(run, **changes).start is Start.COLD
+    assert spec_of(run, **changes).measure.start is Start.COLD

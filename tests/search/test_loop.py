@@ -31,9 +31,9 @@ EXPLORING = (Role.BASELINE, Role.SEARCH)
 def explored(study: Study) -> list[str]:
     """Candidates of the conclusive trials before the final comparison."""
     return [
-        trial.spec.candidate_hash
+        trial.spec.identity.candidate_hash
         for trial in study.trials()
-        if trial.spec.role in EXPLORING
+        if trial.spec.identity.role in EXPLORING
         and trial.result is not None
         and not trial.result.outcome.is_platform_fault
     ]
@@ -44,7 +44,7 @@ def first_time(behaviour: Behaviour, broken: Outcome) -> Behaviour:
     seen: set[tuple[str, int | None]] = set()
 
     def behave(spec: TrialSpec) -> TrialResult:
-        key = (spec.candidate_hash, spec.confirm_round)
+        key = (spec.identity.candidate_hash, spec.identity.confirm_round)
         if key in seen:
             return behaviour(spec)
         seen.add(key)
@@ -56,7 +56,7 @@ def first_time(behaviour: Behaviour, broken: Outcome) -> Behaviour:
 def test_baseline_search_comparison_in_this_order(study: Study):
     fleet, notes = ScriptedFleet(realistic), Notebook()
     result = search(study, make(), fleet=fleet, observer=notes)
-    roles = list(dict.fromkeys(spec.role for spec in fleet.specs))
+    roles = list(dict.fromkeys(spec.identity.role for spec in fleet.specs))
     assert roles == [Role.BASELINE, Role.SEARCH, Role.CONFIRM]
     assert list(dict.fromkeys(s.stage for s in notes.snapshots)) == list(Stage)
     assert len(fleet.ran(Role.SEARCH)) == 8
@@ -87,7 +87,9 @@ def test_the_same_seed_and_results_give_the_same_search(tmp_path: Path):
     for name in ("a", "b"):
         fleet = ScriptedFleet(realistic)
         search(Study(tmp_path, name), make(seed=5), fleet=fleet)
-        runs.append([(s.number, s.role, s.candidate_hash) for s in fleet.specs])
+        runs.append(
+            [(s.identity.number, s.identity.role, s.identity.candidate_hash) for s in fleet.specs]
+        )
     assert runs[0] == runs[1]
 
 
@@ -103,11 +105,11 @@ def test_platform_faults_are_repeated_and_teach_nothing(study: Study):
     result = search(study, make(trials=3), fleet=fleet)
     assert max(Counter(explored(study)).values()) == 1
     for spec in fleet.specs:
-        if spec.retry_of is not None:
-            repeated = fleet.specs[spec.retry_of]
-            assert repeated.candidate_hash == spec.candidate_hash
-            assert repeated.role is spec.role
-    assert len({s.candidate_hash for s in fleet.ran(Role.SEARCH)}) == 3
+        if spec.provenance.retry_of is not None:
+            repeated = fleet.specs[spec.provenance.retry_of]
+            assert repeated.identity.candidate_hash == spec.identity.candidate_hash
+            assert repeated.identity.role is spec.identity.role
+    assert len({s.identity.candidate_hash for s in fleet.ran(Role.SEARCH)}) == 3
     assert result.speedup is not None
 
 
@@ -115,15 +117,15 @@ def test_a_retry_says_what_the_platform_did_and_no_knobs(study: Study):
     notebook = Notebook()
     fleet = ScriptedFleet(first_time(realistic, Outcome.COMM))
     search(study, make(trials=2), fleet=fleet, observer=notebook)
-    retried = next(s for s in fleet.specs if s.retry_of is not None)
-    evidence = study.trials()[retried.retry_of].result.evidence
+    retried = next(s for s in fleet.specs if s.provenance.retry_of is not None)
+    evidence = study.trials()[retried.provenance.retry_of].result.evidence
     assert evidence
     assert (
-        f"trial {retried.number}: trial {retried.retry_of} again, which the platform ended: "
-        f"comm: {evidence}"
+        f"trial {retried.identity.number}: trial {retried.provenance.retry_of} again, which "
+        f"the platform ended: comm: {evidence}"
     ) in notebook.notes
     ended = notebook.snapshots[-1].ended
-    assert [r.number for r in ended] == [s.number for s in fleet.specs]
+    assert [r.number for r in ended] == [s.identity.number for s in fleet.specs]
 
 
 def test_a_candidate_that_the_platform_always_fails_is_left_after_two_retries(study: Study):
@@ -131,14 +133,16 @@ def test_a_candidate_that_the_platform_always_fails_is_left_after_two_retries(st
     cursed = candidate(job, zero__stage=3, micro_batch=1)
 
     def behave(spec: TrialSpec) -> TrialResult:
-        if spec.candidate_hash == cursed.hash:
+        if spec.identity.candidate_hash == cursed.hash:
             return fault(spec, Outcome.CRASH)
         return ok(spec, 100.0)
 
     fleet = ScriptedFleet(behave)
     lattice = lattice_of(job, stages=(3,), recompute=("none",))
     result = search(study, job, fleet=fleet, lattice=lattice)
-    tries = [s.retry_of for s in fleet.specs if s.candidate_hash == cursed.hash]
+    tries = [
+        s.provenance.retry_of for s in fleet.specs if s.identity.candidate_hash == cursed.hash
+    ]
     assert tries == [None, *sorted(tries[1:])]
     assert len(tries) == 3
     assert result.counts[Outcome.CRASH] == 3
@@ -152,7 +156,7 @@ def test_slots_that_are_left_out_are_said_once_and_fewer_trials_run_at_once(stud
     behave = fleet.behave
 
     def loses_a_slot(spec: TrialSpec) -> TrialResult:
-        if spec.number == 3 and not fleet.left_out:
+        if spec.identity.number == 3 and not fleet.left_out:
             fleet.left_out, fleet.n_gangs = ("localhost:0",), 1
         return behave(spec)
 
@@ -168,9 +172,9 @@ def test_a_retry_leaves_the_final_comparison_its_time(study: Study):
     job = make(trials=4, budget="100s")
 
     def behave(spec: TrialSpec) -> TrialResult:
-        if spec.role is Role.SEARCH and spec.micro_batch != 4:
+        if spec.identity.role is Role.SEARCH and spec.layout.micro_batch != 4:
             return fault(spec, Outcome.COMM)
-        return ok(spec, 100.0 + spec.micro_batch)
+        return ok(spec, 100.0 + spec.layout.micro_batch)
 
     fleet = ScriptedFleet(behave)
     lattice = lattice_of(job, stages=(0,), recompute=("none",))
@@ -185,7 +189,7 @@ def test_a_retry_leaves_the_final_comparison_its_time(study: Study):
 def test_config_faults_are_never_repeated(study: Study):
     def behave(spec: TrialSpec) -> TrialResult:
         faults = {1: Outcome.OOM, 2: Outcome.INVALID, 4: Outcome.TIMEOUT}
-        found = faults.get(spec.micro_batch)
+        found = faults.get(spec.layout.micro_batch)
         return ok(spec, 100.0) if found is None else fault(spec, found)
 
     search(study, make(trials=99), behave)
@@ -201,7 +205,7 @@ def test_a_broken_platform_ends_the_search(study: Study):
 
 def test_trials_that_end_together_with_the_last_straw_are_recorded(study: Study):
     def behaviour(spec: TrialSpec) -> TrialResult:
-        return fault(spec, Outcome.LAUNCH) if spec.role is Role.SEARCH else ok(spec, 50.0)
+        return fault(spec, Outcome.LAUNCH) if spec.identity.role is Role.SEARCH else ok(spec, 50.0)
 
     with pytest.raises(FleetError):
         search(study, make(trials=20), fleet=ScriptedFleet(behaviour, n_gangs=4))
@@ -211,7 +215,7 @@ def test_trials_that_end_together_with_the_last_straw_are_recorded(study: Study)
 def cut(study: Study, number: int, how: str) -> None:
     """Leave the record as a coordinator that died in the middle of trial `number` would."""
     for later in study.trials():
-        if later.spec.number > number:
+        if later.spec.identity.number > number:
             (later.folder / "result.json").unlink()
             (later.folder / "spec.json").unlink()
     folder = study.trial_folder(number)
@@ -230,14 +234,20 @@ def cut(study: Study, number: int, how: str) -> None:
 def test_resumes_from_a_cut_at_any_write(study: Study, number: int, how: str):
     job = make(trials=6)
     whole = search(study, job)
-    before = {t.spec.number: t.result for t in study.trials() if t.spec.number < number}
+    before = {
+        t.spec.identity.number: t.result for t in study.trials() if t.spec.identity.number < number
+    }
     cut(study, number, how)
     fleet, notes = ScriptedFleet(realistic), Notebook()
     result = search(study, job, fleet=fleet, observer=notes)
-    after = {t.spec.number: t.result for t in study.trials()}
+    after = {t.spec.identity.number: t.result for t in study.trials()}
     assert {n: after[n] for n in before} == before, "nothing finished is lost"
     assert max(Counter(explored(study)).values()) == 1, "nothing finished is run twice"
-    searched = {t.spec.candidate_hash for t in study.trials() if t.spec.role is Role.SEARCH}
+    searched = {
+        t.spec.identity.candidate_hash
+        for t in study.trials()
+        if t.spec.identity.role is Role.SEARCH
+    }
     assert len(searched) == 6
     assert result.baseline is not None
     assert whole.baseline is not None
@@ -245,7 +255,7 @@ def test_resumes_from_a_cut_at_any_write(study: Study, number: int, how: str):
     assert result.speedup is not None
     if how != "no spec":
         assert after[number].outcome is Outcome.LOST
-        assert [s.retry_of for s in fleet.specs].count(number) == 1
+        assert [s.provenance.retry_of for s in fleet.specs].count(number) == 1
     if how == "truncated result":
         assert "not readable" in after[number].evidence
         assert (study.trial_folder(number) / "result.json.damaged").exists()
@@ -272,11 +282,13 @@ def test_a_changed_space_continues_with_what_is_known(study: Study):
 def test_a_lost_candidate_that_has_become_illegal_is_left(study: Study):
     job = make(trials=4)
     search(study, job)
-    last = [t for t in study.trials() if t.spec.role is Role.SEARCH][-1]
+    last = [t for t in study.trials() if t.spec.identity.role is Role.SEARCH][-1]
     (last.folder / "result.json").unlink()
     fleet = ScriptedFleet(realistic)
-    search(study, job, fleet=fleet, refused=lambda c: c.hash == last.spec.candidate_hash)
-    assert last.spec.candidate_hash not in {s.candidate_hash for s in fleet.specs}
+    search(study, job, fleet=fleet, refused=lambda c: c.hash == last.spec.identity.candidate_hash)
+    assert last.spec.identity.candidate_hash not in {
+        s.identity.candidate_hash for s in fleet.specs
+    }
 
 
 def test_trials_of_another_job_are_left_out(study: Study):
@@ -286,7 +298,7 @@ def test_trials_of_another_job_are_left_out(study: Study):
     assert len(fleet.ran(Role.SEARCH)) == 3
     assert any("another job" in note for note in notes.notes)
     assert result.best is not None
-    assert result.best.trial >= fleet.specs[0].number
+    assert result.best.trial >= fleet.specs[0].identity.number
 
 
 def test_a_folder_without_a_spec_is_said_and_left(study: Study):
@@ -294,7 +306,7 @@ def test_a_folder_without_a_spec_is_said_and_left(study: Study):
     notes = Notebook()
     search(study, make(trials=1), observer=notes)
     assert any("0000: left out" in note for note in notes.notes)
-    assert next(trial.spec.number for trial in study.trials()) == 1
+    assert next(trial.spec.identity.number for trial in study.trials()) == 1
 
 
 @pytest.mark.parametrize("n_trials", [5, 9])
@@ -308,11 +320,11 @@ def test_a_winner_whose_record_is_gone_runs_again_and_wins(
     (study.trial_folder(first.best.trial) / "spec.json").write_text("{")
     fleet = ScriptedFleet(realistic)
     result = search(study, job, fleet=fleet)
-    assert fleet.specs[0].candidate_hash == first.best.candidate.hash
+    assert fleet.specs[0].identity.candidate_hash == first.best.candidate.hash
     assert fleet.ran(Role.CONFIRM) == [], "the comparison that was made still holds"
     assert result.best is not None
     assert result.best.candidate == first.best.candidate
-    assert result.best.trial == fleet.specs[0].number
+    assert result.best.trial == fleet.specs[0].identity.number
     assert result.speedup == first.speedup
     third = ScriptedFleet(realistic)
     search(study, job, fleet=third)
@@ -414,15 +426,15 @@ def test_a_full_disk_ends_the_search_and_loses_nothing_that_was_written(
     assert len(kept) >= 5
     again = ScriptedFleet(realistic)
     search(study, make(), fleet=again)
-    assert not {t.spec.candidate_hash for t in kept} & {
-        s.candidate_hash for s in again.specs if s.role in EXPLORING
+    assert not {t.spec.identity.candidate_hash for t in kept} & {
+        s.identity.candidate_hash for s in again.specs if s.identity.role in EXPLORING
     }
 
 
 def test_a_fleet_that_refuses_ends_the_search(study: Study):
     class Refusing(ScriptedFleet):
         def submit(self, spec, folder):
-            if spec.number == 2:
+            if spec.identity.number == 2:
                 raise FleetError("device 1 has gone")
             return super().submit(spec, folder)
 
@@ -443,7 +455,7 @@ def test_nothing_feasible_says_what_was_seen_and_what_would_help(study: Study):
 
 def test_nothing_within_the_head_room_says_the_smallest_peak(study: Study):
     def behave(spec: TrialSpec) -> TrialResult:
-        return ok(spec, 100.0, peak=(9 + spec.micro_batch) * GIB)
+        return ok(spec, 100.0, peak=(9 + spec.layout.micro_batch) * GIB)
 
     with pytest.raises(NothingFeasibleError) as caught:
         search(study, make(trials=1, memory_limit="10GiB", head_room=0.2), behave)
@@ -465,7 +477,7 @@ def test_the_view_sees_every_trial_running(study: Study):
     fleet, notes = ScriptedFleet(realistic, n_gangs=2, n_polls=2), Notebook()
     search(study, make(), fleet=fleet, observer=notes)
     shown = {running.number for s in notes.snapshots for running in s.running}
-    assert shown == {spec.number for spec in fleet.specs}
+    assert shown == {spec.identity.number for spec in fleet.specs}
     assert notes.snapshots[-1].running == ()
     assert [s.n_done for s in notes.snapshots] == sorted(s.n_done for s in notes.snapshots)
 

@@ -26,7 +26,7 @@ def test_a_lost_study_json_is_written_anew_for_all_trials(study: Study):
     search(study, make(trials=3), observer=notes)
     facts = study.read_state()
     for trial in study.trials():
-        assert environment_at(facts, trial.spec.number) == ENVIRONMENT
+        assert environment_at(facts, trial.spec.identity.number) == ENVIRONMENT
     assert any("does not say where the trials ran" in note for note in notes.notes)
     again = Notebook()
     search(study, make(trials=3), observer=again)
@@ -42,9 +42,9 @@ def test_a_new_study_has_nothing_to_ask(study: Study):
 
 def test_the_versions_are_those_that_the_trials_report(study: Study):
     def upgraded(spec: TrialSpec) -> TrialResult:
-        version = "0.18.0" if spec.number < 2 else ENVIRONMENT.deepspeed_version
+        version = "0.18.0" if spec.identity.number < 2 else ENVIRONMENT.deepspeed_version
         told = {"deepspeed": version, "torch": ENVIRONMENT.torch_version, "python": "3.12"}
-        return replace(realistic(spec), versions={} if spec.number == 1 else told)
+        return replace(realistic(spec), versions={} if spec.identity.number == 1 else told)
 
     search(study, make(trials=3), upgraded)
     found = listed(study, Notebook())

@@ -70,11 +70,11 @@ def forecaster(candidates: Sequence[Candidate]) -> Forecast:
 
 def smaller(spec: TrialSpec) -> TrialResult:
     """As `realistic`, faster and smaller with fewer layers, and slower on fewer devices."""
-    layers = None if spec.fidelity is None else spec.fidelity.layers
-    peak, limit = peak_of(spec) * depth(layers), spec.memory_limit_bytes or 64 * GIB
+    layers = None if spec.identity.fidelity is None else spec.identity.fidelity.layers
+    peak, limit = peak_of(spec) * depth(layers), spec.measure.memory_limit_bytes or 64 * GIB
     if peak > limit:
         return fault(spec, Outcome.OOM, "CUDA out of memory")
-    return ok(spec, rate_of(spec) / depth(layers) * spec.world / 2, peak=peak)
+    return ok(spec, rate_of(spec) / depth(layers) * spec.layout.world / 2, peak=peak)
 
 
 class Searched:
@@ -111,25 +111,25 @@ class Searched:
 
     @property
     def reduced(self) -> list[TrialSpec]:
-        return [spec for spec in self.fleet.specs if spec.fidelity is not None]
+        return [spec for spec in self.fleet.specs if spec.identity.fidelity is not None]
 
     @property
     def full(self) -> list[TrialSpec]:
-        return [spec for spec in self.fleet.ran(Role.SEARCH) if spec.fidelity is None]
+        return [spec for spec in self.fleet.ran(Role.SEARCH) if spec.identity.fidelity is None]
 
 
 def test_the_first_half_of_a_search_is_reduced_and_nothing_else_is(study: Study) -> None:
     done = Searched(study, make(trials=10, fidelity="layers=1"))
     ran = done.fleet.ran(Role.SEARCH)
-    assert [spec.fidelity is not None for spec in ran] == [True] * 5 + [False] * 5
-    others = [spec for spec in done.fleet.specs if spec.role is not Role.SEARCH]
+    assert [spec.identity.fidelity is not None for spec in ran] == [True] * 5 + [False] * 5
+    others = [spec for spec in done.fleet.specs if spec.identity.role is not Role.SEARCH]
     assert others
-    assert all(spec.fidelity is None for spec in others)
+    assert all(spec.identity.fidelity is None for spec in others)
 
 
 def test_no_figure_of_a_reduced_trial_is_a_candidates(study: Study) -> None:
     done = Searched(study, make(trials=10, fidelity="layers=1"))
-    numbers = {spec.number for spec in done.reduced}
+    numbers = {spec.identity.number for spec in done.reduced}
     standings = [done.result.best, done.result.baseline, *done.result.ties]
     assert numbers
     assert not numbers & {s.trial for s in standings if s is not None}
@@ -139,8 +139,8 @@ def test_no_figure_of_a_reduced_trial_is_a_candidates(study: Study) -> None:
     assert done.result.best.samples_per_s <= fastest * 1.01
     assert all(s.best is None or s.best.trial not in numbers for s in done.notebook.snapshots)
     history = History(study.trials())
-    assert not numbers & {t.spec.number for t in history.trials}
-    assert numbers == {t.spec.number for t in history.reduced.trials}
+    assert not numbers & {t.spec.identity.number for t in history.trials}
+    assert numbers == {t.spec.identity.number for t in history.reduced.trials}
     assert sum(done.result.counts.values()) == len(done.fleet.specs)
 
 
@@ -149,15 +149,19 @@ def test_a_reduced_trial_says_what_it_ran(study: Study) -> None:
     done = Searched(study, job)
     whole = {c.hash: c for c in done.lattice.candidates}
     for spec in done.reduced:
-        candidate = whole[spec.reduced_of or ""]
-        assert spec.fidelity == Fidelity(layers=2)
-        assert spec.model["config"]["n_layer"] == 2
-        assert spec.knobs == candidate.values
-        assert spec.candidate_hash == candidate.reduced(spec.fidelity).hash != candidate.hash
-        assert (spec.world, spec.global_batch) == (job.world, job.global_batch)
-        assert not spec.diagnoses
+        candidate = whole[spec.identity.reduced_of or ""]
+        assert spec.identity.fidelity == Fidelity(layers=2)
+        assert spec.workload.model["config"]["n_layer"] == 2
+        assert spec.identity.knobs == candidate.values
+        assert (
+            spec.identity.candidate_hash
+            == candidate.reduced(spec.identity.fidelity).hash
+            != candidate.hash
+        )
+        assert (spec.layout.world, spec.layout.global_batch) == (job.world, job.global_batch)
+        assert not spec.measure.diagnoses
         assert spec.measure.losing_step_time_s is None
-    assert all(spec.model == job.model.source for spec in done.full)
+    assert all(spec.workload.model == job.model.source for spec in done.full)
 
 
 def test_fewer_devices_are_fewer_replicas(study: Study) -> None:
@@ -165,18 +169,18 @@ def test_fewer_devices_are_fewer_replicas(study: Study) -> None:
     whole = {c.hash: c for c in done.lattice.candidates}
     assert len(done.reduced) == 3
     for spec in done.reduced:
-        candidate = whole[spec.reduced_of or ""]
-        assert (spec.world, spec.dp, spec.global_batch) == (1, 1, 8)
-        assert (spec.micro_batch, spec.grad_accum) == (
+        candidate = whole[spec.identity.reduced_of or ""]
+        assert (spec.layout.world, spec.layout.dp, spec.layout.global_batch) == (1, 1, 8)
+        assert (spec.layout.micro_batch, spec.layout.grad_accum) == (
             candidate.micro_batch,
             candidate.grad_accum,
         )
-    assert {spec.world for spec in done.full} == {2}
+    assert {spec.layout.world for spec in done.full} == {2}
 
 
 def test_no_two_reduced_trials_are_alike_to_the_model(study: Study) -> None:
     done = Searched(study, make(trials=20, fidelity="layers=1"))
-    assert len({spec.reduced_of for spec in done.reduced}) == len(done.reduced) == 10
+    assert len({spec.identity.reduced_of for spec in done.reduced}) == len(done.reduced) == 10
 
 
 def spec_of(job: Job, number: int, candidate: Candidate, fidelity: Fidelity | None) -> TrialSpec:
@@ -234,7 +238,7 @@ def test_a_full_trial_is_predicted_better_for_the_reduced_ones() -> None:
     )
     candidate = lattice_of(job).candidates[5]
     spec = spec_of(job, 99, candidate, None)
-    true_s = spec.global_batch / rate_of(spec) * off
+    true_s = spec.layout.global_batch / rate_of(spec) * off
     before = its.predict(History(), objective, candidate)
     after = its.predict(taught, objective, candidate)
     assert abs(np.log(after.step_time_s / true_s)) < 0.5 * abs(np.log(before.step_time_s / true_s))
@@ -275,14 +279,14 @@ def test_out_of_memory_with_fewer_layers_is_so_with_all_on_the_same_devices(
 
 def test_a_candidate_that_is_too_large_in_part_is_not_run_whole(study: Study) -> None:
     def heavy(spec: TrialSpec) -> TrialResult:
-        if spec.fidelity is not None and spec.micro_batch == 4:
+        if spec.identity.fidelity is not None and spec.layout.micro_batch == 4:
             return fault(spec, Outcome.OOM, "CUDA out of memory")
         return smaller(spec)
 
     done = Searched(study, make(trials=60, fidelity="layers=1"), heavy)
-    lost = {s.reduced_of for s in done.reduced if s.micro_batch == 4}
+    lost = {s.identity.reduced_of for s in done.reduced if s.layout.micro_batch == 4}
     assert lost
-    assert not lost & {spec.candidate_hash for spec in done.full}
+    assert not lost & {spec.identity.candidate_hash for spec in done.full}
     said = [n for n in done.notebook.notes if "ran out of memory with fewer layers" in n]
     assert len(said) == len(lost)
 
@@ -290,7 +294,7 @@ def test_a_candidate_that_is_too_large_in_part_is_not_run_whole(study: Study) ->
 def test_where_nothing_fits_reduced_trials_are_counted_apart(study: Study) -> None:
     with pytest.raises(NothingFeasibleError, match=r"candidates more .* with fewer layers") as end:
         Searched(study, make(trials=8, fidelity="layers=1"), lambda s: fault(s, Outcome.OOM))
-    n_full = sum(t.spec.fidelity is None for t in study.trials())
+    n_full = sum(t.spec.identity.fidelity is None for t in study.trials())
     assert f"none of {n_full} trials" in end.value.message
 
 
@@ -304,8 +308,8 @@ def test_what_has_no_reduced_form_says_so_and_runs_whole(study: Study) -> None:
     assert "8 of 32 candidates have no reduced trial (test.refused 8)" in reductions.describe()
     done = Searched(study, job, engine=engine)
     assert any("8 of 32 candidates have no reduced trial" in n for n in done.notebook.notes)
-    assert {spec.knobs["zero.stage"] for spec in done.reduced} == {0, 1, 2}
-    assert 3 in {spec.knobs["zero.stage"] for spec in done.full}
+    assert {spec.identity.knobs["zero.stage"] for spec in done.reduced} == {0, 1, 2}
+    assert 3 in {spec.identity.knobs["zero.stage"] for spec in done.full}
 
 
 def test_without_a_forecast_there_is_nothing_to_teach(study: Study) -> None:
@@ -318,9 +322,11 @@ def test_without_a_forecast_there_is_nothing_to_teach(study: Study) -> None:
 def test_half_of_the_time_is_left_for_full_trials(study: Study) -> None:
     # Each trial takes 10 s; the baseline's come first.
     done = Searched(study, make(trials=40, fidelity="layers=1", budget="300s"))
-    ended = {spec.number: 10.0 * (place + 1) for place, spec in enumerate(done.fleet.specs)}
+    ended = {
+        spec.identity.number: 10.0 * (place + 1) for place, spec in enumerate(done.fleet.specs)
+    }
     assert done.reduced
-    assert max(ended[spec.number] for spec in done.reduced) <= 150.0
+    assert max(ended[spec.identity.number] for spec in done.reduced) <= 150.0
     assert done.full
 
 
@@ -331,8 +337,8 @@ def test_a_search_goes_on_where_it_was(study: Study) -> None:
     assert 0 < len(begun.reduced) < 5
     rest = Searched(study, job)
     # Ended at the same moment of the record, the second goes on as if there had been no first.
-    asked = [spec.candidate_hash for spec in (*begun.fleet.specs, *rest.fleet.specs)]
-    assert asked == [spec.candidate_hash for spec in whole.fleet.specs]
+    asked = [spec.identity.candidate_hash for spec in (*begun.fleet.specs, *rest.fleet.specs)]
+    assert asked == [spec.identity.candidate_hash for spec in whole.fleet.specs]
     assert Searched(study, job).fleet.specs == [], "the same again runs nothing"
 
 
@@ -340,20 +346,23 @@ def test_a_killed_reduced_trial_is_run_again_as_itself(study: Study) -> None:
     job = make(trials=6, fidelity="layers=1")
     first = Searched(study, job, interrupt=Patient(6))
     killed = first.reduced[0]
-    (study.trial_folder(killed.number) / "result.json").unlink()
+    (study.trial_folder(killed.identity.number) / "result.json").unlink()
     again = Searched(study, job).reduced[0]
-    assert again.retry_of == killed.number
-    assert (again.candidate_hash, again.fidelity) == (killed.candidate_hash, killed.fidelity)
+    assert again.provenance.retry_of == killed.identity.number
+    assert (again.identity.candidate_hash, again.identity.fidelity) == (
+        killed.identity.candidate_hash,
+        killed.identity.fidelity,
+    )
 
 
 def test_what_the_platform_ends_is_retried_and_teaches_nothing(study: Study) -> None:
     def flaky(spec: TrialSpec) -> TrialResult:
-        if spec.fidelity is not None and spec.retry_of is None:
+        if spec.identity.fidelity is not None and spec.provenance.retry_of is None:
             return fault(spec, Outcome.COMM, "a peer went away")
         return smaller(spec)
 
     done = Searched(study, make(trials=4, fidelity="layers=1"), flaky)
-    assert [spec.retry_of is not None for spec in done.reduced] == [False, True] * 2
+    assert [spec.provenance.retry_of is not None for spec in done.reduced] == [False, True] * 2
     assert len(done.full) == 2
 
 
@@ -363,8 +372,13 @@ def test_another_fidelity_keeps_what_the_first_one_taught(study: Study, then: st
     done = Searched(study, make(trials=14, fidelity=then))
     assert not any("left out" in note for note in done.notebook.notes)
     history = History(study.trials())
-    assert len([t for t in history.reduced.trials if t.spec.fidelity == Fidelity(layers=1)]) == 3
-    assert len([s for s in done.reduced if s.fidelity == Fidelity(layers=2)]) == (4 if then else 0)
+    assert (
+        len([t for t in history.reduced.trials if t.spec.identity.fidelity == Fidelity(layers=1)])
+        == 3
+    )
+    assert len([s for s in done.reduced if s.identity.fidelity == Fidelity(layers=2)]) == (
+        4 if then else 0
+    )
 
 
 def test_a_reduced_trial_of_another_model_is_left_out(study: Study) -> None:

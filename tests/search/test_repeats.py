@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.contract import Measure, Outcome, Role, TrialResult, TrialSpec
 from autotune.record.spread import Spread
 from autotune.record.study import Study
 from autotune.search.answer import RecordStandings
@@ -31,6 +31,7 @@ from tests.search.scripted import (
     search,
     with_budget,
 )
+from tests.trials import LIMITS
 
 LOAD = "other processes took 40% of core 0"
 
@@ -53,16 +54,20 @@ def once(role: Role, *, confirm_round: int | None = None) -> Callable[[TrialSpec
 
     def is_hit(spec: TrialSpec) -> bool:
         runs = realistic(spec).samples_per_s is not None
-        if not hit and runs and (spec.role, spec.confirm_round) == (role, confirm_round):
-            hit.append(spec.number)
-        return spec.number in hit
+        if (
+            not hit
+            and runs
+            and (spec.identity.role, spec.identity.confirm_round) == (role, confirm_round)
+        ):
+            hit.append(spec.identity.number)
+        return spec.identity.number in hit
 
     return is_hit
 
 
 def figure_of(study: Study, spec: TrialSpec) -> float:
     history = History(study.trials())
-    tried = next(t for t in history.tried if t.candidate.hash == spec.candidate_hash)
+    tried = next(t for t in history.tried if t.candidate.hash == spec.identity.candidate_hash)
     found = Objective.of(make(), ENVIRONMENT).figure(tried)
     assert found is not None
     return found.samples_per_s
@@ -72,54 +77,62 @@ def figure_of(study: Study, spec: TrialSpec) -> float:
 def test_a_disturbed_trial_is_repeated_once_and_the_repeat_counts(study: Study, role: Role):
     fleet, notes = ScriptedFleet(disturbing(once(role))), Notebook()
     search(study, make(), fleet=fleet, observer=notes)
-    (repeat,) = [spec for spec in fleet.specs if spec.repeat_of is not None]
-    assert repeat.role is role
-    assert repeat.retry_of is None
-    assert repeat.candidate_hash == fleet.specs[repeat.repeat_of or 0].candidate_hash
+    (repeat,) = [spec for spec in fleet.specs if spec.provenance.repeat_of is not None]
+    assert repeat.identity.role is role
+    assert repeat.provenance.retry_of is None
+    assert (
+        repeat.identity.candidate_hash
+        == fleet.specs[repeat.provenance.repeat_of or 0].identity.candidate_hash
+    )
     assert figure_of(study, repeat) == pytest.approx(rate_of(repeat))
-    first = study.trials()[repeat.repeat_of or 0].result
+    first = study.trials()[repeat.provenance.repeat_of or 0].result
     assert first is not None
     assert (first.outcome, first.disturbed) == (Outcome.OK, LOAD), "both are kept"
-    assert any(f"{repeat.repeat_of} again, which was disturbed: {LOAD}" in n for n in notes.notes)
+    said = f"{repeat.provenance.repeat_of} again, which was disturbed: {LOAD}"
+    assert any(said in note for note in notes.notes)
 
 
 def test_the_repeat_comes_next_and_costs_no_trial_of_the_budget(study: Study):
     fleet = ScriptedFleet(disturbing(once(Role.SEARCH)))
     search(study, make(trials=8), fleet=fleet)
-    (repeat,) = [spec for spec in fleet.specs if spec.repeat_of is not None]
-    assert repeat.repeat_of == repeat.number - 1
-    assert len({spec.candidate_hash for spec in fleet.ran(Role.SEARCH)}) == 8
+    (repeat,) = [spec for spec in fleet.specs if spec.provenance.repeat_of is not None]
+    assert repeat.provenance.repeat_of == repeat.identity.number - 1
+    assert len({spec.identity.candidate_hash for spec in fleet.ran(Role.SEARCH)}) == 8
 
 
 def test_one_that_is_disturbed_twice_is_kept_with_the_mark(study: Study):
     cursed: set[str] = set()
 
     def behave(spec: TrialSpec) -> bool:
-        if spec.role is Role.SEARCH and not cursed:
-            cursed.add(spec.candidate_hash)
-        return spec.role is Role.SEARCH and spec.candidate_hash in cursed
+        if spec.identity.role is Role.SEARCH and not cursed:
+            cursed.add(spec.identity.candidate_hash)
+        return spec.identity.role is Role.SEARCH and spec.identity.candidate_hash in cursed
 
     fleet = ScriptedFleet(disturbing(behave))
     search(study, make(), fleet=fleet)
-    own = [s for s in fleet.ran(Role.SEARCH) if s.candidate_hash in cursed]
-    assert [spec.repeat_of for spec in own] == [None, own[0].number]
+    own = [s for s in fleet.ran(Role.SEARCH) if s.identity.candidate_hash in cursed]
+    assert [spec.provenance.repeat_of for spec in own] == [None, own[0].identity.number]
     tried = next(t for t in History(study.trials()).tried if t.candidate.hash in cursed)
     assert tried.is_settled
     assert tried.measured is not None
-    assert (tried.measured.number, tried.measured.disturbed) == (own[1].number, LOAD)
+    assert (tried.measured.number, tried.measured.disturbed) == (own[1].identity.number, LOAD)
 
 
 def test_a_repeat_that_the_platform_ends_is_tried_again(study: Study):
     disturbed = disturbing(once(Role.SEARCH))
 
     def behave(spec: TrialSpec) -> TrialResult:
-        if spec.repeat_of is not None and spec.retry_of is None:
+        if spec.provenance.repeat_of is not None and spec.provenance.retry_of is None:
             return fault(spec, Outcome.COMM)
         return disturbed(spec)
 
     fleet = ScriptedFleet(behave)
     search(study, make(), fleet=fleet)
-    again = [(s.number, s.repeat_of, s.retry_of) for s in fleet.specs if s.repeat_of is not None]
+    again = [
+        (s.identity.number, s.provenance.repeat_of, s.provenance.retry_of)
+        for s in fleet.specs
+        if s.provenance.repeat_of is not None
+    ]
     first = again[0][0] - 1
     assert again == [(first + 1, first, None), (first + 2, first, first + 1)]
 
@@ -127,16 +140,18 @@ def test_a_repeat_that_the_platform_ends_is_tried_again(study: Study):
 def test_where_every_trial_is_disturbed_repeating_ends(study: Study):
     fleet = ScriptedFleet(disturbing(lambda _: True))
     search(study, make(trials=12), fleet=fleet)
-    repeats = [spec.number for spec in fleet.specs if spec.repeat_of is not None]
+    repeats = [
+        spec.identity.number for spec in fleet.specs if spec.provenance.repeat_of is not None
+    ]
     assert 0 < len(repeats) <= MANY_TRIALS / 2
-    assert len({spec.candidate_hash for spec in fleet.ran(Role.SEARCH)}) == 12
+    assert len({spec.identity.candidate_hash for spec in fleet.ran(Role.SEARCH)}) == 12
 
 
 def test_a_disturbed_run_of_the_comparison_is_repeated_in_its_round(study: Study):
     fleet = ScriptedFleet(disturbing(once(Role.CONFIRM, confirm_round=1)))
     result = search(study, make(), fleet=fleet)
-    (repeat,) = [spec for spec in fleet.specs if spec.repeat_of is not None]
-    assert (repeat.confirm_round, repeat.role) == (1, Role.CONFIRM)
+    (repeat,) = [spec for spec in fleet.specs if spec.provenance.repeat_of is not None]
+    assert (repeat.identity.confirm_round, repeat.identity.role) == (1, Role.CONFIRM)
     quiet = ScriptedFleet(realistic)
     other = search(Study(study.root, "quiet"), make(), fleet=quiet)
     assert result.speedup is not None
@@ -149,21 +164,21 @@ def test_a_new_baseline_after_a_disturbed_comparison_is_not_run_without_end(
 ):
     """What is usual is asked of the whole record, by who owes a run as by who starts it."""
     lattice = lattice_of(make(), stages=(0, 1))
-    noisy = disturbing(lambda spec: spec.role is Role.CONFIRM)
+    noisy = disturbing(lambda spec: spec.identity.role is Role.CONFIRM)
     search(study, make(trials=2), noisy, lattice=lattice)
     assert sum(bool(t.result and t.result.disturbed) for t in study.trials()) > MANY_TRIALS / 2
     job = make(trials=2, baseline=str(tmp_path / "own.json"))
     own = candidate(job, zero__stage=1, micro_batch=1, recompute="full")
-    assert own.hash not in {t.spec.candidate_hash for t in study.trials()}
+    assert own.hash not in {t.spec.identity.candidate_hash for t in study.trials()}
 
     class Finite(ScriptedFleet):
         def submit(self, spec, folder):
             assert len(self.ran(Role.BASELINE)) < 5, "it is run again and again"
             return super().submit(spec, folder)
 
-    fleet = Finite(disturbing(lambda spec: spec.role is Role.BASELINE))
+    fleet = Finite(disturbing(lambda spec: spec.identity.role is Role.BASELINE))
     result = search(study, job, fleet=fleet, lattice=lattice, engine=ScriptedEngine(job, own=own))
-    assert [spec.repeat_of for spec in fleet.ran(Role.BASELINE)] == [None]
+    assert [spec.provenance.repeat_of for spec in fleet.ran(Role.BASELINE)] == [None]
     assert result.baseline is not None
     assert result.baseline.candidate == own
 
@@ -173,7 +188,7 @@ def test_repeats_do_not_overrun_the_time_of_the_comparison(study: Study):
 
     class Slow(ScriptedFleet):
         def submit(self, spec, folder):
-            self.wall_s = 17.0 if spec.role is Role.CONFIRM else 10.0
+            self.wall_s = 17.0 if spec.identity.role is Role.CONFIRM else 10.0
             return super().submit(spec, folder)
 
     def run(name: str, time_s: float) -> ScriptedFleet:
@@ -184,7 +199,7 @@ def test_repeats_do_not_overrun_the_time_of_the_comparison(study: Study):
 
     fleet = run("ample", 10_000.0)
     ample = fleet.ran(Role.CONFIRM)
-    assert len([spec for spec in ample if spec.repeat_of is not None]) == 1
+    assert len([spec for spec in ample if spec.provenance.repeat_of is not None]) == 1
     time_s = 10.0 * (len(fleet.specs) - len(ample)) + 17.0 * (len(ample) - 1)
     exact = run("exact", time_s)
     assert len(exact.ran(Role.CONFIRM)) == len(ample) - 1
@@ -194,27 +209,31 @@ def test_repeats_do_not_overrun_the_time_of_the_comparison(study: Study):
 
 
 def test_the_answer_names_the_trial_that_counts(study: Study):
-    at_first = disturbing(lambda s: s.repeat_of is None and s.role is not Role.CONFIRM)
+    at_first = disturbing(
+        lambda s: s.provenance.repeat_of is None and s.identity.role is not Role.CONFIRM
+    )
     result = search(study, make(), at_first)
     assert result.baseline is not None
     assert result.best is not None
     trials = study.trials()
     for standing in (result.best, result.baseline):
         its = trials[standing.trial]
-        assert its.spec.candidate_hash == standing.candidate.hash
-        assert its.spec.repeat_of is not None
+        assert its.spec.identity.candidate_hash == standing.candidate.hash
+        assert its.spec.provenance.repeat_of is not None
         assert its.folder in standing.config.parents
 
 
 @pytest.mark.parametrize("cut_after", [4, 5, 12])
 def test_resume_answers_the_same(study: Study, cut_after: int):
-    behave = disturbing(lambda spec: spec.repeat_of is None and spec.number % 4 == 3)
+    behave = disturbing(
+        lambda spec: spec.provenance.repeat_of is None and spec.identity.number % 4 == 3
+    )
     whole = ScriptedFleet(behave)
     answer = search(Study(study.root, "whole"), make(), fleet=whole)
 
     class Cut(ScriptedFleet):
         def submit(self, spec, folder):
-            if spec.number == cut_after:
+            if spec.identity.number == cut_after:
                 raise KeyboardInterrupt
             return super().submit(spec, folder)
 
@@ -227,9 +246,13 @@ def test_resume_answers_the_same(study: Study, cut_after: int):
     study.trial_folder(cut_after).rmdir()
     fleet = ScriptedFleet(behave)
     again = search(study, make(), fleet=fleet)
-    ran = [(s.number, s.candidate_hash, s.repeat_of, s.measure) for s in fleet.specs]
+    ran = [
+        (s.identity.number, s.identity.candidate_hash, s.provenance.repeat_of, s.measure)
+        for s in fleet.specs
+    ]
     assert ran == [
-        (s.number, s.candidate_hash, s.repeat_of, s.measure) for s in whole.specs[cut_after:]
+        (s.identity.number, s.identity.candidate_hash, s.provenance.repeat_of, s.measure)
+        for s in whole.specs[cut_after:]
     ]
     assert again.best is not None
     assert answer.best is not None
@@ -239,23 +262,29 @@ def test_resume_answers_the_same(study: Study, cut_after: int):
     )
 
 
+def unlimited(measure: Measure) -> Measure:
+    """How long it measures, without the limits that the job sets."""
+    defaults = {field.name: field.default for field in fields(Measure) if field.name in LIMITS}
+    return replace(measure, **defaults)
+
+
 def test_the_search_tells_its_trials_when_they_have_lost(study: Study):
     fleet = ScriptedFleet(realistic)
     search(study, make(trials=12), fleet=fleet)
     assert {s.measure.losing_step_time_s for s in fleet.ran(Role.BASELINE)} == {None}
-    assert {s.measure for s in fleet.ran(Role.CONFIRM)} == {CONFIRM_MEASURE}
-    results = {t.spec.number: t.result for t in study.trials()}
+    assert {unlimited(s.measure) for s in fleet.ran(Role.CONFIRM)} == {CONFIRM_MEASURE}
+    results = {t.spec.identity.number: t.result for t in study.trials()}
     for spec in fleet.ran(Role.SEARCH):
         before = [
             r.samples_per_s
             for n, r in results.items()
-            if n < spec.number and r is not None and r.samples_per_s
+            if n < spec.identity.number and r is not None and r.samples_per_s
         ]
         # The optimistic end of a re-run, not the figure itself, has to be under that share.
-        expected = spec.global_batch / (LOSING_SHARE * max(before))
+        expected = spec.layout.global_batch / (LOSING_SHARE * max(before))
         expected *= math.exp(Spread().half_width())
         assert spec.measure.losing_step_time_s == pytest.approx(expected)
-        unbound = replace(spec.measure, losing_step_time_s=None)
+        unbound = replace(unlimited(spec.measure), losing_step_time_s=None)
         assert unbound in (MEASURE, WARM_MEASURE)
 
 
@@ -272,7 +301,7 @@ def test_what_stopped_early_is_kept_counted_and_told_at_its_median(study: Study)
     job = make(trials=99)
     wide = lattice_of(job, micro_batches=(1, 2, 4, 8))
     fleet = ScriptedFleet(
-        lambda spec: early(spec) if spec.role is Role.SEARCH else realistic(spec)
+        lambda spec: early(spec) if spec.identity.role is Role.SEARCH else realistic(spec)
     )
     result = search(study, job, fleet=fleet, lattice=wide)
     assert result.counts[Outcome.STOPPED_EARLY] > 0
@@ -322,10 +351,10 @@ def test_single_trials_tie_where_their_intervals_overlap(study: Study):
     search(
         study,
         job,
-        lambda spec: ok(spec, rates[spec.micro_batch]),
+        lambda spec: ok(spec, rates[spec.layout.micro_batch]),
         lattice=lattice_of(job, stages=(0,), recompute=("none",)),
     )
-    own = History(t for t in study.trials() if t.spec.role is not Role.CONFIRM)
+    own = History(t for t in study.trials() if t.spec.identity.role is not Role.CONFIRM)
     answer = RecordStandings(study, own, Objective.of(job, ENVIRONMENT)).final(
         baseline=candidate(job, zero__stage=0, micro_batch=8),
         comparison=None,

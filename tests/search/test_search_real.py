@@ -48,19 +48,23 @@ def test_a_search_answers_with_a_confirmed_best_and_its_files(search):
 
     assert answer["study"] == "it"
     assert sum(answer["counts"].values()) == len(search.study.trials())
-    trials = {t.spec.number: t for t in search.study.trials()}
+    trials = {t.spec.identity.number: t for t in search.study.trials()}
     for name in ("baseline", "best"):
         standing = answer[name]
         low, high = standing["samples_per_s_low"], standing["samples_per_s_high"]
         assert low <= standing["samples_per_s"] <= high
         assert standing["peak_memory_bytes"] > 0
-        assert standing["candidate"] == trials[standing["trial"]].spec.knobs
+        assert standing["candidate"] == trials[standing["trial"]].spec.identity.knobs
         ds_config = json.loads(Path(search.study.root.parent, standing["ds_config"]).read_text())
         micro_batch = ds_config["train_micro_batch_size_per_gpu"]
         assert micro_batch == standing["candidate"]["micro_batch"]
     assert answer["speedup_low"] <= answer["speedup"] <= answer["speedup_high"]
-    confirmed = {t.spec.candidate_hash for t in trials.values() if t.spec.role is Role.CONFIRM}
-    assert trials[answer["best"]["trial"]].spec.candidate_hash in confirmed
+    confirmed = {
+        t.spec.identity.candidate_hash
+        for t in trials.values()
+        if t.spec.identity.role is Role.CONFIRM
+    }
+    assert trials[answer["best"]["trial"]].spec.identity.candidate_hash in confirmed
     for path in answer["paths"].values():
         assert Path(search.study.root.parent, path).exists()
 
@@ -97,10 +101,11 @@ def test_kill_9_at_any_moment_loses_nothing_and_leaves_nothing(search):
     assert code == 0, stderr
     assert finished.items() <= search.finished().items()
     ran = [
-        t.spec.candidate_hash
+        t.spec.identity.candidate_hash
         for t in search.study.trials()
-        if t.spec.role is not Role.CONFIRM
-        and t.spec.repeat_of is None  # a busy machine disturbs a trial, which is run once more
+        if t.spec.identity.role is not Role.CONFIRM
+        and t.spec.provenance.repeat_of
+        is None  # a busy machine disturbs a trial, which is run once more
         and t.result is not None
         and not t.result.outcome.is_platform_fault
     ]
@@ -151,13 +156,13 @@ def test_reduced_trials_train_what_they_say_and_the_best_is_a_whole_one(tmp_path
     finally:
         fleet.close()
     tried = History(study.trials()).reduced.tried  # what was disturbed has run twice
-    fidelities = [vars(t.trials[0].spec.fidelity) for t in tried]
+    fidelities = [vars(t.trials[0].spec.identity.fidelity) for t in tried]
     assert fidelities == [{"layers": 1, "world": None}, {"layers": 1, "world": 1}]
     for each, n_ranks in zip(tried, (2, 1), strict=True):
         assert each.measured is not None, each.trials[-1].result.evidence
         assert each.measured.start is Start.WARM
         assert each.measured.read_back["n_params"] == with_layers(job.model, 1).shape.n_params
         assert each.measured.read_back["dp"] == n_ranks == len(each.measured.devices)
-    best = next(t for t in study.trials() if t.spec.number == done.best.trial)
-    assert best.spec.fidelity is None
+    best = next(t for t in study.trials() if t.spec.identity.number == done.best.trial)
+    assert best.spec.identity.fidelity is None
     assert best.result.read_back["n_params"] == job.model.shape.n_params

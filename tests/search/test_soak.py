@@ -48,9 +48,9 @@ def report_of(
     trial: TrialSpec, rank: int, *, growth_bytes_per_s: float = 0.0, forgets: float = 0.0
 ) -> RankReport:
     """A rank that trained 20 steps, one per second."""
-    assert trial.checkpoint is not None
-    begun = trial.checkpoint.resumes_at or 0
-    n_steps = SOAKED + trial.checkpoint.steps_after
+    assert trial.measure.checkpoint is not None
+    begun = trial.measure.checkpoint.resumes_at or 0
+    n_steps = SOAKED + trial.measure.checkpoint.steps_after
     return RankReport(
         rank=rank,
         phase=Phase.TEARDOWN,
@@ -70,15 +70,15 @@ class SoakFleet(ScriptedFleet):
     how: dict[str, float] = {}  # noqa: RUF012  set per test, on an instance
 
     def submit(self, spec: TrialSpec, folder: Path):
-        assert spec.checkpoint is not None
-        saved = Path(spec.checkpoint.folder)
-        if spec.checkpoint.resumes_at is None:
+        assert spec.measure.checkpoint is not None
+        saved = Path(spec.measure.checkpoint.folder)
+        if spec.measure.checkpoint.resumes_at is None:
             saved.mkdir()
             (saved / "weights").write_bytes(b"w" * 1000)
         else:
             assert (saved / "weights").exists(), "the second half finds the checkpoint"
         (folder / RANKS_DIR).mkdir()
-        for rank in range(spec.world):
+        for rank in range(spec.layout.world):
             path = folder / RANKS_DIR / f"{rank:02d}.json"
             write_json(path, to_dict(report_of(spec, rank, **self.how)))
         return super().submit(spec, folder)
@@ -115,15 +115,16 @@ def soak(
 def test_two_halves_in_fresh_processes_with_a_checkpoint_between(tmp_path: Path):
     halves, size_bytes, fleet = soak(tmp_path)
     first, second = fleet.specs
-    assert {s.role for s in fleet.specs} == {Role.SOAK}
+    assert {s.identity.role for s in fleet.specs} == {Role.SOAK}
     assert (first.measure.budget_s, second.measure.budget_s) == (60.0, 60.0)
-    assert first.timeout_s == 60 + 200
-    assert first.checkpoint is not None
-    assert second.checkpoint is not None
-    assert (first.checkpoint.resumes_at, second.checkpoint.resumes_at) == (None, SOAKED)
-    assert first.checkpoint.steps_after == STEPS_COMPARED
+    assert first.measure.timeout_s == 60 + 200
+    saved, resumed = first.measure.checkpoint, second.measure.checkpoint
+    assert saved is not None
+    assert resumed is not None
+    assert (saved.resumes_at, resumed.resumes_at) == (None, SOAKED)
+    assert saved.steps_after == STEPS_COMPARED
     assert size_bytes == 1000
-    assert not Path(first.checkpoint.folder).exists(), "checkpoints are not left on the disk"
+    assert not Path(saved.folder).exists(), "checkpoints are not left on the disk"
     assert problems_of(halves, growth_of(halves)) == []
     assert loss_deviation(halves) == 0
     kept = resumed_of(halves, size_bytes)
@@ -142,7 +143,11 @@ def test_a_first_half_that_fails_ends_it(tmp_path: Path):
 
 def test_a_second_half_that_fails_is_named(tmp_path: Path):
     def behave(trial: TrialSpec) -> TrialResult:
-        return steady(trial) if trial.number == 0 else fault(trial, Outcome.INVALID, "no resume")
+        return (
+            steady(trial)
+            if trial.identity.number == 0
+            else fault(trial, Outcome.INVALID, "no resume")
+        )
 
     halves, size_bytes, _ = soak(tmp_path, behave)
     assert "second half: invalid: no resume [script]" in problems_of(halves, [])

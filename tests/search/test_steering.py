@@ -98,7 +98,11 @@ def test_the_best_is_found_sooner_than_by_tpe(tmp_path: Path) -> None:
 def test_nothing_is_tried_twice_and_in_the_end_everything(study: Study) -> None:
     job = make(trials=100)
     fleet = run(study, job, steering(job))
-    hashes = [spec.candidate_hash for spec in fleet.specs if spec.role is not Role.CONFIRM]
+    hashes = [
+        spec.identity.candidate_hash
+        for spec in fleet.specs
+        if spec.identity.role is not Role.CONFIRM
+    ]
     assert len(hashes) == len(set(hashes))
     assert {c.hash for c in lattice_of(job).candidates} <= set(hashes)
 
@@ -248,15 +252,15 @@ def test_a_trial_is_predicted_before_it_runs_and_better_the_more_ran(study: Stud
     job = make(trials=8)
     its = steering(job)
     fleet = run(study, job, its)
-    specs = [spec for spec in fleet.specs if spec.role in (Role.BASELINE, Role.SEARCH)]
-    assert all(spec.predicted is not None for spec in specs)
-    assert all(spec.predicted is None for spec in fleet.ran(Role.CONFIRM))
+    specs = [spec for spec in fleet.specs if spec.identity.role in (Role.BASELINE, Role.SEARCH)]
+    assert all(spec.provenance.predicted is not None for spec in specs)
+    assert all(spec.provenance.predicted is None for spec in fleet.ran(Role.CONFIRM))
     errors = []
     for spec in specs:
-        said = spec.predicted
+        said = spec.provenance.predicted
         assert said is not None
         assert said.step_time_low_s < said.step_time_s < said.step_time_high_s
-        errors.append(abs(np.log(said.step_time_s * rate_of(spec) / spec.global_batch)))
+        errors.append(abs(np.log(said.step_time_s * rate_of(spec) / spec.layout.global_batch)))
     # The forecast is thrice too slow; what is left of that after a few trials is little.
     assert errors[0] > 0.5
     assert errors[-1] < 0.2

@@ -57,7 +57,11 @@ def test_a_new_sampler_survives_a_cut(study: Study, sampler: str, how: str):
     cut(study, 7, how)
     search(study, job)
     assert max(Counter(explored(study)).values()) == 1
-    searched = {t.spec.candidate_hash for t in study.trials() if t.spec.role is Role.SEARCH}
+    searched = {
+        t.spec.identity.candidate_hash
+        for t in study.trials()
+        if t.spec.identity.role is Role.SEARCH
+    }
     assert len(searched) == 8
 
 
@@ -135,7 +139,7 @@ def test_the_users_baseline_is_where_the_search_starts(study: Study):
     fleet = ScriptedFleet(realistic)
     search(study, job, fleet=fleet, engine=ScriptedEngine(job, own=own))
     first = fleet.ran(Role.SEARCH)[0]
-    changed = {name for name in own.values if first.knobs.get(name) != own.values[name]}
+    changed = {name for name in own.values if first.identity.knobs.get(name) != own.values[name]}
     assert len(changed) == 1
 
 
@@ -146,7 +150,7 @@ def test_a_baseline_outside_the_lattice_starts_at_its_nearest_candidate(study: S
     fleet = ScriptedFleet(realistic)
     search(study, job, fleet=fleet, lattice=lattice, engine=ScriptedEngine(job, own=own))
     first = fleet.ran(Role.SEARCH)[0]
-    assert (first.knobs["zero.stage"], first.micro_batch) == (2, 2)
+    assert (first.identity.knobs["zero.stage"], first.layout.micro_batch) == (2, 2)
 
 
 def test_the_sampler_is_told_of_the_users_baseline(study: Study):

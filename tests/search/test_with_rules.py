@@ -41,16 +41,18 @@ def test_what_is_run_is_legal_and_rendered(study: Study, space: str):
         )
     )
     legal = {candidate.hash for candidate in lattice.candidates}
-    assert {spec.candidate_hash for spec in fleet.ran(Role.SEARCH)} <= legal
+    assert {spec.identity.candidate_hash for spec in fleet.ran(Role.SEARCH)} <= legal
     for spec in fleet.specs:
-        path = study.trial_folder(spec.number) / "config" / "ds_config.json"
+        path = study.trial_folder(spec.identity.number) / "config" / "ds_config.json"
         written = json.loads(path.read_text())
-        assert written["train_micro_batch_size_per_gpu"] == spec.micro_batch
-        assert written["gradient_accumulation_steps"] == spec.grad_accum
-        assert spec.micro_batch * spec.grad_accum * spec.dp == job.global_batch
-        assert spec.expected["stage"] == spec.knobs["zero.stage"]
+        assert written["train_micro_batch_size_per_gpu"] == spec.layout.micro_batch
+        assert written["gradient_accumulation_steps"] == spec.layout.grad_accum
+        assert (
+            spec.layout.micro_batch * spec.layout.grad_accum * spec.layout.dp == job.global_batch
+        )
+        assert spec.engine.expected["stage"] == spec.identity.knobs["zero.stage"]
     # A rung of the ladder that lies in the space is the same candidate there.
-    assert fleet.ran(Role.BASELINE)[0].candidate_hash in legal
+    assert fleet.ran(Role.BASELINE)[0].identity.candidate_hash in legal
     assert result.speedup is not None
     assert result.speedup.ratio > 1
 

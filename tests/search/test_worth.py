@@ -56,7 +56,7 @@ def searched(study: Study, **job: object) -> tuple[SearchAnswer, Notebook]:
 
 
 def n_explored(study: Study) -> int:
-    return sum(t.spec.role is Role.SEARCH for t in study.read().trials)
+    return sum(t.spec.identity.role is Role.SEARCH for t in study.read().trials)
 
 
 def history(*rates: float) -> History:

@@ -33,9 +33,9 @@ def values_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
-    torch.manual_seed(spec.seed)
+    torch.manual_seed(spec.workload.seed)
     model = build_model(spec, ds_config)
-    add_adapters(model, spec.model["lora"])
+    add_adapters(model, spec.workload.model["lora"])
     trainable = [p for p in model.parameters() if p.requires_grad]
     engine, *_ = deepspeed.initialize(model=model, model_parameters=trainable, config=ds_config)
     try:
@@ -54,7 +54,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             "changed": [name for name in after if not torch.equal(before[name], after[name])],
             "losses": losses,
             "read_back": found,
-            "differences": differences(spec.expected, found),
+            "differences": differences(spec.engine.expected, found),
         }
     finally:
         engine.destroy()

@@ -30,8 +30,11 @@ STEPS = 3
 
 def rows(spec: TrialSpec) -> Iterator[Inputs]:
     """The samples of a case whose ranks share them, each rank another part of the rows."""
-    whole = dataclasses.replace(spec, micro_batch=spec.micro_batch * spec.dp, sp=spec.world)
-    rank, size = torch.distributed.get_rank(), spec.micro_batch
+    layout = dataclasses.replace(
+        spec.layout, micro_batch=spec.layout.micro_batch * spec.layout.dp, sp=spec.layout.world
+    )
+    whole = dataclasses.replace(spec, layout=layout)
+    rank, size = torch.distributed.get_rank(), spec.layout.micro_batch
     for tokens in batches(whole):
         own = tokens[rank * size : (rank + 1) * size]
         yield {"input_ids": own, "labels": own}
@@ -53,7 +56,7 @@ def norm_of_gradient(module: torch.nn.Module) -> float:
 def run(case: dict[str, Any]) -> dict[str, Any]:
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
     engine = make_engine(spec, ds_config)
-    scale = case.get("scale") or gradient_scale(ds_config, spec.sp)
+    scale = case.get("scale") or gradient_scale(ds_config, spec.layout.sp)
     norms: list[float] = []
     step = engine.step
 
@@ -64,19 +67,21 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
     engine.step = seen_step
     try:
-        stream = inputs(spec, engine) if spec.sp > 1 else rows(spec)
+        stream = inputs(spec, engine) if spec.layout.sp > 1 else rows(spec)
         losses = []
         for _ in range(STEPS):
-            of_step = [micro_step(engine, next(stream), scale) for _ in range(spec.grad_accum)]
+            of_step = [
+                micro_step(engine, next(stream), scale) for _ in range(spec.layout.grad_accum)
+            ]
             loss = torch.stack([loss.detach().float() for loss in of_step]).mean()
             torch.distributed.all_reduce(loss)
-            losses.append(loss.item() / spec.world)
+            losses.append(loss.item() / spec.layout.world)
         found = read_back(engine)
         return {
             "losses": losses,
             "norms": norms,
             "read_back": found,
-            "differences": differences(spec.expected, found),
+            "differences": differences(spec.engine.expected, found),
         }
     finally:
         engine.destroy()

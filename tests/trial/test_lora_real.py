@@ -1,6 +1,5 @@
 """LoRA and drawn lengths on real ranks: only adapters are trained, tokens are counted right."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -21,7 +20,7 @@ from autotune.record.table import load_table
 from autotune.search.trial_spec import Role, Run, make_spec
 from autotune.trial.lengths import batch_lengths
 from tests.jobs import CPU, canonical_candidate, tiny_job
-from tests.trials import QUICK, files
+from tests.trials import QUICK, changed, files
 
 pytestmark = pytest.mark.real
 
@@ -107,7 +106,7 @@ def test_a_trial_of_both_counts_its_tokens(tmp_path: Path) -> None:
     study.trials_folder.mkdir(parents=True)
     run = Run(candidate=candidate, role=Role.SEARCH)
     spec = make_spec(run, study="lengths", number=0, job=job, engine=engine, environment=CPU)
-    spec = dataclasses.replace(spec, measure=QUICK)
+    spec = changed(spec, measure=QUICK)
     fleet = local_fleet(CPU, world=2)
     try:
         folder = study.write_spec(spec, files(dict(engine.setup(candidate).ds_config)))
@@ -118,7 +117,7 @@ def test_a_trial_of_both_counts_its_tokens(tmp_path: Path) -> None:
         study.unlock()
 
     assert result.outcome is Outcome.OK, (result.evidence, result.evidence_source)
-    drawn = batch_lengths(spec.lengths, 8)
+    drawn = batch_lengths(spec.workload.lengths, 8)
     assert sorted(drawn) == [4, 4, 4, 4, 9, 9, 9, 16]
     assert result.tokens_per_step == sum(drawn) == 59
     # Two micro-batches of four: one is 16 wide, the other at least 4 and at most 12.

@@ -21,12 +21,16 @@ def trial(micro_batch, dp, **changes):
 def step_of(trial_spec, *, step=0, warming=False):
     """The samples of one optimizer step by their number, with their micro-batch's width."""
     found = {}
-    for rank in range(trial_spec.dp):
+    for rank in range(trial_spec.layout.dp):
         batches = drawn(trial_spec, rank=rank, is_warming_up=lambda: warming, takes_mask=True)
-        skipped = itertools.islice(batches, step * trial_spec.grad_accum, None)
-        for micro_step, batch in enumerate(itertools.islice(skipped, trial_spec.grad_accum)):
-            for slot in range(trial_spec.micro_batch):
-                number = (micro_step * trial_spec.dp + rank) * trial_spec.micro_batch + slot
+        skipped = itertools.islice(batches, step * trial_spec.layout.grad_accum, None)
+        for micro_step, batch in enumerate(
+            itertools.islice(skipped, trial_spec.layout.grad_accum)
+        ):
+            for slot in range(trial_spec.layout.micro_batch):
+                number = (
+                    micro_step * trial_spec.layout.dp + rank
+                ) * trial_spec.layout.micro_batch + slot
                 mask = batch["attention_mask"][slot].bool()
                 found[number] = (batch["input_ids"][slot][mask].tolist(), len(mask))
     return found

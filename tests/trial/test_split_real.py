@@ -4,7 +4,6 @@ Compared with plain SGD: AdamW and clipping hide gradients that are too large by
 and norms of the whole gradient, step for step, from the same weights and samples.
 """
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -21,6 +20,7 @@ from autotune.engines.deepspeed.extensions import environment as extensions_envi
 from autotune.job.job import Job
 from autotune.search.trial_spec import Role, Run, make_spec
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
+from tests.trials import changed
 
 pytestmark = pytest.mark.real
 
@@ -65,8 +65,8 @@ def make_case(
         "zero_allow_untested_optimizer": True,
     }
     ds_config["zero_optimization"] = {**ds_config["zero_optimization"], **(zero or {})}
-    expected = {**spec.expected, "gradient_clipping": clipping, **(zero or {})}
-    spec = dataclasses.replace(spec, expected=expected)
+    expected = {**spec.engine.expected, "gradient_clipping": clipping, **(zero or {})}
+    spec = changed(spec, expected=expected)
     return {"spec": to_dict(spec), "ds_config": ds_config, "norms": True}
 
 

@@ -24,7 +24,7 @@ def rank_environment(part: NodePart, spec: TrialSpec) -> dict[str, str]:
     given = {**os.environ, **part.variables}
     made = {
         **given,
-        **extensions_environment(spec.accelerator, given),
+        **extensions_environment(spec.layout.accelerator, given),
         TRIAL_ENV: part.folder,
         PARENT_ENV: str(os.getpid()),
         SUBMITTED_ENV: repr(part.submitted_at_s),
@@ -33,7 +33,7 @@ def rank_environment(part: NodePart, spec: TrialSpec) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }
-    if spec.accelerator == "cuda":
+    if spec.layout.accelerator == "cuda":
         made["CUDA_VISIBLE_DEVICES"] = ",".join(part.devices)
         # As the export's launch.sh sets it: an offloaded optimizer runs on the host's cores.
         threads = max(1, len(usable_cores()) // part.n_sharing)
@@ -41,14 +41,14 @@ def rank_environment(part: NodePart, spec: TrialSpec) -> dict[str, str]:
         if part.n_nodes > 1:
             # The equals sign keeps NCCL from taking the name for the beginning of one.
             made.setdefault("NCCL_SOCKET_IFNAME", f"={part.interface}")
-        if spec.binds_cores:
+        if spec.engine.binds_cores:
             made[CORES_ENV] = _shares(usable_cores(), part.n_sharing)
     else:
         made[CORES_ENV] = ";".join(part.devices)
         made["OMP_NUM_THREADS"] = "1"
         made["LOCAL_SIZE"] = str(len(part.devices))
         made["GLOO_SOCKET_IFNAME"] = part.interface
-    for name, value in spec.environment.items():
+    for name, value in spec.engine.environment.items():
         is_added = name in LIST_VARIABLES and made.get(name)
         made[name] = f"{made[name]},{value}" if is_added else value
     return made

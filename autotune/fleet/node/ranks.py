@@ -100,7 +100,7 @@ class LocalRanks:
         self._until_s = 0.0
         self._report = NodeReport()
         self._oom_kills_before = oom_kills()
-        is_gpu = self._spec.accelerator == "cuda"
+        is_gpu = self._spec.layout.accelerator == "cuda"
         self._device_used_before = used_bytes(part.devices) if is_gpu else {}
         self._telemetry = Telemetry(part.devices) if is_gpu else None
         self._lease: PortLease | None = None
@@ -217,7 +217,11 @@ class LocalRanks:
     def _start(self, templates: WarmTemplates) -> RanksLauncher:
         (self.folder / RANKS_DIR).mkdir(exist_ok=True)
         spec = self._spec
-        if spec.start is Start.WARM and spec.accelerator == "cpu" and self._part.n_nodes == 1:
+        if (
+            spec.measure.start is Start.WARM
+            and spec.layout.accelerator == "cpu"
+            and self._part.n_nodes == 1
+        ):
             with self._logs("wb") as (stdout, stderr):
                 warm = templates.launch(
                     spec,

@@ -68,7 +68,12 @@ class WarmTemplates:
         if _READ_WITH_THE_CORES & environment.keys():
             return None
         own = {name: environment[name] for name in _OF_ONE_TRIAL if name != TRIAL_ENV}
-        request = {"folder": str(folder), "port": port, "world": spec.world, "environment": own}
+        request = {
+            "folder": str(folder),
+            "port": port,
+            "world": spec.layout.world,
+            "environment": own,
+        }
         shared = {name: v for name, v in environment.items() if name not in _OF_ONE_TRIAL}
         template = self._template(frozenset(shared.items()), spec, stdout, stderr)
         return None if template is None else template.launch(request, stdout, stderr)
@@ -178,7 +183,11 @@ class _Template:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [
             *(sys.executable, "-m", "autotune.trial.warm"),
-            *(str(theirs.fileno()), spec.accelerator, json.dumps(_imported_for(spec.model))),
+            *(
+                str(theirs.fileno()),
+                spec.layout.accelerator,
+                json.dumps(_imported_for(spec.workload.model)),
+            ),
         ]
         try:
             self._process = subprocess.Popen(

@@ -202,11 +202,16 @@ def _side_by_side(
 def _identity(tried: Tried) -> str:
     """Equal for what does the same work: the candidate and the job's part of it."""
     spec = tried.trials[0].spec
-    return json.dumps([spec.candidate_hash, *_work_of(spec)], sort_keys=True)
+    return json.dumps([spec.identity.candidate_hash, *_work_of(spec)], sort_keys=True)
 
 
 def _work_of(spec: TrialSpec) -> list[Any]:
-    return [spec.model, spec.seq_len, spec.lengths, spec.precision]
+    return [
+        spec.workload.model,
+        spec.workload.seq_len,
+        spec.workload.lengths,
+        spec.workload.precision,
+    ]
 
 
 def _config_of(tried: Tried) -> str:

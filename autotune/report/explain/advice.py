@@ -107,7 +107,7 @@ def _to(value: KnobValue) -> Callable[[_Case], KnobValue]:
 
 
 def _accumulates(case: _Case) -> bool:
-    return case.spec.grad_accum > 1
+    return case.spec.layout.grad_accum > 1
 
 
 def _stage(case: _Case) -> int:
@@ -121,14 +121,14 @@ RULES: tuple[AdviceRule, ...] = (
         knob="tp",
         reason="tensor parallel ranks reduce activations in every layer, forward and backward: "
         "fewer of them, fewer of those",
-        after=_when(lambda c: c.spec.tp > 1, lambda c: c.spec.tp // 2),
+        after=_when(lambda c: c.spec.layout.tp > 1, lambda c: c.spec.layout.tp // 2),
     ),
     AdviceRule(
         bound=Bound.COMMUNICATION,
         knob="sp",
         reason="ranks that share a sample exchange activations in every layer, forward and "
         "backward: fewer of them, fewer of those",
-        after=_when(lambda c: c.spec.sp > 1, lambda c: c.spec.sp // 2),
+        after=_when(lambda c: c.spec.layout.sp > 1, lambda c: c.spec.layout.sp // 2),
     ),
     AdviceRule(
         bound=Bound.COMMUNICATION,
@@ -143,7 +143,7 @@ RULES: tuple[AdviceRule, ...] = (
         reason="the collectives of tensor parallelism are small, one message per layer and "
         "micro-batch: fewer and larger ones",
         after=_when(
-            lambda c: c.spec.tp > 1 and _accumulates(c) and c.has_small_messages,
+            lambda c: c.spec.layout.tp > 1 and _accumulates(c) and c.has_small_messages,
             _twice("micro_batch"),
         ),
     ),
@@ -199,7 +199,9 @@ RULES: tuple[AdviceRule, ...] = (
         bound=Bound.MEMORY,
         knob="zero.stage",
         reason="without ZeRO every rank updates every parameter; at stage 1 each updates its part",
-        after=_when(lambda c: _stage(c) == 0 and c.optimizer_leads and c.spec.dp > 1, _to(1)),
+        after=_when(
+            lambda c: _stage(c) == 0 and c.optimizer_leads and c.spec.layout.dp > 1, _to(1)
+        ),
     ),
     AdviceRule(
         bound=Bound.MEMORY,
@@ -293,13 +295,15 @@ RULES: tuple[AdviceRule, ...] = (
         bound=Bound.BUBBLE,
         knob="micro_batch",
         reason="the bubble is (pp - 1) / (micro-batches + pp - 1): twice as many micro-batches",
-        after=_when(lambda c: c.spec.micro_batch > 1, lambda c: c.spec.micro_batch // 2),
+        after=_when(
+            lambda c: c.spec.layout.micro_batch > 1, lambda c: c.spec.layout.micro_batch // 2
+        ),
     ),
     AdviceRule(
         bound=Bound.BUBBLE,
         knob="pp",
         reason="the bubble is (pp - 1) / (micro-batches + pp - 1): fewer stages",
-        after=_when(lambda c: c.spec.pp > 1, lambda c: c.spec.pp // 2),
+        after=_when(lambda c: c.spec.layout.pp > 1, lambda c: c.spec.layout.pp // 2),
     ),
 )
 
@@ -343,7 +347,9 @@ def advise(
 
 def _number_of(tried: Tried) -> int:
     """Number of the trial that counts; where none measured anything, of the first."""
-    return tried.trials[0].spec.number if tried.measured is None else tried.measured.number
+    return (
+        tried.trials[0].spec.identity.number if tried.measured is None else tried.measured.number
+    )
 
 
 def _ratio(tried: Tried, own: Tried) -> Ratio | None:
@@ -385,9 +391,9 @@ def _can_run(name: str, value: KnobValue, case: _Case) -> bool:
     if name not in ("micro_batch", "tp", "pp", "sp"):
         return True
     spec = case.spec
-    degrees = {"tp": spec.tp, "pp": spec.pp, "sp": spec.sp, name: int(value)}
+    degrees = {"tp": spec.layout.tp, "pp": spec.layout.pp, "sp": spec.layout.sp, name: int(value)}
     ranks = degrees["tp"] * degrees["pp"] * degrees["sp"]
-    micro_batch = int(value) if name == "micro_batch" else case.spec.micro_batch
-    if case.spec.world % ranks:
+    micro_batch = int(value) if name == "micro_batch" else case.spec.layout.micro_batch
+    if case.spec.layout.world % ranks:
         return False
-    return case.spec.global_batch % (micro_batch * (case.spec.world // ranks)) == 0
+    return case.spec.layout.global_batch % (micro_batch * (case.spec.layout.world // ranks)) == 0

@@ -1,7 +1,6 @@
 """Why a candidate is refused or ranked where it is: in a terminal, and as data."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
@@ -10,117 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
-from autotune.contract import KnobValue
-from autotune.cost import Prediction
-from autotune.devices.hardware import Environment
-from autotune.job.job import Job
+from autotune.planning.explained import Estimated, Explained, Judged, Neighbour
 from autotune.report.explain.ranking import fact, parts_of, shares
-from autotune.space.candidate import Candidate, format_value
+from autotune.space.candidate import format_value
 from autotune.space.rule import Violation
 
 _ALIKE = 0.005
 """Neighbours whose time and memory both differ by less than this share are one line together."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Neighbour:
-    """The candidate with one knob at another value."""
-
-    knob: str
-    value: KnobValue
-    knobs: Mapping[str, KnobValue]
-    violations: tuple[Violation, ...]
-    """Empty: legal."""
-    step_time_s: float
-    peak_memory_bytes: float
-    fit_probability: float
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Judged:
-    """A candidate with what the rules say of it."""
-
-    job: Job
-    environment: Environment
-    candidate: Candidate
-    described: str
-    """The candidate in words."""
-    notes: tuple[str, ...]
-    """What became of settings that do not reach the run as they were written."""
-    violations: tuple[Violation, ...]
-    """Empty: legal."""
-
-    @property
-    def knobs(self) -> Mapping[str, KnobValue]:
-        """What the candidate chooses."""
-        return self.candidate.values
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Estimated(Judged):
-    """A candidate with what is predicted of it."""
-
-    prediction: Prediction
-    """What the cost model says of the candidate alone."""
-
-    @property
-    def step_time_s(self) -> float:
-        """Predicted."""
-        return float(self.prediction.step_time_s[0])
-
-    @property
-    def peak_memory_bytes(self) -> float:
-        """Predicted."""
-        return float(self.prediction.peak_memory_bytes[0])
-
-    @property
-    def fit_probability(self) -> float:
-        """Predicted."""
-        return float(self.prediction.fit_probability[0])
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Explained(Estimated):
-    """A candidate with its reasons."""
-
-    place: int
-    """Its rank in the lattice, from 1."""
-    n_ranked: int
-    """Candidates of the lattice, and this one."""
-    index: int | None
-    """Place of the candidate in the lattice; None: it is not there."""
-    home: str
-    """What holds the lattice: `the space zero`."""
-    min_fit: float
-    neighbours: tuple[Neighbour, ...]
-
-    @property
-    def is_in_lattice(self) -> bool:
-        """Whether the lattice holds it."""
-        return self.index is not None
-
-    @property
-    def cheapest_fit(self) -> Neighbour | None:
-        """The fastest legal neighbour that fits; None: none does, or the candidate fits."""
-        if self.fit_probability >= self.min_fit:
-            return None
-        fitting = [n for n in self._legal if n.fit_probability >= self.min_fit]
-        return min(fitting, key=lambda n: n.step_time_s, default=None)
-
-    @property
-    def cheapest_legal(self) -> Neighbour | None:
-        """The fastest legal neighbour, one that fits if any does.
-
-        None: there is none, or the candidate is legal.
-        """
-        if not self.violations:
-            return None
-        fitting = [n for n in self._legal if n.fit_probability >= self.min_fit]
-        return min(fitting or self._legal, key=lambda n: n.step_time_s, default=None)
-
-    @property
-    def _legal(self) -> list[Neighbour]:
-        return [neighbour for neighbour in self.neighbours if not neighbour.violations]
 
 
 def judged_as_dict(found: Judged) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def describe_foretold(trials: Sequence[Trial]) -> str | None:
 
 def step_time(trial: Trial) -> Case | None:
     """Seconds of a step; None where it was not predicted or not measured."""
-    said, result = trial.spec.predicted, trial.result
+    said, result = trial.spec.provenance.predicted, trial.result
     if said is None or result is None or not is_figure(result) or not result.step_time_s:
         return None
     return result.step_time_s, said.step_time_s, said.step_time_low_s, said.step_time_high_s
@@ -36,7 +36,7 @@ def step_time(trial: Trial) -> Case | None:
 
 def peak_memory(trial: Trial) -> Case | None:
     """Bytes of the fullest device; None where they were not predicted or not measured."""
-    said, result = trial.spec.predicted, trial.result
+    said, result = trial.spec.provenance.predicted, trial.result
     if said is None or result is None or not result.peak_memory_bytes:
         return None
     ends = said.peak_memory_low_bytes, said.peak_memory_high_bytes
@@ -45,11 +45,11 @@ def peak_memory(trial: Trial) -> Case | None:
 
 def predicted_rate(spec: TrialSpec) -> str:
     """`61.2 (52.4 to 71.5)` samples/s; empty where nothing was predicted."""
-    said = spec.predicted
+    said = spec.provenance.predicted
     if said is None:
         return ""
     rate, low, high = (
-        format_rate(spec.global_batch / seconds)
+        format_rate(spec.layout.global_batch / seconds)
         for seconds in (said.step_time_s, said.step_time_high_s, said.step_time_low_s)
     )
     return f"{rate} ({low} to {high})"
@@ -57,7 +57,7 @@ def predicted_rate(spec: TrialSpec) -> str:
 
 def predicted_memory(spec: TrialSpec) -> str:
     """`812 MiB (700 MiB to 942 MiB)`; empty where nothing was predicted."""
-    said = spec.predicted
+    said = spec.provenance.predicted
     if said is None:
         return ""
     peak, low, high = map(

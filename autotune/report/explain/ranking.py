@@ -2,12 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -15,10 +13,8 @@ from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.cost import Prediction
-from autotune.devices.hardware import Environment
-from autotune.job.job import Job
+from autotune.planning.ranking import Ranking
 from autotune.report.words import format_rate
-from autotune.space.candidate import Candidate
 
 _NORMAL_95 = 1.96
 """Quantile of the normal distribution: a 95% interval reaches so many deviations either way."""
@@ -52,48 +48,6 @@ MEMORY_PARTS = {
     "context_bytes": "driver and NCCL",
 }
 """Field of `Memory` -> what people call it; together they are the peak."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """The same lattice on another fleet."""
-
-    change: str
-    """`bandwidth=20Gbps`."""
-    best: int
-    """Index of the best there."""
-    step_time_s: float
-    fit_probability: float
-    same_step_time_s: float
-    """What the best of the fleet as it is would take there."""
-    same_fit_probability: float
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Ranking:
-    """The candidates of a lattice, ranked without a trial."""
-
-    job: Job
-    environment: Environment
-    candidates: Sequence[Candidate]
-    describe: Callable[[Candidate], str]
-    """A candidate in words."""
-    prediction: Prediction
-    order: NDArray[np.intp]
-    """Indices of candidates, best first."""
-    on_front: frozenset[int]
-    """Indices of those that no other beats in time and memory both."""
-    min_fit: float
-    price_per_hour: float | None
-    """Price of one accelerator."""
-    time_sigma: float
-    """Standard deviation of log(measured / predicted) step time."""
-    variants: tuple[Variant, ...]
-
-    @property
-    def n_likely(self) -> int:
-        """Candidates that fit at least as surely as `min_fit`."""
-        return int((self.prediction.fit_probability >= self.min_fit).sum())
 
 
 def ranking_as_dict(ranking: Ranking, ranks: Sequence[int]) -> dict[str, Any]:

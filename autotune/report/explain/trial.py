@@ -64,7 +64,7 @@ def explain(report: StudyReport, number: int, row: Mapping[str, Any]) -> Explana
         number: Of the trial.
         row: The trial's row of the table, which says how many FLOP/s it reached.
     """
-    trial = next((t for t in report.history.trials if t.spec.number == number), None)
+    trial = next((t for t in report.history.trials if t.spec.identity.number == number), None)
     if trial is None or trial.result is None or trial.result.diagnosis is None:
         return None
     diagnosis = trial.result.diagnosis
@@ -160,9 +160,10 @@ def _bound(explanation: Explanation, found: Bottleneck) -> str:
         if bound is not found.bound and share >= _LEAST_SHARE
     ]
     text += f"; then {', '.join(rest)}" if rest else ""
-    if explanation.spec.pp > 1:
+    layout = explanation.spec.layout
+    if layout.pp > 1:
         text += (
-            f". The bubble of {explanation.spec.pp} stages and {explanation.spec.grad_accum} "
+            f". The bubble of {layout.pp} stages and {layout.grad_accum} "
             f"micro-batches is {bubble_share(explanation.spec):.0%}"
         )
     return text
@@ -207,7 +208,7 @@ def _use(explanation: Explanation, use: Use) -> list[tuple[str, str]]:
     facts = [("processor", f"each rank kept {use.cpu_utilization:.2f} cores busy")]
     gpu = use.gpu
     if gpu is None:
-        why = "no GPU" if explanation.spec.accelerator == "cpu" else "NVML did not answer"
+        why = "no GPU" if explanation.spec.layout.accelerator == "cpu" else "NVML did not answer"
         return [*facts, ("energy", f"not measured: {why}")]
     parts = [
         "" if gpu.utilization is None else f"{gpu.utilization:.0%} busy",

@@ -28,7 +28,7 @@ def change(report: StudyReport, standings: Standings) -> dict[str, Any] | None:
 def ds_config(report: StudyReport, trial: int) -> dict[str, Any] | None:
     """A trial's ds_config.json as it ran, its secrets masked; None where it is gone or damaged."""
     for one in report.history.trials:
-        if one.spec.number == trial:
+        if one.spec.identity.number == trial:
             try:
                 return masked(read_json(one.folder / DS_CONFIG_FILE))
             except ContractError:

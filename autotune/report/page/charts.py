@@ -124,9 +124,9 @@ def history(report: StudyReport) -> Chart | None:
     for role, colour in ((Role.BASELINE, ORANGE), (Role.SEARCH, BLUE), (Role.CONFIRM, GREEN)):
         spread = report.history.spread
         rates = [
-            (t.spec.number, spread.interval([t.result]))
+            (t.spec.identity.number, spread.interval([t.result]))
             for t in trials
-            if t.spec.role is role and t.result is not None and is_figure(t.result)
+            if t.spec.identity.role is role and t.result is not None and is_figure(t.result)
         ]
         figure.add_scatter(
             x=[number for number, _ in rates],
@@ -144,7 +144,11 @@ def history(report: StudyReport) -> Chart | None:
             name=role.value,
             hovertemplate="trial %{x}: %{y:.4g} samples/s<extra></extra>",
         )
-    failed = [(t.spec.number, t.result) for t in trials if t.result and not t.result.samples_per_s]
+    failed = [
+        (t.spec.identity.number, t.result)
+        for t in trials
+        if t.result and not t.result.samples_per_s
+    ]
     figure.add_scatter(
         x=[number for number, _ in failed],
         y=[0] * len(failed),
@@ -248,7 +252,7 @@ def phases(report: StudyReport) -> Chart | None:
 def steps(report: StudyReport) -> Chart | None:
     """Where the time of a step went, trial by trial, as shares."""
     seen = [
-        (trial.spec.number, shares_of_calls(trial.result.diagnosis.split))
+        (trial.spec.identity.number, shares_of_calls(trial.result.diagnosis.split))
         for trial in report.history.trials
         if trial.result is not None
         and trial.result.diagnosis is not None
@@ -302,7 +306,7 @@ def _best_so_far(report: StudyReport) -> list[tuple[int, float]]:
         fits = result.outcome.is_measured and report.objective.fits(result.peak_memory_bytes)
         best = max(best, (result.samples_per_s or 0.0) if fits else 0.0)
         if best:
-            steps.append((trial.spec.number, best))
+            steps.append((trial.spec.identity.number, best))
     return steps
 
 

@@ -74,7 +74,7 @@ def render_page(
         "evidence": page_tables.evidence(report),
         "outcome_names": [outcome.value for outcome in report.counts],
         "trials": page_tables.trials(report, standings),
-        "foretold": any(trial.spec.predicted for trial in report.history.trials),
+        "foretold": any(trial.spec.provenance.predicted for trial in report.history.trials),
         "unreadable": page_tables.unreadable(frame),
         "explanations": page_tables.explanations(report, frame),
         "provenance": page_tables.provenance(report, frame),
@@ -121,8 +121,8 @@ def _running(snapshot: Snapshot | None) -> str:
 def _job(report: StudyReport) -> str:
     context = report.context
     specs = [trial.spec for trial in report.history.trials]
-    sequence = f"sequence {specs[-1].seq_len}, " if specs else ""
-    limit = specs[-1].memory_limit_bytes if specs else None
+    sequence = f"sequence {specs[-1].workload.seq_len}, " if specs else ""
+    limit = specs[-1].measure.memory_limit_bytes if specs else None
     return (
         f"{sequence}global batch {context.global_batch}, world {context.world}, "
         f"{context.precision}"

@@ -25,7 +25,7 @@ def evidence(report: StudyReport) -> list[dict[str, str]]:
         result = trial.result
         if result is not None and result.outcome is not Outcome.OK:
             key = (result.outcome.value, _said_by(trial))
-            groups.setdefault(key, []).append(trial.spec.number)
+            groups.setdefault(key, []).append(trial.spec.identity.number)
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
     return [
         {"outcome": outcome, "trials": ", ".join(map(str, numbers)), "evidence": evidence}
@@ -60,11 +60,13 @@ def _trial(trial: Trial, report: StudyReport, marks: Mapping[int, str]) -> dict[
         predicted = report.history.spread.interval([result])
         interval = format_interval(predicted.low, predicted.high)
     peak_bytes = None if result is None else result.peak_memory_bytes
-    round_number = "" if spec.confirm_round is None else f", round {spec.confirm_round}"
+    round_number = (
+        "" if spec.identity.confirm_round is None else f", round {spec.identity.confirm_round}"
+    )
     return {
-        "number": str(spec.number),
-        "mark": marks.get(spec.number, ""),
-        "role": f"{spec.role.value}{round_number}",
+        "number": str(spec.identity.number),
+        "mark": marks.get(spec.identity.number, ""),
+        "role": f"{spec.identity.role.value}{round_number}",
         "outcome": "running" if result is None else result.outcome.value,
         "rate": "" if rate is None else format_rate(rate),
         "interval": interval,
@@ -79,7 +81,7 @@ def _trial(trial: Trial, report: StudyReport, marks: Mapping[int, str]) -> dict[
 def explanations(report: StudyReport, frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Every trial that had a diagnostic pass, explained."""
     rows = rows_of(frame)
-    numbers = [trial.spec.number for trial in report.history.trials]
+    numbers = [trial.spec.identity.number for trial in report.history.trials]
     found = [explain(report, number, rows.get(number, {})) for number in numbers]
     return [
         {

@@ -99,13 +99,13 @@ def describe_bounds(report: StudyReport) -> list[str]:
     said = []
     for trial in report.history.trials:
         found = None
-        if trial.result is not None and trial.spec.number in numbers:
+        if trial.result is not None and trial.spec.identity.number in numbers:
             found = bottleneck(trial.spec, trial.result.diagnosis)
         if found is not None:
             said.append(
-                f"trial {trial.spec.number}: {found.bound.value}, "
+                f"trial {trial.spec.identity.number}: {found.bound.value}, "
                 f"{found.shares[found.bound]:.0%} of a step; "
-                f"`report --trial {trial.spec.number}` explains it"
+                f"`report --trial {trial.spec.identity.number}` explains it"
             )
     return said
 

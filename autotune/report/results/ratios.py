@@ -49,13 +49,13 @@ def telling_runs(trials: Sequence[Trial]) -> list[TrialResult]:
     Those of its last final comparison where there is one: the search's own trial may have been
     picked for being lucky, and runs of an earlier comparison may be hours older.
     """
-    confirmed = [trial for trial in trials if trial.spec.role is Role.CONFIRM]
-    blocks = [first_round_of(trial.spec.confirm_round or 0) for trial in confirmed]
+    confirmed = [trial for trial in trials if trial.spec.identity.role is Role.CONFIRM]
+    blocks = [first_round_of(trial.spec.identity.confirm_round or 0) for trial in confirmed]
     last = [t for t, block in zip(confirmed, blocks, strict=True) if block == max(blocks)]
     for some in (last, trials):
         # The search's own trial is of no round, and is none of round 0.
-        rounds = dict.fromkeys(trial.spec.confirm_round for trial in some)
-        runs = [counting([t for t in some if t.spec.confirm_round == n]) for n in rounds]
+        rounds = dict.fromkeys(trial.spec.identity.confirm_round for trial in some)
+        runs = [counting([t for t in some if t.spec.identity.confirm_round == n]) for n in rounds]
         if measured := [run for run in runs if run is not None and is_figure(run)]:
             return measured
     return []

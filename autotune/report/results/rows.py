@@ -61,12 +61,16 @@ def make_rows(history: History, objective: Objective) -> list[Row]:
 
 def last_verdict(history: History, objective: Objective) -> confirm.Verdict | None:
     """What the last final comparison of the record found; None if there was none."""
-    runs = [t for t in history.trials if t.spec.role is Role.CONFIRM]
+    runs = [t for t in history.trials if t.spec.identity.role is Role.CONFIRM]
     if not runs:
         return None
-    last = max(t.spec.confirm_round or 0 for t in runs)
+    last = max(t.spec.identity.confirm_round or 0 for t in runs)
     first_round = confirm.first_round_of(last)
-    hashes = {t.spec.candidate_hash for t in runs if (t.spec.confirm_round or 0) >= first_round}
+    hashes = {
+        t.spec.identity.candidate_hash
+        for t in runs
+        if (t.spec.identity.confirm_round or 0) >= first_round
+    }
     comparison = confirm.FinalComparison(
         members=_candidates(history, hashes),
         first_round=first_round,
@@ -85,7 +89,7 @@ def _row(tried: Tried, objective: Objective, confirmed: Figure | None, n_runs: i
     if figure is None and result is not None and is_figure(result):
         figure = figure_of(result, tried.spread)
     return Row(
-        trial=tried.trials[0].spec.number if result is None else result.number,
+        trial=tried.trials[0].spec.identity.number if result is None else result.number,
         candidate=tried.candidate,
         figure=figure,
         n_runs=n_runs,

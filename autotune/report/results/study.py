@@ -36,7 +36,9 @@ class StudyReport:
     def damaged(self) -> Mapping[int, str]:
         """Number of a trial whose record is damaged -> what is wrong with it."""
         found = {int(each.folder.name): each.problem for each in self.recorded.unreadable}
-        return found | {t.spec.number: t.problem for t in self.history.recorded if t.problem}
+        return found | {
+            t.spec.identity.number: t.problem for t in self.history.recorded if t.problem
+        }
 
     @property
     def counts(self) -> Mapping[Outcome, int]:
@@ -45,7 +47,11 @@ class StudyReport:
 
     def row_of(self, trial: int) -> Row | None:
         """The candidate that a trial ran; None where the record does not hold that trial."""
-        ran = {t.spec.candidate_hash for t in self.history.trials if t.spec.number == trial}
+        ran = {
+            t.spec.identity.candidate_hash
+            for t in self.history.trials
+            if t.spec.identity.number == trial
+        }
         return next((row for row in self.rows if row.candidate.hash in ran), None)
 
     @property

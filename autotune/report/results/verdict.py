@@ -140,20 +140,20 @@ def describe_peaks(best: Standing, baseline: Standing) -> str:
 def _disturbed(report: StudyReport) -> list[str]:
     """The trials that something else on the machine disturbed, each with the evidence."""
     repeats = {
-        t.spec.repeat_of: t.spec.number
+        t.spec.provenance.repeat_of: t.spec.identity.number
         for t in report.history.trials
         if t.result is not None and t.result.outcome.is_measured
     }
     said = []
     for trial in report.history.trials:
         if trial.result is not None and trial.result.disturbed:
-            repeat = repeats.get(trial.spec.number)
+            repeat = repeats.get(trial.spec.identity.number)
             again = ""
             if repeat is not None:
                 again = f"; trial {repeat} repeats it and counts"
-            elif trial.spec.repeat_of is None:
+            elif trial.spec.provenance.repeat_of is None:
                 again = "; it was not repeated"
-            said.append(f"trial {trial.spec.number}: {trial.result.disturbed}{again}")
+            said.append(f"trial {trial.spec.identity.number}: {trial.result.disturbed}{again}")
     more = len(said) - _DISTURBED_SHOWN
     return said if more <= 0 else [*said[:_DISTURBED_SHOWN], f"{more} more: see the table"]
 

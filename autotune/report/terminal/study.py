@@ -10,12 +10,12 @@ from rich.text import Text
 from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import Origin
 from autotune.report.explain.trial import Explanation, describe
-from autotune.report.plan import Plan
 from autotune.report.results.details import describe_details
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
 from autotune.report.results.verdict import describe_outcome, describe_place, describe_verdict
 from autotune.report.words import format_interval, format_rate
+from autotune.search.plan import Plan
 from autotune.space.candidate import format_value
 from autotune.space.knobs import describe_settings, settings_of
 
@@ -50,7 +50,7 @@ def print_report(console: Console, report: StudyReport, *, details: bool = False
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
     """Print where a trial's time went, what bounds it and what addresses that."""
-    knobs = " ".join(f"{k}={format_value(v)}" for k, v in explanation.spec.knobs.items())
+    knobs = " ".join(f"{k}={format_value(v)}" for k, v in explanation.spec.identity.knobs.items())
     console.print(Text(f"trial {explanation.trial}: {knobs}", style="bold"), soft_wrap=False)
     for name, text in describe(explanation):
         console.print(_fact(name, text))

@@ -1,7 +1,5 @@
 """What was traced of a candidate's memory beside what is counted: in a terminal, and as data."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -10,38 +8,20 @@ from rich.table import Table
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.cost.memory import Memory
+from autotune.planning.traced import TracedEstimate
 from autotune.report.explain.neighbours import (
-    Estimated,
-    Judged,
     estimate_as_dict,
     judged_as_dict,
     print_title,
     verdict,
 )
 from autotune.report.explain.ranking import MEMORY_PARTS, fact, parts_of, shares
-from autotune.tracing import StepPhase, Trace
+from autotune.tracing import Trace
 
 _UNSEEN = (
     "the model's sizes cannot be seen, so its step time cannot be predicted, nor its memory but "
     "by the trace"
 )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TracedEstimate(Judged):
-    """A candidate whose memory is predicted from a traced step of the model's own code."""
-
-    analytic: Estimated | None
-    """None: the model's sizes cannot be seen."""
-    trace: Trace
-    phases: Mapping[StepPhase, Memory]
-    """The fullest moment of each; plain numbers."""
-    fit_probability: float
-
-    @property
-    def memory(self) -> Memory:
-        """At the fullest moment."""
-        return max(self.phases.values(), key=_peak_bytes)
 
 
 def traced_as_dict(found: TracedEstimate) -> dict[str, Any]:

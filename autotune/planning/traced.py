@@ -1,22 +1,38 @@
 """One candidate, its memory predicted from a traced step of the model's own code."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.app.explain import judged
-from autotune.app.outlook import Outlook
 from autotune.base.errors import JobError
 from autotune.cost.constants import constants_of
-from autotune.cost.memory import Held, fit_probability, memory_of_traced
+from autotune.cost.memory import Held, Memory, fit_probability, memory_of_traced
 from autotune.cost.problem import has_shape
 from autotune.engines.base import find_engine
 from autotune.job.job import DEFAULT_ENGINE
-from autotune.report.explain.neighbours import Estimated
-from autotune.report.terminal.traced import TracedEstimate
-from autotune.tracing import Kind, StepPhase, Traced, trace_candidate
+from autotune.planning.explained import Estimated, Judged, judged
+from autotune.planning.outlook import Outlook
+from autotune.tracing import Kind, StepPhase, Trace, Traced, trace_candidate
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TracedEstimate(Judged):
+    """A candidate whose memory is predicted from a traced step of the model's own code."""
+
+    analytic: Estimated | None
+    """None: the model's sizes cannot be seen."""
+    trace: Trace
+    phases: Mapping[StepPhase, Memory]
+    """The fullest moment of each; plain numbers."""
+    fit_probability: float
+
+    @property
+    def memory(self) -> Memory:
+        """At the fullest moment."""
+        return max(self.phases.values(), key=lambda memory: float(memory.peak_bytes))
 
 
 def trace_estimate(outlook: Outlook, settings: Sequence[str]) -> TracedEstimate:

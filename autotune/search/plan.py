@@ -154,7 +154,7 @@ def make_plan(
         reduced_trials = max(0, min(n_left, len(reductions.forms)))
     search_trials = max(0, min(job.budget.trials - n_done(history), untried + reduced_trials))
     finalists = min(MAX_FINALISTS, max(1, search_trials))
-    is_confirmed = any(trial.spec.role is Role.CONFIRM for trial in history.trials)
+    is_confirmed = any(trial.spec.identity.role is Role.CONFIRM for trial in history.trials)
     is_compared = origin is not Origin.REPLAYED and (search_trials > 0 or not is_confirmed)
     return Plan(
         study=study.name,
@@ -203,7 +203,7 @@ def make_plan(
 
 def _baseline_trials(job: Job, history: History) -> int:
     """Those still to run; of a baseline that is looked for nobody knows before it is found."""
-    if any(trial.spec.role is not Role.BASELINE for trial in history.recorded):
+    if any(trial.spec.identity.role is not Role.BASELINE for trial in history.recorded):
         return 0
     wanted = 1 if job.baseline is not None else ASSUMED_BASELINE_TRIALS
     return max(0, wanted - len(results(history.trials)))

@@ -12,7 +12,7 @@ from autotune.contract import KnobValue
 from autotune.cost import Plans, Prediction, predict
 from autotune.cost.constants import constants_of
 from autotune.cost.device import LinkName, link_columns
-from autotune.devices.accelerators import Accelerator, accelerators_with
+from autotune.devices.accelerators import Accelerator, accelerators_with, find_accelerator
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine
 from autotune.job.job import Job
@@ -120,3 +120,21 @@ class Outlook:
             world=self.job.world,
             global_batch=self.job.global_batch,
         )
+
+
+def described(wishes: FleetWishes, here: Environment, table: Sequence[Accelerator]) -> Environment:
+    """An environment that nobody has here: the accelerator's figures, this machine's versions."""
+    assert wishes.gpu is not None
+    found = find_accelerator(wishes.gpu, table=table)
+    is_cpu = found.name == "CPU"
+    known = tuple(name for name in ("fp32", "bf16", "fp16") if name in found.peak_flops)
+    return Environment(
+        accelerator="cpu" if is_cpu else "cuda",
+        n_devices=found.devices_per_node if wishes.per_node is None else wishes.per_node,
+        device_name=found.name,
+        device_memory_bytes=int(found.memory_bytes),
+        peak_flops=None if is_cpu else found.peak_flops[found.half],
+        deepspeed_version=here.deepspeed_version,
+        torch_version=here.torch_version,
+        precisions=known,
+    )

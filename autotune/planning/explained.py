@@ -1,0 +1,195 @@
+"""One candidate: what is predicted of it, why it stands where it does, and its neighbours."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autotune.contract import KnobValue
+from autotune.cost import Prediction
+from autotune.devices.hardware import Environment
+from autotune.job.job import Job
+from autotune.planning.outlook import Outlook
+from autotune.planning.ranking import MIN_FIT, place_of, ranked
+from autotune.space.candidate import Candidate
+from autotune.space.rule import Violation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """The candidate with one knob at another value."""
+
+    knob: str
+    value: KnobValue
+    knobs: Mapping[str, KnobValue]
+    violations: tuple[Violation, ...]
+    """Empty: legal."""
+    step_time_s: float
+    peak_memory_bytes: float
+    fit_probability: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Judged:
+    """A candidate with what the rules say of it."""
+
+    job: Job
+    environment: Environment
+    candidate: Candidate
+    described: str
+    """The candidate in words."""
+    notes: tuple[str, ...]
+    """What became of settings that do not reach the run as they were written."""
+    violations: tuple[Violation, ...]
+    """Empty: legal."""
+
+    @property
+    def knobs(self) -> Mapping[str, KnobValue]:
+        """What the candidate chooses."""
+        return self.candidate.values
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Estimated(Judged):
+    """A candidate with what is predicted of it."""
+
+    prediction: Prediction
+    """What the cost model says of the candidate alone."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Predicted."""
+        return float(self.prediction.step_time_s[0])
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Predicted."""
+        return float(self.prediction.peak_memory_bytes[0])
+
+    @property
+    def fit_probability(self) -> float:
+        """Predicted."""
+        return float(self.prediction.fit_probability[0])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Explained(Estimated):
+    """A candidate with its reasons."""
+
+    place: int
+    """Its rank in the lattice, from 1."""
+    n_ranked: int
+    """Candidates of the lattice, and this one."""
+    index: int | None
+    """Place of the candidate in the lattice; None: it is not there."""
+    home: str
+    """What holds the lattice: `the space zero`."""
+    min_fit: float
+    neighbours: tuple[Neighbour, ...]
+
+    @property
+    def is_in_lattice(self) -> bool:
+        """Whether the lattice holds it."""
+        return self.index is not None
+
+    @property
+    def cheapest_fit(self) -> Neighbour | None:
+        """The fastest legal neighbour that fits; None: none does, or the candidate fits."""
+        if self.fit_probability >= self.min_fit:
+            return None
+        fitting = [n for n in self._legal if n.fit_probability >= self.min_fit]
+        return min(fitting, key=lambda n: n.step_time_s, default=None)
+
+    @property
+    def cheapest_legal(self) -> Neighbour | None:
+        """The fastest legal neighbour, one that fits if any does.
+
+        None: there is none, or the candidate is legal.
+        """
+        if not self.violations:
+            return None
+        fitting = [n for n in self._legal if n.fit_probability >= self.min_fit]
+        return min(fitting or self._legal, key=lambda n: n.step_time_s, default=None)
+
+    @property
+    def _legal(self) -> list[Neighbour]:
+        return [neighbour for neighbour in self.neighbours if not neighbour.violations]
+
+
+def estimate_candidate(outlook: Outlook, settings: Sequence[str]) -> Estimated:
+    """Predict one candidate, legal or not.
+
+    Args:
+        outlook: The job and the fleet.
+        settings: As of `explain_candidate`.
+
+    Raises:
+        JobError: A setting is not one.
+    """
+    candidate, notes = outlook.read(settings)
+    return Estimated(**judged(outlook, candidate, notes), prediction=outlook.predict([candidate]))
+
+
+def explain_candidate(
+    outlook: Outlook, settings: Sequence[str], *, min_fit: float = MIN_FIT
+) -> Explained:
+    """Explain one candidate.
+
+    Args:
+        outlook: The job and the fleet.
+        settings: `knob=value` each; other knobs are at their defaults (see `Outlook.read`).
+        min_fit: What counts as fitting.
+
+    Raises:
+        JobError: A setting is not one.
+    """
+    candidate, notes = outlook.read(settings)
+    lattice = outlook.lattice
+    found, own = outlook.predict(lattice.candidates), outlook.predict([candidate])
+    index = lattice.candidates.index(candidate) if candidate in lattice.candidates else None
+    if index is None:
+        place = place_of(own, found, min_fit)
+    else:
+        place = int(np.flatnonzero(ranked(found, min_fit) == index)[0]) + 1
+    return Explained(
+        **judged(outlook, candidate, notes),
+        prediction=own,
+        place=place,
+        n_ranked=len(lattice.candidates) + (index is None),
+        index=index,
+        home="the lattice of layouts" if lattice.is_laid_out else f"the space {outlook.job.space}",
+        min_fit=min_fit,
+        neighbours=_neighbours(outlook, candidate),
+    )
+
+
+def judged(outlook: Outlook, candidate: Candidate, notes: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a `Judged`."""
+    return {
+        "job": outlook.job,
+        "environment": outlook.environment,
+        "candidate": candidate,
+        "described": outlook.engine.describe(candidate),
+        "notes": notes,
+        "violations": tuple(outlook.engine.judge(candidate)),
+    }
+
+
+def _neighbours(outlook: Outlook, candidate: Candidate) -> tuple[Neighbour, ...]:
+    others = outlook.neighbours(candidate)
+    if not others:
+        return ()
+    found = outlook.predict(list(others))
+    return tuple(
+        Neighbour(
+            knob=knob,
+            value=value,
+            knobs=other.values,
+            violations=tuple(outlook.engine.judge(other)),
+            step_time_s=float(found.step_time_s[index]),
+            peak_memory_bytes=float(found.peak_memory_bytes[index]),
+            fit_probability=float(found.fit_probability[index]),
+        )
+        for index, (other, (knob, value)) in enumerate(others.items())
+    )
