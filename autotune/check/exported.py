@@ -8,7 +8,7 @@ from autotune.export.dialects.deepspeed import SETTINGS_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class ExportedLayout:
     """How the script beside a ds_config splits the training, and on what: it does not say."""
 
     pp: int = 1
@@ -22,10 +22,10 @@ class Layout:
 
 
 ACCELERATORS = ("cuda", "cpu")
-UNSPLIT = Layout()
+UNSPLIT = ExportedLayout()
 
 
-def layout_beside(path: Path) -> Layout:
+def layout_beside(path: Path) -> ExportedLayout:
     """The layout of an export, by the settings in the folder of its ds_config.
 
     Returns:
@@ -41,7 +41,7 @@ def layout_beside(path: Path) -> Layout:
     named = settings.get("accelerator")
     accelerator = named if named in ACCELERATORS else None
     if pp == 1:
-        return Layout(sp=sp, accelerator=accelerator)
+        return ExportedLayout(sp=sp, accelerator=accelerator)
     if "transformer" in settings:
-        return Layout(pp=pp, tp=tp, accelerator=accelerator)
+        return ExportedLayout(pp=pp, tp=tp, accelerator=accelerator)
     return UNSPLIT

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.base.errors import JobError, RenderError
 from autotune.base.yaml_file import parse_yaml
 from autotune.check.consumers import FILLED, Consumer, autos
-from autotune.check.exported import UNSPLIT, Layout, layout_beside
+from autotune.check.exported import UNSPLIT, ExportedLayout, layout_beside
 from autotune.check.launch import LaunchLine, count, read_launch, typed
 from autotune.engines.deepspeed.ds_config_file import parse_json, read_text
 
@@ -65,7 +65,7 @@ class Source:
     """The ds_config that the launch line names, where it is another file."""
     not_for: str = ""
     """What accelerate runs instead of DeepSpeed, where its YAML says so."""
-    layout: Layout = UNSPLIT
+    layout: ExportedLayout = UNSPLIT
     """Of an export: how its script splits the training."""
 
     @property
