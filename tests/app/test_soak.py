@@ -71,7 +71,7 @@ def test_the_winner_is_soaked_and_its_export_says_so(study: Study, machine, tmp_
     assert (found.trial, found.steps, found.minutes) == (best["trial"], 36, 36 / 60)
     assert {s.identity.knobs == best["candidate"] for s in fleet.specs} == {True}
     assert {s.identity.role for s in fleet.specs} == {Role.SOAK}
-    assert fleet.specs[0].memory_limit_bytes == 24 * 2**30
+    assert fleet.specs[0].measure.memory_limit_bytes == 24 * 2**30
     assert read_soak(study.folder) == found
     assert len(study.trials()) == len(Study(study.root, study.name).trials())
     assert not [t for t in study.trials() if t.spec.identity.role is Role.SOAK], (
