@@ -1,9 +1,7 @@
 """Soak a study's winner, or what an export holds, and keep what it says."""
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from autotune.app.exports import export_study, find_chosen
@@ -41,8 +39,8 @@ class Subject:
     trial: int | None
     spec: TrialSpec
     files: dict[str, str]
-    prepare: Callable[[Note], None]
-    """Builds what its ranks load."""
+    preparation: tuple[str, ...]
+    """What builds what its ranks load: see `Engine.preparation`."""
     n_params: int | None
     """None: nobody knows how large a checkpoint will be."""
 
@@ -108,8 +106,8 @@ def _soak(
     record.lock()
     try:
         fleet.reap(record.trials_folder)
-        subject.prepare(note)
-        with interrupt.on_signals(), closing(fleet):
+        fleet.prepare(subject.preparation, note)
+        with interrupt.on_signals():
             ran = soak_trials(
                 subject.spec,
                 subject.files,
@@ -125,6 +123,7 @@ def _soak(
         write_soak(subject.folder, found)
         return found
     finally:
+        fleet.close()
         record.unlock()
 
 
@@ -176,7 +175,7 @@ def _of_study(study: Study, environment: Environment) -> Subject:
         trial=chosen.trial.spec.identity.number,
         spec=spec,
         files=chosen.engine.files(chosen.candidate),
-        prepare=partial(chosen.engine.prepare, [chosen.candidate]),
+        preparation=chosen.engine.preparation([chosen.candidate]),
         n_params=chosen.job.model.shape.n_params,
     )
 
@@ -196,7 +195,7 @@ def _of_export(folder: Path, environment: Environment) -> Subject:
         trial=None,
         spec=found.spec,
         files=found.files,
-        prepare=found.prepare,
+        preparation=found.preparation,
         n_params=None,
     )
 

@@ -83,15 +83,13 @@ class Engine(Protocol):
         The candidates of a rung need more memory one after the other, and are faster.
         """
 
-    def prepare(self, candidates: Sequence[Candidate], note: Callable[[str], None]) -> None:
-        """Build once what the trials of some candidates load; returns at once if all is built.
+    def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+        """What builds, on a node, what the trials of some candidates load there.
 
-        Args:
-            candidates: What will be tried.
-            note: Is told what is built, a line at a time.
-
-        Raises:
-            FleetError: A build failed; the message names its log.
+        Returns:
+            A module and its arguments, as `python -m` takes them; empty: there is nothing to
+            build. It tells what it does on its output, a line at a time; the last line of one
+            that fails says why, and how to mend it.
         """
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
@@ -157,7 +155,7 @@ class EnginePlugin(Protocol):
         """
 
     def build(self, accelerator: str, note: Callable[[str], None]) -> None:
-        """Build once what every trial loads; as `Engine.prepare`."""
+        """Build once what every trial loads; says what it builds, a line at a time."""
 
     def bind(self, job: Job, environment: Environment) -> Engine:
         """The engine of a job.

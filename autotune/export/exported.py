@@ -1,8 +1,7 @@
 """An export of the DeepSpeed dialect read back: what a soak of it runs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,8 @@ class Exported:
     spec: TrialSpec
     files: dict[str, str]
     """The engine's configuration files: path -> text."""
-    prepare: Callable[[Callable[[str], None]], None]
-    """Builds what its ranks load, and says so."""
+    preparation: tuple[str, ...]
+    """What builds what its ranks load: see `Engine.preparation`."""
 
 
 def read_export(folder: Path, environment: Environment, *, measure: Measure) -> Exported:
@@ -61,8 +60,8 @@ def read_export(folder: Path, environment: Environment, *, measure: Measure) -> 
             "name a folder that `autotune export --to deepspeed` wrote, or a study",
         ) from error
     swaps = "nvme" in (setup.optimizer_offload, setup.param_offload)
-    build = partial(extensions.build, environment.accelerator, nvme=swaps)
-    return Exported(spec=spec, files=files, prepare=build)
+    command = extensions.build_command(environment.accelerator, nvme=swaps)
+    return Exported(spec=spec, files=files, preparation=command)
 
 
 def _setup_of_export(

@@ -68,7 +68,7 @@ class Problem:
 class SearchAnswer:
     """What a search answers."""
 
-    study: str
+    study: Study
     counts: Mapping[Outcome, int]
     """Ended trials by outcome."""
     baseline: Standing | None = None
@@ -88,24 +88,17 @@ class SearchAnswer:
     """Where the figures come from."""
     problem: Problem | None = None
     """Why there is no best one, where the search failed."""
-    table: Path
-    export: Path | None
-    """Folder of the best one's files; None: there are none."""
 
-    @classmethod
-    def of(
-        cls, study: Study, *, origin: Origin, best: Standing | None = None, **others: Any
-    ) -> "SearchAnswer":
-        """The answer of a study, with its files as they lie now; `others` are fields."""
-        has_files = best is not None and origin is Origin.MEASURED
-        return cls(
-            study=study.name,
-            origin=origin,
-            best=best,
-            table=study.table_file,
-            export=study.best_folder if has_files else None,
-            **others,
-        )
+    @property
+    def table(self) -> Path:
+        """The study's table."""
+        return self.study.table_file
+
+    @property
+    def export(self) -> Path | None:
+        """Folder of the best one's files; None: there are none."""
+        has_files = self.best is not None and self.origin is Origin.MEASURED
+        return self.study.best_folder if has_files else None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: what `search --json` prints and `study.json` keeps.
@@ -122,7 +115,7 @@ class SearchAnswer:
         if self.front is not None:
             front = {"front": [point.to_dict() for point in self.front], "rule": self.rule}
         return {
-            "study": self.study,
+            "study": self.study.name,
             "counts": {outcome.value: count for outcome, count in self.counts.items()},
             "baseline": self.baseline and self.baseline.to_dict(),
             "best": self.best and self.best.to_dict(),
@@ -178,8 +171,8 @@ def answer_of(facts: Mapping[str, Any], study: Study) -> SearchAnswer | None:
         config = config_of(study, its.trial, context.engine)
         return Standing(candidate=candidate, config=config, **figures)
 
-    return SearchAnswer.of(
-        study,
+    return SearchAnswer(
+        study=study,
         counts=kept.counts,
         baseline=None if kept.baseline is None else standing(kept.baseline),
         best=None if kept.best is None else standing(kept.best),

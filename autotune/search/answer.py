@@ -61,8 +61,8 @@ class RecordStandings:
                 start = self._compared(baseline.hash, verdict)
                 speedup = verdict.gain(best, baseline.hash)
         front = self._front(verdict)
-        return SearchAnswer.of(
-            self._study,
+        return SearchAnswer(
+            study=self._study,
             origin=origin,
             counts=self._history.counts,
             baseline=start,
@@ -144,8 +144,8 @@ def failed_answer(
 ) -> SearchAnswer:
     """The answer of a search that ended without a best candidate; nothing was compared."""
     nothing = isinstance(error, NothingFeasibleError)
-    return SearchAnswer.of(
-        study,
+    return SearchAnswer(
+        study=study,
         origin=origin,
         counts=history.counts,
         stop_reason="nothing is feasible" if nothing else "the devices failed: search again",

@@ -5,7 +5,7 @@ the knobs that act, the user's base configuration, the job (precision, optimizer
 candidate. Every key of the user's that gives way is named by `overridden`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -198,15 +198,11 @@ class DeepSpeedEngine:
         """Stage by stage, without offload; see `autotune.engines.deepspeed.ladder`."""
         return ladder(self._job, self.context)
 
-    def prepare(self, candidates: Sequence[Candidate], note: Callable[[str], None]) -> None:
-        """Build DeepSpeed's extensions; the one for disks only where a candidate swaps.
-
-        Raises:
-            FleetError: A build failed; the message names its log.
-        """
+    def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+        """DeepSpeed's extensions; the one for disks only where a candidate swaps."""
         tiers = ("offload.optimizer", "offload.param")
         swaps = any(c.get(tier) == "nvme" for c in candidates for tier in tiers)
-        extensions.build(self._environment.accelerator, note, nvme=swaps)
+        return extensions.build_command(self._environment.accelerator, nvme=swaps)
 
     def overridden(self, candidate: Candidate) -> Mapping[str, Note]:
         """Keys of the user's file that do not run as written: key -> (theirs, ours or None)."""
