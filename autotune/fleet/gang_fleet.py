@@ -22,7 +22,7 @@ from autotune.fleet.node.part import NodePart
 from autotune.fleet.reports import read_node_report, read_reports
 from autotune.fleet.transports.base import Node, NodeProcess, Transport
 
-_AGENT = "autotune.fleet.node.agent"
+AGENT = "autotune.fleet.node.agent"
 _END_WAIT_S = 60.0
 """After which a node that was asked to end a trial, and does not say that it did, is given up:
 twice what its steps may take together."""
@@ -382,7 +382,7 @@ class _Channel:
             if command == "close":
                 return
             self._unread, self._was_ready, self._last_words = b"", False, ""
-            self._process = _started(self._transport, self._node, _AGENT)
+            self._process = _started(self._transport, self._node, AGENT)
         line = json.dumps({"command": command, **arguments})
         self._process.send(f"{line}\n".encode())
 

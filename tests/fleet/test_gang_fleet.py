@@ -70,7 +70,7 @@ class Rack:
 
     def start(self, node: Node, module: str, *arguments: str) -> Scripted:
         self.agents[node.name].append(Scripted())
-        if module == gang_fleet._AGENT:
+        if module == gang_fleet.AGENT:
             self.agents[node.name][-1].say("ready")
         return self.agents[node.name][-1]
 
