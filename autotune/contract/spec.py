@@ -140,9 +140,8 @@ class Workload:
     from several documents. `{"kind": "histogram", "histogram": [[tokens, weight], ...],
     "pad_to_multiple": n}`: shares of the samples, and what their lengths are padded to."""
     seed: int = 0
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Values of the knobs that the training script applies by itself, not the engine; in a
-    pipeline also the sizes of its `transformer`."""
+    settings: dict[str, KnobValue] = field(default_factory=dict)
+    """Values of the knobs that the training script applies by itself, not the engine."""
     script: str = ""
     """Path of the training script; empty: the built-in one, which an export carries."""
     arguments: list[str] = field(default_factory=list)

@@ -3,12 +3,10 @@
 import hashlib
 from functools import cache
 from importlib import resources
-from typing import Any
 
 from autotune.contract import KnobValue, Workload
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
-from autotune.trial.transformer_shape import shape_of
 
 SCRIPT_FILES = ("train.py", "lengths.py", "transformer.py")
 """The built-in training script and what it imports, in `autotune.trial.scripts`."""
@@ -36,18 +34,12 @@ def workload_of(job: Job, candidate: Candidate) -> Workload:
     Raises:
         JobError: The job's model is not one to leave layers out of, as the candidate asks.
     """
-    model = job.model_with(candidate.layers).source
-    settings: dict[str, Any] = {
-        name: candidate.values.get(name, value) for name, value in _NEUTRAL.items()
-    }
-    if candidate.pp > 1:
-        settings["transformer"] = shape_of(model, job.seq_len)
     return Workload(
-        model=model,
+        model=job.model_with(candidate.layers).source,
         seq_len=job.seq_len,
         precision=job.precision,
         lengths=job.lengths.as_spec(),
         seed=job.seed,
-        settings=settings,
+        settings={name: candidate.values.get(name, value) for name, value in _NEUTRAL.items()},
         digest=built_in_digest(),
     )
