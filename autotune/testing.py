@@ -12,14 +12,19 @@ search loads it. A contract trains nothing, unless it says so.
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from autotune.base.errors import AutotuneError, RenderError, StudyError
+from autotune.app.session import Session, open_session
+from autotune.base.errors import AutotuneError, FleetError, RenderError, StudyError
 from autotune.base.plugins import Kind, load_plugin, plugin_names
 from autotune.base.templates import Templates
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
@@ -43,6 +48,9 @@ from autotune.export.door import (
     handout_of,
     launch_of,
 )
+from autotune.fleet.base import Fleet, FleetPlugin, Handle
+from autotune.fleet.gang_fleet import AGENT
+from autotune.fleet.transports.base import NodeProcess, Transport
 from autotune.job.job import Job, make_job
 from autotune.planning.lattice import Lattice, lattice_of
 from autotune.record.study import Study, Trial
@@ -141,6 +149,11 @@ class EngineContract(Contract[EnginePlugin]):
             others = {*knob.when, *(other for other, _ in knob.default_when)}
             assert others <= before, f"{name} comes before {others - before}"
             before.add(name)
+
+    def test_it_is_driven_as_it_says(self) -> None:
+        """A package offers its driver where trials of it can be run, and nowhere else."""
+        offered = {point.name for point in entry_points(group="autotune.drivers")}
+        assert (self.name in offered) == self.make().is_driven
 
     def test_it_refuses_with_a_way_out(self) -> None:
         """What a rule says is the clash and the cheapest change."""
@@ -339,6 +352,150 @@ class LauncherContract(Contract[Launcher]):
             assert any(name in usage for name in self.files(handout))
 
 
+class FleetContract(Contract[FleetPlugin]):
+    """A fleet runs trials, or answers for them. One that runs them trains for some seconds."""
+
+    kind = "fleet"
+    job: Mapping[str, Any] = JOB
+    """Keys of a job for it."""
+
+    def named(self, folder: Path) -> str:
+        """The fleet, as `--fleet` takes it.
+
+        Args:
+            folder: For files that it reads.
+        """
+        return self.name
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Session, Fleet]]:
+        """A search on it that was not begun, and its fleet."""
+        with tempfile.TemporaryDirectory() as made:
+            folder = Path(made).resolve()
+            session = open_session(None, self.job, results=folder, fleet=self.named(folder))
+            session.study.lock()
+            with closing(session.make_fleet()) as fleet:
+                yield session, fleet
+            session.study.unlock()
+
+    def submit(self, session: Session, fleet: Fleet, number: int = 0) -> Handle:
+        """Start a trial as a search does."""
+        run = Run(candidate=session.lattice.candidates[0], role=Role.SEARCH)
+        spec = make_spec(
+            run,
+            study=session.study.name,
+            number=number,
+            job=session.job,
+            engine=session.engine,
+            environment=session.environment,
+        )
+        spec = replace(spec, measure=replace(spec.measure, max_steps=spec.measure.min_steps))
+        files = session.engine.files(run.candidate)
+        return fleet.submit(spec, session.study.write_spec(spec, files))
+
+    def test_a_trial_ends_with_a_result_that_says_where_it_is_from(self) -> None:
+        """And says so again, whenever it is looked at; the fleet was prepared before it."""
+        said: list[str] = []
+        with self.opened() as (session, fleet):
+            fleet.reap(session.study.trials_folder)
+            fleet.prepare(session.engine.preparation(session.lattice.candidates), said.append)
+            handle = self.submit(session, fleet)
+            assert handle.progress().elapsed_s >= 0
+            result = handle.wait()
+            assert result is not None
+            assert handle.poll() is result
+        assert result.outcome is Outcome.OK, result.evidence
+        assert result.origin is session.place.origin
+        asked = handle.spec.identity
+        assert (result.number, result.candidate_hash) == (asked.number, asked.candidate_hash)
+        assert result.step_time_s is not None
+        assert result.started_at_s > 0
+
+    def test_it_takes_as_many_trials_as_it_says_and_ends_them(self) -> None:
+        """No more fit; what is cancelled has ended when the fleet is closed."""
+        with self.opened() as (session, fleet):
+            n = fleet.capacity(session.job.world)
+            assert n >= 1
+            assert fleet.quarantined() == ()
+            handles = [self.submit(session, fleet, number) for number in range(n)]
+            refusal = _refusal(lambda: self.submit(session, fleet, n))
+            assert isinstance(refusal, FleetError), f"it takes {n + 1} trials"
+            handles[0].cancel()
+            result = handles[0].wait(60.0)
+            assert result is not None, "it was cancelled a minute ago"
+            assert result.outcome is Outcome.CANCELLED
+            self.submit(session, fleet, n + 1)
+        for handle in handles:
+            assert handle.poll() is not None, "its fleet was closed"
+
+
+class TransportContract(ABC):
+    """A transport reaches its nodes: an agent on each answers, and can be ended."""
+
+    wait_s = 60.0
+    """What an answer may take."""
+
+    @abstractmethod
+    def make(self) -> Transport:
+        """The way to some nodes, where autotune is installed."""
+
+    def test_its_nodes_have_names_of_their_own_and_slots(self) -> None:
+        """And they are the same at every call."""
+        transport = self.make()
+        nodes = transport.nodes()
+        assert nodes
+        assert transport.nodes() == nodes
+        assert len({node.name for node in nodes}) == len(nodes)
+        assert all(node.devices for node in nodes)
+
+    def test_an_agent_answers_and_leaves_when_it_is_told(self) -> None:
+        """What is sent arrives, and so does what is said."""
+        transport = self.make()
+        for node in transport.nodes():
+            process = transport.start(node, AGENT)
+            process.send(b'{"command": "reap", "folder": "/nowhere"}\n')
+            heard = b""
+            for _ in self._until_it_is_late():
+                heard += process.receive()
+                if b"reaped" in heard:
+                    break
+            process.send(b'{"command": "close"}\n')
+            assert self._code_of(process) == 0, heard
+
+    def test_a_process_is_killed(self) -> None:
+        """Even one that does not listen."""
+        transport = self.make()
+        for node in transport.nodes():
+            process = transport.start(node, AGENT)
+            assert process.poll() is None
+            process.end()
+            assert self._code_of(process) != 0
+
+    def test_files_are_brought(self) -> None:
+        """In the end; where folders are shared, they are here."""
+        transport = self.make()
+        with tempfile.TemporaryDirectory() as folder:
+            for node in transport.nodes():
+                for _ in self._until_it_is_late():
+                    if transport.bring(node, Path(folder)):
+                        break
+
+    def _code_of(self, process: NodeProcess) -> int:
+        for _ in self._until_it_is_late():
+            process.receive()
+            if (code := process.poll()) is not None:
+                return code
+        raise AssertionError
+
+    def _until_it_is_late(self) -> Iterator[None]:
+        """Look again and again; fails where nothing comes of it."""
+        deadline_s = time.monotonic() + self.wait_s
+        while time.monotonic() < deadline_s:
+            yield
+            time.sleep(0.02)
+        raise AssertionError(f"not within {self.wait_s:.0f} s")
+
+
 class SamplerContract(Contract[Sampler]):
     """A sampler walks a lattice: each candidate at most once, and the same way each time."""
 
@@ -383,10 +540,10 @@ class SamplerContract(Contract[Sampler]):
         assert self.make().propose(replace(_UnrunSearch().request(), steering=None)) is not None
 
 
-def _refusal(export: Callable[[], object]) -> AutotuneError | None:
+def _refusal(attempt: Callable[[], object]) -> AutotuneError | None:
     try:
-        export()
-    except (RenderError, StudyError) as error:
+        attempt()
+    except (FleetError, RenderError, StudyError) as error:
         return error
     return None
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.app.run import search
-from autotune.app.session import Session
-from autotune.app.unmeasured import open_fleet
+from autotune.app.session import Session, open_session
 from autotune.contract import Role
 from autotune.search.base import Snapshot
 from autotune.search.trial_spec import Run, make_spec
@@ -52,7 +51,6 @@ class Silent:
 
 def true_rates(session: Session) -> dict[str, float]:
     """Samples/s of every candidate of the lattice, by hash; 0 where it does not fit."""
-    assert session.make_fleet is not None, "simulated"
     fleet = session.make_fleet()
     found = {}
     for candidate in session.lattice.candidates:
@@ -76,7 +74,7 @@ def true_rates(session: Session) -> dict[str, float]:
 
 def run(flags: dict[str, Any], fleet: str, results: Path) -> Found:
     """Search once, and see when it was done."""
-    session = open_fleet(fleet, None, flags, results=results)
+    session = open_session(None, flags, fleet=fleet, results=results)
     truth = true_rates(session)
     best = max(truth.values())
     search(session, Silent(), fresh=True)

@@ -169,7 +169,7 @@ def search_table(session: Session, table: Table, *, sampler: str, seed: int, cap
         return _search(
             session,
             table,
-            AnsweringFleet(answer),
+            AnsweringFleet(answer, Origin.REPLAYED),
             Study(Path(scratch), f"answered-{sampler}-{seed}"),
             sampler=sampler,
             seed=seed,

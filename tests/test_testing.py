@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
@@ -18,6 +18,9 @@ from autotune.engines.deepspeed.plugin import DeepSpeed
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.dialects.deepspeed import DeepSpeedFiles
 from autotune.export.launchers.torchrun import Torchrun
+from autotune.fleet.answering import AnsweringFleet
+from autotune.fleet.transports.base import Node, Transport
+from autotune.fleet.transports.local import LocalProcess, LocalTransport
 from autotune.job.job import Job
 from autotune.search.sampler import Request, Sampler
 from autotune.space.candidate import Candidate
@@ -26,10 +29,14 @@ from autotune.space.rule import Violation
 from autotune.testing import (
     DialectContract,
     EngineContract,
+    FleetContract,
     LauncherContract,
     RecordDialectContract,
     SamplerContract,
+    TransportContract,
 )
+from tests.replay.tables import sweep, write
+from tests.trials import CPU
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -100,6 +107,62 @@ class NeedsForecast(Sampler):
 )
 def test_a_broken_sampler_breaks_the_contract(sampler: Sampler, at: str) -> None:
     breaks(SamplerContract, sampler, at=at)
+
+
+class TestSimulate(FleetContract):
+    name = "simulate"
+
+    def named(self, folder: Path) -> str:
+        return "simulate:2xH100"
+
+
+class TestReplay(FleetContract):
+    name = "replay"
+    job: ClassVar[dict[str, Any]] = {"trials": 3}
+
+    def named(self, folder: Path) -> str:
+        return f"replay:{write(folder / 'runs.csv', sweep())}"
+
+
+@pytest.mark.real
+class TestLocal(FleetContract):
+    name = "local"
+
+
+class TestLocalTransport(TransportContract):
+    def make(self) -> Transport:
+        return LocalTransport(CPU, world=2)
+
+
+class Deaf(LocalTransport):
+    """Does not pass on what is sent."""
+
+    def start(self, node: Node, module: str, *arguments: str) -> LocalProcess:
+        process = super().start(node, module, *arguments)
+        process.send = lambda data: None
+        return process
+
+
+class Nameless(LocalTransport):
+    """Calls all nodes alike."""
+
+    def nodes(self) -> tuple[Node, ...]:
+        return super().nodes() * 2
+
+
+@pytest.mark.parametrize(("broken", "at"), [(Deaf, "agent_answers"), (Nameless, "names")])
+def test_a_broken_transport_breaks_the_contract(broken: type[LocalTransport], at: str) -> None:
+    contract = type("Impatient", (TransportContract,), {"wait_s": 3.0})
+    breaks(contract, broken(CPU, world=2), at=at)
+
+
+def test_a_broken_fleet_breaks_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AnsweringFleet, "capacity", lambda fleet, world: fleet._at_once - 1 or 1)
+    monkeypatch.setattr(
+        "autotune.fleet.simulate.AnsweringFleet", partial(AnsweringFleet, at_once=2)
+    )
+    with pytest.raises(AssertionError, match="it takes 2 trials"):
+        TestSimulate().test_it_takes_as_many_trials_as_it_says_and_ends_them()
 
 
 class TestDeepSpeed(EngineContract):
@@ -247,5 +310,6 @@ def test_everything_shipped_is_held_to_its_contract() -> None:
         (group.removeprefix("autotune.").removesuffix("s"), name)
         for group, offered in settings["project"]["entry-points"].items()
         for name in offered
+        if group != "autotune.drivers"  # an engine's other half, which its contract asks for
     }
     assert {(contract.kind, contract.name) for contract in CONTRACTS} == shipped

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.app.session import read_accelerators_of, read_job
+from autotune.app.session import read_job
 from autotune.base.errors import JobError
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.door import export_handout, handout_of
-from autotune.job.job import DEFAULT_ENGINE
+from autotune.job.job import DEFAULT_ENGINE, read_accelerators_of
 from autotune.planning.lattice import lattice_of
 from autotune.planning.outlook import FleetWishes, Outlook, described
 from autotune.planning.ranking import Ranking

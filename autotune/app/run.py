@@ -24,7 +24,6 @@ from autotune.base.errors import (
 from autotune.base.files import write_whole
 from autotune.contract import Origin, Outcome
 from autotune.fleet.base import Fleet
-from autotune.fleet.transports.local import local_fleet
 from autotune.record.answer import SearchAnswer
 from autotune.record.facts import origin_of
 from autotune.record.study import Study
@@ -74,7 +73,7 @@ def search(
     study = session.study
     if metrics_file is not None:
         check_writable(metrics_file)
-    fleet = _fleet_of(session)
+    fleet, is_measured = session.make_fleet(), session.place.origin is Origin.MEASURED
     if fresh and (aside := study.set_aside()) is not None:
         observer.on_note(f"the old study is kept as {aside}")
     study.lock()
@@ -88,21 +87,19 @@ def search(
         study.sweep()
         _check_origin(session)
         _begin(session, metrics.on_note)
-        if session.origin is Origin.MEASURED:
-            session.engine.prepare(session.lattice.candidates, metrics.on_note)
-        else:
-            metrics.on_note(f"figures are {session.origin}: nothing runs on this machine")
-            knowledge = None  # what was not measured teaches nobody
+        fleet.prepare(session.engine.preparation(session.lattice.candidates), metrics.on_note)
+        knowledge = knowledge if is_measured else None  # nothing else teaches anybody
         steering = steer(session, metrics.on_note, knowledge)
         with _lessons_at_the_end(session, metrics, knowledge):
             answer = _run(session, fleet, metrics, steering)
         study.write_state({**study.read_state(), "answer": answer.to_dict()})
-        if answer.best is not None and session.origin is Origin.MEASURED:
+        if answer.best is not None and is_measured:
             export_study(study, study.best_folder)
         return SearchEnding(answer=answer, error=None)
     except (NothingFeasibleError, FleetError) as error:
         return SearchEnding(answer=_keep_failure(study, error), error=error)
     finally:
+        fleet.close()  # once more where the search did not begin
         metrics.close()
         page.close()
         study.unlock()
@@ -131,11 +128,11 @@ def _begin(session: Session, note: Callable[[str], None]) -> None:
         "objective": dataclasses.asdict(objective.wish),
         "allowed_bytes": objective.allowed_bytes,
         "context": dataclasses.asdict(session.lattice.context),
-        "origin": session.origin,
+        "origin": session.place.origin,
         "answer": None,
     }
     state = study.read_state()
-    if session.forecaster is None:  # else no accelerator's figures are asked for
+    if session.place.forecaster is None:  # else no accelerator's figures are asked for
         facts[FACT] = figures_of(session, state, note)
     study.write_state({**state, **facts})
 
@@ -156,16 +153,10 @@ def _run(
                 observer=observer,
                 interrupt=interrupt,
                 steering=steering,
-                compares=session.origin is not Origin.REPLAYED,
-                origin=session.origin,
+                compares=session.place.compares,
+                origin=session.place.origin,
             )
         )
-
-
-def _fleet_of(session: Session) -> Fleet:
-    if session.make_fleet is not None:
-        return session.make_fleet()
-    return local_fleet(session.environment, world=session.job.world)
 
 
 def _check_origin(session: Session) -> None:
@@ -175,11 +166,11 @@ def _check_origin(session: Session) -> None:
         StudyError: It would.
     """
     study = session.study
-    others = _origins_of(study) - {session.origin}
+    others = _origins_of(study) - {session.place.origin}
     if others:
         raise StudyError(
             f"study {study.name} holds {' and '.join(sorted(others))} figures, and these would be "
-            f"{session.origin}",
+            f"{session.place.origin}",
             "name another study with --study, or start anew with --fresh",
         )
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from autotune.base.errors import JobError, StudyError
 from autotune.base.plugins import load_plugin
-from autotune.contract import Origin
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
-from autotune.engines.base import Engine, bind_engine, find_engine
+from autotune.engines.base import Engine, bind_engine
 from autotune.export.door import export_handout, handout_of
-from autotune.fleet.base import Fleet
+from autotune.fleet.base import Fleet, FleetPlugin, Place
 from autotune.job.adapters import with_rank
 from autotune.job.job import Job, make_job, read_job_file, resolve_paths
 from autotune.planning.lattice import Lattice, lattice_of
@@ -22,7 +21,6 @@ from autotune.search.history import History
 from autotune.search.plan import Plan, make_plan
 from autotune.search.recorded import history_to_resume
 from autotune.search.reduced import reduce_lattice
-from autotune.search.steering import Forecaster
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, explain, parse_settings
 
@@ -57,61 +55,54 @@ class Session:
     engine: Engine
     lattice: Lattice
     study: Study
-    origin: Origin = Origin.MEASURED
-    """Where its trials' figures come from."""
-    make_fleet: Callable[[], Fleet] | None = None
-    """What answers for its trials; None: this machine runs them."""
-    forecaster: Forecaster | None = None
-    """What is said of its candidates before they are tried; None: what the analytic model says."""
+    place: Place
+    """Where its trials run, or what answers for them."""
+    make_fleet: Callable[[], Fleet]
     table: Sequence[Accelerator] = field(default_factory=shipped_accelerators)
     """What that model looks the devices up in."""
 
 
 def open_session(
-    job_file: Path | None,
-    flags: Mapping[str, Any],
-    *,
-    results: Path,
-    environment: Environment | None = None,
+    job_file: Path | None, flags: Mapping[str, Any], *, results: Path, fleet: str = "local"
 ) -> Session:
-    """Read the job, and find out what is legal for it on this machine.
+    """Read the job, and find out what is legal for it on a fleet.
 
     Args:
         job_file: YAML, or None.
         flags: Keys of the job that come before the file's.
         results: Folder of all studies.
-        environment: Devices to take for this machine's; None: find them.
+        fleet: Name of an installed one, and after a colon what it takes: `simulate:8xH100`.
 
     Raises:
-        JobError: The job, the space or a file that it names is not valid.
+        JobError: The job, the space, the fleet or a file that it names is not valid.
         RenderError: A template or the base configuration does not render.
         StudyError: The results cannot be written there.
-        FleetError: torch or DeepSpeed is missing.
+        FleetError: torch is missing, or a package that the engine needs, or the fleet has no
+            such devices.
         NothingFeasibleError: The rules refuse every candidate.
     """
-    environment = environment or detect_environment()
-    job, data = read_job(job_file, flags, environment)
+    kind, _, of = fleet.partition(":")
+    plugin: FleetPlugin = load_plugin("fleet", kind, where="--fleet")
+    place = plugin.find(of, job_file, flags)
+    job, data = place.finish_job(*read_job(job_file, place.flags, place.environment))
     load_plugin("sampler", job.sampler).check_installed()
     table = accelerators_with(job.accelerators)
     study = Study(results, job.study)
     _check_writable(study.folder)
-    plugin = find_engine(job.engine)
-    if plugin.driver is None:
-        raise JobError(
-            f"engine {job.engine}: trials of it cannot be run here yet",
-            f"rank its candidates without any: plan --engine {job.engine}",
-        )
-    engine = plugin.bind(job, environment)
+    engine = place.bind(job)
     if job.baseline is not None:
         # Read once before anything runs: a file that cannot be used is a matter of the command.
         engine.baseline(job.baseline)
+    lattice = lattice_of(job, engine)
     return Session(
         job=job,
         job_data=data,
-        environment=environment,
+        environment=place.environment,
         engine=engine,
-        lattice=lattice_of(job, engine),
+        lattice=lattice,
         study=study,
+        place=place,
+        make_fleet=place.fleet_for(job, engine, lattice),
         table=table,
     )
 
@@ -130,7 +121,7 @@ def plan_search(session: Session, *, fresh: bool) -> Plan:
     )
     reductions = reduce_lattice(job, session.lattice, session.engine)
     return make_plan(
-        job, environment, session.lattice, study, history, reductions, origin=session.origin
+        job, environment, session.lattice, study, history, reductions, origin=session.place.origin
     )
 
 
@@ -200,22 +191,6 @@ def read_job(
     job = make_job(data, where=where, flags=given)
     readable = resolve_paths(data, Path.cwd())
     return job, {**readable, "study": job.study, "lengths": job.lengths.as_yaml()}
-
-
-def read_accelerators_of(job_file: Path | None, own: Path | None) -> tuple[Accelerator, ...]:
-    """The table that a job's devices are described and predicted by, before the job is made.
-
-    Args:
-        job_file: YAML, or None.
-        own: The table that the user named beside the job; it comes before the job's.
-
-    Raises:
-        JobError: A file cannot be read, or the table is not one.
-    """
-    if own is None and job_file is not None:
-        named = read_job_file(job_file).get("accelerators")
-        own = Path(named) if isinstance(named, str) else None
-    return accelerators_with(own)
 
 
 def _check_writable(folder: Path) -> None:

@@ -45,7 +45,7 @@ def steer(
             session.lattice,
             lessons=lessons,
             study=study_name(session.study.folder),
-            forecaster=session.forecaster,
+            forecaster=session.place.forecaster,
             accelerators=session.table,
         )
     except AutotuneError as error:

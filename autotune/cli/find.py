@@ -170,8 +170,7 @@ def search(
     """
     from autotune.app.run import exit_code
     from autotune.app.run import search as run
-    from autotune.app.session import plan_search
-    from autotune.app.unmeasured import open_fleet
+    from autotune.app.session import open_session, plan_search
     from autotune.cost.knowledge import default_file
     from autotune.report.results.reading import read_report
     from autotune.report.terminal.live import view_for
@@ -207,7 +206,7 @@ def search(
         seed=seed,
         study=study,
     )
-    session = open_fleet(fleet, job, flags, results=results)
+    session = open_session(job, flags, results=results, fleet=fleet)
     plan = plan_search(session, fresh=fresh)
     if dry_run:
         if as_json:

@@ -1,7 +1,7 @@
 """The engine of a replay: a configuration is what its table says, and nothing is rendered."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,9 @@ class ReplayedEngine:
         """That of the engine whose knobs the table is read in."""
         return self._engine.ladder()
 
-    def prepare(self, candidates: Sequence[Candidate], note: Callable[[str], None]) -> None:
+    def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         """Nothing is built."""
+        return ()
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Nothing."""

@@ -1,12 +1,12 @@
 """A fleet that has no devices: something else answers for them, at once."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from autotune.base.errors import FleetError
-from autotune.contract import Outcome, Phase, TrialResult, TrialSpec
+from autotune.contract import Origin, Outcome, Phase, TrialResult, TrialSpec
 from autotune.fleet.base import Handle, Progress
 
 Answer = Callable[[TrialSpec], TrialResult]
@@ -16,14 +16,16 @@ Answer = Callable[[TrialSpec], TrialResult]
 class AnsweringFleet:
     """Answers instead of running; implements `autotune.fleet.base.Fleet`."""
 
-    def __init__(self, answer: Answer, *, at_once: int = 1) -> None:
+    def __init__(self, answer: Answer, origin: Origin, *, at_once: int = 1) -> None:
         """Take who answers.
 
         Args:
             answer: Of each trial.
+            origin: What it says of its figures.
             at_once: Trials that are in flight together.
         """
         self._answer = answer
+        self._origin = origin
         self._at_once = at_once
         self._running: list[AnsweredTrial] = []
 
@@ -37,6 +39,10 @@ class AnsweringFleet:
 
     def reap(self, folder: Path) -> None:
         """See `Fleet.reap`: nothing runs."""
+
+    def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
+        """See `Fleet.prepare`: nothing has to be."""
+        note(f"figures are {self._origin}: nothing runs on this machine")
 
     def submit(self, spec: TrialSpec, folder: Path) -> "AnsweredTrial":
         """See `Fleet.submit`."""

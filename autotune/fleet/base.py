@@ -1,12 +1,25 @@
-"""What a fleet is: it runs a trial on a gang of slots and says how it ended."""
+"""What a fleet is: it runs a trial on a gang of slots and says how it ended.
+
+A `FleetPlugin` is registered by name (entry points of the group `autotune.fleets`). What it finds
+is a `Place`, and what that makes for a job is the `Fleet`.
+"""
 
 import math
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from autotune.contract import Phase, TrialResult, TrialSpec
+from autotune.base.errors import JobError
+from autotune.contract import Origin, Phase, TrialResult, TrialSpec
+from autotune.cost.forecast import Forecast
+from autotune.devices.hardware import Environment
+from autotune.engines.base import Engine, find_engine
+from autotune.job.job import Job
+from autotune.planning.lattice import Lattice
+from autotune.space.candidate import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +82,17 @@ class Fleet(Protocol):
             FleetError: A node does not answer.
         """
 
+    def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
+        """Run a command on every node before the first trial, and wait for it.
+
+        Args:
+            command: As `Engine.preparation` names it; empty: there is nothing to do.
+            note: Is told what happens, a line at a time.
+
+        Raises:
+            FleetError: It failed on a node.
+        """
+
     def submit(self, spec: TrialSpec, folder: Path) -> Handle:
         """Start a trial whose `spec.json` and `config/` are already in `folder`.
 
@@ -78,3 +102,69 @@ class Fleet(Protocol):
 
     def close(self) -> None:
         """End everything that still runs."""
+
+
+class Place(ABC):
+    """Where the trials of a search run, or what answers for them; nothing is started yet."""
+
+    origin = Origin.MEASURED
+    """Where the figures come from."""
+    compares = True
+    """Whether the best runs again beside the baseline; a table would only repeat itself."""
+    forecaster: Callable[[Sequence[Candidate]], Forecast] | None = None
+    """What is said of candidates before they are tried; None: what the analytic model says."""
+
+    def __init__(self, environment: Environment, flags: Mapping[str, Any]) -> None:
+        """Take what was found.
+
+        Args:
+            environment: Its devices, and the versions of what runs on them.
+            flags: Keys of the job that come before those of its file.
+        """
+        self.environment = environment
+        self.flags = flags
+
+    def finish_job(self, job: Job, data: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
+        """The job, and how YAML says it, with what only the place knows of it."""
+        return job, data
+
+    def bind(self, job: Job) -> Engine:
+        """The engine of a job, as it is here.
+
+        Raises:
+            JobError: There is none of that name, or its trials cannot be run.
+            RenderError: A template or the base configuration cannot be used.
+        """
+        plugin = find_engine(job.engine)
+        if not plugin.is_driven:
+            raise JobError(
+                f"engine {job.engine}: trials of it cannot be run here yet",
+                f"rank its candidates without any: plan --engine {job.engine}",
+            )
+        return plugin.bind(job, self.environment)
+
+    @abstractmethod
+    def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], Fleet]:
+        """What makes the fleet of a job; what cannot work at all is said at once.
+
+        Raises:
+            JobError: The job cannot be run or answered for here.
+            FleetError: Likewise, by the call that is returned as well.
+        """
+
+
+class FleetPlugin(Protocol):
+    """A kind of fleet by name; made without arguments."""
+
+    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> Place:
+        """Find what a search asks for; nothing is started.
+
+        Args:
+            of: What follows the name: `8xH100` of `simulate:8xH100`; empty: nothing does.
+            job_file: YAML, or None.
+            flags: Keys of the job that come before the file's.
+
+        Raises:
+            JobError: That is none of this kind, or it does not go with the job.
+            FleetError: The devices are not there.
+        """

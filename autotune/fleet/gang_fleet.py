@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from autotune.fleet.node.part import NodePart
 from autotune.fleet.reports import read_node_report, read_reports
 from autotune.fleet.transports.base import Node, NodeProcess, Transport
 
-_AGENT = "autotune.fleet.node.agent"
+AGENT = "autotune.fleet.node.agent"
 _END_WAIT_S = 60.0
 """After which a node that was asked to end a trial, and does not say that it did, is given up:
 twice what its steps may take together."""
@@ -89,6 +89,30 @@ class GangFleet:
                 )
             time.sleep(_PERIOD_S)
             self.hear()
+
+    def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
+        """See `Fleet.prepare`.
+
+        An interrupt waits for its end: what compiles is not left half way.
+        """
+        if not command:
+            return
+        builds = {n: _started(self._transport, n, *command) for n in self._nodes.values()}
+        said, interrupted = dict.fromkeys(builds, b""), False
+        while builds:
+            try:
+                for node, process in list(builds.items()):
+                    code = process.poll()
+                    *lines, said[node] = (said[node] + process.receive()).split(b"\n")
+                    if code is not None:
+                        del builds[node]
+                    _pass_on(lines, node if len(self._nodes) > 1 else None, code, note)
+                time.sleep(_PERIOD_S)
+            except KeyboardInterrupt:
+                interrupted = True
+                note("what is built is not interrupted half way: ending once it is done")
+        if interrupted:
+            raise KeyboardInterrupt
 
     def submit(self, spec: TrialSpec, folder: Path) -> "GangTrial":
         """See `Fleet.submit`; what a node says against its start is raised by `poll`."""
@@ -314,6 +338,29 @@ class GangTrial(Handle):
         return collect(self.spec, self.folder, ending, [slot.name for slot in self.gang.slots])
 
 
+def _started(transport: Transport, node: Node, module: str, *arguments: str) -> NodeProcess:
+    try:
+        return transport.start(node, module, *arguments)
+    except OSError as error:
+        raise FleetError(
+            f"{node.name}: no process can be started there: {error}",
+            "see whether it is up and reached",
+        ) from error
+
+
+def _pass_on(
+    lines: Sequence[bytes], node: Node | None, code: int | None, note: Callable[[str], None]
+) -> None:
+    """Tell what a node said while it was prepared, and raise what went wrong there."""
+    where = f"{node.name}: " if node is not None else ""
+    texts = [f"{where}{line.decode(errors='replace')}" for line in lines if line.strip()]
+    for text in texts if not code else texts[:-1]:
+        note(text)
+    if code:
+        last = (texts or [f"{where}exit code {code}"])[-1]
+        raise FleetError(*last.rsplit("; ", 1))
+
+
 class _Channel:
     """The line to the agent of a node, which is started when it is first told something."""
 
@@ -335,13 +382,7 @@ class _Channel:
             if command == "close":
                 return
             self._unread, self._was_ready, self._last_words = b"", False, ""
-            try:
-                self._process = self._transport.start(self._node, _AGENT)
-            except OSError as error:
-                raise FleetError(
-                    f"{self._node.name}: no process can be started there: {error}",
-                    "see whether it is up and reached",
-                ) from error
+            self._process = _started(self._transport, self._node, AGENT)
         line = json.dumps({"command": command, **arguments})
         self._process.send(f"{line}\n".encode())
 

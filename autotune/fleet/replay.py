@@ -1,11 +1,118 @@
 """Answers a search from a table of runs that were measured elsewhere."""
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from autotune.base.errors import JobError
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
-from autotune.fleet.answering import Answer
+from autotune.cost.forecast import Forecast
+from autotune.devices.hardware import Environment, version_of
+from autotune.engines.base import Engine
+from autotune.engines.replayed import ReplayedEngine
+from autotune.fleet.answering import Answer, AnsweringFleet
+from autotune.fleet.base import Place
+from autotune.job.job import Job
+from autotune.job.model import model_from_config
+from autotune.planning.lattice import Lattice
+from autotune.replay.forecast import forecast_of
 from autotune.replay.groups import Configuration
+from autotune.replay.problem import ReplayProblem, read_problem
+from autotune.space.candidate import Candidate
+
+_GIVEN_BY_TABLE = (
+    *("model", "seq_len", "global_batch", "world", "precision", "lora_rank", "lengths", "space"),
+    *("baseline", "base_config", "templates", "nvme_path", "accelerators"),
+)
+
+
+class Replay:
+    """A table of runs; implements `FleetPlugin`."""
+
+    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "ReplayedPlace":
+        """See `FleetPlugin.find`: a CSV file, and after `#` which of its groups."""
+        if not of:
+            raise JobError("--fleet replay: of which table?", "replay:FILE.csv or with #GROUP")
+        if job_file is not None:
+            raise JobError(
+                f"--fleet replay: the table says what is trained, not {job_file}",
+                "leave the job file out",
+            )
+        if clash := [name for name in _GIVEN_BY_TABLE if name in flags]:
+            raise JobError(
+                f"--fleet replay: the table says {', '.join(clash)}",
+                f"leave --{clash[0].replace('_', '-')} out",
+            )
+        if "fidelity" in flags:
+            raise JobError("--fleet replay: a table has no reduced runs", "leave --fidelity out")
+        path, _, wanted = of.partition("#")
+        return ReplayedPlace(read_problem(Path(path), wanted), flags)
+
+
+class ReplayedPlace(Place):
+    """A group of a table as a job, and its rows as what trials of that come to."""
+
+    origin = Origin.REPLAYED
+    compares = False
+
+    def __init__(self, problem: ReplayProblem, flags: Mapping[str, Any]) -> None:
+        """Take a group.
+
+        Args:
+            problem: The group.
+            flags: Keys of the job that the table does not say.
+        """
+        environment = Environment(
+            accelerator="cuda",
+            n_devices=problem.devices_per_node,
+            device_name=problem.device_name,
+            device_memory_bytes=problem.device_memory_bytes,
+            peak_flops=None,
+            deepspeed_version=version_of("deepspeed") or "0",
+            torch_version=version_of("torch") or "0",
+        )
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", problem.group.name).strip("-.")
+        self._said = {
+            "seq_len": problem.seq_len,
+            "global_batch": problem.global_batch,
+            "world": problem.world,
+            "precision": problem.precision,
+        }
+        # Any shipped model: it gives way to the table's.
+        own = {"study": f"replayed-{name}", **flags, "model": "gpt2", **self._said}
+        super().__init__(environment, own)
+        self._problem = problem
+        self._order = {c.hash: row for row, c in enumerate(problem.configurations)}
+        self._forecast = forecast_of(problem.group)
+
+    def forecaster(self, candidates: Sequence[Candidate]) -> Forecast:
+        """See `Place.forecaster`."""
+        rows = [self._order[candidate.hash] for candidate in candidates]
+        return self._forecast.take(np.array(rows, dtype=np.intp))
+
+    def finish_job(self, job: Job, data: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
+        """See `Place.finish_job`: the table's model."""
+        group = self._problem.group
+        named = group.problem["model_name"] or "table's"
+        model = model_from_config(named, self._problem.model_config, where="the table")
+        told = {"model": group.name, **self._said, "study": job.study}
+        return dataclasses.replace(job, model=model), told
+
+    def bind(self, job: Job) -> Engine:
+        """See `Place.bind`: no engine runs."""
+        return ReplayedEngine(job, self.environment, self._problem)
+
+    def fleet_for(
+        self, job: Job, engine: Engine, lattice: Lattice
+    ) -> Callable[[], AnsweringFleet]:
+        """See `Place.fleet_for`."""
+        by_hash = {c.hash: found for c, found in self._problem.configurations.items()}
+        return partial(AnsweringFleet, replayed(by_hash), self.origin)
 
 
 def replayed(configurations: Mapping[str, Configuration]) -> Answer:

@@ -7,14 +7,30 @@ has an error of its own, and each of its runs one more.
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from autotune.base.errors import JobError
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
-from autotune.fleet.answering import Answer
+from autotune.cost.constants import constants_of
+from autotune.cost.predict import predict
+from autotune.devices.accelerators import accelerators_with
+from autotune.devices.hardware import detect_environment
+from autotune.engines.base import Engine
+from autotune.fleet.answering import Answer, AnsweringFleet
+from autotune.fleet.base import Place
+from autotune.job.job import Job, read_accelerators_of
+from autotune.planning.lattice import Lattice
+from autotune.planning.outlook import FleetWishes, described
 from autotune.space.candidate import Candidate, candidate_of
+
+_DESCRIBED = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")
 
 N_STEPS = 10
 """That a simulated trial measures."""
@@ -45,6 +61,51 @@ class Luck:
     """Of a reduced run's step time, on top of its candidate's own error."""
     p_platform_fault: float = 0.02
     """That the platform ends a trial, whatever its candidate."""
+
+
+class Simulate:
+    """The analytic model; implements `FleetPlugin`."""
+
+    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "SimulatedPlace":
+        """See `FleetPlugin.find`: this machine's devices, or such as `8xH100`."""
+        environment = detect_environment()
+        if (found := _DESCRIBED.fullmatch(of)) is not None:
+            per_node = None if found[1] is None else int(found[1])
+            if per_node == 0:
+                raise JobError(f"--fleet simulate:{of}: no devices", "name at least one: 8xH100")
+            table = read_accelerators_of(job_file, flags.get("accelerators"))
+            wishes = FleetWishes(gpu=found[2], per_node=per_node)
+            environment = described(wishes, environment, table)
+        return SimulatedPlace(environment, flags)
+
+
+class SimulatedPlace(Place):
+    """Devices that the model speaks for."""
+
+    origin = Origin.SIMULATED
+
+    def finish_job(self, job: Job, data: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
+        """See `Place.finish_job`: a study of its own, where nobody named one."""
+        name = job.study if "study" in self.flags else f"simulated-{job.study}"
+        return dataclasses.replace(job, study=name), {**data, "study": name}
+
+    def fleet_for(
+        self, job: Job, engine: Engine, lattice: Lattice
+    ) -> Callable[[], AnsweringFleet]:
+        """See `Place.fleet_for`."""
+        constants, table = constants_of(self.environment), accelerators_with(job.accelerators)
+
+        def say(candidate: Candidate) -> Said:
+            predicted = predict(engine.plans([candidate], table), constants)
+            return Said(
+                step_time_s=float(predicted.step_time_s[0]),
+                peak_memory_bytes=float(predicted.peak_memory_bytes[0]),
+            )
+
+        say(lattice.candidates[0])  # what cannot be predicted is said now
+        limit_bytes = job.memory_limit_bytes or self.environment.device_memory_bytes
+        answer = simulated(say, Luck(seed=job.seed), device_memory_bytes=limit_bytes)
+        return partial(AnsweringFleet, answer, self.origin)
 
 
 def simulated(say: Callable[[Candidate], Said], luck: Luck, *, device_memory_bytes: int) -> Answer:

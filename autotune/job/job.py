@@ -26,6 +26,7 @@ from autotune.base.plugins import load_plugin
 from autotune.base.units import parse_bytes, parse_seconds
 from autotune.base.yaml_file import read_yaml, refuse_switch
 from autotune.contract import Fidelity
+from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.job.adapters import FinetuneFile, Lora
 from autotune.job.fidelity import FidelityFile
 from autotune.job.lengths import FIXED, SHORTEST, Lengths, check_fits, parse_lengths, resolve
@@ -242,6 +243,22 @@ def read_job_file(path: Path) -> dict[str, Any]:
     if "lengths" in data:
         data["lengths"] = resolve(data["lengths"], path.parent)
     return data
+
+
+def read_accelerators_of(job_file: Path | None, own: Path | None) -> tuple[Accelerator, ...]:
+    """The table that a job's devices are described and predicted by, before the job is made.
+
+    Args:
+        job_file: YAML, or None.
+        own: The table that the user named beside the job; it comes before the job's.
+
+    Raises:
+        JobError: A file cannot be read, or the table is not one.
+    """
+    if own is None and job_file is not None:
+        named = read_job_file(job_file).get("accelerators")
+        own = Path(named) if isinstance(named, str) else None
+    return accelerators_with(own)
 
 
 def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autotune.app.run import search
-from autotune.app.unmeasured import open_fleet
+from autotune.app.session import open_session
 from autotune.base.errors import JobError
 from autotune.record.study import Study
 from tests.app.test_unmeasured import SMALL
@@ -17,7 +17,9 @@ from tests.search.scripted import Notebook
 
 def simulate(tmp_path: Path, **flags: Any) -> tuple[Study, Notebook]:
     """Searches without devices are predicted by the same table as others."""
-    session = open_fleet("simulate:2xCPU", None, {**SMALL, **flags}, results=tmp_path / "results")
+    session = open_session(
+        None, {**SMALL, **flags}, fleet="simulate:2xCPU", results=tmp_path / "results"
+    )
     notebook = Notebook()
     assert search(session, notebook, fresh=False).error is None
     return session.study, notebook

@@ -15,6 +15,7 @@ from autotune.app.studies import state_of
 from autotune.base.errors import ExitCode, FleetError, NothingFeasibleError, StudyError
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.knowledge import keep_lessons, read_lessons
+from autotune.fleet.transports.local import Here
 from autotune.record.study import Study
 from autotune.report.results.reading import read_report
 from autotune.search.history import History
@@ -49,8 +50,6 @@ def session_of(
     folder: Path, behave: Behaviour, monkeypatch: pytest.MonkeyPatch, *, trials: int = 3
 ) -> Session:
     job = make(trials=trials)
-    monkeypatch.setattr(run, "local_fleet", lambda *_, **__: ScriptedFleet(behave))
-    monkeypatch.setattr("autotune.engines.deepspeed.extensions.build", lambda *_, **__: None)
     monkeypatch.setattr(run, "export_study", lambda *_, **__: [])  # there is no real job to export
     return Session(
         job=job,
@@ -59,6 +58,8 @@ def session_of(
         engine=ScriptedEngine(job),
         lattice=lattice_of(job),
         study=Study(folder, "scripted"),
+        place=Here(ENVIRONMENT, {}),
+        make_fleet=lambda: ScriptedFleet(behave),
     )
 
 
@@ -78,7 +79,7 @@ def test_a_search_without_a_best_still_answers(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     session = session_of(tmp_path, behave, monkeypatch)
-    monkeypatch.setattr("autotune.app.unmeasured.open_session", lambda *_, **__: session)
+    monkeypatch.setattr("autotune.app.session.open_session", lambda *_, **__: session)
     monkeypatch.setattr(sys, "argv", ["autotune", "search", "--yes", "--json"])
     with pytest.raises(SystemExit) as end:
         cli.main()

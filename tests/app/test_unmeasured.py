@@ -8,8 +8,8 @@ import pytest
 
 from autotune.app.exports import export_study, find_chosen
 from autotune.app.run import search
+from autotune.app.session import open_session
 from autotune.app.studies import state_of
-from autotune.app.unmeasured import open_fleet
 from autotune.base.errors import AutotuneError, JobError, StudyError
 from autotune.contract import Origin
 from autotune.cost.knowledge import read_lessons
@@ -34,7 +34,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def replay(table: Path, tmp_path: Path, **flags: Any) -> tuple[dict[str, Any], Any, Notebook]:
-    session = open_fleet(f"replay:{table}", None, flags, results=tmp_path / "results")
+    session = open_session(None, flags, fleet=f"replay:{table}", results=tmp_path / "results")
     notebook = Notebook()
     ending = search(session, notebook, fresh=False, knowledge=tmp_path / "knowledge.json")
     assert ending.error is None
@@ -94,25 +94,25 @@ def test_every_sampler_searches_a_table(table: Path, tmp_path: Path, sampler: st
 def test_what_the_table_says_is_not_the_command_lines_to_say(table: Path, tmp_path: Path) -> None:
     for flags in ({"model": "gpt2"}, {"world": 4}, {"space": "zero"}):
         with pytest.raises(JobError, match=f"the table says {next(iter(flags))}"):
-            open_fleet(f"replay:{table}", None, flags, results=tmp_path)
+            open_session(None, flags, fleet=f"replay:{table}", results=tmp_path)
     with pytest.raises(JobError, match="leave the job file out"):
-        open_fleet(f"replay:{table}", tmp_path / "job.yaml", {}, results=tmp_path)
+        open_session(tmp_path / "job.yaml", {}, fleet=f"replay:{table}", results=tmp_path)
 
 
 @pytest.mark.parametrize("fleet", ["nowhere", "replay", "replay:", "local:2", "simulate:0xH100"])
 def test_a_fleet_that_is_none_is_named(fleet: str, tmp_path: Path) -> None:
     with pytest.raises(AutotuneError, match="--fleet"):
-        open_fleet(fleet, None, SMALL, results=tmp_path)
+        open_session(None, SMALL, fleet=fleet, results=tmp_path)
 
 
 def test_a_device_that_the_model_does_not_know_is_named(tmp_path: Path) -> None:
     with pytest.raises(AutotuneError, match="Abacus"):
-        open_fleet("simulate:8xAbacus", None, SMALL, results=tmp_path)
+        open_session(None, SMALL, fleet="simulate:8xAbacus", results=tmp_path)
 
 
 def test_an_accelerator_of_ones_own_is_simulated(tmp_path: Path) -> None:
     with pytest.raises(AutotuneError) as raised:
-        open_fleet("simulate:2xB9000", None, SMALL, results=tmp_path)
+        open_session(None, SMALL, fleet="simulate:2xB9000", results=tmp_path)
     assert "--accelerators of search" in raised.value.hint
     own = tmp_path / "own.yaml"
     entry = "memory_gib: 500, memory_gb_per_s: 9000, tflops: {bf16: 3000}"
@@ -124,17 +124,19 @@ def test_an_accelerator_of_ones_own_is_simulated(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     flags = {**SMALL, "accelerators": own}
-    session = open_fleet("simulate:2xB9000", None, flags, results=tmp_path)
+    session = open_session(None, flags, fleet="simulate:2xB9000", results=tmp_path)
     assert session.environment.device_name == "B9000"
     (tmp_path / "job.yaml").write_text("accelerators: own.yaml\n", encoding="utf-8")
-    session = open_fleet("simulate:2xB9000", tmp_path / "job.yaml", SMALL, results=tmp_path)
+    session = open_session(
+        tmp_path / "job.yaml", SMALL, fleet="simulate:2xB9000", results=tmp_path
+    )
     assert session.environment.device_name == "B9000"
 
 
 @pytest.mark.parametrize("fleet", ["simulate", "simulate:2xH100"])
 def test_a_simulation_goes_through_all_stages(tmp_path: Path, fleet: str) -> None:
-    session = open_fleet(fleet, None, SMALL, results=tmp_path)
-    assert session.origin is Origin.SIMULATED
+    session = open_session(None, SMALL, fleet=fleet, results=tmp_path)
+    assert session.place.origin is Origin.SIMULATED
     assert session.study.name.startswith("simulated-")
     answer = search(session, Notebook(), fresh=False).answer.to_dict()
     assert answer["origin"] == "simulated"
@@ -147,7 +149,7 @@ def test_a_simulation_goes_through_all_stages(tmp_path: Path, fleet: str) -> Non
 
 def test_a_simulation_answers_reduced_trials(tmp_path: Path) -> None:
     flags = {**SMALL, "trials": 4, "fidelity": "layers=1"}
-    session = open_fleet("simulate:2xH100", None, flags, results=tmp_path)
+    session = open_session(None, flags, fleet="simulate:2xH100", results=tmp_path)
     answer = search(session, Notebook(), fresh=False).answer.to_dict()
     frame = load_table(session.study.folder)
     reduced = frame[frame["fidelity_layers"] == 1]
@@ -161,13 +163,13 @@ def test_a_simulation_answers_reduced_trials(tmp_path: Path) -> None:
 
 def test_a_table_has_no_reduced_runs(table: Path, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="no reduced runs"):
-        open_fleet(f"replay:{table}", None, {"fidelity": "layers=1"}, results=tmp_path)
+        open_session(None, {"fidelity": "layers=1"}, fleet=f"replay:{table}", results=tmp_path)
 
 
 def test_measured_and_simulated_figures_are_not_in_one_study(tmp_path: Path, table: Path) -> None:
-    first = open_fleet("simulate", None, {**SMALL, "study": "mine"}, results=tmp_path)
+    first = open_session(None, {**SMALL, "study": "mine"}, fleet="simulate", results=tmp_path)
     search(first, Notebook(), fresh=False)
-    other = open_fleet(f"replay:{table}", None, {"study": "mine"}, results=tmp_path)
+    other = open_session(None, {"study": "mine"}, fleet=f"replay:{table}", results=tmp_path)
     with pytest.raises(StudyError, match="holds simulated figures, and these would be replayed"):
         search(other, Notebook(), fresh=False)
     search(other, Notebook(), fresh=True)
@@ -177,22 +179,23 @@ def test_two_groups_have_to_be_told_apart(tmp_path: Path) -> None:
     rows = [row(tp=tp, global_batch=batch) for batch in (32, 64) for tp in (1, 2)]
     table = write(tmp_path / "runs.csv", rows)
     with pytest.raises(JobError, match="2 groups"):
-        open_fleet(f"replay:{table}", None, {}, results=tmp_path)
+        open_session(None, {}, fleet=f"replay:{table}", results=tmp_path)
     assert (
-        open_fleet(f"replay:{table}#batch 64", None, {}, results=tmp_path).job.global_batch == 64
+        open_session(None, {}, fleet=f"replay:{table}#batch 64", results=tmp_path).job.global_batch
+        == 64
     )
 
 
 def test_a_damaged_study_json_does_not_change_where_the_figures_come_from(
     table: Path, tmp_path: Path
 ) -> None:
-    first = open_fleet("simulate", None, {**SMALL, "study": "mine"}, results=tmp_path)
+    first = open_session(None, {**SMALL, "study": "mine"}, fleet="simulate", results=tmp_path)
     assert search(first, Notebook(), fresh=False).error is None
     state = first.study.state_file
     state.write_text(state.read_text(encoding="utf-8")[:100], encoding="utf-8")
     lost = first.study.trial_folder(0) / "result.json"
     lost.write_text("{", encoding="utf-8")
-    other = open_fleet(f"replay:{table}", None, {"study": "mine"}, results=tmp_path)
+    other = open_session(None, {"study": "mine"}, fleet=f"replay:{table}", results=tmp_path)
     with pytest.raises(StudyError, match="holds simulated figures, and these would be replayed"):
         search(other, Notebook(), fresh=False)
     ending = search(first, Notebook(), fresh=False)

@@ -36,7 +36,7 @@ _MOMENTS = (
     ("after", "replace=job.yaml", _SEARCHING),
     ("before", "replace=study.json", _SEARCHING),
     ("after", "replace=study.json", _SEARCHING),
-    ("after", "autotune.engines.deepspeed.extensions:build", _SEARCHING),
+    ("after", "autotune.fleet.gang_fleet:GangFleet.prepare", _SEARCHING),
     ("after", "autotune.search.in_flight:TrialsInFlight.recover", _SEARCHING),
     ("before", "replace=report.html", _SEARCHING),
     ("after", "mkdir=config", _SEARCHING),

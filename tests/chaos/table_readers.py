@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 
 from autotune.app.estimate import estimate_rows
-from autotune.app.unmeasured import open_fleet
+from autotune.app.session import open_session
 from autotune.cost.constants import SHIPPED as CONSTANTS
 from autotune.cost.constants import load_constants
 from autotune.cost.forecast import forecast
@@ -127,9 +127,9 @@ def _estimate(table: Path, out: Path, **files: Path) -> None:
 
 def _replay(results: Path, path: Path) -> None:
     """As a search sees the table before it begins."""
-    session = open_fleet(f"replay:{path}", None, {}, results=results)
-    assert session.forecaster is not None
-    said = session.forecaster(session.lattice.candidates)
+    session = open_session(None, {}, fleet=f"replay:{path}", results=results)
+    assert session.place.forecaster is not None
+    said = session.place.forecaster(session.lattice.candidates)
     assert np.isfinite(said.seconds).all(), "a prediction is no number"
     for candidate in session.lattice.candidates:
         session.engine.files(candidate)

@@ -26,7 +26,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | None:
 @pytest.mark.parametrize(
     ("step", "arguments"),
     [
-        ("autotune.app.unmeasured.open_fleet", ("search", "--yes")),
+        ("autotune.app.session.open_session", ("search", "--yes")),
         ("autotune.engines.deepspeed.extensions.build", ("doctor", "--build")),
         ("autotune.app.studies.studies", ("status",)),
     ],

@@ -24,7 +24,7 @@ def spec(number: int = 0, **knobs: int) -> TrialSpec:
 
 
 def test_a_trial_is_answered_when_it_is_looked_at(tmp_path: Path) -> None:
-    fleet = AnsweringFleet(lambda s: ok(s, 100.0), at_once=2)
+    fleet = AnsweringFleet(lambda s: ok(s, 100.0), Origin.REPLAYED, at_once=2)
     first, second = (fleet.submit(spec(n), tmp_path) for n in range(2))
     with pytest.raises(FleetError, match="2 trials are in flight"):
         fleet.submit(spec(2), tmp_path)
@@ -43,7 +43,7 @@ def test_a_trial_is_answered_when_it_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_closing_cancels_what_is_in_flight(tmp_path: Path) -> None:
-    fleet = AnsweringFleet(lambda s: ok(s, 100.0))
+    fleet = AnsweringFleet(lambda s: ok(s, 100.0), Origin.REPLAYED)
     trial = fleet.submit(spec(), tmp_path)
     fleet.close()
     result = trial.poll()

@@ -70,7 +70,8 @@ class Rack:
 
     def start(self, node: Node, module: str, *arguments: str) -> Scripted:
         self.agents[node.name].append(Scripted())
-        self.agents[node.name][-1].say("ready")
+        if module == gang_fleet.AGENT:
+            self.agents[node.name][-1].say("ready")
         return self.agents[node.name][-1]
 
     def bring(self, node: Node, folder: Path) -> bool:
@@ -302,3 +303,36 @@ def test_reaping_waits_for_every_node(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(gang_fleet.time, "sleep", answer)
     fleet.reap(tmp_path)
     assert len(waits) == 2
+
+
+def test_every_node_is_prepared_and_one_that_fails_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rack = Rack(2)
+    fleet, said = GangFleet(rack, world=2), []
+    fleet.prepare((), said.append)
+    assert rack.agents["n0"] == []
+
+    def build(_: float) -> None:
+        rack.agent(0).answers, rack.agent(0).code = b"building\nbuilt\n", 0
+        rack.agent(1).answers, rack.agent(1).code = b"building\nno g++; install g++\n", 1
+
+    monkeypatch.setattr(gang_fleet.time, "sleep", build)
+    with pytest.raises(FleetError, match="n1: no g") as raised:
+        fleet.prepare(("builder", "cpu"), said.append)
+    assert raised.value.hint == "install g++"
+    assert said[-3:] == ["n0: building", "n0: built", "n1: building"]
+
+
+def test_an_interrupt_waits_for_what_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    rack = Rack(1)
+    said: list[str] = []
+
+    def interrupted(_: float) -> None:
+        rack.agent().code = 0
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gang_fleet.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        GangFleet(rack, world=2).prepare(("builder",), said.append)
+    assert "ending once it is done" in said[-1]

@@ -7,9 +7,19 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from autotune.contract import Role
+import pytest
+
+from autotune.contract import NODE_FILE, RANKS_DIR, Role
+from autotune.fleet.transports.base import Transport
 from autotune.record.study import Study
-from autotune.testing import DialectContract, LauncherContract, SamplerContract
+from autotune.testing import (
+    DialectContract,
+    FleetContract,
+    LauncherContract,
+    SamplerContract,
+    TransportContract,
+)
+from tests.trials import CPU
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent.parent / "autotune"
@@ -49,6 +59,32 @@ class TestIni(DialectContract):
 
 class TestLoop(LauncherContract):
     name = "toy-loop"
+
+
+class TestTwinTransport(TransportContract):
+    def make(self) -> Transport:
+        from toy_fleet import TwinTransport
+
+        return TwinTransport(CPU)
+
+
+@pytest.mark.real
+class TestTwins(FleetContract):
+    name = "toy-twins"
+
+
+@pytest.mark.real
+def test_the_toy_fleet_searches_with_gangs_of_two_nodes(tmp_path: Path) -> None:
+    flags = ("--fleet", "toy-twins", "--trials", "1", "--budget", "240s", "--space", "smoke")
+    answer, study = search(tmp_path, *flags)
+    assert answer["best"] is not None
+    assert answer["origin"] == "measured"
+    ran = [t for t in study.trials() if t.result is not None and t.result.outcome.is_measured]
+    for trial in ran:
+        assert trial.result is not None
+        assert trial.result.devices == ["twin-0:0", "twin-1:0"]
+        for node in range(2):
+            assert (trial.folder / RANKS_DIR / NODE_FILE.format(node=node)).exists()
 
 
 def test_the_toy_dialect_is_written_with_the_toy_launcher(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from autotune.app.session import Session, plan_search
 from autotune.app.studies import state_of
 from autotune.contract import Origin, Outcome, Role, TrialResult, TrialSpec
 from autotune.engines.base import Engine
+from autotune.fleet.transports.local import Here
 from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
@@ -34,6 +35,7 @@ from tests.search.scripted import (
     GIB,
     Behaviour,
     ScriptedEngine,
+    ScriptedFleet,
     fault,
     lattice_of,
     make,
@@ -227,6 +229,8 @@ def test_the_plan_counts_what_answers_for_the_job(tmp_path: Path) -> None:
             engine=ScriptedEngine(job),
             lattice=lattice_of(job),
             study=study,
+            place=Here(ENVIRONMENT, {}),
+            make_fleet=lambda: ScriptedFleet(realistic),
         )
         assert plan_search(session, fresh=False).n_recorded == n_recorded
 

@@ -187,6 +187,7 @@ class ScriptedFleet:
     specs: list[TrialSpec] = field(default_factory=list)
     most_at_once: dict[Role, int] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    prepared: list[tuple[str, ...]] = field(default_factory=list)
 
     def capacity(self, world: int) -> int:
         return self.n_gangs
@@ -196,6 +197,9 @@ class ScriptedFleet:
 
     def reap(self, folder: Path) -> None:
         pass
+
+    def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
+        self.prepared.append(tuple(command))
 
     def submit(self, spec: TrialSpec, folder: Path) -> ScriptedTrial:
         if len(self.running) >= self.n_gangs:
@@ -263,8 +267,8 @@ class ScriptedEngine:
     def ladder(self) -> Iterable[Sequence[Candidate]]:
         return ladder(self._job, self.context)
 
-    def prepare(self, candidates: Sequence[Candidate], note: Callable[[str], None]) -> None:
-        return None
+    def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+        return ()
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         return {}

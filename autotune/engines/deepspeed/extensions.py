@@ -116,6 +116,20 @@ def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = Fals
         _wait_for(builders, folder, on_line)
 
 
+def build_command(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
+    """What calls `build` on whichever machine it is run: a module and its arguments."""
+    return ("autotune.engines.deepspeed.extensions", accelerator, *(["nvme"] if nvme else []))
+
+
+def main() -> None:
+    """Build what the arguments name, and say what happens, or what went wrong, a line each."""
+    try:
+        build(sys.argv[1], lambda line: print(line, flush=True), nvme="nvme" in sys.argv[2:])
+    except FleetError as error:
+        print(f"{error.message}; {error.hint}", flush=True)
+        sys.exit(1)
+
+
 def _remove_stale_locks(accelerator: str, on_line: Callable[[str], None]) -> None:
     folder = extensions_folder(accelerator)
     if not _lock_files(folder):
@@ -228,3 +242,7 @@ def _cpu_flags() -> str:
     except OSError:
         pass
     return platform.processor()
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,7 @@
 Nothing of Megatron is imported: its layouts are planned where it is not installed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +119,9 @@ class MegatronEngine:
         """None: nobody has tried yet where a careful user of Megatron starts."""
         return iter(())
 
-    def prepare(self, candidates: Sequence[Candidate], note: Callable[[str], None]) -> None:
+    def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         """Nothing is built."""
+        return ()
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Nothing: there is no configuration of the user's under a layout."""

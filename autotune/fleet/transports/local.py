@@ -5,13 +5,48 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from autotune.devices.hardware import Environment, usable_cores, visible_gpus
+from autotune.base.errors import JobError
+from autotune.devices.hardware import (
+    Environment,
+    detect_environment,
+    usable_cores,
+    visible_gpus,
+)
+from autotune.engines.base import Engine, check_installed, find_engine
+from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.base import Node
+from autotune.job.job import Job
+from autotune.planning.lattice import Lattice
 from autotune.trial.launcher import PARENT_ENV
+
+
+class Local:
+    """This machine; implements `FleetPlugin`."""
+
+    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "Here":
+        """See `FleetPlugin.find`."""
+        if of:
+            raise JobError(f"--fleet local:{of}: there is one such machine", "--fleet local")
+        return Here(detect_environment(), flags)
+
+
+class Here(Place):
+    """The devices of this machine."""
+
+    def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:
+        """See `Place.fleet_for`.
+
+        Raises:
+            FleetError: A package that trials of the engine need is missing.
+        """
+        check_installed(find_engine(job.engine))
+        return partial(local_fleet, self.environment, world=job.world)
 
 
 def local_fleet(environment: Environment, *, world: int) -> GangFleet:

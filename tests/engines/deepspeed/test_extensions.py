@@ -97,3 +97,22 @@ def test_an_extension_that_the_release_lacks_is_not_needed(monkeypatch, tmp_path
     (builders / "pin_memory.py").touch()
     assert "pin_memory" in extensions.needed("cpu", nvme=True)
     assert "pin_memory" not in extensions.needed("cpu")
+
+
+def test_the_command_builds_wherever_it_is_run(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(extensions, "build", lambda *a, nvme: asked.append((a[0], nvme)))
+    for nvme in (False, True):
+        module, *arguments = extensions.build_command("cpu", nvme=nvme)
+        assert module == extensions.__name__
+        monkeypatch.setattr("sys.argv", [module, *arguments])
+        extensions.main()
+    assert asked == [("cpu", False), ("cpu", True)]
+
+    def fails(*_, **__):
+        raise FleetError("no compiler", "install g++")
+
+    monkeypatch.setattr(extensions, "build", fails)
+    with pytest.raises(SystemExit):
+        extensions.main()
+    assert capsys.readouterr().out == "no compiler; install g++\n"
