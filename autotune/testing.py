@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -148,6 +149,11 @@ class EngineContract(Contract[EnginePlugin]):
             others = {*knob.when, *(other for other, _ in knob.default_when)}
             assert others <= before, f"{name} comes before {others - before}"
             before.add(name)
+
+    def test_it_is_driven_as_it_says(self) -> None:
+        """A package offers its driver where trials of it can be run, and nowhere else."""
+        offered = {point.name for point in entry_points(group="autotune.drivers")}
+        assert (self.name in offered) == self.make().is_driven
 
     def test_it_refuses_with_a_way_out(self) -> None:
         """What a rule says is the clash and the cheapest change."""

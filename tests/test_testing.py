@@ -310,5 +310,6 @@ def test_everything_shipped_is_held_to_its_contract() -> None:
         (group.removeprefix("autotune.").removesuffix("s"), name)
         for group, offered in settings["project"]["entry-points"].items()
         for name in offered
+        if group != "autotune.drivers"  # an engine's other half, which its contract asks for
     }
     assert {(contract.kind, contract.name) for contract in CONTRACTS} == shipped

@@ -77,7 +77,8 @@ def open_session(
         JobError: The job, the space, the fleet or a file that it names is not valid.
         RenderError: A template or the base configuration does not render.
         StudyError: The results cannot be written there.
-        FleetError: torch or DeepSpeed is missing, or the fleet has no such devices.
+        FleetError: torch is missing, or a package that the engine needs, or the fleet has no
+            such devices.
         NothingFeasibleError: The rules refuse every candidate.
     """
     kind, _, of = fleet.partition(":")

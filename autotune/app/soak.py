@@ -1,29 +1,14 @@
 """Soak a study's winner, or what an export holds, and keep what it says."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotune.app.exports import export_study, find_chosen
 from autotune.base.errors import JobError, StudyError
-from autotune.base.templates import canonical_json
-from autotune.contract import (
-    DS_CONFIG_FILE,
-    ContractError,
-    EngineSettings,
-    Identity,
-    Layout,
-    Role,
-    TrialSpec,
-    Workload,
-    read_json,
-)
+from autotune.contract import Role, TrialSpec
 from autotune.devices.hardware import Environment, detect_environment
-from autotune.engines.deepspeed import extensions
-from autotune.engines.deepspeed.expected import expected
-from autotune.engines.deepspeed.rules.base import Setup
-from autotune.export.dialects.deepspeed import SETTINGS_FILE
+from autotune.export.exported import read_export
 from autotune.fleet.transports.local import local_fleet
 from autotune.record.soak import SOAK_FOLDER, SoakResult, digest_of, write_soak
 from autotune.record.study import Study
@@ -196,115 +181,23 @@ def _of_study(study: Study, environment: Environment) -> Subject:
 
 
 def _of_export(folder: Path, environment: Environment) -> Subject:
-    """Read an export back: DeepSpeed's configuration, and the settings that it has no key for."""
-    name = DS_CONFIG_FILE.rpartition("/")[2]
-    try:
-        config, settings = read_json(folder / name), read_json(folder / SETTINGS_FILE)
-        model: dict[str, Any] = {
-            key: settings[key] for key in ("factory", "path", "vocab", "lora") if key in settings
-        }
-        if "factory" not in model:
-            model["config"] = read_json(folder / "model" / "config.json")
-        text = canonical_json(config)
-        setup = _setup_of_export(config, settings, environment)
-        spec = _spec_of_export(folder, setup, settings, model, digest_of({name: text}))
-    except (ContractError, KeyError, TypeError, ValueError) as error:
-        raise JobError(
-            f"{folder}: not an export of autotune: {error}",
-            "name a folder that `autotune export --to deepspeed` wrote, or a study",
-        ) from error
-    _check_devices(spec.layout.accelerator, environment)
+    """Read an export back.
+
+    Raises:
+        JobError: The folder holds no export of autotune.
+        StudyError: It is of other devices.
+    """
+    found = read_export(folder, environment, measure=MEASURE)
+    _check_devices(found.spec.layout.accelerator, environment)
     return Subject(
         source=str(folder),
         folder=folder,
         trial=None,
-        spec=spec,
-        files={name: text},
-        preparation=extensions.build_command(environment.accelerator, nvme=_swaps(setup)),
+        spec=found.spec,
+        files=found.files,
+        preparation=found.preparation,
         n_params=None,
     )
-
-
-def _setup_of_export(
-    config: dict[str, Any], settings: dict[str, Any], environment: Environment
-) -> Setup:
-    """What runs; of the model the shape alone is unknown, it was judged before it was exported."""
-    return Setup(
-        ds_config=config,
-        world=_whole(settings, "world"),
-        tp=_whole(settings, "tp"),
-        pp=_whole(settings, "pp"),
-        global_batch=_whole(settings, "global_batch"),
-        seq_len=_whole(settings, "seq_len"),
-        recompute=str(settings["recompute"]),
-        precision=str(settings["precision"]),
-        model=None,
-        supports_tp=True,
-        supports_recompute=True,
-        environment=environment,
-        attention=str(settings["attention"]),
-        loss_chunk_tokens=_whole(settings, "loss_chunk_tokens", least=0),
-        compile=str(settings["compile"]),
-        sp_by_script=_whole({"sp": 1, **settings}, "sp"),  # older exports say none
-    )
-
-
-def _spec_of_export(
-    folder: Path, setup: Setup, settings: dict[str, Any], model: dict[str, Any], digest: str
-) -> TrialSpec:
-    return TrialSpec(
-        identity=Identity(
-            study=folder.name, number=0, role=Role.SOAK, candidate_hash=digest[:12], knobs={}
-        ),
-        layout=Layout(
-            accelerator=str(settings["accelerator"]),
-            world=setup.world,
-            tp=setup.tp,
-            pp=setup.pp,
-            sp=setup.sp,
-            dp=_whole(settings, "dp"),
-            micro_batch=_whole(setup.ds_config, "train_micro_batch_size_per_gpu"),
-            grad_accum=_whole(setup.ds_config, "gradient_accumulation_steps"),
-            global_batch=_whole(settings, "global_batch"),
-        ),
-        workload=Workload(
-            model=model,
-            seq_len=_whole(settings, "seq_len"),
-            precision=str(settings["precision"]),
-            lengths=dict(settings["lengths"]),
-            seed=_whole(settings, "seed", least=0),
-            settings={
-                "recompute": setup.recompute,
-                "attention": setup.attention,
-                "loss_chunk_tokens": setup.loss_chunk_tokens,
-                "compile": setup.compile,
-            },
-        ),
-        engine=EngineSettings(
-            expected=expected(setup, model),
-            environment=dict(settings["environment_variables"]),
-            binds_cores=bool(settings["binds_cores"]),
-        ),
-        measure=replace(MEASURE, memory_limit_bytes=_limit_of_export(settings, setup.environment)),
-    )
-
-
-def _limit_of_export(settings: dict[str, Any], environment: Environment) -> int | None:
-    """What it was tuned for, where there is as much here; an older export does not say."""
-    if settings.get("memory_limit_bytes") is None:
-        return None
-    return min(_whole(settings, "memory_limit_bytes"), environment.device_memory_bytes)
-
-
-def _whole(settings: Mapping[str, Any], name: str, *, least: int = 1) -> int:
-    value = settings[name]
-    if type(value) is not int or value < least:
-        raise ValueError(f"{name}: {str(value)[:60]!r} is not a whole number from {least}")
-    return value
-
-
-def _swaps(setup: Setup) -> bool:
-    return "nvme" in (setup.optimizer_offload, setup.param_offload)
 
 
 def _check_devices(theirs: str, environment: Environment) -> None:

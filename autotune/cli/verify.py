@@ -118,10 +118,12 @@ def doctor(
 ) -> None:
     """Say what would not work on this machine, and why."""
     if build:
+        from autotune.base.plugins import load_plugin, plugin_names
         from autotune.devices.hardware import detect_environment
-        from autotune.engines.deepspeed import extensions
 
-        extensions.build(detect_environment().accelerator, say)
+        accelerator = detect_environment().accelerator
+        for engine in plugin_names("engine"):
+            load_plugin("engine", engine).build(accelerator, say)
         return
     from autotune.doctor import Level, diagnose
     from autotune.report.terminal.overview import print_diagnosis

@@ -18,7 +18,6 @@ from autotune.contract.diagnosis import (
 )
 from autotune.contract.files import (
     CONFIG_DIR,
-    DS_CONFIG_FILE,
     NODE_FILE,
     RANKS_DIR,
     RESULT_FILE,
@@ -65,7 +64,6 @@ from autotune.contract.words import (
 
 __all__ = [
     "CONFIG_DIR",
-    "DS_CONFIG_FILE",
     "LIST_VARIABLES",
     "NODE_FILE",
     "RANKS_DIR",

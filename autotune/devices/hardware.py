@@ -40,6 +40,7 @@ class Environment:
     peak_flops: float | None
     """Dense bf16/fp16 matrix peak of one device in FLOP/s by its datasheet; None if unknown."""
     deepspeed_version: str
+    """Empty where it is not installed."""
     torch_version: str
     precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
     """What the accelerator computes in natively; most CPUs have no fp16, GPUs before Ampere no
@@ -74,13 +75,12 @@ def detect_environment() -> Environment:
     memory counts, and there is no peak.
 
     Raises:
-        FleetError: torch or DeepSpeed is missing, or `DS_ACCELERATOR` names an accelerator that
-            is not there or that is not supported.
+        FleetError: torch is missing, or `DS_ACCELERATOR` names an accelerator that is not there
+            or that is not supported.
     """
-    torch, deepspeed = version_of("torch"), version_of("deepspeed")
-    if torch is None or deepspeed is None:
-        missing = "torch" if torch is None else "deepspeed"
-        raise FleetError(f"{missing} is not installed", f"pip install {missing}")
+    torch, deepspeed = version_of("torch"), version_of("deepspeed") or ""
+    if torch is None:
+        raise not_installed("torch")
     accelerator, devices = find_accelerator()
     if accelerator == "cuda":
         names = {gpu.name for gpu in devices}
@@ -106,6 +106,11 @@ def detect_environment() -> Environment:
         torch_version=torch,
         precisions=("fp32", "bf16", *(("fp16",) if cpu_has_fp16() else ())),
     )
+
+
+def not_installed(package: str) -> FleetError:
+    """The error where a package is missing that trials cannot do without."""
+    return FleetError(f"{package} is not installed", f"pip install {package}")
 
 
 def find_accelerator() -> tuple[str, list[Gpu]]:

@@ -4,7 +4,7 @@ An `EnginePlugin` is registered by name (entry points of the group `autotune.eng
 a job and an environment; what it gives then is the `Engine` of that job.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
-from autotune.devices.hardware import Environment
+from autotune.devices.hardware import Environment, not_installed, version_of
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context
@@ -137,9 +137,25 @@ class EnginePlugin(Protocol):
     """What has to be installed where a trial is started; planning does without."""
     no_trace: str
     """Why the memory of its ranks cannot be traced; empty: it can."""
-    driver: str | None
-    """Module that trains in the ranks of its trials; None: its candidates are planned, not tried.
-    """
+    is_driven: bool
+    """Whether its trials can be run: a package offers its driver inside the ranks (entry points of
+    the group `autotune.drivers`); else its candidates are planned, not tried."""
+    config_file: str
+    """Name of the file that holds a candidate, below a trial's `CONFIG_DIR`."""
+
+    def knob_of(self, key: str) -> str:
+        """The knob that governs a dotted key of the configuration file; empty: none does."""
+
+    def rank_variables(self, accelerator: str, given: Mapping[str, str]) -> dict[str, str]:
+        """Variables with which ranks on this node find what was built for them.
+
+        Args:
+            accelerator: `cpu` or `cuda`.
+            given: The environment that they are added to.
+        """
+
+    def build(self, accelerator: str, note: Callable[[str], None]) -> None:
+        """Build once what every trial loads; says what it builds, a line at a time."""
 
     def bind(self, job: Job, environment: Environment) -> Engine:
         """The engine of a job.
@@ -162,6 +178,17 @@ def find_engine(name: str, *, where: str = "") -> EnginePlugin:
     """
     found: EnginePlugin = load_plugin("engine", name, where=where)
     return found
+
+
+def check_installed(plugin: EnginePlugin) -> None:
+    """See that trials of an engine can start on this machine.
+
+    Raises:
+        FleetError: A package that they need is missing.
+    """
+    for package in plugin.packages:
+        if version_of(package) is None:
+            raise not_installed(package)
 
 
 def bind_engine(job: Job, environment: Environment) -> Engine:

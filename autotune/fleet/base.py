@@ -136,7 +136,7 @@ class Place(ABC):
             RenderError: A template or the base configuration cannot be used.
         """
         plugin = find_engine(job.engine)
-        if plugin.driver is None:
+        if not plugin.is_driven:
             raise JobError(
                 f"engine {job.engine}: trials of it cannot be run here yet",
                 f"rank its candidates without any: plan --engine {job.engine}",

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.contract import DS_CONFIG_FILE, KnobValue, Origin, Outcome
+from autotune.base.plugins import load_plugin
+from autotune.contract import CONFIG_DIR, KnobValue, Origin, Outcome
 from autotune.record.facts import context_of, read_fact
 from autotune.record.study import Study
 from autotune.space.candidate import Candidate
@@ -134,9 +135,10 @@ class SearchAnswer:
         }
 
 
-def config_of(study: Study, trial: int) -> Path:
-    """The configuration file of a trial."""
-    return study.trial_folder(trial) / DS_CONFIG_FILE
+def config_of(study: Study, trial: int, engine: str) -> Path:
+    """The configuration file of a trial of an engine."""
+    name: str = load_plugin("engine", engine).config_file
+    return study.trial_folder(trial) / CONFIG_DIR / name
 
 
 def answer_of(facts: Mapping[str, Any], study: Study) -> SearchAnswer | None:
@@ -166,7 +168,8 @@ def answer_of(facts: Mapping[str, Any], study: Study) -> SearchAnswer | None:
         figures = {name: value for name, value in vars(its).items() if name != "ds_config"}
         values = figures.pop("candidate")
         candidate = Candidate.of(values, world=context.world, global_batch=context.global_batch)
-        return Standing(candidate=candidate, config=config_of(study, its.trial), **figures)
+        config = config_of(study, its.trial, context.engine)
+        return Standing(candidate=candidate, config=config, **figures)
 
     return SearchAnswer(
         study=study,

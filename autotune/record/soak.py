@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from autotune.base.errors import StudyError
 from autotune.base.units import format_bytes
-from autotune.contract import DS_CONFIG_FILE, ContractError, read_json, write_json
+from autotune.contract import ContractError, read_json, write_json
 
 SOAK_FILE = "soak.json"
 SOAK_FOLDER = "soak"
@@ -82,7 +82,7 @@ class SoakResult:
 
 def digest_of(files: dict[str, str]) -> str:
     """Identity of a rendered configuration."""
-    text = files[DS_CONFIG_FILE.rpartition("/")[2]]
+    text = "".join(files[name] for name in sorted(files))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -16,8 +16,11 @@ from autotune.space.candidate import Candidate
 class RecordStandings:
     """The standings of a record."""
 
-    def __init__(self, study: Study, history: History, objective: Objective) -> None:
+    def __init__(
+        self, study: Study, history: History, objective: Objective, *, engine: str
+    ) -> None:
         self._study = study
+        self._engine = engine
         self._history = history
         self._objective = objective
 
@@ -130,7 +133,7 @@ class RecordStandings:
             samples_per_s_low=figure.low,
             samples_per_s_high=figure.high,
             peak_memory_bytes=figure.peak_memory_bytes,
-            config=config_of(self._study, files.number),
+            config=config_of(self._study, files.number, self._engine),
             n_runs=n_runs,
             n_disturbed=figure.n_disturbed,
         )

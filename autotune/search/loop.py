@@ -131,7 +131,9 @@ class _Search:
     @property
     def _standings(self) -> RecordStandings:
         context = self._context
-        return RecordStandings(context.study, self.flight.history, context.objective)
+        return RecordStandings(
+            context.study, self.flight.history, context.objective, engine=context.job.engine
+        )
 
     def _show(self, stage: Stage) -> None:
         standings, history = self._standings, self.flight.history

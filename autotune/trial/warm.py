@@ -1,10 +1,10 @@
 """A warm template: a process that has imported what trials import, and forks their ranks.
 
-`python -m autotune.trial.warm CHANNEL ACCELERATOR MODEL`, started by its node. What it costs
-to start a trial is nearly all imports. Here they are paid once. Each trial is still processes of
-its own, forked from this one, which runs a single thread and never computes or trains: no trial's
-state reaches the next. What is read when a process starts or imports (its environment) is the
-template's, so the node keeps one template per environment.
+`python -m autotune.trial.warm CHANNEL ENGINE ACCELERATOR MODEL`, started by its node. What it
+costs to start a trial is nearly all imports. Here they are paid once. Each trial is processes
+of its own, forked from this one, which runs a single thread and never computes or trains: no
+trial's state reaches the next. What is read when a process starts or imports (its environment) is
+the template's, so the node keeps one template per environment.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def main() -> None:
     end_with_parent(int(os.environ[PARENT_ENV]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
     channel = socket.socket(fileno=int(sys.argv[1]))
-    _load(sys.argv[2], json.loads(sys.argv[3]))
+    _load(sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
     if (n_threads := len(os.listdir("/proc/self/task"))) != 1:
         raise RuntimeError(f"importing left {n_threads} threads, and only one may fork")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for a trial's launcher
@@ -75,14 +75,14 @@ def _fork_launcher(request: dict[str, Any], files: list[int], channel: socket.so
         _in_a_child(_launch, request, files, template)
 
 
-def _load(accelerator: str, model: dict[str, Any]) -> None:
+def _load(engine: str, accelerator: str, model: dict[str, Any]) -> None:
     """Import what every trial of a model does."""
     # What a rank imports in its own phases; heavy.
     from autotune.trial import diagnose, memory, reporter, stopwatch  # noqa: F401
-    from autotune.trial.imports import preload
 
-    wrapper.load_code(accelerator)
-    preload({}, model)
+    driver = wrapper.driver_of(engine)
+    driver.load_code(accelerator)
+    driver.load_model_code(model)
 
 
 def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:

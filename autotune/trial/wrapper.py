@@ -1,23 +1,20 @@
 """One rank of a trial: `python -m autotune.trial.wrapper FOLDER` under torchrun, or forked warm.
 
-Puts the candidate into `deepspeed.initialize`, times real optimizer steps of the training script,
-reads the live engine back, and writes what it saw to `ranks/NN.json`. Anything that goes
-wrong becomes an outcome there; nothing is recovered inside the process.
+Puts the candidate into its engine, times real optimizer steps of the training script, reads the
+live engine back, and writes what it saw to `ranks/NN.json`. Anything that goes wrong becomes an
+outcome there; nothing is recovered inside the process.
 """
 
 import faulthandler
-import functools
-import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from autotune.contract import (
-    DS_CONFIG_FILE,
     RANKS_DIR,
     SPEC_FILE,
     STACKS_FILE,
@@ -65,36 +62,34 @@ def main(folder: Path) -> NoReturn:
     os._exit(0)
 
 
-def load_code(accelerator: str) -> None:
-    """Load what every rank uses, whatever it trains; a second call costs nothing.
+def driver_of(engine: str) -> Any:
+    """The module that drives an engine in its ranks: the entry point of the engine's name.
 
     Args:
-        accelerator: `cpu` or `cuda`.
-    """
-    from autotune.trial import readback, workload  # noqa: F401  they bring torch and deepspeed
-    from autotune.trial.cpu_info import reuse_cpu_info
-    from autotune.trial.prebuilt import NEEDED, load_as_built, load_now
+        engine: Its name.
 
-    reuse_cpu_info()
-    load_as_built()
-    if accelerator == "cpu":  # those of CUDA are left to DeepSpeed
-        load_now(NEEDED[accelerator])
+    Raises:
+        RuntimeError: No installed package offers one.
+    """
+    for found in entry_points(group="autotune.drivers", name=engine):
+        return found.load()
+    raise RuntimeError(f"no installed package drives {engine} in its ranks")
 
 
 def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
     reporter.enter(Phase.IMPORT)
-    load_code(spec.layout.accelerator)
-    import deepspeed
+    driver = driver_of(spec.engine.name)
+    driver.load_code(spec.layout.accelerator)
     import torch
 
     from autotune.trial import workload
     from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
-    from autotune.trial.imports import preload
+    from autotune.trial.lengths import is_drawn
     from autotune.trial.memory import make_meter, peak_rss_bytes
-    from autotune.trial.stopwatch import TrialDone
+    from autotune.trial.stopwatch import Stopwatch, TrialDone
+    from autotune.trial.tokens import TokenCounter
 
-    ds_config = json.loads((folder / DS_CONFIG_FILE).read_text(encoding="utf-8"))
-    preload(ds_config, spec.workload.model)
+    config = driver.read_config(spec, folder)
     reporter.report.versions = _versions()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
@@ -102,23 +97,32 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
     limit_bytes = spec.measure.memory_limit_bytes or int(os.environ.get(CAPACITY_ENV, "0")) or None
     meter.start(limit_bytes)
     reporter.enter(Phase.PROCESS_GROUP)
-    deepspeed.accelerator.get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
-    deepspeed.init_distributed()
-    torch.distributed.all_reduce(
-        torch.zeros(1, device=deepspeed.accelerator.get_accelerator().current_device_name())
-    )
+    driver.join_ranks()
     meter.cap()
     rss_before_bytes = peak_rss_bytes()
 
-    def on_initialized() -> None:
+    aftermath = _Aftermath(spec, reporter, meter)
+
+    def watch(engine: Any) -> None:
         reporter.report.host_construction_bytes = peak_rss_bytes() - rss_before_bytes
         meter.cap()
+        aftermath.prepare(engine)
+        Stopwatch(
+            reporter,
+            spec.measure,
+            is_loss_scaled=spec.workload.precision == "fp16",
+            on_first_step=lambda: _read_back(engine, spec, reporter),
+            on_warm=aftermath.on_warm,
+            on_measured=aftermath.on_measured,
+            after_step=aftermath.after_step,
+            finale=aftermath.finale,
+            tokens=TokenCounter(engine) if is_drawn(spec.workload.lengths) else None,
+        ).attach(engine)
 
-    aftermath = _Aftermath(spec, reporter, meter)
-    _put_candidate_in(ds_config, spec, reporter, meter, on_initialized, aftermath)
+    driver.on_initialize(config, lambda: reporter.enter(Phase.ENGINE_INIT), watch)
     reporter.enter(Phase.MODEL)
     try:
-        workload.train(spec, ds_config)
+        workload.train(spec, config)
     except TrialDone:
         reporter.enter(Phase.TEARDOWN)
     except BaseException as error:
@@ -134,47 +138,6 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
             f"{evidence_of(error)} (memory stood at {reporter.report.memory_bytes['peak']} of "
             f"{limit_bytes} bytes)"
         ) from error
-
-
-def _put_candidate_in(
-    ds_config: dict[str, Any],
-    spec: TrialSpec,
-    reporter: Any,
-    meter: Any,
-    on_initialized: Callable[[], None],
-    aftermath: "_Aftermath",
-) -> None:
-    """Make `deepspeed.initialize` use the candidate's configuration and watch its engine."""
-    import deepspeed
-
-    from autotune.trial.lengths import is_drawn
-    from autotune.trial.stopwatch import Stopwatch
-    from autotune.trial.tokens import TokenCounter
-
-    initialize = deepspeed.initialize
-
-    @functools.wraps(initialize)
-    def watched_initialize(*args: Any, **kwargs: Any) -> Any:
-        reporter.enter(Phase.ENGINE_INIT)
-        kwargs["config"] = ds_config
-        made = initialize(*args, **kwargs)
-        on_initialized()
-        aftermath.prepare(made[0])
-        stopwatch = Stopwatch(
-            reporter,
-            spec.measure,
-            is_loss_scaled=spec.workload.precision == "fp16",
-            on_first_step=lambda: _read_back(made[0], spec, reporter),
-            on_warm=aftermath.on_warm,
-            on_measured=aftermath.on_measured,
-            after_step=aftermath.after_step,
-            finale=aftermath.finale,
-            tokens=TokenCounter(made[0]) if is_drawn(spec.workload.lengths) else None,
-        )
-        stopwatch.attach(made[0])
-        return made
-
-    deepspeed.initialize = watched_initialize
 
 
 class _Aftermath:

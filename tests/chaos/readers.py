@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 
 from autotune.app.check import check_file
-from autotune.app.soak import _of_export
 from autotune.app.studies import state_of
 from autotune.base import template_bounds as bounds
 from autotune.base.errors import JobError
@@ -32,6 +31,7 @@ from autotune.contract import (
 from autotune.engines.deepspeed.ds_config_file import knobs_of, read_ds_config
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.export.door import export_handout, handout_of
+from autotune.export.exported import read_export
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.node.ranks import _exit_codes
 from autotune.fleet.reports import read_node_report
@@ -42,6 +42,7 @@ from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.results.reading import read_report
 from autotune.report.terminal.study import print_report
+from autotune.search.trial_spec import MEASURE
 from autotune.space.knob import Context
 from autotune.space.space import grid, load_space
 from tests.chaos.attacks import ATTACKS
@@ -312,7 +313,7 @@ def _export(folder: Path, job: Job, name: str) -> Reader:
         name=f"export {name}",
         path=out / name,
         seed=seed,
-        read=lambda _: _of_export(out, CPU),
+        read=lambda _: read_export(out, CPU, measure=MEASURE),
         mutate=lambda draw: mutate(seed, draw, dump_json),
     )
 

@@ -213,6 +213,11 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         detect_environment()
 
 
+def test_a_missing_engine_is_no_error_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "version_of", lambda n: None if n == "deepspeed" else "1")
+    assert detect_environment().deepspeed_version == ""
+
+
 def test_cores_and_memory_are_those_left_by_affinity_and_cgroup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

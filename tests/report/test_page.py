@@ -12,7 +12,7 @@ import pytest
 from autotune.app.pages import PageWriter, write_page
 from autotune.base.errors import StudyError
 from autotune.base.templates import Templates
-from autotune.contract import DS_CONFIG_FILE, Role, TrialResult, TrialSpec
+from autotune.contract import CONFIG_DIR, Role, TrialResult, TrialSpec
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page import charts
@@ -60,7 +60,8 @@ def test_secrets_of_a_configuration_are_not_shown(tmp_path: Path) -> None:
     study = finished(tmp_path)
     for trial in study.trials():
         config = {"comet": {"api_key": f"s3cret {trial.spec.identity.number}", "project": "mine"}}
-        (trial.folder / DS_CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+        file = trial.folder / CONFIG_DIR / "ds_config.json"
+        file.write_text(json.dumps(config), encoding="utf-8")
     page = rendered(study)
     assert "api_key" in page
     assert "s3cret" not in page

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autotune.contract import DS_CONFIG_FILE, Outcome, Phase, Role, TrialResult, TrialSpec
+from autotune.contract import CONFIG_DIR, Outcome, Phase, Role, TrialResult, TrialSpec
 from autotune.record.study import Study
 from autotune.report.results.study import StudyReport
 from tests.report.diagnosed import collective, diagnosis
@@ -51,7 +51,8 @@ def wide_study(folder: Path, **job_changes: Any) -> Study:
             "zero_optimization": {"stage": trial.spec.identity.knobs["zero.stage"]},
             "note": EVIL,
         }
-        (trial.folder / DS_CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+        file = trial.folder / CONFIG_DIR / "ds_config.json"
+        file.write_text(json.dumps(config), encoding="utf-8")
     return study
 
 

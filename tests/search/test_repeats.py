@@ -355,7 +355,7 @@ def test_single_trials_tie_where_their_intervals_overlap(study: Study):
         lattice=lattice_of(job, stages=(0,), recompute=("none",)),
     )
     own = History(t for t in study.trials() if t.spec.identity.role is not Role.CONFIRM)
-    answer = RecordStandings(study, own, Objective.of(job, ENVIRONMENT)).final(
+    answer = RecordStandings(study, own, Objective.of(job, ENVIRONMENT), engine=job.engine).final(
         baseline=candidate(job, zero__stage=0, micro_batch=8),
         comparison=None,
         stop_reason=None,

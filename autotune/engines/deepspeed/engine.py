@@ -13,7 +13,7 @@ from typing import Any
 from autotune.base.errors import JobError, RenderError
 from autotune.base.nested import clashes, look_up, merge, without
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import DS_CONFIG_FILE, KnobValue
+from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
@@ -40,6 +40,7 @@ from autotune.engines.deepspeed.ladder import ladder
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.job.job import DEFAULT_OPTIMIZER, Job
 from autotune.space.candidate import Candidate
@@ -47,6 +48,7 @@ from autotune.space.knob import Context
 from autotune.space.knobs import canonical, describe_candidate, steps_of
 from autotune.space.rule import Violation
 from autotune.space.space import load_space
+from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.transformer_shape import refusal
 
 TEMPLATE = "deepspeed/ds_config.json.j2"
@@ -94,7 +96,8 @@ class DeepSpeedEngine:
             RenderError: A template or the base configuration cannot be used.
         """
         self._job = job
-        self._environment = environment
+        known = environment.deepspeed_version or NEWEST_READ  # where it is not installed
+        self._environment = replace(environment, deepspeed_version=known)
         self._templates = Templates(job.templates)
         self._pipeline_refusal = refusal(
             job.model.source, seq_len=job.seq_len, lengths=job.lengths.as_spec()
@@ -179,8 +182,7 @@ class DeepSpeedEngine:
         Raises:
             RenderError: As `setup`.
         """
-        name = DS_CONFIG_FILE.rpartition("/")[2]
-        return {name: canonical_json(self._render(candidate).ds_config)}
+        return {CONFIG_FILE: canonical_json(self._render(candidate).ds_config)}
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
         """What the live engine must read back, from the configuration that would run.

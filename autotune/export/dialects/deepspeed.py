@@ -7,10 +7,10 @@ from typing import Any
 
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.units import format_bytes, format_seconds
-from autotune.contract import DS_CONFIG_FILE
 from autotune.export.base import Dialect, Handout, Launch, MeasuredFigures
 from autotune.record.soak import describe_soak
 from autotune.space.candidate import format_value
+from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.lengths import is_drawn
 from autotune.trial.transformer_shape import shape_of
 
@@ -64,7 +64,7 @@ class DeepSpeedFiles(Dialect):
 def _values(handout: Handout, launch: Launch) -> dict[str, Any]:
     """What the templates may use."""
     candidate, environment, settings = handout.candidate, handout.environment, handout.settings
-    config = json.loads(handout.files[DS_CONFIG_FILE.rpartition("/")[2]])
+    config = json.loads(handout.files[CONFIG_FILE])
     limit_bytes = settings["memory_limit_bytes"]
     limit = "the device's own" if limit_bytes is None else format_bytes(limit_bytes)
     return {

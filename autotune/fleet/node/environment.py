@@ -4,10 +4,10 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
+from autotune.base.plugins import load_plugin
 from autotune.base.secrecy import is_secret
 from autotune.contract import LIST_VARIABLES, TRIAL_ENV, TrialSpec
 from autotune.devices.hardware import usable_cores
-from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.fleet.node.part import NodePart
 from autotune.trial.launcher import PARENT_ENV
 from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
@@ -22,9 +22,10 @@ _ALLOWED = re.compile(
 def rank_environment(part: NodePart, spec: TrialSpec) -> dict[str, str]:
     """The environment of a trial's ranks on this node."""
     given = {**os.environ, **part.variables}
+    engine = load_plugin("engine", spec.engine.name)
     made = {
         **given,
-        **extensions_environment(spec.layout.accelerator, given),
+        **engine.rank_variables(spec.layout.accelerator, given),
         TRIAL_ENV: part.folder,
         PARENT_ENV: str(os.getpid()),
         SUBMITTED_ENV: repr(part.submitted_at_s),

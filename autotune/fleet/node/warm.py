@@ -185,6 +185,7 @@ class _Template:
             *(sys.executable, "-m", "autotune.trial.warm"),
             *(
                 str(theirs.fileno()),
+                spec.engine.name,
                 spec.layout.accelerator,
                 json.dumps(_imported_for(spec.workload.model)),
             ),

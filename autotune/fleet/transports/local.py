@@ -17,7 +17,7 @@ from autotune.devices.hardware import (
     usable_cores,
     visible_gpus,
 )
-from autotune.engines.base import Engine
+from autotune.engines.base import Engine, check_installed, find_engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.base import Node
@@ -40,7 +40,12 @@ class Here(Place):
     """The devices of this machine."""
 
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], GangFleet]:
-        """See `Place.fleet_for`."""
+        """See `Place.fleet_for`.
+
+        Raises:
+            FleetError: A package that trials of the engine need is missing.
+        """
+        check_installed(find_engine(job.engine))
         return partial(local_fleet, self.environment, world=job.world)
 
 

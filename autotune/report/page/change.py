@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.base.secrecy import masked
-from autotune.contract import DS_CONFIG_FILE, ContractError, read_json
-from autotune.engines.deepspeed.keys import PATHS
+from autotune.contract import CONFIG_DIR, ContractError, read_json
+from autotune.engines.base import find_engine
 from autotune.report.page.charts import Standings
 from autotune.report.results.details import describe_cost, describe_gain, describe_setting
 from autotune.report.results.effects import Change, changes_of
@@ -25,12 +25,13 @@ def change(report: StudyReport, standings: Standings) -> dict[str, Any] | None:
     }
 
 
-def ds_config(report: StudyReport, trial: int) -> dict[str, Any] | None:
-    """A trial's ds_config.json as it ran, its secrets masked; None where it is gone or damaged."""
+def config_of(report: StudyReport, trial: int) -> dict[str, Any] | None:
+    """A trial's configuration as it ran, its secrets masked; None where it is gone or damaged."""
+    engine = find_engine(report.context.engine)
     for one in report.history.trials:
         if one.spec.identity.number == trial:
             try:
-                return masked(read_json(one.folder / DS_CONFIG_FILE))
+                return masked(read_json(one.folder / CONFIG_DIR / engine.config_file))
             except ContractError:
                 return None
     return None
@@ -48,8 +49,9 @@ def _knob(change: Change) -> dict[str, str]:
 
 
 def _keys(report: StudyReport, best: int, baseline: int) -> list[dict[str, str]]:
-    """Where the two ds_config.json differ."""
-    ours, theirs = ds_config(report, best), ds_config(report, baseline)
+    """Where the two configurations differ."""
+    knob_of = find_engine(report.context.engine).knob_of
+    ours, theirs = config_of(report, best), config_of(report, baseline)
     if ours is None or theirs is None:
         return []
     after, before = dict(_flat(ours)), dict(_flat(theirs))
@@ -58,20 +60,11 @@ def _keys(report: StudyReport, best: int, baseline: int) -> list[dict[str, str]]
             "name": key,
             "before": _json(before, key),
             "after": _json(after, key),
-            "knob": _knob_of(key),
+            "knob": knob_of(key),
         }
         for key in sorted({*before, *after})
         if before.get(key) != after.get(key)
     ]
-
-
-def _knob_of(key: str) -> str:
-    governing = [knob for knob, path in PATHS.items() if key == path or key.startswith(f"{path}.")]
-    if governing:
-        # A key of a section may be a knob's own.
-        return max(governing, key=lambda knob: len(PATHS[knob]))
-    # It follows from micro_batch and the layout: the global batch is never touched.
-    return "micro_batch, tp" if key == "gradient_accumulation_steps" else ""
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

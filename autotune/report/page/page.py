@@ -56,7 +56,7 @@ def render_page(
     ]
     named = {chart.name: chart for chart in drawn if chart is not None}
     best = standings["best"]
-    config = None if best is None else page_change.ds_config(report, best.trial)
+    config = None if best is None else page_change.config_of(report, best.trial)
     values = {
         **page_values(list(named.values())),
         "title": report.study,

@@ -1,0 +1,1 @@
+"""What drives each engine inside the ranks of a trial."""

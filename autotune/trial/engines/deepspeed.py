@@ -1,0 +1,81 @@
+"""DeepSpeed inside the ranks of a trial: the candidate goes into `deepspeed.initialize`."""
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from autotune.contract import CONFIG_DIR, TrialSpec
+
+CONFIG_FILE = "ds_config.json"
+"""Name of a candidate's configuration, below `CONFIG_DIR`."""
+
+
+def load_code(accelerator: str) -> None:
+    """Load what every rank uses, whatever it trains; a second call costs nothing.
+
+    Args:
+        accelerator: `cpu` or `cuda`.
+    """
+    from autotune.trial import readback, workload  # noqa: F401  they bring torch and deepspeed
+    from autotune.trial.cpu_info import reuse_cpu_info
+    from autotune.trial.prebuilt import NEEDED, load_as_built, load_now
+
+    reuse_cpu_info()
+    load_as_built()
+    if accelerator == "cpu":  # those of CUDA are left to DeepSpeed
+        load_now(NEEDED[accelerator])
+
+
+def load_model_code(model: dict[str, Any]) -> None:
+    """Import what every trial of a model does, whatever its configuration."""
+    from autotune.trial.imports import preload
+
+    preload({}, model)
+
+
+def read_config(spec: TrialSpec, folder: Path) -> dict[str, Any]:
+    """The candidate's configuration, with what it needs imported."""
+    from autotune.trial.imports import preload
+
+    config: dict[str, Any] = json.loads((folder / CONFIG_DIR / CONFIG_FILE).read_text("utf-8"))
+    preload(config, spec.workload.model)
+    return config
+
+
+def join_ranks() -> None:
+    """Make the process group, and wait until it carries something."""
+    import deepspeed
+    import torch
+
+    accelerator = deepspeed.accelerator.get_accelerator()
+    accelerator.set_device(int(os.environ["LOCAL_RANK"]))
+    deepspeed.init_distributed()
+    torch.distributed.all_reduce(torch.zeros(1, device=accelerator.current_device_name()))
+
+
+def on_initialize(
+    config: dict[str, Any], before: Callable[[], None], after: Callable[[Any], None]
+) -> None:
+    """Make `deepspeed.initialize` use the candidate's configuration.
+
+    Args:
+        config: The candidate's.
+        before: Called when the training script initializes its engine.
+        after: Called with that engine.
+    """
+    import deepspeed
+
+    initialize = deepspeed.initialize
+
+    @functools.wraps(initialize)
+    def watched_initialize(*args: Any, **kwargs: Any) -> Any:
+        before()
+        kwargs["config"] = config
+        made = initialize(*args, **kwargs)
+        after(made[0])
+        return made
+
+    deepspeed.initialize = watched_initialize
