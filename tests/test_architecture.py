@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.engines.deepspeed.knobs import KNOBS
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "autotune"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -158,3 +160,89 @@ def test_typer_is_not_reached_through_what_it_once_stood_on() -> None:
     names = {path: {name.split(".")[0] for _, name in imports_of(path)} for path in MODULES}
     wrong = [dotted(path) for path in MODULES if "click" in names[path]]
     assert not wrong
+
+
+DEEPSPEED = ("engines/deepspeed/", "check/", "trial/")
+"""Rooms that are about DeepSpeed: the engine, the check of ds_config files, and the ranks."""
+
+NAMES_DEEPSPEED = {
+    "app/check.py": "the check of ds_config files",
+    "app/exports.py": "a field of soak.json",
+    "app/soak.py": "a field of soak.json",
+    "cli/find.py": "the dialect where nobody names one",
+    "cli/predict.py": "the engine where nobody names one",
+    "cli/results.py": "the dialect where nobody names one",
+    "contract/spec.py": "the engine of records that name none",
+    "cost/row.py": "the framework of published runs that name none",
+    "cost/traits.py": "frameworks of published runs, by their names",
+    "devices/hardware.py": "its version is part of an environment",
+    "doctor/findings.py": "what its releases took out",
+    "doctor/machine.py": "its package and its extensions",
+    "export/dialects/deepspeed.py": "its dialect",
+    "export/exported.py": "an export of its dialect, read back",
+    "fleet/node/shared_memory.py": "the files that its CPU ranks leave behind",
+    "fleet/replay.py": "its version is part of an environment",
+    "job/job.py": "the engine where nobody names one",
+    "probe/run.py": "its version is part of a hardware file",
+    "record/answer.py": "a key of study.json",
+    "record/bottleneck.py": "what an offloaded optimizer explains",
+    "record/soak.py": "a field of soak.json",
+    "replay/problem.py": "columns of published runs",
+    "report/explain/advice.py": "advice names knobs",
+    "report/page/page.py": "a name in the page's template",
+    "search/environments.py": "versions that explain a difference",
+    "search/feasibility.py": "advice names knobs",
+    "tracing/request.py": "whose ranks are traced",
+}
+"""Every other file that names DeepSpeed, and why; an entry goes as soon as its file does not."""
+
+_DEEPSPEED = re.compile(r"deepspeed|ds_config", re.IGNORECASE)
+
+
+def names_deepspeed(tree: ast.AST) -> bool:
+    """Whether code imports, names or spells something of DeepSpeed's; words for people may."""
+    docstrings = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        names: list[str | None] = []
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_name = id(node) not in docstrings and not re.search(r"\s", node.value)
+            if is_name and node.value in KNOBS and "." in node.value:
+                return True
+            names = [node.value] if is_name else []
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module, *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Name):
+            names = [node.id]
+        elif isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.arg | ast.keyword):
+            names = [node.arg]
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names = [node.name]
+        # The version is a field of every recorded environment, whatever the engine.
+        if any(name and name != "deepspeed_version" and _DEEPSPEED.search(name) for name in names):
+            return True
+    return False
+
+
+def test_only_its_rooms_and_a_few_files_name_deepspeed() -> None:
+    found = {
+        name
+        for path in MODULES
+        if not (name := path.relative_to(PACKAGE).as_posix()).startswith(DEEPSPEED)
+        and names_deepspeed(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert found == set(NAMES_DEEPSPEED)
+
+
+def test_a_name_of_deepspeed_is_seen() -> None:
+    for code in ("import deepspeed", "x = 'zero.stage'", "ds_config = 1", "f(deepspeed=2)"):
+        assert names_deepspeed(ast.parse(code)), code
+    for code in ("'''About DeepSpeed.'''", "x = 'tell of DeepSpeed'", "e.deepspeed_version"):
+        assert not names_deepspeed(ast.parse(code)), code
