@@ -301,7 +301,9 @@ def test_a_broken_launcher_breaks_the_contract(at: str) -> None:
 
 SAMPLERS = (TestCalibrated, TestGp, TestGrid, TestRandom, TestTpe)
 DIALECTS = (TestDeepSpeedFiles, TestMegatronArguments, TestOptunaJournal)
-CONTRACTS: tuple[Any, ...] = (TestDeepSpeed, TestMegatron, TestTorchrun, *SAMPLERS, *DIALECTS)
+FLEETS = (TestLocal, TestReplay, TestSimulate)
+OTHERS = (TestDeepSpeed, TestMegatron, TestTorchrun)
+CONTRACTS: tuple[Any, ...] = (*OTHERS, *SAMPLERS, *DIALECTS, *FLEETS)
 
 
 def test_everything_shipped_is_held_to_its_contract() -> None:

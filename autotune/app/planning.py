@@ -14,7 +14,7 @@ from autotune.job.job import DEFAULT_ENGINE, read_accelerators_of
 from autotune.planning.lattice import lattice_of
 from autotune.planning.outlook import FleetWishes, Outlook, described
 from autotune.planning.ranking import Ranking
-from autotune.report.explain.ranking import ranking_as_dict
+from autotune.report.candidates.ranking import ranking_as_dict
 
 
 def open_outlook(

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import FrameType
 
 MAX_CPU_S = 5.0
-"""Of one rendering; the shipped templates take below a hundredth of a second."""
+"""Time of one rendering; the shipped templates take below a hundredth of a second."""
 MAX_BYTES = 256 * 2**20
 """Above what the process holds already."""
 _STATM = Path("/proc/self/statm")
-"""Of Linux."""
+"""Where Linux says how much memory a process has."""
 
 
 class TooLongError(RuntimeError):

@@ -11,7 +11,7 @@ from autotune.contract import read_bounded
 
 MAX_FILE_BYTES = 1_000_000
 _MAX_NUMBER_BITS = 4096
-"""Of a whole number: Python refuses to print one of more than 4300 digits, even in an error."""
+"""Bits of a whole number: Python refuses to print more than 4300 digits, even in an error."""
 _UNFIT = re.compile("[\0\ud800-\udfff]")
 """Half of a character, and the end of a string in C: neither can be part of a path."""
 HINT = "write `key: value` lines"

@@ -30,7 +30,7 @@ class Argument:
     name: str
     key: str
     kind: type
-    """Of its values: `int`, `float` (a whole number is one, too) or `bool`."""
+    """Type of its values: `int`, `float` (a whole number is one, too) or `bool`."""
 
 
 ARGUMENTS = (

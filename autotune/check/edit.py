@@ -24,14 +24,14 @@ class _Value:
     end: int
     """One past its last character."""
     members: tuple["_Member", ...] | None
-    """Of an object; None for anything else."""
+    """Members of an object; None for anything else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Member:
     name: str
     start: int
-    """Of its key."""
+    """Where its key begins."""
     value: _Value
 
 

@@ -18,7 +18,7 @@ class ExportedLayout:
     sp: int = 1
     """Ranks that share each sequence."""
     accelerator: str | None = None
-    """Of `ACCELERATORS`; None: nobody said."""
+    """One of `ACCELERATORS`; None: nobody said."""
 
 
 ACCELERATORS = ("cuda", "cpu")

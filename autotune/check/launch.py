@@ -21,7 +21,7 @@ _ALL = (-1,)
 _COUNT = "a whole number above 0"
 
 _RANGE = re.compile(r"\d+:\d+")
-"""Of nodes, for torchrun."""
+"""A range of nodes, for torchrun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class LaunchLine:
     n_nodes: int | None
     """Nodes that accelerate is told; its YAML may say how many ranks they make."""
     arguments: Mapping[str, Any]
-    """Of the script: name with underscores -> value; a flag without one is true."""
+    """Arguments of the script: name with underscores -> value; a flag without one is true."""
     config: str | None
     """The ds_config that it names."""
     accelerate_config: str | None

@@ -53,7 +53,7 @@ class Source:
     because: str
     """What tells the consumer."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Of `TrainingArguments`, as far as they were given."""
+    """Fields of `TrainingArguments`, as far as they were given."""
     world: int | None = None
     per_node: int | None = None
     """Ranks of one node; None where nobody says."""
@@ -66,7 +66,7 @@ class Source:
     not_for: str = ""
     """What accelerate runs instead of DeepSpeed, where its YAML says so."""
     layout: ExportedLayout = UNSPLIT
-    """Of an export: how its script splits the training."""
+    """For an export: how its script splits the training."""
 
     @property
     def can_edit(self) -> bool:

@@ -173,7 +173,7 @@ def plan(
     """
     from autotune.app.planning import export_ranked
     from autotune.planning.ranking import rank_lattice
-    from autotune.report.explain.ranking import print_ranking, ranking_as_dict
+    from autotune.report.candidates.ranking import print_ranking, ranking_as_dict
 
     if price is not None and not price > 0:
         raise JobError(f"--price {price:g}: not above zero", "the price of one accelerator hour")
@@ -208,7 +208,7 @@ def explain(
     that are not named are at the base configuration's values or the engine's defaults.
     """
     from autotune.planning.explained import explain_candidate
-    from autotune.report.explain.neighbours import explained_as_dict, print_explained
+    from autotune.report.candidates.explained import explained_as_dict, print_explained
 
     found = explain_candidate(asked.outlook(engine), settings or [])
     if as_json:
@@ -264,7 +264,7 @@ def estimate(
         _estimate_rows(rows, out, asked.fleet.get("accelerators"), constants, as_json=as_json)
         return
     from autotune.planning.explained import estimate_candidate
-    from autotune.report.explain.neighbours import estimate_as_dict, print_estimate
+    from autotune.report.candidates.explained import estimate_as_dict, print_estimate
 
     if trace:
         _estimate_traced(asked, engine, settings or [], as_json=as_json)
@@ -278,7 +278,7 @@ def estimate(
 
 def _estimate_traced(asked: _Asked, engine: str, settings: list[str], *, as_json: bool) -> None:
     from autotune.planning.traced import trace_estimate
-    from autotune.report.terminal.traced import print_traced, traced_as_dict
+    from autotune.report.candidates.traced import print_traced, traced_as_dict
 
     found = trace_estimate(asked.outlook(engine), settings)
     if as_json:

@@ -26,7 +26,7 @@ _PROBE_HINT = (
 _GIGA = 1e9
 _TERA = 1e12
 _LEAST, _MOST = 1e-6, 1e12
-"""Of any figure in its unit; beyond them, times that are divided by it are no numbers any more."""
+"""Bounds of any figure in its unit; beyond them, times divided by it are no numbers any more."""
 
 
 def _refuse_next_to_nothing(value: float) -> float:
@@ -55,7 +55,7 @@ class Accelerator:
     achieved_flops: Mapping[str, float]
     """The best that large matrix products reach, by the same precisions."""
     sustained_share: float
-    """Of that, that a device holds in training, beside the share that is common to all kinds."""
+    """Share of that which it holds in training, beside the share that is common to all kinds."""
     nvlink_bytes_per_s: float
     """All links together; 0 where there are none."""
     nvlink_domain: int

@@ -36,7 +36,7 @@ class Environment:
     """Accelerators of one node; for `cpu`, its cores."""
     device_name: str
     device_memory_bytes: int
-    """Of one device; for `cpu`, a core's share of the host's memory."""
+    """Memory of one device; for `cpu`, a core's share of the host's memory."""
     peak_flops: float | None
     """Dense bf16/fp16 matrix peak of one device in FLOP/s by its datasheet; None if unknown."""
     deepspeed_version: str

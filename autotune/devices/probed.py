@@ -19,7 +19,7 @@ class MeasuredLink:
     bytes_per_s: float
     """Bus bandwidth of gathers."""
     latency_s: float | None = None
-    """Of one hop; None: too little to be told from nothing."""
+    """Latency of one hop; None: too little to be told from nothing."""
     all_reduce_speed: float = 1.0
     """Bus bandwidth of all-reduces over that of gathers."""
     all_to_all_speed: float = 1.0
@@ -39,7 +39,7 @@ class MeasuredRates:
     """Rates of one device while all others do the same; None: nobody measured it."""
 
     memory_bytes_per_s: float | None = None
-    """Of a stream of reads and writes through the device's own memory."""
+    """Rate of a stream of reads and writes through the device's own memory."""
     cached_bytes_per_s: float | None = None
     """The same through tensors of at most `cache_bytes` each; only where it was told apart."""
     cache_bytes: float = 0.0
@@ -54,9 +54,9 @@ class MeasuredRates:
     host_bytes_per_s: float | None = None
     """Between device and host, in the slower direction."""
     host_memory_bytes_per_s: float | None = None
-    """Of a node, all ranks together."""
+    """Rate of a node, all ranks together."""
     nvme_bytes_per_s: float | None = None
-    """Of a node's drives, all ranks together, in the slower direction."""
+    """Rate of a node's drives, all ranks together, in the slower direction."""
     layer_s: float | None = None
     """Host time of one layer forward and backward; only where nothing hides it."""
     attention: Mapping[str, AttentionRates] = field(default_factory=dict)

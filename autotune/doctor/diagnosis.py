@@ -39,9 +39,9 @@ class Device:
     busy: float | None
     """Share of the time it was in use by others (0 to 1); None if not reported."""
     memory_bytes: int | None
-    """Of a GPU; None for a core."""
+    """Memory of a GPU; None for a core."""
     memory_used_bytes: int | None
-    """Of a GPU, by anybody; None for a core."""
+    """Memory of a GPU that anybody uses; None for a core."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,9 @@ class Machine:
     """GPUs that the driver shows to this process, used or not."""
     devices: tuple[Device, ...]
     load_average: float
-    """Of the last minute: processes that ran or wanted to."""
+    """Load of the last minute: processes that ran or wanted to."""
     memory_bytes: int
-    """Of the host, or what the cgroup leaves of it."""
+    """Memory of the host, or what the cgroup leaves of it."""
     memlock_bytes: int | None
     """Memory that a process may pin; None for no limit."""
     shm_bytes: int | None

@@ -1,4 +1,4 @@
-"""From what a trial left in its folder to its result."""
+"""The result of a trial, read from what it left in its folder."""
 
 import dataclasses
 import math

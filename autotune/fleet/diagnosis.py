@@ -15,7 +15,7 @@ from autotune.contract import (
 )
 
 MAX_COLLECTIVES = 40
-"""Of a trial, kept in its result: those that take longest."""
+"""Collectives that a trial's result keeps: those that take longest."""
 
 
 def diagnosis_of(reports: Sequence[RankReport]) -> Diagnosis | None:

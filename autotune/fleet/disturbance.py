@@ -7,7 +7,7 @@ from autotune.fleet.two_speeds import two_speeds
 from autotune.trial.lengths import is_drawn
 
 LOAD_SHARE = 0.1
-"""Of the time of a rank's cores that other processes may use: more slows its steps by as much,
+"""Share of a rank's cores that other processes may use: more slows its steps by as much,
 which is more than intervals allow for. The search's own process stays below half of it."""
 MIN_WATCHED_S = 0.5
 """Processors count in ticks of 10 ms: of a shorter time the share says little."""

@@ -311,6 +311,7 @@ class GangTrial(Handle):
         elapsed_s = self._elapsed_s()
         if self._asked_to_end_s is not None:
             if elapsed_s - self._asked_to_end_s > _END_WAIT_S:
+                self._asked_to_end_s = elapsed_s  # the next agent has as long
                 self._fleet.give_up(self)
         elif elapsed_s > self.spec.measure.timeout_s and self.open:
             self._timed_out_after_s = elapsed_s

@@ -50,15 +50,15 @@ class Luck:
 
     seed: int
     time_error: float = 0.1
-    """Of a candidate's step time: what the model does not know of it."""
+    """Error of a candidate's step time: what the model does not know of it."""
     memory_error: float = 0.05
-    """The same of its peak."""
+    """Error of its peak."""
     run_noise: float = 0.01
-    """Of one run."""
+    """Noise of one run."""
     step_noise: float = 0.01
-    """Of one step."""
+    """Noise of one step."""
     fidelity_error: float = 0.03
-    """Of a reduced run's step time, on top of its candidate's own error."""
+    """Error of a reduced run's step time, on top of its candidate's own."""
     p_platform_fault: float = 0.02
     """That the platform ends a trial, whatever its candidate."""
 

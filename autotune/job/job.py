@@ -36,7 +36,7 @@ Precision = Literal["bf16", "fp16", "fp32"]
 ObjectiveName = Literal["samples_per_s", "peak_memory", "pareto"]
 
 _LARGEST = 2**31 - 1
-"""Of counts and sizes: DeepSpeed, torch and the table's 64 bits hold their products."""
+"""Largest of counts and sizes: DeepSpeed, torch and the table's 64 bits hold their products."""
 
 DEFAULT_TRIALS = 20
 
@@ -118,7 +118,7 @@ class Job:
     engine: str = DEFAULT_ENGINE
     """Name of the engine that trains, as of `autotune.engines.base.find_engine`."""
     price_per_hour: float | None = None
-    """Of one accelerator, in whatever currency; None: nobody said."""
+    """Price of one accelerator, in whatever currency; None: nobody said."""
 
     def model_with(self, layers: int | None) -> Model:
         """The model that a candidate trains.
@@ -309,7 +309,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
             "; ".join(dict.fromkeys(_fix(item) for item in items)),
         ) from error
     except JobError as error:
-        # Of a size, a duration or lengths; it names the key.
+        # A size, a duration or lengths are wrong; it names the key.
         key = error.message.partition(":")[0].partition(".")[0]
         source = "command line" if key in flags else where
         raise JobError(f"{source}: {error.message}", error.hint) from error

@@ -70,7 +70,7 @@ class Clock:
         return _summary(samples)
 
     def _slowest(self, seconds: float) -> float:
-        """Of all ranks: they have to come to the same number of repeats."""
+        """The slowest of all ranks: they have to come to the same number of repeats."""
         value = torch.tensor([seconds], dtype=torch.float64, device=self.device)
         torch.distributed.all_reduce(value, op=torch.distributed.ReduceOp.MAX)
         return max(float(value), 1e-9)

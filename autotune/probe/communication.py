@@ -16,7 +16,7 @@ LARGEST = 2**26
 """Beside those of a factor of eight."""
 _PAIR_BYTES = 2**22
 _MOST_IN_PAIRS = 8
-"""Of more ranks, or nodes, only neighbours are paired: all pairs would take too long."""
+"""Above it only neighbours of the ranks, or nodes, are paired: all pairs would take too long."""
 _SLOW_S = 1.0
 """Beyond it no larger message is sent: a curve has its two sizes, and bandwidth decides there."""
 _SAMPLE_BYTES = 2**20

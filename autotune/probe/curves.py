@@ -12,7 +12,7 @@ from autotune.probe.points import Point
 
 _Values = NDArray[np.float64]
 _LEAST_COMPUTING = 0.7
-"""Of the best product's time; a fit that leaves less has taken scatter for a slope."""
+"""Share of the best product's time; a fit that leaves less has taken scatter for a slope."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class LinkCurve:
     """Seconds = hops x latency + moved bytes / bandwidth."""
 
     latency_s: float
-    """Of one hop."""
+    """Latency of one hop."""
     bytes_per_s: float
     """Bus bandwidth."""
     error: float
@@ -38,7 +38,7 @@ class ProductCurve:
     elements_per_s: float
     """How fast operands and results are moved besides; inf where no product was slowed by it."""
     latency_s: float
-    """Of one product, whatever its size."""
+    """Latency of one product, whatever its size."""
     error: float
     """As of `LinkCurve`."""
 
@@ -89,7 +89,7 @@ def fit_products(points: Sequence[Point]) -> ProductCurve:
     elements = np.array([point.elements for point in points])
     best = int(np.argmax(flops / seconds))
     share = flops / flops[best]
-    # Of the best product's time, its operands and its call are not computing.
+    # The operands and the call of the best product are not computing.
     per_element_s, latency_s = _not_negative(
         [elements - share * elements[best], 1.0 - share],
         seconds - share * seconds[best],

@@ -18,7 +18,7 @@ SLOW_CLASS = 0.2
 SCATTER = 0.25
 """Width of the middle half of the repeats over their median, from which on they scatter."""
 SCATTERED_SHARE = 0.2
-"""Of the points, that may scatter."""
+"""Share of the points that may scatter."""
 MIN_FIT = 0.3
 """Mean error from which on a curve says little."""
 

@@ -137,7 +137,7 @@ class Meeting:
             return [str(node) for node, key in enumerate(keys) if not self._store.check([key])]
 
     def _number(self) -> str:
-        """Of this meeting alone; node 0 draws it."""
+        """Number of this meeting alone; node 0 draws it."""
         if self.rank == 0:
             drawn = secrets.token_hex(16)
             self._store.set("number", drawn)

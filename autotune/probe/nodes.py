@@ -26,10 +26,10 @@ class Nodes:
     count: int
     rank: int
     address: str
-    """Of node 0, in digits."""
+    """Address of node 0, in digits."""
     port: int
     interface: str
-    """Of this node, by which it reaches that address."""
+    """Interface of this node by which it reaches that address."""
     wait_s: float = 120.0
     """For the others to come: people start them one after the other."""
 
@@ -117,7 +117,7 @@ def _check_own(address: str, port: int) -> None:
 
 
 def _interface_towards(address: str, port: int) -> str:
-    """Of this machine, by which packets to an address leave it."""
+    """Interface of this machine by which packets to an address leave it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as asked:

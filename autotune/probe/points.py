@@ -24,18 +24,18 @@ class Point:
     """Width of the middle half of the repeats over their median, of the rank with the most."""
     ranks: tuple[int, ...]
     dtype: str = ""
-    """Of what computes."""
+    """Precision of what computes."""
     shape: tuple[int, ...] = ()
     """Rows, inner and columns of a product; samples, heads, tokens and a head's width of
     attention; tokens and vocabulary of a loss."""
     size_bytes: int = 0
     """Moved by each rank."""
     span: Span = "node"
-    """Of what the ranks do with each other."""
+    """How far what the ranks do with each other reaches."""
 
     @property
     def slowest_s(self) -> float:
-        """Of the rank that all the others would wait for."""
+        """Time of the rank that all the others would wait for."""
         return max(self.seconds)
 
     @property
@@ -46,7 +46,7 @@ class Point:
 
     @property
     def elements(self) -> float:
-        """Of a product's operands and result."""
+        """Elements of a product's operands and result."""
         m, k, n = self.shape
         return float(m * k + k * n + m * n)
 

@@ -69,7 +69,7 @@ class Group:
 
     @cached_property
     def best_step_time_s(self) -> float:
-        """Of the fastest configuration; a group has at least one that ran."""
+        """Time of the fastest configuration; a group has at least one that ran."""
         return min(c.step_time_s for c in self.configurations if c.step_time_s is not None)
 
     @cached_property

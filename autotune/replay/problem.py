@@ -44,7 +44,7 @@ class ReplayProblem:
 
     group: Group
     plans: Plans
-    """Of its first row: how the model reads its sizes and its devices."""
+    """Columns of its first row: how the model reads its sizes and its devices."""
 
     @property
     def world(self) -> int:
@@ -74,7 +74,7 @@ class ReplayProblem:
 
     @property
     def device_memory_bytes(self) -> int:
-        """Of one accelerator."""
+        """Memory of one accelerator."""
         return int(_first(self.plans.memory_bytes))
 
     @property

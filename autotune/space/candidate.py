@@ -21,7 +21,7 @@ class Candidate:
     world: int
     global_batch: int
     layers: int | None = None
-    """Of the model, where a reduced trial runs fewer; None: all that the job's model has."""
+    """Layers of the model, where a reduced trial runs fewer; None: all that it has."""
 
     @classmethod
     def of(

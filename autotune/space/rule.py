@@ -23,7 +23,7 @@ Patch = Mapping[str, Any]
 """Changes to a configuration, nested like it; None takes a key away."""
 
 _MOST_LISTED = 20
-"""Of the things that one finding names; `changes` holds them all."""
+"""Most things that one finding names; `changes` holds them all."""
 
 
 class UnknownFactError(Exception):

@@ -37,8 +37,8 @@ from autotune.trial.models import (
 
 _EVERY = "every_"
 _MOST_OFF = 1e-3
-"""Of the peak, that a depth may be off the line through two others; beyond it the model's layers
-are not alike, and all of them are traced."""
+"""Share of the peak that a depth may be off the line through two others; beyond it the model's
+layers are not alike, and all of them are traced."""
 
 _NO_KERNEL = (UnsupportedOperatorException, NotImplementedError)
 _LONGEST = 240

@@ -46,7 +46,7 @@ class Part:
     """`layers`, `head` or `inputs`; a layer of the backward pass as `layer`; empty for all of the
     optimizer's step."""
     index: int = 0
-    """Of a `layer`: from 0 by its distance to the inputs, from -1 by that to the head."""
+    """Place of a `layer`: from 0 by its distance to the inputs, from -1 by that to the head."""
 
 
 Bytes = Mapping[Kind, float]
@@ -65,7 +65,7 @@ class Traced:
 
     @property
     def peak_bytes(self) -> float:
-        """Of the step."""
+        """Peak of the step."""
         return max(sum(held.values()) for held in self.parts.values())
 
     def as_dict(self) -> dict[str, Any]:

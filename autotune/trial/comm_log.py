@@ -37,7 +37,7 @@ may be waited for at once. Not so a send and its receive."""
 _PAIRWISE = ("send", "recv", "isend", "irecv")
 
 MAX_CALLS = 4000
-"""Of one step, that are kept; what comes after is not looked at."""
+"""Calls of one step that are kept; what comes after is not looked at."""
 
 
 class CommLog:

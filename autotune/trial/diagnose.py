@@ -38,7 +38,7 @@ _INSTRUCTIONS = {
     "ReduceTiedGrads": BACKWARD,
     "OptimizerStep": OPTIMIZER,
 }
-"""Of a pipeline's schedule; what is not here passes activations on, or loads them."""
+"""Instructions of a pipeline's schedule; what is not here passes activations on, or loads them."""
 
 _MAX_PROFILED = 3
 """Steps under the profiler, at the most: more only where they are short and so differ much."""

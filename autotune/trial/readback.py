@@ -153,7 +153,7 @@ def _is_split(module: torch.nn.Module) -> bool:
 
 
 def _parameter_dtype(module: torch.nn.Module) -> torch.dtype:
-    """Of the parameter with the most elements: norms may be kept in fp32."""
+    """Type of the parameter with the most elements: norms may be kept in fp32."""
     parameter = max(module.parameters(), key=_numel)
     return parameter.dtype
 
@@ -230,7 +230,7 @@ def _read_dtypes(optimizer: Any, masters: list[torch.Tensor]) -> dict[str, Any]:
 
 
 def _states_dtype(optimizer: Any) -> str:
-    """Of the moments that are there; before any are (a skipped step), what they will be."""
+    """Type of the moments that are there; before any are (a skipped step), what they will be."""
     states = optimizer.optimizer.state.values()
     moments = [state["exp_avg"] for state in states if "exp_avg" in state]
     if moments:

@@ -33,7 +33,7 @@ _CAN_GATHER = "gather_output" in inspect.signature(LinearLayer.__init__).paramet
 """Older releases of DeepSpeed cannot: there every rank holds the whole output head."""
 
 _NAME = "pipeline"
-"""Of every split layer: releases that know models by their layers' names want one."""
+"""Name of every split layer: releases that know models by their layers' names want one."""
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,

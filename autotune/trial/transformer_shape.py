@@ -37,7 +37,7 @@ _WINDOWS = {"mistral": 4096, "mixtral": 0, "qwen2": 4096, "qwen3": 4096}
 """Tokens that architectures with a window of attention see where the config does not say."""
 
 _KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
-"""Of a config that does not name the key; null, and Llama's silence, mean as many as heads."""
+"""Where a config does not name the key; null, and Llama's silence, mean as many as heads."""
 
 Config = Mapping[str, Any]
 

@@ -30,7 +30,7 @@ READY = b"ready"
 STARTED = b"s"
 """What a trial's launcher says first; its exit code follows when it has ended."""
 FILES_PASSED = 3
-"""With every request: the trial's stdout and stderr, and where its launcher answers."""
+"""Files of every request: the trial's stdout and stderr, and where its launcher answers."""
 MAX_REQUEST_BYTES = 64 * 1024
 
 _POLL_S = 0.02

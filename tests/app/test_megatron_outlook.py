@@ -12,8 +12,8 @@ from autotune.cost import predict
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice
-from autotune.report.explain.neighbours import estimate_as_dict, explained_as_dict
-from autotune.report.explain.ranking import ranking_as_dict
+from autotune.report.candidates.explained import estimate_as_dict, explained_as_dict
+from autotune.report.candidates.ranking import ranking_as_dict
 from tests.cli.test_cli import autotune
 
 FLAGS = {"model": "llama-3-8b", "seq_len": 4096, "global_batch": 256, "world": 64}

@@ -10,8 +10,8 @@ from autotune.base.errors import ExitCode, FleetError, JobError
 from autotune.planning.explained import estimate_candidate, explain_candidate
 from autotune.planning.outlook import FleetWishes
 from autotune.planning.ranking import rank_lattice, ranked
-from autotune.report.explain.neighbours import estimate_as_dict
-from autotune.report.explain.ranking import ranking_as_dict
+from autotune.report.candidates.explained import estimate_as_dict
+from autotune.report.candidates.ranking import ranking_as_dict
 from tests.cli.test_cli import autotune
 
 FLAGS = {

@@ -12,7 +12,7 @@ from autotune.app.planning import open_outlook
 from autotune.base.errors import ExitCode, JobError
 from autotune.planning.outlook import FleetWishes
 from autotune.planning.traced import trace_estimate
-from autotune.report.terminal.traced import print_traced, traced_as_dict
+from autotune.report.candidates.traced import print_traced, traced_as_dict
 from autotune.tracing import trace_candidate
 from autotune.tracing.moments import StepPhase
 from tests.cli.test_cli import autotune

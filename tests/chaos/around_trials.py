@@ -42,6 +42,7 @@ def faults() -> Iterator[Fault]:
         is_warm = start is Start.WARM
         for inject, name, rounds in (
             (_launcher_killed, "launcher or template killed: SIGKILL to the launcher", 3),
+            (_agent_killed, "launcher or template killed: SIGKILL to the agent", 2),
             (_launcher_stopped, "launcher or template killed: SIGSTOP to the launcher", 2),
             (_port_taken, "port taken: between lease and listening", 3),
             (_log_with_a_hole, "log of 1 GB: in one line, sparse", 2),
@@ -84,6 +85,20 @@ def _launcher_killed(start: Start, ground: Ground) -> None:
     result = arena.finish(handle)
     must(result.outcome.is_platform_fault, f"{result.outcome}: {result.evidence}")
     must(result.evidence, "no evidence")
+    arena.check()
+
+
+def _agent_killed(start: Start, ground: Ground) -> None:
+    """All that it started ends with it, and the fleet starts another."""
+    arena = ground.arena
+    handle = arena.submit("hang_in_forward", start)
+    wait_until((handle.folder / HANGING).exists, "the trial runs")
+    (handle.folder / HANGING).unlink()
+    for agent in psutil.Process().children():
+        agent.kill()
+    result = arena.finish(handle)
+    must(result.outcome.is_platform_fault, f"{result.outcome}: {result.evidence}")
+    must("what starts ranks there ended" in result.evidence, f"evidence: {result.evidence}")
     arena.check()
 
 

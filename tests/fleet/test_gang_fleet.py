@@ -252,7 +252,9 @@ def test_an_agent_that_does_not_end_a_trial_is_given_up(
     assert trial.poll() is None
     assert rack.agent().code == -9
     assert trial.poll() is None
+    assert trial.poll() is None
     assert len(rack.agents["n0"]) == 2
+    assert rack.agent().code is None, "the next one has its time"
     rack.agent().say("reaped", folder=str(tmp_path))
     result = trial.poll()
     assert result is not None

@@ -116,7 +116,7 @@ def test_adapters_are_warned_of(wide: Study, tmp_path: Path) -> None:
     study = finished(tmp_path)
     for path in study.trials_folder.glob("*/spec.json"):
         spec = json.loads(path.read_text(encoding="utf-8"))
-        spec["model"]["lora"] = {"rank": 4}
+        spec["workload"]["model"]["lora"] = {"rank": 4}
         path.write_text(json.dumps(spec), encoding="utf-8")
     warnings = compare_studies([str(wide.folder), str(study.folder)], tmp_path).warnings
     assert (

@@ -17,9 +17,9 @@ class NodePart:
     """This node's place in the gang."""
     n_nodes: int = 1
     address: str = LOOPBACK
-    """Of the gang's first node, where the ranks find one another."""
+    """Address of the gang's first node, where the ranks find one another."""
     interface: str = "lo"
-    """Of this node, by which its ranks reach the others."""
+    """Network interface by which the ranks here reach the others."""
     port: int | None = None
     """Where they meet; None: the first node leases it."""
     n_sharing: int = 1

@@ -21,9 +21,9 @@ class Node:
     devices: tuple[str, ...]
     """A slot each: UUIDs of GPUs, or numbers of cores; several slots may share a core."""
     address: str = LOOPBACK
-    """By which the other nodes reach it."""
+    """What the other nodes reach it by."""
     interface: str = "lo"
-    """Of its own, by which it reaches the other nodes."""
+    """Its own network interface, by which it reaches the other nodes."""
     rank_memory_bytes: int = 0
     """What a CPU rank may take; 0: a GPU knows its own memory."""
 

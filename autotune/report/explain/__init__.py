@@ -1,1 +1,1 @@
-"""Why a trial took its time, and why a candidate is ranked where it is."""
+"""Why a trial took its time, what bounds it, and what was foretold of it."""

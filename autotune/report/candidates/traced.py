@@ -9,13 +9,13 @@ from rich.table import Table
 from autotune.base.units import format_bytes, format_seconds
 from autotune.cost.memory import Memory
 from autotune.planning.traced import TracedEstimate
-from autotune.report.explain.neighbours import (
+from autotune.report.candidates.explained import (
     estimate_as_dict,
     judged_as_dict,
     print_title,
     verdict,
 )
-from autotune.report.explain.ranking import MEMORY_PARTS, fact, parts_of, shares
+from autotune.report.candidates.ranking import MEMORY_PARTS, fact, parts_of, shares
 from autotune.tracing import Trace
 
 _UNSEEN = (

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.planning.explained import Estimated, Explained, Judged, Neighbour
-from autotune.report.explain.ranking import fact, parts_of, shares
+from autotune.report.candidates.ranking import fact, parts_of, shares
 from autotune.space.candidate import format_value
 from autotune.space.rule import Violation
 
