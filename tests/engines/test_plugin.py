@@ -2,9 +2,11 @@ import dataclasses
 
 import pytest
 
-from autotune.base.errors import JobError
+from autotune.base.errors import FleetError, JobError
 from autotune.devices.hardware import Environment
-from autotune.engines.base import bind_engine, find_engine
+from autotune.engines import base
+from autotune.engines.base import bind_engine, check_installed, find_engine
+from autotune.fleet.transports.local import Here
 from autotune.job.job import DEFAULT_ENGINE, make_job
 
 ENVIRONMENT = Environment(
@@ -39,3 +41,17 @@ def test_a_plugin_names_what_it_is_without_a_job():
     assert engine.name == "deepspeed"
     assert engine.packages == ("deepspeed",)
     assert next(iter(engine.knobs)) == "zero.stage"
+
+
+def test_a_missing_package_is_an_error_of_the_engine_that_needs_it(monkeypatch):
+    monkeypatch.setattr(base, "version_of", lambda name: None)
+    with pytest.raises(FleetError, match="deepspeed is not installed"):
+        check_installed(find_engine("deepspeed"))
+    check_installed(find_engine("megatron"))
+
+
+def test_an_engine_without_a_driver_is_not_searched():
+    job = dataclasses.replace(make_job(JOB, where="test"), engine="megatron")
+    with pytest.raises(JobError, match="cannot be run here yet") as caught:
+        Here(ENVIRONMENT, {}).bind(job)
+    assert "plan --engine megatron" in caught.value.hint
