@@ -61,6 +61,7 @@ from autotune.search.steering import steering_of
 from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.rule import Violation
+from autotune.space.workload import WorkloadPlugin
 
 P = TypeVar("P")
 
@@ -305,6 +306,38 @@ class RecordDialectContract(Contract[RecordDialect]):
                 assert path.read_text(encoding="utf-8")
             path.write_text("somebody else's", encoding="utf-8")
             assert _refusal(write) is not None, "a file of somebody else is gone"
+
+
+class WorkloadContract(Contract[WorkloadPlugin]):
+    """A workload says what a trial trains, and which knobs reach it."""
+
+    kind = "workload"
+
+    def job(self) -> Job:
+        """A job that names it."""
+        return make_job({**JOB, "workload": self.name}, where="contract")
+
+    def lattice(self) -> Lattice:
+        """What is legal for that job."""
+        return lattice_of(self.job(), bind_engine(self.job(), ENVIRONMENT))
+
+    def test_it_says_what_is_trained_and_by_which_script(self) -> None:
+        """As JSON, the same each time: a soak and the record hold it by that."""
+        for candidate in self.lattice().candidates[:8]:
+            trained = self.make().workload(self.job(), candidate)
+            assert trained.name == self.name
+            assert trained.digest, "without a digest an edited script inherits old figures"
+            assert not trained.script or Path(trained.script).is_file()
+            told = dataclasses.asdict(trained)
+            assert json.loads(json.dumps(told)) == told
+            assert self.make().workload(self.job(), candidate) == trained
+
+    def test_knobs_that_do_not_reach_it_do_not_act(self) -> None:
+        """What only a script can bring into force is in the lattice where this one does."""
+        lattice = self.lattice()
+        known = {name for name, knob in lattice.context.knobs.items() if knob.by_script}
+        acting = {name for candidate in lattice.candidates for name in candidate.values}
+        assert acting & known <= self.make().applies.keys()
 
 
 class LauncherContract(Contract[Launcher]):

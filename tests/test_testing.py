@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 
+from autotune.contract import Workload
 from autotune.cost.plans import Plans
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
@@ -23,9 +24,11 @@ from autotune.fleet.transports.base import Node, Transport
 from autotune.fleet.transports.local import LocalProcess, LocalTransport
 from autotune.job.job import Job
 from autotune.search.sampler import Request, Sampler
+from autotune.space.built_in import BuiltIn
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue
 from autotune.space.rule import Violation
+from autotune.space.workload import Way
 from autotune.testing import (
     DialectContract,
     EngineContract,
@@ -34,6 +37,7 @@ from autotune.testing import (
     RecordDialectContract,
     SamplerContract,
     TransportContract,
+    WorkloadContract,
 )
 from tests.replay.tables import sweep, write
 from tests.trials import CPU
@@ -299,10 +303,34 @@ def test_a_broken_launcher_breaks_the_contract(at: str) -> None:
     breaks(LauncherContract, Deaf(), at=at)
 
 
+class TestBuiltIn(WorkloadContract):
+    name = "builtin"
+
+
+class Nameless(BuiltIn):
+    """Says neither its own name nor which script it runs."""
+
+    def workload(self, *asked: Any) -> Workload:
+        return replace(super().workload(*asked), name="other", digest="")
+
+
+class Idle(BuiltIn):
+    """Brings none of the knobs into force that the lattice takes it to."""
+
+    applies: ClassVar[Mapping[str, Way]] = {}
+
+
+@pytest.mark.parametrize(
+    ("workload", "at"), [(Nameless(), "which_script"), (Idle(), "do_not_reach")]
+)
+def test_a_broken_workload_breaks_the_contract(workload: BuiltIn, at: str) -> None:
+    breaks(TestBuiltIn, workload, at=at)
+
+
 SAMPLERS = (TestCalibrated, TestGp, TestGrid, TestRandom, TestTpe)
 DIALECTS = (TestDeepSpeedFiles, TestMegatronArguments, TestOptunaJournal)
 FLEETS = (TestLocal, TestReplay, TestSimulate)
-OTHERS = (TestDeepSpeed, TestMegatron, TestTorchrun)
+OTHERS = (TestBuiltIn, TestDeepSpeed, TestMegatron, TestTorchrun)
 CONTRACTS: tuple[Any, ...] = (*OTHERS, *SAMPLERS, *DIALECTS, *FLEETS)
 
 

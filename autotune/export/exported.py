@@ -24,7 +24,7 @@ from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.export.dialects.deepspeed import SETTINGS_FILE
 from autotune.record.soak import digest_of
-from autotune.space.workload import built_in_digest
+from autotune.space.built_in import script_digest
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 
@@ -117,7 +117,7 @@ def _spec_of_export(
             precision=str(settings["precision"]),
             lengths=dict(settings["lengths"]),
             seed=_whole(settings, "seed", least=0),
-            digest=built_in_digest(),
+            digest=script_digest(),
             settings={
                 "recompute": setup.recompute,
                 "attention": setup.attention,

@@ -43,6 +43,8 @@ DEFAULT_TRIALS = 20
 DEFAULT_SAMPLER = "calibrated"
 
 DEFAULT_ENGINE = "deepspeed"
+
+DEFAULT_WORKLOAD = "builtin"
 DEFAULT_SPACE = "zero"
 
 DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}
@@ -117,6 +119,8 @@ class Job:
     """What the trials at the beginning of a search run less of; None: there are no such trials."""
     engine: str = DEFAULT_ENGINE
     """Name of the engine that trains, as of `autotune.engines.base.find_engine`."""
+    workload: str = DEFAULT_WORKLOAD
+    """Name of what a trial trains, as of `autotune.space.workload.workload_of`."""
     price_per_hour: float | None = None
     """Price of one accelerator, in whatever currency; None: nobody said."""
 
@@ -225,6 +229,9 @@ class JobFile(BaseModel):
         default=None, description="layers and world of the trials that come first"
     )
     engine: str = Field(default=DEFAULT_ENGINE, description="what trains: an installed engine")
+    workload: str = Field(
+        default=DEFAULT_WORKLOAD, description="what a trial trains: an installed workload"
+    )
     study: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
     @field_validator("*", mode="before")
@@ -353,6 +360,7 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
             where="command line" if "fidelity" in flags else where,
         ),
         engine=file.engine,
+        workload=file.workload,
         price_per_hour=file.price,
     )
 
@@ -383,6 +391,7 @@ def default_study_name(file: JobFile) -> str:
     # Younger keys count where they are used: the others' studies keep their names.
     continued |= {"finetune"} if file.finetune is None else set()
     continued |= {"engine"} if file.engine == DEFAULT_ENGINE else set()
+    continued |= {"workload"} if file.workload == DEFAULT_WORKLOAD else set()
     continued |= {"lengths"} if file.lengths == FIXED else set()
     identity = file.model_dump(mode="json", exclude=continued)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]

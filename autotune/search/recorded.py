@@ -114,9 +114,9 @@ def changes_since(
     return list(_said(_leaves(recorded), _leaves(rendered))) or ["its files are written otherwise"]
 
 
-_GOES_ON = ("seed", "settings", "digest")
-"""Parts of a workload that are not the job's: a resumed search may draw other data, and what the
-script applies of the knobs is the candidate's."""
+_GOES_ON = ("seed", "settings", "script", "folder", "digest")
+"""Parts of a workload that are not the job's: a resumed search may draw other data, what the
+script applies of the knobs is the candidate's, and the script is known by its digest."""
 
 
 def _asked(spec: TrialSpec) -> dict[str, Any]:

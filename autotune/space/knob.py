@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache, cached_property
@@ -12,7 +12,7 @@ from autotune.base.errors import JobError
 from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue
 from autotune.devices.hardware import Environment
-from autotune.job.job import DEFAULT_ENGINE, Job
+from autotune.job.job import DEFAULT_ENGINE, DEFAULT_WORKLOAD, Job
 from autotune.job.model import ModelShape
 
 Knobs = Mapping[str, KnobValue]
@@ -45,11 +45,19 @@ class Context:
     """Knobs that the user's base configuration sets: they come before the engine's defaults."""
     engine: str = DEFAULT_ENGINE
     """Name of the engine whose knobs these are."""
+    workload: str = DEFAULT_WORKLOAD
+    """Name of what the trials train."""
 
     @cached_property
     def knobs(self) -> "Catalogue":
         """The closed list of the engine's knobs."""
         return knobs_of(self.engine)
+
+    @cached_property
+    def applied(self) -> Collection[str]:
+        """Knobs that the workload's script brings into force."""
+        found: Collection[str] = load_plugin("workload", self.workload).applies
+        return found
 
     @classmethod
     def of(
@@ -79,6 +87,7 @@ class Context:
             is_hugging_face="config" in job.model.source,
             base=base or {},
             engine=job.engine,
+            workload=job.workload,
         )
 
 
@@ -120,6 +129,8 @@ class Knob:
     """Where in the engine that is decided."""
     default_when: Mapping[tuple[str, KnobValue], KnobValue] = field(default_factory=dict)
     """Another knob and its value -> the default there, where it is another one."""
+    by_script: bool = False
+    """Whether the training script brings it into force; it acts where the workload says so."""
     choices: tuple[KnobValue, ...] = ()
     """The only legal values; empty where any value of the kind is legal."""
     minimum: float = 0
@@ -137,6 +148,8 @@ class Knob:
 
     def is_active(self, values: Knobs, context: Context) -> bool:
         """Whether the knob changes the run, given the other knobs."""
+        if self.by_script and self.name not in context.applied:
+            return False
         for other, allowed in self.when.items():
             if values.get(other) not in allowed:
                 return False

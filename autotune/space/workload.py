@@ -1,45 +1,48 @@
-"""What a candidate's trial trains: the job's model, with the knobs that the script applies."""
+"""The protocol of a workload: what a trial trains, and which knobs its script brings into force.
 
-import hashlib
-from functools import cache
-from importlib import resources
+A workload is a plug-in, found by name under the entry-point group `autotune.workloads`; a job
+names it. Its contract is in `autotune.testing`.
+"""
 
-from autotune.contract import KnobValue, Workload
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from autotune.base.plugins import load_plugin
+from autotune.contract import Workload
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 
-SCRIPT_FILES = ("train.py", "lengths.py", "transformer.py")
-"""The built-in training script and what it imports, in `autotune.trial.scripts`."""
-
-_NEUTRAL: dict[str, KnobValue] = {
-    "recompute": "none",
-    "attention": "default",
-    "loss_chunk_tokens": 0,
-    "compile": "none",
-}
-"""Knobs that the built-in training script applies, at the values that change nothing."""
+Way = Literal["code", "configuration", "arguments", "environment"]
+"""How a knob's value reaches a training script: by its own code, or by what it is given."""
 
 
-@cache
-def built_in_digest() -> str:
-    """A hash of the built-in training script and of what it imports: 12 hex digits."""
-    folder = resources.files("autotune.trial.scripts")
-    texts = [(folder / name).read_bytes() for name in SCRIPT_FILES]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:12]
+class WorkloadPlugin(ABC):
+    """What trials train; made without arguments, and cheap to make."""
+
+    applies: ClassVar[Mapping[str, Way]]
+    """Knobs that no engine can bring into force without the script -> how this script does; the
+    others of that kind do not act."""
+
+    @abstractmethod
+    def workload(self, job: Job, candidate: Candidate) -> Workload:
+        """What a trial of a candidate trains, for the record, a soak and an export alike.
+
+        Args:
+            job: What is tuned.
+            candidate: Whose settings the script applies.
+
+        Raises:
+            JobError: The job is none that it trains, or its model is not one to leave layers out
+                of, as the candidate asks.
+        """
 
 
 def workload_of(job: Job, candidate: Candidate) -> Workload:
-    """What a trial of a candidate trains, for the record, a soak and an export alike.
+    """What a trial of a candidate trains, by the workload that the job names.
 
     Raises:
-        JobError: The job's model is not one to leave layers out of, as the candidate asks.
+        JobError: There is none of that name, or as `WorkloadPlugin.workload`.
     """
-    return Workload(
-        model=job.model_with(candidate.layers).source,
-        seq_len=job.seq_len,
-        precision=job.precision,
-        lengths=job.lengths.as_spec(),
-        seed=job.seed,
-        settings={name: candidate.values.get(name, value) for name, value in _NEUTRAL.items()},
-        digest=built_in_digest(),
-    )
+    plugin: WorkloadPlugin = load_plugin("workload", job.workload)
+    return plugin.workload(job, candidate)

@@ -13,7 +13,7 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.export.base import MeasuredFigures
 from autotune.export.door import MARKER_FILE, export_handout, handout_of, write_export
-from autotune.space.workload import SCRIPT_FILES
+from autotune.space.built_in import SCRIPT_FILES
 from tests.jobs import CPU, TINY, canonical_candidate, tiny_job
 from tests.namespaces import FIRST_ADDRESS, ended, needs_namespaces, two_nodes
 

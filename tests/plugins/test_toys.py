@@ -18,6 +18,7 @@ from autotune.testing import (
     LauncherContract,
     SamplerContract,
     TransportContract,
+    WorkloadContract,
 )
 from tests.trials import CPU
 
@@ -61,6 +62,10 @@ class TestLoop(LauncherContract):
     name = "toy-loop"
 
 
+class TestShort(WorkloadContract):
+    name = "toy-short"
+
+
 class TestTwinTransport(TransportContract):
     def make(self) -> Transport:
         from toy_fleet import TwinTransport
@@ -85,6 +90,18 @@ def test_the_toy_fleet_searches_with_gangs_of_two_nodes(tmp_path: Path) -> None:
         assert trial.result.devices == ["twin-0:0", "twin-1:0"]
         for node in range(2):
             assert (trial.folder / RANKS_DIR / NODE_FILE.format(node=node)).exists()
+
+
+@pytest.mark.real
+def test_the_toy_workload_is_what_a_search_trains(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("workload: toy-short", encoding="utf-8")
+    flags = ("--job", str(job), "--trials", "1", "--budget", "240s", "--space", "smoke")
+    answer, study = search(tmp_path, *flags)
+    assert answer["best"] is not None
+    for trial in study.trials():
+        assert trial.spec.workload.name == "toy-short"
+        assert "recompute" not in trial.spec.identity.knobs, "nothing in the script applies it"
 
 
 def test_the_toy_dialect_is_written_with_the_toy_launcher(tmp_path: Path) -> None:

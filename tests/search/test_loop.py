@@ -1,11 +1,20 @@
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autotune.base.errors import FleetError, NothingFeasibleError, StudyError
-from autotune.contract import Outcome, Role, TrialResult, TrialSpec
+from autotune.contract import (
+    SPEC_FILE,
+    Outcome,
+    Role,
+    TrialResult,
+    TrialSpec,
+    to_dict,
+    write_json,
+)
 from autotune.record.study import Study
 from autotune.search.base import Stage, StopReason
 from autotune.search.in_flight import MAX_FAULTS_IN_A_ROW
@@ -299,6 +308,19 @@ def test_trials_of_another_job_are_left_out(study: Study):
     assert any("another job" in note for note in notes.notes)
     assert result.best is not None
     assert result.best.trial >= fleet.specs[0].identity.number
+
+
+@pytest.mark.parametrize(("recorded", "n_run"), [("0" * 12, 3), ("", 0)])
+def test_an_edited_script_inherits_no_figures(study: Study, recorded: str, n_run: int):
+    """A record of schema 1 names no script: what it says still counts."""
+    search(study, make(trials=3))
+    for trial in study.trials():
+        workload = replace(trial.spec.workload, digest=recorded)
+        write_json(trial.folder / SPEC_FILE, to_dict(replace(trial.spec, workload=workload)))
+    notes, fleet = Notebook(), ScriptedFleet(realistic)
+    search(study, make(trials=3), fleet=fleet, observer=notes)
+    assert len(fleet.ran(Role.SEARCH)) == n_run
+    assert any("another job" in note for note in notes.notes) == bool(n_run)
 
 
 def test_a_folder_without_a_spec_is_said_and_left(study: Study):

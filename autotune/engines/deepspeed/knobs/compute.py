@@ -27,6 +27,7 @@ def _has_a_choice(_: Knobs, context: Context) -> bool:
 ENTRIES = (
     Knob(
         name="attention",
+        by_script=True,
         group="compute",
         kind="choice",
         default="default",
@@ -40,6 +41,7 @@ ENTRIES = (
     ),
     Knob(
         name="loss_chunk_tokens",
+        by_script=True,
         group="compute",
         kind="int",
         default=0,
@@ -53,6 +55,7 @@ ENTRIES = (
     ),
     Knob(
         name="compile",
+        by_script=True,
         group="compute",
         kind="choice",
         default="none",

@@ -45,6 +45,7 @@ ENTRIES = (
     ),
     Knob(
         name="pp",
+        by_script=True,
         group="layout",
         kind="int",
         default=1,
@@ -55,6 +56,7 @@ ENTRIES = (
     ),
     Knob(
         name="sp",
+        by_script=True,
         group="layout",
         kind="int",
         default=1,
@@ -88,6 +90,7 @@ ENTRIES = (
     ),
     Knob(
         name="recompute",
+        by_script=True,
         group="layout",
         kind="choice",
         default="none",
