@@ -54,6 +54,8 @@ class Handout:
     """Where its figures were measured, or where it was rendered."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The engine's configuration files, as a trial gets them: path -> text."""
+    script: str = ""
+    """Path of the script that trains; empty: the built-in one."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What these files have no key for, and whoever trains has to know or to do."""
     variables: Mapping[str, str] = field(default_factory=dict)

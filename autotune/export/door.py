@@ -75,16 +75,16 @@ def handout_of(
     """
     variables = dict(engine.ranks(candidate).environment)
     is_cpu = environment.accelerator == "cpu"
+    trained = workload_of(job, candidate)
     return Handout(
         engine=engine.context.engine,
         job=job,
         candidate=candidate,
         environment=environment,
         files=engine.files(candidate),
+        script=trained.script,
         settings={
-            **settings_of(
-                workload_of(job, candidate), layout_of(candidate, environment.accelerator)
-            ),
+            **settings_of(trained, layout_of(candidate, environment.accelerator)),
             "model": job.model.name,
             "memory_limit_bytes": job.enforced_limit_bytes(environment.device_memory_bytes),
             "binds_cores": engine.ranks(candidate).binds_cores or is_cpu,

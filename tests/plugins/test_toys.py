@@ -96,12 +96,14 @@ def test_the_toy_fleet_searches_with_gangs_of_two_nodes(tmp_path: Path) -> None:
 def test_the_toy_workload_is_what_a_search_trains(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text("workload: toy-short", encoding="utf-8")
-    flags = ("--job", str(job), "--trials", "1", "--budget", "240s", "--space", "smoke")
+    flags = ("--job", str(job), "--trials", "1", "--space", "smoke", "--precision", "fp32")
     answer, study = search(tmp_path, *flags)
     assert answer["best"] is not None
     for trial in study.trials():
         assert trial.spec.workload.name == "toy-short"
         assert "recompute" not in trial.spec.identity.knobs, "nothing in the script applies it"
+    text = (HERE / "workload" / "toy_workload_script.py").read_text(encoding="utf-8")
+    assert (study.best_folder / "train.py").read_text(encoding="utf-8") == text
 
 
 def test_the_toy_dialect_is_written_with_the_toy_launcher(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 import dataclasses
 import json
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from autotune.base.errors import RenderError
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.units import format_bytes, format_seconds
 from autotune.export.base import Dialect, Handout, Launch, MeasuredFigures
@@ -40,7 +42,7 @@ class DeepSpeedFiles(Dialect):
         files = {
             **handout.files,
             SETTINGS_FILE: canonical_json(settings),
-            self.script: _script(self.script),
+            self.script: _training_script(handout),
             "README.md": templates.text("launch/README.md.j2", values),
         }
         if handout.candidate.pp > 1:
@@ -60,6 +62,20 @@ class DeepSpeedFiles(Dialect):
         return files
 
 
+def _training_script(handout: Handout) -> str:
+    """The script that the trials ran.
+
+    Raises:
+        RenderError: It cannot be read.
+    """
+    if not handout.script:
+        return _script(DeepSpeedFiles.script)
+    try:
+        return Path(handout.script).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise RenderError(f"{handout.script}: cannot be read: {error}", "mend the file") from error
+
+
 def _script(name: str) -> str:
     """The trials' own script, as it is: nothing in it imports the rest of ours."""
     return (resources.files("autotune.trial.scripts") / name).read_text(encoding="utf-8")
@@ -72,6 +88,7 @@ def _values(handout: Handout, launch: Launch) -> dict[str, Any]:
     limit_bytes = settings["memory_limit_bytes"]
     limit = "the device's own" if limit_bytes is None else format_bytes(limit_bytes)
     return {
+        "recompute": "none",
         **settings,
         "usage": launch.usage,
         "started": ", ".join(f"`{name}`" for name in (*launch.files, DeepSpeedFiles.script)),

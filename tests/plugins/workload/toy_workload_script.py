@@ -15,7 +15,7 @@ n_tokens = parser.parse_args().tokens
 spec = json.loads((Path(os.environ["AUTOTUNE_TRIAL_DIR"]) / "spec.json").read_text("utf-8"))
 config = AutoConfig.for_model(**spec["workload"]["model"]["config"])
 config.use_cache = False
-model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 engine, *_ = deepspeed.initialize(
     model=model, model_parameters=model.parameters(), config={"train_batch_size": 1}
 )
