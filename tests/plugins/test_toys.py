@@ -14,6 +14,7 @@ from autotune.fleet.transports.base import Transport
 from autotune.record.study import Study
 from autotune.testing import (
     DialectContract,
+    EngineContract,
     FleetContract,
     LauncherContract,
     SamplerContract,
@@ -60,6 +61,15 @@ class TestIni(DialectContract):
 
 class TestLoop(LauncherContract):
     name = "toy-loop"
+
+
+class TestSharded(EngineContract):
+    name = "toy-sharded"
+    space = "zero"
+
+
+class TestShardedFiles(DialectContract):
+    name = "toy-sharded-files"
 
 
 class TestShort(WorkloadContract):
@@ -124,6 +134,16 @@ def test_the_toy_dialect_is_written_with_the_toy_launcher(tmp_path: Path) -> Non
     assert "seq 2); do RANK=$rank python show.py" in (out / "loop.sh").read_text(encoding="utf-8")
     marker = json.loads((out / "autotune_export.json").read_text(encoding="utf-8"))
     assert (marker["dialect"], marker["launcher"]) == ("toy-ini", "toy-loop")
+
+
+def test_the_toy_engine_searches(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("{engine: toy-sharded, space: smoke}", encoding="utf-8")
+    answer, study = search(tmp_path, *SIMULATED, "--job", str(job), "--trials", "3")
+    assert answer["best"] is not None
+    tried = [trial.spec for trial in study.trials()]
+    assert {spec.engine.name for spec in tried} == {"toy-sharded"}
+    assert all(spec.identity.knobs["zero.stage"] != 0 for spec in tried), "its rule refuses that"
 
 
 def test_the_toy_sampler_searches(tmp_path: Path) -> None:
