@@ -34,7 +34,6 @@ STACKS_FILE = "{rank:02d}.stacks"
 NODE_FILE = "node_{node:02d}.json"
 """In `RANKS_DIR`: what each node of a trial's gang saw of its ranks."""
 CONFIG_DIR = "config"
-CONFIG_DIR = "config"
 """The engine's configuration files, in a trial's folder."""
 
 TRIAL_ENV = "AUTOTUNE_TRIAL_DIR"

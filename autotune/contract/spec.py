@@ -241,6 +241,8 @@ _DEFAULTS = {"attention": "default", "loss_chunk_tokens": 0, "compile": "none"}
 
 def _in_parts(flat: dict[str, Any]) -> dict[str, Any]:
     """A spec of schema 1, which had every field at the top, as the parts of today."""
+    if "recompute" not in flat:
+        raise ContractError("TrialSpec: missing fields ['recompute']")
     rest = {**_DEFAULTS, **flat}
     del rest["schema_version"]
     measure = rest.pop("measure", {})
@@ -252,7 +254,6 @@ def _in_parts(flat: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(measure, dict):
         raise ContractError(f"TrialSpec: measure: {str(measure)[:60]!r} is of another type")
     return {
-        **rest,  # nothing, or fields that nobody knows
         "identity": parts["Identity"],
         "layout": parts["Layout"],
         "workload": {**parts["Workload"], "settings": settings},
@@ -260,4 +261,5 @@ def _in_parts(flat: dict[str, Any]) -> dict[str, Any]:
         "measure": {**measure, **parts["Measure"]},
         "provenance": parts["Provenance"],
         "schema_version": SPEC_SCHEMA_VERSION,
+        **rest,  # nothing, or fields that nobody knows
     }

@@ -23,6 +23,8 @@ from autotune.fleet.reports import read_node_report, read_reports
 from autotune.fleet.transports.base import Node, NodeProcess, Transport
 
 AGENT = "autotune.fleet.node.agent"
+_MOST_LOST = 3
+"""Agents that a trial may lose: what ends them every time is not mended by another."""
 _END_WAIT_S = 60.0
 """After which a node that was asked to end a trial, and does not say that it did, is given up:
 twice what its steps may take together."""
@@ -190,8 +192,8 @@ class GangFleet:
             submitted_at_s=trial.started_at_s,
             variables=dict(self._transport.variables()),
         )
-        trial.open.add(name)
         self._agents[name].tell("start", part=dataclasses.asdict(part))
+        trial.open.add(name)
 
     def _reap(self, name: str, folder: str) -> None:
         self._reaping.add((name, folder))
@@ -221,13 +223,15 @@ class GangFleet:
         """An agent is gone: another reaps what its trials left, if there can be one."""
         error = FleetError(problem, f"see whether {name} can run autotune as this machine does")
         for trial in [t for t in self._running.values() if name in t.open]:
-            if was_ready:
+            trial.n_lost += 1
+            if was_ready and trial.n_lost <= _MOST_LOST:
                 trial.problem = problem
                 self._reap(name, str(trial.folder))
             else:
                 trial.fail(name, error)
-        waiting = {(waits, folder) for waits, folder in self._reaping if waits == name}
-        if waiting and not was_ready:
+        waiting = {(n, folder) for n, folder in self._reaping if n == name}
+        waiting = {pair for pair in waiting if pair[1] not in self._running}
+        if waiting:
             self._reaping -= waiting
             raise error
 
@@ -246,6 +250,8 @@ class GangTrial(Handle):
         """Names of the nodes that have not said that its ranks there have ended."""
         self.problem = ""
         """What became of a node that was lost; empty: none was."""
+        self.n_lost = 0
+        """How many agents were lost that had a part in it."""
         self._fleet = fleet
         self._started = time.monotonic()
         self._asked_to_end_s: float | None = None

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.base.errors import FleetError
+from autotune.base.errors import AutotuneError, FleetError
 from autotune.contract import Outcome
 from autotune.engines.base import Engine
 from autotune.fleet.base import Handle
@@ -21,8 +21,9 @@ from autotune.space.rule import Violation
 POLL_S = 0.1
 """Between two looks at the trials; the coordinator shares the processor with CPU ranks."""
 
-CANCEL_WAIT_S = 15.0
-"""How long to wait for cancelled trials to say so; those that do not are `lost` on resume."""
+CANCEL_WAIT_S = 30.0
+"""How long to wait for cancelled trials to say so: a node kills for 10 s and drains for 15 s at
+the most. Those that do not are `lost` on resume."""
 
 MAX_FAULTS_IN_A_ROW = 6
 """Two candidates that the platform failed three times each: it is no use to go on."""
@@ -156,13 +157,23 @@ class TrialsInFlight:
             StudyError: The record cannot be written.
             FleetError: The platform ends one trial after the other.
         """
-        ended = [(h, result) for h in self._handles if (result := h.poll()) is not None]
-        for handle, result in ended:
+        ended, errors = [], []
+        for handle in list(self._handles):
+            try:
+                result = handle.poll()
+            except AutotuneError as error:  # only later: others may have ended meanwhile
+                errors.append(error)
+                continue
+            if result is None:
+                continue
+            ended.append(result)
             self._study.write_result(handle.folder, result)
             self._handles.remove(handle)
             self.history.put(Trial(folder=handle.folder, spec=handle.spec, result=result))
         self._say_quarantined()
-        for _, result in ended:  # only now: it may end the search, and all results are written
+        if errors:
+            raise errors[0]
+        for result in ended:  # only now: it may end the search, and all results are written
             self._count_faults(result.outcome)
         return bool(ended)
 

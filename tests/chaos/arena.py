@@ -1,7 +1,6 @@
 """Where faults of trials are injected: a study of its own and this machine's fleet."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ class Arena:
         config = changes.pop("config", None) or ds_config()
         number = self.study.next_number()
         trial = spec(number, model=model, start=start, timeout_s=_TRIAL_S)
-        trial = replace(trial, **changes)
+        trial = changed(trial, **changes)
         handle = self.fleet.submit(trial, self.study.write_spec(trial, files(config)))
         wait_until(lambda: handle.poll() is not None or handle.port, "its node starts it")
         self._ports.add(handle.port or 0)

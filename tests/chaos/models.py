@@ -126,7 +126,7 @@ def waits_for_a_compiler(loss):
 
 def waits_for_data(loss):
     """After some batches: a data loader whose worker process hangs."""
-    from autotune.trial import workload
+    from autotune.trial.scripts import train
 
     class Stuck(torch.utils.data.Dataset):
         def __len__(self):
@@ -137,9 +137,9 @@ def waits_for_data(loss):
             time.sleep(_FOREVER_S)
 
     loader = torch.utils.data.DataLoader(Stuck(), num_workers=1, multiprocessing_context="fork")
-    inputs = workload.inputs
-    workload.inputs = lambda spec, engine: itertools.chain(
-        itertools.islice(inputs(spec, engine), _MEASURED_FROM), loader
+    batches = train.batches
+    train.batches = lambda *told, **asked: itertools.chain(
+        itertools.islice(batches(*told, **asked), _MEASURED_FROM), loader
     )
     return loss
 

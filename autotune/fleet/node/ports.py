@@ -9,6 +9,7 @@ import os
 import random
 import socket
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,9 +64,10 @@ def lease_port(address: str = LOOPBACK) -> PortLease:
 def sweep_segments() -> None:
     """Remove what trials left whose search was killed: segments of ports that nobody leases."""
     for port in ports_of_segments(_PORTS.__contains__):
-        lease = _try_lease(port, LOOPBACK)
-        if lease is not None:
-            lease.release()
+        with suppress(OSError):  # housekeeping: a full disk is no reason to end trials
+            lease = _try_lease(port, LOOPBACK)
+            if lease is not None:
+                lease.release()
 
 
 def _try_lease(port: int, address: str) -> PortLease | None:

@@ -103,11 +103,11 @@ class LocalRanks:
         is_gpu = self._spec.layout.accelerator == "cuda"
         self._device_used_before = used_bytes(part.devices) if is_gpu else {}
         self._telemetry = Telemetry(part.devices) if is_gpu else None
+        self._environment = rank_environment(part, self._spec)
         self._lease: PortLease | None = None
         if part.port is None:
             self._lease = lease_port(part.address)
         self.port = self._lease.port if self._lease is not None else part.port or 0
-        self._environment = rank_environment(part, self._spec)
         try:
             self._launcher = self._start(templates)
         except OSError as error:
@@ -299,7 +299,12 @@ class _ColdLauncher:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self._ended = os.pidfd_open(process.pid)
+        try:
+            self._ended = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()  # its ranks end with it
+            process.wait()
+            raise
 
     def poll(self) -> int | None:
         code = self._process.poll()

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import importlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -591,7 +592,7 @@ def accepts_mask(model: torch.nn.Module) -> bool:
 # ---------------------------------------------------------------- the steps
 
 
-def train_step(engine: Any, fed: Iterator[Inputs], *, n_micro_batches: int, scale: int) -> Any:
+def train_step(engine: Any, fed: Iterator[Inputs], settings: Settings, scale: int) -> Any:
     """One optimizer step, with its gradient accumulation.
 
     A pipeline takes its micro-batches in flight.
@@ -599,16 +600,16 @@ def train_step(engine: Any, fed: Iterator[Inputs], *, n_micro_batches: int, scal
     Args:
         engine: DeepSpeed's.
         fed: What this rank is fed.
-        n_micro_batches: Forward passes of the step.
+        settings: What is trained.
         scale: See `gradient_scale`.
 
     Returns:
         The loss of the last micro-batch, or a pipeline's mean over all.
     """
-    if hasattr(engine, "train_batch"):
+    if settings.pp > 1:
         return engine.train_batch((batch["input_ids"], batch["labels"]) for batch in fed)
     loss = None
-    for _ in range(n_micro_batches):
+    for _ in range(settings.grad_accum):
         loss = micro_step(engine, next(fed), scale)
     return loss
 
@@ -664,7 +665,7 @@ def steps(
     fed = batches(settings, engine, warm_up_steps=warm_up_steps, steps_trained=steps_trained)
     scale = gradient_scale(ds_config, settings.sp)
     while True:
-        yield train_step(engine, fed, n_micro_batches=settings.grad_accum, scale=scale)
+        yield train_step(engine, fed, settings, scale)
 
 
 def start() -> tuple[Any, Settings, dict[str, Any]]:
@@ -696,13 +697,12 @@ def main() -> None:
     n_steps = parser.parse_args().steps
     engine, settings, ds_config = start()
     began_s = time.perf_counter()
-    for step, loss in enumerate(steps(engine, settings, ds_config)):
+    losses = itertools.islice(steps(engine, settings, ds_config), n_steps)
+    for step, loss in enumerate(losses):
         loss_value = loss.item()  # waits for the device
         step_time_s = time.perf_counter() - began_s
         if engine.global_rank == 0:
             print(f"step {step}  loss {loss_value:.4f}  {step_time_s:.4f} s", flush=True)
-        if step + 1 >= n_steps:
-            break
         began_s = time.perf_counter()
     engine.destroy()
     torch.distributed.destroy_process_group()
