@@ -19,7 +19,8 @@ class LayerTimes:
     elementwise_s: Column
     recompute_s: Column
     launch_s: Column
-    """That the host needs to launch all of them; it runs ahead, so it counts only where longer."""
+    """Time that the host needs to launch all of them; it runs ahead, so only what is longer
+    counts."""
     forward_s: Column
     backward_s: Column
     """With what is recomputed."""

@@ -18,7 +18,7 @@ class Traits:
     zero_stage: int
     """Where a row says nothing."""
     columns: Mapping[str, float] = field(default_factory=dict)
-    """Of `Plans`, in mixed precision of bf16."""
+    """Columns of `Plans`, in mixed precision of bf16."""
     fp16_columns: Mapping[str, float] = field(default_factory=dict)
     """What differs in fp16."""
     low_precision_columns: Mapping[str, float] = field(default_factory=dict)
