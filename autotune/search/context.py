@@ -1,4 +1,4 @@
-"""What a search goes by: one value for the loop, its stages and all that they ask."""
+"""What a search works with: one value for the loop, its stages and everything they call."""
 
 from dataclasses import dataclass
 from functools import cached_property
