@@ -25,7 +25,7 @@ def figures_of(
     was said then.
 
     Args:
-        session: Of the search.
+        session: Session of the search.
         state: The study's facts so far.
         note: Is told what predicts, and that it is another set than before.
     """

@@ -88,7 +88,7 @@ def search(
         _check_origin(session)
         _begin(session, metrics.on_note)
         fleet.prepare(session.engine.preparation(session.lattice.candidates), metrics.on_note)
-        knowledge = knowledge if is_measured else None  # nothing else teaches anybody
+        knowledge = knowledge if is_measured else None  # no other figures are learned from
         steering = steer(session, metrics.on_note, knowledge)
         with _lessons_at_the_end(session, metrics, knowledge):
             answer = _run(session, fleet, metrics, steering)

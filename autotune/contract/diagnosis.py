@@ -87,7 +87,7 @@ class Diagnosis:
     waiting_s: float = 0.0
     """How much longer the other ranks were in communication than that one, per step; the mean."""
     collectives: list[Collective] = field(default_factory=list)
-    """Those that take longest first; calls that go past DeepSpeed are not among them."""
+    """Collectives, those that take longest first; calls past DeepSpeed are not among them."""
     problem: str = ""
 
 

@@ -65,7 +65,7 @@ class RankReport:
     losses: list[float] = field(default_factory=list)
     """Mean loss of each optimizer step since the first, warm-up included, on this rank's data."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
-    """By meter; the key `peak` is the device's meter that limits are checked against."""
+    """Peak bytes by meter; the key `peak` is the meter that limits are checked against."""
     host_construction_bytes: int | None = None
     """Peak resident host memory that building the model and the engine added on this rank."""
     read_back: dict[str, Any] = field(default_factory=dict)
@@ -209,7 +209,7 @@ class TrialResult:
     peak_memory_bytes: int | None = None
     """Highest of any rank, by the device's meter (the one that the limit is checked against)."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
-    """By meter, each the highest of any rank."""
+    """Peak bytes by meter, each the highest of any rank."""
     host_construction_bytes: int | None = None
     loss_first: float | None = None
     loss_last: float | None = None

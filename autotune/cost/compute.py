@@ -23,7 +23,7 @@ class LayerTimes:
     counts."""
     forward_s: Column
     backward_s: Column
-    """With what is recomputed."""
+    """Backward, with what is recomputed."""
 
 
 def layer_times(p: Plans, s: Sizes, c: Constants) -> LayerTimes:
@@ -102,7 +102,8 @@ def optimizer_s(p: Plans, c: Constants, params: Column) -> Column:
 def _softmax_kernels(p: Plans) -> Column:
     """How many times the kernels a layer has without Megatron's fused softmax.
 
-    That takes only a multiple of four heads x samples, where the scores are written. Source:
+    The fused kernel takes only a multiple of four heads x samples, where the scores are written.
+    Source:
     NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py, is_kernel_available.
     """
     rank_heads = p.micro_batch * p.n_heads / p.tp

@@ -13,7 +13,7 @@ constants are shares of the datasheet's bandwidth, so the rate of a probe's stre
 this share first. Source: Deakin et al., BabelStream (IJCSE 17, 2018), which finds streams near it
 on GPUs of several vendors."""
 LinkName = Literal["nvlink", "network"]
-"""Between the devices of a node, and between nodes."""
+"""Link between the devices of a node, and between nodes."""
 
 _UNMEASURED_ATTENTION = AttentionRates(forward_flops_per_s=0.0, backward_flops_per_s=0.0)
 

@@ -50,7 +50,7 @@ class Situation:
     device: str
     """What the accelerators call themselves."""
     engine: str
-    """With its version, such as `deepspeed 0.19.8`."""
+    """Name and version, such as `deepspeed 0.19.8`."""
     torch: str
     """Its version."""
     family: str
@@ -68,7 +68,7 @@ class Lesson:
 
     situation: Situation
     study: str
-    """As `study_name` has it: a study that goes on replaces its lessons."""
+    """Name as `study_name` has it: a study that goes on replaces its lessons."""
     plan: dict[str, Known]
     """Column of `Plans` -> value."""
     seconds: Positive | None

@@ -76,7 +76,7 @@ class Plans:
     memory_bytes: Column
     memory_bytes_per_s: Column
     nvlink_bytes_per_s: Column
-    """Between devices of one domain; without NVLink, that of PCIe."""
+    """Rate between devices of one domain; without NVLink, that of PCIe."""
     network_bytes_per_s: Column
     """A device's share of its node's network."""
     host_bytes_per_s: Column
@@ -104,7 +104,7 @@ class Plans:
     """Time of the loss forward and backward, per logit, where that was measured; 0: as the
     memory's bandwidth says."""
     nvlink_measured: Column = 0.0
-    """That link's rate was reached by collectives: no share of it is taken."""
+    """Collectives reached that link's rate: no share of it is taken."""
     nvlink_latency_s: Column = 0.0
     """Per hop of a collective, where that was measured; 0: as the constants say."""
     nvlink_all_reduce_speed: Column = 1.0
@@ -146,7 +146,7 @@ class Plans:
     recompute: Column = 0.0
     """A `Recompute`."""
     recompute_every: Column = 1.0
-    """With full recomputation, one layer in this many is recomputed."""
+    """One layer in this many is recomputed, with full recomputation."""
     optimizer_tier: Column = 0.0
     """A `Tier`."""
     param_tier: Column = 0.0
@@ -157,9 +157,9 @@ class Plans:
     # Dtypes.
     weight_bytes: Column = 2.0
     grad_bytes: Column = 2.0
-    """As accumulated over micro-batches."""
+    """Bytes per gradient as accumulated over micro-batches."""
     reduce_bytes: Column = 2.0
-    """As sent between the ranks."""
+    """Bytes per gradient as sent between the ranks."""
     optimizer_bytes: Column = 12.0
     """States per parameter with the master copy: Adam of mixed precision 12, of fp32 8."""
     activation_bytes: Column = 2.0

@@ -29,7 +29,7 @@ class Prediction:
 
     step_time_s: Values
     peak_memory_bytes: Values
-    """On the fullest device, everything counted: what nvidia-smi would show."""
+    """Peak of the fullest device, everything counted: what nvidia-smi would show."""
     fit_probability: Values
     """Probability that the peak stays within the device's memory."""
     host_memory_bytes: Values

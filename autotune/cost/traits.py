@@ -32,7 +32,7 @@ class Traits:
     selective_operators: bool = False
     """`selective` means torch's per-operator checkpoints, not the attention's core."""
     sequence_parallel: bool = False
-    """On wherever tp is above one."""
+    """Sequence parallelism is on wherever tp is above one."""
 
 
 _FSDP = {

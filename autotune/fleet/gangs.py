@@ -21,7 +21,7 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """As results and reports name it."""
+        """Its name in results and reports."""
         return f"{self.node}:{self.index}"
 
 

@@ -92,7 +92,7 @@ class Lattice:
         The first in order wins a tie.
 
         Args:
-            values: Of any knobs; the others are at their defaults.
+            values: Values of any knobs; the others are at their defaults.
             closed: Hashes of candidates that are not wanted.
 
         Returns:

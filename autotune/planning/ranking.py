@@ -74,7 +74,7 @@ def rank_lattice(
     Args:
         outlook: The job and the fleet.
         min_fit: Candidates that fit less surely come last.
-        price_per_hour: Of one accelerator; None where nobody said.
+        price_per_hour: Price of one accelerator; None where nobody said.
         what_if: `key=value` each; what the fleet would be otherwise.
 
     Raises:

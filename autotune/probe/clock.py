@@ -13,7 +13,7 @@ _SAMPLE_S = 1e-3
 _FEWEST, _MOST = 5, 100
 _FEWEST_OF_SLOW = 3
 _TOGETHER_S = 2.0
-"""For the repeats of one collective: over a slow network the large ones take a second each."""
+"""Time for the repeats of one collective: on a slow network the large ones take a second each."""
 
 
 class Clock:

@@ -43,7 +43,7 @@ class Bottleneck:
 
     @property
     def rivals(self) -> list[Bound]:
-        """Those that are nearly as large."""
+        """The parts that are nearly as large."""
         largest = self.shares[self.bound]
         return [b for b, s in self.shares.items() if b != self.bound and s >= IS_ALONE * largest]
 

@@ -57,7 +57,7 @@ class Spread:
         either side (Student's t; Hahn and Meeker, Statistical Intervals, 1991, section 4.7).
 
         Args:
-            runs: Of one configuration; at least one, and `is_figure` each.
+            runs: Runs of one configuration; at least one, and `is_figure` each.
 
         Raises:
             ValueError: There is no run, or one without samples/s.
@@ -82,7 +82,7 @@ class Spread:
         """How far a re-run may be from the mean of some runs, in log samples/s.
 
         Args:
-            own_variance: Of a run's median, from its own steps; 0: leave that out.
+            own_variance: Variance of a run's median, from its own steps; 0: leave that out.
             n_runs: Runs behind the mean.
         """
         variance = (self.variance + own_variance) * (1 + 1 / n_runs)
@@ -97,7 +97,7 @@ def spread_of(trials: Iterable[Trial]) -> Spread:
     counts although it was disturbed is what a re-run may meet as well.
 
     Args:
-        trials: Of one job.
+        trials: Trials of one job.
     """
     groups: dict[tuple[str, bool], list[TrialResult]] = {}
     measured = [t for t in trials if t.result is not None and is_figure(t.result)]

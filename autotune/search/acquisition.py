@@ -240,7 +240,7 @@ def _rows(shots: Sequence[Shot]) -> NDArray[np.intp]:
 
 
 def _side_of(shot: Shot) -> float:
-    """As `Seen.side`."""
+    """The side on which the trial's error lies, as in `Seen.side`."""
     if shot.peak_bytes is not None:
         return 0.0
     return 1.0 if shot.is_out_of_memory else -1.0

@@ -43,7 +43,7 @@ class Paired:
     """The runs of complete rounds, with what a round did to all of them taken out."""
 
     means: dict[str, float]
-    """By candidate hash: mean of log samples/s over these rounds."""
+    """Mean of log samples/s over these rounds, by candidate hash."""
     n_rounds: int
     deviation: float
     """Standard deviation of log samples/s that neither candidate nor round explains."""
@@ -55,8 +55,8 @@ class Verdict:
     """What a comparison found."""
 
     figures: dict[str, Figure]
-    """By candidate hash: geometric mean of samples/s over the runs, with the interval of a
-    re-run."""
+    """Geometric mean of samples/s over the runs, with the interval of a re-run; by candidate
+    hash."""
     n_runs: dict[str, int]
     deviation: float
     """Standard deviation of log samples/s between runs of one candidate, pooled over all."""

@@ -33,7 +33,7 @@ class SearchContext:
     lattice: Lattice
     """The legal candidates."""
     observer: Observer
-    """Is shown what happens."""
+    """Observer that is shown what happens."""
     interrupt: Interrupt
     """Asks the search to drain or to end."""
     steering: Steering | None = None

@@ -25,9 +25,9 @@ class Tried:
     candidate: Candidate
     trials: tuple[Trial, ...]
     to_repeat: frozenset[int] = frozenset()
-    """As `History.to_repeat`."""
+    """Numbers of trials to repeat, as in `History.to_repeat`."""
     spread: Spread = field(default_factory=Spread)
-    """As `History.spread`."""
+    """How much runs differ, as in `History.spread`."""
 
     @property
     def explored(self) -> tuple[Trial, ...]:
@@ -93,7 +93,7 @@ class History:
         """Group trials.
 
         Args:
-            trials: Of one job.
+            trials: Trials of one job.
             to_repeat: That of the record that the trials are a part of; None: they are all of it.
             of_reduced: Whether `trials` are to be the reduced ones.
         """

@@ -115,7 +115,7 @@ class ReducedTrials:
 
     @classmethod
     def of(cls, context: SearchContext) -> "ReducedTrials | None":
-        """Those of a job, said once; None where it asks for none, or nothing would be taught."""
+        """The reduced trials of a job, told once; None where there are none or none would help."""
         job, steering = context.job, context.steering
         reductions = reduce_lattice(job, context.lattice, context.engine)
         if job.fidelity is None or reductions is None:

@@ -286,7 +286,7 @@ def _kind(candidate: Candidate) -> _Kind:
 class _Rows:
     keys: tuple[_Key, ...]
     forecast: Forecast
-    """For each, what is said of its candidate with the lowest time."""
+    """For each row, what is predicted of its candidate with the lowest time."""
     closed: tuple[int, ...]
 
     @property

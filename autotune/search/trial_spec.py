@@ -1,4 +1,4 @@
-"""From a candidate to a trial: the spec that its ranks will read."""
+"""Makes a trial of a candidate: the spec that its ranks will read."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""From the profiler's events to where the time of an optimizer step went.
+"""Works out from the profiler's events where the time of an optimizer step went.
 
 Every nanosecond between the pass's beginning and its last step's end is communication if a
 collective runs and nothing is computed; else it belongs to the engine's call that it lies in, or

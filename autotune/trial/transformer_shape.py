@@ -84,7 +84,7 @@ class _Noting(dict[str, Any]):
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As a dict."""
+        """The config as a dict."""
         self.last = key
         return super().get(key, default)
 

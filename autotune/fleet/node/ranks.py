@@ -60,7 +60,7 @@ class RanksLauncher(Protocol):
         """Its exit code once it has ended."""
 
     def fileno(self) -> int:
-        """Is readable once it has ended."""
+        """File descriptor, readable once it has ended."""
 
 
 class _EndStage(Enum):

@@ -40,9 +40,9 @@ class Change:
 
     knob: str
     before: KnobValue | None
-    """In the baseline; None where the knob does not act."""
+    """Value in the baseline; None where the knob does not act."""
     after: KnobValue | None
-    """In the best; None where the knob does not act."""
+    """Value in the best; None where the knob does not act."""
     help: str
     pairs: tuple[Pair, ...]
     """What measured it alone, the most telling first; empty where nothing did."""

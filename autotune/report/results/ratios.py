@@ -75,7 +75,7 @@ def ratio_of(
     Args:
         ours: At least one measured run.
         theirs: At least one measured run.
-        spreads: Of the studies that they are of.
+        spreads: Spreads of the studies that the trials are of.
     """
     difference = mean_log_rate(ours) - mean_log_rate(theirs)
     sides = ((ours, spreads[0]), (theirs, spreads[1]))
