@@ -139,7 +139,7 @@ def export_study(
 
 
 def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:
-    """See that what is handed out was measured here.
+    """Check that the figures which are handed out were measured here.
 
     Raises:
         StudyError: It was not.
