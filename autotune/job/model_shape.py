@@ -31,8 +31,8 @@ class ModelShape:
     largest_param: int
     """Elements of the largest parameter tensor, trainable or frozen."""
     n_params_lookup: int = 0
-    """Those that are only looked up, so cost no arithmetic: token embeddings that are not tied to
-    the output, and learned position embeddings."""
+    """Parameters that are only looked up, so cost no arithmetic: token embeddings that are not
+    tied to the output, and learned position embeddings."""
     head_dim: int | None = None
     """Width of one attention head; None: hidden / n_heads."""
     n_params_frozen: int = 0

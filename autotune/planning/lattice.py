@@ -56,7 +56,7 @@ class Lattice:
     def constants(self) -> dict[str, KnobValue]:
         """Knob -> its one value, for those that never vary.
 
-        What a proposal does not name would count at its default, which the lattice may not have.
+        A knob that a proposal does not name counts at its default, which the lattice may not have.
         """
         return {
             name: value

@@ -31,7 +31,7 @@ class TracedEstimate(Judged):
 
     @property
     def memory(self) -> Memory:
-        """At the fullest moment."""
+        """Memory at the fullest moment."""
         return max(self.phases.values(), key=lambda memory: float(memory.peak_bytes))
 
 

@@ -1,4 +1,4 @@
-"""What a step of a trial mostly waits for, by what its diagnostic pass saw.
+"""What a step of a trial mostly waits for, judged by its diagnostic pass.
 
 The rules stand in docs/explain.md. They are few on purpose: a share of the step each, and the
 largest names the bound.

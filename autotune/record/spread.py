@@ -16,12 +16,13 @@ from autotune.contract import Role, TrialResult
 from autotune.record.study import Trial
 
 PRIOR_DEVIATION = 0.03
-"""Between processes, of log samples/s. Of 50 runs of 10 candidates it was 2.8% on one machine and
-9.2% on another, with 40 degrees of freedom each (`results/recorded/repeatability-*.json`): it is
-the machine's, so what is assumed is near that of the calm one."""
+"""Deviation of log samples/s between processes. Over 50 runs of 10 candidates it was 2.8% on one
+machine and 9.2% on another, with 40 degrees of freedom each
+(`results/recorded/repeatability-*.json`): it depends on the machine, so the assumed value is near
+that of the calm one."""
 PRIOR_DEGREES = 4
-"""How many degrees of freedom of repeats the prior counts as: those of a final comparison of two,
-so that a study's own repeats weigh as much once it has one."""
+"""Degrees of freedom that the prior counts as: those of a final comparison of two, so that a
+study's own repeats weigh as much once it has one."""
 
 _NORMAL = 1.96
 """The normal distribution's quantile: an interval of steps reaches so many standard errors."""
