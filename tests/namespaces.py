@@ -26,7 +26,7 @@ class Cable:
     """Two nodes, each with a core, a folder and an interface of its own."""
 
     names: tuple[str, str]
-    """Of the namespaces, and of the interface in each."""
+    """Names of the namespaces, and of the interface in each."""
     folders: tuple[Path, Path]
 
     def start(

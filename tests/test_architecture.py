@@ -145,6 +145,19 @@ def test_files_say_what_they_are_for(path: Path) -> None:
     assert not text or ast.get_docstring(ast.parse(text)), "no module docstring"
 
 
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_docstrings_put_the_noun_first(path: Path) -> None:
+    """Docstrings of attributes included: a reader of "Of a soak." has to look for the noun."""
+    wrong = [
+        f"{path.name}:{node.lineno}"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and str(node.value.value).lstrip().startswith("Of ")
+    ]
+    assert not wrong
+
+
 def test_no_two_classes_have_one_name() -> None:
     """One name, one idea; private ones are nobody else's business."""
     where: dict[str, list[str]] = {}

@@ -14,7 +14,7 @@ from autotune.devices.hardware import Environment, version_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 
 _MOST_ACCELERATORS = 1_000_000
-"""Above any machine there is: more is a slip of the key."""
+"""Limit above any machine there is: more is a slip of the key."""
 
 
 def check_file(
@@ -56,7 +56,7 @@ def check_file(
 
 
 def write_fix(report: CheckReport) -> None:
-    """Put the fixed text in place of the file that was named, aside first; of no other.
+    """Write the fixed text in place of the file that was named, aside first, and of no other.
 
     Raises:
         RenderError: The folder cannot be written to.
@@ -72,7 +72,7 @@ def write_fix(report: CheckReport) -> None:
 
 
 def _environment(accelerator: str, deepspeed_version: str | None) -> Environment:
-    """Where it would run, as far as rules ask; the memory is not theirs to ask."""
+    """The environment that it would run in, as far as rules look; they do not look at memory."""
     if deepspeed_version is not None:
         try:
             Version(deepspeed_version)

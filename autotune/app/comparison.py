@@ -27,8 +27,8 @@ _BESIDES_THE_TABLE = {
     "templates",
     "lengths",
 }
-"""Keys of the job that change what a trial runs or what `best` means, and that no column tells all
-of: two histograms are one word there."""
+"""Keys of the job that change what a trial runs or what `best` means, and that no column tells
+fully: two histograms are one word there."""
 
 
 def compare_studies(runs: Sequence[str], results: Path) -> StudyComparison:
@@ -69,7 +69,7 @@ def _run(key: str, study: Study) -> ComparedRun:
 
 
 def _job(study: Study) -> dict[str, Any]:
-    """What the table does not say; empty where the job's file cannot be read any more."""
+    """Settings that the table lacks; empty where the job's file cannot be read any more."""
     try:
         file = JobFile.model_validate(read_job_file(study.job_file))
     except (AutotuneError, ValidationError):

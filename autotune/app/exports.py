@@ -139,7 +139,7 @@ def export_study(
 
 
 def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:
-    """See that what is handed out was measured here.
+    """Check that the figures which are handed out were measured here.
 
     Raises:
         StudyError: It was not.
@@ -189,7 +189,7 @@ def _check_answers(
 
 
 def _figures(answer: SearchAnswer | None, trial: Trial, spread: Spread) -> MeasuredFigures | None:
-    """From the final comparison where the trial's candidate took part, else from the trial."""
+    """Figures of the final comparison where the trial's candidate took part, else of the trial."""
     number, result = trial.spec.identity.number, trial.result
     standings = () if answer is None else (answer.best, *answer.ties, answer.baseline)
     standing = next((s for s in standings if s is not None and s.trial == number), None)

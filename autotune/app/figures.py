@@ -20,14 +20,13 @@ def figures_of(
 ) -> list[dict[str, Any]]:
     """What goes into the study's facts: every set of figures, with its first trial.
 
-    A forecast is worked out anew for all trials at every start, so a study that goes on with other
-    figures is predicted by one set alone; what its older trials record as predicted stays as it
-    was said then.
+    A forecast is worked out anew for all trials at every start, so one set alone predicts a study
+    that goes on with other figures; the predictions that its older trials record stay as they are.
 
     Args:
-        session: Of the search.
+        session: Session of the search.
         state: The study's facts so far.
-        note: Is told what predicts, and that it is another set than before.
+        note: Is told which figures predict, and that the set has changed.
     """
     listed = state.get(FACT)
     known = [of for of in listed if isinstance(of, dict)] if isinstance(listed, list) else []
@@ -72,7 +71,7 @@ def _is_shipped(found: Accelerator) -> bool:
 
 
 def _digest(found: Accelerator) -> str:
-    """Identity of the figures alone: who calls the devices what changes nothing."""
+    """Identity of the figures alone: the names of the devices change nothing."""
     figures = {
         field.name: getattr(found, field.name)
         for field in dataclasses.fields(found)

@@ -16,7 +16,7 @@ from autotune.search.base import Observer, Snapshot, Stage
 from autotune.search.recorded import history_of
 
 _PERIOD_S = 5.0
-"""Between two writings while nothing changes: scrapes are rarer, and a write to the disk is not
+"""Time between two writings while nothing changes: scrapes are rarer, and a write to disk is not
 free to the ranks beside it."""
 _SHARE_OF_TIME = 0.05
 """Share of a search's time that reading its record again may take."""

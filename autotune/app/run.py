@@ -43,7 +43,7 @@ class SearchEnding:
     """How a search that got as far as its study ended."""
 
     answer: SearchAnswer
-    """As `study.json` keeps it."""
+    """The answer as `study.json` keeps it."""
     error: AutotuneError | None
     """Why there is no best candidate: nothing is feasible, or the devices failed."""
 
@@ -88,7 +88,7 @@ def search(
         _check_origin(session)
         _begin(session, metrics.on_note)
         fleet.prepare(session.engine.preparation(session.lattice.candidates), metrics.on_note)
-        knowledge = knowledge if is_measured else None  # nothing else teaches anybody
+        knowledge = knowledge if is_measured else None  # no other figures are learned from
         steering = steer(session, metrics.on_note, knowledge)
         with _lessons_at_the_end(session, metrics, knowledge):
             answer = _run(session, fleet, metrics, steering)
@@ -183,7 +183,7 @@ def _origins_of(study: Study) -> set[Origin]:
     if "origin" in facts:
         return {origin_of(facts)}
     ended = [trial.result for trial in study.trials() if trial.result is not None]
-    # That a trial is lost is written by who finds it, not by who would have measured.
+    # Whoever finds a lost trial writes that down, not the fleet that would have measured it.
     return {result.origin for result in ended if result.outcome is not Outcome.LOST}
 
 
@@ -202,7 +202,7 @@ def _keep_failure(study: Study, error: AutotuneError) -> SearchAnswer:
 def _lessons_at_the_end(
     session: Session, observer: Observer, knowledge: Path | None
 ) -> Iterator[None]:
-    """Teach other studies also where nothing was feasible: that it was not is the lesson."""
+    """Leave lessons for other studies, also where nothing was feasible: that is a lesson too."""
     try:
         yield
     finally:

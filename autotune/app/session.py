@@ -41,7 +41,7 @@ DEMO: dict[str, dict[str, Any]] = {
 DEMO_BATCH_PER_RANK = 16
 """The small job's global batch is so many times the world: every world has legal candidates."""
 CPU_WORLD = 2
-"""Ranks on CPU where nobody says: enough to communicate, few enough for any machine."""
+"""Ranks on CPU by default: enough to communicate, few enough for any machine."""
 
 
 @dataclass(frozen=True, kw_only=True)

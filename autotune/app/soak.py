@@ -30,7 +30,7 @@ MAX_MINUTES = 30 * 24 * 60
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is soaked."""
+    """The configuration to soak."""
 
     source: str
     """The study's name or the export's folder."""
@@ -40,7 +40,7 @@ class Subject:
     spec: TrialSpec
     files: dict[str, str]
     preparation: tuple[str, ...]
-    """What builds what its ranks load: see `Engine.preparation`."""
+    """Command that builds what its ranks load: see `Engine.preparation`."""
     n_params: int | None
     """None: nobody knows how large a checkpoint will be."""
 

@@ -88,7 +88,7 @@ def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None
 def _lessons_for(
     session: Session, note: Callable[[str], None], knowledge: Path
 ) -> tuple[Lesson, ...]:
-    """What other studies had taught when this one began: resumed, it goes on by the same.
+    """The lessons of other studies when this one began: a resumed search goes on with the same.
 
     The file of lessons changes meanwhile, and with it what a search would propose.
     """

@@ -24,7 +24,7 @@ class Question:
     about: str
     """What the errors begin with."""
     doing: str
-    """As in `building it ended with code 1`."""
+    """What the child does, as in `building it ended with code 1`."""
     timeout_s: float
     if_slow: str
     """What may help where that is over."""

@@ -14,22 +14,22 @@ class Split:
 
     step_s: float
     forward_s: float
-    """In the engine's forward, without communication; so the next two."""
+    """Time in the engine's forward, without communication; the next two likewise."""
     backward_s: float
     optimizer_s: float
-    """In the engine's step; at ZeRO 1 and 2 the gradients are reduced before it, in backward."""
+    """Time in the engine's step; ZeRO 1 and 2 reduce the gradients before it, in backward."""
     communication_s: float
-    """In collectives while nothing was computed, waiting for other ranks included."""
+    """Time in collectives while nothing was computed, waiting for other ranks included."""
     data_s: float
-    """Between the engine's calls: the batch, and whatever else a training script does there."""
+    """Time between the engine's calls: the batch, and whatever else a script does there."""
     overlapped_s: float
-    """In collectives while something was computed: it costs nothing of the step."""
+    """Time in collectives while something was computed: it adds nothing to the step."""
     matmul_s: float
-    """In matrix products and attention, the optimizer left out; so the next two."""
+    """Time in matrix products and attention, the optimizer left out; the next two likewise."""
     memory_s: float
-    """In all other operations."""
+    """Time in all other operations."""
     host_s: float
-    """In none: Python and launches; on a GPU, the device is idle."""
+    """Time in no operation: Python and launches; on a GPU, the device is idle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,11 @@ class CollectiveCalls:
 
     name: str
     message_bytes: int
-    """As DeepSpeed counts it: of the tensor that a rank hands in."""
+    """Size of the tensor that a rank hands in, as DeepSpeed counts it."""
     group_size: int
     """Ranks that take part."""
     seconds: list[float]
-    """Of each call in order, until its result was there."""
+    """Time of each call in order, until its result was there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +68,11 @@ class Collective:
     transfer_s: float
     """Together, each from the arrival of the last rank: the shortest time of any rank."""
     waiting_s: float
-    """What a rank waited besides, for those that came later; the mean over the ranks."""
+    """Time that a rank waited besides, for those that came later; the mean over the ranks."""
     algbw_bytes_per_s: float | None
     """Bytes of the result over the time of a call; None where nothing is sent."""
     busbw_bytes_per_s: float | None
-    """The same times what each link carries of it (nccl-tests, PERFORMANCE.md)."""
+    """The same times the share that each link carries (nccl-tests, PERFORMANCE.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +82,12 @@ class Diagnosis:
     steps: int = 0
     """Optimizer steps behind `split`."""
     rank: int | None = None
-    """Whose `split` it is: the one that waits least, which is the one that others wait for."""
+    """The rank that `split` is of: it waits least, so the others wait for it."""
     split: Split | None = None
     waiting_s: float = 0.0
     """How much longer the other ranks were in communication than that one, per step; the mean."""
     collectives: list[Collective] = field(default_factory=list)
-    """Those that take longest first; calls that go past DeepSpeed are not among them."""
+    """Collectives, those that take longest first; calls past DeepSpeed are not among them."""
     problem: str = ""
 
 
@@ -100,11 +100,11 @@ class GpuUse:
     utilization: float | None
     """Share of the time in which a kernel ran, 0 to 1; the mean."""
     power_w: float | None
-    """Per device; the mean."""
+    """Power of a device; the mean."""
     energy_j: float | None
-    """Of all devices of the gang together, over the measured steps."""
+    """Energy of all devices of the gang together, over the measured steps."""
     clock_hz: float | None
-    """Of the multiprocessors; the mean."""
+    """Clock of the multiprocessors; the mean."""
     temperature_c: float | None
     """Highest of any device."""
     throttled: float | None

@@ -17,12 +17,13 @@ from typing import Any, get_args, get_origin
 SCHEMA_VERSION = 1
 """Version of `result.json` and of the ranks' reports."""
 _MAX_INT = 2**63 - 1
-"""The table's, and whatever else counts in 64 bits."""
+"""Largest whole number of the table, and of whatever else counts in 64 bits."""
 MAX_FILE_BYTES = 64 * 2**20
-"""Of any file that is read whole; a soak of days leaves reports of a few of them."""
+"""Largest file that is read whole; a soak of days leaves reports of a few of these bytes."""
 
 _MAX_FIGURE = 1e30
-"""Of times, rates and bytes; what is larger comes of damage, and its square may be no number."""
+"""Largest time, rate or number of bytes; a larger one comes of damage, and its square may
+overflow."""
 
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
@@ -30,9 +31,9 @@ RANKS_DIR = "ranks"
 STDOUT_FILE = "stdout.log"
 STDERR_FILE = "stderr.log"
 STACKS_FILE = "{rank:02d}.stacks"
-"""In `RANKS_DIR`: where each thread of a rank stood, once the rank is asked for it."""
+"""File in `RANKS_DIR`: where each thread of a rank stood, once the rank is asked for it."""
 NODE_FILE = "node_{node:02d}.json"
-"""In `RANKS_DIR`: what each node of a trial's gang saw of its ranks."""
+"""File in `RANKS_DIR`: what each node of a trial's gang saw of its ranks."""
 CONFIG_DIR = "config"
 """The engine's configuration files, in a trial's folder."""
 
@@ -183,7 +184,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def check_not_negative(name: str, values: Iterable[float]) -> None:
-    """See that durations or counts are such: what is none comes of damage.
+    """Check that durations or counts can be such; others come of damage.
 
     Raises:
         ContractError: One is below 0, no number, or absurdly large.
@@ -194,7 +195,7 @@ def check_not_negative(name: str, values: Iterable[float]) -> None:
 
 
 def check_positive(name: str, values: Iterable[float | None]) -> None:
-    """See that times or rates are such, where there are any: what is none comes of damage.
+    """Check that times or rates, where there are any, can be such; others come of damage.
 
     Raises:
         ContractError: One is not above 0, no number, or absurdly large.

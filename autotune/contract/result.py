@@ -1,4 +1,4 @@
-"""What comes out of a trial: what a rank says, what a node saw, and what all of it comes to."""
+"""What comes out of a trial: a rank's report, a node's report, and the result of them all."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -65,21 +65,21 @@ class RankReport:
     losses: list[float] = field(default_factory=list)
     """Mean loss of each optimizer step since the first, warm-up included, on this rank's data."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
-    """By meter; the key `peak` is the device's meter that limits are checked against."""
+    """Peak bytes by meter; the key `peak` is the meter that limits are checked against."""
     host_construction_bytes: int | None = None
     """Peak resident host memory that building the model and the engine added on this rank."""
     read_back: dict[str, Any] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     memory_samples: list[dict[str, float]] = field(default_factory=list)
-    """Of a soak: bytes by meter as they stood after a step, and `elapsed_s` since training began;
-    warm-up steps are left out."""
+    """Set for a soak: bytes by meter as they stood after a step, and `elapsed_s` since training
+    began; warm-up steps are left out."""
     checkpoint: dict[str, float] = field(default_factory=dict)
-    """Of a soak: `steps` trained when it was saved or loaded, `seconds` that this took."""
+    """Set for a soak: `steps` trained when it was saved or loaded, `seconds` that this took."""
     cpu_s: float | None = None
     """Processor time of this rank, all threads, over its measured steps; None: not read."""
     measured_s: float | None = None
-    """How long those steps took, with what stands between them; a soak's phase goes on after."""
+    """Time of those steps and of the gaps between them; a soak's phase goes on after."""
     diagnosis: RankDiagnosis | None = None
     """None: there was no diagnostic pass."""
     schema_version: int = SCHEMA_VERSION
@@ -138,7 +138,7 @@ class NodeReport:
     oom_killed: bool = False
     """Whether the kernel killed a process of this node's group for memory meanwhile."""
     undrained_bytes: int = 0
-    """Device memory that somebody held when the trial was over, and nobody before it."""
+    """Device memory that was in use after the trial and not before it."""
     driver_error: str = ""
     """What the driver said when it was asked for that; empty: it answered."""
     gpu: GpuUse | None = None
@@ -184,8 +184,8 @@ class TrialResult:
     phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds per phase on rank 0; they add up to `wall_s`."""
     warmup_step_times_s: list[float] = field(default_factory=list)
-    """Of the steps that were thrown away: those of the floor (`Measure.warmup_steps`), then those
-    that the series showed to be warm-up still."""
+    """Times of the steps that were thrown away: those of the floor (`Measure.warmup_steps`), then
+    those that the series showed to be warm-up still."""
     step_times_s: list[float] = field(default_factory=list)
     """Per applied optimizer step, of the slowest rank."""
     is_steady: bool = True
@@ -202,14 +202,14 @@ class TrialResult:
     samples_per_s_low: float | None = None
     samples_per_s_high: float | None = None
     tokens_per_step: float | None = None
-    """Of all ranks, padding left out; counted where samples differ in length."""
+    """Tokens of all ranks, padding left out; counted where samples differ in length."""
     padded_tokens_per_step: float | None = None
     """The same with padding."""
     steps_skipped: int = 0
     peak_memory_bytes: int | None = None
     """Highest of any rank, by the device's meter (the one that the limit is checked against)."""
     memory_bytes: dict[str, int] = field(default_factory=dict)
-    """By meter, each the highest of any rank."""
+    """Peak bytes by meter, each the highest of any rank."""
     host_construction_bytes: int | None = None
     loss_first: float | None = None
     loss_last: float | None = None

@@ -57,7 +57,7 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True)
 class Fidelity:
-    """What a reduced trial runs less of than the job asks for; one of the two at least."""
+    """How a reduced trial is smaller than the job asks for; at least one of the two is set."""
 
     layers: int | None = None
     """Layers of its model; None: all of them."""
@@ -77,7 +77,7 @@ class Predicted:
     step_time_low_s: float
     step_time_high_s: float
     peak_memory_bytes: float
-    """Of the fullest device."""
+    """Peak of the fullest device."""
     peak_memory_low_bytes: float
     peak_memory_high_bytes: float
 
@@ -96,8 +96,8 @@ class Identity:
     confirm_round: int | None = None
     """Round of the final comparison, from 0; None for other roles."""
     fidelity: Fidelity | None = None
-    """What a reduced trial runs less of: its layout and its model are what it ran, not what the
-    job asks for. None: a trial of the job itself."""
+    """How a reduced trial is smaller: its layout and its model are what it ran, not what the job
+    asks for. None: a trial of the job itself."""
     reduced_of: str | None = None
     """Hash of the candidate whose forecast a reduced trial corrects."""
 
@@ -170,7 +170,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Why the trial runs, and what was thought of it before."""
+    """Why the trial runs, and what was predicted of it."""
 
     retry_of: int | None = None
     """Number of the trial that a platform fault ended and that this one repeats."""
@@ -236,7 +236,7 @@ _YOUNGER = {"name", "settings", "script", "arguments", "folder", "digest"}
 _SETTINGS = ("recompute", "attention", "loss_chunk_tokens", "compile")
 """Fields of schema 1 that the built-in training script applied."""
 _DEFAULTS = {"attention": "default", "loss_chunk_tokens": 0, "compile": "none"}
-"""What schema 1 left out where it was so."""
+"""Values that schema 1 left out."""
 
 
 def _in_parts(flat: dict[str, Any]) -> dict[str, Any]:

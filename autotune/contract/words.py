@@ -26,7 +26,7 @@ class Outcome(StrEnum):
 
     @property
     def is_config_fault(self) -> bool:
-        """Whether the configuration caused it: it would happen again, so it teaches the search."""
+        """Whether the configuration caused it: it would happen again, so a search learns by it."""
         return self in (Outcome.OOM, Outcome.TIMEOUT, Outcome.NONFINITE, Outcome.INVALID)
 
     @property

@@ -18,7 +18,7 @@ class Activations:
     last_stage_bytes: Column
     """Kept at the peak by the stage that holds the logits."""
     working_bytes: Column
-    """Of the layer that runs: what is computed again, and gradients on their way."""
+    """Held by the layer that runs: what is computed again, and gradients on their way."""
     logits_bytes: Column
 
 

@@ -49,7 +49,7 @@ MEMORY_PRIORS: Mapping[str, float] = {
 
 _ROUNDS = 12
 _STEP = 1e-3
-"""Of the finite differences, in the coordinates of the fit."""
+"""Step of the finite differences, in the coordinates of the fit."""
 _L1_FLOOR = 0.03
 """Residuals below it count by their square, above it by their size: a few bad rows of a table must
 not bend the others."""
@@ -71,7 +71,7 @@ def calibrate_time(
         measured_s: Seconds per optimizer step.
         constants: What is known before; the fit stays near it.
         sigma: Noise of log(measured / predicted) that remains.
-        weights: Of the rows; alike by default.
+        weights: One per row; alike by default.
         priors: Which constants may move, and how far.
 
     Raises:

@@ -11,13 +11,13 @@ from autotune.cost.plans import Column, Plans
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What one rank has to reach others by, all of its rate counted."""
+    """The links by which one rank reaches others, at their full rate."""
 
     bytes_per_s: Column
     """Bus bandwidth of gathers."""
     hop_s: Column
     all_reduce_speed: Column
-    """Of that rate, that all-reduces reach."""
+    """Share of that rate which all-reduces reach."""
     all_to_all_speed: Column
     send_speed: Column
 
@@ -30,9 +30,9 @@ class RankGroup:
     local: Column
     """Ranks that one of them reaches without the network, itself included."""
     near: Link
-    """To those."""
+    """Link to those."""
     far: Link
-    """To all others."""
+    """Link to all others."""
     hop_s: Column
     """Latency from one rank to the next, on average round the ring."""
 

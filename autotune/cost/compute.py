@@ -19,10 +19,11 @@ class LayerTimes:
     elementwise_s: Column
     recompute_s: Column
     launch_s: Column
-    """That the host needs to launch all of them; it runs ahead, so it counts only where longer."""
+    """Time that the host needs to launch all of them; it runs ahead, so only what is longer
+    counts."""
     forward_s: Column
     backward_s: Column
-    """With what is recomputed."""
+    """Backward, with what is recomputed."""
 
 
 def layer_times(p: Plans, s: Sizes, c: Constants) -> LayerTimes:
@@ -101,7 +102,8 @@ def optimizer_s(p: Plans, c: Constants, params: Column) -> Column:
 def _softmax_kernels(p: Plans) -> Column:
     """How many times the kernels a layer has without Megatron's fused softmax.
 
-    That takes only a multiple of four heads x samples, where the scores are written. Source:
+    The fused kernel takes only a multiple of four heads x samples, where the scores are written.
+    Source:
     NVIDIA/Megatron-LM, megatron/core/fusions/fused_softmax.py, is_kernel_available.
     """
     rank_heads = p.micro_batch * p.n_heads / p.tp

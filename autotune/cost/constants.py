@@ -19,10 +19,10 @@ SHIPPED = Path(__file__).resolve().parent / "constants.yaml"
 SHIPPED_CPU = SHIPPED.with_name("constants_cpu.yaml")
 _HINT = "a mapping of the names in autotune/cost/constants.yaml to numbers"
 _LEAST = 1e-12
-"""Of any constant: the fit works on their logarithms, and some divide."""
+"""Least value of any constant: the fit works on their logarithms, and some divide."""
 _MOST_BY_SUFFIX = {"_share": 1.0, "_s": 3600.0, "_bytes": 2.0**50}
 _MOST = 1e6
-"""Of those that are plain ratios."""
+"""Largest value of a constant that is a plain ratio."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +30,18 @@ class Constants:
     """Constants of the model, alike for every model and engine. A share is between 0 and 1."""
 
     matmul_share: float
-    """Of a device's achieved rate, that products inside a training step reach: clocks fall under
-    a load that lasts."""
+    """Share of a device's achieved rate that products inside a training step reach: clocks fall
+    under a load that lasts."""
     matmul_traffic: float
     """Times that a product moves its operands and result through device memory."""
     low_precision_share: float
-    """Of the gain that fp8 and fp4 promise over bf16, that products reach with their casts."""
+    """Share of the gain of fp8 and fp4 over bf16 that products reach with their casts."""
     attention_share: float
-    """Of a device's achieved rate, that a fused attention kernel reaches forward."""
+    """Share of a device's achieved rate that a fused attention kernel reaches forward."""
     attention_backward_share: float
     """The same, backward."""
     memory_share: float
-    """Of the datasheet's memory bandwidth, that element-wise kernels reach."""
+    """Share of the datasheet's memory bandwidth that element-wise kernels reach."""
     unfused_traffic: float
     """Times the traffic of fused element-wise kernels, without fusion."""
     score_traffic_bytes: float
@@ -49,18 +49,19 @@ class Constants:
     launch_s: float
     """Host time per kernel."""
     kernels_per_layer: float
-    """Of one layer, forward; twice that backward."""
+    """Kernels of one layer, forward; twice as many backward."""
     skew_share: float
-    """Of that, that each further tensor parallel rank adds: all wait for the slowest."""
+    """Share of a layer's host time that each further tensor parallel rank adds: all wait for the
+    slowest."""
     micro_batch_s: float
     """Host time per micro-batch: data, loss, the schedule."""
     fetch_s: float
-    """Host time per fetch of stage 3's parameters, where the host is the device: the hooks of the
-    modules that they are for."""
+    """Host time per fetch of stage 3's parameters, where the host is the device: the modules'
+    hooks take it."""
     step_s: float
     """Host time per optimizer step: norms, synchronisation, the scheduler."""
     nvlink_share: float
-    """Of an NVLink's rate, that collectives reach as bus bandwidth."""
+    """Share of an NVLink's rate that collectives reach as bus bandwidth."""
     network_share: float
     """The same of the network."""
     host_link_share: float
@@ -70,15 +71,15 @@ class Constants:
     network_latency_s: float
     """The same between nodes."""
     overlap_share: float
-    """Of the shorter of two overlapping parts, that still adds to the time."""
+    """Share of the shorter of two overlapping parts that still adds to the time."""
     scale_jitter: float
     """Share of the step that each doubling of the nodes adds: the slowest of many."""
     optimizer_traffic_bytes: float
     """Moved per parameter by Adam on the device beyond its states once in and once out."""
     page_s: float
-    """That the kernel takes to clear a page of 4 KiB for a rank that asks for memory."""
+    """Time that the kernel takes to clear a page of 4 KiB for a rank that asks for memory."""
     host_optimizer_share: float
-    """Of the host's memory bandwidth, that Adam on the CPU reaches."""
+    """Share of the host's memory bandwidth that Adam on the CPU reaches."""
     context_bytes: float
     """Taken by the driver and its libraries in each process, outside the allocator."""
     communicator_bytes: float
@@ -87,11 +88,11 @@ class Constants:
     fragmentation: float
     """Share of what varies over the step that the allocator cannot use again."""
     heap_bytes: float
-    """Of what setting up took, that a heap which gives nothing back still holds."""
+    """Memory of the set-up that a heap which gives nothing back still holds."""
     heap_share: float
-    """Of what varies over the step, that such a heap holds besides: freed, and in pieces."""
+    """Share of what varies over the step that such a heap holds besides: freed, and in pieces."""
     workspace_bytes: float
-    """Of the matrix product library, inside the allocator."""
+    """Memory of the matrix product library, inside the allocator."""
     time_sigma: float
     """Standard deviation of log(measured / predicted) step time."""
     memory_sigma: float
@@ -129,8 +130,8 @@ def load_constants(path: Path = SHIPPED) -> Constants:
 def constants_of(environment: Environment) -> Constants:
     """The shipped constants of the environment's accelerators.
 
-    Memory of CPU ranks is what they hold above what their imports took: no
-    communicators of NCCL's, no workspace, no allocator of torch's.
+    CPU ranks' memory is counted above what their imports took: there are no NCCL communicators,
+    no workspace and no torch allocator.
     """
     if environment.accelerator != "cpu":
         return load_constants(SHIPPED)
@@ -143,5 +144,5 @@ def constants_of(environment: Environment) -> Constants:
 
 
 def _most_of(name: str) -> float:
-    """By what the name's end says: a share, seconds, bytes."""
+    """The largest value that the end of the name allows: a share, seconds, bytes."""
     return next((most for end, most in _MOST_BY_SUFFIX.items() if name.endswith(end)), _MOST)

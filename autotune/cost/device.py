@@ -8,12 +8,12 @@ from autotune.devices.accelerators import Accelerator
 from autotune.devices.probed import AttentionRates, MeasuredLink, MeasuredRates
 
 STREAM_SHARE = 0.9
-"""Of a datasheet's memory bandwidth, that a stream reaches on a healthy device. The constants of
-the model are shares of the datasheet's, so what a probe's stream reached is taken for that of a
-memory of this much more. Source: Deakin et al., BabelStream (IJCSE 17, 2018), which finds streams
-near it on GPUs of several vendors."""
+"""Share of a datasheet's memory bandwidth that a stream reaches on a healthy device. The model's
+constants are shares of the datasheet's bandwidth, so the rate of a probe's stream is divided by
+this share first. Source: Deakin et al., BabelStream (IJCSE 17, 2018), which finds streams near it
+on GPUs of several vendors."""
 LinkName = Literal["nvlink", "network"]
-"""Between the devices of a node, and between nodes."""
+"""Link between the devices of a node, and between nodes."""
 
 _UNMEASURED_ATTENTION = AttentionRates(forward_flops_per_s=0.0, backward_flops_per_s=0.0)
 
@@ -23,7 +23,7 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
 
     Args:
         accelerator: Its entry.
-        precision: Of the layers.
+        precision: The layers' precision.
         per_node: Devices of one node.
 
     Raises:
@@ -64,7 +64,7 @@ def link_columns(name: LinkName, found: MeasuredLink | None) -> dict[str, float]
     """The columns of a link that a probe can fill.
 
     Args:
-        name: Of the link.
+        name: Name of the link.
         found: What a probe reached; None: the rate is one that a datasheet or a person promises,
             and stays as it is.
     """
@@ -82,7 +82,7 @@ def link_columns(name: LinkName, found: MeasuredLink | None) -> dict[str, float]
 def _clearing(found: MeasuredRates) -> float:
     """Seconds to clear a page: what a stream into new ones takes longer; 0: not known.
 
-    Of three bytes that a stream moves one is a result's, and in new pages.
+    A third of the bytes that a stream moves is its result, which lies in new pages.
     """
     if found.memory_bytes_per_s is None or found.fresh_bytes_per_s is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""The analytic model's word on every candidate, in the form that can be calibrated."""
+"""What the analytic model predicts of every candidate, in the form that can be calibrated."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _MEMORY_PARTS = (
     *("buckets_bytes", "gathered_bytes", "workspace_bytes", "fragmentation_bytes"),
     "context_bytes",
 )
-"""Of the peak; the other fields of `Memory` are sums, or are not on the device."""
+"""Parts of the peak; the other fields of `Memory` are sums, or are not on the device."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

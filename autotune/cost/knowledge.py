@@ -37,7 +37,7 @@ KINSHIP = {"device": 0.5, "engine": 0.9, "torch": 0.95, "family": 0.8}
 """Correlation of the model's errors across a change of this alone; several multiply. A device has
 peaks and links of its own, a release of the engine mostly the same code."""
 STUDY_KINSHIP = 0.95
-"""Of two studies that differ in none of them."""
+"""Correlation between two studies that differ in none of them."""
 
 Known = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -50,11 +50,11 @@ class Situation:
     device: str
     """What the accelerators call themselves."""
     engine: str
-    """With its version, such as `deepspeed 0.19.8`."""
+    """Name and version, such as `deepspeed 0.19.8`."""
     torch: str
     """Its version."""
     family: str
-    """Of the model: its architecture."""
+    """Architecture of the model."""
 
     def kinship(self, other: "Situation") -> float:
         """Correlation of the errors in both, 0 to 1."""
@@ -68,7 +68,7 @@ class Lesson:
 
     situation: Situation
     study: str
-    """As `study_name` has it: a study that goes on replaces its lessons."""
+    """Name as `study_name` has it: a study that goes on replaces its lessons."""
     plan: dict[str, Known]
     """Column of `Plans` -> value."""
     seconds: Positive | None
@@ -100,7 +100,7 @@ def study_name(folder: Path) -> str:
     """What a study is called in a file of lessons: a digest, since a path tells who works on what.
 
     Args:
-        folder: Of the study.
+        folder: The study's folder.
     """
     return _digest(str(folder.resolve()))
 
@@ -167,7 +167,7 @@ class Recalled:
     times: Seen
     peaks: Seen
     n_trials: int
-    """Whose errors they are; one may have taught either or both."""
+    """Trials that the errors come from; a trial may have taught times, peaks or both."""
 
 
 def choose_lessons(
@@ -177,8 +177,8 @@ def choose_lessons(
 
     Args:
         lessons: Oldest first.
-        situation: Here.
-        study: This one, which knows its own trials.
+        situation: The situation of this study.
+        study: This study, which knows its own trials.
     """
     others = [o for o in enumerate(lessons) if o[1].study != study and _is_whole(o[1].plan)]
     others.sort(key=lambda other: (-situation.kinship(other[1].situation), -other[0]))
@@ -194,7 +194,7 @@ def recall_lessons(
         lessons: As `choose_lessons` takes them.
         situation: As there.
         study: As there.
-        constants: Of the model.
+        constants: The cost model's constants.
 
     Returns:
         None where there is nothing to learn from.
@@ -207,7 +207,7 @@ def recall_lessons(
         said = forecast(plans, constants)
         sizes = np.log(said.seconds), np.log(np.asarray(said.peak_bytes, np.float64))
     assert said.peak_bytes is not None, "the analytic model predicts both"
-    # A damaged plan may mean anything, and one figure that is none would spoil all.
+    # A damaged plan may mean anything, and one figure that is not a number would spoil all others.
     is_sound = np.isfinite(sizes[0]) & np.isfinite(sizes[1])
     if not is_sound.any():
         return None
@@ -224,7 +224,7 @@ def recall_lessons(
 
 
 def _plans(rows: Sequence[Mapping[str, float]]) -> Plans | None:
-    """The rows as plans; a column that a row lacks is of a later release, at its default."""
+    """The rows as plans; a column that a row lacks is newer: its default holds."""
     if not rows:
         return None
     return Plans(
@@ -242,7 +242,7 @@ def _is_whole(plan: Mapping[str, float]) -> bool:
 
 
 def _kinship_by_study(lessons: Sequence[Lesson], situation: Situation) -> np.ndarray[Any, Any]:
-    """One figure per study, as `Seen.kinship` asks: that of its least akin lesson."""
+    """One kinship per study, as `Seen.kinship` asks: that of its least akin lesson."""
     least: dict[str, float] = {}
     for lesson in lessons:
         its = situation.kinship(lesson.situation)

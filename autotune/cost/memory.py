@@ -27,13 +27,13 @@ class Memory:
     context_bytes: Column
     """Driver and NCCL, outside of the allocator."""
     peak_bytes: Column
-    """What the device lacks: what nvidia-smi would show."""
+    """Everything that is taken from the device: what nvidia-smi would show."""
     allocated_bytes: Column
     """What the allocator handed out: without fragmentation and context."""
     reserved_bytes: Column
     """What the allocator holds: without the context."""
     host_bytes: Column
-    """Of one rank: offloaded states."""
+    """Offloaded states of one rank."""
 
 
 def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
@@ -77,7 +77,7 @@ class Held:
     """And what the backward pass works with."""
     logits_bytes: Column
     grads_share: Column
-    """Of the gradients that the engine holds, those that are there."""
+    """Share of the engine's gradients that exists at the moment."""
 
 
 def memory_of_traced(p: Plans, c: Constants, held: Held) -> Memory:

@@ -11,7 +11,7 @@ _LARGEST_KEPT_BLOCK_BYTES = 32.0 * 2**20
 """glibc maps a larger block on its own and unmaps it when it is freed: mallopt(3),
 M_MMAP_THRESHOLD, whose dynamic threshold goes no higher."""
 _KEPT_BYTES = 2.0 * _LARGEST_KEPT_BLOCK_BYTES
-"""Of free memory at its top, that the heap keeps: M_TRIM_THRESHOLD goes up to twice that."""
+"""Free memory at its top that the heap keeps: M_TRIM_THRESHOLD goes up to twice that."""
 PAGE_BYTES = 4096.0
 _WIDE = 4.0
 """Bytes of a logit in the loss, whatever the layers compute in."""
@@ -20,8 +20,8 @@ _WIDE = 4.0
 def pages_s(p: Plans, s: Sizes, c: Constants) -> Column:
     """Time of one micro-batch for pages that were the rank's before and have to be cleared anew.
 
-    Blocks above glibc's largest threshold come from the kernel each time, and those are a long
-    vocabulary's logits; of all the rest, what a micro-batch holds beyond what the heap keeps.
+    Blocks above glibc's largest threshold come from the kernel each time: the logits of a long
+    vocabulary. All other blocks count as far as a micro-batch holds more than the heap keeps.
     """
     if not np.any(p.clears_pages):
         return 0.0

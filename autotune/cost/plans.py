@@ -14,7 +14,7 @@ Column = NDArray[np.float64] | float
 """A value per candidate, or one for all of them."""
 HOST_MEMORY_BYTES_PER_S = 200e9
 NVME_BYTES_PER_S = 6e9
-"""Of a node, as of the memory, where nobody measured either."""
+"""A node's rate, like that of the host's memory, where nobody measured it."""
 
 
 class Recompute(IntEnum):
@@ -65,8 +65,8 @@ class Plans:
     shared_expert_hidden: Column = 0.0
     """Width of an MLP that every token passes beside its experts; 0 for none."""
     trained_share: Column = 1.0
-    """Of the parameters; with LoRA next to none, and frozen weights have no gradients of
-    theirs."""
+    """Share of the parameters that is trained; with LoRA next to none. Frozen weights have no
+    gradients."""
 
     # The device and its links. Rates are per device, links per direction.
     matmul_flops: Column
@@ -76,7 +76,7 @@ class Plans:
     memory_bytes: Column
     memory_bytes_per_s: Column
     nvlink_bytes_per_s: Column
-    """Between devices of one domain; without NVLink, that of PCIe."""
+    """Rate between devices of one domain; without NVLink, that of PCIe."""
     network_bytes_per_s: Column
     """A device's share of its node's network."""
     host_bytes_per_s: Column
@@ -84,16 +84,16 @@ class Plans:
     """Devices that reach each other without the network."""
     devices_per_node: Column
     sustained_share: Column = 1.0
-    """Of those rates, that a device holds under a load that lasts, beside other kinds."""
+    """Share of those rates that a device holds under a load that lasts, beside other kinds."""
     host_memory_bytes_per_s: Column = HOST_MEMORY_BYTES_PER_S
-    """Of a node's own memory, which the optimizer on the CPU reads and writes."""
+    """Bandwidth of a node's own memory, which the optimizer on the CPU reads and writes."""
     nvme_bytes_per_s: Column = NVME_BYTES_PER_S
-    """Of a node's drives together."""
+    """Rate of a node's drives together."""
     cached_bytes_per_s: Column = 0.0
-    """As `memory_bytes_per_s`, of tensors of at most `cache_bytes`; 0: they are as all others."""
+    """`memory_bytes_per_s` for tensors of at most `cache_bytes`; 0: the same as for all others."""
     cache_bytes: Column = 0.0
     page_s: Column = 0.0
-    """Of the kernel for clearing a page, where that was measured; 0: as the constants say."""
+    """Time of the kernel to clear a page, where that was measured; 0: as the constants say."""
     operand_elements_per_s: Column = 0.0
     """How fast products move their operands and results, where that was measured; 0: as a share of
     the memory's bandwidth says."""
@@ -101,18 +101,18 @@ class Plans:
     """What a fused kernel reaches, where that was measured; 0: as the constants say."""
     attention_backward_flops: Column = 0.0
     logit_s: Column = 0.0
-    """Of the loss forward and backward, per logit, where that was measured; 0: as the memory's
-    bandwidth says."""
+    """Time of the loss forward and backward, per logit, where that was measured; 0: as the
+    memory's bandwidth says."""
     nvlink_measured: Column = 0.0
-    """That link's rate was reached by collectives: no share of it is taken."""
+    """Collectives reached that link's rate: no share of it is taken."""
     nvlink_latency_s: Column = 0.0
     """Per hop of a collective, where that was measured; 0: as the constants say."""
     nvlink_all_reduce_speed: Column = 1.0
-    """Of that link's rate, that all-reduces reach beside gathers."""
+    """Share of that link's rate that all-reduces reach beside gathers."""
     nvlink_all_to_all_speed: Column = 1.0
     nvlink_send_speed: Column = 1.0
     network_measured: Column = 0.0
-    """As `nvlink_measured` and those after it, of what is between nodes."""
+    """`nvlink_measured` and the fields after it, for the link between nodes."""
     network_latency_s: Column = 0.0
     network_all_reduce_speed: Column = 1.0
     network_all_to_all_speed: Column = 1.0
@@ -146,7 +146,7 @@ class Plans:
     recompute: Column = 0.0
     """A `Recompute`."""
     recompute_every: Column = 1.0
-    """With full recomputation, one layer in this many is recomputed."""
+    """One layer in this many is recomputed, with full recomputation."""
     optimizer_tier: Column = 0.0
     """A `Tier`."""
     param_tier: Column = 0.0
@@ -157,15 +157,15 @@ class Plans:
     # Dtypes.
     weight_bytes: Column = 2.0
     grad_bytes: Column = 2.0
-    """As accumulated over micro-batches."""
+    """Bytes per gradient as accumulated over micro-batches."""
     reduce_bytes: Column = 2.0
-    """As sent between the ranks."""
+    """Bytes per gradient as sent between the ranks."""
     optimizer_bytes: Column = 12.0
     """States per parameter with the master copy: Adam of mixed precision 12, of fp32 8."""
     activation_bytes: Column = 2.0
     product_input_bytes: Column = 2.0
-    """Of the inputs of matrix products, as kept for the backward pass; 1 where they were cast to
-    fp8 for the forward pass and kept so."""
+    """Bytes per element of the inputs of matrix products, as kept for the backward pass; 1 where
+    they were cast to fp8 for the forward pass and kept so."""
     logit_bytes: Column = 12.0
     """Held per logit at the peak: in 16 and 32 bit, and gradients; Megatron's loss works in place,
     with 8."""
@@ -174,12 +174,12 @@ class Plans:
     flash_attention: Column = 1.0
     """The scores are never written."""
     attention_speed: Column = 1.0
-    """Of the fused attention kernel, beside FlashAttention-2."""
+    """Speed of the fused attention kernel, beside FlashAttention-2."""
     fused_kernels: Column = 1.0
     """Bias, dropout, activation and norms are each one kernel."""
     activation_copies: Column = 0.0
-    """Of the MLP's inner width, that an activation function keeps beside its input and its result
-    where it is written out in operations of torch, and not fused."""
+    """Tensors of the MLP's inner width that an activation function keeps beside its input and its
+    result where it is written out in operations of torch, and not fused."""
     runs_ahead: Column = 1.0
     """The host launches kernels ahead of the device; 0 on CPU ranks, where it is the device."""
     clears_pages: Column = 0.0
@@ -211,8 +211,8 @@ class Plans:
     gather_calls_per_layer: Column = 1.0
     """FSDP gathers a layer at once, DeepSpeed's stage 3 module by module."""
     gather_speed: Column = 1.0
-    """Of the links' rate, that those gathers and their reductions reach: less where each tensor is
-    copied out of a flat buffer."""
+    """Share of the links' rate that those gathers and their reductions reach: less where each
+    tensor is copied out of a flat buffer."""
     reduces_whole: Column = 0.0
     """Gradients that each rank needs a part of are reduced whole: gloo's reduce-scatter."""
     reduce_bucket_elements: Column = 5e8

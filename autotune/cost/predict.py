@@ -17,7 +17,7 @@ from autotune.cost.sizes import sizes_of
 from autotune.cost.step import StepTimes, step_times
 
 _ROWS_PER_CHUNK = 4096
-"""So that the columns in use stay in a core's cache."""
+"""Rows at a time: few enough that the columns in use stay in a core's cache."""
 
 Values = NDArray[np.float64]
 P = TypeVar("P", StepTimes, Memory)
@@ -29,11 +29,11 @@ class Prediction:
 
     step_time_s: Values
     peak_memory_bytes: Values
-    """On the fullest device, everything counted: what nvidia-smi would show."""
+    """Peak of the fullest device, everything counted: what nvidia-smi would show."""
     fit_probability: Values
-    """That the peak stays within the device's memory."""
+    """Probability that the peak stays within the device's memory."""
     host_memory_bytes: Values
-    """Of offloaded states, on one node."""
+    """Memory of offloaded states, on one node."""
     plans: Plans
     constants: Constants
 

@@ -20,7 +20,7 @@ def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
 
     Args:
         job: What is trained.
-        layers: Of the model, where a reduced trial runs fewer; None: all.
+        layers: Layers of the model, where a reduced trial runs fewer; None: all.
 
     Raises:
         JobError: Its sizes cannot be seen (a factory's).

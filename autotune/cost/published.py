@@ -25,7 +25,7 @@ RESULT_COLUMNS = frozenset(
     {"step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "iter_s", "mfu_pct", "hfu_pct"}
     | {"samples_per_s", "peak_mem_gb", "status", "notes"}
 )
-"""Never read."""
+"""Columns of results, which are never read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,9 @@ class PublishedRows:
     """A table's rows as candidates. Every sequence but `plans` has one element per row."""
 
     plans: Plans | None
-    """Of the rows that can be predicted, in order; None if there is none."""
+    """Columns of the rows that can be predicted, in order; None if there is none."""
     positions: tuple[int, ...]
-    """Of those rows in the table."""
+    """Positions of those rows in the table."""
     assumed: tuple[tuple[str, ...], ...]
     """What the row leaves open, and what was taken: `vp=1`."""
     reasons: tuple[str, ...]

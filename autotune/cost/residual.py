@@ -28,7 +28,7 @@ import numpy as np
 from autotune.cost.normal import Floats, beyond_bound
 
 _N_DRAWS = 48
-"""Of the scales."""
+"""Draws of the scales."""
 _LEAST_WEIGHT = 1e-3
 """Draws that count for less are left out of the prediction."""
 _PRIOR_DEGREES = 4.0
@@ -36,7 +36,7 @@ _PRIOR_DEGREES = 4.0
 _JITTER = 1e-10
 """Keeps the covariance of equal candidates invertible."""
 _LEAST_VARIANCE = 1e-12
-"""Rounding may leave less than nothing."""
+"""Lower bound of a variance, since rounding may make it negative."""
 _CHUNK = 4096
 """Candidates at a time: their covariances with what was seen stay in the cache."""
 
@@ -151,7 +151,7 @@ class ResidualPrior:
     reach: Scale
     """Doublings over which that changes."""
     noise: Scale
-    """Of one measurement: how much two runs differ."""
+    """Noise of one measurement: how much two runs differ."""
 
     @cached_property
     def draws(self) -> Floats:
@@ -173,8 +173,8 @@ TIME_PRIOR = ResidualPrior(
     reach=Scale(median=0.7, spread=0.4),
     noise=Scale(median=0.02, spread=0.5),
 )
-"""Of step times: a part may be a third slower than the model has it, since kernels and links
-reach their peaks unequally; the noise is that of a run among equals on a calm machine.
+"""Prior for step times: a part may be a third slower than the model has it, since kernels and
+links reach their peaks unequally; the noise is that of a run among equals on a calm machine.
 `benchmarks/search_efficiency.py` says what they are worth."""
 
 MEMORY_PRIOR = ResidualPrior(
@@ -186,12 +186,12 @@ MEMORY_PRIOR = ResidualPrior(
     reach=Scale(median=2.0, spread=0.4),
     noise=Scale(median=0.01, spread=0.5),
 )
-"""Of peaks. They hardly differ between runs; the error is in what the model leaves out."""
+"""Prior for peaks. They hardly differ between runs; the error is in what the model leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Calibration:
-    """What the error is believed to be at some candidates: of the figure, not of one run."""
+    """What the error of some candidates' figures is believed to be, without the noise of a run."""
 
     mean: Floats
     deviation: Floats
@@ -295,7 +295,7 @@ def _posterior(
 
 
 def _weights(log_evidence: Floats) -> Floats:
-    """Of the draws; they add up to 1."""
+    """Weights of the draws; they add up to 1."""
     likely = np.exp(log_evidence - log_evidence.max())
     kept = np.where(likely < _LEAST_WEIGHT, 0.0, likely)
     weights: Floats = kept / kept.sum()
@@ -335,7 +335,7 @@ class _Alike:
 
     @classmethod
     def of(cls, first: Features, second: Features) -> "_Alike":
-        """Of every candidate of the first with every one of the second."""
+        """Compare every candidate of the first with every one of the second."""
         products = first.position @ second.position.T
         lengths = np.square(first.position).sum(axis=1)[:, None] + np.square(second.position).sum(
             axis=1
@@ -388,7 +388,7 @@ class _Fit:
 
     @property
     def _log_density(self) -> float:
-        """Of what the process was fitted to, with its scale as it is, but for a constant."""
+        """Log density of the fitted values, with the scale as it is, but for a constant."""
         return -0.5 * float(self._whitened @ self._whitened) - float(
             np.log(np.diagonal(self._root)).sum()
         )

@@ -34,7 +34,7 @@ _PRECISIONS = (
     (re.compile(r"fp32|float32|tf32"), "fp32"),
 )
 _FP4_KEPT_SHARE = 0.15
-"""Of the linear layers, that stay in bf16 where the others are in fp4."""
+"""Share of the linear layers that stay in bf16 where the others are in fp4."""
 _LORA_SHARE = 0.01
 """Trained parameters of usual adapters over all: rank 8 to 64 on every matrix."""
 
@@ -44,7 +44,7 @@ class ReadRow:
     """A row that can be predicted."""
 
     columns: dict[str, float]
-    """Of `Plans`; every row has the same ones."""
+    """Columns of `Plans`; every row has the same ones."""
     assumed: tuple[str, ...]
 
 
@@ -265,7 +265,7 @@ def _device(
 def _matmul_flops(
     cells: Cells, columns: dict[str, float], accelerator: Accelerator, precision: str
 ) -> float:
-    """At the precision of the layers.
+    """The rate at the precision of the layers.
 
     One scale per row costs what fp8 gains. In fp4 some layers stay in bf16: NVIDIA, Pretraining
     Large Language Models with NVFP4 (arXiv:2509.25149).

@@ -56,8 +56,8 @@ def read_model(cells: Cells) -> dict[str, float]:
     """Columns of the model.
 
     Blank sizes come from the family that the model's name tells, else from GPT. Whether the MLP
-    has a gate and the embeddings are tied is not in such tables: of the four cases the one is
-    taken whose parameters come nearest to `params_b`; without it, the family's.
+    has a gate and the embeddings are tied is not in such tables: the function takes the case, out
+    of four, whose parameters come nearest to `params_b`; without it, the family's.
 
     Raises:
         RowError: A size is missing, or the sizes do not fit together.

@@ -12,40 +12,40 @@ class Sizes:
     """Derived from `Plans`, per candidate. Parameters are counts, of one rank where it says so."""
 
     attention_width: Column
-    """Of all heads together."""
+    """Width of all heads together."""
     kv_width: Column
-    """Of all key heads together; the values are as wide."""
+    """Width of all key heads together; the values are as wide."""
     tokens: Column
-    """Of one micro-batch on one rank, before the sequence is split over tensor parallel ranks."""
+    """Tokens of one micro-batch and rank, before tensor parallel ranks split the sequence."""
     mlp_matrices: Column
     attention_params: Column
-    """Of one layer, whole."""
+    """Attention of one layer, whole."""
     mlp_params: Column
-    """Of one MLP or one expert, whole."""
+    """One MLP or one expert, whole."""
     expert_share: Column
     """Experts that one rank holds; 1 for a dense model."""
     experts_per_token: Column
     """1 for a dense model."""
     layer_params: Column
-    """Of one layer on one rank, without its experts' part in a mixture."""
+    """One layer on one rank, without its experts' part in a mixture."""
     layer_expert_params: Column
-    """Of one layer on one rank: its experts; 0 for a dense model."""
+    """Experts of one layer on one rank; 0 for a dense model."""
     vocab_params: Column
-    """Of one embedding, on one rank."""
+    """One embedding, on one rank."""
     held_vocab_params: Column
-    """Of the embedding and the head that one rank holds: without a pipeline both."""
+    """Embedding and head, as far as one rank holds them: without a pipeline both."""
     loss_vocab: Column
     """Columns of the logits that one rank computes the loss of."""
     stage_layers: Column
-    """Of the fullest pipeline stage."""
+    """Layers of the fullest pipeline stage."""
     shard_ranks: Column
-    """Over which the states of one parameter can be split."""
+    """Ranks over which the states of one parameter can be split."""
     expert_shard_ranks: Column
     world: Column
 
     @property
     def all_layer_params(self) -> Column:
-        """Of one layer on one rank, experts and all."""
+        """One layer on one rank, experts included."""
         return self.layer_params + self.layer_expert_params
 
 

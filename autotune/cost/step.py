@@ -16,7 +16,7 @@ from autotune.cost.traffic import traffic_of
 class StepTimes:
     """Seconds of one step, by part; they add up to `step_s`.
 
-    Of what overlaps, only what shows counts.
+    Where parts overlap, only the time that shows counts.
     """
 
     matmul_s: Column
@@ -33,7 +33,7 @@ class StepTimes:
     """Gradients and parameters between the data parallel ranks."""
     offload_s: Column
     bubble_s: Column
-    """Stages that wait, and stages that have less to do than the slowest."""
+    """Time in which stages wait, or have less to do than the slowest."""
     pages_s: Column
     """The kernel clears pages for memory that was handed back to it."""
     host_s: Column
@@ -47,8 +47,8 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     The slowest stage sets the pace of m micro-batches, and filling and draining the pipeline takes
     the other stages' time once, divided by vp where chunks interleave: a bubble of (pp - 1)/(m vp)
     where stages are alike. A layer takes the device's time or the host's for its launches,
-    whichever is longer. Source: Narayanan et al. (arXiv:2104.04473), section 2.2. Of two parts
-    that overlap, the longer counts, and a share of the shorter, since they compete for the
+    whichever is longer. Source: Narayanan et al. (arXiv:2104.04473), section 2.2. Where two
+    parts overlap, the longer counts, and a share of the shorter, since they compete for the
     memory. Source for the slowdown: Miao et al., Galvatron (arXiv:2211.13878).
     """
     layer = layer_times(p, s, c)

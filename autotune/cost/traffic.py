@@ -17,7 +17,7 @@ class Traffic:
     tensor_layer_s: Column
     """Tensor parallelism, per layer and micro-batch, forward, backward and recomputed."""
     tensor_head_s: Column
-    """Of the logits, per micro-batch."""
+    """Communication of the logits, per micro-batch."""
     expert_layer_s: Column
     context_layer_s: Column
     """Ring attention's keys and values, or Ulysses' exchanges."""

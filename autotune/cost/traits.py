@@ -18,7 +18,7 @@ class Traits:
     zero_stage: int
     """Where a row says nothing."""
     columns: Mapping[str, float] = field(default_factory=dict)
-    """Of `Plans`, in mixed precision of bf16."""
+    """Columns of `Plans`, in mixed precision of bf16."""
     fp16_columns: Mapping[str, float] = field(default_factory=dict)
     """What differs in fp16."""
     low_precision_columns: Mapping[str, float] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Traits:
     selective_operators: bool = False
     """`selective` means torch's per-operator checkpoints, not the attention's core."""
     sequence_parallel: bool = False
-    """On wherever tp is above one."""
+    """Sequence parallelism is on wherever tp is above one."""
 
 
 _FSDP = {

@@ -144,7 +144,7 @@ def find_accelerator(
 
     Args:
         device: As NVML or a person names it: `NVIDIA A100-SXM4-80GB`, `H100`.
-        memory_gib: Of the device, if known: it tells entries of one name apart.
+        memory_gib: Memory of the device, if known: it tells entries of one name apart.
         table: Where to look; the shipped table by default.
 
     Raises:

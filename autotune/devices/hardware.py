@@ -59,7 +59,7 @@ class Gpu:
     uuid: str
     memory_bytes: int
     memory_used_bytes: int
-    """By anybody, this user or another."""
+    """Memory in use by anybody, this user or another."""
     utilization: float | None
     """Share of the last sample period in which a kernel ran (0 to 1); None if not reported."""
     compute_capability: tuple[int, int] | None = None

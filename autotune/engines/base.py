@@ -40,7 +40,7 @@ class Engine(Protocol):
 
     @property
     def context(self) -> Context:
-        """What decides, for the job, which knobs act and what they mean."""
+        """The context that decides, for the job, which knobs act and what they mean."""
 
     def layouts(self) -> Sequence[Candidate] | None:
         """Every legal candidate, where the engine lays the job out itself.
@@ -78,18 +78,18 @@ class Engine(Protocol):
         """Configuration files of the candidate: path below `config/` -> text."""
 
     def ladder(self) -> Iterable[Sequence[Candidate]]:
-        """What a careful user would start from: rungs, the first choice first.
+        """The ladder of a careful user: rungs, the first choice first.
 
-        The candidates of a rung need more memory one after the other, and are faster.
+        Each candidate of a rung needs more memory than the one before, and is faster.
         """
 
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
-        """What builds, on a node, what the trials of some candidates load there.
+        """The command that builds, on a node, what the trials of some candidates load there.
 
         Returns:
             A module and its arguments, as `python -m` takes them; empty: there is nothing to
-            build. It tells what it does on its output, a line at a time; the last line of one
-            that fails says why, and how to mend it.
+            build. The command says what it does, a line at a time; if it fails, its last line says
+            why, and how to mend it.
         """
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
@@ -155,7 +155,7 @@ class EnginePlugin(Protocol):
         """
 
     def build(self, accelerator: str, note: Callable[[str], None]) -> None:
-        """Build once what every trial loads; says what it builds, a line at a time."""
+        """Build once what every trial loads, and say what is built, a line at a time."""
 
     def bind(self, job: Job, environment: Environment) -> Engine:
         """The engine of a job.
@@ -170,7 +170,7 @@ def find_engine(name: str, *, where: str = "") -> EnginePlugin:
     """An installed engine by its name.
 
     Args:
-        name: Under which it is registered.
+        name: Name under which it is registered.
         where: Flag or key that named it, for the error.
 
     Raises:

@@ -31,11 +31,11 @@ class ReplayedEngine:
 
     @property
     def context(self) -> Context:
-        """As the job has it; tables do not say."""
+        """The job's context; tables do not name one."""
         return Context.of(self._job, self._environment)
 
     def judge(self, candidate: Candidate) -> list[Violation]:
-        """What the table has no run of is not to be had."""
+        """A configuration that the table has no run of is illegal."""
         if candidate in self._problem.configurations:
             return []
         return [
@@ -53,7 +53,7 @@ class ReplayedEngine:
         *,
         needs_shape: bool = True,
     ) -> Plans:
-        """Rows that no other forecast is asked of.
+        """The candidates in columns, by the engine whose knobs the table is read in.
 
         Raises:
             FleetError: The accelerator is in no table.
@@ -70,7 +70,7 @@ class ReplayedEngine:
         return self._engine.describe(candidate)
 
     def steps(self, candidate: Candidate) -> list[tuple[str, KnobValue]]:
-        """None: a table has no neighbours but its rows."""
+        """No steps: a table has no neighbours but its rows."""
         return []
 
     def ranks(self, candidate: Candidate) -> RankSettings:
@@ -78,17 +78,17 @@ class ReplayedEngine:
         return RankSettings()
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
-        """Nothing: no engine is there to ask."""
+        """No values: there is no engine to ask."""
         return {}
 
     def files(self, candidate: Candidate) -> dict[str, str]:
-        """The rows of the table: a table that was edited is answered anew."""
+        """The rows of the table, so that trials of an edited table are answered anew."""
         found = self._problem.configurations.get(candidate)
         rows = [] if found is None else [dict(row.cells) for row in found.rows]
         return {"rows.json": json.dumps(rows, indent=2, sort_keys=True) + "\n"}
 
     def ladder(self) -> Iterable[Sequence[Candidate]]:
-        """That of the engine whose knobs the table is read in."""
+        """The ladder of the engine whose knobs the table is read in."""
         return self._engine.ladder()
 
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ class AnsweringFleet:
         """Take who answers.
 
         Args:
-            answer: Of each trial.
-            origin: What it says of its figures.
+            answer: Answers each trial.
+            origin: Where it says that its figures come from.
             at_once: Trials that are in flight together.
         """
         self._answer = answer

@@ -125,7 +125,7 @@ class Place(ABC):
         self.flags = flags
 
     def finish_job(self, job: Job, data: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
-        """The job, and how YAML says it, with what only the place knows of it."""
+        """The job and its YAML, completed by what only the place knows."""
         return job, data
 
     def bind(self, job: Job) -> Engine:
@@ -145,7 +145,7 @@ class Place(ABC):
 
     @abstractmethod
     def fleet_for(self, job: Job, engine: Engine, lattice: Lattice) -> Callable[[], Fleet]:
-        """What makes the fleet of a job; what cannot work at all is said at once.
+        """A call that makes the fleet of a job; what cannot work at all is said at once.
 
         Raises:
             JobError: The job cannot be run or answered for here.
@@ -160,7 +160,7 @@ class FleetPlugin(Protocol):
         """Find what a search asks for; nothing is started.
 
         Args:
-            of: What follows the name: `8xH100` of `simulate:8xH100`; empty: nothing does.
+            of: Text after the name: `8xH100` of `simulate:8xH100`; may be empty.
             job_file: YAML, or None.
             flags: Keys of the job that come before the file's.
 

@@ -47,7 +47,7 @@ _IN_A_COLLECTIVE = ", at distributed_c10d.py:"
 _STACK_OF_SIGNALLED_THREAD = re.compile(
     r'^Current thread .*\n +File "(.+)", line (\d+) in (.+)$', re.MULTILINE
 )
-"""As faulthandler writes it; the thread that gets a process's signals is the main one."""
+"""Stack as faulthandler writes it; the thread that gets a process's signals is the main one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -
     outcome, evidence, source = _outcome(spec, folder, reports, ending)
     driver_error = "; ".join(node.driver_error for node in ending.nodes if node.driver_error)
     if driver_error:
-        # Whatever the trial came to, the next one may not find its devices.
+        # However the trial ended, the next one may not find its devices.
         evidence = f"{evidence}; {driver_error}" if evidence else driver_error
         source = source or "driver, after the trial"
     is_warm = all(node.start is Start.WARM for node in ending.nodes)
@@ -187,7 +187,7 @@ def _timeout(
                 f"stopped from outside (SIGSTOP, or a debugger): not done after {after_s:.0f} s"
             )
             return Outcome.CRASH, evidence, f"rank {report.rank} in {report.phase}"
-    # Of ranks in the same phase, the one that the others wait for in a collective.
+    # Among ranks in the same phase it is the one that the others wait for in a collective.
     places = {report.rank: _stopped_at(folder, report.rank) for report in reports}
     slowest = min(
         reports,

@@ -30,7 +30,7 @@ def diagnosis_of(reports: Sequence[RankReport]) -> Diagnosis | None:
     splits = {rank: each.split for rank, each in seen.items() if each.split is not None}
     if not splits:
         return Diagnosis(collectives=collectives, problem="; ".join(problems))
-    # Who waits least is who the others wait for: its time is the trial's.
+    # The others wait for the rank that waits least: its time is the trial's.
     busiest = min(splits, key=lambda rank: (splits[rank].communication_s, rank))
     split = splits[busiest]
     others = [s.communication_s for rank, s in splits.items() if rank != busiest]
@@ -48,7 +48,7 @@ def use_of(reports: Sequence[RankReport], gpus: Sequence[GpuUse]) -> Use | None:
     """What the measured steps took of the processors; None where a rank did not say.
 
     Args:
-        reports: Of all ranks.
+        reports: Reports of all ranks.
         gpus: What each node's GPUs did; empty where they have none.
     """
     measured_s = reports[0].measured_s if reports else None
@@ -63,7 +63,7 @@ def use_of(reports: Sequence[RankReport], gpus: Sequence[GpuUse]) -> Use | None:
 
 
 def _together(nodes: Sequence[GpuUse]) -> GpuUse:
-    """What the GPUs of several nodes did, as if they were of one; a gang has as many on each."""
+    """What the GPUs of several nodes did, combined; a gang has as many on each node."""
 
     def known(figure: str) -> list[float]:
         return [value for node in nodes if (value := getattr(node, figure)) is not None]
@@ -102,9 +102,9 @@ def _collective(
     """One collective from the times of its calls, rank by rank.
 
     The last rank to arrive waits for nobody, so the shortest time of a call is that of the
-    transfer. A receive has nobody beside it to tell the two apart: it is all waiting. Ranks that
-    made another number of calls are not comparable call by call, such as the stages of a
-    pipeline: those that made the most are looked at.
+    transfer. A receive has no other rank to compare it with: all of it counts as waiting. Ranks
+    that made different numbers of calls, such as the stages of a pipeline, are not comparable call
+    by call: the ranks that made the most are looked at.
     """
     n_calls = max(len(each) for each in times)
     alike = [each for each in times if len(each) == n_calls]
@@ -137,8 +137,8 @@ _BUS: Mapping[str, int] = {
     "all_to_all": 1,
     "all_to_all_single": 1,
 }
-"""How often a link carries the (n - 1)/n of the result that is not its rank's own; what is not
-here passes a link once, whole."""
+"""How often a link carries the (n - 1)/n of the result that is not its rank's own; the result of
+other collectives passes a link once, whole."""
 
 
 def _bandwidths(

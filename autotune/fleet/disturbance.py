@@ -10,7 +10,7 @@ LOAD_SHARE = 0.1
 """Share of a rank's cores that other processes may use: more slows its steps by as much,
 which is more than intervals allow for. The search's own process stays below half of it."""
 MIN_WATCHED_S = 0.5
-"""Processors count in ticks of 10 ms: of a shorter time the share says little."""
+"""Shortest watched time that is judged: processors count in ticks of 10 ms."""
 
 
 def disturbance(spec: TrialSpec, reports: Sequence[RankReport]) -> str:
@@ -18,7 +18,7 @@ def disturbance(spec: TrialSpec, reports: Sequence[RankReport]) -> str:
 
     Args:
         spec: The trial.
-        reports: Of its ranks, by rank.
+        reports: Reports of its ranks, by rank.
     """
     words = [_load(reports), _held_up(reports)]
     # Drawn lengths make steps of many durations by themselves.
@@ -49,7 +49,7 @@ def _load(reports: Sequence[RankReport]) -> str:
 
 
 def _held_up(reports: Sequence[RankReport]) -> str:
-    """Time in which a rank's cores did not run because somebody outside did not let them."""
+    """Time in which a rank's cores did not run because a hypervisor or a quota held them up."""
     said: dict[str, float] = {}
     for report in reports:
         seen = report.surroundings

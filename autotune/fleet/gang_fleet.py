@@ -26,11 +26,11 @@ AGENT = "autotune.fleet.node.agent"
 _MOST_LOST = 3
 """Agents that a trial may lose: what ends them every time is not mended by another."""
 _END_WAIT_S = 60.0
-"""After which a node that was asked to end a trial, and does not say that it did, is given up:
+"""Time after which a node is given up that was asked to end a trial and does not say that it did:
 twice what its steps may take together."""
 _CLOSE_WAIT_S = 15.0
 _OTHERS_WAIT_S = 10.0
-"""What the ranks of other nodes get to end by themselves, once those of one node have."""
+"""Time for the ranks of other nodes to end by themselves, once those of one node have."""
 _PERIOD_S = 0.02
 
 
@@ -237,7 +237,7 @@ class GangFleet:
 
 
 class GangTrial(Handle):
-    """A trial on the nodes of its gang. Its nodes end it step by step, and `poll` only listens."""
+    """A trial on the nodes of its gang. The nodes end it step by step; `poll` only listens."""
 
     def __init__(self, fleet: GangFleet, spec: TrialSpec, folder: Path, gang: Gang) -> None:
         self.spec = spec
@@ -394,7 +394,7 @@ class _Channel:
         self._process.send(f"{line}\n".encode())
 
     def hear(self) -> Iterator[dict[str, Any]]:
-        """What it has said, and last that it is `gone`."""
+        """The lines that it has sent; the last one says that it is `gone`."""
         process = self._process
         if process is None:
             return

@@ -21,7 +21,7 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """As results and reports name it."""
+        """Its name in results and reports."""
         return f"{self.node}:{self.index}"
 
 
@@ -44,7 +44,7 @@ class GangAllocator:
         self._slots = slots
         self._free = list(slots)
         self._faults: dict[Slot, list[str]] = {slot: [] for slot in slots}
-        """Candidates that the platform ended there since a trial last went well."""
+        """Candidates whose trials the platform ended there since a trial last went well."""
         self._quarantined: list[Slot] = []
 
     @property
@@ -96,8 +96,9 @@ class GangAllocator:
     def judge(self, gang: Gang, candidate_hash: str, *, is_fault: bool) -> None:
         """Take note of how a trial ended; slots that fail again and again are left out.
 
-        Not for one candidate's sake, which may be what crashes, and only while a whole gang of
-        others has not failed: what ends trials everywhere is no slot's fault.
+        Faults of one candidate alone do not count, since the candidate may be what crashes. And a
+        slot is left out only while a whole gang of others has not failed: what ends trials
+        everywhere is no slot's fault.
 
         Args:
             gang: The trial's; released before or after.

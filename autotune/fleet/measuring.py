@@ -34,16 +34,16 @@ def measure_on_ranks(
         arguments: The module's own, after those that `report` reads.
         accelerator: `cpu` or `cuda`.
         devices: Core numbers, or the indices of GPUs, counted from 0.
-        name: Of the command, for the folder that the ranks write to.
-        timeout_s: They are killed then.
-        interface: By which they talk to each other, and to those of other machines.
+        name: Name of the command, for the folder that the ranks write to.
+        timeout_s: Seconds after which the ranks are killed.
+        interface: Network interface by which the ranks talk to each other and to other machines.
 
     Returns:
         What each rank wrote, in their order.
 
     Raises:
         FleetError: A rank failed, died, hung or wrote nothing, or no port is free; the message is
-            what it said, or what was said last.
+            what the rank said, or the last line of the log.
     """
     with tempfile.TemporaryDirectory(prefix=f"autotune-{name}-") as made:
         folder = Path(made).resolve()

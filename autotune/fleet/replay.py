@@ -61,7 +61,7 @@ class ReplayedPlace(Place):
     compares = False
 
     def __init__(self, problem: ReplayProblem, flags: Mapping[str, Any]) -> None:
-        """Take a group.
+        """Take a group of a table.
 
         Args:
             problem: The group.
@@ -116,7 +116,7 @@ class ReplayedPlace(Place):
 
 
 def replayed(configurations: Mapping[str, Configuration]) -> Answer:
-    """What the table has of a trial's candidate; one that it does not have is invalid.
+    """The table's figures of a trial's candidate; a candidate that it lacks is invalid.
 
     Args:
         configurations: By the hash of their candidates.

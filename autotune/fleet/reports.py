@@ -47,7 +47,7 @@ def measured_span_s(
     """When the measured steps began and ended, wall-clock time (Unix); None: there are none.
 
     Args:
-        reports: Of ranks; the first one's are asked.
+        reports: Reports of ranks; the first rank's is read.
         started_at_s: When its first phase began.
     """
     if not reports or not reports[0].measured_s:

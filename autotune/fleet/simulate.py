@@ -1,7 +1,7 @@
 """Answers a search from the analytic model, with an error, noise and failures that a seed decides.
 
-What is asked twice is answered alike but for the noise of a run, as on real devices: a candidate
-has an error of its own, and each of its runs one more.
+Two trials of one candidate differ by the noise of a run alone, as on real devices: a candidate has
+an error of its own, and each of its runs one more.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from autotune.space.candidate import Candidate, candidate_of
 _DESCRIBED = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")
 
 N_STEPS = 10
-"""That a simulated trial measures."""
+"""Steps that a simulated trial measures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Luck:
     fidelity_error: float = 0.03
     """Error of a reduced run's step time, on top of its candidate's own."""
     p_platform_fault: float = 0.02
-    """That the platform ends a trial, whatever its candidate."""
+    """Probability that the platform ends a trial, whatever its candidate."""
 
 
 class Simulate:
@@ -146,7 +146,7 @@ def simulated(say: Callable[[Candidate], Said], luck: Luck, *, device_memory_byt
         steps = step_time_s * _factor(run, luck.run_noise)
         step_times_s = [steps * _factor(run, luck.step_noise) for _ in range(N_STEPS)]
         median_s = float(np.median(step_times_s))
-        # Of a median of normal values: 1.25 standard errors of their mean.
+        # The median of normal values has 1.25 times the standard error of their mean.
         half = 1.96 * 1.25 * luck.step_noise / math.sqrt(N_STEPS)
         rate = spec.layout.global_batch / median_s
         return dataclasses.replace(
@@ -172,7 +172,7 @@ def _fault(result: TrialResult, outcome: Outcome, evidence: str) -> TrialResult:
 
 
 def _numbers(seed: int, *of: object) -> np.random.Generator:
-    """Numbers that the seed and these decide, whatever was asked before."""
+    """Random numbers that the seed and the arguments decide, whatever was asked before."""
     digest = hashlib.sha256(repr((seed, *of)).encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "big"))
 

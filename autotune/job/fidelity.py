@@ -47,7 +47,7 @@ class FidelityFile(BaseModel):
         """What reduced trials run, if that is less than what the job asks for.
 
         Args:
-            shape: Of the job's model.
+            shape: Shape of the job's model.
             world: The job's.
 
         Raises:

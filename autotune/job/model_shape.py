@@ -31,8 +31,8 @@ class ModelShape:
     largest_param: int
     """Elements of the largest parameter tensor, trainable or frozen."""
     n_params_lookup: int = 0
-    """Those that are only looked up, so cost no arithmetic: token embeddings that are not tied to
-    the output, and learned position embeddings."""
+    """Parameters that are only looked up, so cost no arithmetic: token embeddings that are not
+    tied to the output, and learned position embeddings."""
     head_dim: int | None = None
     """Width of one attention head; None: hidden / n_heads."""
     n_params_frozen: int = 0
@@ -62,7 +62,7 @@ def train_flops_per_token(shape: ModelShape, seq_len: float) -> float:
     Activation Recomputation (arXiv:2205.05198), count the same model FLOPs per batch for GPT:
     72 B L s h^2 (1 + s/6h + V/12hL); here biases and norms are in N as well.
 
-    Of the 6 N, 2 are the forward pass, 2 the gradient of what came in, and 2 that of the weights.
+    The 6 N are 2 N of the forward pass, 2 N of the inputs' gradient, and 2 N of the weights'.
     A frozen weight has no gradient of its own, so with LoRA it is 4 N + 2 N', where N' are the
     trained parameters: a little above two thirds. The attention term has no weights and stays.
     Source: Schulman et al., LoRA Without Regret (Thinking Machines Lab, 2025), which counts the

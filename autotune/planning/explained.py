@@ -84,7 +84,7 @@ class Explained(Estimated):
     index: int | None
     """Place of the candidate in the lattice; None: it is not there."""
     home: str
-    """What holds the lattice: `the space zero`."""
+    """Name of what the lattice is made of: `the space zero`."""
     min_fit: float
     neighbours: tuple[Neighbour, ...]
 

@@ -56,7 +56,7 @@ class Lattice:
     def constants(self) -> dict[str, KnobValue]:
         """Knob -> its one value, for those that never vary.
 
-        What a proposal does not name would count at its default, which the lattice may not have.
+        A knob that a proposal does not name counts at its default, which the lattice may not have.
         """
         return {
             name: value
@@ -92,7 +92,7 @@ class Lattice:
         The first in order wins a tie.
 
         Args:
-            values: Of any knobs; the others are at their defaults.
+            values: Values of any knobs; the others are at their defaults.
             closed: Hashes of candidates that are not wanted.
 
         Returns:

@@ -56,7 +56,7 @@ class FleetWishes:
         found: dict[str, float] = {}
         for name, text in rates.items():
             if text is not None:
-                # What was measured of the link that is there is not of the one that is described.
+                # Figures of the link that was measured do not hold for the one that is described.
                 found |= link_columns(name, None)
                 found[f"{name}_bytes_per_s"] = parse_rate(text, where=f"--{name}")
         return found

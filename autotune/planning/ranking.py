@@ -74,7 +74,7 @@ def rank_lattice(
     Args:
         outlook: The job and the fleet.
         min_fit: Candidates that fit less surely come last.
-        price_per_hour: Of one accelerator; None where nobody said.
+        price_per_hour: Price of one accelerator; None where nobody said.
         what_if: `key=value` each; what the fleet would be otherwise.
 
     Raises:
@@ -132,7 +132,7 @@ _CHANGES: Mapping[str, str] = {
 
 
 def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Variant:
-    """The lattice on another fleet; what is legal is not asked again."""
+    """The lattice on another fleet; the rules are not asked again."""
     key, equals, value = (part.strip() for part in wish.partition("="))
     if not equals or not value or key not in _CHANGES:
         raise JobError(
@@ -194,9 +194,9 @@ _CHANGED: Mapping[str, Callable[[Outlook, str, str], Outlook]] = {
 
 
 def _front(found: Prediction, order: NDArray[np.intp], min_fit: float) -> frozenset[int]:
-    """Those that fit and that no faster one beats in memory as well.
+    """The candidates that fit and that no faster one beats in memory as well.
 
-    With the fleet given, cost goes with time, so time and memory are all there is to weigh.
+    On a given fleet, cost is proportional to time, so only time and memory have to be weighed.
     """
     n_fitting = int((found.fit_probability >= min_fit).sum())
     fitting = order[:n_fitting]

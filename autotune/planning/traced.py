@@ -31,14 +31,14 @@ class TracedEstimate(Judged):
 
     @property
     def memory(self) -> Memory:
-        """At the fullest moment."""
+        """Memory at the fullest moment."""
         return max(self.phases.values(), key=lambda memory: float(memory.peak_bytes))
 
 
 def trace_estimate(outlook: Outlook, settings: Sequence[str]) -> TracedEstimate:
     """Predict one candidate, legal or not, its memory also from a trace.
 
-    Of a model whose sizes cannot be seen that is all that is predicted.
+    If the model's sizes cannot be seen, nothing but that memory is predicted.
 
     Args:
         outlook: The job and the fleet.

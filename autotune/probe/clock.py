@@ -9,11 +9,12 @@ import torch
 
 _WARM_UPS = 2
 _SAMPLE_S = 1e-3
-"""A shorter call is timed several times at once: what reads the clock must not count."""
+"""Shortest call that is timed alone: several shorter ones are timed together, since reading the
+clock must not count."""
 _FEWEST, _MOST = 5, 100
 _FEWEST_OF_SLOW = 3
 _TOGETHER_S = 2.0
-"""For the repeats of one collective: over a slow network the large ones take a second each."""
+"""Time for the repeats of one collective: on a slow network the large ones take a second each."""
 
 
 class Clock:

@@ -13,10 +13,10 @@ from autotune.probe.points import Span
 
 SIZES = (2**16, 2**19, 2**22, 2**25)
 LARGEST = 2**26
-"""Beside those of a factor of eight."""
+"""Sizes beside those of a factor of eight."""
 _PAIR_BYTES = 2**22
 _MOST_IN_PAIRS = 8
-"""Above it only neighbours of the ranks, or nodes, are paired: all pairs would take too long."""
+"""Number above which only neighbours (ranks, nodes) are paired: all pairs would take too long."""
 _SLOW_S = 1.0
 """Beyond it no larger message is sent: a curve has its two sizes, and bandwidth decides there."""
 _SAMPLE_BYTES = 2**20
@@ -64,8 +64,8 @@ def _all() -> tuple[int, ...]:
 def collectives(clock: Clock, ring: Ring) -> list[dict[str, Any]]:
     """All of them by size, on all rings of a span at once; `bytes` as the cost model counts them.
 
-    Those are: of an all-reduce its buffer, of an all-gather and a reduce-scatter the whole, of an
-    all-to-all what a rank hands out, its own part included, of a send the message.
+    Those are the buffer of an all-reduce, the whole of an all-gather or a reduce-scatter, what a
+    rank hands out in an all-to-all, its own part included, and the message of a send.
     """
     points = []
     slow: set[str] = set()

@@ -51,7 +51,7 @@ def fit_link(points: Sequence[Point], kind: str, n_ranks: int) -> LinkCurve:
     Gropp (IJHPCA 19, 2005), section 2.
 
     Args:
-        points: Of that kind, of two sizes at least.
+        points: Points of that kind, of two sizes at least.
         kind: One of `LINK_KINDS`.
         n_ranks: Ranks that took part.
 
@@ -79,7 +79,7 @@ def fit_products(points: Sequence[Point]) -> ProductCurve:
     2009) with its corner rounded, as in `autotune.cost.compute`.
 
     Args:
-        points: Of one precision.
+        points: Points of one precision.
 
     Raises:
         FleetError: There are fewer than three, or a time is not above zero.

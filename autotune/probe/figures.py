@@ -34,7 +34,7 @@ def figures_of(points: Sequence[Point], per_node: int, n_nodes: int = 1) -> Figu
     """Fit the curves, and take what has none from the largest size.
 
     Args:
-        points: Of all ranks.
+        points: Points of all ranks.
         per_node: Ranks of each node that took part.
         n_nodes: Nodes that took part.
 

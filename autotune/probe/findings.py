@@ -33,9 +33,9 @@ def conclude(
     """Warnings, the gravest first.
 
     Args:
-        points: Of all ranks.
+        points: Points of all ranks.
         figures: What they come to.
-        names: Of the device of each rank.
+        names: Name of each rank's device.
         its_class: Entry of the devices in the shipped table; None: there is none, or its figures
             are an estimate.
     """

@@ -33,7 +33,7 @@ class Meeting:
 
         Args:
             nodes: Which node this is, and where they meet.
-            local_rank: Of this rank on its node.
+            local_rank: Number of this rank on its node.
             per_node: Ranks of this node.
 
         Raises:
@@ -81,7 +81,7 @@ class Meeting:
         return self._get("wanted")
 
     def store(self) -> Any:
-        """For torch, to set up its communication by."""
+        """The store by which torch sets up its communication."""
         return distributed.PrefixStore("torch", self._store)
 
     def gather(self, report: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ class Nodes:
     interface: str
     """Interface of this node by which it reaches that address."""
     wait_s: float = 120.0
-    """For the others to come: people start them one after the other."""
+    """Time for the other nodes to come: people start them one after the other."""
 
 
 def nodes_of(count: int, rank: int | None, master: str | None) -> Nodes | None:

@@ -1,4 +1,4 @@
-"""What a step of a trial mostly waits for, by what its diagnostic pass saw.
+"""What a step of a trial mostly waits for, judged by its diagnostic pass.
 
 The rules stand in docs/explain.md. They are few on purpose: a share of the step each, and the
 largest names the bound.
@@ -43,7 +43,7 @@ class Bottleneck:
 
     @property
     def rivals(self) -> list[Bound]:
-        """Those that are nearly as large."""
+        """The parts that are nearly as large."""
         largest = self.shares[self.bound]
         return [b for b, s in self.shares.items() if b != self.bound and s >= IS_ALONE * largest]
 

@@ -1,4 +1,4 @@
-"""What `study.json` says, read with care: a fact that is damaged is one that is not there."""
+"""What `study.json` says, read with care: a damaged fact counts as missing."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -50,7 +50,7 @@ def environment_at(facts: Mapping[str, Any], number: int) -> Environment | None:
     for data in environments:
         since, here = read_fact(_Since, data), read_fact(Environment, data)
         if since is not None and since.since_trial <= number:
-            # A damaged one hides those before it: they are not where this trial ran.
+            # A damaged entry hides those before it: this trial did not run in their environment.
             found = here
     return found
 

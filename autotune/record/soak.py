@@ -14,7 +14,7 @@ from autotune.contract import ContractError, read_json, write_json
 
 SOAK_FILE = "soak.json"
 SOAK_FOLDER = "soak"
-"""Beside it: the soak's own trials, apart from the search's."""
+"""Folder beside it for the soak's own trials, apart from the search's."""
 SOAK_VERSION = 1
 
 

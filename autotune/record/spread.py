@@ -16,12 +16,13 @@ from autotune.contract import Role, TrialResult
 from autotune.record.study import Trial
 
 PRIOR_DEVIATION = 0.03
-"""Between processes, of log samples/s. Of 50 runs of 10 candidates it was 2.8% on one machine and
-9.2% on another, with 40 degrees of freedom each (`results/recorded/repeatability-*.json`): it is
-the machine's, so what is assumed is near that of the calm one."""
+"""Deviation of log samples/s between processes. Over 50 runs of 10 candidates it was 2.8% on one
+machine and 9.2% on another, with 40 degrees of freedom each
+(`results/recorded/repeatability-*.json`): it depends on the machine, so the assumed value is near
+that of the calm one."""
 PRIOR_DEGREES = 4
-"""How many degrees of freedom of repeats the prior counts as: those of a final comparison of two,
-so that a study's own repeats weigh as much once it has one."""
+"""Degrees of freedom that the prior counts as: those of a final comparison of two, so that a
+study's own repeats weigh as much once it has one."""
 
 _NORMAL = 1.96
 """The normal distribution's quantile: an interval of steps reaches so many standard errors."""
@@ -57,7 +58,7 @@ class Spread:
         either side (Student's t; Hahn and Meeker, Statistical Intervals, 1991, section 4.7).
 
         Args:
-            runs: Of one configuration; at least one, and `is_figure` each.
+            runs: Runs of one configuration; at least one, and `is_figure` each.
 
         Raises:
             ValueError: There is no run, or one without samples/s.
@@ -82,7 +83,7 @@ class Spread:
         """How far a re-run may be from the mean of some runs, in log samples/s.
 
         Args:
-            own_variance: Of a run's median, from its own steps; 0: leave that out.
+            own_variance: Variance of a run's median, from its own steps; 0: leave that out.
             n_runs: Runs behind the mean.
         """
         variance = (self.variance + own_variance) * (1 + 1 / n_runs)
@@ -97,7 +98,7 @@ def spread_of(trials: Iterable[Trial]) -> Spread:
     counts although it was disturbed is what a re-run may meet as well.
 
     Args:
-        trials: Of one job.
+        trials: Trials of one job.
     """
     groups: dict[tuple[str, bool], list[TrialResult]] = {}
     measured = [t for t in trials if t.result is not None and is_figure(t.result)]

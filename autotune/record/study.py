@@ -111,7 +111,7 @@ class Study:
 
     @property
     def recalled_file(self) -> Path:
-        """What other studies had taught when the search began."""
+        """The lessons of other studies as they were when the search began."""
         return self.folder / "recalled.json"
 
     def trial_folder(self, number: int) -> Path:
@@ -154,7 +154,7 @@ class Study:
     def sweep(self) -> None:
         """Remove what a killed coordinator or its ranks were writing; the caller has the lock.
 
-        Files are written aside and moved: what stands there under its first name is of no use.
+        Files are written aside and moved: a file that still has its first name is of no use.
         """
         for pattern in (".*", "trials/*/.*", f"trials/*/{RANKS_DIR}/.*"):
             for path in self.folder.glob(pattern):

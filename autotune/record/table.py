@@ -42,7 +42,7 @@ _DTYPE_OF_KNOB: dict[str, DType] = {
 
 
 _YEAR_3000_S = 32_503_680_000.0
-"""A start after that comes of damage, and no timestamp holds just any number."""
+"""Latest start; a later one comes of damage, and a timestamp cannot hold every number."""
 _TYPES: dict[DType, type | UnionType] = {
     "string": str,
     "Int64": int,

@@ -1,4 +1,4 @@
-"""What a trial's samples/s are in tokens and in floating-point operations, for the table."""
+"""A trial's samples/s in tokens and in floating-point operations, for the table."""
 
 from autotune.contract import TrialResult, TrialSpec
 from autotune.devices.hardware import Environment

@@ -1,4 +1,4 @@
-"""On what each knob was really run: the recorded runs, and what nobody has run yet.
+"""Where each knob was really run: the recorded runs, and what nobody has run yet.
 
 A record is a small file `results/recorded/knobs-*.json`: which values of which knobs trained real
 steps as they were asked, on what, with which versions. `python -m tests.record_knobs` makes the
@@ -69,7 +69,7 @@ def is_tried(
 ) -> bool:
     """Whether a value was run on an accelerator of this kind.
 
-    Of sizes and counts another value than the default stands for all: what a size means does not
+    For sizes and counts any value but the default stands for all: what a size means does not
     depend on how large it is. So does one value that matches the knob's pattern.
 
     Args:
@@ -161,7 +161,7 @@ def run_of(
         knobs: The engine's, in their order.
         started_at_s: Unix time of the first.
         accelerator: `cpu` or `cuda`.
-        device_name: Of one device.
+        device_name: Name of one device.
         ranks: Processes of a trial.
         nodes: Machines that they ran on.
         versions: Package -> version.

@@ -22,7 +22,7 @@ class Configuration:
     """One configuration with what its rows measured."""
 
     knobs: Mapping[str, KnobValue]
-    """By column, `zero` for the ZeRO stage; what is blank in the table is left out."""
+    """Values by column, `zero` for the ZeRO stage; blank cells are left out."""
     rows: tuple[MeasuredRow, ...]
     """A table may have it more than once; at least one."""
 
@@ -52,7 +52,7 @@ class Group:
     """One problem with the configurations that were measured for it."""
 
     problem: Mapping[str, str]
-    """By column of `PROBLEM_COLUMNS` as the table writes it, and `source`."""
+    """Cells by column of `PROBLEM_COLUMNS` as the table writes them, and `source`."""
     configurations: tuple[Configuration, ...]
 
     @property
@@ -93,7 +93,7 @@ def group_rows(rows: Iterable[MeasuredRow], *, fixed: Sequence[str] = ()) -> tup
     (`fully_specified`, where the table has the column) and was not inferred by somebody.
 
     Args:
-        rows: Of one table or several.
+        rows: Rows of one table or several.
         fixed: Columns of the layout that are part of the problem here, not choices.
 
     Returns:

@@ -56,7 +56,7 @@ class MeasuredRow:
     where: str
     """File and row, the header being the first, for errors and evidence."""
     cells: Mapping[str, str]
-    """By column, without the space around them; blank where unknown."""
+    """Cells by column, without the space around them; blank where unknown."""
 
     def text(self, column: str) -> str:
         """A cell as it stands; empty where it is blank or there is no such column."""

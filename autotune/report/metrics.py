@@ -179,9 +179,9 @@ def render_metrics(
 
     Args:
         snapshot: What the search says of itself.
-        trials: Of the record, by number.
+        trials: Trials of the record, by number.
         study: Name of the study; a label of every sample.
-        version: Of autotune.
+        version: Version of autotune.
         accelerator: `cpu` or `cuda`.
     """
     values = {**_of_search(snapshot), **_of_record(trials)}

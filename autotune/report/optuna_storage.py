@@ -124,7 +124,7 @@ def _trial(
     best_samples_per_s: float,
     worst_peak_bytes: float,
 ) -> FrozenTrial:
-    """What the platform spoilt is failed; what the configuration spoilt breaks a constraint."""
+    """A platform fault becomes a failed trial; a configuration's fault breaks a constraint."""
     values = tried.candidate.values
     known: dict[str, Any] = {
         "params": dict(values),

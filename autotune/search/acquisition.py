@@ -25,12 +25,12 @@ Flags = NDArray[np.bool_]
 FIRST_RISK = 0.35
 """Highest P(out of memory) of a candidate that is tried while nothing ran."""
 RISK_PER_RUN = 0.1
-"""By how much each trial that ran raises it: the estimate is better known, and what can be gained
-without risk has mostly been gained."""
+"""Rise of that limit with each trial that ran: the estimate is better known, and what can be
+gained without risk has mostly been gained."""
 LAST_RISK = 0.8
-"""However many ran; what is tried is still weighed by P(fits)."""
+"""Highest P(out of memory), however many ran; candidates are still weighed by P(fits)."""
 EXPLORE_EVERY = 8
-"""Every so many trials one goes where the forecast is least certain, not where it is best."""
+"""Every so many trials, one goes where the forecast is least certain, not where it is best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,18 +55,18 @@ class Chooser:
     """Errors of other studies."""
     known_peaks: Seen | None = None
     n_beside: int = 0
-    """Trials of this search besides the shots: of reduced forms of the candidates."""
+    """Trials of this search besides the shots: those of reduced candidates."""
     variation: float = 0.0
-    """Deviation of log seconds by what the forecast does not know of a candidate: choices that are
-    made after it was chosen."""
+    """Deviation of log seconds by choices that the forecast does not know: they are made after a
+    candidate was chosen."""
 
     def choose(self, is_open: Flags) -> int:
         """The row to try next.
 
-        Among the open candidates whose risk is allowed it has the highest expected gain in log
+        Among the open candidates whose risk is allowed, it has the highest expected gain in log
         seconds over the best so far (Jones, Schonlau and Welch, Efficient Global Optimization,
         1998) times P(fits); before anything was measured, the lowest forecast. If all are too
-        risky, the least risky one.
+        risky, it is the least risky one.
 
         Args:
             is_open: By row; at least one is.
@@ -211,7 +211,7 @@ def seen_times(forecast: Forecast, shots: Sequence[Shot]) -> Seen:
 
 
 def seen_peaks(forecast: Forecast, shots: Sequence[Shot]) -> Seen:
-    """By how much its peaks were; where none is known, whether it is above the limit or below."""
+    """By how much its peaks were wrong; an unknown peak is above or below the limit."""
     assert forecast.peak_bytes is not None, "asked for only where memory decides"
     telling = [
         shot
@@ -240,7 +240,7 @@ def _rows(shots: Sequence[Shot]) -> NDArray[np.intp]:
 
 
 def _side_of(shot: Shot) -> float:
-    """As `Seen.side`."""
+    """The side on which the trial's error lies, as in `Seen.side`."""
     if shot.peak_bytes is not None:
         return 0.0
     return 1.0 if shot.is_out_of_memory else -1.0

@@ -79,10 +79,10 @@ class RecordStandings:
         return self._standing(self._named(key), verdict.figures[key], verdict.n_runs[key])
 
     def _ties(self, verdict: confirm.Verdict | None, best: str) -> tuple[Standing, ...]:
-        """Who may be as fast as the best; with memory at stake samples/s alone do not say.
+        """Candidates that may be as fast as the best; where memory counts too, none is named.
 
-        Whose interval overlaps the best's; of two that ran side by side in the final comparison
-        the interval of their ratio tells more, and is asked instead.
+        A candidate is among them if its interval overlaps the best's. Where both ran side by side
+        in the final comparison, the interval of their ratio tells more and decides instead.
         """
         if self._objective.wish.name != "samples_per_s":
             return ()

@@ -10,12 +10,12 @@ def find_baseline(
 ) -> Candidate | None:
     """Climb a ladder, then bisect the rung that holds.
 
-    Of each rung the largest candidate comes first (one trial where it runs), then the smallest
-    (one trial more to leave a rung that is hopeless), then bisection between them. Asked again
-    with more answers it takes the same way, so an interrupted climb resumes.
+    On each rung the largest candidate comes first (one trial where it runs), then the smallest
+    (one trial more to leave a rung that is hopeless), then bisection between them. With more
+    answers it takes the same way again, so an interrupted climb resumes.
 
     Args:
-        ladder: As of `Engine.ladder`.
+        ladder: What `Engine.ladder` returns.
         runs: Whether a candidate runs within the limits; may raise to say that nobody knows yet.
 
     Returns:

@@ -67,7 +67,7 @@ class CalibratedSampler(BaseSampler):
                 trial of all explores.
             closed: Rows that are not wanted.
             others: Samples what is in no column; None: Optuna's TPE.
-            seed: Of `others`, where it is left out.
+            seed: Seed of `others`, where it is left out.
 
         Raises:
             ValueError: The columns and the forecast are not equally long, or there are no rows.
@@ -141,7 +141,7 @@ class CalibratedSampler(BaseSampler):
         """The row of a trial that has asked for a knob of the columns and has not ended.
 
         Args:
-            number: Of the trial.
+            number: Number of the trial.
         """
         return self._chosen[number]
 

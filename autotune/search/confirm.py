@@ -43,7 +43,7 @@ class Paired:
     """The runs of complete rounds, with what a round did to all of them taken out."""
 
     means: dict[str, float]
-    """By candidate hash: mean of log samples/s over these rounds."""
+    """Mean of log samples/s over these rounds, by candidate hash."""
     n_rounds: int
     deviation: float
     """Standard deviation of log samples/s that neither candidate nor round explains."""
@@ -55,8 +55,8 @@ class Verdict:
     """What a comparison found."""
 
     figures: dict[str, Figure]
-    """By candidate hash: geometric mean of samples/s over the runs, with the interval of a
-    re-run."""
+    """Geometric mean of samples/s over the runs, with the interval of a re-run; by candidate
+    hash."""
     n_runs: dict[str, int]
     deviation: float
     """Standard deviation of log samples/s between runs of one candidate, pooled over all."""
@@ -68,13 +68,13 @@ class Verdict:
     def gain(self, of: str, over: str) -> Speedup:
         """Ratio of two candidates' samples/s with its 95% interval, round by round.
 
-        The best is chosen by the very runs that judge it, and the luckiest of five equals looks
-        faster than the baseline too often. So the 95% hold for all the others against one of them
-        at once: each interval misses 5% / (candidates - 1) (Bonferroni, as in Dunn, Multiple
+        The runs that choose the best also judge it, and the luckiest of five equals looks faster
+        than the baseline too often. So the 95% hold for all the others against one of them at
+        once: each interval misses 5% / (candidates - 1) (Bonferroni, as in Dunn, Multiple
         Comparisons Among Means, 1961). For two candidates that is Student's own interval.
 
-        Of a candidate over itself it is exactly 1; the interval then says how large a gain this
-        comparison would have missed.
+        The ratio of a candidate to itself is exactly 1; its interval then says how large a gain
+        this comparison would have missed.
         """
         if self.paired is None:
             ratio = self.figures[of].samples_per_s / self.figures[over].samples_per_s
@@ -110,14 +110,14 @@ def plan(
 ) -> FinalComparison | None:
     """Plan the comparison, or find the one that was begun; None where it cannot be paid for.
 
-    A comparison that was begun goes on while its members are the same: were a new one added to
-    rounds that are over, its runs would not be interleaved with the others'.
+    A comparison that was begun goes on while its members are the same: the runs of a new member
+    would not be interleaved with the others' in rounds that are over.
 
     Args:
         history: The record.
         objective: What is better.
         baseline: Runs in every round; None where none runs.
-        left_s: Seconds of the budget that would be left had these trials not been run.
+        left_s: Seconds of the budget that would be left without the comparison's trials.
     """
     contenders = finalists(history, objective)
     if not contenders:
@@ -166,7 +166,7 @@ def next_run(
     Args:
         comparison: What was planned.
         history: The record.
-        seed: Of the order.
+        seed: Seed of the order.
         left_s: Seconds left of the budget. The plan did not pay for repeats of disturbed runs.
     """
     own = _runs_of(history, comparison.first_round)
@@ -188,7 +188,7 @@ def n_missing(comparison: FinalComparison, history: History, *, left_s: float = 
 
 
 def _to_repeat(comparison: FinalComparison, history: History, left_s: float) -> frozenset[int]:
-    """The disturbed runs to repeat; none where that would take the time of what was planned."""
+    """The disturbed runs to repeat; none where that would take time from planned runs."""
     n_planned = _n_unsettled(comparison, history, frozenset())
     is_paid_for = (n_planned + 1) * run_s(history) <= left_s
     return history.to_repeat if is_paid_for else frozenset()
@@ -214,8 +214,8 @@ def judge(comparison: FinalComparison, history: History, objective: Objective) -
     for minutes slows a whole round, and that is no noise of the ratio. It costs degrees of
     freedom: on a machine without such drift the interval of two candidates is half as wide again.
 
-    A candidate that failed or broke the memory limit in any run has no figure: it is not one to
-    hand out.
+    A candidate that failed or broke the memory limit in any run has no figure: it must not be
+    handed out.
     """
     own = _runs_of(history, comparison.first_round)
     first_rounds = range(comparison.first_round, comparison.first_round + MIN_ROUNDS)
@@ -261,7 +261,7 @@ def judge(comparison: FinalComparison, history: History, objective: Objective) -
 
 
 def _paired(logs: dict[str, dict[int, float]]) -> Paired | None:
-    """What is left of the runs once candidates and rounds are taken out of them."""
+    """The residuals of the runs, once the means of candidates and rounds are taken out."""
     complete = set.intersection(*(set(values) for values in logs.values()))
     degrees = (len(logs) - 1) * (len(complete) - 1)
     if degrees < 1:

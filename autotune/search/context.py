@@ -1,4 +1,4 @@
-"""What a search goes by: one value for the loop, its stages and all that they ask."""
+"""What a search works with: one value for the loop, its stages and everything they call."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +33,7 @@ class SearchContext:
     lattice: Lattice
     """The legal candidates."""
     observer: Observer
-    """Is shown what happens."""
+    """Observer that is shown what happens."""
     interrupt: Interrupt
     """Asks the search to drain or to end."""
     steering: Steering | None = None

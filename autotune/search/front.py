@@ -2,8 +2,8 @@
 
 The rule, also in `docs/search.md`: scale the front so that its slowest point is 0 and its fastest
 1, its smallest peak 0 and its largest 1; the best is the point with the largest difference of the
-two, the knee. It is where a further byte stops paying; the faster wins a tie, so that of a front
-of two points it is the fast one.
+two, the knee. There a further byte stops paying off; the faster point wins a tie, so the fast one
+of a front of two points.
 """
 
 import math
@@ -43,7 +43,7 @@ def peak_of(figure: Figure) -> float:
 def front_of(figures: Mapping[str, Figure]) -> list[str]:
     """Keys of the figures that no other beats in both respects, fastest first.
 
-    Of equal figures the first stands for all. Figures without a peak are left out where there is
+    The first of equal figures stands for all. Figures without a peak are left out where there is
     one with a peak.
     """
     known = {key: f for key, f in figures.items() if f.peak_memory_bytes is not None} or figures
@@ -60,7 +60,7 @@ def knee(figures: Mapping[str, Figure], everyone: Mapping[str, Figure]) -> str:
 
     Args:
         figures: To choose from; at least one.
-        everyone: The same and others.
+        everyone: The figures of the front: `figures` and others.
     """
     front = front_of(everyone)
     scaled = _Scale(front, everyone)

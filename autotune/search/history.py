@@ -14,8 +14,8 @@ from autotune.space.candidate import Candidate, candidate_of
 MAX_RETRIES = 2
 """Runs that a candidate gets after the first when the platform ended it; then it is left."""
 MANY_TRIALS = 6
-"""Measured trials before more than half of them being disturbed says that this is how the machine
-is: to repeat each would double a search's price and find no quiet moment either."""
+"""Measured trials from which on a disturbed majority counts as the machine's normal state: to
+repeat each would double a search's price and find no quiet moment either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,9 @@ class Tried:
     candidate: Candidate
     trials: tuple[Trial, ...]
     to_repeat: frozenset[int] = frozenset()
-    """As `History.to_repeat`."""
+    """Numbers of trials to repeat, as in `History.to_repeat`."""
     spread: Spread = field(default_factory=Spread)
-    """As `History.spread`."""
+    """How much runs differ, as in `History.spread`."""
 
     @property
     def explored(self) -> tuple[Trial, ...]:
@@ -43,7 +43,7 @@ class Tried:
 
     @property
     def fault(self) -> TrialResult | None:
-        """The first result that the configuration spoilt, in any role: it would happen again."""
+        """The first result that is a fault of the configuration, in any role: it would recur."""
         return next((r for r in results(self.trials) if r.outcome.is_config_fault), None)
 
     @property
@@ -79,8 +79,8 @@ class Tried:
 class History:
     """The trials of a record that answer for one job, grouped by candidate.
 
-    Reduced trials are told apart here, once: all that is said of `trials` and `tried` is said of
-    the job's own candidates, and `reduced` is a history of the others.
+    Reduced trials are separated here, once: `trials` and `tried` are of the job's own candidates,
+    and `reduced` is a history of the others.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class History:
         """Group trials.
 
         Args:
-            trials: Of one job.
-            to_repeat: As the record that they are a part of has it; None: they are all of it.
+            trials: Trials of one job.
+            to_repeat: That of the record that the trials are a part of; None: they are all of it.
             of_reduced: Whether `trials` are to be the reduced ones.
         """
         self._of_reduced = of_reduced
@@ -117,7 +117,7 @@ class History:
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """Those of the job itself, by number; of the history of reduced ones, those."""
+        """The trials of the job itself, or of the history of reduced trials those, by number."""
         return tuple(t for t in self.recorded if is_reduced(t) == self._of_reduced)
 
     @property
@@ -129,8 +129,8 @@ class History:
     def explored(self) -> "History":
         """The same without the final comparison, which must not change what led to it.
 
-        What deserves a repeat stays what the whole record says: were the comparison's runs left
-        out of that, a trial would be owed for the one and settled for the other.
+        The whole record still decides what deserves a repeat: without the comparison's runs a
+        trial could be owed here and settled there.
         """
         return History(
             (t for t in self.trials if t.spec.identity.role is not Role.CONFIRM),
@@ -166,8 +166,8 @@ class History:
     def to_repeat(self) -> frozenset[int]:
         """Numbers of the disturbed trials that deserve to be run once more.
 
-        Not those that are a repeat themselves, nor those that came when most others were disturbed
-        too. What counts for a trial are those before it, so that nothing changes on resume.
+        A trial that is a repeat itself does not, nor one that came when most others were disturbed
+        too. Only earlier trials count for that, so that nothing changes on resume.
         """
         found, n_measured, n_disturbed = set(), 0, 0
         for trial in self.trials:
@@ -197,7 +197,7 @@ class History:
     def slower_start_s(self) -> float:
         """Seconds until its imports were done that the slowest trial took more than the median.
 
-        Of warm trials that is the first: its template imports what a cold one does.
+        Among warm trials the first is the slowest: its template imports what a cold one does.
         """
         phases = (Phase.SPAWN, Phase.IMPORT)
         starts = [sum(r.phases_s.get(p, 0.0) for p in phases) for r in results(self.trials)]
@@ -217,8 +217,8 @@ def results(trials: Iterable[Trial]) -> list[TrialResult]:
 def counting(trials: Sequence[Trial]) -> TrialResult | None:
     """The measured result that counts of one candidate's trials; None: none is measured.
 
-    The repeat of a disturbed trial takes its place, disturbed or not: the first one is known to be
-    off.
+    The repeat of a disturbed trial takes its place, disturbed or not: the first is known to be
+    wrong.
     """
     measured = [t for t in trials if t.result is not None and t.result.outcome.is_measured]
     repeats = [t for t in measured if t.spec.provenance.repeat_of is not None]
@@ -229,7 +229,7 @@ def owed_repeat(trials: Sequence[Trial], to_repeat: Collection[int]) -> int | No
     """Number of the disturbed trial that is still to be repeated; None: there is none.
 
     Args:
-        trials: Of one candidate, of the same round in the final comparison.
+        trials: Trials of one candidate, from one round where they are of the final comparison.
         to_repeat: As `History.to_repeat`.
     """
     result = counting(trials)

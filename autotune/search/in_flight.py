@@ -19,14 +19,14 @@ from autotune.space.candidate import Candidate, candidate_of
 from autotune.space.rule import Violation
 
 POLL_S = 0.1
-"""Between two looks at the trials; the coordinator shares the processor with CPU ranks."""
+"""Time between two looks at the trials; the coordinator shares the processor with CPU ranks."""
 
 CANCEL_WAIT_S = 30.0
 """How long to wait for cancelled trials to say so: a node kills for 10 s and drains for 15 s at
 the most. Those that do not are `lost` on resume."""
 
 MAX_FAULTS_IN_A_ROW = 6
-"""Two candidates that the platform failed three times each: it is no use to go on."""
+"""Platform faults in a row that end a search: two candidates that failed three times each."""
 
 
 class TrialsInFlight:
@@ -82,7 +82,7 @@ class TrialsInFlight:
             self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
 
     def render_with(self, candidate: Candidate, engine: Engine) -> None:
-        """Let an engine of its own render a candidate, whoever asks for it.
+        """Render a candidate with an engine of its own from now on.
 
         The user's own baseline keeps the keys that no knob knows: one candidate, one rendering.
         """
@@ -108,7 +108,7 @@ class TrialsInFlight:
         return busy_s([*intervals(counted), *running])
 
     def left_s(self, without: Sequence[Trial] = ()) -> float:
-        """Seconds left of the budget, had these trials not been run; infinity without a budget."""
+        """Seconds left of the budget, these trials not counted; infinity without a budget."""
         budget_s = self._context.job.budget.time_s
         if budget_s is None:
             return math.inf
@@ -216,7 +216,7 @@ class TrialsInFlight:
         return tuple(shown)
 
     def _say_overridden(self, overridden: Mapping[str, Sequence[Any]]) -> None:
-        """Say once what of the user's own configuration does not run as written."""
+        """Say once which keys of the user's own configuration do not run as written."""
         for key, (theirs, ours) in overridden.items():
             if key not in self._overridden_said:
                 self._overridden_said.add(key)

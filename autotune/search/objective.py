@@ -56,9 +56,9 @@ class Objective:
     def losing_step_time_s(self, history: History, global_batch: int) -> float | None:
         """The step time above which a trial has clearly lost, for it to stop early; None: never.
 
-        Its optimistic end, that of the prediction interval, is then under `LOSING_SHARE` of the
-        best samples/s so far. For the lowest memory that is no reason to stop where the floor is
-        lower still, and on a front of speed against memory a slow candidate may stand.
+        The optimistic end of its prediction interval is then under `LOSING_SHARE` of the best
+        samples/s so far. Where memory is minimised, the floor of samples/s takes the place of that
+        share if it is lower; on a front of speed against memory a slow candidate may stand.
 
         Args:
             history: What was tried.
@@ -103,9 +103,9 @@ class Objective:
     def contenders(self, figures: Mapping[str, Figure]) -> list[str]:
         """Keys of the figures that could be the best one, given their intervals; best first.
 
-        For samples/s those whose interval overlaps the best's. For the lowest memory the fastest
-        one (it sets the floor), the best, and those with less memory whose interval reaches the
-        floor. For the Pareto objective the front, those nearest the best first.
+        For samples/s they are those whose interval overlaps the best's. For the lowest memory they
+        are the fastest (it sets the floor), the best, and those with less memory whose interval
+        reaches the floor. For the Pareto objective they are the front, nearest the best first.
         """
         best = self.best(figures)
         if best is None:
@@ -136,7 +136,7 @@ class Objective:
 
         Args:
             tried: A settled candidate.
-            worst_peak_bytes: What a configuration without a peak of its own is told with.
+            worst_peak_bytes: Peak that stands in for a configuration without one of its own.
         """
         result = tried.measured
         rate = 0.0 if result is None else result.samples_per_s or 0.0

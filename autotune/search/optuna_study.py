@@ -82,9 +82,9 @@ def told_trials(
         axes: The knobs.
         history: What was tried.
         objective: What is better and what is feasible.
-        is_whole: Whether every trial names every knob. A knob that does not act is left out for
-            TPE, which models it where it acts; a Gaussian process sees only the knobs that all
-            trials have and draws the others blindly, so there it stands at its first value.
+        is_whole: Whether every trial names every knob. For TPE a knob that does not act is left
+            out, since TPE models it where it acts. A Gaussian process sees only the knobs that all
+            trials have and draws the others blindly, so there the knob stands at its first value.
     """
     tried = history.tried
     figures = [figure for t in tried if (figure := objective.figure(t)) is not None]
@@ -105,9 +105,10 @@ def _told(
 ) -> FrozenTrial:
     """A candidate as Optuna is told of it.
 
-    A configuration's fault is a complete trial with its constraints: told as failed, it would be
-    proposed again half of the time. What the platform spoilt teaches nothing and is failed. Knobs
-    that do not act are at their idle value, or left out where they have none.
+    A fault of the configuration becomes a complete trial with its constraints: Optuna would
+    propose a failed one again half of the time. A trial that the platform ended says nothing of
+    the candidate and becomes a failed one. Knobs that do not act stand at their idle value, or are
+    left out where they have none.
     """
     values = {**idle, **tried.candidate.values}
     active = {name: axis for name, axis in axes.items() if name in values}
@@ -137,7 +138,7 @@ def tpe_sampler(n_budget: int, seed: int) -> TPESampler:
 
     Args:
         n_budget: Trials of the whole search.
-        seed: Of its draws.
+        seed: Seed of its draws.
     """
     return TPESampler(
         seed=seed,

@@ -18,11 +18,11 @@ from autotune.search.reduced import Reductions, n_reduced
 from autotune.search.stop import n_done
 
 ASSUMED_TRIAL_S = 15.0
-"""A trial of a small model while nothing is known: 5 to 12 s until its first step if it starts
-cold."""
+"""Seconds of a trial of a small model while nothing is known: 5 to 12 s until its first step if it
+starts cold."""
 ASSUMED_BASELINE_TRIALS = 2
-"""The largest micro-batch of the lowest stage mostly runs; each bisection is one trial more, and a
-tight memory limit may take ten, stage by stage."""
+"""Trials to find a baseline: the largest micro-batch of the lowest stage mostly runs; each
+bisection is one trial more, and a tight memory limit may take ten, stage by stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Plan:
     n_recorded: int
     """Trials that the record already holds."""
     origin: Origin
-    """Where its trials' figures come from; of others than measured ones nothing runs."""
+    """Where its trials' figures come from; where they are not measured, nothing runs."""
     baseline_trials: int
     """Assumed where the baseline is looked for: see `ASSUMED_BASELINE_TRIALS`."""
     search_trials: int
@@ -202,7 +202,7 @@ def make_plan(
 
 
 def _baseline_trials(job: Job, history: History) -> int:
-    """Those still to run; of a baseline that is looked for nobody knows before it is found."""
+    """Trials still to run; a search for a baseline may take more or fewer."""
     if any(trial.spec.identity.role is not Role.BASELINE for trial in history.recorded):
         return 0
     wanted = 1 if job.baseline is not None else ASSUMED_BASELINE_TRIALS
@@ -210,7 +210,7 @@ def _baseline_trials(job: Job, history: History) -> int:
 
 
 def _untried(lattice: Lattice) -> str:
-    """One value of each knob; a default is not looked at: it is what runs everywhere."""
+    """One value of each knob; defaults are left out, since they run everywhere."""
     context = lattice.context
     first: dict[str, KnobValue] = {}
     for name, values in lattice.values.items():

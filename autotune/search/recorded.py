@@ -1,7 +1,7 @@
 """Whether a recorded trial ran what its candidate would run now, to the letter.
 
-The optimizer, the user's base configuration and the templates are in no knob: were only candidates
-compared, an edited file would be served the figures of the old one.
+The optimizer, the user's base configuration and the templates are in no knob: a comparison of
+candidates alone would give an edited file the figures of the old one.
 """
 
 import dataclasses
@@ -132,7 +132,7 @@ def _asks(job: Job, environment: Environment, candidate: Candidate) -> dict[str,
 
 
 def _facts(workload: Workload, layout: Layout, memory_limit_bytes: int | None) -> dict[str, Any]:
-    """What a figure answers for, whatever the candidate."""
+    """What a figure depends on besides the candidate."""
     trained = {k: v for k, v in dataclasses.asdict(workload).items() if k not in _GOES_ON}
     return {
         **trained,

@@ -20,7 +20,7 @@ from autotune.space.rule import Violation
 
 SHARE = 0.5
 """Share of a search's trials, and of its time where that is limited, that reduced trials may
-take. What is not full is not compared, so the other half stays for what is."""
+take. Only full trials are compared, so the other half stays for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +75,10 @@ def n_reduced(n_trials: int) -> int:
 
 
 def too_large(history: History) -> dict[str, int]:
-    """Candidates that need too much memory, by what their reduced forms did.
+    """Candidates that need too much memory, as their reduced trials showed.
 
     Fewer layers need less memory on the same devices: a candidate whose reduced trial ran out of
-    it would run out of it too. On fewer devices every shard is larger, which says nothing.
+    memory would run out of it too. Fewer devices hold larger shards: such a trial shows nothing.
 
     Returns:
         Hash of the candidate -> number of the trial that said so.
@@ -102,7 +102,7 @@ class ReducedTrials:
 
         Args:
             context: The search.
-            forms: As of `Reductions`.
+            forms: As in `Reductions`.
             steering: What chooses, and is taught.
         """
         self._job = context.job
@@ -115,7 +115,7 @@ class ReducedTrials:
 
     @classmethod
     def of(cls, context: SearchContext) -> "ReducedTrials | None":
-        """Those of a job, said once; None where it asks for none, or nothing would be taught."""
+        """The reduced trials of a job, told once; None where there are none or none would help."""
         job, steering = context.job, context.steering
         reductions = reduce_lattice(job, context.lattice, context.engine)
         if job.fidelity is None or reductions is None:
@@ -161,7 +161,7 @@ class ReducedTrials:
         return self._steering.propose(
             history,
             self._objective,
-            # What the model cannot tell apart needs no second look with fewer layers.
+            # Candidates that the model cannot tell apart need no second trial with fewer layers.
             closed={
                 *(t.candidate.hash for t in history.tried),
                 *self._steering.alike(begun),

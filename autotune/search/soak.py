@@ -34,18 +34,18 @@ from autotune.trial.statistics import MIN_SAMPLES
 
 STEPS_COMPARED = 4
 LOSS_TOLERANCE = 5e-4
-"""Share of a loss. CPU ranks agreed to 6e-6 at worst (bf16, 49 steps); a GPU adds up in another
-order each time, so there is room for more."""
+"""Largest difference of a loss, as a share of it. CPU ranks agreed to 6e-6 at worst (bf16, 49
+steps); a GPU adds up in another order each time, so there is room for more."""
 
 WARM_UP_SHARE = 0.2
-"""Share of each half: allocators and caches still grow there."""
+"""Share of each half whose memory is not judged: allocators and caches still grow there."""
 GROWTH_SHARE = 0.02
 GROWTH_BYTES = 16 * 2**20
-"""What a meter may gain while it is watched, whichever is more: heaps that fragment gain about
-that much and stop. A longer soak sees a slower leak."""
+"""Growth that a meter may show while it is watched, the larger of the two: heaps that fragment
+grow about that much and stop. A longer soak sees a slower leak."""
 
 CHECKPOINT_BYTES_PER_PARAM = 16
-"""At most: weights of two bytes, fp32 weights and two fp32 moments, and some to spare."""
+"""Upper bound: weights of two bytes, fp32 weights and two fp32 moments, and some to spare."""
 
 _POLL_S = 0.2
 _SAY_EVERY_S = 60.0
@@ -131,7 +131,7 @@ def check_space(folder: Path, n_params: int) -> None:
 
 
 def problems_of(halves: Sequence[Half], growth: Sequence[Growth]) -> list[str]:
-    """Why a soak failed; empty if it passed, with nothing of it left unjudged."""
+    """Why a soak failed; empty if it passed, and every part of it could be judged."""
     problems = []
     for name, half in zip(("first", "second"), halves, strict=False):
         result, limit = half.result, half.spec.measure.memory_limit_bytes
@@ -302,7 +302,8 @@ def _run(
 def _slope(times: Sequence[float], values: Sequence[float]) -> float:
     """How fast values grow: the median slope of all pairs (Theil and Sen), 0 below two times.
 
-    A median, because memory grows in steps and jumps: one that is not repeated is no growth.
+    It is a median because memory grows in steps and jumps: a jump that is not repeated is no
+    growth.
 
     Args:
         times: In any unit, not all equal.

@@ -74,7 +74,7 @@ class BaselineStage:
     def _runs(self, candidate: Candidate) -> bool:
         """Whether the candidate is legal and ran within the limits."""
         tried = self._flight.history.explored.find(candidate)
-        # A disturbed one that the time cannot repeat answers as it is.
+        # Where there is no time to repeat a disturbed trial, its result counts as it is.
         if tried is not None and (tried.is_settled or (tried.measured and not self._has_time())):
             return self._context.objective.figure(tried) is not None
         if violations := self._flight.violations(candidate):
@@ -88,7 +88,7 @@ class BaselineStage:
 
 
 class _UntriedError(Exception):
-    """The baseline's ladder asks for a candidate that the record does not answer for."""
+    """The baseline's ladder needs a candidate that has no answer in the record."""
 
     def __init__(self, candidate: Candidate) -> None:
         super().__init__(str(candidate))
@@ -130,7 +130,7 @@ class ProposalStage:
         return max(0, self.n_budget - n_done(self._flight.history))
 
     def next_run(self) -> Run | None:
-        """A trial that is owed, or the next proposal; else why there is none."""
+        """A run that is owed, or the next proposal; None: there is none, and `stop` says why."""
         context, history = self._context, self._flight.history
         used_s = self._flight.used_s()
         kept_s = 2 * confirm.ROUNDS * confirm.run_s(history)
@@ -158,7 +158,7 @@ class ProposalStage:
         """The candidate to try next; None when all were."""
         context, history, closed = self._context, self._flight.history, self._closed()
         if self._baseline.users is not None and not searched(history):
-            # What they run today is where the search starts from: one knob away, mostly.
+            # The search starts from what the user runs today: mostly one knob away.
             return context.lattice.nearest(self._baseline.users.values, closed)
         return self._sampler.propose(
             Request(

@@ -59,13 +59,13 @@ class Steering:
     def can_steer(self, objective: Objective) -> bool:
         """Whether a proposal would be worth more than TPE's.
 
-        Only of speed, and only where candidates differ in what the model tells apart.
+        It is for speed only, and only where candidates differ in what the model tells apart.
         """
         return objective.wish.name == "samples_per_s" and bool(self.knobs)
 
     @property
     def knobs(self) -> tuple[str, ...]:
-        """Those that vary over the lattice and that the model tells apart."""
+        """The knobs that vary over the lattice and that the model tells apart."""
         known = find_engine(self.lattice.context.engine).predicted
         return tuple(name for name in known if name in self.lattice.values)
 
@@ -121,7 +121,7 @@ class Steering:
         values = {name: axis.decode(trial.params[name]) for name, axis in axes.items()}
         chosen = rows.keys[sampler.chosen_row(trial.number)]
         others = {c.hash for c in self.lattice.candidates if self._key(c) != chosen}
-        # The one of these whose reduced trial is why they were chosen.
+        # Among these, take the one whose reduced trial is why they were chosen.
         ran = {t.trials[0].spec.identity.reduced_of for t in history.reduced.tried if t.measured}
         for candidate in self.lattice.candidates:
             if candidate.hash in ran - closed - others:
@@ -167,7 +167,7 @@ class Steering:
         Args:
             history: What was tried.
             objective: Says how much memory there is.
-            candidate: Of the lattice or not; it may be a reduced form.
+            candidate: A candidate, of the lattice or not; it may be a reduced form.
         """
         told = [t for t in _telling(history) if _kind(t.candidate) == _kind(candidate)]
         said = self.forecaster([*(t.candidate for t in told), candidate])
@@ -177,7 +177,7 @@ class Steering:
             [_shot(row, t) for row, t in enumerate(told)],
             known=self._known(history, objective, candidate),
         )
-        # What runs differ by comes on top of what is believed of the figure itself.
+        # The difference between runs adds to the uncertainty of the figure itself.
         deviations = float(believed.time.deviation[-1]), VARIATION, history.spread.variance**0.5
         reach = np.exp(_NORMAL * math.hypot(*deviations))
         memory_reach = np.exp(_NORMAL * float(believed.memory.deviation[-1]))
@@ -200,10 +200,10 @@ class Steering:
     def _known(
         self, history: History, objective: Objective, of: Candidate
     ) -> tuple[Seen | None, Seen | None]:
-        """What is known of the model's errors, of seconds and of peaks, besides trials of a kind.
+        """What is known of the model's errors in seconds and peaks, besides trials of one kind.
 
-        From other studies; and from trials of this one that ran more or fewer layers or
-        accelerators. The model errs otherwise there, so each kind counts as a study of its own.
+        It comes from other studies, and from trials of this one that ran more or fewer layers or
+        accelerators. The model errs differently there, so each kind counts as a study of its own.
         """
         known = self.recalled
         times = None if known is None else known.times
@@ -278,7 +278,7 @@ def _telling(history: History) -> list[Tried]:
 
 
 def _kind(candidate: Candidate) -> _Kind:
-    """What candidates of one job have in common, and their reduced forms otherwise."""
+    """What candidates of one job have in common, and in which their reduced forms differ."""
     return candidate.layers, candidate.world
 
 
@@ -286,7 +286,7 @@ def _kind(candidate: Candidate) -> _Kind:
 class _Rows:
     keys: tuple[_Key, ...]
     forecast: Forecast
-    """For each, what is said of its candidate with the lowest time."""
+    """For each row, what is predicted of its candidate with the lowest time."""
     closed: tuple[int, ...]
 
     @property
@@ -295,7 +295,7 @@ class _Rows:
 
 
 def _shot(row: int, tried: Tried, *, is_feasible: bool = True) -> Shot:
-    """What a candidate's trials teach; of one that is not feasible, only what it needed."""
+    """What a candidate's trials teach; those of an infeasible one, only the memory it needed."""
     result = tried.measured
     return Shot(
         row=row,
@@ -322,7 +322,7 @@ def steering_of(
         job: What is trained.
         environment: Where.
         lattice: The legal candidates.
-        lessons: Of other studies.
+        lessons: Lessons of other studies.
         study: The name by which this one's own lessons are left out.
         forecaster: The model; None: the analytic one.
         accelerators: The table that it looks the device up in; None: the shipped one.
@@ -377,7 +377,7 @@ def lessons_of(
         environment: Where.
         objective: Says how much memory there was.
         study: Its name in the file of lessons.
-        accelerators: As of `steering_of`.
+        accelerators: As for `steering_of`.
 
     Raises:
         FleetError: As `steering_of`.

@@ -6,7 +6,7 @@ from autotune.search.history import History, Tried, results
 from autotune.search.objective import Objective
 
 CONFIRM_SHARE = 1 / 3
-"""Most of a time budget that is kept back for the final comparison."""
+"""Largest share of a time budget that is kept back for the final comparison."""
 
 
 def searched(history: History) -> list[Tried]:
@@ -15,12 +15,12 @@ def searched(history: History) -> list[Tried]:
 
 
 def n_done(history: History) -> int:
-    """What the search proper has settled: candidates, and reduced forms of such."""
+    """How many candidates the search proper has settled, their reduced forms included."""
     return sum(t.is_settled for t in (*searched(history), *searched(history.reduced)))
 
 
 def has_time(history: History, budget: Budget, *, used_s: float, kept_s: float) -> bool:
-    """Whether the time budget has room for another trial, be it a first one or a retry.
+    """Whether the time budget has room for another trial, first or repeated.
 
     Args:
         history: What was tried.

@@ -1,4 +1,4 @@
-"""From a candidate to a trial: the spec that its ranks will read."""
+"""Makes a trial of a candidate: the spec that its ranks will read."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ MEASURE = Measure(
     target_half_width=0.03,
     budget_s=8.0,
 )
-"""A cold start. Two steps cover the allocator's growth and lazy kernels; `MIN_SAMPLES` are the
-fewest from which the median's interval means anything; candidates closer than 3% are the final
-comparison's to tell apart."""
+"""Measure of a cold start. Two steps cover the allocator's growth and lazy kernels; `MIN_SAMPLES`
+are the fewest from which the median's interval means anything; candidates closer than 3% are the
+final comparison's to tell apart."""
 
 WARM_MEASURE = dataclasses.replace(MEASURE, budget_s=3.0)
-"""A warm start, which costs a tenth of a cold one. With a start that costs c and steps of s
-seconds each, whose noise is w and that of whole runs b, most is learned per second with
+"""Measure of a warm start, which costs a tenth of a cold one. With a start that costs c and steps
+of s seconds each, whose noise is w and that of whole runs b, most is learned per second with
 sqrt(c / s) w / b steps in a run (Cochran, Sampling Techniques, 3rd edition, 10.6), so the time to
 measure for goes with the root of what a start costs: from 8 s where that is 7.30 s to
 8 sqrt(0.60 / 7.30) = 2.3 s where it is 0.60 s (`benchmarks/trial_overhead.py`), rounded up."""
@@ -46,7 +46,7 @@ CONFIRM_MEASURE = Measure(
     target_half_width=0.02,
     budget_s=10.0,
 )
-"""The claim rests on these runs; they start cold."""
+"""Measure of the final comparison. The claim rests on these runs; they start cold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Run:
     retry_of: int | None = None
     repeat_of: int | None = None
     losing_step_time_s: float | None = None
-    """Above it the trial stops early; None: never."""
+    """Step time above which the trial stops early; None: never."""
     predicted: Predicted | None = None
     """What the trial is expected to measure; None: nobody can say."""
     reduced_of: Candidate | None = None
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def fidelity(self) -> Fidelity | None:
-        """What is less than the job asks for; None: nothing."""
+        """How the trial is smaller than the job asks for; None: it is not."""
         if self.reduced_of is None:
             return None
         ours, full = self.candidate, self.reduced_of
@@ -122,8 +122,8 @@ def make_spec(
 def _is_diagnosed(run: Run) -> bool:
     """Whether a trial says what bounds it.
 
-    The claim rests on the final comparison: nothing but its steps is run there. And what bounds a
-    reduced run need not bound the candidate.
+    The claim rests on the final comparison, so its trials run nothing but their steps. And what
+    bounds a reduced run need not bound the candidate.
     """
     return run.role in (Role.BASELINE, Role.SEARCH) and run.reduced_of is None
 

@@ -103,7 +103,7 @@ def depths(n_layers: int, period: int) -> tuple[int, int, int] | None:
     """Depths that tell those of a model: two to draw a line through, one to prove it.
 
     Args:
-        n_layers: Of the model.
+        n_layers: Layers of the model.
         period: Layers after which the kinds of layers repeat: every K-th is recomputed, every
             other one attends to a window.
 
@@ -122,7 +122,7 @@ def at_depth(shallow: Traced, deeper: Traced, n_layers: int) -> Traced:
     Args:
         shallow: One of the model's `depths`.
         deeper: The next one.
-        n_layers: Of the model.
+        n_layers: Layers of the model.
     """
     period = deeper.n_layers - shallow.n_layers
     periods = (n_layers - shallow.n_layers) / period

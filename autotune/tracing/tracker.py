@@ -24,8 +24,8 @@ class Tracker(TorchDispatchMode):
         """Start with nothing held.
 
         Args:
-            part: Of the step, that is traced first.
-            kind: Of the tensors that it makes.
+            part: Part of the step that is traced first.
+            kind: Kind of the tensors that it makes.
             granule_bytes: What the allocator rounds up to a multiple of.
         """
         super().__init__()

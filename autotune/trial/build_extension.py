@@ -37,11 +37,11 @@ def main() -> None:
 
 @contextmanager
 def without_debug_information() -> Iterator[None]:
-    """Have the default compiler leave out what `-g` asks for: it takes time, and nobody reads it.
+    """Make the default compiler leave out what `-g` asks for: it takes time, and nobody reads it.
 
     DeepSpeed's builders pass `-g` and take no flags from outside. The commands in build.ninja stay
-    what torch writes there itself: were they others, whoever uses the folder without autotune
-    would compile all of it again.
+    as torch writes them: if they differed, a user of the folder without autotune would compile all
+    of it again.
     """
     compiler = shutil.which("c++")
     if compiler is None or "CXX" in os.environ:

@@ -20,7 +20,7 @@ from autotune.trial.reporter import Reporter
 
 _TAG = "soak"
 _N_SAMPLES = 200
-"""Samples of the memory per trial, spread evenly over its time: enough for a slope."""
+"""Memory samples per trial, spread evenly over its time: enough for a slope."""
 
 
 class Soak:
@@ -58,7 +58,7 @@ class Soak:
             self._report.memory_samples.append({"elapsed_s": elapsed_s, **sample})
 
     def finale(self) -> bool:
-        """Save once, then let a few steps more be trained; says whether they are."""
+        """Save once, then let a few more steps be trained; return whether they are done."""
         if self._checkpoint.resumes_at is not None:
             return True
         steps = len(self._report.losses)

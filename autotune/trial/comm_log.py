@@ -1,9 +1,9 @@
 """Every collective of one optimizer step that goes through DeepSpeed, by its comms logger.
 
-The logger times each call until the device is synchronised after it. Three things of it are mended
-here (0.19.8): its timer is never reset, so that each figure holds all calls before it; a call with
-`async_op` is timed until it is launched where the accelerator has no streams (CPU); and an
-operation whose bandwidth it cannot tell ends the process.
+The logger times each call until the device is synchronised after it. This module mends three of
+its faults (0.19.8): its timer is never reset, so that each figure holds all calls before it; a
+call with `async_op` is timed until it is launched where the accelerator has no streams (CPU); and
+an operation whose bandwidth it cannot tell ends the process.
 """
 
 import functools
@@ -31,13 +31,13 @@ _COLLECTIVES = (
     "gather",
     "scatter",
 )
-"""Methods of DeepSpeed's backend that all ranks of a group call in the same order, so that one
-may be waited for at once. Not so a send and its receive."""
+"""Methods of DeepSpeed's backend that all ranks of a group call in the same order, so that the
+logger may wait for a call at once. It may not for a send and its receive."""
 
 _PAIRWISE = ("send", "recv", "isend", "irecv")
 
 MAX_CALLS = 4000
-"""Calls of one step that are kept; what comes after is not looked at."""
+"""Calls of one step that are kept; later ones are ignored."""
 
 
 class CommLog:
@@ -82,7 +82,7 @@ class CommLog:
         return self._n_calls > MAX_CALLS
 
     def _append(self, raw_name: str, record_name: str, latency: float, msg_size: int) -> None:
-        """In place of the logger's own; `latency` is in milliseconds."""
+        """Record a call, in place of the logger's own method; `latency` is in milliseconds."""
         comm.timers(record_name).reset()
         self._n_calls += 1
         if not self.is_cut:

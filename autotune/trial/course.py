@@ -2,8 +2,8 @@
 
 Three stretches. The floor: the first steps, under the close watch of the memory meter, are thrown
 away whatever they look like; compilation and the search for a loss scale are in it, since only
-steps that the optimizer applied count. Then the meter settles, and steps are kept. What of these
-still was warm-up is found by `steady_from` from the series itself and thrown away too. All ranks
+steps that the optimizer applied count. Then the meter settles, and steps are kept. `steady_from`
+finds in the series itself which of these were still warm-up; they are thrown away too. All ranks
 decide alike, because they are given the same times.
 """
 
@@ -19,7 +19,7 @@ from autotune.trial.statistics import (
 )
 
 _LOOK_EVERY = 0.1
-"""Looked at again when a series is longer by this share: a look sorts, and comes between steps."""
+"""Share by which a series grows before it is judged again: that sorts, and comes between steps."""
 
 
 class Course:
@@ -41,7 +41,7 @@ class Course:
         """Whether it ended because the steps are clearly slower than the spec's threshold."""
 
     def add(self, step_time_s: float) -> bool:
-        """Take a step; says whether it was the last one that is needed."""
+        """Take a step; return whether it was the last one that is needed."""
         self._times_s.append(step_time_s)
         # Summed over agreed times, not read off this rank's clock: all ranks must stop together.
         self._total_s += step_time_s

@@ -38,7 +38,7 @@ _INSTRUCTIONS = {
     "ReduceTiedGrads": BACKWARD,
     "OptimizerStep": OPTIMIZER,
 }
-"""Instructions of a pipeline's schedule; what is not here passes activations on, or loads them."""
+"""Instructions of a pipeline's schedule; the others pass activations on, or load them."""
 
 _MAX_PROFILED = 3
 """Steps under the profiler, at the most: more only where they are short and so differ much."""
@@ -47,8 +47,8 @@ _PROFILED_S = 0.15
 _LONGEST_STEP_S = 60.0
 """A step that takes longer is not worth two more."""
 _PATIENCE = 20
-"""Times the pass may take as long as its steps did when they were measured, and so many seconds
-besides: reading a trace of a million events takes a while."""
+"""Factor by which the pass may take longer than its steps did when they were measured, and
+seconds that it gets besides: reading a trace of a million events takes a while."""
 
 
 class DiagnosticPass:
@@ -170,8 +170,8 @@ class DiagnosticPass:
             return
         self._profiler.__exit__(None, None, None)
         on_device = get_accelerator().device_name() != "cpu"
-        # Thousands of new objects would have Python look at all that torch and transformers made,
-        # again and again.
+        # Thousands of new objects would make Python's collector scan all objects of torch and
+        # transformers, again and again.
         gc.disable()
         try:
             events = _read(self._profiler.kineto_results.events())
@@ -218,7 +218,7 @@ class DiagnosticPass:
 
 
 def _read(raw_events: Iterable[Any]) -> list[timeline.Event]:
-    """The events that count; each question to one of the others would cost as much."""
+    """The events that count; to look at each of the others would cost as much."""
     events = []
     for raw in raw_events:
         name, on_device = raw.name(), raw.device_type() != DeviceType.CPU

@@ -1,4 +1,4 @@
-"""From what went wrong in a rank to an outcome and the line that says so.
+"""Maps what went wrong in a rank to an outcome and the line that says so.
 
 Typed exceptions decide; their text only where the type says nothing (torch raises RuntimeError for
 a failed allocation on CPU and for much else).

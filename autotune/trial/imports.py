@@ -1,8 +1,8 @@
-"""Load before the memory base is taken what DeepSpeed and transformers load on the way.
+"""Import what DeepSpeed and transformers import on the way, before the memory base is taken.
 
-What is imported is no part of a configuration's memory, so it belongs to the base. And what is
-not used is not waited for: DeepSpeed's ZeRO loads its Muon functions, which compile on import and
-drag in torch's whole inductor (1.5 s and 40 MiB per rank), for any optimizer.
+Imported modules are no part of a configuration's memory, so they belong to the base. And modules
+that nothing uses are not waited for: DeepSpeed's ZeRO loads its Muon functions, which compile on
+import and drag in torch's whole inductor (1.5 s and 40 MiB per rank), for any optimizer.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""One meter per device: what the limit is checked against is what is reported.
+"""One meter per device: the reported figure is the one that the limit is checked against.
 
 CPU ranks: private data of the process (VmData) above the base after imports. The kernel counts
 `RLIMIT_DATA` in the same unit, and an allocation above it fails cleanly, with a typed error. Both
@@ -31,11 +31,11 @@ class Meter(ABC):
 
     @abstractmethod
     def cap(self) -> None:
-        """Apply what depends on what else the process holds by now; called again as that grows."""
+        """Apply what depends on the process's other memory; called again as that grows."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Disturb no step from here on: they are measured, and have shown their peak by now."""
+        """Disturb no step from here on: steps are measured, and have shown their peak by now."""
 
     @abstractmethod
     def lift(self) -> None:
@@ -58,11 +58,11 @@ class CpuMeter(Meter):
     """Private data above the base after imports, sampled by a thread."""
 
     close_period_s = 0.002
-    """Between two readings of the thread, until `settle`."""
+    """Time between two readings of the thread, until `settle`."""
     settled_period_s = 0.1
-    """And then. Ranks share their core with threads of gloo, and whatever wakes up on it decides
-    which of them runs: read every 5 ms, steps took 0.966 to 1.029 of their time, by configuration
-    (`benchmarks/meter_cost.py EXPORT --period 0.005`)."""
+    """Time between two readings after that. Ranks share their core with threads of gloo, and
+    whatever wakes up on it decides which of them runs: with a reading every 5 ms, steps took 0.966
+    to 1.029 of their time, by configuration (`benchmarks/meter_cost.py EXPORT --period 0.005`)."""
 
     def __init__(self) -> None:
         self._period_s = self.close_period_s
@@ -76,7 +76,7 @@ class CpuMeter(Meter):
         self._base_bytes = _private_data_bytes()
         self._limit_bytes = limit_bytes
         if limit_bytes is not None:
-            _, hard = resource.getrlimit(resource.RLIMIT_DATA)  # nobody may raise his own
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)  # none may raise its own
             cap = self._base_bytes + limit_bytes
             cap = cap if hard == resource.RLIM_INFINITY else min(cap, hard)
             resource.setrlimit(resource.RLIMIT_DATA, (cap, hard))

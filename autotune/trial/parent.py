@@ -16,8 +16,9 @@ def end_with_parent(parent: int | None = None) -> None:
 
     Args:
         parent: Process id that the parent should have; if it is another one, the parent ended
-            before this call and the process ends at once. None: any but init, which takes orphans
-            in; a parent that may itself be process 1 (a container's command) has to be named.
+            before this call and the process ends at once. None: any id but that of init, which
+            adopts orphans; a parent that may itself be process 1 (a container's command) has to be
+            named.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 BUILT_FILE = "autotune.built"
-"""In an extension's folder once its build has ended well; a library alone may be half linked."""
+"""File in an extension's folder once its build has ended well; a library may be half linked."""
 
 NEEDED = {
     "cpu": ("deepspeed_shm_comm", "fused_adam", "cpu_adam"),

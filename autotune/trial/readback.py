@@ -74,7 +74,7 @@ def read_back(engine: Any) -> dict[str, Any]:
 
 
 def _read_pipeline(engine: Any) -> dict[str, Any]:
-    """What stands on several stages and slices, put together; every rank has to call it."""
+    """Combine what stands on several stages and slices; every rank has to call it."""
     module, grid = engine.module, engine.grid
     counts = {True: 0, False: 0}
     for parameter in module.parameters():
@@ -230,7 +230,7 @@ def _read_dtypes(optimizer: Any, masters: list[torch.Tensor]) -> dict[str, Any]:
 
 
 def _states_dtype(optimizer: Any) -> str:
-    """Type of the moments that are there; before any are (a skipped step), what they will be."""
+    """Type of the optimizer's moments, or the type they will have (after a skipped step)."""
     states = optimizer.optimizer.state.values()
     moments = [state["exp_avg"] for state in states if "exp_avg" in state]
     if moments:

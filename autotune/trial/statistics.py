@@ -1,4 +1,4 @@
-"""What a series of step times says: when it is steady, its median, and how sure that is."""
+"""What a series of step times says: when it is steady, its median, and how sure the median is."""
 
 import itertools
 import math
@@ -11,11 +11,11 @@ MIN_SAMPLES = 6
 """Below this many samples even [smallest, largest] covers the median in less than 95% of cases."""
 
 _TAMED_AT = 3.0
-"""Robust standard deviations from the median beyond which a sample is drawn in."""
+"""Robust standard deviations from the median to which samples farther away are moved."""
 _MAD_OF_NORMAL = 0.6745
 """Median absolute deviation of a standard normal distribution."""
 _NOISE_OF_CORRELATION = 0.5
-"""Standard errors of a correlation of nothing, 1 / sqrt(n), that are taken for nothing."""
+"""Standard errors, each 1 / sqrt(n), up to which a correlation counts as 0."""
 _LARGEST_CORRELATION = 0.99
 _EQUAL = 1e-9
 """Share by which samples may differ and count as equal: what is left then is rounding."""
@@ -50,7 +50,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 def relative_half_width(samples: Sequence[float]) -> float:
     """Half the interval's width over the median; infinite below `MIN_SAMPLES` independent steps.
 
-    Steps that resemble their neighbours say less: counted is what they are worth.
+    Steps that resemble their neighbours say less: they count as `n_effective` says.
     """
     if n_effective(samples) < MIN_SAMPLES:
         return math.inf
@@ -59,13 +59,13 @@ def relative_half_width(samples: Sequence[float]) -> float:
 
 
 def n_effective(samples: Sequence[float]) -> float:
-    """As how many independent ones a series counts; at most its length.
+    """Number of independent samples that a series is worth; at most its length.
 
-    That of a first-order autoregression, n (1 - r) / (1 + r), r being the correlation of
+    The number of a first-order autoregression, n (1 - r) / (1 + r), r being the correlation of
     neighbours (Bayley and Hammersley, The "Effective" Number of Independent Observations in an
     Autocorrelated Time Series, 1946). Estimated from a short series, r is too small by
     (1 + 4 r) / n (Marriott and Pope, Bias in the Estimation of Autocorrelations, 1954), which is
-    added. It is taken of `_tamed` samples: one that stands out would hide the rest.
+    added. It is estimated from `_tamed` samples: one that stands out would hide the rest.
     """
     n = len(samples)
     if n < 3:
@@ -85,12 +85,12 @@ def n_effective(samples: Sequence[float]) -> float:
 
 
 def steady_from(samples: Sequence[float]) -> int | None:
-    """From which sample on a series is steady; None: not yet, more than half of it is warm-up.
+    """Index of the first steady sample; None: more than half of the series is warm-up.
 
     The marginal standard error rule (White, An Effective Truncation Heuristic for Bias Reduction
-    in Simulation Output, 1997): what comes before the d that makes sum((x - mean)^2) / (n - d)^2
-    of the rest smallest is warm-up, and a series in which that d is in the second half is too
-    short to tell. Of `_tamed` samples: the rule is misled by a single one that stands out.
+    in Simulation Output, 1997): warm-up ends at the sample d for which sum((x - mean)^2) /
+    (n - d)^2 of the samples from d on is smallest. A series whose d lies in the second half is too
+    short to tell. The rule gets `_tamed` samples: a single one that stands out would mislead it.
 
     Args:
         samples: In the order in which they were measured.
@@ -102,16 +102,16 @@ def steady_from(samples: Sequence[float]) -> int | None:
         total += tamed[d]
         square += tamed[d] ** 2
         left = n - d
-        if left < MIN_SAMPLES and d:  # of so few the error is anything
+        if left < MIN_SAMPLES and d:  # the error of so few may be anything
             continue
         error = max(0.0, square - total * total / left) / left**2
-        if error <= best or error <= (_EQUAL * tamed[d]) ** 2:  # of equals what keeps most
+        if error <= best or error <= (_EQUAL * tamed[d]) ** 2:  # the most of equals
             best, best_d = error, d
     return best_d if best_d <= n // 2 else None
 
 
 def _tamed(samples: Sequence[float]) -> list[float]:
-    """The samples, those far from the median drawn in to where `_TAMED_AT` ends (winsorized)."""
+    """The samples, with those beyond `_TAMED_AT` moved to that distance (winsorized)."""
     median = statistics.median(samples)
     deviation = statistics.median(abs(x - median) for x in samples) / _MAD_OF_NORMAL
     if deviation <= 0:

@@ -58,7 +58,7 @@ class Stopwatch:
             measure: How long to measure.
             is_loss_scaled: Whether training is fp16, where steps are skipped until the scale fits.
             on_first_step: Called after the first step that was applied.
-            on_warm: Called after the last step that is thrown away whatever it looks like.
+            on_warm: Called after the last step of the floor.
             on_measured: Called after the last measured step.
             after_step: Called after every step that is measured.
             finale: Called after the last measured step and every one after it; says whether the
@@ -184,7 +184,7 @@ class Stopwatch:
             raise TrialDone
 
     def _keep_steady(self) -> None:
-        """Move what the series showed to be warm-up to where the floor's steps are."""
+        """Move the steps that the series showed to be warm-up to those of the floor."""
         report, n_warm_up = self._reporter.report, self._course.n_warm_up
         report.warmup_step_times_s += report.step_times_s[:n_warm_up]
         del report.step_times_s[:n_warm_up]

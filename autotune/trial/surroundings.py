@@ -1,8 +1,8 @@
 """What goes on beside a CPU rank while it measures: other load, stolen time, CPU quotas.
 
-From /proc/stat of the cores that the rank is bound to, at both ends of the measured steps. Time in
-interrupts is left out: that of gloo's own packets is in it. Ranks of GPUs are not watched, bound
-to cores or not, so that all candidates are judged alike.
+The figures come from /proc/stat of the cores that the rank is bound to, at both ends of the
+measured steps. Time in interrupts is left out, since it includes gloo's own packets. GPU ranks are
+not watched, bound to cores or not, so that all candidates are judged alike.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""From the profiler's events to where the time of an optimizer step went.
+"""Works out from the profiler's events where the time of an optimizer step went.
 
 Every nanosecond between the pass's beginning and its last step's end is communication if a
 collective runs and nothing is computed; else it belongs to the engine's call that it lies in, or
@@ -17,7 +17,7 @@ FORWARD = "autotune::forward"
 BACKWARD = "autotune::backward"
 OPTIMIZER = "autotune::optimizer"
 EXCHANGE = "autotune::exchange"
-"""Around what sends to one rank or receives from it: gloo's receives are no events of theirs."""
+"""Range around sends to one rank and receives from it: gloo's receives have no events."""
 
 Spans = list[tuple[int, int]]
 """Sorted, disjoint intervals in nanoseconds."""
@@ -43,19 +43,19 @@ _MATMUL_OPS = re.compile(
 _MATMUL_KERNELS = re.compile(
     r"gemm|nvjet|cutlass|cublas|xmma|wgmma|flash|fmha|attention|conv|gemv|splitK", re.IGNORECASE
 )
-"""Kernels likewise, by the names that cuBLAS, CUTLASS and the attention libraries give theirs."""
+"""The same of kernels, by the names that cuBLAS, CUTLASS and the attention libraries give them."""
 _COLLECTIVE_KERNELS = re.compile(r"nccl", re.IGNORECASE)
 _HOST_COLLECTIVES = ("gloo:", "c10d::", EXCHANGE)
 _HOST_WORK = ("aten::", "mkldnn::")
 HOST_NAMES = (*_HOST_WORK, *_HOST_COLLECTIVES, "autotune::")
-"""How the events of the host that count begin."""
+"""Prefixes of the host's events that count."""
 
 
 def split(events: Sequence[Event], *, steps: int, on_device: bool) -> Split:
     """Where the time went, per optimizer step.
 
     Args:
-        events: Of one rank, in any order, with the ranges that this module names.
+        events: Events of one rank, in any order, with the ranges that this module names.
         steps: Optimizer steps that they cover.
         on_device: Whether the rank computes on a GPU: then its kernels count, else its main
             thread's operations.
@@ -139,7 +139,7 @@ def _merged(spans: Iterable[tuple[int, int]]) -> Spans:
 
 
 def _inside(spans: Spans, others: Spans) -> Spans:
-    """What of the first lies in the second."""
+    """The parts of the first that lie in the second."""
     found, index = [], 0
     for start, end in spans:
         while index < len(others) and others[index][1] <= start:
@@ -152,7 +152,7 @@ def _inside(spans: Spans, others: Spans) -> Spans:
 
 
 def _without(spans: Spans, others: Spans) -> Spans:
-    """What of the first does not lie in the second; the second in any order."""
+    """The parts of the first that lie outside the second; the second in any order."""
     left: Spans = []
     others = _merged(others)
     index = 0

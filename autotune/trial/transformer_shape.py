@@ -1,6 +1,6 @@
 """Which Hugging Face configs the pipeline's transformer can be, and with which sizes.
 
-Nothing here imports torch: the searching side asks before a trial, a rank when it builds.
+Nothing here imports torch: the coordinator asks before a trial, a rank when it builds the model.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ _WINDOWS = {"mistral": 4096, "mixtral": 0, "qwen2": 4096, "qwen3": 4096}
 """Tokens that architectures with a window of attention see where the config does not say."""
 
 _KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
-"""Where a config does not name the key; null, and Llama's silence, mean as many as heads."""
+"""Heads of keys where a config does not name them; null, and Llama's silence, mean all heads."""
 
 Config = Mapping[str, Any]
 
@@ -75,7 +75,7 @@ def attention_window(config: Config) -> int:
 
 
 class _Noting(dict[str, Any]):
-    """A config that knows what was read of it last, to name it where it cannot be used."""
+    """A config that knows which key was read last, to name it where it cannot be used."""
 
     last = ""
 
@@ -84,7 +84,7 @@ class _Noting(dict[str, Any]):
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As a dict."""
+        """The config as a dict."""
         self.last = key
         return super().get(key, default)
 
@@ -196,7 +196,7 @@ def _rotary_family(config: Config, seq_len: int) -> dict[str, Any]:
 
 
 def _check_window(config: Config, seq_len: int) -> None:
-    """A window that no sample fills is none."""
+    """The window of attention; one that no sample fills is none."""
     window = attention_window(config)
     if 0 < window < seq_len:
         raise NoPipelineError(
@@ -206,7 +206,7 @@ def _check_window(config: Config, seq_len: int) -> None:
 
 
 def _rotary(config: Config) -> dict[str, Any]:
-    """What the frequencies follow from, in the old spelling (`rope_scaling`) or the new one."""
+    """The settings of rotary positions, in the old spelling (`rope_scaling`) or the new one."""
     rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     kind = rope.get("rope_type", rope.get("type", "default"))
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))

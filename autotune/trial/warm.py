@@ -1,10 +1,10 @@
 """A warm template: a process that has imported what trials import, and forks their ranks.
 
-`python -m autotune.trial.warm CHANNEL ENGINE ACCELERATOR MODEL`, started by its node. What it
-costs to start a trial is nearly all imports. Here they are paid once. Each trial is processes
-of its own, forked from this one, which runs a single thread and never computes or trains: no
-trial's state reaches the next. What is read when a process starts or imports (its environment) is
-the template's, so the node keeps one template per environment.
+`python -m autotune.trial.warm CHANNEL ENGINE ACCELERATOR MODEL`, started by its node. The start of
+a trial is nearly all imports. Here they are paid once. Each trial has processes of its own, forked
+from this one, which runs a single thread and never computes or trains: no trial's state reaches
+the next. What a process reads when it starts or imports (its environment) is the
+template's, so the node keeps one template per environment.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ MAX_REQUEST_BYTES = 64 * 1024
 
 _POLL_S = 0.02
 _GRACE_S = 5.0
-"""Between SIGTERM and SIGKILL for ranks whose neighbour has failed."""
+"""Time between SIGTERM and SIGKILL for ranks whose neighbour has failed."""
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
     if (n_threads := len(os.listdir("/proc/self/task"))) != 1:
         raise RuntimeError(f"importing left {n_threads} threads, and only one may fork")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for a trial's launcher
-    # So far it spoke into the logs of the trial that it was started for.
+    # Until here its output went to the logs of the trial that it was started for.
     _redirect(os.open(os.devnull, os.O_WRONLY), 1, 2)
     channel.send(READY)
     while True:
@@ -209,14 +209,14 @@ def _signal(ranks: dict[int, int], number: signal.Signals) -> None:
 
 
 def _redirect(source: int, *targets: int) -> None:
-    """Let the target descriptors be the source, which is closed."""
+    """Make the target descriptors copies of the source, and close the source."""
     for target in targets:
         os.dup2(source, target)
     os.close(source)
 
 
 def _in_a_child(run: Callable[..., int], *arguments: Any) -> NoReturn:
-    """Run what a forked process is for and end it: it must never go on with its parent's work."""
+    """Run a forked process's task and end it: it must never go on with its parent's work."""
     code = 1
     try:
         code = run(*arguments)

@@ -236,7 +236,7 @@ class _Aftermath:
         return self._pass.begin()
 
     def absorbs(self, error: BaseException) -> bool:
-        """Whether an error costs the trial nothing: it came after everything was measured."""
+        """Whether the trial keeps its figures: the error came after everything was measured."""
         if self._reporter.report.phase is not Phase.DIAGNOSE:
             return False
         assert self._pass is not None, "nothing else enters that phase"

@@ -14,9 +14,9 @@ from tests.trials import CPU, TESTS, changed, ds_config, files, spec, wait_until
 
 _PATH = [str(TESTS.parent)]
 _BLOCKED_S = 1.0
-"""What the other ranks get to run into the collective that the victim never joins."""
+"""Time for the other ranks to enter the collective that the victim never joins."""
 _TRIAL_S = 180.0
-"""Of a trial that ends by itself; only a machine that stands still takes as long."""
+"""Time of a trial that ends by itself; only a machine that stands still takes as long."""
 
 
 class Arena:

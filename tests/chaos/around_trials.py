@@ -33,7 +33,7 @@ from tests.trials import wait_until
 
 _EXTENSIONS_ENV = "TORCH_EXTENSIONS_DIR"
 _MAX_GROWTH_BYTES = 64 * 2**20
-"""Of the coordinator, over a log of 1 GiB: it reads 64 KiB of it."""
+"""Largest growth of the coordinator over a log of 1 GiB: it reads 64 KiB of it."""
 
 
 def faults() -> Iterator[Fault]:

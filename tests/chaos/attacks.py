@@ -1,4 +1,4 @@
-"""Of templates: ways out of the sandbox, and expressions without an end."""
+"""Attacks by templates: ways out of the sandbox, and expressions without an end."""
 
 ATTACKS = (
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",

@@ -8,7 +8,7 @@ Inject = Callable[..., None]
 HANGING = "hanging"
 """A rank leaves this file in its trial's folder right before it hangs."""
 LOG_BYTES = 2**30
-"""Of the log that is too long to read."""
+"""Size of the log that is too long to read."""
 
 
 class NotSurvivedError(Exception):

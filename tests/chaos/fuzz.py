@@ -27,9 +27,9 @@ from tests.chaos.readers import Reader, make_readers
 from tests.chaos.records import write_record
 
 MAX_SECONDS = 10.0
-"""Of processor time for one input, so that a busy machine changes nothing."""
+"""Limit of processor time for one input, so that a busy machine changes nothing."""
 MAX_GROWTH_BYTES = 2 * 2**30
-"""Of the process, over all inputs."""
+"""Largest growth of the process, over all inputs."""
 _SPOILT = 0.03
 """Share of inputs that are no file of text at all."""
 _SHRINKS = 40

@@ -19,7 +19,7 @@ from autotune.record.study import Study
 from tests.chaos.faults import LostError, must
 
 Digests = dict[int, str]
-"""Of every finished trial's result, by number."""
+"""Digest of every finished trial's result, by number."""
 
 
 def check_nothing_is_left(study: Study, ports: Collection[int]) -> None:
@@ -76,7 +76,7 @@ def check_record(study: Study, before: Digests) -> Digests:
 
 
 def digests(study: Study) -> Digests:
-    """Of every result that can be read."""
+    """Digests of every result that can be read."""
     return {
         trial.spec.identity.number: hashlib.sha256(
             (trial.folder / RESULT_FILE).read_bytes()

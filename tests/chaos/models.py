@@ -104,7 +104,7 @@ def waits_for_a_collective(loss):
 
 
 def waits_for_a_lock(loss):
-    """As for an extension whose builder was killed: nobody will remove the lock."""
+    """Wait for the lock of an extension whose builder was killed: nobody will remove it."""
     from torch.utils.cpp_extension import load  # heavy
 
     folder = _trial_file("extension")
@@ -145,7 +145,7 @@ def waits_for_data(loss):
 
 
 def logs(loss):
-    """A gigabyte in one line; the file has a hole, as nobody would notice who reads it."""
+    """A gigabyte in one line; the file has a hole, which a reader does not notice."""
     sys.stderr.flush()
     os.ftruncate(sys.stderr.fileno(), LOG_BYTES)
     _append(b"RuntimeError: and a last line\n")

@@ -19,7 +19,7 @@ WEIRD: tuple[Any, ...] = (
     *("a" * 10_000, "../../etc/passwd", "{{ x }}", "%s%n", "9" * 5_000, "\u202eabc", "🦄"),
     *([], {}, [[]], [None], {"": None}, [1, "a", None], {"a": {"b": {"c": []}}}, [{}] * 50),
 )
-"""What nobody expects in a place."""
+"""Values that nobody expects in a place."""
 
 _LAUGHS = b"x0: &x0 lol\n" + b"".join(
     b"x%d: &x%d [%s]\n" % (level, level, b",".join([b"*x%d" % (level - 1)] * 9))

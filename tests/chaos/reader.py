@@ -29,7 +29,7 @@ class Reader:
 def json_reader(
     reader: str, folder: Path, data: Any, read: Callable[[Path], object], name: str = ""
 ) -> Reader:
-    """Of a JSON file that holds `data`."""
+    """Reader of a JSON file that holds `data`."""
     seed = json.dumps(data, indent=1).encode()
     return Reader(
         name=reader,

@@ -39,7 +39,7 @@ _CELLS = (
     *map(str, WEIRD[:-7]),
     *("1e300", "1e-310", "-1", "1e12", "8.0", "1_000", "0x10", "50k", "\u0661", "OOM", "ok"),
 )
-"""What nobody expects in a cell."""
+"""Values that nobody expects in a cell."""
 
 
 def make_table_readers(folder: Path) -> list[Reader]:
@@ -68,7 +68,7 @@ def make_table_readers(folder: Path) -> list[Reader]:
 
 
 def _two_accelerators() -> bytes:
-    """Of the shipped ones, since all of them take long to break."""
+    """Two of the shipped accelerators, since all of them take long to break."""
     shipped = yaml.safe_load(ACCELERATORS.read_bytes())["accelerators"]
     chosen = {name: shipped[name] for name in ("A100-80GB", "H100")}
     return dump_yaml({"accelerators": chosen}).encode()
@@ -98,7 +98,7 @@ def _lessons(folder: Path) -> object:
 
 
 def _read_lessons(path: Path) -> None:
-    """As a search does: what is recalled has to be numbers, since one that is none spoils all."""
+    """Recall as a search does: every figure has to be a number, since one other spoils all."""
     found = recall_lessons(
         read_lessons(path), situation=_HERE, study="now", constants=load_constants()
     )

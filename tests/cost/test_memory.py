@@ -18,7 +18,7 @@ def states(p: Plans) -> np.ndarray:
 
 
 def parameters(p: Plans) -> float:
-    """Of the only stage of a model that is not split."""
+    """Parameters of the only stage of a model that is not split."""
     s = sizes_of(p)
     return float(s.stage_layers * s.layer_params + s.vocab_params)
 

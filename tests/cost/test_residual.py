@@ -1,4 +1,4 @@
-"""What trials teach of the model's error: parts, bounds, other studies, and what stays unknown."""
+"""What trials say of the model's error: parts, bounds, other studies, and what stays unknown."""
 
 import dataclasses
 import time
@@ -27,7 +27,7 @@ def features(shares: Floats, position: Floats | None = None) -> Features:
 
 
 def mixed(n: int) -> Features:
-    """Of two parts, from all of the one to all of the other; one doubling each."""
+    """Features of two parts, from all of the one to all of the other; one doubling each."""
     first = np.linspace(0, 1, n)
     return features(np.stack([first, 1 - first], 1), np.arange(n, dtype=float)[:, None] / 2)
 

@@ -32,7 +32,7 @@ def ideal(p: Plans) -> Prediction:
 
 
 def test_products_take_six_operations_per_parameter_and_token() -> None:
-    # Of 12 L h^2 = 174e9 parameters in GPT-3's layers, 2048 tokens, at 250e12 per second; the sums
+    # GPT-3's layers have 12 L h^2 = 174e9 parameters; 2048 tokens, at 250e12 per second; the sums
     # of gradients move 4 bytes per parameter.
     times = ideal(plans()).times
     layer_params = 12 * 96 * 12288**2
@@ -194,7 +194,7 @@ def test_stage_3_fetches_with_hooks_that_only_a_core_waits_for() -> None:
 
 
 def test_small_tensors_stay_whole_at_stage_3() -> None:
-    # Of 12 h^2 a layer, four products of h^2 are attention's.
+    # Four products of h^2 are attention's, of 12 h^2 a layer.
     gathered = [
         float(
             ideal(

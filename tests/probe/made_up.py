@@ -17,7 +17,7 @@ RATES = {
 }
 NETWORK_LATENCY_S = 70e-6
 NETWORK_SHARE = 0.05
-"""Of the rates within a node, that a rank has between nodes."""
+"""Share of the rates within a node that a rank has between nodes."""
 FLOPS, ELEMENTS_PER_S, CALL_S = 200e12, 400e9, 5e-6
 STREAM = 1.8e12
 ATTENTION, ATTENTION_S = (2, 4, 100, 50), (1e-3, 10e-3)
@@ -46,7 +46,7 @@ def network_seconds(kind: str, size_bytes: float, n_nodes: int) -> float:
 
 
 def all_seconds(kind: str, size_bytes: float, per_node: int, n_nodes: int) -> float:
-    """Of all ranks: a ring leaves each node by the shares of all its ranks together."""
+    """Time of all ranks: a ring leaves each node by the shares of all its ranks together."""
     latency_s = LATENCY_S + (NETWORK_LATENCY_S - LATENCY_S) / per_node
     n = per_node * n_nodes
     if kind == "all_to_all":

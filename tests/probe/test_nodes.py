@@ -96,6 +96,6 @@ def test_node_0_has_to_be_able_to_listen_there() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(JobError, match=f"node 0 cannot listen on port {port}"):
             nodes_of(2, 0, f"{address}:{port}")
-    # Of a net for documentation (RFC 5737): nobody's.
+    # An address for documentation (RFC 5737): no machine has it.
     with pytest.raises(JobError, match=r"cannot listen on port 29400 of 192\.0\.2\.1"):
         nodes_of(2, 0, "192.0.2.1:29400")

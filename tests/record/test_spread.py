@@ -74,7 +74,7 @@ def test_steady_repeats_narrow_it_and_never_to_nothing():
     [{"role": Role.CONFIRM}, {"candidate": "b"}],
 )
 def test_what_is_no_repeat(changes):
-    """Of the other stage (the search's own may have been lucky), another candidate."""
+    """Runs of another candidate or stage (the search's own may have been lucky) are no repeats."""
     assert not spread_of([run(0, 100.0), run(1, 200.0, **changes)]).knows_repeats
     assert spread_of([run(0, 100.0), run(1, 200.0)]).knows_repeats
 

@@ -1,4 +1,4 @@
-"""Reduced trials in a search: they come first, they teach, and they are no candidate's."""
+"""Reduced trials in a search: they come first, they teach, and no candidate gets their figures."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,11 +41,11 @@ from tests.search.scripted import (
 from tests.search.test_sampler import trial
 
 LAYERS = 4
-"""Of the model of `make`."""
+"""Layers of the model of `make`."""
 
 
 def depth(layers: int | None) -> float:
-    """Of a step, as a share of the whole model's; the rest does not grow with the layers."""
+    """Time of a step, as a share of the whole model's; the rest does not grow with the layers."""
     return 0.2 + 0.8 * (layers or LAYERS) / LAYERS
 
 

@@ -207,7 +207,7 @@ def test_a_space_without_a_choice_still_proposes(history: History):
 
 
 def share_of_oom(sampler: OptunasSampler, seed: int) -> float:
-    """Of the last 25 of 40 proposals in a space where two thirds run out of memory."""
+    """Share of the last 25 of 40 proposals that runs out of memory; two thirds of the space do."""
     job = make(global_batch=4096, memory_limit="20GiB")
     sizes = tuple(2**k for k in range(10))
     lattice = lattice_of(job, micro_batches=sizes)

@@ -32,7 +32,7 @@ from tests.search.test_sampler import spec_of
 from tests.search.test_steering import steering
 
 TRIAL_S = 36.0
-"""Of wall clock; on two devices 0.02 GPU-hours."""
+"""Wall-clock seconds of a trial; on two devices 0.02 GPU-hours."""
 
 
 def searched(study: Study, **job: object) -> tuple[SearchAnswer, Notebook]:

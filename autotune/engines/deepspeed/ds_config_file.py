@@ -28,7 +28,7 @@ Note = tuple[Any, Any]
 
 
 BYTE_ORDER_MARK = "\ufeff"
-"""What some editors put before a text; DeepSpeed reads past it."""
+"""Mark that some editors put before a text; DeepSpeed skips it."""
 
 
 def read_text(path: Path) -> str:
@@ -91,7 +91,7 @@ def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
     if "bfloat16" in data:
         data = _with_bf16(data, notes)
     if _holds_auto(data.get("scheduler")):
-        # Its lengths belong to the whole training; half of them make another schedule.
+        # Its lengths belong to the whole training; a part of them makes another schedule.
         notes["scheduler"] = (data.pop("scheduler"), None)
     for section in MONITORS:
         if section in data:
@@ -150,7 +150,7 @@ def _is_hjson(text: str) -> bool:
 
 
 def _finite(text: str) -> float:
-    """A number of JSON; Python would read NaN, Infinity and 1e999 too, and no JSON holds them."""
+    """A number of JSON; Python would read NaN, Infinity and 1e999 too, which JSON lacks."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text} is not a number that JSON holds")
@@ -166,7 +166,7 @@ def _holds_auto(value: Any) -> bool:
 def _usable(
     section: Mapping[str, Any], notes: dict[str, Note], prefix: str = ""
 ) -> dict[str, Any]:
-    """Without what is "auto" and what is secret."""
+    """The configuration without values that are "auto" or secret."""
     kept: dict[str, Any] = {}
     for key, value in section.items():
         if value == "auto":
@@ -181,7 +181,7 @@ def _usable(
 
 
 def _with_bf16(data: dict[str, Any], notes: dict[str, Note]) -> dict[str, Any]:
-    """`bfloat16` under its new name; DeepSpeed ignores it beside the other."""
+    """Rename `bfloat16` to `bf16`; DeepSpeed ignores the old name beside the new one."""
     old = data["bfloat16"]
     if "bf16" in data:
         notes["bfloat16"] = (old, None)

@@ -106,13 +106,13 @@ class DeepSpeedEngine:
 
     @property
     def context(self) -> Context:
-        """What decides which knobs act; of the base configuration what it sets."""
+        """The context that decides which knobs act, with what the base configuration sets."""
         base = {**_implementation_of(self._job), **self._base.knobs}
         return Context.of(self._job, self._environment, base=base, optimizer=self.optimizer)
 
     @property
     def optimizer(self) -> str:
-        """Type of the optimizer that trains, in lower case: the job's, or else the base's."""
+        """Type of the optimizer that trains, in lower case: the job's, else that of the base."""
         return str(self._optimizer_section.get("type", "")).lower()
 
     def judge(self, candidate: Candidate) -> list[Violation]:
@@ -168,7 +168,7 @@ class DeepSpeedEngine:
     def ranks(self, candidate: Candidate) -> RankSettings:
         """Variables and cores of the candidate's ranks.
 
-        Compiling on import or at the first step goes cold: `compile`, and Muon's kernels.
+        Ranks that compile on import or at the first step start cold: `compile`, Muon's kernels.
         """
         return RankSettings(
             environment=environment_of(candidate.values),
@@ -345,7 +345,7 @@ class DeepSpeedEngine:
         for key, (theirs, ours) in self._base.notes.items():
             overridden[key] = (theirs, look_up(tuned, key) if ours is None else ours)
         merged = merge(under, tuned)
-        # A user's file is written for one stage; at another, some of its keys say nothing.
+        # A user's file is written for one stage; at another, some of its keys mean nothing.
         for name in inert_keys(merged["zero_optimization"]):
             key = f"zero_optimization.{name}"
             if look_up(tuned, key) is None:
@@ -357,8 +357,8 @@ class DeepSpeedEngine:
 def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:
     """Keys of the base that give way even where the rendered configuration is silent.
 
-    Those of the layout, of the candidate's knobs, and of knobs that are dead at its stage; a key
-    that merely changes nothing here stays as the user wrote it.
+    They are the keys of the layout, of the candidate's knobs, and of knobs that cannot act at its
+    stage; a key that merely changes nothing here stays as the user wrote it.
     """
     stage = look_up(tuned, PATHS["zero.stage"])
     dead = [knob for knob in PATHS if stage not in KNOBS[knob].when.get("zero.stage", (stage,))]
@@ -425,7 +425,7 @@ def _same_type(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 
 
 def _implementation_of(job: Job) -> Mapping[str, KnobValue]:
-    """What the job's own optimizer says of `optimizer.implementation`."""
+    """The value of `optimizer.implementation` that the job's own optimizer chooses."""
     implementation = optimizer_implementation(job.optimizer.get("params"))
     return {} if implementation is None else {"optimizer.implementation": implementation}
 

@@ -113,7 +113,7 @@ def _of_the_script(setup: Setup) -> dict[str, Any]:
 
 
 def _derived(setup: Setup) -> dict[str, Any]:
-    """What follows from several keys together."""
+    """Values that follow from several keys together."""
     config, stage = setup.ds_config, setup.stage
     found: dict[str, Any] = {}
     if stage < 3 and setup.optimizer_offload != "none":

@@ -23,7 +23,7 @@ from autotune.base.errors import FleetError
 from autotune.trial.prebuilt import BUILT_FILE, NEEDED
 
 _NVME = ("async_io", "pin_memory")
-"""For swapping to a disk; releases before 0.19 pin memory within async_io."""
+"""Extensions for swapping to a disk; releases before 0.19 pin memory within async_io."""
 _LOCK_FILE = "autotune.lock"
 
 
@@ -64,7 +64,7 @@ def needed(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
 
 
 def built(accelerator: str, *, nvme: bool = False) -> list[str]:
-    """Those of the needed extensions whose build in the folder has ended well."""
+    """The needed extensions whose build in the folder has ended well."""
     folder = extensions_folder(accelerator)
     names = needed(accelerator, nvme=nvme)
     return [name for name in names if (folder / name / BUILT_FILE).exists()]
@@ -88,7 +88,7 @@ def stale_locks(accelerator: str) -> list[Path]:
 def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = False) -> None:
     """Build what is missing, and remove stale locks; returns at once if all is built.
 
-    It does so even while another process builds extensions that are not asked for here.
+    It returns at once even while another process builds extensions that are not asked for here.
 
     The compilers run in sessions of their own and hold the lock themselves, so that an interrupt
     or the end of this process never kills a compiler half way.
@@ -117,7 +117,7 @@ def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = Fals
 
 
 def build_command(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
-    """What calls `build` on whichever machine it is run: a module and its arguments."""
+    """The command that calls `build` on the machine that runs it: a module and its arguments."""
     return ("autotune.engines.deepspeed.extensions", accelerator, *(["nvme"] if nvme else []))
 
 

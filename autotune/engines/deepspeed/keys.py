@@ -149,7 +149,7 @@ def _zenflow(config: Mapping[str, Any]) -> Any:
 
 
 def _selection(config: Mapping[str, Any]) -> Any:
-    """In optimizer steps, where the file counts micro-batches; what it leaves open is nothing."""
+    """The interval in optimizer steps, where the file counts micro-batches; None: none is set."""
     select = look_up(config, PATHS["zenflow.select_interval"])
     update = look_up(config, f"{PATHS['zenflow']}.update_interval")
     if type(select) is not int or type(update) is not int or select < update or update < 1:

@@ -31,7 +31,7 @@ def ladder(job: Job, context: Context) -> Iterator[list[Candidate]]:
 
 
 def _rung(job: Job, context: Context, stage: int, micro_batch: int, recompute: str) -> Candidate:
-    """A candidate of the ladder: what it does not choose is as the engine has it by default."""
+    """A candidate of the ladder: knobs that it does not choose are at the engine's defaults."""
     chosen: dict[str, KnobValue] = {
         "zero.stage": stage,
         "tp": 1,

@@ -43,9 +43,9 @@ PREDICTED = (
 """Knobs whose values the cost model tells apart by more than its error."""
 _ENGINE = next(traits.columns for traits in FRAMEWORKS if traits.name == "deepspeed")
 _COMPILED = {"fused_kernels": 0.7, "launch_free": 0.5}
-"""As for torchtitan's compiled blocks: fused but for what breaks the graph."""
+"""Columns as of torchtitan's compiled blocks: fused but for what breaks the graph."""
 _ACTIVATION_COPIES = {"gelu_new": 3.0, "gelu_fast": 6.0, "quick_gelu": 1.0, "relu2": 1.0}
-"""Results of its steps that a function's backward pass needs, beside its input and its result.
+"""Intermediate results that a function's backward pass needs, beside its input and its result.
 Source: transformers, activations.py; torch, tools/autograd/derivatives.yaml, for what steps keep.
 """
 
@@ -60,9 +60,9 @@ def plans_of(
 ) -> Plans:
     """The candidates in columns, in their order.
 
-    A knob that does not act is at the value that changes nothing. Some knobs the model knows
-    nothing of, and candidates that differ in these alone look alike: the ratio of offload,
-    ZenFlow, allocators of GPUs, binding to cores.
+    A knob that does not act is at the value that changes nothing. The model knows nothing of the
+    ratio of offload, ZenFlow, allocators of GPUs and binding to cores: candidates that differ in
+    these alone look alike.
 
     Args:
         candidates: At least one; legal ones of the job, or reduced forms of such.
@@ -105,7 +105,7 @@ def _alike(
     kind: Callable[[Candidate], K],
     columns: Callable[[K], Mapping[str, float]],
 ) -> dict[str, Column]:
-    """Columns of what only reduced forms have otherwise; plain numbers where all are alike."""
+    """Columns in which only reduced forms differ; plain numbers where all candidates are alike."""
     kinds = [kind(candidate) for candidate in candidates]
     of_kind = {each: columns(each) for each in set(kinds)}
     first = of_kind[kinds[0]]
@@ -237,7 +237,7 @@ def _kernels(candidates: Sequence[Candidate], job: Job) -> dict[str, NDArray[np.
         "flash_attention": _column(candidates, lambda c: c.get("attention") != "eager"),
         "fused_kernels": compiled("fused_kernels"),
         "launch_free": compiled("launch_free"),
-        # Of a knob that acts on CPU ranks alone.
+        # The knob acts on CPU ranks alone.
         "clears_pages": _column(candidates, lambda c: c.get("host_allocator") == "default"),
         "keeps_heap": _column(candidates, lambda c: c.get("host_allocator") == "keep"),
         "loss_chunk_tokens": _column(candidates, lambda c: _number(c, "loss_chunk_tokens", 0)),

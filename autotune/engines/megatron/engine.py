@@ -80,7 +80,7 @@ class MegatronEngine:
         return judge_by(RULES, Rows(task=self._task, columns=columns))
 
     def describe(self, candidate: Candidate) -> str:
-        """`tp=8 pp=4 micro_batch=2 recompute=full dp=512`: what is not left at its default."""
+        """Knobs that are not at their default: `tp=8 pp=4 micro_batch=2 recompute=full dp=512`."""
         return f"{describe_candidate(candidate, self.context)} dp={candidate.dp}"
 
     def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
@@ -96,7 +96,7 @@ class MegatronEngine:
         return {name: candidate[name] for name in ("tp", "pp", "vp", "cp", "ep", "micro_batch")}
 
     def ranks(self, candidate: Candidate) -> RankSettings:
-        """What orders the kernels of ranks that share a layer.
+        """The variable that orders the kernels of ranks that share a layer.
 
         Megatron refuses to start without it before Blackwell (megatron/training/arguments.py).
         """
@@ -116,7 +116,7 @@ class MegatronEngine:
         return {LAYOUT_FILE: canonical_json({**candidate.values, "dp": candidate.dp, **told})}
 
     def ladder(self) -> Iterator[list[Candidate]]:
-        """None: nobody has tried yet where a careful user of Megatron starts."""
+        """No rungs: nobody has tried yet where a careful user of Megatron starts."""
         return iter(())
 
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ class MegatronEngine:
         return ()
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
-        """Nothing: there is no configuration of the user's under a layout."""
+        """No keys: there is no configuration of the user's under a layout."""
         return {}
 
     def baseline(self, path: Path) -> tuple[Engine, Candidate]:
@@ -191,7 +191,7 @@ def padded_vocab(vocab: int, tp: Counts) -> Counts:
 
 
 def task_of(job: Job, environment: Environment) -> LayoutTask:
-    """What is laid out, and on what.
+    """The model and the devices that are to be laid out.
 
     Raises:
         FleetError: The accelerator is in no table.
@@ -214,7 +214,7 @@ def task_of(job: Job, environment: Environment) -> LayoutTask:
         global_batch=job.global_batch,
         world=job.world,
         domain=int(device["nvlink_domain"]),
-        # FlashAttention-2 and Transformer Engine start with the devices that have bf16.
+        # FlashAttention-2 and Transformer Engine need a device that has bf16.
         fused_attention=job.precision != "fp32" and "bf16" in found.peak_flops,
     )
 

@@ -56,7 +56,7 @@ _ENTRIES = (
     ),
 )
 KNOBS: Catalogue = {knob.name: knob for knob in _ENTRIES}
-"""In the order in which they are shown."""
+"""Knobs in the order in which they are shown."""
 _PLAIN = tuple(name for name in KNOBS if name != "recompute")
 
 

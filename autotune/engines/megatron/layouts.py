@@ -1,7 +1,7 @@
 """The legal Megatron layouts of a job on a fleet, in columns: the lattice of `--engine megatron`.
 
-It is made one axis at a time. Each axis multiplies the rows that are left, and the rules that can
-be judged by then take out what is not legal, so that only legal layouts are ever multiplied.
+It is made one axis at a time. Each axis multiplies the rows that are left. Then the rules that can
+be judged so far remove illegal rows, so that only legal layouts are ever multiplied.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ QUARTERS = 4
 _ALL_UP_TO = 64
 """Micro-batches: every divisor of the global batch up to this, and beyond it powers of two."""
 _MOST_ROWS = 20_000_000
-"""At a time: a few gigabytes. Worlds, batches and models that people train have far fewer."""
+"""Rows at a time: a few gigabytes. Worlds, batches and models that people train have far fewer."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,7 +135,7 @@ def _crossed(rows: Columns, name: str, values: Counts) -> dict[str, Counts]:
 
 
 def _derived(task: LayoutTask, rows: dict[str, Counts], name: str) -> dict[str, Counts]:
-    """What follows from the columns once `name` is there."""
+    """Columns that follow from the others once `name` is there."""
     if name == "cp":
         split = rows["tp"] * rows["pp"] * rows["cp"]
         return {**rows, "dp": np.maximum(1, task.world // split)}
@@ -171,7 +171,7 @@ def _kept(
     if keep.any():
         return {name: column[keep] for name, column in columns.items()}
     broken = np.sum([~truth for truth in held.values()], axis=0)
-    # Of the nearest ones the one that splits most: it asks the least of the batch.
+    # Among the nearest, show the one that splits most: it asks the least of the batch.
     nearest = int(np.lexsort((columns.get("dp", columns["tp"]), broken))[0])
     layout = {name: column[nearest : nearest + 1] for name, column in columns.items()}
     raise nothing_legal(

@@ -25,7 +25,7 @@ class Megatron:
         return key if key in KNOBS else ""
 
     def rank_variables(self, accelerator: str, given: Mapping[str, str]) -> dict[str, str]:
-        """None: nothing is built."""
+        """No variables: nothing is built."""
         return {}
 
     def build(self, accelerator: str, note: Callable[[str], None]) -> None:

@@ -21,7 +21,7 @@ Truth = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutTask:
-    """What is laid out, and on what: all that the rules look at."""
+    """The model and the devices that are laid out: all that the rules look at."""
 
     n_layers: int
     n_heads: int

@@ -1,7 +1,7 @@
 """The process that a fleet has on each node: it starts the ranks of trials there and sees to them.
 
 `python -m autotune.fleet.node.agent`, started by a transport. Commands come in as JSON, a line
-each; what happened goes out likewise, and what was seen of a trial lies in its folder by then.
+each; answers go out likewise, and by then the report of a trial lies in its folder.
 
 | command | answer |
 |---|---|
@@ -42,7 +42,7 @@ class Agent:
         self._running: dict[str, LocalRanks] = {}
 
     def serve(self, commands: int) -> None:
-        """Do as told until the input ends.
+        """Run the commands until the input ends.
 
         Args:
             commands: The file descriptor that they come from.
@@ -67,7 +67,7 @@ class Agent:
             self._templates.close()
 
     def _wait(self, commands: int) -> bytes | None:
-        """What comes in, if anything does before something else is to be looked at."""
+        """The input that arrives before something else is to be looked at; None if none does."""
         ranks: list[int | LocalRanks] = [
             each for each in self._running.values() if each.fileno() >= 0
         ]

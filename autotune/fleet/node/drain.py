@@ -1,4 +1,4 @@
-"""Whether device memory is free again after a trial: the next one must find the whole card.
+"""Whether device memory is free again after a trial: the next one needs the whole card.
 
 The driver frees a dead process' memory a moment after it is gone; a trial that starts
 meanwhile would run out of memory that is not its own.
@@ -21,7 +21,7 @@ def used_bytes(devices: Collection[str]) -> dict[str, int]:
 
 
 def lacking_bytes(before: Mapping[str, int]) -> int:
-    """What the worst GPU lacks of what it had free before a trial; 0: nothing to speak of.
+    """Bytes that the worst GPU has free less than before a trial; 0: next to none.
 
     Args:
         before: `used_bytes` from before the trial started.

@@ -12,7 +12,7 @@ class NodePart:
     folder: str
     """Absolute."""
     devices: list[str]
-    """One per rank: UUIDs of GPUs, or numbers of cores."""
+    """Devices, one per rank: UUIDs of GPUs, or numbers of cores."""
     node: int = 0
     """This node's place in the gang."""
     n_nodes: int = 1

@@ -39,7 +39,7 @@ def lease_port(address: str = LOOPBACK) -> PortLease:
     """Find a port that nobody listens on and nobody leased.
 
     Args:
-        address: Of this node, where its trial will listen.
+        address: Address of this node on which its trial will listen.
 
     Raises:
         FleetError: None of 200 random ports is free, or the folder of leases cannot be written.
@@ -88,8 +88,8 @@ def _try_lease(port: int, address: str) -> PortLease | None:
 def _is_free(port: int, address: str) -> bool:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As whoever listens on it will: for a minute after a killed trial the kernel keeps its
-        # connections, and what that left in memory would not be swept.
+        # The listener will set it too: for a minute after a killed trial the kernel keeps its
+        # connections, and the shared memory that the trial left would not be swept.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))

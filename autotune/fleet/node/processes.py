@@ -41,7 +41,7 @@ def ranks_command(
         arguments: The module's.
         node: This one, of the gang's nodes.
         n_nodes: How many nodes the gang has.
-        address: Of the gang's first node; loopback where it is the only one.
+        address: Address of the gang's first node; loopback where it is the only one.
     """
     return [
         *(sys.executable, "-m", "autotune.trial.launcher", str(folder), str(node), address, "--"),
@@ -93,7 +93,7 @@ def is_stopped(pid: int) -> bool:
 def ask_for_stacks(pids: list[int]) -> None:
     """Make ranks write the stacks of all their threads, each to its own `STACKS_FILE`.
 
-    One that is stopped would not hear of it before it goes on, so it does.
+    A stopped rank gets the signal only once it runs again, so it is continued.
     """
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -41,16 +41,16 @@ from autotune.fleet.reports import measured_span_s, read_reports
 from autotune.trial.launcher import EXIT_FILE
 
 STACKS_WAIT_S = 1.0
-"""What ranks get to write their stacks before a hung trial is killed."""
+"""Time for ranks to write their stacks before a hung trial is killed."""
 KILL_WAIT_S = 10.0
-"""After which a process that is still there is left to itself: it is in uninterruptible sleep,
-and the kernel delivers the signal when it wakes."""
+"""Time after which a process that is still there is left to itself: it is in uninterruptible
+sleep, and the kernel delivers the signal when it wakes."""
 DRAIN_WAIT_S = 15.0
-"""After which somebody else has taken the device memory that is not free."""
+"""Time after which device memory that is not free counts as taken by somebody else."""
 LAST_WORDS_S = 1.0
-"""What a template that did not come to a trial gets to be gone, and to have said why."""
+"""Time for a template that did not come to a trial to end and to say why."""
 LOOK_S = 0.05
-"""Between two looks at what nothing wakes this process for."""
+"""Time between two looks at things whose change does not wake this process."""
 
 
 class RanksLauncher(Protocol):
@@ -60,7 +60,7 @@ class RanksLauncher(Protocol):
         """Its exit code once it has ended."""
 
     def fileno(self) -> int:
-        """Is readable once it has ended."""
+        """File descriptor, readable once it has ended."""
 
 
 class _EndStage(Enum):
@@ -117,18 +117,18 @@ class LocalRanks:
             self._telemetry.start()
 
     def fileno(self) -> int:
-        """Is readable once the launcher has ended, or has said something; -1: none to wait for."""
+        """File descriptor, readable once the launcher has ended or said something; -1: none."""
         return self._launcher.fileno() if self._stage is _EndStage.RUNNING else -1
 
     def look_again_in_s(self) -> float | None:
-        """When `advance` is due though nothing was heard; None: only then."""
+        """Seconds until `advance` is due though nothing was heard; None: it is not due then."""
         return None if self._stage is _EndStage.RUNNING and not self._until_s else LOOK_S
 
     def end(self, *, hangs: bool) -> None:
         """Begin to end the ranks, if they still run.
 
         Args:
-            hangs: Whether they had their time; then they are asked for their stacks first.
+            hangs: Whether their time is up; then they are asked for their stacks first.
         """
         runs = self._launcher.poll() is None or self._was_never_started()
         if self._stage is not _EndStage.RUNNING or not runs:
@@ -144,7 +144,7 @@ class LocalRanks:
             self._kill(hangs=False)
 
     def advance(self) -> bool:
-        """Take the next step, if it is time; says whether the last one is taken.
+        """Take the next step if it is due; return whether it was the last one.
 
         Raises:
             OSError: The report cannot be written; all else is done.
@@ -210,7 +210,7 @@ class LocalRanks:
         write_json(path, to_dict(report))
 
     def _reports(self) -> list[RankReport]:
-        """Those of this node's ranks; the processes of others are not here."""
+        """The reports of this node's ranks; the processes of others are not here."""
         n_ranks = len(self._part.devices)
         return read_reports(self.folder, n_ranks, first=self._part.node * n_ranks)
 
@@ -339,7 +339,7 @@ def _not_started(folder: Path, error: OSError) -> StudyError:
 
 
 def _exit_codes(folder: Path, node: int) -> dict[str, int]:
-    """What the launcher knew of its ranks; what is no exit code of a rank is left out."""
+    """The exit codes of ranks that the launcher wrote; anything else in the file is left out."""
     try:
         codes = read_json(folder / RANKS_DIR / EXIT_FILE.format(node=node))
     except ContractError:

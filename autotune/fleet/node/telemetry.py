@@ -12,7 +12,7 @@ import pynvml
 from autotune.contract import GpuUse
 
 PERIOD_S = 0.25
-"""Between two readings: NVML's own counters change no faster than a few times a second."""
+"""Time between two readings: NVML's own counters change no faster than a few times a second."""
 
 _REASONS: Mapping[int, str] = {
     0x04: "power cap",
@@ -35,7 +35,7 @@ class Reading:
     utilization: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
-    """Since the driver was loaded."""
+    """Energy since the driver was loaded."""
     clock_hz: float | None = None
     temperature_c: float | None = None
     throttle_reasons: int = 0
@@ -57,12 +57,12 @@ class Telemetry:
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to read; a driver that does not answer is read nothing from."""
+        """Begin to read; a driver that does not answer is left alone."""
         self._thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
         self._thread.start()
 
     def stop(self, *, wait_s: float = 0.0) -> None:
-        """Read no more; a driver that hangs is waited for no longer than that."""
+        """Stop reading; wait no longer than `wait_s` for a driver that hangs."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(timeout=wait_s)
@@ -129,7 +129,7 @@ def use_between(readings: Sequence[Reading], start_s: float, end_s: float) -> Gp
         samples=len(inside) // len(devices),
         utilization=_mean(r.utilization for r in inside),
         power_w=_mean(r.power_w for r in inside),
-        # Of a gang that is known in part the sum would be too low.
+        # The sum would be too low if it lacked a device of the gang.
         energy_j=sum(known) if len(known) == len(devices) else None,
         clock_hz=_mean(r.clock_hz for r in inside),
         temperature_c=max(temperatures, default=None),

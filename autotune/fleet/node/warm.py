@@ -20,13 +20,13 @@ from autotune.trial.warm import READY, STARTED
 from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
 MAX_TEMPLATES = 3
-"""Each holds what it imported. One that no trial runs from gives way to another."""
+"""Most templates at a time: each holds what it imported. One without trials gives way."""
 
 _OF_ONE_TRIAL = (TRIAL_ENV, CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV)
 """Variables that a rank reads itself, after the fork; any other makes another template."""
 _READ_WITH_THE_CORES = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
-"""Libraries read them once, when they are loaded, together with the cores that they may use: a
-cold rank has its own by then."""
+"""Variables that libraries read once, when they are loaded, together with the cores that they may
+use: a cold rank is bound to its own cores by then."""
 _PATH_MAX_BYTES = 4096
 
 
@@ -36,7 +36,7 @@ class WarmTemplates:
     def __init__(self) -> None:
         self._templates: dict[frozenset[tuple[str, str]], _Template] = {}
         self._retired: list[_Template] = []
-        """No more trials for them, but some still run from them."""
+        """Templates that get no more trials, but from which some still run."""
         self._refused = False
 
     def launch(
@@ -55,7 +55,7 @@ class WarmTemplates:
             spec: The trial, of CPU ranks.
             folder: Its folder, absolute.
             port: Leased, for the ranks' rendezvous.
-            environment: Of the ranks; what torchrun would add is added.
+            environment: The ranks' environment; what torchrun would add is added.
             stdout: The trial's log; of a template that has to start first, what it says too.
             stderr: Likewise.
 
@@ -103,7 +103,7 @@ class WarmTemplates:
         return template
 
     def _retire(self) -> None:
-        """Put aside what is of no more use, and end it once no trial runs from it."""
+        """Retire templates that are of no more use, and end each once no trial runs from it."""
         for key in [k for k, template in self._templates.items() if not template.is_of_use()]:
             self._retired.append(self._templates.pop(key))
             # One that ends before it is ready, or hangs, would do so again.
@@ -128,7 +128,7 @@ class WarmProcess:
         self._code: int | None = None
 
     def fileno(self) -> int:
-        """Is readable once it has said something, or has ended; -1: it has ended."""
+        """File descriptor, readable once it has said something or ended; -1: it has ended."""
         return -1 if self._code is not None else self._status
 
     @property
@@ -153,10 +153,10 @@ class WarmProcess:
         return self._code
 
     def give_up(self, *, hangs: bool) -> None:
-        """Do without a trial that was not started: should its turn come, it ends at once.
+        """Give up a trial that was not started: should its turn come, it ends at once.
 
         Args:
-            hangs: Whether it had its time; then the template is not used again.
+            hangs: Whether its time is up; then the template is not used again.
         """
         if not self.was_started and self._code is None:
             self._close(-signal.SIGKILL)
@@ -208,7 +208,7 @@ class _Template:
             theirs.close()
 
     def launch(self, request: dict[str, Any], stdout: IO[bytes], stderr: IO[bytes]) -> WarmProcess:
-        """Ask for a trial; what this process does not live to fork was never started."""
+        """Ask for a trial; if the process ends before it forks it, the trial was never started."""
         ours, theirs = os.pipe()
         try:
             files = [stdout.fileno(), stderr.fileno(), theirs]
@@ -237,7 +237,7 @@ class _Template:
             try:
                 heard = self._channel.recv(len(READY))
             except ConnectionError:
-                continue  # it left requests unread, which is told once; then comes what it said
+                continue  # it left requests unread: told once, then comes what it said
             if not heard:
                 break
             self._was_ready = heard == READY

@@ -21,18 +21,18 @@ class Node:
     devices: tuple[str, ...]
     """A slot each: UUIDs of GPUs, or numbers of cores; several slots may share a core."""
     address: str = LOOPBACK
-    """What the other nodes reach it by."""
+    """Address by which the other nodes reach it."""
     interface: str = "lo"
     """Its own network interface, by which it reaches the other nodes."""
     rank_memory_bytes: int = 0
-    """What a CPU rank may take; 0: a GPU knows its own memory."""
+    """Memory that a CPU rank may take; 0: a GPU knows its own memory."""
 
 
 class NodeProcess(Protocol):
     """A process on a node, with its standard input and output; none of this ever blocks."""
 
     def send(self, data: bytes) -> None:
-        """Write to its input; what it does not take yet is kept and sent later."""
+        """Write to its input; what does not fit yet is kept and sent later."""
 
     def receive(self) -> bytes:
         """What it has written since, to its output or to its errors."""

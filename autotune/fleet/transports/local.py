@@ -69,7 +69,7 @@ class LocalTransport:
             world: Ranks of the job; a CPU rank has a core as its device.
         """
         is_cpu = environment.accelerator == "cpu"
-        # More ranks than cores train all the same, only slowly, and share the cores' memory.
+        # More ranks than cores train as well, only slowly, and share the cores' memory.
         n_ranks = max(environment.n_devices, world)
         shared_bytes = environment.device_memory_bytes * environment.n_devices // n_ranks
         self._node = Node(

@@ -200,7 +200,7 @@ def _side_by_side(
 
 
 def _identity(tried: Tried) -> str:
-    """Equal for what does the same work: the candidate and the job's part of it."""
+    """Key that is equal for equal work: the candidate and the job's part of it."""
     spec = tried.trials[0].spec
     return json.dumps([spec.identity.candidate_hash, *_work_of(spec)], sort_keys=True)
 

@@ -1,1 +1,1 @@
-"""Why a trial took its time, what bounds it, and what was foretold of it."""
+"""Why a trial took its time, what bounds it, and what was predicted of it."""

@@ -1,8 +1,8 @@
 """Which knob addresses what bounds a trial: the rules of docs/explain.md, one entry each.
 
 Only a change that would be another run is advised: the knob acts there, the value is one that the
-device can run, and the batch still divides. Whether the configuration is legal the rules say, and
-whether it is faster a trial: it is named where the study has one.
+device can run, and the batch still divides. The rules say whether the configuration is legal, and
+a trial says whether it is faster: the advice names that trial where the study has one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,10 +18,10 @@ from autotune.space.knob import Context
 from autotune.space.knobs import canonical
 
 SMALL_MESSAGE_BYTES = 2**20
-"""Below it a collective costs its latency more than its bytes: tens of microseconds at 100 GB/s
+"""Message below which latency costs more than bytes: tens of microseconds at 100 GB/s
 over NVLink, about a millisecond at 1 GB/s over gloo, are both of this order."""
 MOSTLY = 0.5
-"""Share of the time of all collectives: what has it is said of them all."""
+"""Share of the time of all collectives from which a finding counts for them all."""
 
 _Values = Mapping[str, KnobValue]
 

@@ -61,7 +61,7 @@ def explain(report: StudyReport, number: int, row: Mapping[str, Any]) -> Explana
 
     Args:
         report: The study.
-        number: Of the trial.
+        number: Number of the trial.
         row: The trial's row of the table, which says how many FLOP/s it reached.
     """
     trial = next((t for t in report.history.trials if t.spec.identity.number == number), None)

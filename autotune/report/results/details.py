@@ -71,7 +71,7 @@ def describe_setting(value: KnobValue | None) -> str:
 
 
 def pareto_front(rows: Sequence[Row]) -> list[Row]:
-    """Those within the limit that no other matches in memory and beats in speed; least first."""
+    """Trials within the limit that no other matches in memory and beats in speed; least first."""
     known = {str(row.trial): row for row in rows if row.fits and row.figure}
     figures = {name: row.figure for name, row in known.items() if row.figure}
     front = front_of({name: f for name, f in figures.items() if f.peak_memory_bytes})

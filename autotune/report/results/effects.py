@@ -40,12 +40,12 @@ class Change:
 
     knob: str
     before: KnobValue | None
-    """In the baseline; None where the knob does not act."""
+    """Value in the baseline; None where the knob does not act."""
     after: KnobValue | None
-    """In the best; None where the knob does not act."""
+    """Value in the best; None where the knob does not act."""
     help: str
     pairs: tuple[Pair, ...]
-    """What measured it alone, the most telling first; empty where nothing did."""
+    """Pairs that measured it alone, the most telling first; empty where none did."""
 
 
 def changes_of(report: StudyReport, best: int, baseline: int) -> list[Change]:
@@ -131,7 +131,7 @@ def _pair(before: Row, after: Row, tried: Mapping[str, Tried], verdict: Verdict 
 
 
 def _interleaved(of: str, over: str, verdict: Verdict) -> Ratio:
-    """As the headline's gain is judged."""
+    """The ratio, judged as the gain in the headline is."""
     gain = verdict.gain(of=of, over=over)
     n_runs = verdict.n_runs[of], verdict.n_runs[over]
     return Ratio(ratio=gain.ratio, low=gain.low, high=gain.high, basis=Basis.RUNS, n_runs=n_runs)

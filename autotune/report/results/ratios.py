@@ -1,7 +1,7 @@
-"""How many times faster, with an interval that says what it knows of.
+"""How many times faster one configuration is, with an interval that says what it rests on.
 
-Two sets of processes of the same configuration differ by more than their steps do. How much, the
-study's spread says (`autotune.record.spread`), and the interval says where nothing was run twice.
+Two sets of processes of the same configuration differ by more than their steps do. The study's
+spread says by how much (`autotune.record.spread`); the interval says where nothing ran twice.
 """
 
 import math
@@ -46,8 +46,8 @@ class Ratio:
 def telling_runs(trials: Sequence[Trial]) -> list[TrialResult]:
     """The measured runs of one candidate that its figure rests on.
 
-    Those of its last final comparison where there is one: the search's own trial may have been
-    picked for being lucky, and runs of an earlier comparison may be hours older.
+    They are those of its last final comparison where there is one: the search's own trial may have
+    been picked for being lucky, and runs of an earlier comparison may be hours older.
     """
     confirmed = [trial for trial in trials if trial.spec.identity.role is Role.CONFIRM]
     blocks = [first_round_of(trial.spec.identity.confirm_round or 0) for trial in confirmed]
@@ -75,7 +75,7 @@ def ratio_of(
     Args:
         ours: At least one measured run.
         theirs: At least one measured run.
-        spreads: Of the studies that they are of.
+        spreads: Spreads of the studies that the trials are of.
     """
     difference = mean_log_rate(ours) - mean_log_rate(theirs)
     sides = ((ours, spreads[0]), (theirs, spreads[1]))

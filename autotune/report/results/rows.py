@@ -20,7 +20,7 @@ class Row:
     """Number of the trial that stands for it."""
     candidate: Candidate
     figure: Figure | None
-    """From the final comparison where it took part, else from its own trial."""
+    """Figure of the final comparison where it took part, else of its own trial."""
     n_runs: int
     """Fresh sets of processes behind the figure."""
     outcome: Outcome | None

@@ -35,7 +35,7 @@ class State:
     best_samples_per_s: float | None
     """Figure of the answer's best; None while there is none."""
     speedup: float | None
-    """Over the baseline; None while there is none."""
+    """Speed of the best over the baseline's; None while there is none."""
     stop_reason: str | None
     """None while the search has not ended."""
     origin: str = "measured"

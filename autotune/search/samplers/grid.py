@@ -45,7 +45,7 @@ def least_used(
         columns: Knob -> its value in every candidate, None where it does not act.
         is_tried: By candidate.
         is_open: By candidate; one is at least.
-        seed: Of the order among equals.
+        seed: Seed of the order among equals.
     """
     usage = np.where(is_open, _usage(columns, is_tried), np.inf)
     ties = np.flatnonzero(usage <= usage.min() + 1e-9)

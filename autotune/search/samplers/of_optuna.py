@@ -40,7 +40,7 @@ class OptunasSampler(Sampler):
 
         Args:
             n_budget: Trials of the whole search; at most half of them are random.
-            seed: Of its draws.
+            seed: Seed of its draws.
         """
 
     def propose(self, request: Request) -> Candidate | None:

@@ -142,7 +142,7 @@ def make_model(settings: Settings, ds_config: Mapping[str, Any]) -> torch.nn.Mod
 
     Stage 3 shards every layer as it is made (`zero.Init`). Otherwise the model is made in the
     training precision on the rank's own device, so that the host never holds a copy for a GPU.
-    AutoTP splits a whole model: there each rank makes one, on the host.
+    AutoTP splits a whole model: under it each rank makes one, on the host.
     """
     import deepspeed
 
@@ -442,7 +442,7 @@ def own_piece(inputs: Inputs, *, sp: int, rank: int) -> Inputs:
 
 
 def gradient_scale(ds_config: Mapping[str, Any], sp: int) -> int:
-    """By what each rank's share of the loss is multiplied before backward.
+    """Factor by which each rank's share of the loss is multiplied before backward.
 
     DeepSpeed divides the gradients, summed over all ranks, by the data-parallel ones alone, which
     is right for shares that add up to the loss; but at stage 3 it scatters them and divides by all
@@ -642,9 +642,9 @@ def bind_to_cores(settings: Settings) -> None:
 
 
 def leave() -> None:
-    """End this rank, without what would be left of it."""
+    """End this rank, and remove what it would leave behind."""
     where = f"{os.getuid()}_{os.environ['MASTER_ADDR']}_{os.environ['MASTER_PORT']}"
-    # A CPU rank's: memory that DeepSpeed never removes.
+    # Shared memory of a CPU rank, which DeepSpeed never removes.
     segment = Path(f"/dev/shm/deepspeed_allreduce_buffer_{where}_{os.environ['LOCAL_RANK']}")
     with contextlib.suppress(OSError):
         segment.unlink()

@@ -30,7 +30,8 @@ RECOMPUTABLE = ["Embedding", "Positions", "Block", "FinalNorm"]
 the largest of all and whose input is small."""
 
 _CAN_GATHER = "gather_output" in inspect.signature(LinearLayer.__init__).parameters
-"""Older releases of DeepSpeed cannot: there every rank holds the whole output head."""
+"""Whether split layers can gather their outputs: in older releases of DeepSpeed they cannot, and
+every rank holds the whole output head."""
 
 _NAME = "pipeline"
 """Name of every split layer: releases that know models by their layers' names want one."""
@@ -359,8 +360,8 @@ def next_token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 class Pipeline(PipelineModule):
     """Cuts by the parameters of whole layers.
 
-    DeepSpeed's own would count those of this rank's slices. Where a width does not divide evenly
-    the slices differ, ranks would cut in different places, and wait for each other for ever.
+    DeepSpeed's own cut counts the parameters of this rank's slices. Where a width does not divide
+    evenly the slices differ: ranks would cut in different places and wait for each other for ever.
     """
 
     def __init__(self, build: Build, **keywords: Any) -> None:
@@ -393,12 +394,12 @@ def make_pipeline(
         pp: Stages.
         tp: Ranks over which each layer is split; it divides the heads, also those of keys and
             values.
-        seed: Of the weights.
-        dtype: Of the weights.
+        seed: Seed of the weights.
+        dtype: Type of the weights.
 
     Raises:
-        ValueError: It cannot be cut so. Said by every rank: one that fails alone leaves the others
-            waiting for it.
+        ValueError: It cannot be cut so. Every rank raises it: one that fails alone would leave the
+            others waiting.
     """
     if shape.n_heads % tp or shape.n_kv_heads % tp:
         raise ValueError(

@@ -64,7 +64,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def big_context() -> Context:
-    """Of a model in which every listed value acts and none folds."""
+    """Context of a model in which every listed value acts and none folds."""
     return Context(
         model=load_model("llama-2-7b").shape,
         world=WORLD,

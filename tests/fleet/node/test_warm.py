@@ -47,7 +47,7 @@ def run(fleet, study, number, start=Start.WARM, **changes):
 
 
 def least_peak_bytes(fleet, study, *results):
-    """Of trials and one repeat of each.
+    """Lower peak of each trial and its one repeat.
 
     A thread's stack counts whole while the thread lives, which on a busy machine may be longer.
     """

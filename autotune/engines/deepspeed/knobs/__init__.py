@@ -27,4 +27,4 @@ KNOBS: Catalogue = {
         *process.ENTRIES,
     )
 }
-"""By name, in an order in which a knob comes after those that it looks at."""
+"""Knobs by name, in an order in which a knob comes after those that it looks at."""

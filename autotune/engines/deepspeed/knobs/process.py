@@ -14,7 +14,7 @@ _VARIABLES: Mapping[tuple[str, KnobValue], Mapping[str, str]] = {
         "MALLOC_TOP_PAD_": str(64 * 2**20),
     },
 }
-"""By knob and value; what is not here needs none."""
+"""Variables by knob and value; a value that is not here needs none."""
 
 
 def environment_of(values: Knobs) -> dict[str, str]:

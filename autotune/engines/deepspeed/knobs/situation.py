@@ -1,4 +1,4 @@
-"""What a choice of knobs amounts to, as far as other knobs act or saturate by it."""
+"""What a choice of knobs means for whether other knobs act, and where they saturate."""
 
 from collections.abc import Mapping
 
@@ -46,16 +46,16 @@ def data_parallel(values: Knobs, context: Context) -> int:
 
 
 def communicates(values: Knobs, context: Context) -> bool:
-    """Whether there is another rank with the same parameters; a reduction over one is a copy."""
+    """Whether another rank has the same parameters; a reduction over one rank is a copy."""
     return data_parallel(values, context) > 1
 
 
 def elements_per_rank(values: Knobs, context: Context) -> int:
-    """Parameter elements that one rank trains; exact for tp=1, else not below it.
+    """Parameter elements that one rank trains; exact for tp=1, else not below the true number.
 
-    Of a pipeline's rank those of the largest stage.
-    AutoTP splits the linear layers inside the blocks (auto_tp.py: _replace). Embeddings, the
-    head, norms and biases may stay whole, as do uneven heads and fused experts: counted whole.
+    In a pipeline they are those of the largest stage. AutoTP splits the linear layers inside the
+    blocks (auto_tp.py: _replace). Embeddings, the head, norms and biases may stay whole, as do
+    uneven heads and fused experts: they count whole.
     """
     held = _tensor_parallel_elements(values, context)
     if not has_pipeline(values):
@@ -80,7 +80,7 @@ def gathered_elements(values: Knobs, context: Context) -> int:
 
 
 def fold_elements(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
-    """More elements than a rank has mean all that it has."""
+    """The value, at most the elements that a rank has: more of them mean the same."""
     return min(int(value), elements_per_rank(values, context))
 
 

@@ -10,9 +10,9 @@ from autotune.job.model import ModelShape
 def stages(model: ModelShape, pp: int) -> tuple[tuple[int, int], ...]:
     """Parameters and layers of each stage.
 
-    Stages differ as little as they may: of all cuts of the first layers that end at a place the
-    one whose largest and smallest stage are closest goes on, of equals the latest. There are fewer
-    than `pp` where there are no more layers.
+    Stages differ as little as possible. Among all cuts of the first layers that end at a place,
+    the one whose largest and smallest stage are closest goes on, among equals the latest. There
+    are fewer than `pp` stages where there are fewer layers.
 
     Source: runtime/utils.py: partition_balanced.
     """

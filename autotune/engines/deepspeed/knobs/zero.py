@@ -93,7 +93,7 @@ def _scatters(values: Knobs, context: Context) -> bool:
 
 
 def _deals_out(values: Knobs, context: Context) -> bool:
-    # Dealt out to one rank the order is what it was (stage_1_and_2.py: _round_robin_reorder).
+    # With one rank the order stays as it was (stage_1_and_2.py: _round_robin_reorder).
     return communicates(values, context) and shards_gradients(values, context)
 
 

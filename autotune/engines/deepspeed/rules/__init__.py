@@ -1,4 +1,4 @@
-"""Legality: what would really run is judged by named rules, each with the cases that prove it."""
+"""Legality: named rules judge what would really run; each has the cases that prove it."""
 
 from autotune.engines.deepspeed.rules import (
     attention,

@@ -6,7 +6,7 @@ from autotune.engines.deepspeed.rules.base import Setup
 from autotune.space.rule import Patch
 
 _COMMON = ("lr", "betas", "eps", "weight_decay", "amsgrad")
-# What DeepSpeed takes out before it builds any of them, and what another rule refuses by name.
+# Keys that DeepSpeed takes out before it builds any of them, or that another rule refuses.
 _TAKEN_OUT = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "max_grad_norm")
 PARAMS = {
     "torch's": (*_COMMON, "maximize", "foreach", "capturable", "differentiable", "fused"),
@@ -17,7 +17,7 @@ PARAMS = {
 cpu_adam.py)."""
 
 CPU_ADAM: dict[str, Any] = {"optimizer": {"params": {"torch_adam": None}}}
-"""Laid over a configuration that offloads an Adam, it makes it DeepSpeed's own."""
+"""Keys that, laid over a configuration that offloads an Adam, make it DeepSpeed's own."""
 
 
 def implementation(setup: Setup) -> str:
@@ -38,8 +38,8 @@ def params_of(kind: str) -> tuple[str, ...]:
 def uses_cpu_adam(setup: Setup) -> bool:
     """Whether an offloaded optimizer is DeepSpeedCPUAdam (engine.py: _configure_basic_optimizer).
 
-    Without an optimizer section the script brings its own, which cannot be known here: yes.
-    ZenFlow's is a subclass, and DeepSpeed asks for the very type.
+    Without an optimizer section the script brings its own, which cannot be known here: the answer
+    is yes. ZenFlow's is a subclass, and DeepSpeed asks for the exact type.
     """
     if not setup.optimizer:
         return True
@@ -48,7 +48,7 @@ def uses_cpu_adam(setup: Setup) -> bool:
 
 
 def cpu_adam_by(setup: Setup) -> Patch:
-    """What makes an offloaded optimizer DeepSpeedCPUAdam; empty where it would be another one."""
+    """The change that makes an offloaded optimizer DeepSpeedCPUAdam; empty if none would."""
     if setup.optimizer not in ("adam", "adamw") or setup.zero.get("zenflow") is not None:
         return {}
     return CPU_ADAM

@@ -61,12 +61,12 @@ class Setup:
     precision: str | None
     """What the job trains in; None where it is what the configuration says."""
     model: ModelShape | None
-    """None where unknown."""
+    """Shape of the model; None where unknown."""
     supports_tp: bool
     supports_recompute: bool
     environment: Environment
     attention: str = "default"
-    """What the training script builds the model with; `default`: transformers' own choice."""
+    """Attention implementation that the script builds the model with; `default`: transformers'."""
     loss_chunk_tokens: int = 0
     """Tokens of a chunk of the training script's loss; 0: it is not chunked."""
     compile: str = "none"
@@ -169,8 +169,8 @@ class Setup:
     def batch_ranks(self) -> int:
         """Ranks that DeepSpeed divides the batch by (runtime/config.py).
 
-        Those of the data-parallel axis of a pipeline's grid; else the world, also under tensor
-        parallelism, less a sequence_parallel_size, also where that splits nothing.
+        In a pipeline they are the data-parallel axis of its grid. Else they are the world, also
+        under tensor parallelism, divided by sequence_parallel_size, even if that splits nothing.
         """
         if self.pp > 1:
             return max(1, self.world // (self.pp * self.tp))
@@ -263,7 +263,7 @@ class Witness:
     acts_with: Mapping[str, Any] | None = None
     """`ignored`: laid over both cases, it makes them differ: the value does act there."""
     deepspeed: str = ""
-    """The release that it is about, where that is not the newest."""
+    """The release that the case is about, where that is not the newest."""
 
 
 def raised(
@@ -323,8 +323,8 @@ def converted(ds_config: Mapping[str, Any], fix: Mapping[str, Any], **case: Any)
 def as_section(value: Any) -> Mapping[str, Any]:
     """A value that may be a section; empty where it is none.
 
-    Most values are dicts or missing, and asking those two first saves most of the time: the
-    abstract class is slow to ask.
+    Most values are dicts or missing. To check for these two first saves most of the time, since
+    the check of the abstract class is slow.
     """
     if type(value) is dict:
         return value

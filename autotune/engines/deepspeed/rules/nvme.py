@@ -9,10 +9,10 @@ from autotune.engines.deepspeed.rules.base import Setup, as_section, raised
 from autotune.space.rule import Finding, Rule
 
 _TENSORS = 4
-"""Weights, two moments and gradients of a sub-group, as Adam has them."""
+"""Tensors of a sub-group under Adam: weights, two moments and gradients."""
 _FOLDER = str(Path(tempfile.gettempdir()) / "autotune-swap")
 SWAPPED_MODEL = {"vocab": 16_384}
-"""Two sub-groups of a mebibyte per rank: below that nothing is swapped."""
+"""Model with two sub-groups of a mebibyte per rank: below that nothing is swapped."""
 _GROUPS = {"stage": 3, "sub_group_size": 262_144}
 
 

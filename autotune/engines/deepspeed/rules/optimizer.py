@@ -78,7 +78,7 @@ def _amsgrad(setup: Setup) -> Finding | None:
         message=f"optimizer.params.amsgrad=true: {kind} has no such variant, torch's Adam has",
         changes={"optimizer": {"params": {"torch_adam": True}}},
         advice="or remove optimizer.params.amsgrad",
-        # DeepSpeedCPUAdam of 0.18.9 takes the word and trains without.
+        # DeepSpeedCPUAdam of 0.18.9 accepts the word and ignores it.
         consequence="raised"
         if kind == "FusedAdam" or is_at_least(setup.environment.deepspeed_version, "0.19.8")
         else "ignored",

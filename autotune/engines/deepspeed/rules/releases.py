@@ -11,7 +11,7 @@ READ = (
 """Releases whose source the rules were read off, oldest first."""
 
 TRIED = ("0.16.9", "0.18.6", "0.19.8")
-"""Those of them that candidates were parsed by and trained with (docs/versions.md)."""
+"""Releases among them that parsed candidates and trained with them (docs/versions.md)."""
 
 NEWEST_READ = READ[-1]
 

@@ -1,4 +1,4 @@
-"""The scheduler section: types that DeepSpeed builds, and what it cannot build them without."""
+"""The scheduler section: types that DeepSpeed builds, and the parameters that they need."""
 
 from difflib import get_close_matches
 from typing import Any

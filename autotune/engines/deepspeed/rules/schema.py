@@ -29,7 +29,8 @@ _ALL_KEYS: Mapping[str, tuple[str, ...]] = {
 }
 
 _LIKENESS = 0.75
-"""Of a key to the one that was meant; `comms_config` and `comms_logger` are less alike."""
+"""Likeness from which on a key is taken for a misspelt one; `comms_config` and `comms_logger` are
+less alike."""
 
 
 def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
@@ -55,7 +56,7 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
                 is_taken = is_taken and (not top_level or meant == value)
     if not told:
         return None
-    # Half a change leaves the rule talking: then somebody has to look anyway.
+    # If a part of the change leaves the rule broken, somebody has to look anyway.
     return Finding(
         message=listed(told, "; "),
         changes={} if open_questions else changes,

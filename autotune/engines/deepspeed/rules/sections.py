@@ -1,4 +1,4 @@
-"""A configuration held against the table of keys: its sections, and what its values can mean."""
+"""Compares a configuration with the table of keys: its sections, and what its values can mean."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from autotune.engines.deepspeed.rules.values import Key, Section
 from autotune.space.rule import UnknownFactError
 
 PARAMS = ("optimizer.params", "scheduler.params")
-"""Passed on as they are to what DeepSpeed builds."""
+"""Sections that DeepSpeed passes on as they are to what it builds."""
 
 _SCALARS = frozenset({bool, int, float, str, type(None), list})
 
@@ -44,7 +44,7 @@ def _is_plain(content: Mapping[str, Any], path: str, tables: Mapping[str, Any]) 
 def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Section]]:
     """Every section of a configuration that the table describes: path, content, description.
 
-    One of which nothing is known is left out: it must not silence what is said of the others.
+    A section of which nothing is known is left out: it must not silence findings on the others.
     """
     for path, section in SECTIONS.items():
         content = _content(config, path)
@@ -67,9 +67,10 @@ def dotted(path: str, name: object) -> str:
 
 
 def meaning(key: Key, value: Any) -> Any:
-    """The value of the wanted type that one of another type can only mean; None if there is none.
+    """The value of the wanted type that a value of another type must mean; None if there is none.
 
-    Text of a number or a truth value, and 0 or 1 for a truth value: what pydantic converts too.
+    As pydantic does, it converts the text of a number or a truth value, and 0 or 1 to a truth
+    value.
     """
     found: list[Any] = []
     if isinstance(value, str):
@@ -99,5 +100,5 @@ def unreadable(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def is_auto(value: Any) -> bool:
-    """Whether a value is the word that only others than DeepSpeed fill in."""
+    """Whether a value is "auto", which other software fills in, but not DeepSpeed."""
     return isinstance(value, str) and value == "auto"

@@ -19,15 +19,15 @@ _LAMB_PARAMS = (
     *("lr", "bias_correction", "betas", "eps", "eps_inside_sqrt", "weight_decay"),
     *("max_grad_norm", "max_coeff", "min_coeff", "amsgrad"),
 )
-"""Of FusedLamb (ops/lamb/fused_lamb.py)."""
+"""Parameters of FusedLamb (ops/lamb/fused_lamb.py)."""
 
 REMOVED_OPTIMIZERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "onebitadam": ("AdamW", params_of("FusedAdam")),
     "zerooneadam": ("AdamW", params_of("FusedAdam")),
     "onebitlamb": ("Lamb", _LAMB_PARAMS),
 }
-"""Optimizer -> the one that it is without its compression (both 1-bit Adams decay weights as AdamW
-does: ops of 0.19.6, runtime/fp16/onebit), and the parameters of that."""
+"""Optimizer -> the one without compression that takes its place, and the parameters of that. Both
+1-bit Adams decay weights as AdamW does (0.19.6, runtime/fp16/onebit)."""
 _OPTIMIZERS_REMOVED_IN = "0.19.7"
 AUTOTP_BY_CONFIG_SINCE = "0.18.6"
 AUTOTP_AT_STAGE_3_SINCE = "0.19.4"
@@ -37,7 +37,7 @@ _FP16_MASTERS_SINCE = "0.18.3"
 _ZENFLOW_SUPPORTED_SINCE = "0.19.4"
 _CPU_PINS_SINCE = "0.19.6"
 _KEPT_IN_MEMORY = 1_000_000_000
-"""Elements, where `offload_param.max_in_cpu` is not set."""
+"""Elements that stay in memory where `offload_param.max_in_cpu` is not set."""
 _FLAT_BUFFER_BROKEN_IN, _FLAT_BUFFER_MENDED_IN = "0.18.7", "0.19.0"
 
 
@@ -280,7 +280,7 @@ KEY_RULES = (
         ),
     ),
 )
-"""About keys: `autotune.engines.deepspeed.rules.schema.is_plain` answers for them."""
+"""Rules about keys: `autotune.engines.deepspeed.rules.schema.is_plain` answers for them."""
 
 RULES = (
     Rule(

@@ -11,7 +11,7 @@ STEP = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
 
 
 def _section(setup: Setup) -> Mapping[str, Any]:
-    """The section, where it has any bearing."""
+    """The section of ZenFlow; empty where it has no effect."""
     return as_section(setup.zero.get("zenflow")) if setup.stage > 0 else {}
 
 

@@ -66,8 +66,8 @@ RULES = (
         check=_hpz_with_tp,
         source="utils/groups.py: _create_zero_param_parallel_group counts ranks of the world",
         witnesses=(
-            # Two of four ranks train without a word on weights that are no model's: the loss of
-            # the first step is another already.
+            # Two of four ranks train silently on weights that belong to no model: the loss of the
+            # first step is already wrong.
             raised(
                 "RuntimeError: .*invalid tensor size",
                 _zero(zero_hpz_partition_size=4, stage3_param_persistence_threshold=0)

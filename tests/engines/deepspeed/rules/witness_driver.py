@@ -285,12 +285,12 @@ def whole_norm(engine: Any) -> float:
 
 
 def square(parameter: torch.Tensor) -> torch.Tensor:
-    """Of a parameter's gradient."""
+    """Sum of the squares of a parameter's gradient."""
     return parameter.grad.float().pow(2).sum()
 
 
 def run_dtype(engine: Any) -> torch.dtype:
-    """Of the parameters."""
+    """Type of the parameters."""
     return next(engine.module.parameters()).dtype
 
 
@@ -336,7 +336,7 @@ def dp_of(engine: Any) -> int:
 
 
 def states_dtype(optimizer: Any) -> str:
-    """Of Adam's moments; empty where there are none."""
+    """Type of Adam's moments; empty where there are none."""
     states = getattr(optimizer, "state", {}).values()
     found = (state["exp_avg"] for state in states if "exp_avg" in state)
     return next((str(moment.dtype).removeprefix("torch.") for moment in found), "")
