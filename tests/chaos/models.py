@@ -231,7 +231,7 @@ def _is_victim(when):
     if "RANK" not in os.environ:  # it is only counted
         return False
     if when == "once":
-        return json.loads(_trial_file(SPEC_FILE).read_text())["retry_of"] is None
+        return json.loads(_trial_file(SPEC_FILE).read_text())["provenance"]["retry_of"] is None
     if when == "bad":
         coordinator = int(os.environ[PARENT_ENV])
         return int(os.environ[CORES_ENV]) == min(os.sched_getaffinity(coordinator))
