@@ -261,6 +261,34 @@ def test_an_agent_that_does_not_end_a_trial_is_given_up(
     assert result.outcome is Outcome.CANCELLED
 
 
+def test_a_trial_that_loses_one_agent_after_the_other_fails(tmp_path: Path) -> None:
+    rack = Rack(1)
+    fleet = GangFleet(rack, world=2)
+    trial = fleet.submit(spec(), tmp_path)
+    for _ in range(gang_fleet._MOST_LOST):
+        rack.agent().code = -9
+        assert trial.poll() is None
+    rack.agent().code = -9
+    with pytest.raises(FleetError, match="ended with code -9"):
+        [trial.poll() for _ in range(3)]
+    assert len(rack.agents["n0"]) <= gang_fleet._MOST_LOST + 2
+    fleet.submit(spec(1), tmp_path / "next")
+
+
+def test_an_agent_that_is_lost_while_it_reaps_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rack = Rack(1)
+
+    def lose(seconds: float) -> None:
+        rack.agent().answers += b"No space left on device\n"
+        rack.agent().code = 1
+
+    monkeypatch.setattr(gang_fleet.time, "sleep", lose)
+    with pytest.raises(FleetError, match="No space left on device"):
+        GangFleet(rack, world=2).reap(tmp_path)
+
+
 def test_where_no_agent_starts_the_fleet_is_not_available(tmp_path: Path) -> None:
     rack = Rack(1)
     fleet = GangFleet(rack, world=2)

@@ -323,6 +323,25 @@ def test_an_edited_script_inherits_no_figures(study: Study, recorded: str, n_run
     assert any("another job" in note for note in notes.notes) == bool(n_run)
 
 
+def test_what_ended_beside_a_trial_that_could_not_start_is_written(study: Study):
+    """A node's error against one trial comes after the results of the others."""
+    fleet = ScriptedFleet(realistic, n_gangs=2)
+    n_asked = 0
+
+    def refuse(spec: TrialSpec) -> TrialResult:
+        nonlocal n_asked
+        n_asked += spec.identity.role is Role.SEARCH
+        if n_asked == 1 and spec.identity.role is Role.SEARCH:
+            raise FleetError("no port is free", "wait")
+        return realistic(spec)
+
+    fleet.behave = refuse
+    with pytest.raises(FleetError, match="no port"):
+        search(study, make(trials=4), fleet=fleet)
+    ended = [t for t in study.trials() if t.spec.identity.role is Role.SEARCH and t.result]
+    assert len(ended) == 1, "the other of the two that ran at once"
+
+
 def test_a_folder_without_a_spec_is_said_and_left(study: Study):
     study.trial_folder(0).mkdir(parents=True)
     notes = Notebook()
