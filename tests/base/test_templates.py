@@ -108,7 +108,10 @@ def test_the_users_folder_comes_first_and_the_shipped_one_still_serves(folder):
     assert templates.text("launch/README.md.j2", {}) == "mine"
     assert "torch.distributed.run" in templates.text(
         "launch/launch.sh.j2",
-        {"world": 2, "n_nodes": 1, "per_node": 2, "accelerator": "cpu", "variables": []},
+        {
+            **{"world": 2, "n_nodes": 1, "per_node": 2, "accelerator": "cpu", "variables": []},
+            "script": "train.py",
+        },
     )
 
 
