@@ -34,7 +34,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     """Train one case for its number of steps."""
     spec, ds_config = TrialSpec.from_dict(case["spec"]), case["ds_config"]
     preload(ds_config, spec.workload.model)
-    told = settings(spec, ds_config)
+    told = settings(spec, ds_config, own=case["own"])
     engine = own_engine(told, ds_config) if case["own"] else make_engine(told, ds_config)
     norms: list[float] = []
     take_step = engine._take_model_step

@@ -109,12 +109,12 @@ def changed(spec: TrialSpec, **fields) -> TrialSpec:
     return spec
 
 
-def settings(spec: TrialSpec, ds_config):
-    """What the built-in training script is told of a trial."""
+def settings(spec: TrialSpec, ds_config, *, own=False):
+    """What the built-in training script is told of a trial; `own`: as of a pipeline's stage."""
     from autotune.trial.scripts.train import Settings  # it brings torch
 
     told = settings_of(spec.workload, spec.layout)
-    if spec.layout.pp > 1 and "transformer" not in told:
+    if "config" in spec.workload.model and (spec.layout.pp > 1 or own):
         told["transformer"] = shape_of(spec.workload.model, spec.workload.seq_len)
     return Settings.of(told, ds_config, spec.workload.model.get("config", {}))
 
