@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
-from autotune.contract import Layout, TrialSpec, Workload
+from autotune.contract import Layout, Workload
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.job.job import Job
@@ -101,13 +101,18 @@ def changes_since(
     own = Candidate.of(candidate.values, world=job.world, global_batch=job.global_batch)
     if trial.spec.identity.fidelity is not None:
         own = own.reduced(trial.spec.identity.fidelity)
-    # Through JSON, as the record has been.
-    then, now = _asked(trial.spec), json.loads(json.dumps(_asks(job, environment, own)))
+    ran, runs = trial.spec.workload, workload_of(job, own)
+    then = _facts(ran, trial.spec.layout, trial.spec.measure.memory_limit_bytes)
+    now = _facts(
+        runs,
+        layout_of(own, environment.accelerator),
+        job.enforced_limit_bytes(environment.device_memory_bytes),
+    )
+    now = json.loads(json.dumps(now))  # as the record has been
     if then != now:
         return list(_said(then, now))
-    ran, runs = trial.spec.workload.digest, workload_of(job, own).digest
-    if ran and ran != runs:  # records of schema 1 name none
-        return [f"its training script was {ran}, is {runs}"]
+    if ran.digest and ran.digest != runs.digest:  # records of schema 1 name none
+        return [f"its training script was {ran.digest}, is {runs.digest}"]
     recorded, rendered = study.read_files(trial), engine.files(candidate)
     if recorded == rendered:
         return []
@@ -117,18 +122,6 @@ def changes_since(
 _GOES_ON = ("seed", "settings", "script", "folder", "digest")
 """Parts of a workload that are not the job's: a resumed search may draw other data, what the
 script applies of the knobs is the candidate's, and the script is known by its digest."""
-
-
-def _asked(spec: TrialSpec) -> dict[str, Any]:
-    return _facts(spec.workload, spec.layout, spec.measure.memory_limit_bytes)
-
-
-def _asks(job: Job, environment: Environment, candidate: Candidate) -> dict[str, Any]:
-    return _facts(
-        workload_of(job, candidate),
-        layout_of(candidate, environment.accelerator),
-        job.enforced_limit_bytes(environment.device_memory_bytes),
-    )
 
 
 def _facts(workload: Workload, layout: Layout, memory_limit_bytes: int | None) -> dict[str, Any]:

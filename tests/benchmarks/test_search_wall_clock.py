@@ -8,7 +8,7 @@ import pytest
 
 from autotune.app.session import open_session
 from autotune.contract import Outcome, Role, TrialResult
-from tests.jobs import CPU, TINY
+from tests.jobs import TINY
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -35,9 +35,7 @@ def session(tmp_path):
     model.write_text(json.dumps(TINY))
     space.write_text(json.dumps(SPACE))
     job = {"model": str(model), "seq_len": 16, "global_batch": 8, "world": 2, "study": "every"}
-    return open_session(
-        None, {**job, "space": str(space)}, results=tmp_path / "results", environment=CPU
-    )
+    return open_session(None, {**job, "space": str(space)}, results=tmp_path / "results")
 
 
 def table_of(session, rate):

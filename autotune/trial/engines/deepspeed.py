@@ -1,6 +1,7 @@
 """DeepSpeed inside the ranks of a trial: the candidate goes into `deepspeed.initialize`."""
 
 import functools
+import importlib
 import json
 import os
 from collections.abc import Callable
@@ -12,6 +13,9 @@ from autotune.contract import CONFIG_DIR, TrialSpec
 CONFIG_FILE = "ds_config.json"
 """Name of a candidate's configuration, below `CONFIG_DIR`."""
 
+_USED_BY_ALL = ("deepspeed", "autotune.trial.readback", "autotune.trial.scripts.train")
+"""What every trial imports: once in a warm template, and before the memory base is taken."""
+
 
 def load_code(accelerator: str) -> None:
     """Load what every rank uses, whatever it trains; a second call costs nothing.
@@ -19,9 +23,8 @@ def load_code(accelerator: str) -> None:
     Args:
         accelerator: `cpu` or `cuda`.
     """
-    import deepspeed  # noqa: F401  it brings torch
-
-    from autotune.trial import readback  # noqa: F401
+    for module in _USED_BY_ALL:
+        importlib.import_module(module)
     from autotune.trial.cpu_info import reuse_cpu_info
     from autotune.trial.prebuilt import NEEDED, load_as_built, load_now
 
