@@ -12,8 +12,7 @@ from autotune.report.compare.terminal import (
     best_rows,
     candidate_columns,
     candidate_rows,
-    knob_rows,
-    outcome_rows,
+    indexed_rows,
 )
 from autotune.report.page.charts import BLUE, GREY, INK, Chart, make_chart
 from autotune.report.page.page import page_values
@@ -34,9 +33,9 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
         "runs": [(run.key, str(run.report.folder)) for run in comparison.runs],
         "warnings": list(comparison.warnings),
         "named": {"bests": None, "ratios": None} | {chart.name: chart for chart in drawn},
-        "outcomes": _table(["outcome", *comparison.outcomes], outcome_rows(comparison)),
+        "outcomes": _table(["outcome", *comparison.outcomes], indexed_rows(comparison.outcomes)),
         "bests": _table(BEST_COLUMNS, best_rows(comparison)),
-        "knobs": _table(["knob of the best", *comparison.knobs], knob_rows(comparison)),
+        "knobs": _table(["knob of the best", *comparison.knobs], indexed_rows(comparison.knobs)),
         "candidates": _table(candidate_columns(comparison), candidate_rows(comparison)),
         "about_ratios": ABOUT_RATIOS,
     }

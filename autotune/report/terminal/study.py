@@ -1,8 +1,6 @@
 """The report and the plan as people read them in a terminal, down to 80 columns."""
 
-from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +12,7 @@ from autotune.report.results.details import describe_details
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
 from autotune.report.results.verdict import describe_outcome, describe_place, describe_verdict
+from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.report.words import format_interval, format_rate
 from autotune.search.plan import Plan
 from autotune.space.candidate import format_value
@@ -44,16 +43,14 @@ def print_report(console: Console, report: StudyReport, *, details: bool = False
         from autotune.report.optuna_storage import importance_of  # optuna
 
         facts = [*describe_details(report, importance_of(report)), *facts]
-    for name, text in facts:
-        console.print(_fact(name, text))
+    print_facts(console, facts)
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
     """Print where a trial's time went, what bounds it and what addresses that."""
     knobs = " ".join(f"{k}={format_value(v)}" for k, v in explanation.spec.identity.knobs.items())
     console.print(Text(f"trial {explanation.trial}: {knobs}", style="bold"), soft_wrap=False)
-    for name, text in describe(explanation):
-        console.print(_fact(name, text))
+    print_facts(console, describe(explanation))
 
 
 def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
@@ -64,8 +61,7 @@ def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
         plan: What would run.
         reasons: Whether to say why the rules refuse what they refuse.
     """
-    for name, text in _plan_facts(plan, reasons=reasons):
-        console.print(_fact(name, text))
+    print_facts(console, _plan_facts(plan, reasons=reasons))
 
 
 def _table(report: StudyReport, width: int) -> Table:
@@ -74,8 +70,9 @@ def _table(report: StudyReport, width: int) -> Table:
     varying = [
         name for name in report.context.knobs if len({chosen.get(name) for chosen in settings}) > 1
     ]
-    by_knob = _make_table([_header(name) for name in varying])
-    folded = _make_table(["settings that vary"])
+    columns = (">trial", ">samples/s", "95% interval", ">memory", "outcome")
+    by_knob = plain_table(*columns, *(f"*{_header(name)}" for name in varying))
+    folded = plain_table(*columns, "*settings that vary")
     for row, chosen in zip(report.rows, settings, strict=True):
         cells = _cells(row, report)
         by_knob.add_row(*cells, *(format_value(row.candidate.get(name)) for name in varying))
@@ -83,18 +80,6 @@ def _table(report: StudyReport, width: int) -> Table:
         folded.add_row(*cells, describe_settings(vary, report.context.knobs))
     is_narrow = Console(width=10_000).measure(by_knob).maximum <= width
     return by_knob if is_narrow else folded
-
-
-def _make_table(last: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("trial", justify="right", no_wrap=True)
-    table.add_column("samples/s", justify="right", no_wrap=True)
-    table.add_column("95% interval", no_wrap=True)
-    table.add_column("memory", justify="right", no_wrap=True)
-    table.add_column("outcome", no_wrap=True)
-    for name in last:
-        table.add_column(name, overflow="fold")
-    return table
 
 
 def _cells(row: Row, report: StudyReport) -> list[str | Text]:
@@ -189,12 +174,3 @@ def _parameters(plan: Plan) -> str:
     if not plan.n_params_frozen:
         return f"{plan.n_params:,} parameters"
     return f"{plan.n_params:,} trained and {plan.n_params_frozen:,} frozen parameters"
-
-
-def _fact(name: str, text: str) -> Table:
-    """A name and a text that wraps beside it."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(width=10, style="cyan", no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row(name, Text(text))
-    return grid
