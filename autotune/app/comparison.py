@@ -15,7 +15,7 @@ from autotune.job.job import JobFile, read_job_file
 from autotune.record.study import Study
 from autotune.report.compare.comparison import MAX_RUNS, ComparedRun, StudyComparison, compare
 from autotune.report.compare.page import render_comparison
-from autotune.report.results.reading import read_report
+from autotune.report.results.study import read_report
 
 _BESIDES_THE_TABLE = {
     "optimizer",

@@ -63,7 +63,7 @@ def explain(report: StudyReport, number: int, row: Mapping[str, Any]) -> Explana
         number: Number of the trial.
         row: The trial's row of the table, which says how many FLOP/s it reached.
     """
-    trial = next((t for t in report.history.trials if t.spec.identity.number == number), None)
+    trial = report.trial(number)
     if trial is None or trial.result is None or trial.result.diagnosis is None:
         return None
     diagnosis = trial.result.diagnosis

@@ -1,6 +1,5 @@
 """The report and the plan as people read them in a terminal, down to 80 columns."""
 
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
