@@ -10,9 +10,8 @@ from autotune.report.explain.trial import Explanation, describe
 from autotune.report.results.details import describe_details
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
-from autotune.report.results.verdict import describe_outcome, describe_place, describe_verdict
+from autotune.report.results.verdict import CELLS, describe_cells, describe_place, describe_verdict
 from autotune.report.terminal.tables import plain_table, print_facts
-from autotune.report.words import format_interval, format_rate
 from autotune.search.plan import Plan
 from autotune.space.candidate import format_value
 from autotune.space.knobs import describe_settings, settings_of
@@ -20,14 +19,13 @@ from autotune.space.knobs import describe_settings, settings_of
 _STYLES = {"running": "cyan", "best": "bold green", "baseline": "bold"}
 """Styles of the words for an outcome; what failed or broke the limit is yellow."""
 
+_ON_THE_LEFT = ("95% interval", "outcome")
+
 
 def print_report(console: Console, report: StudyReport, *, details: bool = False) -> None:
     """Print the table, the verdict, the reason for the end and where the files are.
 
-    Args:
-        console: Where to.
-        report: The study.
-        details: Whether to print the figures behind the verdict, as under the page's charts.
+    With `details` also the figures behind the verdict, as under the page's charts.
     """
     lines = [report.study, describe_place(report)]
     console.print(Text("\n".join(filter(None, lines))), soft_wrap=False)
@@ -36,7 +34,8 @@ def print_report(console: Console, report: StudyReport, *, details: bool = False
         console.print()
     for row in report.rows:
         if row.evidence:
-            console.print(_failure(row))
+            outcome = "" if row.outcome is None else row.outcome.value
+            console.print(Text(f"trial {row.trial}: {outcome}: {row.evidence}", style="dim"))
     facts = describe_verdict(report)
     if details:
         from autotune.report.optuna_storage import importance_of  # optuna
@@ -53,13 +52,7 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
 
 
 def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
-    """Print what a search would run, and its price.
-
-    Args:
-        console: Where to.
-        plan: What would run.
-        reasons: Whether to say why the rules refuse what they refuse.
-    """
+    """Print what a search would run and its price; with `reasons`, why rules refuse what they refuse."""
     print_facts(console, _plan_facts(plan, reasons=reasons))
 
 
@@ -69,7 +62,7 @@ def _table(report: StudyReport, width: int) -> Table:
     varying = [
         name for name in report.context.knobs if len({chosen.get(name) for chosen in settings}) > 1
     ]
-    columns = (">trial", ">samples/s", "95% interval", ">memory", "outcome")
+    columns = [name if name in _ON_THE_LEFT else f">{name}" for name in CELLS]
     by_knob = plain_table(*columns, *(f"*{_header(name)}" for name in varying))
     folded = plain_table(*columns, "*settings that vary")
     for row, chosen in zip(report.rows, settings, strict=True):
@@ -82,20 +75,9 @@ def _table(report: StudyReport, width: int) -> Table:
 
 
 def _cells(row: Row, report: StudyReport) -> list[str | Text]:
-    figure = row.figure
-    return [
-        str(row.trial),
-        format_rate(figure.samples_per_s if figure else None),
-        format_interval(figure.low, figure.high) if figure else "-",
-        format_bytes(figure.peak_memory_bytes if figure else None),
-        _outcome(row, report),
-    ]
-
-
-def _outcome(row: Row, report: StudyReport) -> Text:
-    word = describe_outcome(row, report)
+    *figures, word = describe_cells(row, report)
     is_fault = row.outcome is not None and not (row.outcome.is_measured and row.fits)
-    return Text(word, style="yellow" if is_fault else _STYLES.get(word, ""))
+    return [*figures, Text(word, style="yellow" if is_fault else _STYLES.get(word, ""))]
 
 
 def _header(name: str) -> str:
@@ -103,26 +85,17 @@ def _header(name: str) -> str:
     return name.replace(".", ".\n").replace("_", "_\n")
 
 
-def _failure(row: Row) -> Text:
-    outcome = "" if row.outcome is None else row.outcome.value
-    return Text(f"trial {row.trial}: {outcome}: {row.evidence}", style="dim")
-
-
 def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
-    limit = f", at most {format_bytes(plan.memory_limit_bytes)} each"
+    limit = ""
+    if plan.memory_limit_bytes:
+        limit = f", at most {format_bytes(plan.memory_limit_bytes)} each"
     facts = [
         ("study", plan.folder + (f" ({plan.n_recorded} trials)" if plan.n_recorded else "")),
         ("model", f"{plan.model}, {_parameters(plan)}, {plan.precision}"),
         ("job", f"sequence {plan.seq_len}, global batch {plan.global_batch}, world {plan.world}"),
         *([("lengths", plan.lengths)] if plan.lengths else []),
-        (
-            "device",
-            f"{plan.accelerator}: {plan.device_name}{limit if plan.memory_limit_bytes else ''}",
-        ),
-        (
-            "space",
-            f"{plan.space}: {plan.lattice_size} of {plan.grid_size} candidates are legal",
-        ),
+        ("device", f"{plan.accelerator}: {plan.device_name}{limit}"),
+        ("space", f"{plan.space}: {plan.lattice_size} of {plan.grid_size} candidates are legal"),
     ]
     if reasons:
         facts += [
