@@ -4,7 +4,7 @@ from autotune.engines.deepspeed.knobs.situation import is_bf16_optimizer
 from autotune.engines.deepspeed.rules.adam import CPU_ADAM, uses_cpu_adam
 from autotune.engines.deepspeed.rules.base import Case, Setup, Witness, ignored
 from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.space.rule import Finding, Rule
+from autotune.space.rule import Finding, rule
 
 CANONICAL = {
     name: short
@@ -33,6 +33,23 @@ def uses_bf16_optimizer(setup: Setup) -> bool:
     )
 
 
+_OFFLOADED = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+
+
+@rule(
+    "dtypes.masters_of_bf16_optimizer",
+    "runtime/engine.py: _configure_bf16_optimizer",
+    ignored(
+        {
+            "zero_optimization": {"stage": 1},
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "bf16": _LOW["bf16"] | _STATES["bf16"],
+        },
+        {"bf16": {"bf16_master_weights_and_grads": None, "bf16_optimizer_states": None}},
+        acts_with={"zero_optimization": {"stage": 2}},
+        precision="bf16",
+    ),
+)
 def _bf16_optimizer(setup: Setup) -> Finding | None:
     if setup.bf16.get("bf16_master_weights_and_grads") is not True:
         return None
@@ -51,6 +68,25 @@ def _bf16_optimizer(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "dtypes.offloaded_states",
+    "runtime/base_optimizer.py of 0.18.6 and 0.19.4: bf16_optimizer_states",
+    Witness(
+        broken=Case(
+            ds_config=CPU_ADAM
+            | {"zero_optimization": _OFFLOADED, "bf16": _LOW["bf16"] | _STATES["bf16"]},
+            precision="bf16",
+        ),
+        repaired=Case(
+            ds_config=CPU_ADAM | {"zero_optimization": _OFFLOADED} | _LOW,
+            precision="bf16",
+        ),
+        consequence="differs",
+        reads={"states_dtype": "float32"},
+        takes_back=True,
+        deepspeed="0.18.6",
+    ),
+)
 def _offloaded_states(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     if setup.bf16.get("bf16_optimizer_states") is not True or not setup.stage:
@@ -66,48 +102,3 @@ def _offloaded_states(setup: Setup) -> Finding | None:
         changes={setup.bf16_name: {"bf16_optimizer_states": None}},
         advice=f"or install deepspeed>={OFFLOADED_STATES_SINCE}",
     )
-
-
-_OFFLOADED = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
-
-RULES = (
-    Rule(
-        name="dtypes.masters_of_bf16_optimizer",
-        check=_bf16_optimizer,
-        source="runtime/engine.py: _configure_bf16_optimizer",
-        witnesses=(
-            ignored(
-                {
-                    "zero_optimization": {"stage": 1},
-                    "data_types": {"grad_accum_dtype": "fp32"},
-                    "bf16": _LOW["bf16"] | _STATES["bf16"],
-                },
-                {"bf16": {"bf16_master_weights_and_grads": None, "bf16_optimizer_states": None}},
-                acts_with={"zero_optimization": {"stage": 2}},
-                precision="bf16",
-            ),
-        ),
-    ),
-    Rule(
-        name="dtypes.offloaded_states",
-        check=_offloaded_states,
-        source="runtime/base_optimizer.py of 0.18.6 and 0.19.4: bf16_optimizer_states",
-        witnesses=(
-            Witness(
-                broken=Case(
-                    ds_config=CPU_ADAM
-                    | {"zero_optimization": _OFFLOADED, "bf16": _LOW["bf16"] | _STATES["bf16"]},
-                    precision="bf16",
-                ),
-                repaired=Case(
-                    ds_config=CPU_ADAM | {"zero_optimization": _OFFLOADED} | _LOW,
-                    precision="bf16",
-                ),
-                consequence="differs",
-                reads={"states_dtype": "float32"},
-                takes_back=True,
-                deepspeed="0.18.6",
-            ),
-        ),
-    ),
-)

@@ -5,11 +5,31 @@ from typing import Any
 from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
 from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.values import ELEMENTS
-from autotune.space.rule import Finding, Rule
+from autotune.space.rule import Finding, rule
 
 _AT_STAGE_3_SINCE = "0.19.3"
 
 
+def _spread(stage: int = 1, **zero: Any) -> dict[str, Any]:
+    return {
+        "expert_parallel": {"enabled": True, "autoep_size": 2},
+        "zero_optimization": {"stage": stage, **zero},
+    }
+
+
+_EXPERTS = {"architecture": "mixtral", "n_experts": 4, "experts_per_token": 2}
+
+
+@rule(
+    "experts.world",
+    "module_inject/auto_ep_folding.py: build_folding_spec",
+    Witness(
+        broken=Case(ds_config=_spread(), model=_EXPERTS, world=3),
+        repaired=Case(model=_EXPERTS, world=3),
+        consequence="raised",
+        raises="ValueError: expert_parallel.autoep_size",
+    ),
+)
 def _world(setup: Setup) -> Finding | None:
     ep, ranks = setup.ep, setup.world // max(1, setup.pp)
     if ep == 1 or ranks % ep == 0:
@@ -21,6 +41,16 @@ def _world(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "experts.count",
+    "module_inject/auto_ep_config.py: validate_autoep_post_detection",
+    Witness(
+        broken=Case(ds_config=_spread(), model=_EXPERTS | {"n_experts": 3}),
+        repaired=Case(model=_EXPERTS | {"n_experts": 3}),
+        consequence="raised",
+        raises="ValueError: num_experts=3 in layer .* is not divisible",
+    ),
+)
 def _count(setup: Setup) -> Finding | None:
     experts = setup.model.n_experts if setup.model is not None else 0
     if setup.ep == 1 or not experts or experts % setup.ep == 0:
@@ -32,6 +62,15 @@ def _count(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "experts.dense",
+    "module_inject/auto_ep.py: ep_parser finds nothing to replace",
+    Witness(
+        broken=Case(ds_config=_spread()),
+        repaired=Case(ds_config={"zero_optimization": {"stage": 1}}),
+        consequence="ignored",
+    ),
+)
 def _dense(setup: Setup) -> Finding | None:
     if setup.ep == 1 or setup.model is None or setup.model.n_experts:
         return None
@@ -41,6 +80,25 @@ def _dense(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "experts.sequence",
+    "runtime/engine.py: _configure_expert_parallel; parallel_state_sp.py: "
+    "get_model_parallel_world_size",
+    Witness(
+        broken=Case(
+            ds_config={**_spread(1), "sequence_parallel_size": 2},
+            model=_EXPERTS,
+            sp_by_script=2,
+        ),
+        repaired=Case(
+            ds_config={"zero_optimization": {"stage": 1}, "sequence_parallel_size": 2},
+            model=_EXPERTS,
+            sp_by_script=2,
+        ),
+        consequence="raised",
+        raises="ValueError: AutoEP does not currently support tensor model parallelism",
+    ),
+)
 def _sequence(setup: Setup) -> Finding | None:
     if setup.ep == 1 or setup.sp_by_script == 1:
         return None
@@ -51,6 +109,16 @@ def _sequence(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "experts.second_copy",
+    "runtime/engine.py: _validate_zero3_moe_compatibility",
+    Witness(
+        broken=Case(ds_config=_spread(3, zero_hpz_partition_size=2), model=_EXPERTS),
+        repaired=Case(ds_config=_spread(3, zero_hpz_partition_size=1), model=_EXPERTS),
+        consequence="raised",
+        raises="AssertionError: AutoEP with ZeRO Stage 3 does not support hpZeRO",
+    ),
+)
 def _secondary(setup: Setup) -> Finding | None:
     size = setup.zero.get("zero_hpz_partition_size", 1)
     if setup.ep == 1 or setup.stage != 3 or not ELEMENTS.accepts(size) or int(size) <= 1:
@@ -62,18 +130,20 @@ def _secondary(setup: Setup) -> Finding | None:
     )
 
 
-def _clipping(setup: Setup) -> Finding | None:
-    clipping = setup.clipping
-    if setup.ep == 1 or setup.stage or not clipping:
-        return None
-    return Finding(
-        message=f"ep={setup.ep} (expert_parallel.autoep_size) at stage 0 with gradient_clipping="
-        f"{clipping}: each rank clips by a norm that is not that of all experts' gradients",
-        changes={"zero_optimization": {"stage": 1}},
-        advice="or set gradient_clipping to 0",
-    )
-
-
+@rule(
+    "experts.adapters",
+    "module_inject/auto_ep.py: ep_parser, with adapters on all linear layers; on "
+    "attention alone stage 1 fails in _configure_optimizer",
+    Witness(
+        broken=Case(ds_config=_spread(), model=_EXPERTS | {"lora_rank": 4}),
+        repaired=Case(
+            ds_config={"zero_optimization": {"stage": 1}},
+            model=_EXPERTS | {"lora_rank": 4},
+        ),
+        consequence="raised",
+        raises="ValueError: AutoEP: no MoE layers detected",
+    ),
+)
 def _adapters(setup: Setup) -> Finding | None:
     if setup.ep == 1 or setup.model is None or not setup.model.n_params_frozen:
         return None
@@ -84,6 +154,17 @@ def _adapters(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "experts.stage_3",
+    "runtime/engine.py of 0.19.2: _configure_zero_optimizer; DeepSpeed PR 8060",
+    Witness(
+        broken=Case(ds_config=_spread(3), model=_EXPERTS),
+        repaired=Case(ds_config=_spread(2), model=_EXPERTS),
+        consequence="raised",
+        raises="AssertionError: MoE not supported with Stage 3",
+        deepspeed="0.19.2",
+    ),
+)
 def _stage_3(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     if setup.ep == 1 or setup.stage != 3 or is_at_least(version, _AT_STAGE_3_SINCE):
@@ -106,131 +187,23 @@ def _size(ep: int) -> dict[str, Any]:
     return {"expert_parallel": {"autoep_size": ep}}
 
 
-def _spread(stage: int = 1, **zero: Any) -> dict[str, Any]:
-    return {
-        "expert_parallel": {"enabled": True, "autoep_size": 2},
-        "zero_optimization": {"stage": stage, **zero},
-    }
-
-
-_EXPERTS = {"architecture": "mixtral", "n_experts": 4, "experts_per_token": 2}
-
-RULES = (
-    Rule(
-        name="experts.world",
-        check=_world,
-        source="module_inject/auto_ep_folding.py: build_folding_spec",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=_spread(), model=_EXPERTS, world=3),
-                repaired=Case(model=_EXPERTS, world=3),
-                consequence="raised",
-                raises="ValueError: expert_parallel.autoep_size",
-            ),
-        ),
-    ),
-    Rule(
-        name="experts.count",
-        check=_count,
-        source="module_inject/auto_ep_config.py: validate_autoep_post_detection",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=_spread(), model=_EXPERTS | {"n_experts": 3}),
-                repaired=Case(model=_EXPERTS | {"n_experts": 3}),
-                consequence="raised",
-                raises="ValueError: num_experts=3 in layer .* is not divisible",
-            ),
-        ),
-    ),
-    Rule(
-        name="experts.dense",
-        check=_dense,
-        source="module_inject/auto_ep.py: ep_parser finds nothing to replace",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=_spread()),
-                repaired=Case(ds_config={"zero_optimization": {"stage": 1}}),
-                consequence="ignored",
-            ),
-        ),
-    ),
-    Rule(
-        name="experts.sequence",
-        check=_sequence,
-        source="runtime/engine.py: _configure_expert_parallel; parallel_state_sp.py: "
-        "get_model_parallel_world_size",
-        witnesses=(
-            Witness(
-                broken=Case(
-                    ds_config={**_spread(1), "sequence_parallel_size": 2},
-                    model=_EXPERTS,
-                    sp_by_script=2,
-                ),
-                repaired=Case(
-                    ds_config={"zero_optimization": {"stage": 1}, "sequence_parallel_size": 2},
-                    model=_EXPERTS,
-                    sp_by_script=2,
-                ),
-                consequence="raised",
-                raises="ValueError: AutoEP does not currently support tensor model parallelism",
-            ),
-        ),
-    ),
-    Rule(
-        name="experts.second_copy",
-        check=_secondary,
-        source="runtime/engine.py: _validate_zero3_moe_compatibility",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=_spread(3, zero_hpz_partition_size=2), model=_EXPERTS),
-                repaired=Case(ds_config=_spread(3, zero_hpz_partition_size=1), model=_EXPERTS),
-                consequence="raised",
-                raises="AssertionError: AutoEP with ZeRO Stage 3 does not support hpZeRO",
-            ),
-        ),
-    ),
-    Rule(
-        name="experts.adapters",
-        check=_adapters,
-        source="module_inject/auto_ep.py: ep_parser, with adapters on all linear layers; on "
-        "attention alone stage 1 fails in _configure_optimizer",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=_spread(), model=_EXPERTS | {"lora_rank": 4}),
-                repaired=Case(
-                    ds_config={"zero_optimization": {"stage": 1}},
-                    model=_EXPERTS | {"lora_rank": 4},
-                ),
-                consequence="raised",
-                raises="ValueError: AutoEP: no MoE layers detected",
-            ),
-        ),
-    ),
-    Rule(
-        name="experts.stage_3",
-        check=_stage_3,
-        source="runtime/engine.py of 0.19.2: _configure_zero_optimizer; DeepSpeed PR 8060",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=_spread(3), model=_EXPERTS),
-                repaired=Case(ds_config=_spread(2), model=_EXPERTS),
-                consequence="raised",
-                raises="AssertionError: MoE not supported with Stage 3",
-                deepspeed="0.19.2",
-            ),
-        ),
-    ),
-    Rule(
-        name="experts.clipping_at_stage_0",
-        check=_clipping,
-        source="runtime/engine.py: clip_fp32_gradients; runtime/utils.py: clip_grad_norm_",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=_spread(0), model=_EXPERTS),
-                repaired=Case(ds_config=_spread(1), model=_EXPERTS),
-                consequence="differs",
-                reads={"norm_is_whole": False},
-            ),
-        ),
+@rule(
+    "experts.clipping_at_stage_0",
+    "runtime/engine.py: clip_fp32_gradients; runtime/utils.py: clip_grad_norm_",
+    Witness(
+        broken=Case(ds_config=_spread(0), model=_EXPERTS),
+        repaired=Case(ds_config=_spread(1), model=_EXPERTS),
+        consequence="differs",
+        reads={"norm_is_whole": False},
     ),
 )
+def _clipping(setup: Setup) -> Finding | None:
+    clipping = setup.clipping
+    if setup.ep == 1 or setup.stage or not clipping:
+        return None
+    return Finding(
+        message=f"ep={setup.ep} (expert_parallel.autoep_size) at stage 0 with gradient_clipping="
+        f"{clipping}: each rank clips by a norm that is not that of all experts' gradients",
+        changes={"zero_optimization": {"stage": 1}},
+        advice="or set gradient_clipping to 0",
+    )

@@ -18,7 +18,7 @@ from autotune.engines.deepspeed.rules.base import (
     patch,
     raised,
 )
-from autotune.space.rule import Finding, Patch, Rule
+from autotune.space.rule import Finding, Patch, rule
 
 
 def _section(setup: Setup, name: str) -> Mapping[str, Any]:
@@ -29,6 +29,26 @@ def _removal(setup: Setup, name: str, deprecated: str) -> Patch:
     return {"zero_optimization": dict.fromkeys({name, deprecated} & setup.zero.keys())}
 
 
+def _optimizer(stage: int, **keys: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"} | keys}}
+
+
+def _without(name: str, key: str | None = None) -> dict[str, Any]:
+    return {"zero_optimization": {name: None if key is None else {key: None}}}
+
+
+@rule(
+    "offload.param_needs_stage_3",
+    "runtime/engine.py: _configure_zero_optimizer passes it to stage 3 only",
+    *(
+        ignored(
+            {"zero_optimization": {"stage": stage, "offload_param": {"device": "cpu"}}},
+            _without("offload_param"),
+            acts_with={"zero_optimization": {"stage": 3}},
+        )
+        for stage in (0, 2)
+    ),
+)
 def _param_stage(setup: Setup) -> Finding | None:
     if setup.param_offload == "none" or setup.stage == 3:
         return None
@@ -40,6 +60,16 @@ def _param_stage(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "offload.optimizer_at_stage_0",
+    "runtime/engine.py:2384: zero_use_cpu_optimizer does not ask for the stage",
+    Witness(
+        broken=Case(ds_config=CPU_ADAM | _optimizer(0)),
+        repaired=Case(ds_config=CPU_ADAM | _optimizer(1)),
+        consequence="differs",
+        reads={"optimizer": "DeepSpeedCPUAdam", "optimizer_offload": False},
+    ),
+)
 def _optimizer_stage(setup: Setup) -> Finding | None:
     if setup.optimizer_offload == "none" or setup.stage > 0:
         return None
@@ -51,6 +81,20 @@ def _optimizer_stage(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "offload.nvme_without_path",
+    "runtime/zero/partition_parameters.py:1225-1230",
+    raised(
+        "TypeError: expected str, bytes or os.PathLike object",
+        _optimizer(3, device="nvme"),
+        _optimizer(3, device="cpu"),
+    ),
+    raised(
+        'AssertionError: "nvme_path" in DeepSpeed Config cannot be None',
+        {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+        {"zero_optimization": {"offload_param": {"device": "cpu"}}},
+    ),
+)
 def _nvme_path(setup: Setup) -> Finding | None:
     if setup.stage != 3:
         return None
@@ -69,6 +113,17 @@ def _nvme_path(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "offload.nvme_needs_stage_3",
+    "runtime/zero/stage_1_and_2.py:220",
+    Witness(
+        broken=Case(ds_config=CPU_ADAM | _optimizer(2, device="nvme")),
+        repaired=Case(ds_config=CPU_ADAM | _optimizer(2)),
+        consequence="differs",
+        reads={"optimizer_offload": True, "optimizer_swap": False},
+        takes_back=True,
+    ),
+)
 def _nvme_stage(setup: Setup) -> Finding | None:
     if setup.optimizer_offload != "nvme" or setup.stage not in (1, 2):
         return None
@@ -79,6 +134,15 @@ def _nvme_stage(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "offload.ratio_needs_stage_3",
+    "runtime/zero/config.py:396-400",
+    raised(
+        "Partial offloading only supported for ZeRO Stage 3",
+        _optimizer(2, ratio=0.5) | CPU_ADAM,
+        _optimizer(3),
+    ),
+)
 def _ratio_stage(setup: Setup) -> Finding | None:
     ratio = _section(setup, "offload_optimizer").get("ratio", 1.0)
     if ratio >= 1 or setup.stage == 3:
@@ -90,6 +154,15 @@ def _ratio_stage(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "offload.ratio_needs_cpu_adam",
+    "runtime/zero/stage3.py:313-316",
+    raised(
+        "AssertionError: Hybrid Optimizer Only Supports DeepSpeedCPUAdam",
+        _optimizer(3, ratio=0.5),
+        CPU_ADAM,
+    ),
+)
 def _ratio_optimizer(setup: Setup) -> Finding | None:
     ratio = _section(setup, "offload_optimizer").get("ratio", 1.0)
     if ratio >= 1 or setup.stage != 3 or setup.optimizer_offload == "none":
@@ -106,6 +179,14 @@ def _ratio_optimizer(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "offload.super_needs_stage_3",
+    "runtime/engine.py: super_offload is asked at stage 3 only",
+    ignored(
+        _optimizer(2, super_offload=True) | CPU_ADAM,
+        _without("offload_optimizer", "super_offload"),
+    ),
+)
 def _super_stage(setup: Setup) -> Finding | None:
     if _section(setup, "offload_optimizer").get("super_offload") is not True:
         return None
@@ -118,6 +199,15 @@ def _super_stage(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "offload.super_needs_cuda",
+    "runtime/superoffload/superoffload_stage3.py:20-24",
+    raised(
+        "AssertionError: SuperOffload only supports NVIDIA CUDA GPUs",
+        _optimizer(3, super_offload=True) | CPU_ADAM,
+        _without("offload_optimizer", "super_offload"),
+    ),
+)
 def _super_cuda(setup: Setup) -> Finding | None:
     if _section(setup, "offload_optimizer").get("super_offload") is not True:
         return None
@@ -132,119 +222,3 @@ def _super_cuda(setup: Setup) -> Finding | None:
 
 def _offload_optimizer(**keys: Any) -> dict[str, Any]:
     return patch("zero_optimization.offload_optimizer", keys)
-
-
-def _optimizer(stage: int, **keys: Any) -> dict[str, Any]:
-    return {"zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu"} | keys}}
-
-
-def _without(name: str, key: str | None = None) -> dict[str, Any]:
-    return {"zero_optimization": {name: None if key is None else {key: None}}}
-
-
-RULES = (
-    Rule(
-        name="offload.param_needs_stage_3",
-        check=_param_stage,
-        source="runtime/engine.py: _configure_zero_optimizer passes it to stage 3 only",
-        witnesses=tuple(
-            ignored(
-                {"zero_optimization": {"stage": stage, "offload_param": {"device": "cpu"}}},
-                _without("offload_param"),
-                acts_with={"zero_optimization": {"stage": 3}},
-            )
-            for stage in (0, 2)
-        ),
-    ),
-    Rule(
-        name="offload.optimizer_at_stage_0",
-        check=_optimizer_stage,
-        source="runtime/engine.py:2384: zero_use_cpu_optimizer does not ask for the stage",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=CPU_ADAM | _optimizer(0)),
-                repaired=Case(ds_config=CPU_ADAM | _optimizer(1)),
-                consequence="differs",
-                reads={"optimizer": "DeepSpeedCPUAdam", "optimizer_offload": False},
-            ),
-        ),
-    ),
-    Rule(
-        name="offload.nvme_without_path",
-        check=_nvme_path,
-        source="runtime/zero/partition_parameters.py:1225-1230",
-        witnesses=(
-            raised(
-                "TypeError: expected str, bytes or os.PathLike object",
-                _optimizer(3, device="nvme"),
-                _optimizer(3, device="cpu"),
-            ),
-            raised(
-                'AssertionError: "nvme_path" in DeepSpeed Config cannot be None',
-                {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
-                {"zero_optimization": {"offload_param": {"device": "cpu"}}},
-            ),
-        ),
-    ),
-    Rule(
-        name="offload.nvme_needs_stage_3",
-        check=_nvme_stage,
-        source="runtime/zero/stage_1_and_2.py:220",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=CPU_ADAM | _optimizer(2, device="nvme")),
-                repaired=Case(ds_config=CPU_ADAM | _optimizer(2)),
-                consequence="differs",
-                reads={"optimizer_offload": True, "optimizer_swap": False},
-                takes_back=True,
-            ),
-        ),
-    ),
-    Rule(
-        name="offload.ratio_needs_stage_3",
-        check=_ratio_stage,
-        source="runtime/zero/config.py:396-400",
-        witnesses=(
-            raised(
-                "Partial offloading only supported for ZeRO Stage 3",
-                _optimizer(2, ratio=0.5) | CPU_ADAM,
-                _optimizer(3),
-            ),
-        ),
-    ),
-    Rule(
-        name="offload.ratio_needs_cpu_adam",
-        check=_ratio_optimizer,
-        source="runtime/zero/stage3.py:313-316",
-        witnesses=(
-            raised(
-                "AssertionError: Hybrid Optimizer Only Supports DeepSpeedCPUAdam",
-                _optimizer(3, ratio=0.5),
-                CPU_ADAM,
-            ),
-        ),
-    ),
-    Rule(
-        name="offload.super_needs_stage_3",
-        check=_super_stage,
-        source="runtime/engine.py: super_offload is asked at stage 3 only",
-        witnesses=(
-            ignored(
-                _optimizer(2, super_offload=True) | CPU_ADAM,
-                _without("offload_optimizer", "super_offload"),
-            ),
-        ),
-    ),
-    Rule(
-        name="offload.super_needs_cuda",
-        check=_super_cuda,
-        source="runtime/superoffload/superoffload_stage3.py:20-24",
-        witnesses=(
-            raised(
-                "AssertionError: SuperOffload only supports NVIDIA CUDA GPUs",
-                _optimizer(3, super_offload=True) | CPU_ADAM,
-                _without("offload_optimizer", "super_offload"),
-            ),
-        ),
-    ),
-)

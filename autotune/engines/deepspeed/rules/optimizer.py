@@ -7,7 +7,7 @@ from autotune.engines.deepspeed.rules.adam import PARAMS, implementation, params
 from autotune.engines.deepspeed.rules.base import Case, Setup, Witness, raised
 from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.version import REMOVED_OPTIMIZERS, is_removed
-from autotune.space.rule import Finding, Rule
+from autotune.space.rule import Finding, rule
 
 # DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
 _OWN = frozenset(
@@ -30,6 +30,24 @@ _MAY_TRAIN = {
 _TESTED_WITH_ZERO = frozenset({"adagrad", "adam", "adamw", "lion", "muon"})
 
 
+def _optimizer(kind: str, **params: Any) -> dict[str, Any]:
+    return {"optimizer": {"type": kind, "params": {"torch_adam": None, **params}}}
+
+
+@rule(
+    "optimizer.unknown_type",
+    "runtime/engine.py:2018",
+    raised(
+        "AssertionError: AdamX is not a supported DeepSpeed Optimizer",
+        _optimizer("AdamX"),
+        _optimizer("Adamax"),
+    ),
+    raised(
+        "AssertionError: sgd is not a supported DeepSpeed Optimizer",
+        _optimizer("sgd"),
+        _optimizer("SGD"),
+    ),
+)
 def _unknown_type(setup: Setup) -> Finding | None:
     name = setup.optimizer
     if not name or name in _OWN or name in REMOVED_OPTIMIZERS:
@@ -48,6 +66,31 @@ def _unknown_type(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "optimizer.unknown_param",
+    "the constructors of ops/adam and torch.optim",
+    raised(
+        "TypeError: .* unexpected keyword argument 'learning_rate'",
+        {"optimizer": {"params": {"learning_rate": 1e-3}}},
+        {"optimizer": {"params": {"learning_rate": None}}},
+    ),
+    raised(
+        "TypeError: .* unexpected keyword argument 'foreach'",
+        _optimizer("AdamW", foreach=True),
+        {"optimizer": {"params": {"foreach": None}}},
+    ),
+    raised(
+        "TypeError: .* unexpected keyword argument 'bias_correction'",
+        {"optimizer": {"params": {"bias_correction": True}}},
+        {"optimizer": {"params": {"bias_correction": None}}},
+    ),
+    raised(
+        "TypeError: .* unexpected keyword argument 'set_grad_none'",
+        _optimizer("AdamW", set_grad_none=True)
+        | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
+        {"optimizer": {"params": {"set_grad_none": None}}},
+    ),
+)
 def _unknown_param(setup: Setup) -> Finding | None:
     if setup.optimizer not in ("adam", "adamw"):
         return None
@@ -68,6 +111,21 @@ def _unknown_param(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "optimizer.amsgrad",
+    "ops/adam/fused_adam.py, cpu_adam.py",
+    raised(
+        "RuntimeError: FusedAdam does not support the AMSGrad variant",
+        _optimizer("AdamW", amsgrad=True),
+        {"optimizer": {"params": {"torch_adam": True}}},
+    ),
+    raised(
+        "RuntimeError: DeepSpeedCPUAdam does not support the AMSGrad variant",
+        _optimizer("AdamW", amsgrad=True)
+        | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
+        {"optimizer": {"params": {"torch_adam": True}}},
+    ),
+)
 def _amsgrad(setup: Setup) -> Finding | None:
     if setup.optimizer not in ("adam", "adamw") or not setup.optimizer_params.get("amsgrad"):
         return None
@@ -85,6 +143,15 @@ def _amsgrad(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "optimizer.max_grad_norm",
+    "runtime/engine.py:2481-2484",
+    raised(
+        "ValueError: 'max_grad_norm' is not supported",
+        {"optimizer": {"params": {"max_grad_norm": 0.5}}},
+        {"optimizer": {"params": {"max_grad_norm": None}}, "gradient_clipping": 0.5},
+    ),
+)
 def _max_grad_norm(setup: Setup) -> Finding | None:
     if "max_grad_norm" not in setup.optimizer_params:
         return None
@@ -97,13 +164,22 @@ def _max_grad_norm(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "optimizer.untested_with_zero",
+    "runtime/engine.py:2298-2301",
+    raised(
+        "AssertionError: You are using an untested ZeRO Optimizer",
+        _optimizer("SGD") | {"zero_optimization": {"stage": 1}},
+        {"zero_allow_untested_optimizer": True},
+    ),
+)
 def _untested(setup: Setup) -> Finding | None:
     name = setup.optimizer
     if setup.stage == 0 or not name or name in _TESTED_WITH_ZERO:
         return None
     if setup.ds_config.get("zero_allow_untested_optimizer") is True:
         return None
-    if name in REMOVED_OPTIMIZERS or _unknown_type(setup) or _needs_cuda(setup):
+    if name in REMOVED_OPTIMIZERS or _unknown_type.check(setup) or _needs_cuda.check(setup):
         return None
     return Finding(
         message=f"optimizer.type={setup.section('optimizer')['type']} at stage {setup.stage} is "
@@ -112,6 +188,18 @@ def _untested(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "optimizer.needs_cuda",
+    "op_builder/cpu/no_impl.py:21",
+    *(
+        raised(
+            "ValueError: This op had not been implemented on CPU backend",
+            _optimizer(kind),
+            _optimizer("AdamW", torch_adam=True),
+        )
+        for kind in ("Lamb", "Lion")
+    ),
+)
 def _needs_cuda(setup: Setup) -> Finding | None:
     if setup.environment.accelerator != "cpu" or setup.optimizer not in ("lamb", "lion"):
         return None
@@ -124,6 +212,15 @@ def _needs_cuda(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "optimizer.muon_scatters",
+    "runtime/zero/stage3.py:360",
+    raised(
+        "ValueError: Muon and reduce scatter cannot be used together",
+        _optimizer("Muon") | {"zero_optimization": {"stage": 3}},
+        {"zero_optimization": {"reduce_scatter": False}},
+    ),
+)
 def _muon(setup: Setup) -> Finding | None:
     if setup.optimizer != "muon" or setup.stage != 3:
         return None
@@ -136,6 +233,20 @@ def _muon(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "optimizer.one_bit_with_zero",
+    "runtime/engine.py before 0.19.7: _configure_basic_optimizer",
+    *(
+        Witness(
+            broken=Case(ds_config=_optimizer(kind) | {"zero_optimization": {"stage": 1}}),
+            repaired=Case(ds_config=_optimizer("AdamW") | {"zero_optimization": {"stage": 1}}),
+            consequence="raised",
+            raises="AssertionError: .* is not compatible with ZeRO",
+            deepspeed="0.19.6",
+        )
+        for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
+    ),
+)
 def _one_bit(setup: Setup) -> Finding | None:
     if setup.optimizer not in REMOVED_OPTIMIZERS or setup.stage == 0:
         return None
@@ -147,139 +258,3 @@ def _one_bit(setup: Setup) -> Finding | None:
         f"{setup.stage}: it compresses gradients that ZeRO would have sharded",
         changes={"zero_optimization": {"stage": 0}},
     )
-
-
-def _optimizer(kind: str, **params: Any) -> dict[str, Any]:
-    return {"optimizer": {"type": kind, "params": {"torch_adam": None, **params}}}
-
-
-RULES = (
-    Rule(
-        name="optimizer.unknown_type",
-        check=_unknown_type,
-        source="runtime/engine.py:2018",
-        witnesses=(
-            raised(
-                "AssertionError: AdamX is not a supported DeepSpeed Optimizer",
-                _optimizer("AdamX"),
-                _optimizer("Adamax"),
-            ),
-            raised(
-                "AssertionError: sgd is not a supported DeepSpeed Optimizer",
-                _optimizer("sgd"),
-                _optimizer("SGD"),
-            ),
-        ),
-    ),
-    Rule(
-        name="optimizer.unknown_param",
-        check=_unknown_param,
-        source="the constructors of ops/adam and torch.optim",
-        witnesses=(
-            raised(
-                "TypeError: .* unexpected keyword argument 'learning_rate'",
-                {"optimizer": {"params": {"learning_rate": 1e-3}}},
-                {"optimizer": {"params": {"learning_rate": None}}},
-            ),
-            raised(
-                "TypeError: .* unexpected keyword argument 'foreach'",
-                _optimizer("AdamW", foreach=True),
-                {"optimizer": {"params": {"foreach": None}}},
-            ),
-            raised(
-                "TypeError: .* unexpected keyword argument 'bias_correction'",
-                {"optimizer": {"params": {"bias_correction": True}}},
-                {"optimizer": {"params": {"bias_correction": None}}},
-            ),
-            raised(
-                "TypeError: .* unexpected keyword argument 'set_grad_none'",
-                _optimizer("AdamW", set_grad_none=True)
-                | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
-                {"optimizer": {"params": {"set_grad_none": None}}},
-            ),
-        ),
-    ),
-    Rule(
-        name="optimizer.amsgrad",
-        check=_amsgrad,
-        source="ops/adam/fused_adam.py, cpu_adam.py",
-        witnesses=(
-            raised(
-                "RuntimeError: FusedAdam does not support the AMSGrad variant",
-                _optimizer("AdamW", amsgrad=True),
-                {"optimizer": {"params": {"torch_adam": True}}},
-            ),
-            raised(
-                "RuntimeError: DeepSpeedCPUAdam does not support the AMSGrad variant",
-                _optimizer("AdamW", amsgrad=True)
-                | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
-                {"optimizer": {"params": {"torch_adam": True}}},
-            ),
-        ),
-    ),
-    Rule(
-        name="optimizer.max_grad_norm",
-        check=_max_grad_norm,
-        source="runtime/engine.py:2481-2484",
-        witnesses=(
-            raised(
-                "ValueError: 'max_grad_norm' is not supported",
-                {"optimizer": {"params": {"max_grad_norm": 0.5}}},
-                {"optimizer": {"params": {"max_grad_norm": None}}, "gradient_clipping": 0.5},
-            ),
-        ),
-    ),
-    Rule(
-        name="optimizer.untested_with_zero",
-        check=_untested,
-        source="runtime/engine.py:2298-2301",
-        witnesses=(
-            raised(
-                "AssertionError: You are using an untested ZeRO Optimizer",
-                _optimizer("SGD") | {"zero_optimization": {"stage": 1}},
-                {"zero_allow_untested_optimizer": True},
-            ),
-        ),
-    ),
-    Rule(
-        name="optimizer.needs_cuda",
-        check=_needs_cuda,
-        source="op_builder/cpu/no_impl.py:21",
-        witnesses=tuple(
-            raised(
-                "ValueError: This op had not been implemented on CPU backend",
-                _optimizer(kind),
-                _optimizer("AdamW", torch_adam=True),
-            )
-            for kind in ("Lamb", "Lion")
-        ),
-    ),
-    Rule(
-        name="optimizer.muon_scatters",
-        check=_muon,
-        source="runtime/zero/stage3.py:360",
-        witnesses=(
-            raised(
-                "ValueError: Muon and reduce scatter cannot be used together",
-                _optimizer("Muon") | {"zero_optimization": {"stage": 3}},
-                {"zero_optimization": {"reduce_scatter": False}},
-            ),
-        ),
-    ),
-    Rule(
-        name="optimizer.one_bit_with_zero",
-        check=_one_bit,
-        source="runtime/engine.py before 0.19.7: _configure_basic_optimizer",
-        # Repaired by its type: at stage 0 the optimizer itself needs CUDA.
-        witnesses=tuple(
-            Witness(
-                broken=Case(ds_config=_optimizer(kind) | {"zero_optimization": {"stage": 1}}),
-                repaired=Case(ds_config=_optimizer("AdamW") | {"zero_optimization": {"stage": 1}}),
-                consequence="raised",
-                raises="AssertionError: .* is not compatible with ZeRO",
-                deepspeed="0.19.6",
-            )
-            for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
-        ),
-    ),
-)

@@ -21,7 +21,7 @@ from autotune.engines.deepspeed.rules.base import (
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.engines.deepspeed.rules.sections import PARAMS, dotted, is_auto, meaning, sections
 from autotune.engines.deepspeed.rules.values import Section
-from autotune.space.rule import Finding, Rule, listed
+from autotune.space.rule import Finding, listed, rule
 
 _ALL_KEYS: Mapping[str, tuple[str, ...]] = {
     path: tuple(name for name, key in section.keys.items() if not key.removed_in)
@@ -65,10 +65,113 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
     )
 
 
+def _zero(stage: Any, **keys: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **keys}}
+
+
+_ZENFLOW = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
+
+
+def _zenflow(keys: Mapping[str, Any]) -> dict[str, Any]:
+    offload = {"offload_optimizer": {"device": "cpu"}}
+    return _zero(2, zenflow={**_ZENFLOW, **keys}, **offload) | {
+        "optimizer": {"params": {"torch_adam": None}}
+    }
+
+
+@rule(
+    "schema.section_value",
+    "runtime/zero/config.py, offload_config.py, precision_config.py: pydantic fields",
+    raised("stage\n.*Input should be 0, 1, 2", _zero("two"), _zero(2)),
+    raised("stage\n.*Input should be 0, 1, 2", _zero(4), _zero(3)),
+    raised(
+        "reduce_bucket_size\n.*greater than 0",
+        _zero(2, reduce_bucket_size=0),
+        _zero(2, reduce_bucket_size=1),
+    ),
+    raised(
+        "reduce_bucket_size\n.*fractional part",
+        _zero(2, reduce_bucket_size=1.5),
+        _zero(2, reduce_bucket_size=2e3),
+    ),
+    raised(
+        "stage3_prefetch_bucket_size\n.*greater than or equal to 0",
+        _zero(3, stage3_prefetch_bucket_size=-1),
+        _zero(3, stage3_prefetch_bucket_size=0),
+    ),
+    raised(
+        "overlap_comm\n.*valid boolean",
+        _zero(2, overlap_comm="maybe"),
+        _zero(2, overlap_comm=True),
+    ),
+    raised(
+        "offload_optimizer.device\n.*'none', 'cpu' or 'nvme'",
+        _zero(2, offload_optimizer={"device": "gpu"}),
+        _zero(2, offload_optimizer={"device": "cpu"}),
+    ),
+    raised(
+        "ValidationError: .*DeepSpeedFP16Config\nloss_scale",
+        {"fp16": {"loss_scale": -1}},
+        {"fp16": {"loss_scale": 0}},
+    ),
+    raised(
+        "zenflow.topk_ratio\n.*less than 1",
+        _zenflow({"topk_ratio": 7}),
+        _zero(2, zenflow={"topk_ratio": 0.1}),
+    ),
+    raised(
+        "zenflow\n.*select_strategy must be one of",
+        _zenflow({"select_strategy": "steps"}),
+        _zero(2, zenflow={"select_strategy": "step"}),
+    ),
+    raised(
+        "leaf_module.names\n.*valid list",
+        _zero(3, leaf_module={"names": 1}),
+        _zero(3, leaf_module={"names": ["lm_head"]}),
+    ),
+    raised(
+        "ValueError: 'fp8' is not a valid DtypeEnum",
+        {"data_types": {"grad_accum_dtype": "fp8"}},
+        {"data_types": {"grad_accum_dtype": "fp32"}},
+    ),
+    converted(
+        _zero(2, reduce_bucket_size="2000", overlap_comm="true", reduce_scatter=0),
+        _zero(2, reduce_bucket_size=2000, overlap_comm=True, reduce_scatter=False),
+    ),
+)
 def _section_value(setup: Setup) -> Finding | None:
     return _wrong_values(setup, top_level=False)
 
 
+@rule(
+    "schema.top_level_value",
+    "runtime/config.py: read without a check, used where it hurts or as it is",
+    raised(
+        "TypeError: '>' not supported",
+        {"train_micro_batch_size_per_gpu": "1"},
+        {"train_micro_batch_size_per_gpu": 1},
+    ),
+    raised(
+        "TypeError: '>' not supported",
+        {"gradient_clipping": "1.0"},
+        {"gradient_clipping": 1.0},
+    ),
+    raised(
+        "ValueError: Invalid communication_data_type",
+        {"communication_data_type": "fp8"},
+        {"communication_data_type": "fp32"},
+    ),
+    raised(
+        "ValueError: Invalid gradient_allreduce_op",
+        {"gradient_allreduce_op": "max"},
+        {"gradient_allreduce_op": "mean"},
+    ),
+    raised("TypeError: .* must be a mapping", {"zero_optimization": "stage 2"}, _zero(2)),
+    converted(
+        {"wall_clock_breakdown": 1, "steps_per_print": 1e5, "train_batch_size": 4.0},
+        {"wall_clock_breakdown": True, "steps_per_print": 100_000, "train_batch_size": 4},
+    ),
+)
 def _top_level_value(setup: Setup) -> Finding | None:
     return _wrong_values(setup, top_level=True)
 
@@ -94,6 +197,25 @@ def _auto(setup: Setup, *, strict: bool) -> list[tuple[str, str]]:
     return found
 
 
+@rule(
+    "schema.auto_unresolved",
+    "runtime/config.py:596: compares the text with 0; runtime/lr_schedules.py",
+    raised(
+        "TypeError: '>' not supported",
+        {"train_micro_batch_size_per_gpu": "auto"},
+        {"train_micro_batch_size_per_gpu": 1},
+    ),
+    raised(
+        "TypeError",
+        {"optimizer": {"params": {"lr": "auto"}}},
+        {"optimizer": {"params": {"lr": 1e-3}}},
+    ),
+    raised(
+        "ValueError: warmup_num_steps must be a positive integer, got auto",
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}},
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
+    ),
+)
 def _auto_unresolved(setup: Setup) -> Finding | None:
     found = [dotted(path, name) for path, name in _auto(setup, strict=False)]
     if not found:
@@ -105,6 +227,11 @@ def _auto_unresolved(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "schema.auto_dropped",
+    "runtime/config_utils.py:54-57",
+    ignored(_zero(2, reduce_bucket_size="auto"), _zero(2, reduce_bucket_size=None)),
+)
 def _auto_dropped(setup: Setup) -> Finding | None:
     changes: dict[str, Any] = {}
     found = _auto(setup, strict=True)
@@ -148,18 +275,74 @@ def _is_remark(name: object) -> bool:
     return str(name).startswith(("_", "//", "#")) or name == "comment"
 
 
+@rule(
+    "schema.unknown_key",
+    "runtime/config_utils.py: extra=forbid in DeepSpeed's pydantic sections",
+    raised(
+        "overlap_com\n.*Extra inputs are not permitted",
+        _zero(2, overlap_com=True),
+        _zero(2, overlap_com=None, overlap_comm=True),
+    ),
+    raised(
+        "offload_optimizer.pin_mem\n.*Extra inputs are not permitted",
+        _zero(2, offload_optimizer={"device": "cpu", "pin_mem": True}),
+        _zero(2, offload_optimizer={"pin_mem": None, "pin_memory": True}),
+    ),
+    raised(
+        "zenflow.topk\n.*Extra inputs are not permitted",
+        _zenflow({"topk": 0.1}),
+        _zero(2, zenflow={"topk": None, "topk_ratio": 0.1}),
+    ),
+    raised(
+        "leaf_module.topk\n.*Extra inputs are not permitted",
+        _zero(3, leaf_module={"topk": 0.1}),
+        _zero(3, leaf_module={"topk": None}),
+    ),
+)
 def _unknown_strict(setup: Setup) -> Finding | None:
     return _unknown(setup, strict=True, top_level=False)
 
 
+@rule(
+    "schema.unknown_top_level_key",
+    "runtime/config.py: reads the keys that it knows",
+    ignored(
+        {"gradient_cliping": 0.01},
+        {"gradient_cliping": None},
+    ),
+)
 def _unknown_top_level(setup: Setup) -> Finding | None:
     return _unknown(setup, strict=False, top_level=True)
 
 
+@rule(
+    "schema.unknown_plain_key",
+    "runtime/config.py: reads the keys that it knows",
+    ignored(_zero(1) | {"data_types": {"grad_acum_dtype": "bf16"}}, {"data_types": None}),
+)
 def _unknown_plain(setup: Setup) -> Finding | None:
     return _unknown(setup, strict=False, top_level=False)
 
 
+@rule(
+    "schema.deprecated_with_new",
+    "runtime/config_utils.py:90",
+    *(
+        raised(
+            f"AssertionError: Cannot provide deprecated parameter '{old}'",
+            _zero(3, **{old: True}, **new),
+            _zero(3, **{old: None}),
+        )
+        for old, new in (
+            ("cpu_offload", {"offload_optimizer": {"device": "cpu"}}),
+            ("cpu_offload_param", {"offload_param": {"device": "cpu"}}),
+            (
+                "stage3_gather_fp16_weights_on_model_save",
+                {"stage3_gather_16bit_weights_on_model_save": True},
+            ),
+        )
+    ),
+)
 def _deprecated_pair(setup: Setup) -> Finding | None:
     zero = setup.zero
     found = [(old, new) for old, new in DEPRECATED.items() if old in zero and new in zero]
@@ -172,6 +355,15 @@ def _deprecated_pair(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "schema.spelled_twice",
+    "runtime/zero/config.py: field name and alias",
+    raised(
+        "prefetch_bucket_size\n.*Extra inputs are not permitted",
+        _zero(3, prefetch_bucket_size=10, stage3_prefetch_bucket_size=20),
+        _zero(3, prefetch_bucket_size=None),
+    ),
+)
 def _spelled_twice(setup: Setup) -> Finding | None:
     zero = setup.zero
     found = [(b, a) for b, a in SPELLINGS.items() if a in zero and b in zero]
@@ -187,226 +379,9 @@ def _spelled_twice(setup: Setup) -> Finding | None:
     )
 
 
-def _zero(stage: Any, **keys: Any) -> dict[str, Any]:
-    return {"zero_optimization": {"stage": stage, **keys}}
-
-
-_ZENFLOW = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
-
-
-def _zenflow(keys: Mapping[str, Any]) -> dict[str, Any]:
-    offload = {"offload_optimizer": {"device": "cpu"}}
-    return _zero(2, zenflow={**_ZENFLOW, **keys}, **offload) | {
-        "optimizer": {"params": {"torch_adam": None}}
-    }
-
-
-BLOCKING = (
-    Rule(
-        name="schema.section_value",
-        check=_section_value,
-        source="runtime/zero/config.py, offload_config.py, precision_config.py: pydantic fields",
-        witnesses=(
-            raised("stage\n.*Input should be 0, 1, 2", _zero("two"), _zero(2)),
-            raised("stage\n.*Input should be 0, 1, 2", _zero(4), _zero(3)),
-            raised(
-                "reduce_bucket_size\n.*greater than 0",
-                _zero(2, reduce_bucket_size=0),
-                _zero(2, reduce_bucket_size=1),
-            ),
-            raised(
-                "reduce_bucket_size\n.*fractional part",
-                _zero(2, reduce_bucket_size=1.5),
-                _zero(2, reduce_bucket_size=2e3),
-            ),
-            raised(
-                "stage3_prefetch_bucket_size\n.*greater than or equal to 0",
-                _zero(3, stage3_prefetch_bucket_size=-1),
-                _zero(3, stage3_prefetch_bucket_size=0),
-            ),
-            raised(
-                "overlap_comm\n.*valid boolean",
-                _zero(2, overlap_comm="maybe"),
-                _zero(2, overlap_comm=True),
-            ),
-            raised(
-                "offload_optimizer.device\n.*'none', 'cpu' or 'nvme'",
-                _zero(2, offload_optimizer={"device": "gpu"}),
-                _zero(2, offload_optimizer={"device": "cpu"}),
-            ),
-            raised(
-                "ValidationError: .*DeepSpeedFP16Config\nloss_scale",
-                {"fp16": {"loss_scale": -1}},
-                {"fp16": {"loss_scale": 0}},
-            ),
-            raised(
-                "zenflow.topk_ratio\n.*less than 1",
-                _zenflow({"topk_ratio": 7}),
-                _zero(2, zenflow={"topk_ratio": 0.1}),
-            ),
-            raised(
-                "zenflow\n.*select_strategy must be one of",
-                _zenflow({"select_strategy": "steps"}),
-                _zero(2, zenflow={"select_strategy": "step"}),
-            ),
-            raised(
-                "leaf_module.names\n.*valid list",
-                _zero(3, leaf_module={"names": 1}),
-                _zero(3, leaf_module={"names": ["lm_head"]}),
-            ),
-            raised(
-                "ValueError: 'fp8' is not a valid DtypeEnum",
-                {"data_types": {"grad_accum_dtype": "fp8"}},
-                {"data_types": {"grad_accum_dtype": "fp32"}},
-            ),
-            converted(
-                _zero(2, reduce_bucket_size="2000", overlap_comm="true", reduce_scatter=0),
-                _zero(2, reduce_bucket_size=2000, overlap_comm=True, reduce_scatter=False),
-            ),
-        ),
-    ),
-    Rule(
-        name="schema.top_level_value",
-        check=_top_level_value,
-        source="runtime/config.py: read without a check, used where it hurts or as it is",
-        witnesses=(
-            raised(
-                "TypeError: '>' not supported",
-                {"train_micro_batch_size_per_gpu": "1"},
-                {"train_micro_batch_size_per_gpu": 1},
-            ),
-            raised(
-                "TypeError: '>' not supported",
-                {"gradient_clipping": "1.0"},
-                {"gradient_clipping": 1.0},
-            ),
-            raised(
-                "ValueError: Invalid communication_data_type",
-                {"communication_data_type": "fp8"},
-                {"communication_data_type": "fp32"},
-            ),
-            raised(
-                "ValueError: Invalid gradient_allreduce_op",
-                {"gradient_allreduce_op": "max"},
-                {"gradient_allreduce_op": "mean"},
-            ),
-            raised("TypeError: .* must be a mapping", {"zero_optimization": "stage 2"}, _zero(2)),
-            converted(
-                {"wall_clock_breakdown": 1, "steps_per_print": 1e5, "train_batch_size": 4.0},
-                {"wall_clock_breakdown": True, "steps_per_print": 100_000, "train_batch_size": 4},
-            ),
-        ),
-    ),
-    Rule(
-        name="schema.auto_unresolved",
-        check=_auto_unresolved,
-        source="runtime/config.py:596: compares the text with 0; runtime/lr_schedules.py",
-        witnesses=(
-            raised(
-                "TypeError: '>' not supported",
-                {"train_micro_batch_size_per_gpu": "auto"},
-                {"train_micro_batch_size_per_gpu": 1},
-            ),
-            raised(
-                "TypeError",
-                {"optimizer": {"params": {"lr": "auto"}}},
-                {"optimizer": {"params": {"lr": 1e-3}}},
-            ),
-            raised(
-                "ValueError: warmup_num_steps must be a positive integer, got auto",
-                {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}},
-                {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
-            ),
-        ),
-    ),
-    Rule(
-        name="schema.auto_dropped",
-        check=_auto_dropped,
-        source="runtime/config_utils.py:54-57",
-        witnesses=(
-            ignored(_zero(2, reduce_bucket_size="auto"), _zero(2, reduce_bucket_size=None)),
-        ),
-    ),
-)
+BLOCKING = (_section_value, _top_level_value, _auto_unresolved, _auto_dropped)
 """Rules after which the others would read nonsense: where one of these refuses, only these do."""
 
 KEY_RULES = (
-    Rule(
-        name="schema.unknown_key",
-        check=_unknown_strict,
-        source="runtime/config_utils.py: extra=forbid in DeepSpeed's pydantic sections",
-        witnesses=(
-            raised(
-                "overlap_com\n.*Extra inputs are not permitted",
-                _zero(2, overlap_com=True),
-                _zero(2, overlap_com=None, overlap_comm=True),
-            ),
-            raised(
-                "offload_optimizer.pin_mem\n.*Extra inputs are not permitted",
-                _zero(2, offload_optimizer={"device": "cpu", "pin_mem": True}),
-                _zero(2, offload_optimizer={"pin_mem": None, "pin_memory": True}),
-            ),
-            raised(
-                "zenflow.topk\n.*Extra inputs are not permitted",
-                _zenflow({"topk": 0.1}),
-                _zero(2, zenflow={"topk": None, "topk_ratio": 0.1}),
-            ),
-            raised(
-                "leaf_module.topk\n.*Extra inputs are not permitted",
-                _zero(3, leaf_module={"topk": 0.1}),
-                _zero(3, leaf_module={"topk": None}),
-            ),
-        ),
-    ),
-    Rule(
-        name="schema.unknown_top_level_key",
-        check=_unknown_top_level,
-        source="runtime/config.py: reads the keys that it knows",
-        witnesses=(
-            ignored(
-                {"gradient_cliping": 0.01},
-                {"gradient_cliping": None},
-            ),
-        ),
-    ),
-    Rule(
-        name="schema.unknown_plain_key",
-        check=_unknown_plain,
-        source="runtime/config.py: reads the keys that it knows",
-        witnesses=(
-            ignored(_zero(1) | {"data_types": {"grad_acum_dtype": "bf16"}}, {"data_types": None}),
-        ),
-    ),
-    Rule(
-        name="schema.deprecated_with_new",
-        check=_deprecated_pair,
-        source="runtime/config_utils.py:90",
-        witnesses=tuple(
-            raised(
-                f"AssertionError: Cannot provide deprecated parameter '{old}'",
-                _zero(3, **{old: True}, **new),
-                _zero(3, **{old: None}),
-            )
-            for old, new in (
-                ("cpu_offload", {"offload_optimizer": {"device": "cpu"}}),
-                ("cpu_offload_param", {"offload_param": {"device": "cpu"}}),
-                (
-                    "stage3_gather_fp16_weights_on_model_save",
-                    {"stage3_gather_16bit_weights_on_model_save": True},
-                ),
-            )
-        ),
-    ),
-    Rule(
-        name="schema.spelled_twice",
-        check=_spelled_twice,
-        source="runtime/zero/config.py: field name and alias",
-        witnesses=(
-            raised(
-                "prefetch_bucket_size\n.*Extra inputs are not permitted",
-                _zero(3, prefetch_bucket_size=10, stage3_prefetch_bucket_size=20),
-                _zero(3, prefetch_bucket_size=None),
-            ),
-        ),
-    ),
+    *(_unknown_strict, _unknown_top_level, _unknown_plain, _deprecated_pair, _spelled_twice),
 )

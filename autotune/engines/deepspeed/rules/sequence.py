@@ -10,140 +10,13 @@ from typing import Any
 from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
 from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
 from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.space.rule import Finding, Rule
+from autotune.space.rule import Finding, rule
 
 _KEY = "sequence_parallel_size"
 _ON = {_KEY: 2}
 
 
 _SINCE = "0.18.2"
-
-
-def _release(setup: Setup) -> Finding | None:
-    version = setup.environment.deepspeed_version
-    if setup.sp_by_script == 1 or is_at_least(version, _SINCE):
-        return None
-    return Finding(
-        message=f"sp={setup.sp_by_script}: DeepSpeed {version} lacks Ulysses for built models and "
-        f"samples of any length ({_SINCE} has it)",
-        advice=f"set sp to 1, or install deepspeed>={_SINCE}",
-    )
-
-
-def _world(setup: Setup) -> Finding | None:
-    sp, size = setup.sp_by_script, setup.tp * setup.pp * setup.sp_by_script
-    if sp == 1 or setup.world % size == 0 or setup.world % (setup.tp * setup.pp):
-        return None
-    return Finding(
-        message=f"tp * pp * sp = {setup.tp} * {setup.pp} * {sp} = {size} does not divide the "
-        f"world: {setup.world} % {size} = {setup.world % size}",
-        advice="set sp to 1",
-    )
-
-
-def _degree(setup: Setup) -> Finding | None:
-    sp, size = setup.sp_by_script, setup.ds_config.get(_KEY, 1)
-    if sp == 1 or (size == sp and setup.ds_config.get("data_parallel_size") is None):
-        return None
-    return Finding(
-        message=f"the script splits sequences over {sp} ranks, the configuration has "
-        f"{_KEY}={size} and data_parallel_size={setup.ds_config.get('data_parallel_size')}",
-        changes={_KEY: sp, "data_parallel_size": None},
-    )
-
-
-def _heads(setup: Setup) -> Finding | None:
-    sp = setup.sp_by_script
-    if sp == 1 or setup.model is None or setup.model.n_heads % sp == 0:
-        return None
-    heads = setup.model.n_heads
-    return Finding(
-        message=f"sp={sp} does not divide the model's {heads} heads: {heads} % {sp} = "
-        f"{heads % sp}",
-        advice=_divisor(setup, heads),
-    )
-
-
-def _kv_heads(setup: Setup) -> Finding | None:
-    sp = setup.sp_by_script
-    if sp == 1 or setup.model is None or _heads(setup):
-        return None
-    heads = setup.model.n_kv_heads
-    if heads % sp == 0 or sp % heads == 0:
-        return None
-    return Finding(
-        message=f"sp={sp} and the model's {heads} key and value heads: neither divides the other",
-        advice=_divisor(setup, heads),
-    )
-
-
-def _length(setup: Setup) -> Finding | None:
-    sp = setup.sp_by_script
-    if sp == 1 or setup.seq_len is None or setup.seq_len % sp == 0:
-        return None
-    return Finding(
-        message=f"sp={sp} does not divide seq_len={setup.seq_len}: {setup.seq_len} % {sp} = "
-        f"{setup.seq_len % sp}",
-        advice=f"set seq_len to {setup.seq_len - setup.seq_len % sp}",
-    )
-
-
-def _attention(setup: Setup) -> Finding | None:
-    if setup.sp_by_script == 1 or setup.attention != "eager":
-        return None
-    return Finding(
-        message=f"sp={setup.sp_by_script} with attention=eager, which needs the mask that is "
-        "dropped where sequences are split",
-        advice="set attention to sdpa",
-    )
-
-
-def _model(setup: Setup) -> Finding | None:
-    if setup.sp_by_script == 1 or setup.supports_sp:
-        return None
-    return Finding(
-        message=f"sp={setup.sp_by_script}: Ulysses is not known to split this model right "
-        "(architectures that it trains as the whole model does: llama, mistral, mixtral, qwen2, "
-        "qwen3, olmo2; a window of attention would be dropped)",
-        advice="set sp to 1",
-    )
-
-
-def _other_splits(setup: Setup) -> Finding | None:
-    if setup.sp_by_script == 1 or setup.tp * setup.pp == 1:
-        return None
-    name, degree = ("tp", setup.tp) if setup.tp > 1 else ("pp", setup.pp)
-    return Finding(
-        message=f"sp={setup.sp_by_script} with {name}={degree}: DeepSpeed takes one set of groups "
-        "from the script, those of Ulysses or others",
-        advice=f"set sp or {name} to 1",
-    )
-
-
-def _bf16_optimizer(setup: Setup) -> Finding | None:
-    if setup.sp_by_script == 1 or not uses_bf16_optimizer(setup):
-        return None
-    return Finding(
-        message=f"sp={setup.sp_by_script} at stage 1 in bf16 with data_types.grad_accum_dtype="
-        "fp32: DeepSpeed's BF16_Optimizer takes the ranks that share a sample for parts of the "
-        "model, and leaves the gradients of all but the first out of their norm",
-        changes={"data_types": {"grad_accum_dtype": None}},
-    )
-
-
-def _not_scattered(setup: Setup) -> Finding | None:
-    if setup.sp_by_script == 1 or setup.stage != 3 or setup.zero.get("reduce_scatter", True):
-        return None
-    return Finding(
-        message=f"sp={setup.sp_by_script} at stage 3 with reduce_scatter=false: DeepSpeed divides "
-        "gradients that fit into a bucket by the data-parallel ranks and larger ones by all",
-        changes={"zero_optimization": {"reduce_scatter": None}},
-    )
-
-
-def _divisor(setup: Setup, heads: int) -> str:
-    fits = max(d for d in range(1, setup.sp_by_script) if heads % d == 0 and setup.world % d == 0)
-    return f"set sp to {fits}"
 
 
 def _split(ds_config: Mapping[str, Any] | None = None, **case: Any) -> Case:
@@ -157,158 +30,245 @@ _BF16_OPTIMIZER = {
 }
 
 
-RULES = (
-    Rule(
-        name="sequence.release",
-        check=_release,
-        source="ulysses_sp.py: register_with_transformers (no such file before 0.17.0); DeepSpeed "
-        "PR 7638",
-        witnesses=(
-            Witness(
-                broken=_split(),
-                repaired=Case(),
-                consequence="raised",
-                raises="ModuleNotFoundError: No module named 'deepspeed.runtime.sequence_parallel",
-                deepspeed="0.16.9",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.world",
-        check=_world,
-        source="parallel_state_sp.py: initialize_sequence_parallel",
-        witnesses=(
-            Witness(
-                broken=_split(world=3),
-                repaired=Case(world=3),
-                consequence="raised",
-                raises=r"RuntimeError: world_size \(3\) is not divisible",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.degree",
-        check=_degree,
-        source="runtime/config.py: where zero.Init reads the world without the script's groups; "
-        "the engine itself goes by the groups alone",
-        witnesses=(
-            Witness(
-                broken=Case(sp_by_script=2),
-                repaired=_split(),
-                consequence="ignored",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.heads",
-        check=_heads,
-        source="ulysses_sp.py: UlyssesSPAttentionHF",
-        witnesses=(
-            Witness(
-                broken=_split(model={"n_heads": 3, "n_kv_heads": 1, "hidden": 48}),
-                repaired=Case(model={"n_heads": 3, "n_kv_heads": 1, "hidden": 48}),
-                consequence="raised",
-                raises="ValueError: Attention head count 3 is not divisible by SP size 2",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.kv_heads",
-        check=_kv_heads,
-        source="ulysses_sp.py: UlyssesSPAttentionHF; fewer than sp are repeated",
-        witnesses=(
-            Witness(
-                broken=_split(model={"n_heads": 6, "n_kv_heads": 3, "hidden": 48}),
-                repaired=Case(model={"n_heads": 6, "n_kv_heads": 3, "hidden": 48}),
-                consequence="raised",
-                raises="ValueError: KV attention head count 3 is not divisible by SP size 2",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.length",
-        check=_length,
-        source="ulysses_sp.py: UlyssesSPDataLoaderAdapter.refill; autotune/trial/scripts/train.py",
-        witnesses=(
-            Witness(
-                broken=_split(seq_len=15),
-                repaired=_split(seq_len=14),
-                consequence="raised",
-                raises="ValueError: 15 tokens cannot be split over 2 ranks",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.attention",
-        check=_attention,
-        source="ulysses_sp.py: register_with_transformers",
-        witnesses=(
-            Witness(
-                broken=_split(attention="eager"),
-                repaired=_split(attention="sdpa"),
-                consequence="raised",
-                raises="ValueError: eager attn_implementation isn't currently supported",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.model",
-        check=_model,
-        source="ulysses_sp.py: uattn_wrapper drops the mask; autotune/job/model_families.py",
-        witnesses=(
-            Witness(
-                broken=_split(model={"architecture": "gpt2"}),
-                repaired=Case(model={"architecture": "gpt2"}),
-                consequence="raised",
-                raises="AttributeError: .* has no attribute 'num_key_value_heads'",
-            ),
-            Witness(
-                broken=_split(model={"architecture": "plain"}),
-                repaired=Case(model={"architecture": "plain"}),
-                consequence="raised",
-                raises="AttributeError: 'PlainModel' object has no attribute 'config'",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.other_splits",
-        check=_other_splits,
-        source="runtime/engine.py: _configure_tensor_parallel_states puts its own mpu in place",
-        witnesses=(
-            Witness(
-                broken=_split({"tensor_parallel": {"autotp_size": 2}}, tp=2, world=4),
-                repaired=Case(ds_config={"tensor_parallel": {"autotp_size": 2}}, tp=2, world=4),
-                consequence="raised",
-                raises="AssertionError: Data inconsistency within the TP group",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.bf16_optimizer",
-        check=_bf16_optimizer,
-        source="utils/bwc.py: bwc_tensor_model_parallel_rank; parallel_state_sp.py: "
-        "get_model_parallel_rank",
-        witnesses=(
-            Witness(
-                broken=_split(_BF16_OPTIMIZER, precision="bf16", world=4),
-                repaired=_split(_BF16_OPTIMIZER | {"data_types": None}, precision="bf16"),
-                consequence="raised",
-                raises="RuntimeError: stack expects a non-empty TensorList",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.not_scattered",
-        check=_not_scattered,
-        source="runtime/zero/stage3.py: __reduce_and_partition_ipg_grads; "
-        "tests/trial/test_split_real.py",
-        witnesses=(
-            Witness(
-                broken=_split({"zero_optimization": {"stage": 3, "reduce_scatter": False}}),
-                repaired=_split({"zero_optimization": {"stage": 3}}),
-                consequence="raised",
-                raises="ValueError: reduce_scatter=false at stage 3",
-            ),
-        ),
+@rule(
+    "sequence.release",
+    "ulysses_sp.py: register_with_transformers (no such file before 0.17.0); DeepSpeed PR 7638",
+    Witness(
+        broken=_split(),
+        repaired=Case(),
+        consequence="raised",
+        raises="ModuleNotFoundError: No module named 'deepspeed.runtime.sequence_parallel",
+        deepspeed="0.16.9",
     ),
 )
+def _release(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    if setup.sp_by_script == 1 or is_at_least(version, _SINCE):
+        return None
+    return Finding(
+        message=f"sp={setup.sp_by_script}: DeepSpeed {version} lacks Ulysses for built models and "
+        f"samples of any length ({_SINCE} has it)",
+        advice=f"set sp to 1, or install deepspeed>={_SINCE}",
+    )
+
+
+@rule(
+    "sequence.world",
+    "parallel_state_sp.py: initialize_sequence_parallel",
+    Witness(
+        broken=_split(world=3),
+        repaired=Case(world=3),
+        consequence="raised",
+        raises=r"RuntimeError: world_size \(3\) is not divisible",
+    ),
+)
+def _world(setup: Setup) -> Finding | None:
+    sp, size = setup.sp_by_script, setup.tp * setup.pp * setup.sp_by_script
+    if sp == 1 or setup.world % size == 0 or setup.world % (setup.tp * setup.pp):
+        return None
+    return Finding(
+        message=f"tp * pp * sp = {setup.tp} * {setup.pp} * {sp} = {size} does not divide the "
+        f"world: {setup.world} % {size} = {setup.world % size}",
+        advice="set sp to 1",
+    )
+
+
+@rule(
+    "sequence.degree",
+    "runtime/config.py: where zero.Init reads the world without the script's groups; "
+    "the engine itself goes by the groups alone",
+    Witness(
+        broken=Case(sp_by_script=2),
+        repaired=_split(),
+        consequence="ignored",
+    ),
+)
+def _degree(setup: Setup) -> Finding | None:
+    sp, size = setup.sp_by_script, setup.ds_config.get(_KEY, 1)
+    if sp == 1 or (size == sp and setup.ds_config.get("data_parallel_size") is None):
+        return None
+    return Finding(
+        message=f"the script splits sequences over {sp} ranks, the configuration has "
+        f"{_KEY}={size} and data_parallel_size={setup.ds_config.get('data_parallel_size')}",
+        changes={_KEY: sp, "data_parallel_size": None},
+    )
+
+
+@rule(
+    "sequence.heads",
+    "ulysses_sp.py: UlyssesSPAttentionHF",
+    Witness(
+        broken=_split(model={"n_heads": 3, "n_kv_heads": 1, "hidden": 48}),
+        repaired=Case(model={"n_heads": 3, "n_kv_heads": 1, "hidden": 48}),
+        consequence="raised",
+        raises="ValueError: Attention head count 3 is not divisible by SP size 2",
+    ),
+)
+def _heads(setup: Setup) -> Finding | None:
+    sp = setup.sp_by_script
+    if sp == 1 or setup.model is None or setup.model.n_heads % sp == 0:
+        return None
+    heads = setup.model.n_heads
+    return Finding(
+        message=f"sp={sp} does not divide the model's {heads} heads: {heads} % {sp} = "
+        f"{heads % sp}",
+        advice=_divisor(setup, heads),
+    )
+
+
+@rule(
+    "sequence.kv_heads",
+    "ulysses_sp.py: UlyssesSPAttentionHF; fewer than sp are repeated",
+    Witness(
+        broken=_split(model={"n_heads": 6, "n_kv_heads": 3, "hidden": 48}),
+        repaired=Case(model={"n_heads": 6, "n_kv_heads": 3, "hidden": 48}),
+        consequence="raised",
+        raises="ValueError: KV attention head count 3 is not divisible by SP size 2",
+    ),
+)
+def _kv_heads(setup: Setup) -> Finding | None:
+    sp = setup.sp_by_script
+    if sp == 1 or setup.model is None or _heads.check(setup):
+        return None
+    heads = setup.model.n_kv_heads
+    if heads % sp == 0 or sp % heads == 0:
+        return None
+    return Finding(
+        message=f"sp={sp} and the model's {heads} key and value heads: neither divides the other",
+        advice=_divisor(setup, heads),
+    )
+
+
+@rule(
+    "sequence.length",
+    "ulysses_sp.py: UlyssesSPDataLoaderAdapter.refill; autotune/trial/scripts/train.py",
+    Witness(
+        broken=_split(seq_len=15),
+        repaired=_split(seq_len=14),
+        consequence="raised",
+        raises="ValueError: 15 tokens cannot be split over 2 ranks",
+    ),
+)
+def _length(setup: Setup) -> Finding | None:
+    sp = setup.sp_by_script
+    if sp == 1 or setup.seq_len is None or setup.seq_len % sp == 0:
+        return None
+    return Finding(
+        message=f"sp={sp} does not divide seq_len={setup.seq_len}: {setup.seq_len} % {sp} = "
+        f"{setup.seq_len % sp}",
+        advice=f"set seq_len to {setup.seq_len - setup.seq_len % sp}",
+    )
+
+
+@rule(
+    "sequence.attention",
+    "ulysses_sp.py: register_with_transformers",
+    Witness(
+        broken=_split(attention="eager"),
+        repaired=_split(attention="sdpa"),
+        consequence="raised",
+        raises="ValueError: eager attn_implementation isn't currently supported",
+    ),
+)
+def _attention(setup: Setup) -> Finding | None:
+    if setup.sp_by_script == 1 or setup.attention != "eager":
+        return None
+    return Finding(
+        message=f"sp={setup.sp_by_script} with attention=eager, which needs the mask that is "
+        "dropped where sequences are split",
+        advice="set attention to sdpa",
+    )
+
+
+@rule(
+    "sequence.model",
+    "ulysses_sp.py: uattn_wrapper drops the mask; autotune/job/model_families.py",
+    Witness(
+        broken=_split(model={"architecture": "gpt2"}),
+        repaired=Case(model={"architecture": "gpt2"}),
+        consequence="raised",
+        raises="AttributeError: .* has no attribute 'num_key_value_heads'",
+    ),
+    Witness(
+        broken=_split(model={"architecture": "plain"}),
+        repaired=Case(model={"architecture": "plain"}),
+        consequence="raised",
+        raises="AttributeError: 'PlainModel' object has no attribute 'config'",
+    ),
+)
+def _model(setup: Setup) -> Finding | None:
+    if setup.sp_by_script == 1 or setup.supports_sp:
+        return None
+    return Finding(
+        message=f"sp={setup.sp_by_script}: Ulysses is not known to split this model right "
+        "(architectures that it trains as the whole model does: llama, mistral, mixtral, qwen2, "
+        "qwen3, olmo2; a window of attention would be dropped)",
+        advice="set sp to 1",
+    )
+
+
+@rule(
+    "sequence.other_splits",
+    "runtime/engine.py: _configure_tensor_parallel_states puts its own mpu in place",
+    Witness(
+        broken=_split({"tensor_parallel": {"autotp_size": 2}}, tp=2, world=4),
+        repaired=Case(ds_config={"tensor_parallel": {"autotp_size": 2}}, tp=2, world=4),
+        consequence="raised",
+        raises="AssertionError: Data inconsistency within the TP group",
+    ),
+)
+def _other_splits(setup: Setup) -> Finding | None:
+    if setup.sp_by_script == 1 or setup.tp * setup.pp == 1:
+        return None
+    name, degree = ("tp", setup.tp) if setup.tp > 1 else ("pp", setup.pp)
+    return Finding(
+        message=f"sp={setup.sp_by_script} with {name}={degree}: DeepSpeed takes one set of groups "
+        "from the script, those of Ulysses or others",
+        advice=f"set sp or {name} to 1",
+    )
+
+
+@rule(
+    "sequence.bf16_optimizer",
+    "utils/bwc.py: bwc_tensor_model_parallel_rank; parallel_state_sp.py: get_model_parallel_rank",
+    Witness(
+        broken=_split(_BF16_OPTIMIZER, precision="bf16", world=4),
+        repaired=_split(_BF16_OPTIMIZER | {"data_types": None}, precision="bf16"),
+        consequence="raised",
+        raises="RuntimeError: stack expects a non-empty TensorList",
+    ),
+)
+def _bf16_optimizer(setup: Setup) -> Finding | None:
+    if setup.sp_by_script == 1 or not uses_bf16_optimizer(setup):
+        return None
+    return Finding(
+        message=f"sp={setup.sp_by_script} at stage 1 in bf16 with data_types.grad_accum_dtype="
+        "fp32: DeepSpeed's BF16_Optimizer takes the ranks that share a sample for parts of the "
+        "model, and leaves the gradients of all but the first out of their norm",
+        changes={"data_types": {"grad_accum_dtype": None}},
+    )
+
+
+@rule(
+    "sequence.not_scattered",
+    "runtime/zero/stage3.py: __reduce_and_partition_ipg_grads; tests/trial/test_split_real.py",
+    Witness(
+        broken=_split({"zero_optimization": {"stage": 3, "reduce_scatter": False}}),
+        repaired=_split({"zero_optimization": {"stage": 3}}),
+        consequence="raised",
+        raises="ValueError: reduce_scatter=false at stage 3",
+    ),
+)
+def _not_scattered(setup: Setup) -> Finding | None:
+    if setup.sp_by_script == 1 or setup.stage != 3 or setup.zero.get("reduce_scatter", True):
+        return None
+    return Finding(
+        message=f"sp={setup.sp_by_script} at stage 3 with reduce_scatter=false: DeepSpeed divides "
+        "gradients that fit into a bucket by the data-parallel ranks and larger ones by all",
+        changes={"zero_optimization": {"reduce_scatter": None}},
+    )
+
+
+def _divisor(setup: Setup, heads: int) -> str:
+    fits = max(d for d in range(1, setup.sp_by_script) if heads % d == 0 and setup.world % d == 0)
+    return f"set sp to {fits}"

@@ -13,7 +13,7 @@ from autotune.engines.deepspeed.rules.parallel import autotp_size
 from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.engines.deepspeed.rules.sections import dotted, sections
 from autotune.engines.deepspeed.rules.zenflow import STEP, zenflow_config
-from autotune.space.rule import Finding, Rule
+from autotune.space.rule import Finding, rule
 
 _LAMB_PARAMS = (
     *("lr", "bias_correction", "betas", "eps", "eps_inside_sqrt", "weight_decay"),
@@ -41,6 +41,32 @@ _KEPT_IN_MEMORY = 1_000_000_000
 _FLAT_BUFFER_BROKEN_IN, _FLAT_BUFFER_MENDED_IN = "0.18.7", "0.19.0"
 
 
+_BF16 = {"bf16": {"enabled": True}}
+_FP16 = {
+    "fp16": {"enabled": True, "fp16_master_weights_and_grads": True},
+    **CPU_ADAM,
+    "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
+}
+
+
+def _optimizer(kind: str) -> dict[str, Any]:
+    return {"optimizer": {"type": kind}}
+
+
+@rule(
+    "version.removed_key",
+    "runtime/config.py:80-141, DeepSpeed issue 8489",
+    *(
+        raised(
+            f"DeepSpeedConfigError: .*{'has been' if not path else name}",
+            {path: {"stage": 3, name: 1}} if path else {name: {"enabled": False}},
+            {path: {name: None}} if path else {name: None},
+        )
+        for path, section in SECTIONS.items()
+        for name, key in section.keys.items()
+        if key.removed_in
+    ),
+)
 def _removed_key(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     gone = removed_keys(version)
@@ -59,6 +85,17 @@ def _removed_key(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "version.missing_key",
+    "the same fields, read off the releases that keys.py names",
+    Witness(
+        broken=Case(ds_config={"zero_optimization": {"stage": 1, "parameter_alignment": True}}),
+        repaired=Case(ds_config={"zero_optimization": {"stage": 1}}),
+        consequence="raised",
+        raises="Extra inputs are not permitted",
+        deepspeed="0.19.6",
+    ),
+)
 def _missing_key(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     missing = missing_keys(version)
@@ -89,6 +126,18 @@ def is_removed(deepspeed_version: str) -> bool:
     return is_at_least(deepspeed_version, _OPTIMIZERS_REMOVED_IN)
 
 
+@rule(
+    "version.removed_optimizer",
+    "runtime/engine.py:2018",
+    *(
+        raised(
+            f"AssertionError: {kind} is not a supported DeepSpeed Optimizer",
+            _optimizer(kind),
+            _optimizer("AdamW"),
+        )
+        for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
+    ),
+)
 def _removed_optimizer(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     if setup.optimizer not in REMOVED_OPTIMIZERS:
@@ -107,6 +156,19 @@ def _removed_optimizer(setup: Setup) -> Finding | None:
     return Finding(message=message, changes={"optimizer": changes})
 
 
+@rule(
+    "version.autotp_by_script",
+    "__init__.py of 0.16.9 and 0.17.6: only tp_model_init splits; DeepSpeed PR 7806",
+    Witness(
+        # A GPU goes on and trains the whole model (read, not run); CPU ranks get no
+        # further than the comparison of their inputs.
+        broken=Case(ds_config={"tensor_parallel": {"autotp_size": 2}}, tp=2),
+        repaired=Case(),
+        consequence="raised",
+        raises="RuntimeError: Invalid device string: '0'",
+        deepspeed="0.16.9",
+    ),
+)
 def _autotp_by_script(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     size = max(setup.tp, autotp_size(setup.ds_config))
@@ -121,6 +183,22 @@ def _autotp_by_script(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "version.autotp_at_stage_3",
+    "runtime/engine.py:514 of 0.18.9: _configure_tensor_parallel_states",
+    replace(
+        raised(
+            "AssertionError: .*compatibility between 'autotp' and 'zero_stage = 3'",
+            {
+                "tensor_parallel": {"autotp_size": 2},
+                "zero_optimization": {"stage": 3},
+            },
+            {"zero_optimization": {"stage": 2}},
+            tp=2,
+        ),
+        deepspeed="0.18.9",
+    ),
+)
 def _autotp_at_stage_3(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     size = autotp_size(setup.ds_config)
@@ -136,6 +214,21 @@ def _autotp_at_stage_3(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "version.autotp_uneven_heads",
+    "module_inject/layers.py of 0.18.9, 0.19.6; DeepSpeed PR 8185",
+    Witness(
+        broken=Case(
+            ds_config={"tensor_parallel": {"autotp_size": 2}},
+            tp=2,
+            model={"n_kv_heads": 1},
+        ),
+        repaired=Case(model={"n_kv_heads": 1}),
+        consequence="raised",
+        raises="RuntimeError: shape .* is invalid for input of size",
+        deepspeed="0.18.9",
+    ),
+)
 def _autotp_uneven_heads(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     size, model = autotp_size(setup.ds_config), setup.model
@@ -153,6 +246,17 @@ def _autotp_uneven_heads(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "version.bf16_without_zero",
+    "runtime/engine.py:1041, 1370 of 0.16.9; DeepSpeed PR 7515",
+    Witness(
+        broken=Case(ds_config=_BF16, precision="bf16"),
+        repaired=Case(ds_config=_BF16 | {"zero_optimization": {"stage": 1}}, precision="bf16"),
+        consequence="differs",
+        reads={"wrapper": "BF16_Optimizer"},
+        deepspeed="0.16.9",
+    ),
+)
 def _bf16_without_zero(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     if setup.dtype != "bf16" or setup.stage or is_at_least(version, PLAIN_BF16_SINCE):
@@ -165,20 +269,18 @@ def _bf16_without_zero(setup: Setup) -> Finding | None:
     )
 
 
-def _fp16_masters(setup: Setup) -> Finding | None:
-    version = setup.environment.deepspeed_version
-    asked = setup.section("fp16").get("fp16_master_weights_and_grads") is True
-    if not asked or setup.dtype != "fp16" or setup.stage not in (1, 3):
-        return None
-    if is_at_least(version, _FP16_MASTERS_SINCE):
-        return None
-    return Finding(
-        message=f"fp16.fp16_master_weights_and_grads at stage {setup.stage}: DeepSpeed {version} "
-        f"has it at stage 2 alone ({_FP16_MASTERS_SINCE} and later at 1 and 3 too)",
-        changes={"fp16": {"fp16_master_weights_and_grads": False}},
-    )
-
-
+@rule(
+    "version.flat_buffer_on_cpu",
+    "runtime/zero/stage_1_and_2.py:413 of 0.18.9; DeepSpeed PR 7828, mended by 7948",
+    replace(
+        raised(
+            "RuntimeError: Output 0 of Split.* is a view and is being modified inplace",
+            {"zero_optimization": {"stage": 1}},
+            {"zero_optimization": {"stage": 0}},
+        ),
+        deepspeed="0.18.9",
+    ),
+)
 def _flat_buffer_on_cpu(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     if setup.environment.accelerator != "cpu" or setup.stage not in (1, 2) or setup.dp == 1:
@@ -196,6 +298,19 @@ def _flat_buffer_on_cpu(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "version.param_nvme_on_cpu",
+    "runtime/swap_tensor/utils.py:100 of 0.18.6; accelerator/cpu_accelerator.py",
+    replace(
+        raised(
+            "AssertionError",
+            swapped("offload_param", max_in_cpu=0),
+            {"zero_optimization": {"offload_param": {"max_in_cpu": None}}},
+            model=SWAPPED_MODEL,
+        ),
+        deepspeed="0.16.9",
+    ),
+)
 def _param_nvme_on_cpu(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     section = as_section(setup.zero.get("offload_param"))
@@ -218,6 +333,18 @@ def _param_nvme_on_cpu(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "version.zenflow_untested",
+    "runtime/zero/utils.py of 0.18.6, 0.19.0 and 0.19.4: ZERO_SUPPORTED_OPTIMIZERS",
+    replace(
+        raised(
+            "AssertionError: You are using an untested ZeRO Optimizer",
+            zenflow_config(2, STEP),
+            {"zero_optimization": {"zenflow": None}},
+        ),
+        deepspeed="0.18.6",
+    ),
+)
 def _zenflow_untested(setup: Setup) -> Finding | None:
     version = setup.environment.deepspeed_version
     if not as_section(setup.zero.get("zenflow")) or setup.stage == 0:
@@ -235,196 +362,32 @@ def _zenflow_untested(setup: Setup) -> Finding | None:
     )
 
 
-_BF16 = {"bf16": {"enabled": True}}
-_FP16 = {
-    "fp16": {"enabled": True, "fp16_master_weights_and_grads": True},
-    **CPU_ADAM,
-    "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
-}
-
-
-def _optimizer(kind: str) -> dict[str, Any]:
-    return {"optimizer": {"type": kind}}
-
-
-KEY_RULES = (
-    Rule(
-        name="version.removed_key",
-        check=_removed_key,
-        source="runtime/config.py:80-141, DeepSpeed issue 8489",
-        witnesses=tuple(
-            raised(
-                f"DeepSpeedConfigError: .*{'has been' if not path else name}",
-                {path: {"stage": 3, name: 1}} if path else {name: {"enabled": False}},
-                {path: {name: None}} if path else {name: None},
-            )
-            for path, section in SECTIONS.items()
-            for name, key in section.keys.items()
-            if key.removed_in
+@rule(
+    "version.fp16_masters",
+    "runtime/config.py of 0.16.9: _do_error_check; DeepSpeed PR 7700",
+    replace(
+        raised(
+            "AssertionError: Fp16_master_weights_and_grads is only supported with ZeRO",
+            _FP16,
+            {"fp16": {"fp16_master_weights_and_grads": None}},
+            precision="fp16",
         ),
-    ),
-    Rule(
-        name="version.missing_key",
-        check=_missing_key,
-        source="the same fields, read off the releases that keys.py names",
-        witnesses=(
-            Witness(
-                broken=Case(
-                    ds_config={"zero_optimization": {"stage": 1, "parameter_alignment": True}}
-                ),
-                repaired=Case(ds_config={"zero_optimization": {"stage": 1}}),
-                consequence="raised",
-                raises="Extra inputs are not permitted",
-                deepspeed="0.19.6",
-            ),
-        ),
+        deepspeed="0.16.9",
     ),
 )
-"""Rules about keys: `autotune.engines.deepspeed.rules.schema.is_plain` answers for them."""
+def _fp16_masters(setup: Setup) -> Finding | None:
+    version = setup.environment.deepspeed_version
+    asked = setup.section("fp16").get("fp16_master_weights_and_grads") is True
+    if not asked or setup.dtype != "fp16" or setup.stage not in (1, 3):
+        return None
+    if is_at_least(version, _FP16_MASTERS_SINCE):
+        return None
+    return Finding(
+        message=f"fp16.fp16_master_weights_and_grads at stage {setup.stage}: DeepSpeed {version} "
+        f"has it at stage 2 alone ({_FP16_MASTERS_SINCE} and later at 1 and 3 too)",
+        changes={"fp16": {"fp16_master_weights_and_grads": False}},
+    )
 
-RULES = (
-    Rule(
-        name="version.removed_optimizer",
-        check=_removed_optimizer,
-        source="runtime/engine.py:2018",
-        witnesses=tuple(
-            raised(
-                f"AssertionError: {kind} is not a supported DeepSpeed Optimizer",
-                _optimizer(kind),
-                _optimizer("AdamW"),
-            )
-            for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
-        ),
-    ),
-    Rule(
-        name="version.autotp_by_script",
-        check=_autotp_by_script,
-        source="__init__.py of 0.16.9 and 0.17.6: only tp_model_init splits; DeepSpeed PR 7806",
-        witnesses=(
-            Witness(
-                # A GPU goes on and trains the whole model (read, not run); CPU ranks get no
-                # further than the comparison of their inputs.
-                broken=Case(ds_config={"tensor_parallel": {"autotp_size": 2}}, tp=2),
-                repaired=Case(),
-                consequence="raised",
-                raises="RuntimeError: Invalid device string: '0'",
-                deepspeed="0.16.9",
-            ),
-        ),
-    ),
-    Rule(
-        name="version.autotp_at_stage_3",
-        check=_autotp_at_stage_3,
-        source="runtime/engine.py:514 of 0.18.9: _configure_tensor_parallel_states",
-        witnesses=(
-            replace(
-                raised(
-                    "AssertionError: .*compatibility between 'autotp' and 'zero_stage = 3'",
-                    {
-                        "tensor_parallel": {"autotp_size": 2},
-                        "zero_optimization": {"stage": 3},
-                    },
-                    {"zero_optimization": {"stage": 2}},
-                    tp=2,
-                ),
-                deepspeed="0.18.9",
-            ),
-        ),
-    ),
-    Rule(
-        name="version.autotp_uneven_heads",
-        check=_autotp_uneven_heads,
-        source="module_inject/layers.py of 0.18.9, 0.19.6; DeepSpeed PR 8185",
-        witnesses=(
-            Witness(
-                broken=Case(
-                    ds_config={"tensor_parallel": {"autotp_size": 2}},
-                    tp=2,
-                    model={"n_kv_heads": 1},
-                ),
-                repaired=Case(model={"n_kv_heads": 1}),
-                consequence="raised",
-                raises="RuntimeError: shape .* is invalid for input of size",
-                deepspeed="0.18.9",
-            ),
-        ),
-    ),
-    Rule(
-        name="version.bf16_without_zero",
-        check=_bf16_without_zero,
-        source="runtime/engine.py:1041, 1370 of 0.16.9; DeepSpeed PR 7515",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=_BF16, precision="bf16"),
-                repaired=Case(
-                    ds_config=_BF16 | {"zero_optimization": {"stage": 1}}, precision="bf16"
-                ),
-                consequence="differs",
-                reads={"wrapper": "BF16_Optimizer"},
-                deepspeed="0.16.9",
-            ),
-        ),
-    ),
-    Rule(
-        name="version.flat_buffer_on_cpu",
-        check=_flat_buffer_on_cpu,
-        source="runtime/zero/stage_1_and_2.py:413 of 0.18.9; DeepSpeed PR 7828, mended by 7948",
-        witnesses=(
-            replace(
-                raised(
-                    "RuntimeError: Output 0 of Split.* is a view and is being modified inplace",
-                    {"zero_optimization": {"stage": 1}},
-                    {"zero_optimization": {"stage": 0}},
-                ),
-                deepspeed="0.18.9",
-            ),
-        ),
-    ),
-    Rule(
-        name="version.param_nvme_on_cpu",
-        check=_param_nvme_on_cpu,
-        source="runtime/swap_tensor/utils.py:100 of 0.18.6; accelerator/cpu_accelerator.py",
-        witnesses=(
-            replace(
-                raised(
-                    "AssertionError",
-                    swapped("offload_param", max_in_cpu=0),
-                    {"zero_optimization": {"offload_param": {"max_in_cpu": None}}},
-                    model=SWAPPED_MODEL,
-                ),
-                deepspeed="0.16.9",
-            ),
-        ),
-    ),
-    Rule(
-        name="version.zenflow_untested",
-        check=_zenflow_untested,
-        source="runtime/zero/utils.py of 0.18.6, 0.19.0 and 0.19.4: ZERO_SUPPORTED_OPTIMIZERS",
-        witnesses=(
-            replace(
-                raised(
-                    "AssertionError: You are using an untested ZeRO Optimizer",
-                    zenflow_config(2, STEP),
-                    {"zero_optimization": {"zenflow": None}},
-                ),
-                deepspeed="0.18.6",
-            ),
-        ),
-    ),
-    Rule(
-        name="version.fp16_masters",
-        check=_fp16_masters,
-        source="runtime/config.py of 0.16.9: _do_error_check; DeepSpeed PR 7700",
-        witnesses=(
-            replace(
-                raised(
-                    "AssertionError: Fp16_master_weights_and_grads is only supported with ZeRO",
-                    _FP16,
-                    {"fp16": {"fp16_master_weights_and_grads": None}},
-                    precision="fp16",
-                ),
-                deepspeed="0.16.9",
-            ),
-        ),
-    ),
-)
+
+KEY_RULES = (_removed_key, _missing_key)
+"""Rules about keys: `autotune.engines.deepspeed.rules.sections.is_plain` answers for them."""

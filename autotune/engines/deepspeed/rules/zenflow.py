@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.engines.deepspeed.rules.adam import CPU_ADAM
 from autotune.engines.deepspeed.rules.base import Case, Setup, Witness, as_section, raised
-from autotune.space.rule import Finding, Rule
+from autotune.space.rule import Finding, rule
 
 STEP = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
 
@@ -15,6 +15,28 @@ def _section(setup: Setup) -> Mapping[str, Any]:
     return as_section(setup.zero.get("zenflow")) if setup.stage > 0 else {}
 
 
+def zenflow_config(stage: int, section: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """A configuration for witnesses: a ZenFlow section, and the offload that it needs."""
+    offload = {"offload_optimizer": {"device": "cpu"}, **more}
+    return {
+        **CPU_ADAM,
+        "zero_optimization": {"stage": stage, "zenflow": dict(section)} | offload,
+    }
+
+
+def _set(**keys: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"zenflow": keys}}
+
+
+@rule(
+    "zenflow.needs_offload",
+    "runtime/zenflow/zenflow_stage_1_and_2.py: _configure_zenflow",
+    raised(
+        "ValueError: Zenflow must be used with cpu offload",
+        zenflow_config(2, STEP, offload_optimizer=None),
+        {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+    ),
+)
 def _offload(setup: Setup) -> Finding | None:
     if not _section(setup) or setup.stage == 3 or setup.optimizer_offload != "none":
         return None
@@ -25,6 +47,11 @@ def _offload(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zenflow.stage_3_needs_cuda",
+    "runtime/zenflow/engine_stage3.py: device='cuda'",
+    raised(".", zenflow_config(3, STEP), {"zero_optimization": {"stage": 2}}),
+)
 def _stage_3(setup: Setup) -> Finding | None:
     if not _section(setup) or setup.stage != 3 or setup.environment.accelerator == "cuda":
         return None
@@ -35,6 +62,16 @@ def _stage_3(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zenflow.batch",
+    "runtime/zenflow/engine.py:69",
+    Witness(
+        broken=Case(ds_config=zenflow_config(2, STEP | {"update_interval": 1})),
+        repaired=Case(ds_config=zenflow_config(2, STEP)),
+        consequence="differs",
+        reads={"grad_accum": 1},
+    ),
+)
 def _batch(setup: Setup) -> Finding | None:
     section = _section(setup)
     accum = setup.ds_config.get("gradient_accumulation_steps") or 1
@@ -50,6 +87,25 @@ def _batch(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zenflow.selection",
+    "runtime/zenflow/engine.py: configure_zenflow",
+    raised(
+        "Warning: If use auto select strategy",
+        zenflow_config(2, STEP | {"select_strategy": "auto"}),
+        _set(select_strategy="step"),
+    ),
+    raised(
+        "ValueError: If don't use auto select strategy",
+        zenflow_config(2, STEP | {"select_interval": "auto"}),
+        _set(select_interval=2),
+    ),
+    raised(
+        "ValueError: Select interval must be greater",
+        zenflow_config(2, STEP | {"select_interval": 1}),
+        _set(select_interval=2),
+    ),
+)
 def _select(setup: Setup) -> Finding | None:
     section = _section(setup)
     every, select = (section.get(f"{what}_interval", "auto") for what in ("update", "select"))
@@ -76,73 +132,3 @@ def _select(setup: Setup) -> Finding | None:
             changes=_set(select_interval=every),
         )
     return None
-
-
-def zenflow_config(stage: int, section: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """A configuration for witnesses: a ZenFlow section, and the offload that it needs."""
-    offload = {"offload_optimizer": {"device": "cpu"}, **more}
-    return {
-        **CPU_ADAM,
-        "zero_optimization": {"stage": stage, "zenflow": dict(section)} | offload,
-    }
-
-
-def _set(**keys: Any) -> dict[str, Any]:
-    return {"zero_optimization": {"zenflow": keys}}
-
-
-RULES = (
-    Rule(
-        name="zenflow.needs_offload",
-        check=_offload,
-        source="runtime/zenflow/zenflow_stage_1_and_2.py: _configure_zenflow",
-        witnesses=(
-            raised(
-                "ValueError: Zenflow must be used with cpu offload",
-                zenflow_config(2, STEP, offload_optimizer=None),
-                {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
-            ),
-        ),
-    ),
-    Rule(
-        name="zenflow.stage_3_needs_cuda",
-        check=_stage_3,
-        source="runtime/zenflow/engine_stage3.py: device='cuda'",
-        witnesses=(raised(".", zenflow_config(3, STEP), {"zero_optimization": {"stage": 2}}),),
-    ),
-    Rule(
-        name="zenflow.batch",
-        check=_batch,
-        source="runtime/zenflow/engine.py:69",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=zenflow_config(2, STEP | {"update_interval": 1})),
-                repaired=Case(ds_config=zenflow_config(2, STEP)),
-                consequence="differs",
-                reads={"grad_accum": 1},
-            ),
-        ),
-    ),
-    Rule(
-        name="zenflow.selection",
-        check=_select,
-        source="runtime/zenflow/engine.py: configure_zenflow",
-        witnesses=(
-            raised(
-                "Warning: If use auto select strategy",
-                zenflow_config(2, STEP | {"select_strategy": "auto"}),
-                _set(select_strategy="step"),
-            ),
-            raised(
-                "ValueError: If don't use auto select strategy",
-                zenflow_config(2, STEP | {"select_interval": "auto"}),
-                _set(select_interval=2),
-            ),
-            raised(
-                "ValueError: Select interval must be greater",
-                zenflow_config(2, STEP | {"select_interval": 1}),
-                _set(select_interval=2),
-            ),
-        ),
-    ),
-)

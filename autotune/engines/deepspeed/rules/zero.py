@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.engines.deepspeed.rules.base import Setup, ignored, raised
 from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
-from autotune.space.rule import Finding, Rule
+from autotune.space.rule import Finding, rule
 
 _PARTITIONED = (1, 2, 3)
 _BUCKETS = (1, 2)
@@ -75,6 +75,33 @@ def inert_keys(zero: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def _zero(stage: int | None = None, **keys: Any) -> dict[str, Any]:
+    return {"zero_optimization": keys if stage is None else {"stage": stage, **keys}}
+
+
+def _inert_witness(name: str, value: Any, stage: int, acts_at: int | None) -> Any:
+    return ignored(
+        _zero(stage, **{name: value}),
+        _zero(**{name: None}),
+        acts_with=None if acts_at is None else _zero(acts_at),
+    )
+
+
+@rule(
+    "zero.inert_key",
+    "runtime/engine.py: _configure_zero_optimizer passes each stage its own keys",
+    _inert_witness("reduce_bucket_size", 1000, 0, 1),
+    _inert_witness("overlap_comm", True, 0, 2),
+    _inert_witness("stage3_prefetch_bucket_size", 1000, 2, 3),
+    _inert_witness("stage3_param_persistence_threshold", 0, 1, 3),
+    _inert_witness("stage3_max_live_parameters", 1000, 2, 3),
+    _inert_witness("sub_group_size", 1000, 2, 3),
+    _inert_witness("zero_hpz_partition_size", 2, 1, 3),
+    _inert_witness("zero_quantized_weights", True, 2, None),
+    _inert_witness("allgather_bucket_size", 1000, 3, 2),
+    _inert_witness("round_robin_gradients", True, 3, 2),
+    _inert_witness("allgather_partitions", True, 2, None),
+)
 def _inert(setup: Setup) -> Finding | None:
     found = inert_keys(setup.zero)
     if not found:
@@ -90,6 +117,11 @@ def _inert(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zero.disable_allgather",
+    "runtime/config.py: parsed; runtime/engine.py: no reader",
+    ignored({"disable_allgather": True} | _zero(2), {"disable_allgather": None}),
+)
 def _no_effect(setup: Setup) -> Finding | None:
     if setup.ds_config.get("disable_allgather") is not True:
         return None
@@ -99,6 +131,18 @@ def _no_effect(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zero.odd_allgather_bucket",
+    "runtime/zero/stage_1_and_2.py:389",
+    *(
+        raised(
+            "AssertionError: allgather_bucket_size must be a multiple of",
+            _zero(stage, allgather_bucket_size=1001),
+            _zero(allgather_bucket_size=1002),
+        )
+        for stage in _BUCKETS
+    ),
+)
 def _odd_bucket(setup: Setup) -> Finding | None:
     size = setup.zero.get("allgather_bucket_size")
     if size is None or setup.stage not in _BUCKETS or size % 2 == 0:
@@ -112,6 +156,15 @@ def _odd_bucket(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zero.legacy_stage_1",
+    "runtime/engine.py:2650",
+    raised(
+        "Exception: The deprecated version of ZeRO Stage 1 is not supported",
+        _zero(1, legacy_stage1=True),
+        _zero(legacy_stage1=None),
+    ),
+)
 def _legacy(setup: Setup) -> Finding | None:
     if setup.zero.get("legacy_stage1") is not True or setup.stage == 0:
         return None
@@ -121,6 +174,37 @@ def _legacy(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zero.no_gradient_norm",
+    "runtime/zero/config.py:389-393, stage_1_and_2.py:212-218, engine.py:2307",
+    raised(
+        "compute_grad_norm=false is supported only with ZeRO Stage 1 or 2",
+        _zero(3, compute_grad_norm=False) | {"gradient_clipping": 0.0},
+        _zero(2),
+    ),
+    raised(
+        "ValueError: .*compute_grad_norm=false requires gradient_clipping=0",
+        _zero(1, compute_grad_norm=False),
+        {"gradient_clipping": 0.0},
+    ),
+    raised(
+        "ValueError: .*compute_grad_norm=false does not support optimizer offload",
+        _zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"})
+        | {"gradient_clipping": 0.0},
+        _zero(compute_grad_norm=True),
+    ),
+    raised(
+        "ValueError: .*compute_grad_norm=false does not support ZeRO Stage 1 with BF16",
+        _zero(1, compute_grad_norm=False)
+        | {
+            "gradient_clipping": 0.0,
+            "bf16": {"enabled": True},
+            "data_types": {"grad_accum_dtype": "fp32"},
+        },
+        _zero(compute_grad_norm=True),
+        precision="bf16",
+    ),
+)
 def _no_norm(setup: Setup) -> Finding | None:
     if setup.zero.get("compute_grad_norm") is not False:
         return None
@@ -141,6 +225,20 @@ def _no_norm(setup: Setup) -> Finding | None:
     return Finding(message=f"zero_optimization.compute_grad_norm=false {what}", changes=changes)
 
 
+@rule(
+    "zero.prescaled_scatter",
+    "runtime/zero/stage_1_and_2.py:346-351, stage3.py:392-396",
+    raised(
+        "AssertionError: pre-scale gradients is not yet supported with ZeRO-2",
+        _zero(2) | {"prescale_gradients": True},
+        {"prescale_gradients": None},
+    ),
+    raised(
+        "AssertionError: gradient_predivide_factor != 1.0 is not yet supported",
+        _zero(3) | {"gradient_predivide_factor": 2.0},
+        _zero(reduce_scatter=False),
+    ),
+)
 def _prescale(setup: Setup) -> Finding | None:
     if setup.stage < 2 or setup.zero.get("reduce_scatter") is False:
         return None
@@ -171,6 +269,26 @@ def _has_deepcompile(setup: Setup) -> bool:
     return setup.section("compile").get("deepcompile") is True
 
 
+@rule(
+    "zero.sum",
+    "runtime/config.py: _do_error_check",
+    raised(
+        "ValueError: gradient_allreduce_op='sum' is not supported with ZeRO stage 3",
+        _zero(3) | {"gradient_allreduce_op": "sum"},
+        {"gradient_allreduce_op": "mean"},
+    ),
+    raised(
+        "ValueError: gradient_allreduce_op='sum' is not supported with ZenFlow",
+        _zero(2, zenflow=_ZENFLOW, offload_optimizer={"device": "cpu"})
+        | {"gradient_allreduce_op": "Sum", "optimizer": {"params": {"torch_adam": None}}},
+        {"gradient_allreduce_op": "mean"},
+    ),
+    raised(
+        "ValueError: gradient_allreduce_op='sum' is not supported with DeepCompile",
+        _zero(1) | {"gradient_allreduce_op": "sum", "compile": {"deepcompile": True}},
+        {"gradient_allreduce_op": "mean"},
+    ),
+)
 def _sum(setup: Setup) -> Finding | None:
     against = {
         "at stage 3": setup.stage == 3,
@@ -186,6 +304,20 @@ def _sum(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zero.unmanaged_accumulation",
+    "runtime/engine.py:2030-2036",
+    raised(
+        "AssertionError: managed_gradient_accumulation=False supports ZeRO overlap_comm",
+        _zero(1, overlap_comm=True) | {"managed_gradient_accumulation": False},
+        _zero(overlap_comm=False),
+    ),
+    raised(
+        "AssertionError: managed_gradient_accumulation=False is not supported with Deep",
+        {"managed_gradient_accumulation": False, "compile": {"deepcompile": True}},
+        {"compile": None},
+    ),
+)
 def _unmanaged(setup: Setup) -> Finding | None:
     if setup.ds_config.get("managed_gradient_accumulation") is not False:
         return None
@@ -203,6 +335,16 @@ def _unmanaged(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zero.hpz_divides_world",
+    "utils/groups.py:944",
+    raised(
+        "AssertionError: 3 is not divisible by 2",
+        _zero(3, zero_hpz_partition_size=2),
+        _zero(zero_hpz_partition_size=3),
+        world=3,
+    ),
+)
 def _hpz(setup: Setup) -> Finding | None:
     size = setup.zero.get("zero_hpz_partition_size", 1)
     if setup.stage != 3 or size <= 1:
@@ -218,6 +360,18 @@ def _hpz(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zero.quantized_needs_cuda",
+    "op_builder/cpu/no_impl.py:21",
+    *(
+        raised(
+            "ValueError: This op had not been implemented on CPU backend",
+            _zero(3, **{name: True}),
+            _zero(**{name: None}),
+        )
+        for name in _QUANTIZED
+    ),
+)
 def _quantized(setup: Setup) -> Finding | None:
     if setup.environment.accelerator != "cpu" or setup.stage != 3:
         return None
@@ -231,6 +385,15 @@ def _quantized(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zero.sequential_gather",
+    "runtime/engine.py:2742-2744",
+    ignored(
+        _zero(3, stage3_allgather_sequential=True, stage3_prefetch_bucket_size=1000),
+        _zero(stage3_prefetch_bucket_size=1),
+        acts_with=_zero(stage3_allgather_sequential=False),
+    ),
+)
 def _sequential(setup: Setup) -> Finding | None:
     zero = setup.zero
     if setup.stage != 3:
@@ -247,197 +410,3 @@ def _sequential(setup: Setup) -> Finding | None:
         "which sets it to 1",
         changes=_zero(**{name: 1}),
     )
-
-
-def _zero(stage: int | None = None, **keys: Any) -> dict[str, Any]:
-    return {"zero_optimization": keys if stage is None else {"stage": stage, **keys}}
-
-
-def _inert_witness(name: str, value: Any, stage: int, acts_at: int | None) -> Any:
-    return ignored(
-        _zero(stage, **{name: value}),
-        _zero(**{name: None}),
-        acts_with=None if acts_at is None else _zero(acts_at),
-    )
-
-
-RULES = (
-    Rule(
-        name="zero.inert_key",
-        check=_inert,
-        source="runtime/engine.py: _configure_zero_optimizer passes each stage its own keys",
-        witnesses=(
-            _inert_witness("reduce_bucket_size", 1000, 0, 1),
-            _inert_witness("overlap_comm", True, 0, 2),
-            _inert_witness("stage3_prefetch_bucket_size", 1000, 2, 3),
-            _inert_witness("stage3_param_persistence_threshold", 0, 1, 3),
-            _inert_witness("stage3_max_live_parameters", 1000, 2, 3),
-            _inert_witness("sub_group_size", 1000, 2, 3),
-            _inert_witness("zero_hpz_partition_size", 2, 1, 3),
-            _inert_witness("zero_quantized_weights", True, 2, None),
-            _inert_witness("allgather_bucket_size", 1000, 3, 2),
-            _inert_witness("round_robin_gradients", True, 3, 2),
-            _inert_witness("allgather_partitions", True, 2, None),
-        ),
-    ),
-    Rule(
-        name="zero.disable_allgather",
-        check=_no_effect,
-        source="runtime/config.py: parsed; runtime/engine.py: no reader",
-        witnesses=(ignored({"disable_allgather": True} | _zero(2), {"disable_allgather": None}),),
-    ),
-    Rule(
-        name="zero.odd_allgather_bucket",
-        check=_odd_bucket,
-        source="runtime/zero/stage_1_and_2.py:389",
-        witnesses=tuple(
-            raised(
-                "AssertionError: allgather_bucket_size must be a multiple of",
-                _zero(stage, allgather_bucket_size=1001),
-                _zero(allgather_bucket_size=1002),
-            )
-            for stage in _BUCKETS
-        ),
-    ),
-    Rule(
-        name="zero.legacy_stage_1",
-        check=_legacy,
-        source="runtime/engine.py:2650",
-        witnesses=(
-            raised(
-                "Exception: The deprecated version of ZeRO Stage 1 is not supported",
-                _zero(1, legacy_stage1=True),
-                _zero(legacy_stage1=None),
-            ),
-        ),
-    ),
-    Rule(
-        name="zero.no_gradient_norm",
-        check=_no_norm,
-        source="runtime/zero/config.py:389-393, stage_1_and_2.py:212-218, engine.py:2307",
-        witnesses=(
-            raised(
-                "compute_grad_norm=false is supported only with ZeRO Stage 1 or 2",
-                _zero(3, compute_grad_norm=False) | {"gradient_clipping": 0.0},
-                _zero(2),
-            ),
-            raised(
-                "ValueError: .*compute_grad_norm=false requires gradient_clipping=0",
-                _zero(1, compute_grad_norm=False),
-                {"gradient_clipping": 0.0},
-            ),
-            raised(
-                "ValueError: .*compute_grad_norm=false does not support optimizer offload",
-                _zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"})
-                | {"gradient_clipping": 0.0},
-                _zero(compute_grad_norm=True),
-            ),
-            raised(
-                "ValueError: .*compute_grad_norm=false does not support ZeRO Stage 1 with BF16",
-                _zero(1, compute_grad_norm=False)
-                | {
-                    "gradient_clipping": 0.0,
-                    "bf16": {"enabled": True},
-                    "data_types": {"grad_accum_dtype": "fp32"},
-                },
-                _zero(compute_grad_norm=True),
-                precision="bf16",
-            ),
-        ),
-    ),
-    Rule(
-        name="zero.prescaled_scatter",
-        check=_prescale,
-        source="runtime/zero/stage_1_and_2.py:346-351, stage3.py:392-396",
-        witnesses=(
-            raised(
-                "AssertionError: pre-scale gradients is not yet supported with ZeRO-2",
-                _zero(2) | {"prescale_gradients": True},
-                {"prescale_gradients": None},
-            ),
-            raised(
-                "AssertionError: gradient_predivide_factor != 1.0 is not yet supported",
-                _zero(3) | {"gradient_predivide_factor": 2.0},
-                _zero(reduce_scatter=False),
-            ),
-        ),
-    ),
-    Rule(
-        name="zero.sum",
-        check=_sum,
-        source="runtime/config.py: _do_error_check",
-        witnesses=(
-            raised(
-                "ValueError: gradient_allreduce_op='sum' is not supported with ZeRO stage 3",
-                _zero(3) | {"gradient_allreduce_op": "sum"},
-                {"gradient_allreduce_op": "mean"},
-            ),
-            raised(
-                "ValueError: gradient_allreduce_op='sum' is not supported with ZenFlow",
-                _zero(2, zenflow=_ZENFLOW, offload_optimizer={"device": "cpu"})
-                | {"gradient_allreduce_op": "Sum", "optimizer": {"params": {"torch_adam": None}}},
-                {"gradient_allreduce_op": "mean"},
-            ),
-            raised(
-                "ValueError: gradient_allreduce_op='sum' is not supported with DeepCompile",
-                _zero(1) | {"gradient_allreduce_op": "sum", "compile": {"deepcompile": True}},
-                {"gradient_allreduce_op": "mean"},
-            ),
-        ),
-    ),
-    Rule(
-        name="zero.unmanaged_accumulation",
-        check=_unmanaged,
-        source="runtime/engine.py:2030-2036",
-        witnesses=(
-            raised(
-                "AssertionError: managed_gradient_accumulation=False supports ZeRO overlap_comm",
-                _zero(1, overlap_comm=True) | {"managed_gradient_accumulation": False},
-                _zero(overlap_comm=False),
-            ),
-            raised(
-                "AssertionError: managed_gradient_accumulation=False is not supported with Deep",
-                {"managed_gradient_accumulation": False, "compile": {"deepcompile": True}},
-                {"compile": None},
-            ),
-        ),
-    ),
-    Rule(
-        name="zero.hpz_divides_world",
-        check=_hpz,
-        source="utils/groups.py:944",
-        witnesses=(
-            raised(
-                "AssertionError: 3 is not divisible by 2",
-                _zero(3, zero_hpz_partition_size=2),
-                _zero(zero_hpz_partition_size=3),
-                world=3,
-            ),
-        ),
-    ),
-    Rule(
-        name="zero.quantized_needs_cuda",
-        check=_quantized,
-        source="op_builder/cpu/no_impl.py:21",
-        witnesses=tuple(
-            raised(
-                "ValueError: This op had not been implemented on CPU backend",
-                _zero(3, **{name: True}),
-                _zero(**{name: None}),
-            )
-            for name in _QUANTIZED
-        ),
-    ),
-    Rule(
-        name="zero.sequential_gather",
-        check=_sequential,
-        source="runtime/engine.py:2742-2744",
-        witnesses=(
-            ignored(
-                _zero(3, stage3_allgather_sequential=True, stage3_prefetch_bucket_size=1000),
-                _zero(stage3_prefetch_bucket_size=1),
-                acts_with=_zero(stage3_allgather_sequential=False),
-            ),
-        ),
-    ),
-)

@@ -3,9 +3,25 @@
 from typing import Any
 
 from autotune.engines.deepspeed.rules.base import Setup, ignored, raised
-from autotune.space.rule import Finding, Rule
+from autotune.space.rule import Finding, rule
 
 
+def _zero(**keys: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": 3, **keys}}
+
+
+@rule(
+    "zeropp.hpz_with_tp",
+    "utils/groups.py: _create_zero_param_parallel_group counts ranks of the world",
+    raised(
+        "RuntimeError: .*invalid tensor size",
+        _zero(zero_hpz_partition_size=4, stage3_param_persistence_threshold=0)
+        | {"tensor_parallel": {"autotp_size": 2}},
+        {"zero_optimization": {"zero_hpz_partition_size": None}},
+        world=4,
+        tp=2,
+    ),
+)
 def _hpz_with_tp(setup: Setup) -> Finding | None:
     size = setup.zero.get("zero_hpz_partition_size", 1)
     if setup.stage != 3 or setup.tp == 1 or size <= 1:
@@ -18,6 +34,17 @@ def _hpz_with_tp(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zeropp.qgz_scatters",
+    "runtime/zero/stage3.py:390",
+    raised(
+        "AssertionError: when enable all_to_all_reduce",
+        _zero(zero_quantized_gradients=True, reduce_scatter=False),
+        {"zero_optimization": {"reduce_scatter": None}},
+        world=4,
+        accelerator="cuda",
+    ),
+)
 def _qgz_scatters(setup: Setup) -> Finding | None:
     if setup.stage != 3 or setup.zero.get("zero_quantized_gradients") is not True:
         return None
@@ -29,6 +56,15 @@ def _qgz_scatters(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zeropp.qgz_within_a_node",
+    "runtime/zero/stage3.py: __avg_scatter_grads",
+    ignored(
+        _zero(zero_quantized_gradients=True),
+        {"zero_optimization": {"zero_quantized_gradients": None}},
+        accelerator="cuda",
+    ),
+)
 def _qgz_within_a_node(setup: Setup) -> Finding | None:
     if setup.stage != 3 or setup.zero.get("zero_quantized_gradients") is not True:
         return None
@@ -43,6 +79,17 @@ def _qgz_within_a_node(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zeropp.qwz_with_autocast",
+    "runtime/torch_autocast.py:30",
+    raised(
+        "AssertionError",
+        _zero(zero_quantized_weights=True)
+        | {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+        {"torch_autocast": None},
+        accelerator="cuda",
+    ),
+)
 def _qwz_autocast(setup: Setup) -> Finding | None:
     if setup.stage != 3 or setup.zero.get("zero_quantized_weights") is not True:
         return None
@@ -54,68 +101,3 @@ def _qwz_autocast(setup: Setup) -> Finding | None:
         message="zero_optimization.zero_quantized_weights=true with torch_autocast",
         changes={"torch_autocast": {"enabled": False}},
     )
-
-
-def _zero(**keys: Any) -> dict[str, Any]:
-    return {"zero_optimization": {"stage": 3, **keys}}
-
-
-RULES = (
-    Rule(
-        name="zeropp.hpz_with_tp",
-        check=_hpz_with_tp,
-        source="utils/groups.py: _create_zero_param_parallel_group counts ranks of the world",
-        witnesses=(
-            # Two of four ranks train silently on weights that belong to no model: the loss of the
-            # first step is already wrong.
-            raised(
-                "RuntimeError: .*invalid tensor size",
-                _zero(zero_hpz_partition_size=4, stage3_param_persistence_threshold=0)
-                | {"tensor_parallel": {"autotp_size": 2}},
-                {"zero_optimization": {"zero_hpz_partition_size": None}},
-                world=4,
-                tp=2,
-            ),
-        ),
-    ),
-    Rule(
-        name="zeropp.qgz_scatters",
-        check=_qgz_scatters,
-        source="runtime/zero/stage3.py:390",
-        witnesses=(
-            raised(
-                "AssertionError: when enable all_to_all_reduce",
-                _zero(zero_quantized_gradients=True, reduce_scatter=False),
-                {"zero_optimization": {"reduce_scatter": None}},
-                world=4,
-                accelerator="cuda",
-            ),
-        ),
-    ),
-    Rule(
-        name="zeropp.qgz_within_a_node",
-        check=_qgz_within_a_node,
-        source="runtime/zero/stage3.py: __avg_scatter_grads",
-        witnesses=(
-            ignored(
-                _zero(zero_quantized_gradients=True),
-                {"zero_optimization": {"zero_quantized_gradients": None}},
-                accelerator="cuda",
-            ),
-        ),
-    ),
-    Rule(
-        name="zeropp.qwz_with_autocast",
-        check=_qwz_autocast,
-        source="runtime/torch_autocast.py:30",
-        witnesses=(
-            raised(
-                "AssertionError",
-                _zero(zero_quantized_weights=True)
-                | {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
-                {"torch_autocast": None},
-                accelerator="cuda",
-            ),
-        ),
-    ),
-)
