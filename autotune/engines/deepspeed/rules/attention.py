@@ -1,17 +1,16 @@
 """The attention implementation that the training script builds the model with."""
 
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
+from autotune.engines.deepspeed.rules.base import Setup, raised
 from autotune.space.rule import Finding, rule
 
 
 @rule(
     "attention.flash",
     "transformers, modeling_utils.py: _check_and_adjust_attn_implementation",
-    Witness(
-        broken=Case(attention="flash_attention_2"),
-        repaired=Case(attention="sdpa"),
-        consequence="raised",
-        raises="(ImportError|ValueError): .*[Ff]lash.?[Aa]tt",
+    raised(
+        "(ImportError|ValueError): .*[Ff]lash.?[Aa]tt",
+        attention="flash_attention_2",
+        repaired={"attention": "sdpa"},
     ),
 )
 def _flash(setup: Setup) -> Finding | None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Case, Setup, Witness, raised
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, autotp, differs, raised
 from autotune.space.rule import Finding, Patch, rule
 
 _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
@@ -48,11 +48,7 @@ def _not_positive(setup: Setup) -> Finding | None:
     "batch.product",
     "runtime/config.py:590-605",
     raised(r"AssertionError: .* 5 != 1 \* 2 \* 2", {_TOTAL: 5}, {_TOTAL: 4}),
-    raised(
-        r"AssertionError: .* 5 != 1 \* 2 \* 2",
-        {_TOTAL: 5, _ACCUM: None},
-        {_TOTAL: 4},
-    ),
+    raised(r"AssertionError: .* 5 != 1 \* 2 \* 2", {_TOTAL: 5, _ACCUM: None}, {_TOTAL: 4}),
     raised(
         r"AssertionError: .* 5 != 2 \* 1 \* 2",
         {_TOTAL: 5, _ACCUM: None, _MICRO: None},
@@ -79,18 +75,13 @@ def _product(setup: Setup) -> Finding | None:
 @rule(
     "batch.total_under_tp",
     "runtime/config.py:456-474: the world is not divided by autotp_size",
-    raised(
-        r"AssertionError: .* 2 != 1 \* 2 \* 2",
-        {_TOTAL: 2, "tensor_parallel": {"autotp_size": 2}},
+    raised(r"AssertionError: .* 2 != 1 \* 2 \* 2", {_TOTAL: 2} | autotp(), {_TOTAL: None}, tp=2),
+    differs(
+        {"train_batch_size": 4, "samples_per_step": 2},
+        {_TOTAL: 4} | autotp(),
         {_TOTAL: None},
-        tp=2,
-    ),
-    Witness(
-        broken=Case(ds_config={_TOTAL: 4, "tensor_parallel": {"autotp_size": 2}}, tp=2),
-        repaired=Case(ds_config={"tensor_parallel": {"autotp_size": 2}}, tp=2),
-        consequence="differs",
-        reads={"train_batch_size": 4, "samples_per_step": 2},
         takes_back=True,
+        tp=2,
     ),
 )
 def _total_under_tp(setup: Setup) -> Finding | None:
@@ -114,12 +105,7 @@ def _total_under_tp(setup: Setup) -> Finding | None:
 @rule(
     "batch.global_batch",
     "the global batch is part of the problem, not a knob",
-    Witness(
-        broken=Case(global_batch=8),
-        repaired=Case(ds_config={_ACCUM: 4}, global_batch=8),
-        consequence="differs",
-        reads={"samples_per_step": 4},
-    ),
+    differs({"samples_per_step": 4}, fix={_ACCUM: 4}, global_batch=8),
 )
 def _global_batch(setup: Setup) -> Finding | None:
     wanted, found, dp = setup.global_batch, setup.batch, setup.dp

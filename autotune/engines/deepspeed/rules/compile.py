@@ -1,19 +1,18 @@
 """Compilation: what DeepSpeed's passes over the compiled graph need."""
 
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
+from autotune.engines.deepspeed.rules.base import Setup, raised, zero
 from autotune.space.rule import Finding, rule
-
-_ON = {"compile": {"deepcompile": True}, "zero_optimization": {"stage": 1}}
 
 
 @rule(
     "compile.deepcompile_needs_cuda",
     "compile/util.py: is_deepcompile_supported",
-    Witness(
-        broken=Case(ds_config=_ON, compile="deepcompile"),
-        repaired=Case(ds_config=_ON | {"compile": None}, compile="torch"),
-        consequence="raised",
-        raises=".",
+    raised(
+        ".",
+        zero(1) | {"compile": {"deepcompile": True}},
+        {"compile": None},
+        compile="deepcompile",
+        repaired={"compile": "torch"},
     ),
 )
 def _needs_cuda(setup: Setup) -> Finding | None:

@@ -1,19 +1,17 @@
 """The loss over chunks of tokens: for which models it is the model's own."""
 
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
+from autotune.engines.deepspeed.rules.base import Setup, raised
 from autotune.space.rule import Finding, rule
-
-_PLAIN = {"architecture": "plain"}
 
 
 @rule(
     "loss.chunks_of_another_loss",
     "autotune/trial/scripts/train.py: it takes the model's body and head apart",
-    Witness(
-        broken=Case(model=_PLAIN, loss_chunk_tokens=4),
-        repaired=Case(model=_PLAIN),
-        consequence="raised",
-        raises="AttributeError: 'PlainModel' object has no attribute 'base_model'",
+    raised(
+        "AttributeError: 'PlainModel' object has no attribute 'base_model'",
+        model={"architecture": "plain"},
+        loss_chunk_tokens=4,
+        repaired={"loss_chunk_tokens": 0},
     ),
 )
 def _unknown(setup: Setup) -> Finding | None:

@@ -2,7 +2,7 @@
 
 import re
 
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
+from autotune.engines.deepspeed.rules.base import Setup, ignored, raised
 from autotune.space.rule import Finding, rule
 
 _EVERY = re.compile(r"every_(\d{1,9})")
@@ -11,11 +11,10 @@ _EVERY = re.compile(r"every_(\d{1,9})")
 @rule(
     "model.seq_len",
     "learned position embeddings are a table with one row per position",
-    Witness(
-        broken=Case(model={"architecture": "gpt2", "max_seq_len": 8}, seq_len=16),
-        repaired=Case(model={"architecture": "gpt2", "max_seq_len": 8}, seq_len=8),
-        consequence="raised",
-        raises="IndexError: index out of range",
+    raised(
+        "IndexError: index out of range",
+        model={"architecture": "gpt2", "max_seq_len": 8},
+        repaired={"seq_len": 8},
     ),
 )
 def _seq_len(setup: Setup) -> Finding | None:
@@ -31,17 +30,17 @@ def _seq_len(setup: Setup) -> Finding | None:
 @rule(
     "model.recompute_unsupported",
     "transformers: gradient_checkpointing_enable",
-    Witness(
-        broken=Case(model={"architecture": "plain"}, recompute="full"),
-        repaired=Case(model={"architecture": "plain"}),
-        consequence="raised",
-        raises="ValueError: recompute=full: PlainModel cannot recompute",
-    ),
-    Witness(
-        broken=Case(model={"architecture": "ctrl"}, recompute="full"),
-        repaired=Case(model={"architecture": "ctrl"}),
-        consequence="raised",
-        raises="ValueError: .* does not support activation checkpointing",
+    *(
+        raised(
+            f"ValueError: {pattern}",
+            model={"architecture": architecture},
+            recompute="full",
+            repaired={"recompute": "none"},
+        )
+        for architecture, pattern in (
+            ("plain", "recompute=full: PlainModel cannot recompute"),
+            ("ctrl", ".* does not support activation checkpointing"),
+        )
     ),
 )
 def _unsupported(setup: Setup) -> Finding | None:
@@ -56,11 +55,7 @@ def _unsupported(setup: Setup) -> Finding | None:
 @rule(
     "model.recompute_every",
     "autotune/trial/scripts/train.py: layers 0, K, 2K, ...",
-    Witness(
-        broken=Case(recompute="every_5"),
-        repaired=Case(recompute="every_2"),
-        consequence="ignored",
-    ),
+    ignored(recompute="every_5", repaired={"recompute": "every_2"}),
 )
 def _every(setup: Setup) -> Finding | None:
     if setup.recompute in ("none", "full"):

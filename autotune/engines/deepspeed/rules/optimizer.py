@@ -4,9 +4,16 @@ from difflib import get_close_matches
 from typing import Any
 
 from autotune.engines.deepspeed.rules.adam import PARAMS, implementation, params_of
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness, raised
-from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.engines.deepspeed.rules.version import REMOVED_OPTIMIZERS, is_removed
+from autotune.engines.deepspeed.rules.base import (
+    Setup,
+    offload,
+    optimizer,
+    params,
+    raised,
+    unknown_type,
+    zero,
+)
+from autotune.engines.deepspeed.rules.version import OPTIMIZERS_REMOVED_IN, REMOVED_OPTIMIZERS
 from autotune.space.rule import Finding, rule
 
 # DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
@@ -18,20 +25,9 @@ _TORCH = (
     *("ASGD", "Adadelta", "Adafactor", "Adamax", "LBFGS", "NAdam", "RAdam", "RMSprop"),
     *("Rprop", "SGD", "SparseAdam"),
 )
-_MAY_TRAIN = {
-    "adagrad": "Adagrad",
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "lamb": "Lamb",
-    "lion": "Lion",
-    "muon": "Muon",
-}
+_MAY_TRAIN = ("Adagrad", "Adam", "AdamW", "Lamb", "Lion", "Muon")
 # runtime/zero/utils.py: ZERO_SUPPORTED_OPTIMIZERS; torch's Adagrad is among them.
 _TESTED_WITH_ZERO = frozenset({"adagrad", "adam", "adamw", "lion", "muon"})
-
-
-def _optimizer(kind: str, **params: Any) -> dict[str, Any]:
-    return {"optimizer": {"type": kind, "params": {"torch_adam": None, **params}}}
 
 
 @rule(
@@ -39,13 +35,13 @@ def _optimizer(kind: str, **params: Any) -> dict[str, Any]:
     "runtime/engine.py:2018",
     raised(
         "AssertionError: AdamX is not a supported DeepSpeed Optimizer",
-        _optimizer("AdamX"),
-        _optimizer("Adamax"),
+        optimizer("AdamX"),
+        optimizer("Adamax"),
     ),
     raised(
         "AssertionError: sgd is not a supported DeepSpeed Optimizer",
-        _optimizer("sgd"),
-        _optimizer("SGD"),
+        optimizer("sgd"),
+        optimizer("SGD"),
     ),
 )
 def _unknown_type(setup: Setup) -> Finding | None:
@@ -55,15 +51,7 @@ def _unknown_type(setup: Setup) -> Finding | None:
     given = setup.section("optimizer")["type"]
     if given in _TORCH:
         return None
-    spelled = {known.lower(): known for known in (*_MAY_TRAIN.values(), *_TORCH)}
-    near = get_close_matches(name, spelled, n=1)
-    best = spelled[near[0]] if near else "AdamW"
-    return Finding(
-        message=f"optimizer.type={given} is neither one of DeepSpeed's nor, to the letter, one of "
-        "torch.optim's",
-        changes={"optimizer": {"type": best}} if name in spelled else {},
-        advice="" if name in spelled else f"set optimizer.type to one, such as {best}",
-    )
+    return unknown_type("optimizer", given, (*_MAY_TRAIN, *_TORCH), "AdamW", "torch.optim")
 
 
 @rule(
@@ -71,24 +59,23 @@ def _unknown_type(setup: Setup) -> Finding | None:
     "the constructors of ops/adam and torch.optim",
     raised(
         "TypeError: .* unexpected keyword argument 'learning_rate'",
-        {"optimizer": {"params": {"learning_rate": 1e-3}}},
-        {"optimizer": {"params": {"learning_rate": None}}},
+        params(learning_rate=1e-3),
+        params(learning_rate=None),
     ),
     raised(
         "TypeError: .* unexpected keyword argument 'foreach'",
-        _optimizer("AdamW", foreach=True),
-        {"optimizer": {"params": {"foreach": None}}},
+        optimizer("AdamW", foreach=True),
+        params(foreach=None),
     ),
     raised(
         "TypeError: .* unexpected keyword argument 'bias_correction'",
-        {"optimizer": {"params": {"bias_correction": True}}},
-        {"optimizer": {"params": {"bias_correction": None}}},
+        params(bias_correction=True),
+        params(bias_correction=None),
     ),
     raised(
         "TypeError: .* unexpected keyword argument 'set_grad_none'",
-        _optimizer("AdamW", set_grad_none=True)
-        | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
-        {"optimizer": {"params": {"set_grad_none": None}}},
+        optimizer("AdamW", set_grad_none=True) | offload(1),
+        params(set_grad_none=None),
     ),
 )
 def _unknown_param(setup: Setup) -> Finding | None:
@@ -107,7 +94,7 @@ def _unknown_param(setup: Setup) -> Finding | None:
     named = ", ".join(f"optimizer.params.{name}" for name in unknown)
     return Finding(
         message=f"{named}: {kind} Adam has no such parameter ({', '.join(PARAMS[kind])})",
-        changes={"optimizer": {"params": changes}},
+        changes=params(**changes),
     )
 
 
@@ -116,14 +103,13 @@ def _unknown_param(setup: Setup) -> Finding | None:
     "ops/adam/fused_adam.py, cpu_adam.py",
     raised(
         "RuntimeError: FusedAdam does not support the AMSGrad variant",
-        _optimizer("AdamW", amsgrad=True),
-        {"optimizer": {"params": {"torch_adam": True}}},
+        optimizer("AdamW", amsgrad=True),
+        params(torch_adam=True),
     ),
     raised(
         "RuntimeError: DeepSpeedCPUAdam does not support the AMSGrad variant",
-        _optimizer("AdamW", amsgrad=True)
-        | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
-        {"optimizer": {"params": {"torch_adam": True}}},
+        optimizer("AdamW", amsgrad=True) | offload(1),
+        params(torch_adam=True),
     ),
 )
 def _amsgrad(setup: Setup) -> Finding | None:
@@ -134,12 +120,10 @@ def _amsgrad(setup: Setup) -> Finding | None:
         return None
     return Finding(
         message=f"optimizer.params.amsgrad=true: {kind} has no such variant, torch's Adam has",
-        changes={"optimizer": {"params": {"torch_adam": True}}},
+        changes=params(torch_adam=True),
         advice="or remove optimizer.params.amsgrad",
         # DeepSpeedCPUAdam of 0.18.9 accepts the word and ignores it.
-        consequence="raised"
-        if kind == "FusedAdam" or is_at_least(setup.environment.deepspeed_version, "0.19.8")
-        else "ignored",
+        consequence="raised" if kind == "FusedAdam" or setup.is_at_least("0.19.8") else "ignored",
     )
 
 
@@ -148,8 +132,8 @@ def _amsgrad(setup: Setup) -> Finding | None:
     "runtime/engine.py:2481-2484",
     raised(
         "ValueError: 'max_grad_norm' is not supported",
-        {"optimizer": {"params": {"max_grad_norm": 0.5}}},
-        {"optimizer": {"params": {"max_grad_norm": None}}, "gradient_clipping": 0.5},
+        params(max_grad_norm=0.5),
+        params(max_grad_norm=None) | {"gradient_clipping": 0.5},
     ),
 )
 def _max_grad_norm(setup: Setup) -> Finding | None:
@@ -159,8 +143,7 @@ def _max_grad_norm(setup: Setup) -> Finding | None:
     clips = "gradient_clipping" in setup.ds_config or type(value) not in (int, float)
     return Finding(
         message=f"optimizer.params.max_grad_norm={value}: DeepSpeed clips by its own key",
-        changes={"optimizer": {"params": {"max_grad_norm": None}}}
-        | ({} if clips else {"gradient_clipping": value}),
+        changes=params(max_grad_norm=None) | ({} if clips else {"gradient_clipping": value}),
     )
 
 
@@ -169,7 +152,7 @@ def _max_grad_norm(setup: Setup) -> Finding | None:
     "runtime/engine.py:2298-2301",
     raised(
         "AssertionError: You are using an untested ZeRO Optimizer",
-        _optimizer("SGD") | {"zero_optimization": {"stage": 1}},
+        optimizer("SGD") | zero(1),
         {"zero_allow_untested_optimizer": True},
     ),
 )
@@ -194,8 +177,8 @@ def _untested(setup: Setup) -> Finding | None:
     *(
         raised(
             "ValueError: This op had not been implemented on CPU backend",
-            _optimizer(kind),
-            _optimizer("AdamW", torch_adam=True),
+            optimizer(kind),
+            optimizer("AdamW", torch_adam=True),
         )
         for kind in ("Lamb", "Lion")
     ),
@@ -217,19 +200,18 @@ def _needs_cuda(setup: Setup) -> Finding | None:
     "runtime/zero/stage3.py:360",
     raised(
         "ValueError: Muon and reduce scatter cannot be used together",
-        _optimizer("Muon") | {"zero_optimization": {"stage": 3}},
-        {"zero_optimization": {"reduce_scatter": False}},
+        optimizer("Muon") | zero(3),
+        zero(reduce_scatter=False),
     ),
 )
 def _muon(setup: Setup) -> Finding | None:
-    if setup.optimizer != "muon" or setup.stage != 3:
-        return None
-    if setup.zero.get("reduce_scatter") is False:
+    scatters = setup.zero.get("reduce_scatter") is not False
+    if setup.optimizer != "muon" or setup.stage != 3 or not scatters:
         return None
     return Finding(
         message="optimizer.type=Muon at stage 3 with zero_optimization.reduce_scatter=true (the "
         "default)",
-        changes={"zero_optimization": {"reduce_scatter": False}},
+        changes=zero(reduce_scatter=False),
     )
 
 
@@ -237,11 +219,11 @@ def _muon(setup: Setup) -> Finding | None:
     "optimizer.one_bit_with_zero",
     "runtime/engine.py before 0.19.7: _configure_basic_optimizer",
     *(
-        Witness(
-            broken=Case(ds_config=_optimizer(kind) | {"zero_optimization": {"stage": 1}}),
-            repaired=Case(ds_config=_optimizer("AdamW") | {"zero_optimization": {"stage": 1}}),
-            consequence="raised",
-            raises="AssertionError: .* is not compatible with ZeRO",
+        # Repaired by its type: at stage 0 the optimizer itself needs CUDA.
+        raised(
+            "AssertionError: .* is not compatible with ZeRO",
+            optimizer(kind) | zero(1),
+            optimizer("AdamW"),
             deepspeed="0.19.6",
         )
         for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
@@ -250,11 +232,11 @@ def _muon(setup: Setup) -> Finding | None:
 def _one_bit(setup: Setup) -> Finding | None:
     if setup.optimizer not in REMOVED_OPTIMIZERS or setup.stage == 0:
         return None
-    if is_removed(setup.environment.deepspeed_version):
+    if setup.is_at_least(OPTIMIZERS_REMOVED_IN):
         return None
     return Finding(
         message=f"optimizer.type={setup.section('optimizer')['type']} with "
-        f"zero_optimization.stage="
-        f"{setup.stage}: it compresses gradients that ZeRO would have sharded",
-        changes={"zero_optimization": {"stage": 0}},
+        f"zero_optimization.stage={setup.stage}: it compresses gradients that ZeRO would have "
+        "sharded",
+        changes=zero(0),
     )

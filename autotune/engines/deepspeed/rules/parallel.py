@@ -8,7 +8,7 @@ without clipping: test_witnesses.py of these rules). So only the world has to di
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness, as_section, raised
+from autotune.engines.deepspeed.rules.base import Setup, as_section, autotp, differs, raised
 from autotune.engines.deepspeed.rules.values import ELEMENTS
 from autotune.space.rule import Finding, rule
 
@@ -19,19 +19,14 @@ def autotp_size(ds_config: Mapping[str, Any]) -> int:
     return max(1, int(size)) if ELEMENTS.accepts(size) else 1
 
 
-def _tp(size: int, **keys: Any) -> dict[str, Any]:
-    return {"tensor_parallel": {"autotp_size": size, **keys}}
+WHOLE: Mapping[str, Any] = {"fix": {"tensor_parallel": None}, "repaired": {"tp": 1}}
+"""How a witness is repaired by not splitting its model."""
 
 
 @rule(
     "parallel.world",
     "utils/groups.py: _init_tp_mesh_device; ranks left over raise, the others train",
-    Witness(
-        broken=Case(ds_config=_tp(2), world=3, tp=2),
-        repaired=Case(world=3),
-        consequence="raised",
-        raises="IndexError: list index out of range",
-    ),
+    raised("IndexError: list index out of range", autotp(), world=3, tp=2, **WHOLE),
 )
 def _world(setup: Setup) -> Finding | None:
     size = setup.tp * setup.pp
@@ -50,12 +45,7 @@ def _world(setup: Setup) -> Finding | None:
 @rule(
     "parallel.degree",
     "runtime/engine.py: autotp_size",
-    Witness(
-        broken=Case(tp=2),
-        repaired=Case(ds_config=_tp(2), tp=2),
-        consequence="differs",
-        reads={"tp": 1, "dp": 2},
-    ),
+    differs({"tp": 1, "dp": 2}, fix=autotp(), tp=2),
 )
 def _degree(setup: Setup) -> Finding | None:
     size = autotp_size(setup.ds_config)
@@ -75,15 +65,14 @@ def _degree(setup: Setup) -> Finding | None:
     "runtime/engine.py:1020",
     raised(
         r"ValueError: tensor_parallel.tp.tp_size \(4\) does not match",
-        _tp(2, tp={"tp_size": 4}),
-        _tp(2, tp={"tp_size": 2}),
+        autotp(tp={"tp_size": 4}),
+        autotp(tp={"tp_size": 2}),
         tp=2,
     ),
-    Witness(
-        broken=Case(ds_config={"tensor_parallel": {"tp": {"tp_size": 2}}}),
-        repaired=Case(ds_config=_tp(0, tp={"tp_size": 1})),
-        consequence="differs",
-        reads={"tp": 1},
+    differs(
+        {"tp": 1},
+        {"tensor_parallel": {"tp": {"tp_size": 2}}},
+        autotp(0, tp={"tp_size": 1}),
         takes_back=True,
     ),
 )
@@ -95,20 +84,14 @@ def _sizes(setup: Setup) -> Finding | None:
     size = section.get(name, {}).get("tp_size", 1)
     if size in (1, autotp_size(setup.ds_config)):
         return None
-    removal = {"tensor_parallel": {name: {"tp_size": None}}}
-    if section.get("autotp_size"):
-        return Finding(
-            message=f"tensor_parallel.{name}.tp_size={size} against "
-            f"autotp_size={section['autotp_size']}",
-            changes=removal,
-            consequence="raised",
-        )
+    given = section.get("autotp_size")
+    against = f"against autotp_size={given}"
+    without = "without tensor_parallel.autotp_size: the model is not split"
     return Finding(
-        message=f"tensor_parallel.{name}.tp_size={size} without tensor_parallel.autotp_size: the "
-        "model is not split",
-        changes=removal,
-        advice=f"or set tensor_parallel.autotp_size to {size}",
-        consequence="differs",
+        message=f"tensor_parallel.{name}.tp_size={size} {against if given else without}",
+        changes={"tensor_parallel": {name: {"tp_size": None}}},
+        advice="" if given else f"or set tensor_parallel.autotp_size to {size}",
+        consequence="raised" if given else "differs",
     )
 
 
@@ -116,15 +99,10 @@ def _sizes(setup: Setup) -> Finding | None:
     "parallel.model",
     "module_inject/auto_tp.py",
     *(
-        Witness(
-            broken=Case(ds_config=_tp(2), tp=2, model={"architecture": architecture}),
-            repaired=Case(model={"architecture": architecture}),
-            consequence="raised",
-            raises=pattern,
-        )
-        for architecture, pattern in (
-            ("plain", "AssertionError: Not able to determine model policy"),
-            ("gpt2", "AssertionError: AutoTP not supported for model"),
+        raised(f"AssertionError: {what}", autotp(), tp=2, model={"architecture": name}, **WHOLE)
+        for name, what in (
+            ("plain", "Not able to determine model policy"),
+            ("gpt2", "AutoTP not supported for model"),
         )
     ),
 )
@@ -141,11 +119,12 @@ def _model(setup: Setup) -> Finding | None:
 @rule(
     "parallel.adapters",
     "module_inject/auto_tp.py: _replace_module; peft's layers show the frozen weight as their own",
-    Witness(
-        broken=Case(ds_config=_tp(2), tp=2, model={"lora_rank": 4}),
-        repaired=Case(model={"lora_rank": 4}),
-        consequence="raised",
-        raises="AssertionError: loss must be a scalar tensor",
+    raised(
+        "AssertionError: loss must be a scalar tensor",
+        autotp(),
+        tp=2,
+        model={"lora_rank": 4},
+        **WHOLE,
     ),
 )
 def _adapters(setup: Setup) -> Finding | None:
@@ -165,8 +144,8 @@ def _adapters(setup: Setup) -> Finding | None:
     "runtime/engine.py: _apply_autotp_partitioning",
     raised(
         "ValueError: vocab_parallel_ce_backend='liger' requires",
-        _tp(2, vocab_parallel_ce_backend="liger"),
-        _tp(2, vocab_parallel_ce_backend="torch"),
+        autotp(vocab_parallel_ce_backend="liger"),
+        autotp(vocab_parallel_ce_backend="torch"),
         tp=2,
     ),
 )
@@ -193,11 +172,10 @@ def _liger(setup: Setup) -> Finding | None:
         {"sequence_parallel_size": 2, "data_parallel_size": 2},
         {"data_parallel_size": 1},
     ),
-    Witness(
-        broken=Case(ds_config={"sequence_parallel_size": 2}),
-        repaired=Case(ds_config={"sequence_parallel_size": 2, "data_parallel_size": 1}),
-        consequence="differs",
-        reads={"train_batch_size": 2.0, "samples_per_step": 4},
+    differs(
+        {"train_batch_size": 2.0, "samples_per_step": 4},
+        {"sequence_parallel_size": 2},
+        {"data_parallel_size": 1},
     ),
 )
 def _sequence(setup: Setup) -> Finding | None:
@@ -205,27 +183,22 @@ def _sequence(setup: Setup) -> Finding | None:
     dp = setup.ds_config.get("data_parallel_size")
     if (sp == 1 and dp is None) or setup.has_auto_sp or setup.sp_by_script > 1:
         return None
-    changes = {"data_parallel_size": max(1, setup.world // sp)}
-    advice = (
-        ""
-        if setup.world % sp == 0
-        else f"choose a sequence_parallel_size that divides {setup.world}"
-    )
     if dp is None:
-        return Finding(
-            message=f"sequence_parallel_size={sp} without data_parallel_size: unless the script "
-            f"hands over groups of its own (mpu), the batch is divided by {sp} and no sequence is "
-            "split",
-            changes={} if advice else changes,
-            advice=advice,
-            consequence="differs",
+        message = (
+            f"sequence_parallel_size={sp} without data_parallel_size: unless the script hands "
+            f"over groups of its own (mpu), the batch is divided by {sp} and no sequence is split"
         )
-    if "sequence_parallel_size" not in setup.ds_config or sp * dp == setup.world:
+    elif "sequence_parallel_size" not in setup.ds_config or sp * dp == setup.world:
         return None
+    else:
+        message = (
+            f"sequence_parallel_size * data_parallel_size = {sp} * {dp} = {sp * dp}, the world is "
+            f"{setup.world}"
+        )
+    divides = setup.world % sp == 0
     return Finding(
-        message=f"sequence_parallel_size * data_parallel_size = {sp} * {dp} = {sp * dp}, the "
-        f"world is {setup.world}",
-        changes={} if advice else changes,
-        advice=advice,
-        consequence="raised",
+        message=message,
+        changes={"data_parallel_size": max(1, setup.world // sp)} if divides else {},
+        advice="" if divides else f"choose a sequence_parallel_size that divides {setup.world}",
+        consequence="differs" if dp is None else "raised",
     )

@@ -8,33 +8,34 @@ from autotune.engines.deepspeed.rules.adam import (
     cpu_adam_by,
     uses_cpu_adam,
 )
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness, ignored, raised
+from autotune.engines.deepspeed.rules.base import (
+    Setup,
+    differs,
+    ignored,
+    offload,
+    optimizer,
+    raised,
+    zero,
+)
 from autotune.engines.deepspeed.rules.dtypes import (
     CANONICAL,
+    MASTERS,
     OFFLOADED_STATES_SINCE,
+    STATES,
     uses_bf16_optimizer,
 )
-from autotune.engines.deepspeed.rules.releases import is_at_least
+from autotune.engines.deepspeed.rules.zenflow import zenflow_config
 from autotune.space.rule import Finding, Patch, rule
 
 _BF16 = {"bf16": {"enabled": True}}
 _FP16 = {"fp16": {"enabled": True}}
-_OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
-_ADAGRAD = {"optimizer": {"type": "Adagrad", "params": {"torch_adam": None}}}
-_NO_MASTERS = {"bf16_master_weights_and_grads": False, "bf16_optimizer_states": None}
-_ZENFLOW = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
 
 
-def _zero(stage: int, **keys: Any) -> dict[str, Any]:
-    return {"zero_optimization": {"stage": stage, **keys}}
+def _masters(name: str, **keys: Any) -> dict[str, Any]:
+    return {name: {"enabled": True, f"{name}_master_weights_and_grads": True, **keys}}
 
 
-def _masters(name: str, *, on: bool = True) -> dict[str, Any]:
-    return {name: {"enabled": True, f"{name}_master_weights_and_grads": on}}
-
-
-def _with_states() -> dict[str, Any]:
-    return {"bf16": _masters("bf16")["bf16"] | {"bf16_optimizer_states": True}}
+_WITH_STATES = _masters("bf16", **{STATES: True})
 
 
 @rule(
@@ -79,12 +80,7 @@ def _two_bf16(setup: Setup) -> Finding | None:
 @rule(
     "precision.other_than_asked",
     "runtime/engine.py: the sections decide, nothing else",
-    Witness(
-        broken=Case(precision="bf16"),
-        repaired=Case(ds_config=_BF16, precision="bf16"),
-        consequence="differs",
-        reads={"dtype": "float32"},
-    ),
+    differs({"dtype": "float32"}, fix=_BF16, precision="bf16"),
 )
 def _other_than_asked(setup: Setup) -> Finding | None:
     wanted, found = setup.precision, setup.dtype
@@ -104,11 +100,13 @@ def _other_than_asked(setup: Setup) -> Finding | None:
 @rule(
     "precision.unsupported",
     "runtime/engine.py: _do_sanity_check",
-    Witness(
-        broken=Case(ds_config=_FP16, precision="fp16", fp16_supported=False),
-        repaired=Case(ds_config=_BF16, precision="bf16", fp16_supported=False),
-        consequence="raised",
-        raises="ValueError: Type fp16 is not supported on your device",
+    raised(
+        "ValueError: Type fp16 is not supported on your device",
+        _FP16,
+        _BF16 | {"fp16": None},
+        precision="fp16",
+        fp16_supported=False,
+        repaired={"precision": "bf16"},
     ),
 )
 def _unsupported(setup: Setup) -> Finding | None:
@@ -176,15 +174,14 @@ def _param_dtype(setup: Setup) -> Finding | None:
     raised(
         "NotImplementedError: unsupported mix of",
         _BF16 | {"data_types": {"grad_accum_dtype": "fp32"}},
-        _zero(1),
+        zero(1),
         precision="bf16",
     ),
 )
 def _accumulation(setup: Setup) -> Finding | None:
     wanted = setup.section("data_types").get("grad_accum_dtype")
-    if wanted is None or setup.stage != 0 or CANONICAL.get(wanted) == setup.dtype:
-        return None
-    if _both.check(setup):
+    is_same = wanted is None or CANONICAL.get(wanted) == setup.dtype
+    if is_same or setup.stage != 0 or _both.check(setup):
         return None
     return Finding(
         message=f"data_types.grad_accum_dtype={wanted} with a {setup.dtype} model at stage 0: "
@@ -196,8 +193,8 @@ def _accumulation(setup: Setup) -> Finding | None:
 
 def _low_masters(setup: Setup) -> tuple[str, str] | None:
     """The section and key that ask for 16-bit master weights."""
-    if setup.bf16.get("bf16_master_weights_and_grads") is True:
-        return setup.bf16_name, "bf16_master_weights_and_grads"
+    if setup.bf16.get(MASTERS) is True:
+        return setup.bf16_name, MASTERS
     if setup.section("fp16").get("fp16_master_weights_and_grads") is True:
         return "fp16", "fp16_master_weights_and_grads"
     return None
@@ -210,7 +207,7 @@ def _low_masters(setup: Setup) -> tuple[str, str] | None:
         raised(
             "AssertionError: .*_master_weights_and_grads is only supported with ZeRO",
             _masters(name),
-            _masters(name, on=False),
+            {name: {f"{name}_master_weights_and_grads": False}},
             precision=name,
         )
         for name in ("fp16", "bf16")
@@ -229,53 +226,39 @@ def _masters_stage(setup: Setup) -> Finding | None:
 @rule(
     "precision.master_weights_offload",
     "runtime/base_optimizer.py:507-518, zero/stage_1_and_2.py:331, zero/stage3.py:299",
-    raised(
-        "AssertionError: Master weights feature requires ZeRO-2 Offload",
-        _masters("bf16") | _zero(2),
-        {"bf16": {"bf16_optimizer_states": True}},
-        precision="bf16",
-    ),
-    raised(
-        "AssertionError: Master weights feature requires ZeRO-1 Offload",
-        _masters("fp16") | _zero(1, **_OFFLOAD),
-        CPU_ADAM,
-        precision="fp16",
-    ),
-    raised(
-        "AssertionError: Master weights feature requires ZeRO-2 Offload",
-        _with_states() | _zero(2, **_OFFLOAD),
-        CPU_ADAM,
-        precision="bf16",
-    ),
-    raised(
-        "AssertionError: Master weights feature requires ZeRO-2 Offload",
-        _with_states() | _zero(2, **_OFFLOAD) | _ADAGRAD,
-        {"bf16": {"enabled": True, **_NO_MASTERS}},
-        precision="bf16",
-    ),
-    raised(
-        "AssertionError: Master weights feature requires ZeRO-2 Offload",
-        _masters("bf16") | _zero(2, **_OFFLOAD, zenflow=_ZENFLOW) | CPU_ADAM,
-        {"bf16": {"bf16_master_weights_and_grads": False}},
-        precision="bf16",
+    *(
+        raised(
+            f"AssertionError: Master weights feature requires ZeRO-{stage} Offload",
+            ds_config,
+            fix,
+            precision=precision,
+        )
+        for stage, precision, ds_config, fix in (
+            (2, "bf16", _masters("bf16") | zero(2), {"bf16": {STATES: True}}),
+            (1, "fp16", _masters("fp16") | offload(1), CPU_ADAM),
+            (2, "bf16", _WITH_STATES | offload(2), CPU_ADAM),
+            (
+                *(2, "bf16", _WITH_STATES | offload(2) | optimizer("Adagrad")),
+                {"bf16": {MASTERS: False, STATES: None}},
+            ),
+            (2, "bf16", _masters("bf16") | zenflow_config(), {"bf16": {MASTERS: False}}),
+        )
     ),
 )
 def _masters_offload(setup: Setup) -> Finding | None:
     if setup.stage == 0 or (found := _low_masters(setup)) is None:
         return None
     section, key = found
-    version = setup.environment.deepspeed_version
     is_bf16, is_offloaded = section != "fp16", setup.optimizer_offload != "none"
-    if is_bf16 and setup.bf16.get("bf16_optimizer_states") is True:
-        is_asked = is_offloaded and is_at_least(version, OFFLOADED_STATES_SINCE)
-    else:
-        is_asked = True
-    if not is_asked or uses_bf16_optimizer(setup) or (is_offloaded and uses_cpu_adam(setup)):
+    is_asked = is_offloaded and setup.is_at_least(OFFLOADED_STATES_SINCE)
+    if is_bf16 and setup.bf16.get(STATES) is True and not is_asked:
+        return None
+    if uses_bf16_optimizer(setup) or (is_offloaded and uses_cpu_adam(setup)):
         return None
     if is_bf16 and not is_offloaded:
-        changes: Patch = {section: {"bf16_optimizer_states": True}}
+        changes: Patch = {section: {STATES: True}}
     else:
-        off = {key: False} | ({"bf16_optimizer_states": None} if is_bf16 else {})
+        off = {key: False} | ({STATES: None} if is_bf16 else {})
         changes = (is_offloaded and cpu_adam_by(setup)) or {section: off}
     return Finding(
         message=f"{section}.{key} needs offload_optimizer and DeepSpeed's CPU Adam: the offload "
@@ -289,18 +272,15 @@ def _masters_offload(setup: Setup) -> Finding | None:
     "runtime/config.py:714",
     raised(
         "AssertionError: bf16_optimizer_states requires",
-        {"bf16": {"enabled": True, "bf16_optimizer_states": True}} | _zero(2),
+        zero(2) | {"bf16": {"enabled": True, STATES: True}},
         _masters("bf16"),
         precision="bf16",
     ),
 )
 def _states_alone(setup: Setup) -> Finding | None:
-    if setup.bf16.get("bf16_optimizer_states") is not True:
+    if setup.bf16.get(STATES) is not True or setup.bf16.get(MASTERS) is True:
         return None
-    if setup.bf16.get("bf16_master_weights_and_grads") is True:
-        return None
-    section = setup.bf16_name
     return Finding(
-        message=f"{section}.bf16_optimizer_states without bf16_master_weights_and_grads",
-        changes={section: {"bf16_master_weights_and_grads": True}},
+        message=f"{setup.bf16_name}.{STATES} without {MASTERS}",
+        changes={setup.bf16_name: {MASTERS: True}},
     )

@@ -1,9 +1,8 @@
 """The scheduler section: types that DeepSpeed builds, and the parameters that they need."""
 
-from difflib import get_close_matches
 from typing import Any
 
-from autotune.engines.deepspeed.rules.base import Setup, as_section, raised
+from autotune.engines.deepspeed.rules.base import Setup, as_section, raised, unknown_type
 from autotune.space.rule import Finding, rule
 
 _REQUIRED = {
@@ -51,16 +50,8 @@ def _unknown_type(setup: Setup) -> Finding | None:
     name = _type(setup)
     if name is None or name in _REQUIRED or name in _TORCH:
         return None
-    spelled = {known.lower(): known for known in (*_REQUIRED, *_TORCH)}
-    near = get_close_matches(name.lower(), spelled, n=1)
-    best = spelled[near[0]] if near else "WarmupDecayLR"
-    is_same = name.lower() in spelled
-    return Finding(
-        message=f"scheduler.type={name} is neither one of DeepSpeed's nor, to the letter, one of "
-        "torch.optim.lr_scheduler's",
-        changes={"scheduler": {"type": best}} if is_same else {},
-        advice="" if is_same else f"set scheduler.type to one, such as {best}",
-    )
+    known = (*_REQUIRED, *_TORCH)
+    return unknown_type("scheduler", name, known, "WarmupDecayLR", "torch.optim.lr_scheduler")
 
 
 @rule(

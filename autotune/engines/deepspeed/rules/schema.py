@@ -15,12 +15,16 @@ from autotune.engines.deepspeed.rules.base import (
     as_section,
     converted,
     ignored,
+    offload,
+    params,
     patch,
     raised,
+    removal,
+    zero,
 )
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.engines.deepspeed.rules.sections import PARAMS, dotted, is_auto, meaning, sections
-from autotune.engines.deepspeed.rules.values import Section
+from autotune.engines.deepspeed.rules.zenflow import zenflow_config
 from autotune.space.rule import Finding, listed, rule
 
 _ALL_KEYS: Mapping[str, tuple[str, ...]] = {
@@ -65,49 +69,27 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
     )
 
 
-def _zero(stage: Any, **keys: Any) -> dict[str, Any]:
-    return {"zero_optimization": {"stage": stage, **keys}}
-
-
-_ZENFLOW = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
-
-
-def _zenflow(keys: Mapping[str, Any]) -> dict[str, Any]:
-    offload = {"offload_optimizer": {"device": "cpu"}}
-    return _zero(2, zenflow={**_ZENFLOW, **keys}, **offload) | {
-        "optimizer": {"params": {"torch_adam": None}}
-    }
-
-
 @rule(
     "schema.section_value",
     "runtime/zero/config.py, offload_config.py, precision_config.py: pydantic fields",
-    raised("stage\n.*Input should be 0, 1, 2", _zero("two"), _zero(2)),
-    raised("stage\n.*Input should be 0, 1, 2", _zero(4), _zero(3)),
-    raised(
-        "reduce_bucket_size\n.*greater than 0",
-        _zero(2, reduce_bucket_size=0),
-        _zero(2, reduce_bucket_size=1),
-    ),
-    raised(
-        "reduce_bucket_size\n.*fractional part",
-        _zero(2, reduce_bucket_size=1.5),
-        _zero(2, reduce_bucket_size=2e3),
-    ),
-    raised(
-        "stage3_prefetch_bucket_size\n.*greater than or equal to 0",
-        _zero(3, stage3_prefetch_bucket_size=-1),
-        _zero(3, stage3_prefetch_bucket_size=0),
-    ),
-    raised(
-        "overlap_comm\n.*valid boolean",
-        _zero(2, overlap_comm="maybe"),
-        _zero(2, overlap_comm=True),
+    raised("stage\n.*Input should be 0, 1, 2", zero("two"), zero(2)),
+    raised("stage\n.*Input should be 0, 1, 2", zero(4), zero(3)),
+    *(
+        raised(pattern, zero(stage, **{name: bad}), zero(**{name: good}))
+        for pattern, stage, name, bad, good in (
+            ("reduce_bucket_size\n.*greater than 0", 2, "reduce_bucket_size", 0, 1),
+            ("reduce_bucket_size\n.*fractional part", 2, "reduce_bucket_size", 1.5, 2e3),
+            (
+                "stage3_prefetch_bucket_size\n.*greater than or equal to 0",
+                *(3, "stage3_prefetch_bucket_size", -1, 0),
+            ),
+            ("overlap_comm\n.*valid boolean", 2, "overlap_comm", "maybe", True),
+        )
     ),
     raised(
         "offload_optimizer.device\n.*'none', 'cpu' or 'nvme'",
-        _zero(2, offload_optimizer={"device": "gpu"}),
-        _zero(2, offload_optimizer={"device": "cpu"}),
+        offload(2, device="gpu"),
+        offload(),
     ),
     raised(
         "ValidationError: .*DeepSpeedFP16Config\nloss_scale",
@@ -116,18 +98,18 @@ def _zenflow(keys: Mapping[str, Any]) -> dict[str, Any]:
     ),
     raised(
         "zenflow.topk_ratio\n.*less than 1",
-        _zenflow({"topk_ratio": 7}),
-        _zero(2, zenflow={"topk_ratio": 0.1}),
+        zenflow_config(topk_ratio=7),
+        zero(zenflow={"topk_ratio": 0.1}),
     ),
     raised(
         "zenflow\n.*select_strategy must be one of",
-        _zenflow({"select_strategy": "steps"}),
-        _zero(2, zenflow={"select_strategy": "step"}),
+        zenflow_config(select_strategy="steps"),
+        zero(zenflow={"select_strategy": "step"}),
     ),
     raised(
         "leaf_module.names\n.*valid list",
-        _zero(3, leaf_module={"names": 1}),
-        _zero(3, leaf_module={"names": ["lm_head"]}),
+        zero(3, leaf_module={"names": 1}),
+        zero(leaf_module={"names": ["lm_head"]}),
     ),
     raised(
         "ValueError: 'fp8' is not a valid DtypeEnum",
@@ -135,8 +117,8 @@ def _zenflow(keys: Mapping[str, Any]) -> dict[str, Any]:
         {"data_types": {"grad_accum_dtype": "fp32"}},
     ),
     converted(
-        _zero(2, reduce_bucket_size="2000", overlap_comm="true", reduce_scatter=0),
-        _zero(2, reduce_bucket_size=2000, overlap_comm=True, reduce_scatter=False),
+        zero(2, reduce_bucket_size="2000", overlap_comm="true", reduce_scatter=0),
+        zero(2, reduce_bucket_size=2000, overlap_comm=True, reduce_scatter=False),
     ),
 )
 def _section_value(setup: Setup) -> Finding | None:
@@ -146,27 +128,21 @@ def _section_value(setup: Setup) -> Finding | None:
 @rule(
     "schema.top_level_value",
     "runtime/config.py: read without a check, used where it hurts or as it is",
-    raised(
-        "TypeError: '>' not supported",
-        {"train_micro_batch_size_per_gpu": "1"},
-        {"train_micro_batch_size_per_gpu": 1},
+    *(
+        raised(pattern, {name: bad}, {name: good})
+        for pattern, name, bad, good in (
+            ("TypeError: '>' not supported", "train_micro_batch_size_per_gpu", "1", 1),
+            ("TypeError: '>' not supported", "gradient_clipping", "1.0", 1.0),
+            (
+                "ValueError: Invalid communication_data_type",
+                "communication_data_type",
+                "fp8",
+                "fp32",
+            ),
+            ("ValueError: Invalid gradient_allreduce_op", "gradient_allreduce_op", "max", "mean"),
+        )
     ),
-    raised(
-        "TypeError: '>' not supported",
-        {"gradient_clipping": "1.0"},
-        {"gradient_clipping": 1.0},
-    ),
-    raised(
-        "ValueError: Invalid communication_data_type",
-        {"communication_data_type": "fp8"},
-        {"communication_data_type": "fp32"},
-    ),
-    raised(
-        "ValueError: Invalid gradient_allreduce_op",
-        {"gradient_allreduce_op": "max"},
-        {"gradient_allreduce_op": "mean"},
-    ),
-    raised("TypeError: .* must be a mapping", {"zero_optimization": "stage 2"}, _zero(2)),
+    raised("TypeError: .* must be a mapping", {"zero_optimization": "stage 2"}, zero(2)),
     converted(
         {"wall_clock_breakdown": 1, "steps_per_print": 1e5, "train_batch_size": 4.0},
         {"wall_clock_breakdown": True, "steps_per_print": 100_000, "train_batch_size": 4},
@@ -176,24 +152,21 @@ def _top_level_value(setup: Setup) -> Finding | None:
     return _wrong_values(setup, top_level=True)
 
 
-def _means_auto(section: Section, name: str) -> bool:
-    """Whether DeepSpeed gives the word a meaning at a key, or does not know the key anyway."""
-    key = section.keys.get(name)
-    return key is None or key.accepts("auto")
-
-
 def _auto(setup: Setup, *, strict: bool) -> list[tuple[str, str]]:
-    """Section and name of every "auto", in the strict sections or in the others."""
+    """Section and name of every "auto", in the strict sections or in the others.
+
+    But for keys where DeepSpeed gives the word a meaning, or that it does not know anyway.
+    """
     found = [
         (path, str(name))
         for path, content, section in sections(setup.ds_config)
-        if section.is_strict(setup.environment.deepspeed_version) == strict
+        if section.is_strict(setup.version) == strict
         for name, value in content.items()
-        if is_auto(value) and not _means_auto(section, name)
+        if is_auto(value) and (key := section.keys.get(name)) and not key.accepts("auto")
     ]
     for path in () if strict else PARAMS:
-        params = as_section(setup.section(path.partition(".")[0]).get("params"))
-        found += [(path, str(name)) for name, value in params.items() if str(value) == "auto"]
+        given = as_section(setup.section(path.partition(".")[0]).get("params"))
+        found += [(path, str(name)) for name, value in given.items() if str(value) == "auto"]
     return found
 
 
@@ -207,13 +180,13 @@ def _auto(setup: Setup, *, strict: bool) -> list[tuple[str, str]]:
     ),
     raised(
         "TypeError",
-        {"optimizer": {"params": {"lr": "auto"}}},
-        {"optimizer": {"params": {"lr": 1e-3}}},
+        params(lr="auto"),
+        params(lr=1e-3),
     ),
     raised(
         "ValueError: warmup_num_steps must be a positive integer, got auto",
         {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}},
-        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
+        {"scheduler": {"params": {"warmup_num_steps": 10}}},
     ),
 )
 def _auto_unresolved(setup: Setup) -> Finding | None:
@@ -230,19 +203,16 @@ def _auto_unresolved(setup: Setup) -> Finding | None:
 @rule(
     "schema.auto_dropped",
     "runtime/config_utils.py:54-57",
-    ignored(_zero(2, reduce_bucket_size="auto"), _zero(2, reduce_bucket_size=None)),
+    ignored(zero(2, reduce_bucket_size="auto"), zero(reduce_bucket_size=None)),
 )
 def _auto_dropped(setup: Setup) -> Finding | None:
-    changes: dict[str, Any] = {}
     found = _auto(setup, strict=True)
-    for path, name in found:
-        changes = merge(changes, patch(path, {name: None}))
     if not found:
         return None
     return Finding(
         message=f'"auto" at {", ".join(dotted(*where) for where in found)}: DeepSpeed drops it '
         "and uses its own default",
-        changes=changes,
+        changes=removal(found),
         advice="or write the value",
     )
 
@@ -250,15 +220,12 @@ def _auto_dropped(setup: Setup) -> Finding | None:
 def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Finding | None:
     told = []
     changes: dict[str, Any] = {}
-    version = setup.environment.deepspeed_version
     for path, content, section in sections(setup.ds_config):
-        if section.is_strict(version) != strict or top_level == bool(path):
+        if section.is_strict(setup.version) != strict or top_level == bool(path):
             continue
         here: dict[str, Any] = {}
         for name in content:
-            if name in section.keys:
-                continue
-            if not strict and _is_remark(name):
+            if name in section.keys or (not strict and _is_remark(name)):
                 continue
             near = get_close_matches(str(name), _ALL_KEYS[path], n=1, cutoff=_LIKENESS)
             guess = f"did you mean {near[0]}?" if near else "nothing that is known is like it"
@@ -280,23 +247,23 @@ def _is_remark(name: object) -> bool:
     "runtime/config_utils.py: extra=forbid in DeepSpeed's pydantic sections",
     raised(
         "overlap_com\n.*Extra inputs are not permitted",
-        _zero(2, overlap_com=True),
-        _zero(2, overlap_com=None, overlap_comm=True),
+        zero(2, overlap_com=True),
+        zero(overlap_com=None, overlap_comm=True),
     ),
     raised(
         "offload_optimizer.pin_mem\n.*Extra inputs are not permitted",
-        _zero(2, offload_optimizer={"device": "cpu", "pin_mem": True}),
-        _zero(2, offload_optimizer={"pin_mem": None, "pin_memory": True}),
+        offload(2, pin_mem=True),
+        offload(pin_mem=None, pin_memory=True),
     ),
     raised(
         "zenflow.topk\n.*Extra inputs are not permitted",
-        _zenflow({"topk": 0.1}),
-        _zero(2, zenflow={"topk": None, "topk_ratio": 0.1}),
+        zenflow_config(topk=0.1),
+        zero(zenflow={"topk": None, "topk_ratio": 0.1}),
     ),
     raised(
         "leaf_module.topk\n.*Extra inputs are not permitted",
-        _zero(3, leaf_module={"topk": 0.1}),
-        _zero(3, leaf_module={"topk": None}),
+        zero(3, leaf_module={"topk": 0.1}),
+        zero(leaf_module={"topk": None}),
     ),
 )
 def _unknown_strict(setup: Setup) -> Finding | None:
@@ -306,10 +273,7 @@ def _unknown_strict(setup: Setup) -> Finding | None:
 @rule(
     "schema.unknown_top_level_key",
     "runtime/config.py: reads the keys that it knows",
-    ignored(
-        {"gradient_cliping": 0.01},
-        {"gradient_cliping": None},
-    ),
+    ignored({"gradient_cliping": 0.01}, {"gradient_cliping": None}),
 )
 def _unknown_top_level(setup: Setup) -> Finding | None:
     return _unknown(setup, strict=False, top_level=True)
@@ -318,7 +282,7 @@ def _unknown_top_level(setup: Setup) -> Finding | None:
 @rule(
     "schema.unknown_plain_key",
     "runtime/config.py: reads the keys that it knows",
-    ignored(_zero(1) | {"data_types": {"grad_acum_dtype": "bf16"}}, {"data_types": None}),
+    ignored(zero(1) | {"data_types": {"grad_acum_dtype": "bf16"}}, {"data_types": None}),
 )
 def _unknown_plain(setup: Setup) -> Finding | None:
     return _unknown(setup, strict=False, top_level=False)
@@ -330,8 +294,8 @@ def _unknown_plain(setup: Setup) -> Finding | None:
     *(
         raised(
             f"AssertionError: Cannot provide deprecated parameter '{old}'",
-            _zero(3, **{old: True}, **new),
-            _zero(3, **{old: None}),
+            zero(3, **{old: True}, **new),
+            zero(**{old: None}),
         )
         for old, new in (
             ("cpu_offload", {"offload_optimizer": {"device": "cpu"}}),
@@ -344,14 +308,13 @@ def _unknown_plain(setup: Setup) -> Finding | None:
     ),
 )
 def _deprecated_pair(setup: Setup) -> Finding | None:
-    zero = setup.zero
-    found = [(old, new) for old, new in DEPRECATED.items() if old in zero and new in zero]
+    found = [(old, new) for old, new in DEPRECATED.items() if {old, new} <= setup.zero.keys()]
     if not found:
         return None
     pairs = "; ".join(f"zero_optimization.{old} beside {new}" for old, new in found)
     return Finding(
         message=f"{pairs}: the first is the deprecated name of the second",
-        changes={"zero_optimization": {old: None for old, _ in found}},
+        changes=zero(**{old: None for old, _ in found}),
     )
 
 
@@ -360,22 +323,22 @@ def _deprecated_pair(setup: Setup) -> Finding | None:
     "runtime/zero/config.py: field name and alias",
     raised(
         "prefetch_bucket_size\n.*Extra inputs are not permitted",
-        _zero(3, prefetch_bucket_size=10, stage3_prefetch_bucket_size=20),
-        _zero(3, prefetch_bucket_size=None),
+        zero(3, prefetch_bucket_size=10, stage3_prefetch_bucket_size=20),
+        zero(prefetch_bucket_size=None),
     ),
 )
 def _spelled_twice(setup: Setup) -> Finding | None:
-    zero = setup.zero
-    found = [(b, a) for b, a in SPELLINGS.items() if a in zero and b in zero]
+    given = setup.zero
+    found = [(b, a) for b, a in SPELLINGS.items() if {a, b} <= given.keys()]
     if not found:
         return None
     pairs = "; ".join(
-        f"zero_optimization.{first}={zero[first]!r} and {second}={zero[second]!r}"
+        f"zero_optimization.{first}={given[first]!r} and {second}={given[second]!r}"
         for second, first in found
     )
     return Finding(
         message=f"{pairs} are the same key",
-        changes={"zero_optimization": {second: None for second, _ in found}},
+        changes=zero(**{second: None for second, _ in found}),
     )
 
 
