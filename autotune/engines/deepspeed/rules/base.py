@@ -11,11 +11,7 @@ from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.job.model import ModelShape
 from autotune.space.rule import Consequence, Finding, Patch
 
-BATCH_KEYS = (
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "train_batch_size",
-)
+BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 
 _CLIPS_BY_DEFAULT_SINCE = "0.19.3"
 
@@ -301,10 +297,7 @@ def converted(ds_config: Patch, fix: Patch) -> Witness:
 
 
 def differs(
-    reads: Mapping[str, Any],
-    ds_config: Patch = _NO_SECTION,
-    fix: Patch = _NO_SECTION,
-    **more: Any,
+    reads: Mapping[str, Any], ds_config: Patch = _NO_SECTION, fix: Patch = _NO_SECTION, **more: Any
 ) -> Witness:
     """A witness that runs something else; `reads` is `Witness.reads`, the others as `_witness`."""
     return _witness("differs", ds_config, fix, reads=reads, **more)

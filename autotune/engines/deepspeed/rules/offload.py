@@ -163,8 +163,7 @@ def _ratio_optimizer(setup: Setup) -> Finding | None:
     "offload.super_needs_stage_3",
     "runtime/engine.py: super_offload is asked at stage 3 only",
     ignored(
-        CPU_ADAM | offload(2, super_offload=True),
-        zero(offload_optimizer={"super_offload": None}),
+        CPU_ADAM | offload(2, super_offload=True), zero(offload_optimizer={"super_offload": None})
     ),
 )
 def _super_stage(setup: Setup) -> Finding | None:

@@ -3,14 +3,7 @@
 With pp=1 nothing here applies: the model is Hugging Face's, and AutoTP splits it.
 """
 
-from autotune.engines.deepspeed.rules.base import (
-    Setup,
-    differs,
-    ignored,
-    optimizer,
-    raised,
-    zero,
-)
+from autotune.engines.deepspeed.rules.base import Setup, differs, ignored, optimizer, raised, zero
 from autotune.job.model import ModelShape
 from autotune.space.rule import Finding, rule
 
@@ -145,11 +138,7 @@ def _clipping(setup: Setup) -> Finding | None:
     "pipeline.bf16_at_stage_0",
     "runtime/engine.py: _do_optimizer_sanity_check",
     differs(
-        {"wrapper": "BF16_Optimizer"},
-        {"bf16": {"enabled": True}},
-        zero(1),
-        precision="bf16",
-        pp=2,
+        {"wrapper": "BF16_Optimizer"}, {"bf16": {"enabled": True}}, zero(1), precision="bf16", pp=2
     ),
 )
 def _bf16_at_stage_0(setup: Setup) -> Finding | None:

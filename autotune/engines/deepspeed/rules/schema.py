@@ -87,9 +87,7 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
         )
     ),
     raised(
-        "offload_optimizer.device\n.*'none', 'cpu' or 'nvme'",
-        offload(2, device="gpu"),
-        offload(),
+        "offload_optimizer.device\n.*'none', 'cpu' or 'nvme'", offload(2, device="gpu"), offload()
     ),
     raised(
         "ValidationError: .*DeepSpeedFP16Config\nloss_scale",
@@ -178,11 +176,7 @@ def _auto(setup: Setup, *, strict: bool) -> list[tuple[str, str]]:
         {"train_micro_batch_size_per_gpu": "auto"},
         {"train_micro_batch_size_per_gpu": 1},
     ),
-    raised(
-        "TypeError",
-        params(lr="auto"),
-        params(lr=1e-3),
-    ),
+    raised("TypeError", params(lr="auto"), params(lr=1e-3)),
     raised(
         "ValueError: warmup_num_steps must be a positive integer, got auto",
         {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}},
@@ -337,8 +331,7 @@ def _spelled_twice(setup: Setup) -> Finding | None:
         for second, first in found
     )
     return Finding(
-        message=f"{pairs} are the same key",
-        changes=zero(**{second: None for second, _ in found}),
+        message=f"{pairs} are the same key", changes=zero(**{second: None for second, _ in found})
     )
 
 

@@ -6,14 +6,7 @@ whole model (DeepSpeed 0.19.8, SGD without clipping: tests/trial/test_split_real
 
 from typing import Any
 
-from autotune.engines.deepspeed.rules.base import (
-    Setup,
-    Witness,
-    autotp,
-    ignored,
-    raised,
-    zero,
-)
+from autotune.engines.deepspeed.rules.base import Setup, Witness, autotp, ignored, raised, zero
 from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
 from autotune.space.rule import Finding, rule
 
@@ -167,8 +160,7 @@ def _attention(setup: Setup) -> Finding | None:
     "sequence.model",
     "ulysses_sp.py: uattn_wrapper drops the mask; autotune/job/model_families.py",
     _raised(
-        "AttributeError: .* has no attribute 'num_key_value_heads'",
-        model={"architecture": "gpt2"},
+        "AttributeError: .* has no attribute 'num_key_value_heads'", model={"architecture": "gpt2"}
     ),
     _raised(
         "AttributeError: 'PlainModel' object has no attribute 'config'",

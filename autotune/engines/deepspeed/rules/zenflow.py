@@ -59,9 +59,7 @@ def _stage_3(setup: Setup) -> Finding | None:
     "zenflow.batch",
     "runtime/zenflow/engine.py:69",
     differs(
-        {"grad_accum": 1},
-        zenflow_config(update_interval=1),
-        zero(zenflow={"update_interval": 2}),
+        {"grad_accum": 1}, zenflow_config(update_interval=1), zero(zenflow={"update_interval": 2})
     ),
 )
 def _batch(setup: Setup) -> Finding | None:
