@@ -64,8 +64,8 @@ def _rule(name: str, holds: Callable[..., Any], message: str, fix: str, source: 
     """A rule on whole columns.
 
     `holds` says which layouts are allowed; its parameters name the fields of the task and the
-    columns that it gets. In `message` (which values clash) and `fix` (the nearest change that makes
-    it legal), `{tp}` stands for a value of the layout or of the task.
+    columns that it gets. In `message` (which values clash) and `fix` (the nearest change that
+    makes it legal), `{tp}` stands for a value of the layout or of the task.
     """
     wanted = tuple(signature(holds).parameters)
 

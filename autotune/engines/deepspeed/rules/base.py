@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from autotune.base.nested import merge
@@ -260,8 +261,8 @@ class Witness:
     """A case that breaks one rule alone, its legal neighbour, and what the engine did with it."""
 
     broken: Case
-    repaired: Case
-    """The same, after the rule's fix."""
+    repaired: Case | None
+    """Its legal neighbour; None: the broken case after the changes of the rule's own finding."""
     consequence: Consequence
     raises: str = ""
     """`raised`: a regular expression that is found in `type: message` of a rank's exception. One
@@ -280,24 +281,14 @@ _CASE_FIELDS = frozenset(each.name for each in fields(Case))
 
 
 def raised(
-    pattern: str, ds_config: Patch = _NO_SECTION, fix: Patch = _NO_SECTION, **more: Any
+    pattern: str, ds_config: Patch = _NO_SECTION, fix: Patch | None = None, **more: Any
 ) -> Witness:
     """A witness that raises; `pattern` is `Witness.raises`, the others as in `_witness`."""
     return _witness("raised", ds_config, fix, raises=pattern, **more)
 
 
-def ignored(ds_config: Patch = _NO_SECTION, fix: Patch = _NO_SECTION, **more: Any) -> Witness:
-    """A witness whose run is the same as that of its legal neighbour; as `_witness`."""
-    return _witness("ignored", ds_config, fix, **more)
-
-
-def converted(ds_config: Patch, fix: Patch) -> Witness:
-    """A witness whose values DeepSpeed takes for those of its legal neighbour; as `_witness`."""
-    return _witness("converted", ds_config, fix)
-
-
 def differs(
-    reads: Mapping[str, Any], ds_config: Patch = _NO_SECTION, fix: Patch = _NO_SECTION, **more: Any
+    reads: Mapping[str, Any], ds_config: Patch = _NO_SECTION, fix: Patch | None = None, **more: Any
 ) -> Witness:
     """A witness that runs something else; `reads` is `Witness.reads`, the others as `_witness`."""
     return _witness("differs", ds_config, fix, reads=reads, **more)
@@ -305,8 +296,8 @@ def differs(
 
 def _witness(
     consequence: Consequence,
-    ds_config: Patch,
-    fix: Patch,
+    ds_config: Patch = _NO_SECTION,
+    fix: Patch | None = None,
     *,
     repaired: Mapping[str, Any] = _NO_SECTION,
     **more: Any,
@@ -316,17 +307,21 @@ def _witness(
     Args:
         consequence: What the engine does.
         ds_config: What is laid over the plain configuration.
-        fix: What is laid over that to make it legal.
+        fix: What is laid over that to make it legal, where that is not what the rule changes.
         repaired: Other fields of `Case` that make it legal.
         **more: Further fields of both cases, or of the witness.
     """
     case = {name: more.pop(name) for name in _CASE_FIELDS & more.keys()}
+    after = None
+    if fix is not None or repaired:
+        after = Case(ds_config=merge(ds_config, fix or {}), **{**case, **repaired})
     return Witness(
-        broken=Case(ds_config=ds_config, **case),
-        repaired=Case(ds_config=merge(ds_config, fix), **{**case, **repaired}),
-        consequence=consequence,
-        **more,
+        broken=Case(ds_config=ds_config, **case), repaired=after, consequence=consequence, **more
     )
+
+
+ignored = partial(_witness, "ignored")
+converted = partial(_witness, "converted")
 
 
 def zero(stage: Any = None, **keys: Any) -> dict[str, Any]:

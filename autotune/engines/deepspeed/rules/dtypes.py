@@ -37,7 +37,6 @@ def uses_bf16_optimizer(setup: Setup) -> bool:
     "runtime/engine.py: _configure_bf16_optimizer",
     ignored(
         zero(1) | _LOW | {"data_types": {"grad_accum_dtype": "fp32"}},
-        {"bf16": {MASTERS: None, STATES: None}},
         acts_with=zero(2),
         precision="bf16",
     ),
@@ -58,7 +57,6 @@ def _bf16_optimizer(setup: Setup) -> Finding | None:
     differs(
         {"states_dtype": "float32"},
         CPU_ADAM | offload(2) | _LOW,
-        {"bf16": {STATES: None}},
         precision="bf16",
         takes_back=True,
         deepspeed="0.18.6",

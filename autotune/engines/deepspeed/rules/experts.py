@@ -65,7 +65,7 @@ def _count(setup: Setup) -> Finding | None:
 @rule(
     "experts.dense",
     "module_inject/auto_ep.py: ep_parser finds nothing to replace",
-    ignored(_spread(), _OFF),
+    ignored(_spread()),
 )
 def _dense(setup: Setup) -> Finding | None:
     if setup.ep == 1 or setup.model is None or setup.model.n_experts:
@@ -83,7 +83,6 @@ def _dense(setup: Setup) -> Finding | None:
     raised(
         "ValueError: AutoEP does not currently support tensor model parallelism",
         _spread() | {"sequence_parallel_size": 2},
-        _OFF,
         model=_EXPERTS,
         sp_by_script=2,
     ),
@@ -104,7 +103,6 @@ def _sequence(setup: Setup) -> Finding | None:
     raised(
         "AssertionError: AutoEP with ZeRO Stage 3 does not support hpZeRO",
         _spread(3, zero_hpz_partition_size=2),
-        zero(zero_hpz_partition_size=1),
         model=_EXPERTS,
     ),
 )
@@ -124,10 +122,7 @@ def _secondary(setup: Setup) -> Finding | None:
     "module_inject/auto_ep.py: ep_parser, with adapters on all linear layers; on "
     "attention alone stage 1 fails in _configure_optimizer",
     raised(
-        "ValueError: AutoEP: no MoE layers detected",
-        _spread(),
-        _OFF,
-        model=_EXPERTS | {"lora_rank": 4},
+        "ValueError: AutoEP: no MoE layers detected", _spread(), model=_EXPERTS | {"lora_rank": 4}
     ),
 )
 def _adapters(setup: Setup) -> Finding | None:
@@ -142,7 +137,6 @@ def _adapters(setup: Setup) -> Finding | None:
     raised(
         "AssertionError: MoE not supported with Stage 3",
         _spread(3),
-        zero(2),
         model=_EXPERTS,
         deepspeed="0.19.2",
     ),
@@ -162,7 +156,7 @@ def _stage_3(setup: Setup) -> Finding | None:
 @rule(
     "experts.clipping_at_stage_0",
     "runtime/engine.py: clip_fp32_gradients; runtime/utils.py: clip_grad_norm_",
-    differs({"norm_is_whole": False}, _spread(0), zero(1), model=_EXPERTS),
+    differs({"norm_is_whole": False}, _spread(0), model=_EXPERTS),
 )
 def _clipping(setup: Setup) -> Finding | None:
     if setup.ep == 1 or setup.stage or not setup.clipping:

@@ -27,7 +27,6 @@ def swapped(name: str, **keys: Any) -> dict[str, Any]:
     raised(
         r"^AssertionError: (PipelinedOptimizerSwapper ran out of swap buffers.*)?$",
         swapped("offload_optimizer", pipeline_read=True),
-        zero(offload_optimizer={"buffer_count": 8}),
         model=SWAPPED_MODEL,
     ),
 )

@@ -10,8 +10,8 @@ from autotune.engines.deepspeed.rules.base import Setup, differs, ignored, offlo
 from autotune.space.rule import Finding, Patch, rule
 
 
-def _removal(setup: Setup, name: str, deprecated: str) -> Patch:
-    return zero(**dict.fromkeys({name, deprecated} & setup.zero.keys()))
+def _removal(setup: Setup, *names: str) -> Patch:
+    return zero(**{name: None for name in names if name in setup.zero})
 
 
 def _ratio(setup: Setup) -> float:
@@ -26,11 +26,7 @@ def _is_super(setup: Setup) -> bool:
     "offload.param_needs_stage_3",
     "runtime/engine.py: _configure_zero_optimizer passes it to stage 3 only",
     *(
-        ignored(
-            zero(stage, offload_param={"device": "cpu"}),
-            zero(offload_param=None),
-            acts_with=zero(3),
-        )
+        ignored(zero(stage, offload_param={"device": "cpu"}), acts_with=zero(3))
         for stage in (0, 2)
     ),
 )
@@ -103,7 +99,6 @@ def _nvme_path(setup: Setup) -> Finding | None:
     differs(
         {"optimizer_offload": True, "optimizer_swap": False},
         CPU_ADAM | offload(2, device="nvme"),
-        offload(),
         takes_back=True,
     ),
 )
@@ -140,9 +135,7 @@ def _ratio_stage(setup: Setup) -> Finding | None:
     "offload.ratio_needs_cpu_adam",
     "runtime/zero/stage3.py:313-316",
     raised(
-        "AssertionError: Hybrid Optimizer Only Supports DeepSpeedCPUAdam",
-        offload(3, ratio=0.5),
-        CPU_ADAM,
+        "AssertionError: Hybrid Optimizer Only Supports DeepSpeedCPUAdam", offload(3, ratio=0.5)
     ),
 )
 def _ratio_optimizer(setup: Setup) -> Finding | None:
@@ -162,9 +155,7 @@ def _ratio_optimizer(setup: Setup) -> Finding | None:
 @rule(
     "offload.super_needs_stage_3",
     "runtime/engine.py: super_offload is asked at stage 3 only",
-    ignored(
-        CPU_ADAM | offload(2, super_offload=True), zero(offload_optimizer={"super_offload": None})
-    ),
+    ignored(CPU_ADAM | offload(2, super_offload=True)),
 )
 def _super_stage(setup: Setup) -> Finding | None:
     if not _is_super(setup) or setup.stage == 3:
@@ -182,7 +173,6 @@ def _super_stage(setup: Setup) -> Finding | None:
     raised(
         "AssertionError: SuperOffload only supports NVIDIA CUDA GPUs",
         CPU_ADAM | offload(3, super_offload=True),
-        zero(offload_optimizer={"super_offload": None}),
     ),
 )
 def _super_cuda(setup: Setup) -> Finding | None:

@@ -15,7 +15,6 @@ from autotune.space.rule import Finding, rule
         raised(
             "AssertionError: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
             zero(stage),
-            zero(1),
             pp=2,
         )
         for stage in (2, 3)
@@ -118,7 +117,6 @@ def _heads(setup: Setup) -> Finding | None:
         {"norm_is_whole": False},
         {"gradient_clipping": 0.1, "zero_allow_untested_optimizer": True}
         | optimizer("SGD", lr=0.5),
-        zero(1),
         pp=2,
     ),
 )
@@ -137,9 +135,7 @@ def _clipping(setup: Setup) -> Finding | None:
 @rule(
     "pipeline.bf16_at_stage_0",
     "runtime/engine.py: _do_optimizer_sanity_check",
-    differs(
-        {"wrapper": "BF16_Optimizer"}, {"bf16": {"enabled": True}}, zero(1), precision="bf16", pp=2
-    ),
+    differs({"wrapper": "BF16_Optimizer"}, {"bf16": {"enabled": True}}, precision="bf16", pp=2),
 )
 def _bf16_at_stage_0(setup: Setup) -> Finding | None:
     if setup.pp == 1 or setup.stage != 0 or setup.dtype != "bf16":
@@ -154,7 +150,7 @@ def _bf16_at_stage_0(setup: Setup) -> Finding | None:
 @rule(
     "pipeline.overlap_comm",
     "runtime/engine.py: _configure_zero_optimizer",
-    ignored(zero(1, overlap_comm=True), zero(overlap_comm=None), pp=2),
+    ignored(zero(1, overlap_comm=True), pp=2),
 )
 def _overlap(setup: Setup) -> Finding | None:
     if setup.pp == 1 or setup.zero.get("overlap_comm") is not True:

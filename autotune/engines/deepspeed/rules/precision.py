@@ -61,11 +61,7 @@ def _both(setup: Setup) -> Finding | None:
 @rule(
     "precision.bfloat16_beside_bf16",
     "runtime/precision_config.py: get_bfloat16_config",
-    ignored(
-        {"bf16": {"enabled": False}, "bfloat16": {"enabled": True}},
-        {"bfloat16": None},
-        acts_with={"bf16": None},
-    ),
+    ignored({"bf16": {"enabled": False}, "bfloat16": {"enabled": True}}, acts_with={"bf16": None}),
 )
 def _two_bf16(setup: Setup) -> Finding | None:
     if setup.ds_config.get("bf16") is not None and "bfloat16" in setup.ds_config:
@@ -80,7 +76,7 @@ def _two_bf16(setup: Setup) -> Finding | None:
 @rule(
     "precision.other_than_asked",
     "runtime/engine.py: the sections decide, nothing else",
-    differs({"dtype": "float32"}, fix=_BF16, precision="bf16"),
+    differs({"dtype": "float32"}, precision="bf16"),
 )
 def _other_than_asked(setup: Setup) -> Finding | None:
     wanted, found = setup.precision, setup.dtype
@@ -207,7 +203,6 @@ def _low_masters(setup: Setup) -> tuple[str, str] | None:
         raised(
             "AssertionError: .*_master_weights_and_grads is only supported with ZeRO",
             _masters(name),
-            {name: {f"{name}_master_weights_and_grads": False}},
             precision=name,
         )
         for name in ("fp16", "bf16")
@@ -230,7 +225,6 @@ def _masters_stage(setup: Setup) -> Finding | None:
         raised(
             f"AssertionError: Master weights feature requires ZeRO-{stage} Offload",
             ds_config,
-            fix,
             precision=precision,
         )
         for stage, precision, ds_config, fix in (
@@ -273,7 +267,6 @@ def _masters_offload(setup: Setup) -> Finding | None:
     raised(
         "AssertionError: bf16_optimizer_states requires",
         zero(2) | {"bf16": {"enabled": True, STATES: True}},
-        _masters("bf16"),
         precision="bf16",
     ),
 )

@@ -59,7 +59,7 @@ def _world(setup: Setup) -> Finding | None:
     "sequence.degree",
     "runtime/config.py: where zero.Init reads the world without the script's groups; "
     "the engine itself goes by the groups alone",
-    ignored(fix=_ON, sp_by_script=2),
+    ignored(sp_by_script=2),
 )
 def _degree(setup: Setup) -> Finding | None:
     sp, size = setup.sp_by_script, setup.ds_config.get(_KEY, 1)
@@ -226,7 +226,6 @@ def _bf16_optimizer(setup: Setup) -> Finding | None:
     raised(
         "ValueError: reduce_scatter=false at stage 3",
         _ON | zero(3, reduce_scatter=False),
-        zero(reduce_scatter=None),
         sp_by_script=2,
     ),
 )

@@ -65,7 +65,6 @@ def _given(setup: Setup, names: Mapping[str, frozenset[str]]) -> list[tuple[str,
         raised(
             f"DeepSpeedConfigError: .*{'has been' if not path else name}",
             {path: {"stage": 3, name: 1}} if path else {name: {"enabled": False}},
-            {path: {name: None}} if path else {name: None},
         )
         for path, section in SECTIONS.items()
         for name, key in section.keys.items()
@@ -92,10 +91,7 @@ def _removed_key(setup: Setup) -> Finding | None:
     "version.missing_key",
     "the same fields, read off the releases that keys.py names",
     raised(
-        "Extra inputs are not permitted",
-        zero(1, parameter_alignment=True),
-        zero(parameter_alignment=None),
-        deepspeed="0.19.6",
+        "Extra inputs are not permitted", zero(1, parameter_alignment=True), deepspeed="0.19.6"
     ),
 )
 def _missing_key(setup: Setup) -> Finding | None:
@@ -176,7 +172,6 @@ def _autotp_by_script(setup: Setup) -> Finding | None:
     raised(
         "AssertionError: .*compatibility between 'autotp' and 'zero_stage = 3'",
         autotp() | zero(3),
-        zero(2),
         tp=2,
         deepspeed="0.18.9",
     ),
@@ -226,7 +221,6 @@ def _autotp_uneven_heads(setup: Setup) -> Finding | None:
     differs(
         {"wrapper": "BF16_Optimizer"},
         {"bf16": {"enabled": True}},
-        zero(1),
         precision="bf16",
         deepspeed="0.16.9",
     ),
@@ -272,7 +266,6 @@ def _flat_buffer_on_cpu(setup: Setup) -> Finding | None:
     raised(
         "AssertionError",
         swapped("offload_param", max_in_cpu=0),
-        zero(offload_param={"max_in_cpu": None}),
         model=SWAPPED_MODEL,
         deepspeed="0.16.9",
     ),
@@ -304,7 +297,6 @@ def _param_nvme_on_cpu(setup: Setup) -> Finding | None:
     raised(
         "AssertionError: You are using an untested ZeRO Optimizer",
         zenflow_config(),
-        zero(zenflow=None),
         deepspeed="0.18.6",
     ),
 )

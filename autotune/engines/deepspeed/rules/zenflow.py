@@ -27,7 +27,6 @@ def zenflow_config(stage: int = 2, **keys: Any) -> dict[str, Any]:
     raised(
         "ValueError: Zenflow must be used with cpu offload",
         merge(zenflow_config(), zero(offload_optimizer=None)),
-        offload(),
     ),
 )
 def _offload(setup: Setup) -> Finding | None:
@@ -43,7 +42,7 @@ def _offload(setup: Setup) -> Finding | None:
 @rule(
     "zenflow.stage_3_needs_cuda",
     "runtime/zenflow/engine_stage3.py: device='cuda'",
-    raised(".", zenflow_config(3), zero(2)),
+    raised(".", zenflow_config(3)),
 )
 def _stage_3(setup: Setup) -> Finding | None:
     if not _section(setup) or setup.stage != 3 or setup.environment.accelerator == "cuda":
@@ -58,9 +57,7 @@ def _stage_3(setup: Setup) -> Finding | None:
 @rule(
     "zenflow.batch",
     "runtime/zenflow/engine.py:69",
-    differs(
-        {"grad_accum": 1}, zenflow_config(update_interval=1), zero(zenflow={"update_interval": 2})
-    ),
+    differs({"grad_accum": 1}, zenflow_config(update_interval=1)),
 )
 def _batch(setup: Setup) -> Finding | None:
     section = _section(setup)
@@ -80,21 +77,11 @@ def _batch(setup: Setup) -> Finding | None:
 @rule(
     "zenflow.selection",
     "runtime/zenflow/engine.py: configure_zenflow",
+    raised("Warning: If use auto select strategy", zenflow_config(select_strategy="auto")),
     raised(
-        "Warning: If use auto select strategy",
-        zenflow_config(select_strategy="auto"),
-        zero(zenflow={"select_strategy": "step"}),
+        "ValueError: If don't use auto select strategy", zenflow_config(select_interval="auto")
     ),
-    raised(
-        "ValueError: If don't use auto select strategy",
-        zenflow_config(select_interval="auto"),
-        zero(zenflow={"select_interval": 2}),
-    ),
-    raised(
-        "ValueError: Select interval must be greater",
-        zenflow_config(select_interval=1),
-        zero(zenflow={"select_interval": 2}),
-    ),
+    raised("ValueError: Select interval must be greater", zenflow_config(select_interval=1)),
 )
 def _select(setup: Setup) -> Finding | None:
     section = _section(setup)

@@ -66,11 +66,7 @@ def _has_deepcompile(setup: Setup) -> bool:
     "zero.inert_key",
     "runtime/engine.py: _configure_zero_optimizer passes each stage its own keys",
     *(
-        ignored(
-            zero(stage, **{name: value}),
-            zero(**{name: None}),
-            acts_with=None if acts_at is None else zero(acts_at),
-        )
+        ignored(zero(stage, **{name: value}), acts_with=None if acts_at is None else zero(acts_at))
         for name, value, stage, acts_at in (
             ("reduce_bucket_size", 1000, 0, 1),
             ("overlap_comm", True, 0, 2),
@@ -104,7 +100,7 @@ def _inert(setup: Setup) -> Finding | None:
 @rule(
     "zero.disable_allgather",
     "runtime/config.py: parsed; runtime/engine.py: no reader",
-    ignored({"disable_allgather": True} | zero(2), {"disable_allgather": None}),
+    ignored({"disable_allgather": True} | zero(2)),
 )
 def _no_effect(setup: Setup) -> Finding | None:
     if setup.ds_config.get("disable_allgather") is not True:
@@ -122,7 +118,6 @@ def _no_effect(setup: Setup) -> Finding | None:
         raised(
             "AssertionError: allgather_bucket_size must be a multiple of",
             zero(stage, allgather_bucket_size=1001),
-            zero(allgather_bucket_size=1002),
         )
         for stage in _BUCKETS
     ),
@@ -146,7 +141,6 @@ def _odd_bucket(setup: Setup) -> Finding | None:
     raised(
         "Exception: The deprecated version of ZeRO Stage 1 is not supported",
         zero(1, legacy_stage1=True),
-        zero(legacy_stage1=None),
     ),
 )
 def _legacy(setup: Setup) -> Finding | None:
@@ -169,13 +163,11 @@ def _legacy(setup: Setup) -> Finding | None:
     raised(
         "ValueError: .*compute_grad_norm=false requires gradient_clipping=0",
         zero(1, compute_grad_norm=False),
-        {"gradient_clipping": 0.0},
     ),
     raised(
         "ValueError: .*compute_grad_norm=false does not support optimizer offload",
         zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"})
         | {"gradient_clipping": 0.0},
-        zero(compute_grad_norm=True),
     ),
     raised(
         "ValueError: .*compute_grad_norm=false does not support ZeRO Stage 1 with BF16",
@@ -185,7 +177,6 @@ def _legacy(setup: Setup) -> Finding | None:
             "bf16": {"enabled": True},
             "data_types": {"grad_accum_dtype": "fp32"},
         },
-        zero(compute_grad_norm=True),
         precision="bf16",
     ),
 )
@@ -213,7 +204,6 @@ def _no_norm(setup: Setup) -> Finding | None:
     raised(
         "AssertionError: pre-scale gradients is not yet supported with ZeRO-2",
         zero(2) | {"prescale_gradients": True},
-        {"prescale_gradients": None},
     ),
     raised(
         "AssertionError: gradient_predivide_factor != 1.0 is not yet supported",
@@ -249,7 +239,6 @@ def _prescale(setup: Setup) -> Finding | None:
         raised(
             f"ValueError: gradient_allreduce_op='sum' is not supported with {what}",
             ds_config | {"gradient_allreduce_op": word},
-            {"gradient_allreduce_op": "mean"},
         )
         for what, ds_config, word in (
             ("ZeRO stage 3", zero(3), "sum"),
@@ -279,7 +268,6 @@ def _sum(setup: Setup) -> Finding | None:
     raised(
         "AssertionError: managed_gradient_accumulation=False supports ZeRO overlap_comm",
         zero(1, overlap_comm=True) | {"managed_gradient_accumulation": False},
-        zero(overlap_comm=False),
     ),
     raised(
         "AssertionError: managed_gradient_accumulation=False is not supported with Deep",
@@ -334,9 +322,7 @@ def _hpz(setup: Setup) -> Finding | None:
     "op_builder/cpu/no_impl.py:21",
     *(
         raised(
-            "ValueError: This op had not been implemented on CPU backend",
-            zero(3, **{name: True}),
-            zero(**{name: None}),
+            "ValueError: This op had not been implemented on CPU backend", zero(3, **{name: True})
         )
         for name in _QUANTIZED
     ),
@@ -359,7 +345,6 @@ def _quantized(setup: Setup) -> Finding | None:
     "runtime/engine.py:2742-2744",
     ignored(
         zero(3, stage3_allgather_sequential=True, stage3_prefetch_bucket_size=1000),
-        zero(stage3_prefetch_bucket_size=1),
         acts_with=zero(stage3_allgather_sequential=False),
     ),
 )

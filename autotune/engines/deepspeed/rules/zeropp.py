@@ -18,7 +18,6 @@ def _quantizes(setup: Setup, what: str) -> bool:
         # first step is already wrong.
         "RuntimeError: .*invalid tensor size",
         zero(3, zero_hpz_partition_size=4, stage3_param_persistence_threshold=0) | autotp(),
-        zero(zero_hpz_partition_size=None),
         world=4,
         tp=2,
     ),
@@ -58,11 +57,7 @@ def _qgz_scatters(setup: Setup) -> Finding | None:
 @rule(
     "zeropp.qgz_within_a_node",
     "runtime/zero/stage3.py: __avg_scatter_grads",
-    ignored(
-        zero(3, zero_quantized_gradients=True),
-        zero(zero_quantized_gradients=None),
-        accelerator="cuda",
-    ),
+    ignored(zero(3, zero_quantized_gradients=True), accelerator="cuda"),
 )
 def _qgz_within_a_node(setup: Setup) -> Finding | None:
     devices = setup.environment.n_devices
