@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from autotune.cost.activations import activations_of
 from autotune.cost.constants import Constants, load_constants
 from autotune.cost.memory import Memory, fit_probability, memory_of
-from autotune.cost.plans import Column, Plans
+from autotune.cost.plans import Column, Columns, Plans
 from autotune.cost.sizes import sizes_of
 from autotune.cost.step import StepTimes, step_times
 
@@ -24,8 +24,8 @@ P = TypeVar("P", StepTimes, Memory)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """One element per candidate in every array."""
+class Prediction(Columns):
+    """One element per candidate in every array; `take` works out the parts of those alone."""
 
     step_time_s: Values
     peak_memory_bytes: Values
@@ -36,17 +36,6 @@ class Prediction:
     """Memory of offloaded states, on one node."""
     plans: Plans
     constants: Constants
-
-    def take(self, rows: NDArray[np.intp]) -> "Prediction":
-        """Some of the candidates, in this order: their parts alone are worked out."""
-        return Prediction(
-            step_time_s=self.step_time_s[rows],
-            peak_memory_bytes=self.peak_memory_bytes[rows],
-            fit_probability=self.fit_probability[rows],
-            host_memory_bytes=self.host_memory_bytes[rows],
-            plans=self.plans.rows(rows),
-            constants=self.constants,
-        )
 
     @cached_property
     def times(self) -> StepTimes:
@@ -105,7 +94,7 @@ def _by_chunk(plans: Plans, work: Callable[[Plans], dict[str, Column]]) -> dict[
     out: dict[str, Values] = {}
     for start in range(0, n, _ROWS_PER_CHUNK):
         part = slice(start, min(start + _ROWS_PER_CHUNK, n))
-        for name, values in work(plans.rows(part) if n > _ROWS_PER_CHUNK else plans).items():
+        for name, values in work(plans.take(part) if n > _ROWS_PER_CHUNK else plans).items():
             if name not in out:
                 out[name] = np.empty(n)
             out[name][part] = values

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from autotune.base.errors import JobError
 from autotune.contract import read_bounded
 from autotune.cost.plans import Plans
@@ -99,9 +97,9 @@ def rows_to_plans(
         positions.append(position)
         assumed.append(read.assumed)
         reasons.append("")
-    plans = None
-    if found:
-        plans = Plans(**{name: np.array([one[name] for one in found]) for name in found[0]})
     return PublishedRows(
-        plans=plans, positions=tuple(positions), assumed=tuple(assumed), reasons=tuple(reasons)
+        plans=Plans.of_rows(found) if found else None,
+        positions=tuple(positions),
+        assumed=tuple(assumed),
+        reasons=tuple(reasons),
     )

@@ -26,6 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from autotune.cost.normal import Floats, beyond_bound
+from autotune.cost.plans import Columns
 
 _N_DRAWS = 48
 """Draws of the scales."""
@@ -42,7 +43,7 @@ _CHUNK = 4096
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Features:
+class Features(Columns):
     """Candidates as the residual sees them, a row each."""
 
     shares: Floats
@@ -50,24 +51,9 @@ class Features:
     position: Floats
     """(n, choices): powers of two in doublings; 0 or 1 for what has no order."""
 
-    def take(self, rows: "slice | np.ndarray[tuple[int], np.dtype[np.intp]]") -> "Features":
-        """Some of the rows."""
-        return Features(shares=self.shares[rows], position=self.position[rows])
-
-    @staticmethod
-    def join(first: "Features", second: "Features") -> "Features":
-        """The rows of both; their columns are the same."""
-        return Features(
-            shares=np.vstack([first.shares, second.shares]),
-            position=np.vstack([first.position, second.position]),
-        )
-
-    def __len__(self) -> int:
-        return len(self.shares)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Seen:
+class Seen(Columns):
     """What trials measured, by row of `features`."""
 
     features: Features
@@ -101,27 +87,6 @@ class Seen:
         n = len(self.study)
         return replace(
             self, study=np.full(n, study, dtype=np.intp), kinship=np.full(n, float(kinship))
-        )
-
-    @staticmethod
-    def join(first: "Seen", second: "Seen") -> "Seen":
-        """The trials of both."""
-        return Seen(
-            features=Features.join(first.features, second.features),
-            log_ratio=np.concatenate([first.log_ratio, second.log_ratio]),
-            side=np.concatenate([first.side, second.side]),
-            study=np.concatenate([first.study, second.study]),
-            kinship=np.concatenate([first.kinship, second.kinship]),
-        )
-
-    def take(self, rows: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> "Seen":
-        """Some of the trials."""
-        return Seen(
-            features=self.features.take(rows),
-            log_ratio=self.log_ratio[rows],
-            side=self.side[rows],
-            study=self.study[rows],
-            kinship=self.kinship[rows],
         )
 
 

@@ -44,7 +44,7 @@ class ReadRow:
     """A row that can be predicted."""
 
     columns: dict[str, float]
-    """Columns of `Plans`; every row has the same ones."""
+    """Columns of `Plans` among others; those that are left out have their defaults."""
     assumed: tuple[str, ...]
 
 
@@ -65,16 +65,15 @@ def read_row(row: Mapping[str, str], table: Sequence[Accelerator]) -> ReadRow:
         layout["grad_accum"] *= layout["micro_batch"]
         layout["micro_batch"] = 1.0
         cells.assume("micro_batch", 1, f"{traits.name} splits the local batch")
-    newer = traits.newer_columns if "fp8" in accelerator.peak_flops else {}
-    if precision in ("fp8", "fp4"):
-        newer = {**newer, **traits.low_precision_columns}
     columns = {
-        **_DEFAULTS,
+        # Fetched module by module, where the framework says nothing else.
+        "gather_calls_per_layer": 4.0,
         **model,
         **layout,
         **_device(cells, accelerator, precision, layout["n_gpus"]),
         **traits.columns,
-        **newer,
+        **(traits.newer_columns if "fp8" in accelerator.peak_flops else {}),
+        **(traits.low_precision_columns if precision in ("fp8", "fp4") else {}),
         **(traits.fp16_columns if precision == "fp16" else {}),
         **_dtypes(precision, traits),
         **_zero(cells, traits, layout),
@@ -91,41 +90,7 @@ def read_row(row: Mapping[str, str], table: Sequence[Accelerator]) -> ReadRow:
         columns["flat_buffers"] = columns["accumulate_bytes"] = 0.0
     if columns["vp"] == 1:
         columns["overlap_sends"] = 0.0
-    return ReadRow(
-        columns={name: value for name, value in columns.items() if name != "n_gpus"},
-        assumed=tuple(cells.assumed),
-    )
-
-
-_DEFAULTS = {
-    "flash_attention": 1.0,
-    "attention_speed": 1.0,
-    "fused_kernels": 1.0,
-    "has_dropout": 0.0,
-    "overlap_reduce": 1.0,
-    "overlap_gather": 1.0,
-    "overlap_sends": 0.0,
-    "overlap_tp": 0.0,
-    "product_input_bytes": 2.0,
-    "logit_bytes": 12.0,
-    "keeps_stage_outputs": 0.0,
-    "upcasts_grads": 0.0,
-    "accumulate_bytes": 0.0,
-    "flat_buffers": 0.0,
-    "layer_wise_gather": 0.0,
-    "reduces_every_micro_batch": 0.0,
-    "trained_share": 1.0,
-    "weight_bytes": 2.0,
-    "grad_bytes": 2.0,
-    "reduce_bytes": 2.0,
-    "gather_bytes": 2.0,
-    "gather_calls_per_layer": 4.0,
-    "gather_speed": 1.0,
-    "optimizer_bytes": 12.0,
-    "offloaded_activations": 0.0,
-    "optimizer_tier": 0.0,
-    "param_tier": 0.0,
-}
+    return ReadRow(columns=columns, assumed=tuple(cells.assumed))
 
 
 def _framework(cells: Cells) -> Traits:
@@ -316,7 +281,7 @@ def _dtypes(precision: str, traits: Traits) -> dict[str, float]:
             "product_input_bytes": 4.0,
         }
     is_fp8_gather = precision in ("fp8", "fp4") and "layer_wise_gather" in traits.columns
-    return {"activation_bytes": 2.0, "gather_bytes": 1.0 if is_fp8_gather else 2.0}
+    return {"gather_bytes": 1.0} if is_fp8_gather else {}
 
 
 def _zero(cells: Cells, traits: Traits, layout: Mapping[str, float]) -> dict[str, float]:
