@@ -47,12 +47,7 @@ class Forecast(Columns):
 
 
 def forecast(plans: Plans, constants: Constants | None = None) -> Forecast:
-    """Predict every candidate, with the parts of what is predicted.
-
-    Args:
-        plans: The candidates.
-        constants: The shipped ones by default.
-    """
+    """Predict every candidate, with the parts of what is predicted."""
     predicted = predict(plans, constants)
     n = len(plans)
     position = _position(plans, n)

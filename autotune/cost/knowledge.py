@@ -24,7 +24,7 @@ from autotune.base.errors import StudyError
 from autotune.base.files import write_whole
 from autotune.contract import read_bounded
 from autotune.cost.constants import Constants
-from autotune.cost.forecast import Forecast, forecast
+from autotune.cost.forecast import forecast
 from autotune.cost.plans import Plans
 from autotune.cost.residual import Seen
 
@@ -97,11 +97,7 @@ def default_file() -> Path:
 
 
 def study_name(folder: Path) -> str:
-    """What a study is called in a file of lessons: a digest, since a path tells who works on what.
-
-    Args:
-        folder: The study's folder.
-    """
+    """Name of a study in a file of lessons: a digest, since a path tells who works on what."""
     return _digest(str(folder.resolve()))
 
 
@@ -203,7 +199,9 @@ def recall_lessons(
     said = said.take(sound)
     numbers = {name: n for n, name in enumerate(dict.fromkeys(o.study for o in used), start=1)}
 
-    def errors(reached: list[float], predicted: Any, features: Any, *, is_bound: list[bool]) -> Seen:
+    def errors(
+        reached: list[float], predicted: Any, features: Any, *, is_bound: list[bool]
+    ) -> Seen:
         """Errors of the lessons that reached something; of the others it is not a number."""
         ratio = np.array(reached) / predicted
         seen = Seen(

@@ -14,6 +14,7 @@ from autotune.base.errors import JobError
 Column = NDArray[np.float64] | float
 """A value per candidate, or one for all of them."""
 Rows = NDArray[np.intp] | NDArray[np.bool_] | slice
+PAGE_BYTES = 4096.0
 HOST_MEMORY_BYTES_PER_S = 200e9
 NVME_BYTES_PER_S = 6e9
 """A node's rate, like that of the host's memory, where nobody measured it."""

@@ -75,12 +75,7 @@ def read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
 def rows_to_plans(
     rows: Sequence[Mapping[str, str]], table: Sequence[Accelerator]
 ) -> PublishedRows:
-    """Read each row.
-
-    Args:
-        rows: Column -> text; columns that are not known are left alone.
-        table: Accelerators.
-    """
+    """Read each row, column -> text; columns that are not known are left alone."""
     found: list[dict[str, float]] = []
     positions: list[int] = []
     assumed: list[tuple[str, ...]] = []
@@ -90,7 +85,7 @@ def rows_to_plans(
         try:
             read = read_row(inputs, table)
         except RowError as error:
-            assumed.append(tuple(error.assumed))
+            assumed.append(error.assumed)
             reasons.append(str(error))
             continue
         found.append(read.columns)

@@ -163,13 +163,7 @@ class Calibration:
 
 
 def calibrate(at: Features, seen: Seen, prior: ResidualPrior) -> Calibration:
-    """What is believed of the error at every candidate.
-
-    Args:
-        at: The candidates.
-        seen: What trials measured; it may be empty.
-        prior: What is believed before.
-    """
+    """What is believed of the error at every candidate; `seen` may be empty."""
     values, extra = _with_bounds(seen, prior)
     return _posterior(at, seen, values, extra, prior)
 
@@ -270,14 +264,8 @@ def _weights(log_evidence: Floats) -> Floats:
 def _fits(seen: Seen, values: Floats, extra: Floats, prior: ResidualPrior) -> "list[_Fit]":
     """One for every draw; what is the same for all of them is computed once."""
     alike = _Alike.of(seen.features, seen.features)
-    kinship = _kinship(seen, seen)
+    kinship = _Kinship.of(seen, seen)
     return [_Fit(draw, seen, values, extra, prior, alike, kinship) for draw in prior.draws]
-
-
-def _kinship(first: Seen, second: Seen) -> "_Kinship":
-    is_same = first.study[:, None] == second.study[None, :]
-    across = first.kinship[:, None] * second.kinship[None, :]
-    return _Kinship(is_same=is_same, correlation=np.where(is_same, 1.0, across))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -286,6 +274,12 @@ class _Kinship:
 
     is_same: "np.ndarray[tuple[int, int], np.dtype[np.bool_]]"
     correlation: Floats
+
+    @classmethod
+    def of(cls, first: Seen, second: Seen) -> "_Kinship":
+        is_same = first.study[:, None] == second.study[None, :]
+        across = first.kinship[:, None] * second.kinship[None, :]
+        return cls(is_same=is_same, correlation=np.where(is_same, 1.0, across))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -374,10 +368,10 @@ class _Fit:
     def predict_jointly(self, at: Seen) -> tuple[Floats, Floats]:
         """Mean and covariance of the errors of trials, each in its own study."""
         across = self._across(
-            _Alike.of(self._seen.features, at.features), _kinship(self._seen, at)
+            _Alike.of(self._seen.features, at.features), _Kinship.of(self._seen, at)
         )
         whitened = np.linalg.solve(self._root, self._inflation * across)
-        own = self._across(_Alike.of(at.features, at.features), _kinship(at, at))
+        own = self._across(_Alike.of(at.features, at.features), _Kinship.of(at, at))
         own *= self._inflation
         return whitened.T @ self._whitened, own - whitened.T @ whitened
 

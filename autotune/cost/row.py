@@ -73,7 +73,11 @@ def read_row(row: Mapping[str, str], table: Sequence[Accelerator]) -> ReadRow:
         **layout,
         **_device(cells, accelerator, precision, layout["n_gpus"]),
         **traits.columns,
-        **({"attention_speed": traits.attention_on_hopper} if "fp8" in accelerator.peak_flops else {}),
+        **(
+            {"attention_speed": traits.attention_on_hopper}
+            if "fp8" in accelerator.peak_flops
+            else {}
+        ),
         **(traits.low_precision_columns if precision in ("fp8", "fp4") else {}),
         **(traits.fp16_columns if precision == "fp16" else {}),
         **_dtypes(precision, traits),

@@ -175,4 +175,6 @@ FRAMEWORKS = (
 def traits_of(framework: str) -> Traits | None:
     """The first that a framework's name has in it; None if none is."""
     spelled = framework.lower()
-    return next((traits for traits in FRAMEWORKS if (traits.spelled or traits.name) in spelled), None)
+    return next(
+        (traits for traits in FRAMEWORKS if (traits.spelled or traits.name) in spelled), None
+    )
