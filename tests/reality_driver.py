@@ -20,7 +20,7 @@ import torch
 from deepspeed.utils import groups, logger
 
 from autotune.contract import TrialSpec
-from autotune.fleet.node.shared_memory import remove_segments
+from autotune.fleet.node.ports import remove_segments
 from autotune.trial.cpu_info import reuse_cpu_info
 from autotune.trial.imports import preload
 from autotune.trial.prebuilt import load_as_built

@@ -74,6 +74,7 @@ class Fleet(Protocol):
 
         Named as in a result's `devices`. They leave room for a trial at least.
         """
+        return ()
 
     def reap(self, folder: Path) -> None:
         """End what a dead coordinator may have left of the trials below a folder; waits for it.

@@ -22,8 +22,13 @@ from typing import Any, NoReturn
 
 from autotune.contract import RANKS_DIR, TRIAL_ENV, write_json
 from autotune.trial import wrapper
-from autotune.trial.launcher import EXIT_FILE, LOOPBACK, PARENT_ENV, listen_on
-from autotune.trial.parent import end_with_parent
+from autotune.trial.launcher import (
+    EXIT_FILE,
+    LOOPBACK,
+    PARENT_ENV,
+    end_with_parent,
+    listen_on,
+)
 
 READY = b"ready"
 """What the template says once it has imported everything."""

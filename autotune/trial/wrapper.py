@@ -25,7 +25,7 @@ from autotune.contract import (
     read_json,
     settings_of,
 )
-from autotune.trial.parent import end_with_parent
+from autotune.trial.launcher import end_with_parent
 
 if TYPE_CHECKING:  # it brings torch
     from autotune.trial.diagnose import DiagnosticPass
