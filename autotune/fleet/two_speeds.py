@@ -45,16 +45,15 @@ def two_speeds(samples: Sequence[float]) -> TwoSpeeds | None:
         return None
     logs = [math.log(x) for x in samples]
     threshold = _split(sorted(logs))
-    sides = [x > threshold for x in logs]
-    slow = [x for x, is_slow in zip(logs, sides, strict=True) if is_slow]
-    fast = [x for x, is_slow in zip(logs, sides, strict=True) if not is_slow]
+    slow = [x for x in logs if x > threshold]
+    fast = [x for x in logs if x <= threshold]
     if min(len(slow), len(fast)) < MIN_SAMPLES:
         return None
     apart = statistics.median(slow) - statistics.median(fast)
     spread = math.hypot(statistics.pstdev(slow), statistics.pstdev(fast))
     if apart < math.log(1 + SPEEDS_APART) or math.sqrt(2) * apart <= _ASHMAN_D * spread:
         return None
-    if not _stays(sides):
+    if not _stays([x > threshold for x in logs]):
         return None
     return TwoSpeeds(
         fast=math.exp(statistics.median(fast)),
