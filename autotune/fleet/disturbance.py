@@ -36,15 +36,10 @@ def _load(reports: Sequence[RankReport]) -> str:
     worst, where = 0.0, ""
     for cores, ranks in groups.items():
         elapsed_s = min(seen.elapsed_s for seen, _ in ranks)
-        if elapsed_s < MIN_WATCHED_S:
-            continue
         others_s = min(seen.busy_s for seen, _ in ranks) - sum(cpu_s for _, cpu_s in ranks)
-        share = others_s / (elapsed_s * len(cores))
-        if share > worst:
-            worst, where = share, ", ".join(map(str, cores))
-    if worst <= LOAD_SHARE:
-        return ""
-    return f"other processes took {worst:.0%} of core {where}"
+        if elapsed_s >= MIN_WATCHED_S and others_s / (elapsed_s * len(cores)) > worst:
+            worst, where = others_s / (elapsed_s * len(cores)), ", ".join(map(str, cores))
+    return f"other processes took {worst:.0%} of core {where}" if worst > LOAD_SHARE else ""
 
 
 def _held_up(reports: Sequence[RankReport]) -> str:

@@ -98,12 +98,7 @@ class GangAllocator:
 
         Faults of one candidate alone do not count, since the candidate may be what crashes. And a
         slot is left out only while a whole gang of others has not failed: what ends trials
-        everywhere is no slot's fault.
-
-        Args:
-            gang: The trial's; released before or after.
-            candidate_hash: What it ran.
-            is_fault: Whether the platform ended it.
+        everywhere is no slot's fault. The gang is released before or after.
         """
         for slot in gang.slots:
             self._faults[slot] = [*self._faults[slot], candidate_hash] if is_fault else []

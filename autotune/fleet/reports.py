@@ -44,11 +44,9 @@ def exit_codes(folder: Path, node: int) -> dict[str, int]:
 def measured_span_s(
     reports: Sequence[RankReport], started_at_s: float
 ) -> tuple[float, float] | None:
-    """When the measured steps began and ended, wall-clock time (Unix); None: there are none.
+    """When the first rank's measured steps began and ended (Unix time); None: there are none.
 
-    Args:
-        reports: Reports of ranks; the first rank's is read.
-        started_at_s: When its first phase began.
+    Its first phase began at `started_at_s`.
     """
     if not reports or not reports[0].measured_s:
         return None

@@ -32,16 +32,10 @@ from autotune.space.candidate import Candidate, candidate_of
 
 _DESCRIBED = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")
 
+Model = Callable[[Candidate], tuple[float, float]]
+"""Step time, in seconds, and peak memory, in bytes, of a candidate."""
 N_STEPS = 10
 """Steps that a simulated trial measures."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """What the model says of one candidate."""
-
-    step_time_s: float
-    peak_memory_bytes: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +89,9 @@ class SimulatedPlace(Place):
         """See `Place.fleet_for`."""
         constants, table = constants_of(self.environment), accelerators_with(job.accelerators)
 
-        def say(candidate: Candidate) -> Said:
+        def say(candidate: Candidate) -> tuple[float, float]:
             predicted = predict(engine.plans([candidate], table), constants)
-            return Said(
-                step_time_s=float(predicted.step_time_s[0]),
-                peak_memory_bytes=float(predicted.peak_memory_bytes[0]),
-            )
+            return float(predicted.step_time_s[0]), float(predicted.peak_memory_bytes[0])
 
         say(lattice.candidates[0])  # what cannot be predicted is said now
         limit_bytes = job.memory_limit_bytes or self.environment.device_memory_bytes
@@ -108,12 +99,12 @@ class SimulatedPlace(Place):
         return partial(AnsweringFleet, answer, self.origin)
 
 
-def simulated(say: Callable[[Candidate], Said], luck: Luck, *, device_memory_bytes: int) -> Answer:
+def simulated(say: Model, luck: Luck, *, device_memory_bytes: int) -> Answer:
     """What devices might have measured; `device_memory_bytes` limits a trial without a limit."""
 
     def answer(spec: TrialSpec) -> TrialResult:
         candidate = candidate_of(spec)
-        said = say(candidate)
+        step_time_s, peak_bytes = say(candidate)
         own = _numbers(luck.seed, spec.identity.reduced_of or candidate.hash)
         run = _numbers(luck.seed, candidate.hash, spec.identity.number)
         reduced = _numbers(luck.seed, candidate.hash, "reduced")
@@ -122,9 +113,8 @@ def simulated(say: Callable[[Candidate], Said], luck: Luck, *, device_memory_byt
         fault = partial(made, evidence_source="simulation")
         if run.random() < luck.p_platform_fault:
             return fault(Outcome.COMM, evidence="simulated: a collective timed out")
-        step_time_s = said.step_time_s * _factor(own, luck.time_error)
-        step_time_s *= _factor(reduced, differs)
-        peak_bytes = said.peak_memory_bytes * _factor(own, luck.memory_error)
+        step_time_s = step_time_s * _factor(own, luck.time_error) * _factor(reduced, differs)
+        peak_bytes *= _factor(own, luck.memory_error)
         limit_bytes = spec.measure.memory_limit_bytes or device_memory_bytes
         if peak_bytes > limit_bytes:
             evidence = f"simulated: out of memory, {peak_bytes:.4g} B of {limit_bytes:.4g} B"

@@ -61,14 +61,10 @@ class Stopwatch:
         is_loss_scaled: bool,
         tokens: "TokenCounter | None" = None,
     ) -> None:
-        """Prepare to watch an engine.
+        """Prepare to watch an engine; phases, times and losses go to the reporter.
 
-        Args:
-            reporter: Where phases, times and losses go.
-            measure: How long to measure.
-            listener: Told of every stretch.
-            is_loss_scaled: Whether training is fp16, where steps are skipped until the scale fits.
-            tokens: Counts them where samples differ in length.
+        Where losses are scaled (fp16), steps are skipped until the scale fits. Tokens are counted
+        where samples differ in length.
         """
         self._reporter = reporter
         self._measure = measure

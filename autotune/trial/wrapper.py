@@ -27,7 +27,12 @@ from autotune.contract import (
     read_json,
     settings_of,
 )
+from autotune.trial.faults import OutOfMemoryError, ReadBackError, evidence_of, outcome_of
 from autotune.trial.launcher import end_with_parent
+from autotune.trial.reporter import Reporter
+from autotune.trial.scripts.lengths import is_drawn
+from autotune.trial.surroundings import Watch
+from autotune.trial.transformer_shape import shape_of
 
 if TYPE_CHECKING:  # it brings torch
     from autotune.trial.diagnose import DiagnosticPass
@@ -46,9 +51,6 @@ def main(folder: Path) -> NoReturn:
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     _pin(local_rank)
     spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
-
-    from autotune.trial.reporter import Reporter
-
     reporter = Reporter(folder, rank, float(os.environ[SUBMITTED_ENV]))
     try:
         _run(spec, folder, reporter)
@@ -73,15 +75,13 @@ def driver_of(engine: str) -> Any:
     raise RuntimeError(f"no installed package drives {engine} in its ranks")
 
 
-def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
+def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
     reporter.enter(Phase.IMPORT)
     driver = driver_of(spec.engine.name)
     driver.load_code(spec.layout.accelerator)
     import torch
 
-    from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
     from autotune.trial.memory import make_meter, peak_rss_bytes
-    from autotune.trial.scripts.lengths import is_drawn
     from autotune.trial.stopwatch import Stopwatch, TokenCounter, TrialDone
 
     config = driver.read_config(spec, folder)
@@ -146,13 +146,11 @@ def _train(spec: TrialSpec, config: dict[str, Any]) -> None:
         runpy.run_path(workload.script, run_name="__main__")
         raise RuntimeError(f"{workload.script} ended before its steps were measured")
     from autotune.trial.scripts.train import Settings, make_engine, steps
-    from autotune.trial.transformer_shape import shape_of
 
-    model = workload.model.get("config", {})
     told = settings_of(workload, spec.layout)
     if spec.layout.pp > 1:
         told["transformer"] = shape_of(workload.model, workload.seq_len)
-    settings = Settings.of(told, config, model)
+    settings = Settings.of(told, config, workload.model.get("config", {}))
     resumed = spec.measure.checkpoint
     for _ in steps(
         make_engine(settings, config),
@@ -170,7 +168,7 @@ class _Aftermath:
     Implements `autotune.trial.stopwatch.Listener`.
     """
 
-    def __init__(self, spec: TrialSpec, reporter: Any, meter: Any) -> None:
+    def __init__(self, spec: TrialSpec, reporter: Reporter, meter: Any) -> None:
         self._spec = spec
         self._reporter = reporter
         self._meter = meter
@@ -183,25 +181,23 @@ class _Aftermath:
 
     def prepare(self, engine: Any) -> None:
         """Take the engine, before anything watches it."""
-        from autotune.trial.surroundings import Watch
-
         self._engine = engine
         # A GPU's rank may be bound as well, but its steps are not made on these cores.
         is_watched = self._spec.layout.accelerator == "cpu" and os.environ.get(CORES_ENV)
         self._watch = Watch(os.sched_getaffinity(0) if is_watched else set())
-        if self._spec.measure.checkpoint is not None:
+        measure = self._spec.measure
+        if measure.checkpoint is not None:
             from autotune.trial.checkpoint import Soak
 
             self._soak = Soak(
-                self._spec.measure.checkpoint, engine, self._spec, self._reporter, self._meter
+                measure.checkpoint, engine, measure.budget_s, self._reporter, self._meter
             )
-        elif self._spec.measure.diagnoses:
+        elif measure.diagnoses:
             from autotune.trial.diagnose import DiagnosticPass
 
             self._pass = DiagnosticPass(engine, self._reporter)
 
     def on_first_step(self) -> None:
-        from autotune.trial.faults import ReadBackError
         from autotune.trial.readback import differences, read_back
 
         report = self._reporter.report

@@ -136,11 +136,7 @@ class LocalRanks:
         return None if self._stage is _EndStage.RUNNING and not self._until_s else LOOK_S
 
     def end(self, *, hangs: bool) -> None:
-        """Begin to end the ranks, if they still run.
-
-        Args:
-            hangs: Whether their time is up; then they are asked for their stacks first.
-        """
+        """Begin to end the ranks, if they run; if their time is up, ask for their stacks first."""
         runs = self._launcher.poll() is None or self._was_never_started()
         if self._stage is not _EndStage.RUNNING or not runs:
             return
@@ -302,13 +298,10 @@ def used_bytes(devices: Collection[str]) -> dict[str, int]:
 
 
 def lacking_bytes(before: Mapping[str, int]) -> int:
-    """Bytes that the worst GPU has free less than before a trial; 0: next to none.
+    """Bytes that the worst GPU has free less than `used_bytes` said before; 0: next to none.
 
     The driver frees a dead process' memory a moment after it is gone; a trial that started
     meanwhile would run out of memory that is not its own.
-
-    Args:
-        before: `used_bytes` from before the trial started.
 
     Raises:
         FleetError: The driver does not answer.

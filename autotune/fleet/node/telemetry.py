@@ -119,7 +119,6 @@ def use_between(readings: Sequence[Reading], start_s: float, end_s: float) -> Gp
     energies = [_energy_j([r for r in readings if r.device == d], start_s, end_s) for d in devices]
     known = [energy for energy in energies if energy is not None]
     held = [r.throttle_reasons & sum(_REASONS) for r in inside]
-    temperatures = [r.temperature_c for r in inside if r.temperature_c is not None]
     return GpuUse(
         samples=len(inside) // len(devices),
         utilization=_mean(r.utilization for r in inside),
@@ -127,7 +126,7 @@ def use_between(readings: Sequence[Reading], start_s: float, end_s: float) -> Gp
         # The sum would be too low if it lacked a device of the gang.
         energy_j=sum(known) if len(known) == len(devices) else None,
         clock_hz=_mean(r.clock_hz for r in inside),
-        temperature_c=max(temperatures, default=None),
+        temperature_c=max((t for r in inside if (t := r.temperature_c) is not None), default=None),
         throttled=sum(map(bool, held)) / len(held),
         throttle_reasons=[name for bit, name in _REASONS.items() if any(h & bit for h in held)],
     )

@@ -45,14 +45,10 @@ class WarmTemplates:
     def launch(
         self, spec: TrialSpec, folder: str, port: int, environment: Mapping[str, str], logs: Logs
     ) -> "WarmProcess | None":
-        """Fork a trial's launcher and ranks.
+        """Fork the launcher and the CPU ranks of the trial in an absolute folder.
 
-        Args:
-            spec: The trial, of CPU ranks.
-            folder: Its folder, absolute.
-            port: Leased, for the ranks' rendezvous.
-            environment: The ranks' environment; what torchrun would add is added.
-            logs: The trial's; a template that has to start first writes there, too.
+        They meet at a leased port. What torchrun would add to their environment is added. A
+        template that has to start first writes into the trial's logs.
 
         Returns:
             The launcher; None where templates do not work, and the trial has to start cold.
@@ -141,8 +137,7 @@ class WarmProcess:
     def give_up(self, *, hangs: bool) -> None:
         """Give up a trial that was not started: should its turn come, it ends at once.
 
-        Args:
-            hangs: Whether its time is up; then the template is not used again.
+        If its time is up (`hangs`), the template is not used again.
         """
         if not self.was_started and self._code is None:
             self._close(-signal.SIGKILL)

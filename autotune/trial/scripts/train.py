@@ -322,7 +322,7 @@ def chunked_cross_entropy(
     chunk_tokens: int,
     n_counted: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Mean cross entropy of each token's successor.
+    """Mean cross entropy of each token's successor, `chunk_tokens` of them at a time.
 
     Args:
         head: From (tokens, hidden) to logits (tokens, vocabulary).
@@ -360,10 +360,8 @@ def split_attention(model: Any, *, sp: int, micro_batch: int) -> Any:
     there the pieces of the sequence are exchanged for parts of the heads. What a rank is fed, and
     the loss, are this script's (`own_piece`, `whole_loss`).
 
-    Args:
-        model: Built, with the attention implementation that it will train with.
-        sp: Ranks that share a sample; neighbours.
-        micro_batch: Samples per forward pass.
+    The model has the attention implementation that it will train with; `sp` neighbours share a
+    sample.
 
     Returns:
         The groups, for `deepspeed.initialize(mpu=...)`: without them gradients are reduced over
@@ -444,15 +442,11 @@ def gradient_scale(ds_config: Mapping[str, Any], sp: int) -> int:
 
 
 def whole_loss(share: torch.Tensor, *, group: Any, scale: int) -> torch.Tensor:
-    """The loss of whole samples, of which each rank of a group has a share.
-
-    Args:
-        share: This rank's; all of them add up to the loss.
-        group: The ranks that share samples.
-        scale: See `gradient_scale`.
+    """The loss of whole samples: the sum of the shares of the ranks of a group.
 
     Returns:
-        The loss, the same on every rank; its gradient is that of `scale` times this rank's share.
+        The loss, the same on every rank; its gradient is that of `scale` (see `gradient_scale`)
+        times this rank's share.
     """
     total = share.detach().clone()
     torch.distributed.all_reduce(total, group=group)
@@ -512,13 +506,10 @@ def full(settings: Settings, replica: int, *, skipped: int = 0) -> Iterator[Inpu
 
 
 def drawn(settings: Settings, *, rank: int, is_warming_up: Callable[[], bool]) -> Iterator[Inputs]:
-    """Micro-batches of samples whose lengths a histogram gives, padded to the longest.
+    """Micro-batches of a data-parallel rank, of samples whose lengths a histogram gives, padded.
 
-    Args:
-        settings: What is trained.
-        rank: Data-parallel rank.
-        is_warming_up: Asked before each optimizer step; while it holds, every sample is as long
-            as the longest one.
+    `is_warming_up` is asked before each optimizer step: while it holds, every sample is as long as
+    the longest one.
     """
     lengths, histogram = beside("lengths"), settings.lengths
     multiple = math.lcm(int(histogram["pad_to_multiple"]), settings.sp)

@@ -384,13 +384,8 @@ def make_pipeline(
     (stage * dp + data) * tp + slice. Stages hold about as many parameters each. How much of it is
     recomputed stands in the ds_config (`pipeline.activation_checkpoint_interval`).
 
-    Args:
-        shape: The model.
-        pp: Stages.
-        tp: Ranks over which each layer is split; it divides the heads, also those of keys and
-            values.
-        seed: Seed of the weights.
-        dtype: Type of the weights.
+    There are `pp` stages, whose layers are each split over `tp` ranks: it divides the heads, also
+    those of keys and values.
 
     Raises:
         ValueError: It cannot be cut so. Every rank raises it: one that fails alone would leave the
