@@ -25,14 +25,13 @@ from autotune.contract import (
     Phase,
     TrialSpec,
     read_json,
-    settings_of,
 )
 from autotune.trial.faults import OutOfMemoryError, ReadBackError, evidence_of, outcome_of
 from autotune.trial.launcher import end_with_parent
 from autotune.trial.reporter import Reporter
 from autotune.trial.scripts.lengths import is_drawn
 from autotune.trial.surroundings import Watch
-from autotune.trial.transformer_shape import shape_of
+from autotune.trial.transformer_shape import script_settings
 
 if TYPE_CHECKING:  # it brings torch
     from autotune.trial.diagnose import DiagnosticPass
@@ -147,9 +146,7 @@ def _train(spec: TrialSpec, config: dict[str, Any]) -> None:
         raise RuntimeError(f"{workload.script} ended before its steps were measured")
     from autotune.trial.scripts.train import Settings, make_engine, steps
 
-    told = settings_of(workload, spec.layout)
-    if spec.layout.pp > 1:
-        told["transformer"] = shape_of(workload.model, workload.seq_len)
+    told = script_settings(workload, spec.layout)
     settings = Settings.of(told, config, workload.model.get("config", {}))
     resumed = spec.measure.checkpoint
     for _ in steps(
