@@ -52,7 +52,7 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
 
 
 def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
-    """Print what a search would run and its price; with `reasons`, why rules refuse what they refuse."""
+    """Print what a search would run, and its price; with `reasons` also why rules refuse."""
     print_facts(console, _plan_facts(plan, reasons=reasons))
 
 
