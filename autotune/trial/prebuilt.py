@@ -58,8 +58,7 @@ def load_as_built() -> None:
     Any other is compiled by torch as ever. Without the variable nothing changes, nor if this was
     called before.
     """
-    folder = _folder()
-    if folder is None:
+    if _folder() is None:
         return
     from torch.utils import cpp_extension
 
@@ -68,9 +67,7 @@ def load_as_built() -> None:
         return
 
     def load(name: str, *args: Any, **kwargs: Any) -> Any:
-        if (folder / name / BUILT_FILE).exists():
-            return _import_library(name, folder / name / f"{name}.so")
-        return compile_and_load(name, *args, **kwargs)
+        return _load_built(name) or compile_and_load(name, *args, **kwargs)
 
     cpp_extension.load = load
 
@@ -83,12 +80,8 @@ def load_now(names: Iterable[str]) -> None:
     """
     from deepspeed.ops.op_builder.builder import OpBuilder
 
-    folder = _folder()
-    if folder is None:
-        return
-    for name in names:
-        if name not in OpBuilder._loaded_ops and (folder / name / BUILT_FILE).exists():
-            OpBuilder._loaded_ops[name] = _import_library(name, folder / name / f"{name}.so")
+    loaded = OpBuilder._loaded_ops
+    loaded |= {n: module for n in names if n not in loaded and (module := _load_built(n))}
 
 
 def _folder() -> Path | None:
@@ -97,7 +90,12 @@ def _folder() -> Path | None:
     return Path(named) if named else None
 
 
-def _import_library(name: str, library: Path) -> ModuleType:
+def _load_built(name: str) -> ModuleType | None:
+    """Import an extension; None: it is not built."""
+    folder = _folder()
+    if folder is None or not (folder / name / BUILT_FILE).exists():
+        return None
+    library = folder / name / f"{name}.so"
     spec = importlib.util.spec_from_file_location(name, library)
     if spec is None or spec.loader is None:
         raise ImportError(f"{library} is no Python extension", name=name, path=str(library))
