@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from autotune.contract import (
     RANKS_DIR,
@@ -32,9 +32,6 @@ from autotune.trial.reporter import Reporter
 from autotune.trial.scripts.lengths import is_drawn
 from autotune.trial.surroundings import Watch
 from autotune.trial.transformer_shape import script_settings
-
-if TYPE_CHECKING:  # it brings torch
-    from autotune.trial.diagnose import DiagnosticPass
 
 SUBMITTED_ENV = "AUTOTUNE_SUBMITTED_AT"
 CORES_ENV = "AUTOTUNE_CORES"
@@ -171,7 +168,7 @@ class _Aftermath:
         self._meter = meter
         self._engine: Any = None
         self._soak: Any = None
-        self._pass: DiagnosticPass | None = None
+        self._pass: Any = None
         self._watch: Any = None
         self._cpu_s_before = 0.0
         self._began_s = 0.0
@@ -226,14 +223,13 @@ class _Aftermath:
         if self._pass is None:
             return True
         self._meter.lift()  # the profiler's own memory is no part of the configuration's
-        return self._pass.begin()
+        return bool(self._pass.begin())
 
     def absorbs(self, error: BaseException) -> bool:
         """Whether the trial keeps its figures: the error came after everything was measured."""
         if self._reporter.report.phase is not Phase.DIAGNOSE:
             return False
-        assert self._pass is not None, "nothing else enters that phase"
-        self._pass.fail(error)
+        self._pass.fail(error)  # nothing else enters that phase
         return True
 
 
