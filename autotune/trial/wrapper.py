@@ -157,10 +157,7 @@ def _train(spec: TrialSpec, config: dict[str, Any]) -> None:
 
 
 class _Aftermath:
-    """What a trial does around its measured steps and after the last of them.
-
-    Implements `autotune.trial.stopwatch.Listener`.
-    """
+    """What a trial does around its measured steps and after the last of them."""
 
     def __init__(self, spec: TrialSpec, reporter: Reporter, meter: Any) -> None:
         self._spec = spec
@@ -192,6 +189,7 @@ class _Aftermath:
             self._pass = DiagnosticPass(engine, self._reporter)
 
     def on_first_step(self) -> None:
+        """The first step was applied."""
         from autotune.trial.readback import differences, read_back
 
         report = self._reporter.report
@@ -201,22 +199,26 @@ class _Aftermath:
             raise ReadBackError("; ".join(report.differences))
 
     def on_warm(self) -> None:
+        """The next step is the first that is measured."""
         if self._soak is None:  # which is there to see what memory does later on
             self._meter.settle()
         self._watch.begin()
         self._cpu_s_before, self._began_s = time.process_time(), time.perf_counter()
 
     def on_measured(self) -> None:
+        """The last step was measured."""
         report = self._reporter.report
         report.cpu_s = time.process_time() - self._cpu_s_before
         report.measured_s = time.perf_counter() - self._began_s
         report.surroundings = self._watch.end()
 
     def after_step(self) -> None:
+        """A step was measured."""
         if self._soak is not None:
             self._soak.after_step()
 
     def finale(self) -> bool:
+        """All steps were measured, or this is one of those that follow; says whether it ends."""
         if self._soak is not None and not self._soak.finale():
             return False
         self._reporter.report.memory_bytes = self._meter.read()
