@@ -109,7 +109,7 @@ class GangFleet:
                 time.sleep(_PERIOD_S)
             except KeyboardInterrupt:
                 interrupted = True
-                note("the build is not interrupted half way: the search ends once it is done")
+                note("the build is not interrupted half way: ending once it is done")
         if interrupted:
             raise KeyboardInterrupt
 
