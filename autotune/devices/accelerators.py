@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from autotune.base.errors import FleetError, JobError
 from autotune.base.yaml_file import read_yaml
-from autotune.devices.probed import MeasuredEntry, MeasuredRates
+from autotune.devices.probed import MeasuredRates
 
 SHIPPED = Path(__file__).resolve().parent / "accelerators.yaml"
 
@@ -123,7 +123,7 @@ class _Entry(BaseModel):
     devices_per_node: _Count
     source: str
     achieved_source: str
-    measured: MeasuredEntry | None = None
+    measured: MeasuredRates | None = None
 
 
 class _File(BaseModel):
@@ -230,7 +230,7 @@ def _accelerator(name: str, entry: _Entry, path: Path) -> Accelerator:
         devices_per_node=entry.devices_per_node,
         source=entry.source,
         achieved_source=entry.achieved_source,
-        measured=None if entry.measured is None else entry.measured.read(),
+        measured=entry.measured,
     )
 
 
