@@ -201,10 +201,11 @@ def read_accelerators(path: Path) -> tuple[Accelerator, ...]:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        is_probed = "measured" in first["loc"]
-        raise JobError(
-            f"{path}: {key}: {first['msg']}", _PROBE_HINT if is_probed else _HINT
-        ) from error
+        said = first["msg"].replace(
+            "Unexpected keyword argument", "Extra inputs are not permitted"
+        )
+        hint = _PROBE_HINT if "measured" in first["loc"] else _HINT
+        raise JobError(f"{path}: {key}: {said}", hint) from error
     return tuple(_accelerator(name, entry, path) for name, entry in file.accelerators.items())
 
 

@@ -78,9 +78,10 @@ def detect_environment() -> Environment:
         FleetError: torch is missing, or `DS_ACCELERATOR` names an accelerator that is not there
             or that is not supported.
     """
-    torch, deepspeed = version_of("torch"), version_of("deepspeed") or ""
+    torch = version_of("torch")
     if torch is None:
         raise not_installed("torch")
+    versions: dict[str, Any] = {"torch_version": torch, "deepspeed_version": version_of("deepspeed") or ""}
     accelerator, devices = find_accelerator()
     if accelerator == "cuda":
         names = {gpu.name for gpu in devices}
@@ -90,8 +91,7 @@ def detect_environment() -> Environment:
             device_name=devices[0].name,
             device_memory_bytes=min(gpu.memory_bytes for gpu in devices),
             peak_flops=peak_flops(devices[0].name) if len(names) == 1 else None,
-            deepspeed_version=deepspeed,
-            torch_version=torch,
+            **versions,
             precisions=_precisions(devices),
             has_flash_attention=importlib.util.find_spec("flash_attn") is not None,
         )
@@ -102,8 +102,7 @@ def detect_environment() -> Environment:
         device_name=cpu_name(),
         device_memory_bytes=int(usable_memory_bytes() * _HOST_SHARE / n_cores),
         peak_flops=None,
-        deepspeed_version=deepspeed,
-        torch_version=torch,
+        **versions,
         precisions=("fp32", "bf16", *(("fp16",) if cpu_has_fp16() else ())),
     )
 
@@ -141,14 +140,8 @@ def find_accelerator() -> tuple[str, list[Gpu]]:
 def peak_flops(device_name: str) -> float | None:
     """Dense bf16 (V100, T4: fp16) matrix peak of one GPU in FLOP/s, by its datasheet.
 
-    Args:
-        device_name: As NVML spells it, such as `NVIDIA A100-SXM4-80GB`.
-
-    Returns:
-        None for a device that is not in the table, and for a slice of one (MIG).
+    None: a device that is not in the table, or a slice of one (MIG).
     """
-    if "MIG" in device_name:
-        return None
     try:
         peaks = accelerators.find_accelerator(device_name).peak_flops
     except FleetError:

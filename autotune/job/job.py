@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -140,6 +140,10 @@ class Job:
         return int(limit_bytes * (1 - self.head_room))
 
 
+def _parsed(parse: Callable[..., float], key: str) -> BeforeValidator:
+    return BeforeValidator(lambda value: None if value is None else parse(value, where=key))
+
+
 class JobFile(BaseModel):
     """The job as a user writes it, in YAML or as flags."""
 
@@ -172,10 +176,7 @@ class JobFile(BaseModel):
         le=_LARGEST,
         description="of the search proper; left out: 20, with the sampler grid every candidate",
     )
-    budget: Annotated[
-        float | None,
-        BeforeValidator(lambda v: None if v is None else parse_seconds(v, where="budget")),
-    ] = None
+    budget: Annotated[float | None, _parsed(parse_seconds, "budget")] = None
     patience: int | None = Field(default=None, ge=1, le=_LARGEST)
     gpu_hours: float | None = Field(
         default=None,
@@ -190,10 +191,7 @@ class JobFile(BaseModel):
         allow_inf_nan=False,
         description="of one accelerator for an hour",
     )
-    memory_limit: Annotated[
-        int | None,
-        BeforeValidator(lambda v: None if v is None else parse_bytes(v, where="memory_limit")),
-    ] = None
+    memory_limit: Annotated[int | None, _parsed(parse_bytes, "memory_limit")] = None
     head_room: float = Field(default=0.0, ge=0, lt=1)
     trial_timeout: Annotated[
         float, BeforeValidator(lambda v: parse_seconds(v, where="trial_timeout"))
