@@ -94,9 +94,6 @@ class Accelerator:
 
         A rack-wide domain is wider than its nodes, any other ends with the node. Where NVLink
         joins pairs alone, a ring through the node goes over the host's link.
-
-        Args:
-            per_node: Devices of one node.
         """
         if self.nvlink_domain > self.devices_per_node:
             return self.nvlink_bytes_per_s, float(self.nvlink_domain)

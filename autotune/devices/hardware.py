@@ -8,7 +8,6 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +80,10 @@ def detect_environment() -> Environment:
     torch = version_of("torch")
     if torch is None:
         raise not_installed("torch")
-    versions: dict[str, Any] = {"torch_version": torch, "deepspeed_version": version_of("deepspeed") or ""}
+    versions: dict[str, Any] = {
+        "torch_version": torch,
+        "deepspeed_version": version_of("deepspeed") or "",
+    }
     accelerator, devices = find_accelerator()
     if accelerator == "cuda":
         names = {gpu.name for gpu in devices}
@@ -158,17 +160,20 @@ def visible_gpus() -> list[Gpu]:
     Raises:
         FleetError: The driver is there and does not answer for a GPU.
     """
-    with _nvml() as there:
-        if not there:
-            return []
-        try:
-            handles = _visible_handles(os.environ.get("CUDA_VISIBLE_DEVICES"))
-            return [_gpu(index, handle) for index, handle in enumerate(handles)]
-        except pynvml.NVMLError as error:
-            raise FleetError(
-                f"the NVIDIA driver does not answer for a GPU: {error}",
-                "see nvidia-smi; hide a broken one with CUDA_VISIBLE_DEVICES",
-            ) from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = _visible_handles(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return [_gpu(index, handle) for index, handle in enumerate(handles)]
+    except pynvml.NVMLError as error:
+        raise FleetError(
+            f"the NVIDIA driver does not answer for a GPU: {error}",
+            "see nvidia-smi; hide a broken one with CUDA_VISIBLE_DEVICES",
+        ) from error
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def usable_cores() -> list[int]:
@@ -225,19 +230,6 @@ def torch_cuda_version() -> str | None:
         match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
         return match[1] if match else None
     return None
-
-
-@contextlib.contextmanager
-def _nvml() -> Iterator[bool]:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _visible_handles(visible: str | None) -> list[Any]:

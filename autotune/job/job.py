@@ -243,9 +243,7 @@ def read_job_file(path: Path) -> dict[str, Any]:
 def read_accelerators_of(job_file: Path | None, own: Path | None) -> tuple[Accelerator, ...]:
     """The table that a job's devices are described and predicted by, before the job is made.
 
-    Args:
-        job_file: YAML, or None.
-        own: The table that the user named beside the job; it comes before the job's.
+    `own` is the table that the user named beside the job; it comes before the job's.
 
     Raises:
         JobError: A file cannot be read, or the table is not one.
@@ -423,13 +421,15 @@ def _fix(item: Mapping[str, Any]) -> str:
         return f"mend {key}{about}"
     if item["type"] == "missing":
         return f"give --{key.replace('_', '-')}{about}, or `{key}:` in the job file"
-    bounds = {type(bound).__name__: bound for bound in field.metadata}
-    low = f"from {bounds['Ge'].ge}" if "Ge" in bounds else ""
-    low = f"above {bounds['Gt'].gt}" if "Gt" in bounds else low
-    high = f" to {bounds['Le'].le}" if "Le" in bounds else ""
-    high = f" to below {bounds['Lt'].lt}" if "Lt" in bounds else high
-    if low:
-        return f"give {key}{about} a number {low}{high}"
+    words = {"ge": "from", "gt": "above", "le": "to", "lt": "to below"}
+    bounds = [
+        f"{word} {getattr(bound, name)}"
+        for name, word in words.items()
+        for bound in field.metadata
+        if hasattr(bound, name)
+    ]
+    if bounds:
+        return f"give {key}{about} a number {' '.join(bounds)}"
     if "expected" in item.get("ctx", {}):
         return f"give {key}{about} one of {item['ctx']['expected']}"
     return f"mend {key}{about}" + ("" if field.is_required() else ", or leave it out")
