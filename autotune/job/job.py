@@ -364,11 +364,7 @@ def _check_weighable(file: JobFile) -> None:
 def _fidelity(
     file: JobFile, model: Model, *, goes_by_forecast: bool, where: str
 ) -> Fidelity | None:
-    """Layers and world of the reduced trials.
-
-    Raises:
-        JobError: The model cannot run so, or nothing would learn from such trials.
-    """
+    """Layers and world of the reduced trials; refused where nothing would learn from them."""
     if file.fidelity is None:
         return None
     for key, teaches, needed in (

@@ -49,11 +49,12 @@ def check_writable(path: Path) -> None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise JobError(f"--out {path}: its folder is not there", f"make it, or {_NAME_HINT}")
+    attempt = path.with_name(f".{path.name}.try")
     try:
         foreign = is_foreign(path, MARK.encode())
         if not foreign:
-            write_whole(path.with_name(f".{path.name}.try"), lambda aside: aside.touch())
-            path.with_name(f".{path.name}.try").unlink()
+            write_whole(attempt, lambda aside: aside.touch())
+            attempt.unlink()
     except OSError as error:
         raise _not_written(path, error) from error
     if foreign:
