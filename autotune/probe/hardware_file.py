@@ -125,8 +125,8 @@ def entry_of(
         "names": [rf"\b{pattern}", r"\bcpu\b"] if environment.accelerator == "cpu" else [pattern],
         "memory_gib": round(environment.device_memory_bytes / 2**30, 4),
         "memory_gb_per_s": short(base.memory_bytes_per_s / 1e9),
-        "tflops": _all_short(peaks, 1e12),
-        "achieved_tflops": _all_short(achieved, 1e12),
+        "tflops": _tera(peaks),
+        "achieved_tflops": _tera(achieved),
         "sustained_share": base.sustained_share,
         "nvlink_gb_per_s": short(base.nvlink_bytes_per_s / 1e9),
         "nvlink_domain": base.nvlink_domain,
@@ -171,5 +171,5 @@ def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "device"
 
 
-def _all_short(figures: Mapping[str, float], unit: float) -> dict[str, float]:
-    return {name: short(value / unit) for name, value in figures.items()}
+def _tera(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: short(value / 1e12) for name, value in figures.items()}
