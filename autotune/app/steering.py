@@ -14,7 +14,6 @@ from autotune.cost.knowledge import (
     study_name,
     write_lessons,
 )
-from autotune.search.objective import Objective
 from autotune.search.recorded import history_to_resume
 from autotune.search.steering import Steering, lessons_of, situation_of, steering_of
 
@@ -56,7 +55,7 @@ def steer(
         return None
     if not follows:
         return steering
-    if not steering.can_steer(Objective.of(job, environment)):
+    if not steering.steers:
         note("TPE proposes: predictions steer only the objective samples_per_s, by known knobs")
     elif steering.recalled is not None:
         note(f"{steering.recalled.n_trials} trials of other studies correct the forecast")
@@ -71,14 +70,7 @@ def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None
         history = history_to_resume(
             session.study, job=job, engine=session.engine, environment=environment
         )
-        lessons = lessons_of(
-            history,
-            job,
-            environment,
-            Objective.of(job, environment),
-            study=name,
-            accelerators=session.table,
-        )
+        lessons = lessons_of(history, job, environment, study=name, accelerators=session.table)
         if lessons:
             keep_lessons(knowledge, name, lessons)
     except AutotuneError as error:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.forecast import Forecast
+from autotune.cost.knowledge import Recalled
 from autotune.cost.normal import below, log_expected_gain
 from autotune.cost.residual import (
     MEMORY_PRIOR,
@@ -51,9 +52,8 @@ class Chooser:
 
     forecast: Forecast
     shots: Sequence[Shot]
-    known_times: Seen | None = None
-    """Errors of other studies."""
-    known_peaks: Seen | None = None
+    known: Recalled | None = None
+    """Errors of the forecast that others saw."""
     n_beside: int = 0
     """Trials of this search besides the shots: those of reduced candidates."""
     variation: float = 0.0
@@ -102,7 +102,9 @@ class Chooser:
         Trials in flight count as if they measured what is expected.
         """
         features = self.forecast.features
-        seen = self._seen_times
+        seen = seen_times(self.forecast, self.shots)
+        if self.known is not None:
+            seen = Seen.join(seen, self.known.times)
         believed = calibrate(features, seen, TIME_PRIOR)
         running = _rows([shot for shot in self.shots if shot.is_running])
         if not len(running):
@@ -114,11 +116,10 @@ class Chooser:
     @cached_property
     def memory(self) -> Calibration:
         """What is believed of the peak's error."""
-        return calibrate(
-            _memory_features(self.forecast),
-            _with(seen_peaks(self.forecast, self.shots), self.known_peaks),
-            MEMORY_PRIOR,
-        )
+        seen = seen_peaks(self.forecast, self.shots)
+        if self.known is not None:
+            seen = Seen.join(seen, self.known.peaks)
+        return calibrate(_memory_features(self.forecast), seen, MEMORY_PRIOR)
 
     @cached_property
     def log_seconds(self) -> Floats:
@@ -197,10 +198,6 @@ class Chooser:
         found: Floats = (self.log_peak - math.log(limit_bytes)) / self.memory.deviation
         return found
 
-    @property
-    def _seen_times(self) -> Seen:
-        return _with(seen_times(self.forecast, self.shots), self.known_times)
-
 
 def seen_times(forecast: Forecast, shots: Sequence[Shot]) -> Seen:
     """By how much the forecast's seconds were wrong."""
@@ -225,10 +222,6 @@ def seen_peaks(forecast: Forecast, shots: Sequence[Shot]) -> Seen:
         reached - np.log(forecast.peak_bytes[rows]),
         [_side_of(shot) for shot in telling],
     )
-
-
-def _with(own: Seen, known: Seen | None) -> Seen:
-    return own if known is None else Seen.join(own, known)
 
 
 def _memory_features(forecast: Forecast) -> Features:

@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.contract import KnobValue
 from autotune.cost.forecast import Forecast
-from autotune.cost.residual import Seen
+from autotune.cost.knowledge import Recalled
 from autotune.search.acquisition import Chooser, Shot
 
 PEAK_ATTRIBUTE = "peak_memory_bytes"
@@ -47,8 +47,7 @@ class CalibratedSampler(BaseSampler):
         columns: Mapping[str, Sequence[KnobValue | None]],
         *,
         forecast: Forecast,
-        known_times: Seen | None = None,
-        known_peaks: Seen | None = None,
+        known: Recalled | None = None,
         n_beside: int = 0,
         closed: Collection[int] = (),
         others: BaseSampler | None = None,
@@ -61,8 +60,7 @@ class CalibratedSampler(BaseSampler):
                 where it does not act.
             forecast: What the model says of every candidate. For a study that maximises a rate its
                 `seconds` are the inverse of what the objective returns.
-            known_times: Errors of the forecast's seconds in other studies.
-            known_peaks: The same of its peaks.
+            known: Errors of the forecast that others saw.
             n_beside: Trials that taught these errors and are not in the study: every eighth
                 trial of all explores.
             closed: Rows that are not wanted.
@@ -77,7 +75,7 @@ class CalibratedSampler(BaseSampler):
             raise ValueError(f"columns of {lengths} rows, and a forecast of {len(forecast)}")
         self._columns = {name: list(column) for name, column in columns.items()}
         self._forecast = forecast
-        self._known_times, self._known_peaks = known_times, known_peaks
+        self._known = known
         self._n_beside = n_beside
         self._closed = frozenset(closed)
         self._others = others or TPESampler(seed=seed, multivariate=True, constant_liar=True)
@@ -137,13 +135,10 @@ class CalibratedSampler(BaseSampler):
         """Passed on; the choice of a row is not random."""
         self._others.reseed_rng()
 
-    def chosen_row(self, number: int) -> int:
-        """The row of a trial that has asked for a knob of the columns and has not ended.
-
-        Args:
-            number: Number of the trial.
-        """
-        return self._chosen[number]
+    @property
+    def last_row(self) -> int:
+        """The row of the trial that was the last to ask for a knob of the columns."""
+        return self._chosen[max(self._chosen)]
 
     def _row_for(self, study: Study, trial: FrozenTrial) -> int:
         """The row of this trial, chosen when its first knob is asked for."""
@@ -168,8 +163,7 @@ class CalibratedSampler(BaseSampler):
         return Chooser(
             forecast=self._forecast,
             shots=shots,
-            known_times=self._known_times,
-            known_peaks=self._known_peaks,
+            known=self._known,
             n_beside=self._n_beside,
             variation=VARIATION if has_others else 0.0,
         ).choose(is_open)

@@ -108,7 +108,6 @@ class ReducedTrials:
         self._job = context.job
         self._forms = forms
         self._steering = steering
-        self._objective = context.objective
         self._note = context.note
         self._said: set[str] = set()
         self._by_hash = {candidate.hash: candidate for candidate in context.lattice.candidates}
@@ -120,7 +119,7 @@ class ReducedTrials:
         reductions = reduce_lattice(job, context.lattice, context.engine)
         if job.fidelity is None or reductions is None:
             return None
-        if steering is None or not steering.can_steer(context.objective):
+        if steering is None or not steering.steers:
             context.note("no reduced trials: there is no forecast that they could teach")
             return None
         context.note(
@@ -160,7 +159,6 @@ class ReducedTrials:
         }
         return self._steering.propose(
             history,
-            self._objective,
             # Candidates that the model cannot tell apart need no second trial with fewer layers.
             closed={
                 *(t.candidate.hash for t in history.tried),

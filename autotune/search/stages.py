@@ -177,7 +177,7 @@ class ProposalStage:
         context, history = self._context, self._flight.history
         if context.steering is None or context.job.budget.gpu_hours is None:
             return True
-        gain = context.steering.expected_gain(history, context.objective, self._closed())
+        gain = context.steering.expected_gain(history, self._closed())
         weighed = weigh_trial(
             gain, history, context.objective, context.job, baseline=self._baseline.candidate
         )
@@ -257,7 +257,7 @@ def run_of(
         )
     predicted = None
     if context.steering is not None and role in (Role.BASELINE, Role.SEARCH):
-        predicted = context.steering.predict(whole, context.objective, candidate)
+        predicted = context.steering.predict(whole, candidate)
     return Run(
         candidate=candidate,
         role=role,
