@@ -203,7 +203,7 @@ NAMES_DEEPSPEED = {
     "replay/problem.py": "columns of published runs",
     "report/explain/advice.py": "advice names knobs",
     "report/page/page.py": "a name in the page's template",
-    "search/environments.py": "versions that explain a difference",
+    "search/study_facts.py": "versions that explain a difference",
     "search/feasibility.py": "advice names knobs",
     "tracing/request.py": "whose ranks are traced",
 }

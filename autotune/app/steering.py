@@ -14,7 +14,6 @@ from autotune.cost.knowledge import (
     study_name,
     write_lessons,
 )
-from autotune.search.recorded import history_to_resume
 from autotune.search.steering import Steering, lessons_of, situation_of, steering_of
 
 
@@ -67,9 +66,7 @@ def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None
     job, environment = session.job, session.environment
     name = study_name(session.study.folder)
     try:
-        history = history_to_resume(
-            session.study, job=job, engine=session.engine, environment=environment
-        )
+        history = session.history_to_resume()
         lessons = lessons_of(history, job, environment, study=name, accelerators=session.table)
         if lessons:
             keep_lessons(knowledge, name, lessons)

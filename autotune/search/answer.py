@@ -1,5 +1,7 @@
 """What a search can say of its record at any moment: the standings and the final answer."""
 
+from collections.abc import Mapping
+
 from autotune.base.errors import AutotuneError, NothingFeasibleError
 from autotune.contract import Origin
 from autotune.record.answer import Problem, SearchAnswer, Standing, config_of
@@ -28,14 +30,14 @@ class RecordStandings:
         """The best candidate by its own trial."""
         figures = self._own_figures()
         best = self._objective.best(figures)
-        return None if best is None else self._standing(self._named(best), figures[best], 1)
+        return None if best is None else self._standing(best, figures[best])
 
     def baseline(self, candidate: Candidate | None) -> Standing | None:
         """The baseline by its own trial."""
         tried = None if candidate is None else self._history.find(candidate)
         if tried is None or tried.measured is None or not is_figure(tried.measured):
             return None
-        return self._standing(tried.candidate, figure_of(tried.measured, tried.spread), 1)
+        return self._standing(tried.candidate.hash, figure_of(tried.measured, tried.spread))
 
     def final(
         self,
@@ -51,23 +53,24 @@ class RecordStandings:
         if comparison is not None:
             verdict = confirm.judge(comparison, self._history, self._objective)
         own = self._own_figures()
+        compared = {} if verdict is None else verdict.figures
+        figures = {**own, **compared}
+        best = self._objective.best(compared or own, beside=own)
         start, speedup = self.baseline(baseline), None
-        if verdict is None:
-            best = self._objective.best(own)
-        else:
-            best = self._objective.best(verdict.figures, beside=own)
+        if verdict is not None and baseline is not None and baseline.hash in compared:
             assert best is not None, "a verdict has at least one figure"
-            if baseline is not None and baseline.hash in verdict.figures:
-                start = self._compared(baseline.hash, verdict)
-                speedup = verdict.gain(best, baseline.hash)
-        front = self._front(verdict)
+            start = self._standing(baseline.hash, compared[baseline.hash])
+            speedup = verdict.gain(best, baseline.hash)
+        front = None  # by the final comparison's figures where there are any
+        if self._objective.wish.name == "pareto":
+            front = tuple(self._standing(key, figures[key]) for key in front_of(figures))
         return SearchAnswer(
             study=self._study,
             origin=origin,
             counts=self._history.counts,
             baseline=start,
-            best=self._compared(best, verdict) if best is not None and verdict else self.best(),
-            ties=() if best is None else self._ties(verdict, best),
+            best=None if best is None else self._standing(best, figures[best]),
+            ties=() if best is None else self._ties(figures, best, verdict),
             speedup=speedup,
             front=front,
             rule="" if front is None else RULE,
@@ -75,10 +78,9 @@ class RecordStandings:
             interrupted=interrupted,
         )
 
-    def _compared(self, key: str, verdict: confirm.Verdict) -> Standing:
-        return self._standing(self._named(key), verdict.figures[key], verdict.n_runs[key])
-
-    def _ties(self, verdict: confirm.Verdict | None, best: str) -> tuple[Standing, ...]:
+    def _ties(
+        self, figures: Mapping[str, Figure], best: str, verdict: confirm.Verdict | None
+    ) -> tuple[Standing, ...]:
         """Candidates that may be as fast as the best; where memory counts too, none is named.
 
         A candidate is among them if its interval overlaps the best's. Where both ran side by side
@@ -87,8 +89,6 @@ class RecordStandings:
         if self._objective.wish.name != "samples_per_s":
             return ()
         compared = {} if verdict is None else verdict.figures
-        n_runs = {} if verdict is None else verdict.n_runs
-        figures = {**self._own_figures(), **compared}
 
         def is_tied(key: str) -> bool:
             if verdict is not None and {key, best} <= set(compared):
@@ -97,44 +97,26 @@ class RecordStandings:
 
         tied = [key for key in figures if key != best and is_tied(key)]
         tied.sort(key=lambda key: (key not in compared, -figures[key].samples_per_s))
-        return tuple(
-            self._standing(self._named(key), figures[key], n_runs.get(key, 1)) for key in tied
-        )
-
-    def _front(self, verdict: confirm.Verdict | None) -> tuple[Standing, ...] | None:
-        """The Pareto front, fastest first, by the final comparison's figures where there are."""
-        if self._objective.wish.name != "pareto":
-            return None
-        confirmed = {} if verdict is None else verdict.figures
-        n_runs = {} if verdict is None else verdict.n_runs
-        figures = {**self._own_figures(), **confirmed}
-        return tuple(
-            self._standing(self._named(key), figures[key], n_runs.get(key, 1))
-            for key in front_of(figures)
-        )
+        return tuple(self._standing(key, figures[key]) for key in tied)
 
     def _own_figures(self) -> dict[str, Figure]:
         """What every feasible candidate achieved in its own trial, by hash."""
         found = {t.candidate.hash: self._objective.figure(t) for t in self._history.tried}
         return {key: figure for key, figure in found.items() if figure is not None}
 
-    def _named(self, key: str) -> Candidate:
-        return next(t.candidate for t in self._history.tried if t.candidate.hash == key)
-
-    def _standing(self, candidate: Candidate, figure: Figure, n_runs: int) -> Standing:
-        tried = self._history.find(candidate)
-        assert tried is not None, "a figure comes from a trial"
+    def _standing(self, key: str, figure: Figure) -> Standing:
+        tried = next(t for t in self._history.tried if t.candidate.hash == key)
         files = tried.measured or counting(tried.trials)
         assert files is not None, "a figure comes from a measured trial"
         return Standing(
             trial=files.number,
-            candidate=candidate,
+            candidate=tried.candidate,
             samples_per_s=figure.samples_per_s,
             samples_per_s_low=figure.low,
             samples_per_s_high=figure.high,
             peak_memory_bytes=figure.peak_memory_bytes,
             config=config_of(self._study, files.number, self._engine),
-            n_runs=n_runs,
+            n_runs=figure.n_runs,
             n_disturbed=figure.n_disturbed,
         )
 

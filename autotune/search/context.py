@@ -4,32 +4,21 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.contract import Origin
-from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine
 from autotune.fleet.base import Fleet
-from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
-from autotune.record.study import Study
 from autotune.search.base import Observer
 from autotune.search.interrupt import Interrupt
 from autotune.search.objective import Objective
+from autotune.search.recorded import Task
 from autotune.search.steering import Steering
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SearchContext:
+class SearchContext(Task):
     """A job with everything that its search needs."""
 
-    job: Job
-    """What to tune."""
-    study: Study
-    """The record; the only state there is."""
     fleet: Fleet
     """Where trials run."""
-    engine: Engine
-    """What a candidate means."""
-    environment: Environment
-    """The devices and versions at hand."""
     lattice: Lattice
     """The legal candidates."""
     observer: Observer

@@ -7,16 +7,13 @@ from typing import Any
 
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.contract import Outcome
-from autotune.engines.base import Engine
 from autotune.fleet.base import Handle
 from autotune.record.study import Trial, lost_result
 from autotune.search.base import Running
 from autotune.search.context import SearchContext
 from autotune.search.history import History, busy_s, intervals, results
-from autotune.search.recorded import answers_for
 from autotune.search.trial_spec import Run, make_spec
-from autotune.space.candidate import Candidate, candidate_of
-from autotune.space.rule import Violation
+from autotune.space.candidate import candidate_of
 
 POLL_S = 0.1
 """Time between two looks at the trials; the coordinator shares the processor with CPU ranks."""
@@ -39,7 +36,6 @@ class TrialsInFlight:
         self._context = context
         self._study = context.study
         self._note = context.note
-        self._engine_of: dict[str, Engine] = {}
         self._overridden_said: set[str] = set()
         self._handles: list[Handle] = []
         self._n_faults_in_a_row = 0
@@ -64,9 +60,7 @@ class TrialsInFlight:
                 self._study.write_result(trial.folder, result)
                 trial = Trial(folder=trial.folder, spec=trial.spec, result=result)
                 n_lost += 1
-            engine = self.engine_of(candidate_of(trial.spec))
-            job, environment = self._context.job, self._context.environment
-            if answers_for(trial, self._study, job=job, engine=engine, environment=environment):
+            if self._context.is_answered_by(trial):
                 self.history.put(trial)
             else:
                 left_out.append(trial.spec.identity.number)
@@ -80,21 +74,6 @@ class TrialsInFlight:
             )
         for folder in recorded.unreadable:
             self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
-
-    def render_with(self, candidate: Candidate, engine: Engine) -> None:
-        """Render a candidate with an engine of its own from now on.
-
-        The user's own baseline keeps the keys that no knob knows: one candidate, one rendering.
-        """
-        self._engine_of[candidate.hash] = engine
-
-    def engine_of(self, candidate: Candidate) -> Engine:
-        """The engine that renders a candidate."""
-        return self._engine_of.get(candidate.hash, self._context.engine)
-
-    def violations(self, candidate: Candidate) -> Sequence[Violation]:
-        """The rules that a candidate breaks as it would be rendered."""
-        return self.engine_of(candidate).judge(candidate)
 
     def used_s(self, trials: Sequence[Trial] | None = None) -> float:
         """Wall-clock seconds with at least one trial in flight, earlier sessions included.
@@ -124,7 +103,7 @@ class TrialsInFlight:
             StudyError: The record cannot be written.
             FleetError: No gang is free.
         """
-        engine = self.engine_of(run.candidate)
+        engine = self._context.engine_of(run.candidate)
         spec = make_spec(
             run,
             study=self._study.name,

@@ -91,15 +91,17 @@ class _Search:
         if not context.compares:
             context.note("no final comparison: what answers would only repeat itself")
             return
-        stage = ComparisonStage(context, self.flight, self._baseline.candidate)
-        if stage.planned is None:
+        history, left_s = self.flight.history, self.flight.left_s
+        baseline = self._baseline.candidate
+        planned = confirm.plan(history, context.objective, baseline, left_s=left_s)
+        if planned is None:
             context.note(
                 "no time left for the final comparison: figures are those of single trials"
             )
             return
-        self._comparison = stage
-        if stage.next_run() is not None:
-            self._drive(stage)
+        self._comparison = ComparisonStage(context, self.flight, planned)
+        if self._comparison.missing:
+            self._drive(self._comparison)
 
     def _drive(self, stage: SearchStage) -> None:
         """Start what a stage asks for, as many at a time as it may, until it asks no more."""
@@ -163,9 +165,8 @@ class _Search:
         if typical_s is None:
             return None
         n_search = 0 if stage is Stage.CONFIRM else self._proposals.n_left
-        n_confirm = 2 * confirm.ROUNDS
-        if self._comparison is not None:
-            n_confirm = self._comparison.n_left
+        comparison = self._comparison
+        n_confirm = 2 * confirm.ROUNDS if comparison is None else len(comparison.missing)
         left_s = n_search / self._context.capacity * typical_s
         left_s += n_confirm * confirm.run_s(history)
         return left_s if budget_s is None else min(left_s, max(0.0, budget_s - used_s))

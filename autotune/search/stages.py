@@ -1,20 +1,19 @@
 """The stages of a search: which run each asks for next, until it asks no more."""
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from autotune.base.plugins import load_plugin
 from autotune.contract import Role
 from autotune.search import confirm
 from autotune.search.base import Stage, StopReason
-from autotune.search.baseline import find_baseline
 from autotune.search.context import SearchContext
 from autotune.search.history import History, owed_repeat, results
 from autotune.search.in_flight import TrialsInFlight
 from autotune.search.reduced import ReducedTrials, too_large
 from autotune.search.sampler import Request, Sampler
-from autotune.search.stop import has_time, n_done, searched, why_stop
+from autotune.search.stop import has_time, n_done, searched, weigh_trial, why_stop
 from autotune.search.trial_spec import Run
-from autotune.search.trial_worth import weigh_trial
 from autotune.space.candidate import Candidate
 
 
@@ -48,18 +47,15 @@ class BaselineStage:
         self._flight = flight
         self.candidate: Candidate | None = None
         """The baseline; None while none has run."""
-        self.users: Candidate | None = None
+        self.users = None if context.users is None else context.users[1]
         """What the user's own file describes; None: there is no such file."""
-        if context.job.baseline is not None:
-            engine, self.users = context.engine.baseline(context.job.baseline)
-            flight.render_with(self.users, engine)
 
     def next_run(self) -> Run | None:
         """The next rung of the ladder that the record does not answer for."""
         context, theirs = self._context, self.users
         try:
             if theirs is None:
-                self.candidate = find_baseline(context.engine.ladder(), self._runs)
+                self.candidate = _find_baseline(context.engine.ladder(), self._runs)
             else:
                 self.candidate = theirs if self._runs(theirs) else None
         except _UntriedError as untried:
@@ -77,7 +73,7 @@ class BaselineStage:
         # Where there is no time to repeat a disturbed trial, its result counts as it is.
         if tried is not None and (tried.is_settled or (tried.measured and not self._has_time())):
             return self._context.objective.figure(tried) is not None
-        if violations := self._flight.violations(candidate):
+        if violations := self._context.engine_of(candidate).judge(candidate):
             if theirs := self._context.job.baseline:
                 self._context.note(f"{theirs}: {violations[0].message}; {violations[0].fix}")
             return False
@@ -93,6 +89,40 @@ class _UntriedError(Exception):
     def __init__(self, candidate: Candidate) -> None:
         super().__init__(str(candidate))
         self.candidate = candidate
+
+
+def _find_baseline(
+    ladder: Iterable[Sequence[Candidate]], runs: Callable[[Candidate], bool]
+) -> Candidate | None:
+    """Climb a ladder, then bisect the rung that holds.
+
+    On each rung the largest candidate comes first (one trial where it runs), then the smallest
+    (one trial more to leave a rung that is hopeless), then bisection between them. With more
+    answers it takes the same way again, so an interrupted climb resumes.
+
+    Args:
+        ladder: What `Engine.ladder` returns.
+        runs: Whether a candidate runs within the limits; may raise to say that nobody knows yet.
+    """
+    rungs = (_largest_that_runs(rung, runs) for rung in ladder)
+    return next((found for found in rungs if found is not None), None)
+
+
+def _largest_that_runs(
+    steps: Sequence[Candidate], runs: Callable[[Candidate], bool]
+) -> Candidate | None:
+    if runs(steps[-1]):
+        return steps[-1]
+    if len(steps) == 1 or not runs(steps[0]):
+        return None
+    good, bad = 0, len(steps) - 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if runs(steps[middle]):
+            good = middle
+        else:
+            bad = middle
+    return steps[good]
 
 
 class ProposalStage:
@@ -138,21 +168,23 @@ class ProposalStage:
         if has_time(history, budget, used_s=used_s, kept_s=kept_s):
             for tried in history.tried:
                 # Rules may have changed since: an upgraded engine, another override.
-                is_owed = tried.is_owed and tried.is_searched
-                if is_owed and not self._flight.violations(tried.candidate):
-                    return run_of(context, history, tried.candidate, Role.SEARCH)
+                candidate = tried.candidate
+                if not (tried.is_owed and tried.is_searched):
+                    continue
+                if not context.engine_of(candidate).judge(candidate):
+                    return run_of(context, history, candidate, Role.SEARCH)
         self.stop = why_stop(history, context.objective, budget, used_s=used_s, kept_s=kept_s)
         if self.stop is not None:
             return None
         full = None if self._reduced is None else self._reduced.next(history, used_s=used_s)
-        candidate = full or self._propose()
-        if candidate is None or not self._pays():
-            self.stop = StopReason.EXHAUSTED if candidate is None else StopReason.GAIN
+        proposed = full or self._propose()
+        if proposed is None or not self._pays():
+            self.stop = StopReason.EXHAUSTED if proposed is None else StopReason.GAIN
             return None
         if self._reduced is not None and full is not None:
             form = self._reduced.form_of(full)
             return run_of(context, history, form, Role.SEARCH, reduced_of=full)
-        return run_of(context, history, candidate, Role.SEARCH)
+        return run_of(context, history, proposed, Role.SEARCH)
 
     def _propose(self) -> Candidate | None:
         """The candidate to try next; None when all were."""
@@ -199,34 +231,33 @@ class ComparisonStage:
     at_once = 1
 
     def __init__(
-        self, context: SearchContext, flight: TrialsInFlight, baseline: Candidate | None
+        self,
+        context: SearchContext,
+        flight: TrialsInFlight,
+        planned: confirm.FinalComparison,
     ) -> None:
-        """Plan it, as far as the time goes."""
         self._context = context
         self._flight = flight
-        self.planned = confirm.plan(
-            flight.history, context.objective, baseline, left_s=flight.left_s
+        self.planned = planned
+
+    @property
+    def missing(self) -> list[tuple[Candidate, int]]:
+        """The runs that are still to come."""
+        return confirm.missing_runs(
+            self.planned,
+            self._flight.history,
+            seed=self._context.job.seed,
+            left_s=self._flight.left_s(),
         )
-        """Who runs in which rounds; None: there is no time for it."""
 
     def next_run(self) -> Run | None:
         """The next run of the rounds."""
-        if self.planned is None:
+        missing = self.missing
+        if not missing:
             return None
-        context, history = self._context, self._flight.history
-        chosen = confirm.next_run(
-            self.planned, history, seed=context.job.seed, left_s=self._flight.left_s()
-        )
-        if chosen is None:
-            return None
-        return run_of(context, history, chosen[0], Role.CONFIRM, confirm_round=chosen[1])
-
-    @property
-    def n_left(self) -> int:
-        """Runs that are missing."""
-        if self.planned is None:
-            return 0
-        return confirm.n_missing(self.planned, self._flight.history, left_s=self._flight.left_s())
+        candidate, number = missing[0]
+        history = self._flight.history
+        return run_of(self._context, history, candidate, Role.CONFIRM, confirm_round=number)
 
 
 def run_of(
