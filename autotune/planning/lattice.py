@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from autotune.contract import KnobValue
@@ -18,7 +17,6 @@ from autotune.space.knobs import canonical
 from autotune.space.rule import Violation, nothing_legal
 from autotune.space.space import Space, grid, load_space
 
-_DTYPES = {"int": "Int64", "float": "float64", "bool": "boolean", "choice": "string"}
 _ORDERED = ("int", "float")
 
 
@@ -65,26 +63,10 @@ class Lattice:
             if name not in self.values
         }
 
-    def frame(self) -> pd.DataFrame:
-        """The lattice as a table, a row per candidate, in order.
-
-        Columns: every knob (missing where it does not act), dp, grad_accum, hash.
-        """
-        columns = {
-            name: pd.Series([c.get(name) for c in self.candidates], dtype=_DTYPES[knob.kind])
-            for name, knob in self.context.knobs.items()
-            if any(name in c.values for c in self.candidates)
-        }
-        return pd.DataFrame(columns).assign(
-            dp=[c.dp for c in self.candidates],
-            grad_accum=[c.grad_accum for c in self.candidates],
-            hash=[c.hash for c in self.candidates],
-        )
-
     def nearest(
         self, values: Mapping[str, KnobValue], closed: Collection[str] = frozenset()
     ) -> Candidate | None:
-        """The candidate nearest to a proposal.
+        """The candidate nearest to a proposal; None if every one is closed.
 
         The distance adds up, over the knobs: for `int` knobs the difference of the logarithms
         (for `float` knobs, of the values) as a share of the lattice's span (what lies beyond
@@ -94,9 +76,6 @@ class Lattice:
         Args:
             values: Values of any knobs; the others are at their defaults.
             closed: Hashes of candidates that are not wanted.
-
-        Returns:
-            None if every candidate is closed.
         """
         distances = self.distances(values)
         for index in np.argsort(distances, kind="stable"):

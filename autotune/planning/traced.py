@@ -38,11 +38,8 @@ class TracedEstimate(Judged):
 def trace_estimate(outlook: Outlook, settings: Sequence[str]) -> TracedEstimate:
     """Predict one candidate, legal or not, its memory also from a trace.
 
-    If the model's sizes cannot be seen, nothing but that memory is predicted.
-
-    Args:
-        outlook: The job and the fleet.
-        settings: `knob=value` each; other knobs are at their defaults (see `Outlook.read`).
+    If the model's sizes cannot be seen, nothing but that memory is predicted. The settings are as
+    `Outlook.read` takes them.
 
     Raises:
         JobError: A setting is not one, or the candidate's step cannot be traced.

@@ -82,9 +82,6 @@ class Chooser:
     def expected_gain(self, is_open: Flags) -> float:
         """What the next trial is expected to take off the best seconds so far, as a share of them.
 
-        Args:
-            is_open: By row.
-
         Returns:
             0 where no row is open that may be tried; infinity while nothing was measured.
         """
@@ -124,15 +121,13 @@ class Chooser:
     @cached_property
     def log_seconds(self) -> Floats:
         """Calibrated, by row."""
-        found: Floats = np.log(self.forecast.seconds) + self.time.mean
-        return found
+        return np.asarray(np.log(self.forecast.seconds) + self.time.mean)
 
     @cached_property
     def log_peak(self) -> Floats:
         """Calibrated, by row."""
         assert self.forecast.peak_bytes is not None, "asked for only where memory decides"
-        found: Floats = np.log(self.forecast.peak_bytes) + self.memory.mean
-        return found
+        return np.asarray(np.log(self.forecast.peak_bytes) + self.memory.mean)
 
     @cached_property
     def risk(self) -> Floats:
@@ -151,13 +146,11 @@ class Chooser:
         lost = _rows([shot for shot in self.shots if shot.is_out_of_memory])
         if not len(lost) or self.forecast.peak_bytes is None:
             return np.zeros(len(self.forecast), bool)
-        dropped: Flags = self.log_peak >= self.log_peak[lost].min()
-        return dropped
+        return np.asarray(self.log_peak >= self.log_peak[lost].min())
 
     def _allowed(self, is_open: Flags) -> Flags:
         """Open rows that fit surely enough to be tried."""
-        allowed: Flags = is_open & ~self.is_dropped & (self.risk <= self.allowed_risk)
-        return allowed
+        return np.asarray(is_open & ~self.is_dropped & (self.risk <= self.allowed_risk))
 
     @property
     def _measured(self) -> list[float]:
@@ -174,17 +167,14 @@ class Chooser:
         measured = self._measured
         fits = np.log(np.maximum(1 - self.risk, 1e-12))
         if not measured:
-            found: Floats = fits - self.log_seconds
-            return found
+            return np.asarray(fits - self.log_seconds)
         deviation = np.hypot(self.time.deviation, self.variation)
         z = (min(measured) - self.log_seconds) / deviation
-        gain: Floats = np.log(deviation) + log_expected_gain(z) + fits
-        return gain
+        return np.asarray(np.log(deviation) + log_expected_gain(z) + fits)
 
     def _surprise(self) -> Floats:
         """How little is known of a row; among equals the faster."""
-        found: Floats = self.time.deviation - 1e-3 * (self.log_seconds - self.log_seconds.min())
-        return found
+        return np.asarray(self.time.deviation - 1e-3 * (self.log_seconds - self.log_seconds.min()))
 
     @cached_property
     def _overrun(self) -> Floats:
@@ -195,8 +185,7 @@ class Chooser:
         limit_bytes = self.forecast.limit_bytes
         if limit_bytes is None or self.forecast.peak_bytes is None:
             return np.full(len(self.forecast), -np.inf)
-        found: Floats = (self.log_peak - math.log(limit_bytes)) / self.memory.deviation
-        return found
+        return (self.log_peak - math.log(limit_bytes)) / self.memory.deviation
 
 
 def seen_times(forecast: Forecast, shots: Sequence[Shot]) -> Seen:

@@ -125,11 +125,8 @@ def plan(
     A comparison that was begun goes on while its members are the same: the runs of a new member
     would not be interleaved with the others' in rounds that are over.
 
-    Args:
-        history: The record.
-        objective: What is better.
-        baseline: Runs in every round; None where none runs.
-        left_s: Seconds of the budget that would be left without the comparison's trials.
+    The baseline, where there is one, runs in every round. `left_s` says how many seconds of the
+    budget would be left without some trials: those of the comparison.
     """
     contenders = finalists(history, objective)
     if not contenders:
@@ -172,12 +169,8 @@ def missing_runs(
     The order is shuffled once by the seed and turned by one place per round, so that nobody always
     runs first, and drift (a warming machine) meets all alike.
 
-    Args:
-        comparison: What was planned.
-        history: The record.
-        seed: Seed of the order.
-        left_s: Seconds left of the budget. The plan did not pay for repeats of disturbed runs:
-            none is repeated where that would take time from planned runs.
+    The plan did not pay for repeats of disturbed runs: none is repeated where that would take
+    time from planned runs, with `left_s` seconds left of the budget.
     """
     own = _runs_of(history, comparison.first_round)
     order = sorted(comparison.members, key=lambda member: member.hash)

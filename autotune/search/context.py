@@ -1,6 +1,6 @@
 """What a search works with: one value for the loop, its stages and everything they call."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from autotune.contract import Origin
@@ -32,6 +32,9 @@ class SearchContext(Task):
     """Whether the best runs again beside the baseline; a table would only repeat itself."""
     origin: Origin = Origin.MEASURED
     """Where the figures come from."""
+    notes: list[str] = field(default_factory=list)
+    """What was said so far."""
+    _said: set[str] = field(default_factory=set)
 
     @cached_property
     def objective(self) -> Objective:
@@ -40,7 +43,14 @@ class SearchContext(Task):
 
     def note(self, text: str) -> None:
         """Say something worth saying."""
+        self.notes.append(text)
         self.observer.on_note(text)
+
+    def note_once(self, of: str, text: str) -> None:
+        """Say it unless something was said of the same before."""
+        if of not in self._said:
+            self._said.add(of)
+            self.note(text)
 
     @property
     def capacity(self) -> int:

@@ -58,12 +58,7 @@ def front_of(figures: Mapping[str, Figure]) -> list[str]:
 
 
 def knee(figures: Mapping[str, Figure], everyone: Mapping[str, Figure]) -> str:
-    """The key of the best of `figures` by `RULE`, on the scale of everyone's front.
-
-    Args:
-        figures: To choose from; at least one.
-        everyone: The figures of the front: `figures` and others.
-    """
+    """The key of the best of `figures` by `RULE`, on the scale of everyone's front."""
     front = front_of(everyone)
     at = _scaled(front, everyone)
     eligible = [key for key in front if key in figures] or front_of(figures)

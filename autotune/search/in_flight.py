@@ -36,10 +36,8 @@ class TrialsInFlight:
         self._context = context
         self._study = context.study
         self._note = context.note
-        self._overridden_said: set[str] = set()
         self._handles: list[Handle] = []
         self._n_faults_in_a_row = 0
-        self._quarantined_said: set[str] = set()
 
     @property
     def n_running(self) -> int:
@@ -118,16 +116,14 @@ class TrialsInFlight:
         self.history.put(Trial(folder=folder, spec=spec, result=None))
         before = {result.number: result for result in results(self.history.recorded)}
         if run.retry_of is not None:
-            why = before[run.retry_of]
-            self._note(
-                f"trial {spec.identity.number}: trial {run.retry_of} again, which the platform "
-                f"ended: {why.outcome}: {why.evidence}"
-            )
+            result = before[run.retry_of]
+            why = f"which the platform ended: {result.outcome}: {result.evidence}"
         elif run.repeat_of is not None:
-            self._note(
-                f"trial {spec.identity.number}: trial {run.repeat_of} again, which was disturbed: "
-                f"{before[run.repeat_of].disturbed}"
-            )
+            why = f"which was disturbed: {before[run.repeat_of].disturbed}"
+        else:
+            return
+        again = run.repeat_of if run.retry_of is None else run.retry_of
+        self._note(f"trial {spec.identity.number}: trial {again} again, {why}")
 
     def collect(self) -> bool:
         """Write the results of the trials that have ended; says whether there were any.
@@ -197,20 +193,18 @@ class TrialsInFlight:
     def _say_overridden(self, overridden: Mapping[str, Sequence[Any]]) -> None:
         """Say once which keys of the user's own configuration do not run as written."""
         for key, (theirs, ours) in overridden.items():
-            if key not in self._overridden_said:
-                self._overridden_said.add(key)
-                instead = "left out" if ours is None else f"now {ours!r}"
-                self._note(f"your configuration's {key}={theirs!r} is {instead}")
+            instead = "left out" if ours is None else f"now {ours!r}"
+            said = f"your configuration's {key}={theirs!r} is {instead}"
+            self._context.note_once(f"overridden {key}", said)
 
     def _say_quarantined(self) -> None:
         """Say once which devices run no more trials of this search."""
         for slot in self._context.fleet.quarantined():
-            if slot not in self._quarantined_said:
-                self._quarantined_said.add(slot)
-                self._note(
-                    f"{slot} is left out from now on: the platform ended trials of different "
-                    "candidates there, one after the other, and elsewhere it did not"
-                )
+            self._context.note_once(
+                f"quarantined {slot}",
+                f"{slot} is left out from now on: the platform ended trials of different "
+                "candidates there, one after the other, and elsewhere it did not",
+            )
 
     def _count_faults(self, outcome: Outcome) -> None:
         self._n_faults_in_a_row = self._n_faults_in_a_row + 1 if outcome.is_platform_fault else 0

@@ -1,12 +1,11 @@
 """The coordinator: baseline, search, final comparison; one thread, no state but the record."""
 
 import time
-from dataclasses import replace
 
 from autotune.record.answer import SearchAnswer
 from autotune.search import confirm
 from autotune.search.answer import RecordStandings
-from autotune.search.base import Observer, Snapshot, Stage, StopReason
+from autotune.search.base import Snapshot, Stage, StopReason
 from autotune.search.context import SearchContext
 from autotune.search.feasibility import nothing_feasible
 from autotune.search.history import results
@@ -28,8 +27,7 @@ def run_search(context: SearchContext) -> SearchAnswer:
         StudyError: The record cannot be read or written; what has ended before is in it.
         FleetError: The fleet cannot hold the job's world, or ends one trial after the other.
     """
-    observer = _LastNote(context.observer)
-    search = _Search(replace(context, observer=observer), observer)
+    search = _Search(context)
     try:
         return search.run()
     except BaseException:
@@ -37,25 +35,11 @@ def run_search(context: SearchContext) -> SearchAnswer:
         raise
 
 
-class _LastNote:
-    """An observer that knows the last note; implements `Observer`."""
-
-    def __init__(self, observer: Observer) -> None:
-        self.on_snapshot = observer.on_snapshot
-        self._observer = observer
-        self.text = ""
-
-    def on_note(self, note: str) -> None:
-        self.text = note
-        self._observer.on_note(note)
-
-
 class _Search:
     """Drives the stages, one after the other, and shows how far they are."""
 
-    def __init__(self, context: SearchContext, last_note: _LastNote) -> None:
+    def __init__(self, context: SearchContext) -> None:
         self._context = context
-        self._last_note = last_note
         self.flight = TrialsInFlight(context)
         self._baseline = BaselineStage(context, self.flight)
         self._proposals = ProposalStage(context, self.flight, self._baseline)
@@ -152,7 +136,7 @@ class _Search:
                 best=standings.best(),
                 elapsed_s=used_s,
                 time_left_s=self._time_left_s(stage, used_s),
-                note=self._last_note.text,
+                note=self._context.notes[-1] if self._context.notes else "",
             )
         )
 

@@ -134,17 +134,7 @@ def make_plan(
     *,
     origin: Origin = Origin.MEASURED,
 ) -> Plan:
-    """Work out what a search would run.
-
-    Args:
-        job: The job.
-        environment: The devices at hand.
-        lattice: The legal candidates.
-        study: Where the record is, or will be.
-        history: The trials that are in it; empty for a fresh start.
-        reductions: The reduced forms of the candidates, where the job asks for such trials.
-        origin: What answers for the trials; a table's answers are not compared again.
-    """
+    """Work out what a search would run; a table's answers are not compared again."""
     runs = origin is Origin.MEASURED
     measured_s = history.typical_s
     untried = len(lattice.candidates) - len(history.tried)

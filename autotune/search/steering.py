@@ -74,17 +74,7 @@ class Steering:
     def propose(
         self, history: History, closed: Set[str], *, n_budget: int, seed: int
     ) -> Candidate | None:
-        """The candidate to try next; the same history and seed give the same one.
-
-        Args:
-            history: What was tried.
-            closed: Hashes of candidates that are not wanted.
-            n_budget: Trials of the whole search.
-            seed: The job's seed.
-
-        Returns:
-            None if every candidate is closed.
-        """
+        """The candidate to try next, as of `Sampler.propose` with a `Request` of these."""
         rows = self._rows(history, closed)
         if len(rows.closed) == len(rows.keys):
             return None

@@ -12,11 +12,9 @@ from autotune.search.recorded import Task
 
 
 def save_facts(context: SearchContext, *, left_out: Sequence[int]) -> None:
-    """Keep the devices, the model's shape, and who is left out.
+    """Keep the devices, the model's shape, and which trials ran another job or configuration.
 
-    Args:
-        context: The search; its observer is told what changed since the last trials.
-        left_out: Numbers of the record's trials that ran another job or configuration.
+    The observer is told what changed since the last trials.
 
     Raises:
         StudyError: The record cannot be read or written.

@@ -31,12 +31,7 @@ class OptunasSampler(Sampler):
 
     @abstractmethod
     def make(self, *, n_budget: int, seed: int) -> BaseSampler:
-        """The sampler as Optuna has it.
-
-        Args:
-            n_budget: Trials of the whole search; at most half of them are random.
-            seed: Seed of its draws.
-        """
+        """The sampler as Optuna has it; at most half of a search's trials are random."""
 
     def propose(self, request: Request) -> Candidate | None:
         """The open candidate that is nearest to the values that Optuna proposes."""
