@@ -160,30 +160,22 @@ def build_lattice(space: Space, engine: Engine) -> Lattice:
         RenderError: A template or the base configuration does not render.
         NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
     """
-    context = engine.context
-    legal: list[Candidate] = []
-    counts: Counter[str] = Counter()
+    judged = [(candidate, engine.judge(candidate)) for candidate in grid(space, engine.context)]
+    legal = tuple(candidate for candidate, found in judged if not found)
+    refused = [(candidate, found) for candidate, found in judged if found]
+    counts = Counter(rule for _, found in refused for rule in {v.rule: v for v in found})
+    if refused and not legal:
+        closest, violations = min(refused, key=lambda each: len(each[1]))
+        said = f"space {space.name}: none of its {len(judged)} candidates is legal for this job"
+        raise nothing_legal(f"{said}; refused most by", counts, str(closest), violations)
     examples: dict[str, tuple[Candidate, Violation]] = {}
-    closest: tuple[Candidate, Sequence[Violation]] | None = None
-    grid_size = 0
-    for candidate in grid(space, context):
-        grid_size += 1
-        found = engine.judge(candidate)
-        if not found:
-            legal.append(candidate)
-            continue
-        counts.update({violation.rule for violation in found})
+    for candidate, found in refused:
         for violation in found:
             examples.setdefault(violation.rule, (candidate, violation))
-        if closest is None or len(found) < len(closest[1]):
-            closest = (candidate, found)
-    if closest is not None and not legal:
-        refused = f"space {space.name}: none of its {grid_size} candidates is legal for this job"
-        raise nothing_legal(f"{refused}; refused most by", counts, str(closest[0]), closest[1])
     return Lattice(
-        candidates=tuple(legal),
-        context=context,
-        grid_size=grid_size,
+        candidates=legal,
+        context=engine.context,
+        grid_size=len(judged),
         refused=dict(counts.most_common()),
         examples=examples,
     )

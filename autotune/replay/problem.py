@@ -34,8 +34,6 @@ _KNOB_OF = {
     "recompute": "recompute",
 }
 _BLANK: Mapping[str, KnobValue] = {"tp": 1, "pp": 1, "cp": 1}
-_STAGES = ("0", "1", "2", "3")
-_RECOMPUTES = ("none", "full")
 _MOST_LISTED = 20
 _LEAST = 2
 """Configurations of a group that can be searched."""
@@ -183,11 +181,8 @@ def forecast_of(group: Group, constants: Constants | None = None) -> Forecast:
 
 
 def _searchable(rows: Sequence[MeasuredRow]) -> list[Group]:
-    complete = [
-        row
-        for row in rows
-        if all(row.text(name) for name in ("n_gpus", "global_batch", "seq_len", "micro_batch"))
-    ]
+    needed = ("n_gpus", "global_batch", "seq_len", "micro_batch")
+    complete = [row for row in rows if all(map(row.text, needed))]
     # A degree that is blank in one row and 1 in another makes them runs of one configuration.
     groups = group_rows(complete, fixed=_fixed_columns(complete), blank=_BLANK)
     return [group for group in groups if len(group.configurations) >= _LEAST]
@@ -197,9 +192,9 @@ def _fixed_columns(rows: Sequence[MeasuredRow]) -> tuple[str, ...]:
     """Columns that no knob says, and those of which some row says what no knob can."""
     fixed = list(_FIXED)
     stages = {row.text("zero_equiv") or row.text("zero_stage") for row in rows}
-    if not {stage.removesuffix(".0") for stage in stages} <= {*_STAGES, ""}:
+    if not {stage.removesuffix(".0") for stage in stages} <= {"0", "1", "2", "3", ""}:
         fixed.append("zero")
-    if not {row.text("recompute") for row in rows} <= {*_RECOMPUTES, ""}:
+    if not {row.text("recompute") for row in rows} <= {"none", "full", ""}:
         fixed.append("recompute")
     return tuple(fixed)
 

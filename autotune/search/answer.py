@@ -9,26 +9,24 @@ from autotune.record.spread import is_figure
 from autotune.record.study import Study
 from autotune.search import confirm
 from autotune.search.base import StopReason
+from autotune.search.context import SearchContext
 from autotune.search.front import RULE, Figure, front_of
 from autotune.search.history import History, counting
-from autotune.search.objective import Objective, figure_of
+from autotune.search.objective import figure_of
 from autotune.space.candidate import Candidate
 
 
 class RecordStandings:
     """The standings of a record."""
 
-    def __init__(
-        self, study: Study, history: History, objective: Objective, *, engine: str
-    ) -> None:
-        self._study = study
-        self._engine = engine
+    def __init__(self, context: SearchContext, history: History) -> None:
+        self._context = context
         self._history = history
-        self._objective = objective
+        self._objective = context.objective
 
     def best(self) -> Standing | None:
         """The best candidate by its own trial."""
-        figures = self._own_figures()
+        figures = self._objective.figures(self._history)
         best = self._objective.best(figures)
         return None if best is None else self._standing(best, figures[best])
 
@@ -45,14 +43,12 @@ class RecordStandings:
         baseline: Candidate | None,
         comparison: confirm.FinalComparison | None,
         stop_reason: StopReason,
-        interrupted: bool,
-        origin: Origin = Origin.MEASURED,
     ) -> SearchAnswer:
         """The answer: from the final comparison where there was one, else from single trials."""
         verdict = None
         if comparison is not None:
             verdict = confirm.judge(comparison, self._history, self._objective)
-        own = self._own_figures()
+        own = self._objective.figures(self._history)
         compared = {} if verdict is None else verdict.figures
         figures = {**own, **compared}
         best = self._objective.best(compared or own, beside=own)
@@ -65,8 +61,8 @@ class RecordStandings:
         if self._objective.wish.name == "pareto":
             front = tuple(self._standing(key, figures[key]) for key in front_of(figures))
         return SearchAnswer(
-            study=self._study,
-            origin=origin,
+            study=self._context.study,
+            origin=self._context.origin,
             counts=self._history.counts,
             baseline=start,
             best=None if best is None else self._standing(best, figures[best]),
@@ -75,7 +71,7 @@ class RecordStandings:
             front=front,
             rule="" if front is None else RULE,
             stop_reason=stop_reason,
-            interrupted=interrupted,
+            interrupted=self._context.interrupt.draining,
         )
 
     def _ties(
@@ -99,11 +95,6 @@ class RecordStandings:
         tied.sort(key=lambda key: (key not in compared, -figures[key].samples_per_s))
         return tuple(self._standing(key, figures[key]) for key in tied)
 
-    def _own_figures(self) -> dict[str, Figure]:
-        """What every feasible candidate achieved in its own trial, by hash."""
-        found = {t.candidate.hash: self._objective.figure(t) for t in self._history.tried}
-        return {key: figure for key, figure in found.items() if figure is not None}
-
     def _standing(self, key: str, figure: Figure) -> Standing:
         tried = next(t for t in self._history.tried if t.candidate.hash == key)
         files = tried.measured or counting(tried.trials)
@@ -115,14 +106,14 @@ class RecordStandings:
             samples_per_s_low=figure.low,
             samples_per_s_high=figure.high,
             peak_memory_bytes=figure.peak_memory_bytes,
-            config=config_of(self._study, files.number, self._engine),
+            config=config_of(self._context.study, files.number, self._context.job.engine),
             n_runs=figure.n_runs,
             n_disturbed=figure.n_disturbed,
         )
 
 
 def failed_answer(
-    error: AutotuneError, history: History, study: Study, origin: Origin = Origin.MEASURED
+    error: AutotuneError, history: History, study: Study, origin: Origin
 ) -> SearchAnswer:
     """The answer of a search that ended without a best candidate; nothing was compared."""
     nothing = isinstance(error, NothingFeasibleError)

@@ -16,6 +16,7 @@ else it asks for is left to another sampler. It says what a trial needed with
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,10 +75,8 @@ class CalibratedSampler(BaseSampler):
         if not columns or not len(forecast) or set(lengths.values()) != {len(forecast)}:
             raise ValueError(f"columns of {lengths} rows, and a forecast of {len(forecast)}")
         self._columns = {name: list(column) for name, column in columns.items()}
-        self._forecast = forecast
-        self._known = known
-        self._n_beside = n_beside
-        self._closed = frozenset(closed)
+        self._chooser = Chooser(forecast=forecast, shots=(), known=known, n_beside=n_beside)
+        self._closed = list(closed)
         self._others = others or TPESampler(seed=seed, multivariate=True, constant_liar=True)
         self._row_of_key: dict[_Key, int] = {}
         for row, key in enumerate(zip(*self._columns.values(), strict=True)):
@@ -148,25 +147,21 @@ class CalibratedSampler(BaseSampler):
 
     def _choose(self, study: Study, trial: FrozenTrial) -> int:
         past = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-        rows = {t.number: self._row_of(t) for t in past}
         maximizes = study.direction is StudyDirection.MAXIMIZE
         shots = [
-            _shot(t, row, maximizes=maximizes) for t in past if (row := rows[t.number]) is not None
+            _shot(t, row, maximizes=maximizes)
+            for t in past
+            if (row := self._row_of(t)) is not None
         ]
         has_others = any(set(t.params) - set(self._columns) for t in past)
-        is_open = np.ones(len(self._forecast), bool)
-        is_open[list(self._closed)] = False
+        is_open = np.ones(len(self._chooser.forecast), bool)
+        is_open[self._closed] = False
         if not has_others:  # else the same row is another candidate each time
             is_open[[shot.row for shot in shots]] = False
         if not is_open.any():
             is_open[:] = True  # a study that goes on after the last candidate may repeat
-        return Chooser(
-            forecast=self._forecast,
-            shots=shots,
-            known=self._known,
-            n_beside=self._n_beside,
-            variation=VARIATION if has_others else 0.0,
-        ).choose(is_open)
+        variation = VARIATION if has_others else 0.0
+        return replace(self._chooser, shots=shots, variation=variation).choose(is_open)
 
     def _row_of(self, trial: FrozenTrial) -> int | None:
         """The row that a trial ran; None where it is none of them."""
@@ -181,18 +176,13 @@ def _shot(trial: FrozenTrial, row: int, *, maximizes: bool) -> Shot:
     if trial.state is not TrialState.COMPLETE:
         return Shot(row=row)
     peak_bytes = trial.user_attrs.get(PEAK_ATTRIBUTE)
-    is_over = (trial.constraints or {}).get(MEMORY_CONSTRAINT, 0.0) > 0
-    is_feasible = all(value <= 0 for value in (trial.constraints or {}).values())
-    value = trial.value
+    over, value = trial.constraints or {}, trial.value
+    is_out_of_memory = over.get(MEMORY_CONSTRAINT, 0.0) > 0 and peak_bytes is None
+    is_feasible = all(by <= 0 for by in over.values())
     seconds = None
     if is_feasible and value is not None and math.isfinite(value) and value > 0:
         seconds = 1 / value if maximizes else value
-    return Shot(
-        row=row,
-        seconds=seconds,
-        peak_bytes=peak_bytes,
-        is_out_of_memory=is_over and peak_bytes is None,
-    )
+    return Shot(row=row, seconds=seconds, peak_bytes=peak_bytes, is_out_of_memory=is_out_of_memory)
 
 
 def _check_allowed(name: str, value: KnobValue, distribution: BaseDistribution) -> None:

@@ -108,9 +108,10 @@ def finalists(history: History, objective: Objective) -> list[Candidate]:
 
     The comparison's runs are left out, so that a comparison cut short goes on as it was planned.
     """
-    tried = {t.candidate.hash: t for t in history.explored.tried}
-    figures = {key: f for key, t in tried.items() if (f := objective.figure(t)) is not None}
-    return [tried[key].candidate for key in objective.contenders(figures)[:MAX_FINALISTS]]
+    explored = history.explored
+    candidates = {tried.candidate.hash: tried.candidate for tried in explored.tried}
+    best = objective.contenders(objective.figures(explored))[:MAX_FINALISTS]
+    return [candidates[key] for key in best]
 
 
 def plan(

@@ -4,7 +4,7 @@ from collections import Counter
 
 from autotune.base.errors import NothingFeasibleError
 from autotune.base.units import format_bytes
-from autotune.contract import Outcome, TrialResult
+from autotune.contract import Outcome
 from autotune.search.history import History, results
 from autotune.search.objective import Objective
 from autotune.search.reduced import too_large
@@ -28,7 +28,10 @@ def nothing_feasible(history: History, objective: Objective) -> NothingFeasibleE
     lines = [f"none of {len(ended)} trials ran within the limits:"]
     for outcome, count in sorted(Counter(result.outcome for result in ended).items()):
         first = next(result for result in ended if result.outcome is outcome)
-        evidence = first.evidence or _too_much(first, objective)
+        evidence = first.evidence or (
+            f"peak memory {format_bytes(first.peak_memory_bytes)} is above the "
+            f"{format_bytes(objective.allowed_bytes)} that are allowed"
+        )
         lines.append(f"  {outcome} x {count}, such as trial {first.number}: {evidence}")
     if lost := too_large(history):
         lines.append(f"  {len(lost)} candidates more ran out of memory with fewer layers already")
@@ -43,29 +46,19 @@ def _nearest_change(history: History, objective: Objective) -> str:
     if not short_of_memory:
         last = ended[-1]
         return f"see stderr.log of trial {last.number}; `autotune doctor` checks the machine"
-    changes = []
+    allowed = format_bytes(objective.allowed_bytes)
+    seen = f"every trial ran out of the {allowed} that are allowed"
     if whole:
-        changes.append(
-            f"more memory: the smallest peak of a trial that ran is {format_bytes(min(whole))}, "
-            f"allowed are {format_bytes(objective.allowed_bytes)}"
-        )
-    else:
-        changes.append(
-            f"more memory: every trial ran out of the {format_bytes(objective.allowed_bytes)} "
-            "that are allowed"
-        )
+        peak = format_bytes(min(whole))
+        seen = f"the smallest peak of a trial that ran is {peak}, allowed are {allowed}"
     tried = history.tried
-    for knob, neutral, change in _CHANGES:
-        if all(t.candidate.get(knob, neutral) == neutral for t in tried):
-            changes.append(change)
+    changes = [f"more memory: {seen}"]
+    changes += [
+        change
+        for knob, neutral, change in _CHANGES
+        if all(t.candidate.get(knob, neutral) == neutral for t in tried)
+    ]
     smallest = min(t.candidate.micro_batch for t in tried)
     if smallest > 1:
         changes.append(f"a micro_batch below {smallest}")
     return "nearest changes: " + "; ".join(changes)
-
-
-def _too_much(result: TrialResult, objective: Objective) -> str:
-    return (
-        f"peak memory {format_bytes(result.peak_memory_bytes)} is above the "
-        f"{format_bytes(objective.allowed_bytes)} that are allowed"
-    )

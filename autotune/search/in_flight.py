@@ -73,26 +73,18 @@ class TrialsInFlight:
         for folder in recorded.unreadable:
             self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
 
-    def used_s(self, trials: Sequence[Trial] | None = None) -> float:
-        """Wall-clock seconds with at least one trial in flight, earlier sessions included.
-
-        Args:
-            trials: Those of the record that count; all of them by default.
-        """
+    def used_s(self, without: Sequence[Trial] = ()) -> float:
+        """Wall-clock seconds with a trial in flight, earlier sessions included; these left out."""
         now = time.time()
         running = [(now - shown.elapsed_s, now) for shown in self.running()]
-        counted = self.history.recorded if trials is None else trials
+        numbers = {trial.spec.identity.number for trial in without}
+        counted = [t for t in self.history.recorded if t.spec.identity.number not in numbers]
         return busy_s([*intervals(counted), *running])
 
     def left_s(self, without: Sequence[Trial] = ()) -> float:
-        """Seconds left of the budget, these trials not counted; infinity without a budget."""
+        """Seconds left of the budget, as `used_s` counts them; infinity without a budget."""
         budget_s = self._context.job.budget.time_s
-        if budget_s is None:
-            return math.inf
-        numbers = {trial.spec.identity.number for trial in without}
-        return budget_s - self.used_s(
-            [t for t in self.history.recorded if t.spec.identity.number not in numbers]
-        )
+        return math.inf if budget_s is None else budget_s - self.used_s(without)
 
     def start(self, run: Run) -> None:
         """Write a trial into the record and start it.

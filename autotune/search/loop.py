@@ -66,8 +66,6 @@ class _Search:
             baseline=self._baseline.candidate,
             comparison=None if self._comparison is None else self._comparison.planned,
             stop_reason=stop,
-            interrupted=context.interrupt.draining,
-            origin=context.origin,
         )
 
     def _compare(self) -> None:
@@ -116,10 +114,7 @@ class _Search:
 
     @property
     def _standings(self) -> RecordStandings:
-        context = self._context
-        return RecordStandings(
-            context.study, self.flight.history, context.objective, engine=context.job.engine
-        )
+        return RecordStandings(self._context, self.flight.history)
 
     def _show(self, stage: Stage) -> None:
         standings, history = self._standings, self.flight.history

@@ -53,6 +53,11 @@ class Objective:
             return None
         return figure_of(result, tried.spread)
 
+    def figures(self, history: History) -> dict[str, Figure]:
+        """The figures of all candidates that have one, by hash."""
+        found = {tried.candidate.hash: self.figure(tried) for tried in history.tried}
+        return {key: figure for key, figure in found.items() if figure is not None}
+
     def losing_step_time_s(self, history: History, global_batch: int) -> float | None:
         """The step time above which a trial has clearly lost, for it to stop early; None: never.
 
@@ -62,11 +67,11 @@ class Objective:
         """
         if self.wish.name == "pareto":
             return None
-        figures = [f for tried in history.tried if (f := self.figure(tried)) is not None]
+        figures = self.figures(history)
         if not figures:
             return None
         share = min(LOSING_SHARE, self.wish.floor if self.wish.name == "peak_memory" else 1.0)
-        slowest = share * max(figure.samples_per_s for figure in figures)
+        slowest = share * max(figure.samples_per_s for figure in figures.values())
         return global_batch / slowest * math.exp(history.spread.half_width())
 
     @property

@@ -105,8 +105,7 @@ def told_trials(
             out, since TPE models it where it acts. A Gaussian process sees only the knobs that all
             trials have and draws the others blindly, so there the knob stands at its first value.
     """
-    figures = [figure for t in history.tried if (figure := objective.figure(t)) is not None]
-    best = max((figure.samples_per_s for figure in figures), default=0.0)
+    rates = [figure.samples_per_s for figure in objective.figures(history).values()]
     peaks = [t.measured.peak_memory_bytes or 0 for t in history.tried if t.measured is not None]
     worst_peak_bytes = max([objective.allowed_bytes, *peaks])
     idle = {name: axis.values[0] for name, axis in axes.items()} if is_whole else {}
@@ -123,7 +122,7 @@ def told_trials(
             facts["state"] = TrialState.RUNNING if tried.is_running else TrialState.FAIL
         else:
             facts["values"] = objective.values(tried, worst_peak_bytes)
-            facts["constraints"] = objective.constraints(tried, best)
+            facts["constraints"] = objective.constraints(tried, max(rates, default=0.0))
         if measured is not None and measured.peak_memory_bytes is not None:
             facts["user_attrs"] = {PEAK_ATTRIBUTE: measured.peak_memory_bytes}
         told.append(create_trial(**facts))

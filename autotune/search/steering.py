@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import starmap
 
 import numpy as np
 
@@ -111,14 +112,11 @@ class Steering:
         """
         rows = self._rows(history, closed)
         row_of = {key: row for row, key in enumerate(rows.keys)}
+        feasible = self.objective.figures(history)
         chooser = Chooser(
             forecast=rows.forecast,
             shots=[
-                _shot(
-                    row_of[self._key(t.candidate)],
-                    t,
-                    is_feasible=self.objective.figure(t) is not None,
-                )
+                _shot(row_of[self._key(t.candidate)], t, is_feasible=t.candidate.hash in feasible)
                 for t in history.tried
             ],
             known=self._known(history, self.lattice.candidates[0]),
@@ -325,16 +323,17 @@ def lessons_of(
     ran = [t.candidate for t in told]
     plans = bind_engine(job, environment).plans(ran, accelerators or shipped_accelerators())
     situation = situation_of(job, environment)
+    limit_bytes = Objective.of(job, environment).allowed_bytes
     return [
         Lesson(
             situation=situation,
             study=study,
-            plan=columns_of(plans, row),
-            seconds=None if tried.measured is None else tried.measured.step_time_s,
+            plan=columns_of(plans, shot.row),
+            seconds=shot.seconds,
             # A meter may read nothing; a peak of 0 bytes teaches nothing.
-            peak_bytes=(tried.measured.peak_memory_bytes or None) if tried.measured else None,
-            is_out_of_memory=tried.is_out_of_memory,
-            limit_bytes=Objective.of(job, environment).allowed_bytes,
+            peak_bytes=shot.peak_bytes or None,
+            is_out_of_memory=shot.is_out_of_memory,
+            limit_bytes=limit_bytes,
         )
-        for row, tried in enumerate(told)
+        for shot in starmap(_shot, enumerate(told))
     ]

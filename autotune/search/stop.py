@@ -97,12 +97,12 @@ def weigh_trial(
         baseline: The candidate that the hours are meant for, if one ran.
     """
     assert job.budget.gpu_hours is not None, "asked for only where the job names the hours"
-    rates = {t.candidate: f.samples_per_s for t in history.tried if (f := objective.figure(t))}
+    rates = {key: f.samples_per_s for key, f in objective.figures(history).items()}
     cost_hours = job.world * (history.typical_s or 0.0) / 3600
     saved_hours = math.inf
     if rates:
         best = max(rates.values())
-        left_share = 1.0 if baseline is None else rates.get(baseline, best) / best
+        left_share = 1.0 if baseline is None else rates.get(baseline.hash, best) / best
         saved_hours = job.budget.gpu_hours * left_share * expected_gain
     return TrialBalance(
         saved_hours=saved_hours, cost_hours=cost_hours, price_per_hour=job.price_per_hour
@@ -111,9 +111,9 @@ def weigh_trial(
 
 def _n_since_gain(history: History, objective: Objective) -> int:
     """Settled trials of the search since the last gain; all of them while there is none."""
-    tried = {t.candidate.hash: t for t in history.tried}
-    figures = {key: f for key, t in tried.items() if (f := objective.figure(t)) is not None}
-    gained_at = max((_number(tried[key]) for key in objective.leaders(figures)), default=-1)
+    leaders = objective.leaders(objective.figures(history))
+    gained = [_number(t) for t in history.tried if t.candidate.hash in leaders]
+    gained_at = max(gained, default=-1)
     return sum(t.is_settled and _number(t) > gained_at for t in searched(history))
 
 
