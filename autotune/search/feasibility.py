@@ -34,7 +34,7 @@ def nothing_feasible(history: History, objective: Objective) -> NothingFeasibleE
         )
         lines.append(f"  {outcome} x {count}, such as trial {first.number}: {evidence}")
     if lost := too_large(history):
-        lines.append(f"  {len(lost)} candidates more ran out of memory with fewer layers already")
+        lines.append(f"  {len(lost)} more candidates ran out of memory with fewer layers already")
     return NothingFeasibleError("\n".join(lines), _nearest_change(history, objective))
 
 

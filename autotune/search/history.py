@@ -136,18 +136,18 @@ class History:
         for trial in self.trials:
             groups.setdefault(trial.spec.identity.candidate_hash, []).append(trial)
         return tuple(
-            self._tried(candidate_of(group[0].spec), tuple(group)) for group in groups.values()
+            Tried(
+                candidate=candidate_of(group[0].spec),
+                trials=tuple(group),
+                to_repeat=self.to_repeat,
+                spread=self.spread,
+            )
+            for group in groups.values()
         )
 
     def find(self, candidate: Candidate) -> Tried | None:
         """What the record holds of a candidate."""
-        trials = tuple(t for t in self.trials if t.spec.identity.candidate_hash == candidate.hash)
-        return self._tried(candidate, trials) if trials else None
-
-    def _tried(self, candidate: Candidate, trials: tuple[Trial, ...]) -> Tried:
-        return Tried(
-            candidate=candidate, trials=trials, to_repeat=self.to_repeat, spread=self.spread
-        )
+        return next((t for t in self.tried if t.candidate.hash == candidate.hash), None)
 
     @cached_property
     def spread(self) -> Spread:

@@ -167,20 +167,17 @@ class TrialsInFlight:
 
     def running(self) -> tuple[Running, ...]:
         """The trials in flight, for the live view."""
-        shown = []
-        for handle in self._handles:
-            progress = handle.progress()
-            shown.append(
-                Running(
-                    number=handle.spec.identity.number,
-                    role=handle.spec.identity.role,
-                    candidate=candidate_of(handle.spec),
-                    fidelity=handle.spec.identity.fidelity,
-                    phase=progress.phase,
-                    elapsed_s=progress.elapsed_s,
-                )
+        return tuple(
+            Running(
+                number=spec.identity.number,
+                role=spec.identity.role,
+                candidate=candidate_of(spec),
+                fidelity=spec.identity.fidelity,
+                phase=progress.phase,
+                elapsed_s=progress.elapsed_s,
             )
-        return tuple(shown)
+            for spec, progress in ((h.spec, h.progress()) for h in self._handles)
+        )
 
     def _say_overridden(self, overridden: Mapping[str, Sequence[Any]]) -> None:
         """Say once which keys of the user's own configuration do not run as written."""
