@@ -107,18 +107,15 @@ class Lattice:
         """Knob -> coordinates, a number per candidate; NaN where the knob does not act."""
         names = {name for candidate in self.candidates for name in candidate.values}
         return {
-            name: np.array(
-                [
-                    self._coordinate(name, c[name]) if name in c.values else np.nan
-                    for c in self.candidates
-                ]
-            )
+            name: np.array([self._coordinate(name, c.get(name)) for c in self.candidates])
             for name in self.context.knobs
             if name in names
         }
 
-    def _coordinate(self, name: str, value: KnobValue) -> float:
+    def _coordinate(self, name: str, value: KnobValue | None) -> float:
         kind = self.context.knobs[name].kind
+        if value is None:
+            return float("nan")
         if kind == "int":
             return float(np.log2(int(value) + 1))
         if kind == "float":

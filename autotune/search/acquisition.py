@@ -76,7 +76,10 @@ class Chooser:
             kept = is_open & ~self.is_dropped
             kept = kept if kept.any() else is_open
             return int(np.argmin(np.where(kept, self._overrun, np.inf)))
-        score = self._surprise() if self._explores else self._gain()
+        score = self._gain()
+        if (len(self.shots) + self.n_beside) % EXPLORE_EVERY == EXPLORE_EVERY - 1:
+            # How little is known of a row; among equals the faster.
+            score = self.time.deviation - 1e-3 * (self.log_seconds - self.log_seconds.min())
         return int(np.argmax(np.where(allowed, score, -np.inf)))
 
     def expected_gain(self, is_open: Flags) -> float:
@@ -157,11 +160,6 @@ class Chooser:
         """Logarithms of what was measured."""
         return [math.log(shot.seconds) for shot in self.shots if shot.seconds is not None]
 
-    @property
-    def _explores(self) -> bool:
-        """Whether this trial is one of the exploration share; the record alone decides."""
-        return (len(self.shots) + self.n_beside) % EXPLORE_EVERY == EXPLORE_EVERY - 1
-
     def _gain(self) -> Floats:
         """log(expected gain x P(fits)), by row."""
         measured = self._measured
@@ -171,10 +169,6 @@ class Chooser:
         deviation = np.hypot(self.time.deviation, self.variation)
         z = (min(measured) - self.log_seconds) / deviation
         return np.asarray(np.log(deviation) + log_expected_gain(z) + fits)
-
-    def _surprise(self) -> Floats:
-        """How little is known of a row; among equals the faster."""
-        return np.asarray(self.time.deviation - 1e-3 * (self.log_seconds - self.log_seconds.min()))
 
     @cached_property
     def _overrun(self) -> Floats:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.base.student_t import CONFIDENCE, t_quantile
-from autotune.contract import TrialResult
 from autotune.record.answer import Speedup
 from autotune.record.spread import is_figure, log_rate
 from autotune.record.study import Trial
@@ -215,7 +214,11 @@ def judge(comparison: FinalComparison, history: History, objective: Objective) -
         ended = [run for trials in theirs.values() for run in results(trials)]
         counted = {number: counting(trials) for number, trials in theirs.items()}
         runs = {n: run for n, run in counted.items() if run is not None and is_figure(run)}
-        if not runs or any(_disqualifies(run, objective) for run in ended):
+        failed = any(
+            run.outcome.is_config_fault or not objective.fits(run.peak_memory_bytes)
+            for run in ended
+        )
+        if failed or not runs:
             continue
         interval = history.spread.interval(list(runs.values()))
         peaks = (run.peak_memory_bytes for run in runs.values())
@@ -260,7 +263,3 @@ def _runs_of(history: History, first_round: int) -> _Runs:
         if number is not None and first_round <= number < first_round + ROUNDS:
             own.setdefault((trial.spec.identity.candidate_hash, number), []).append(trial)
     return own
-
-
-def _disqualifies(run: TrialResult, objective: Objective) -> bool:
-    return run.outcome.is_config_fault or not objective.fits(run.peak_memory_bytes)

@@ -4,10 +4,9 @@ import time
 
 from autotune.record.answer import SearchAnswer
 from autotune.search import confirm
-from autotune.search.answer import RecordStandings
+from autotune.search.answer import RecordStandings, nothing_feasible
 from autotune.search.base import Snapshot, Stage, StopReason
 from autotune.search.context import SearchContext
-from autotune.search.feasibility import nothing_feasible
 from autotune.search.history import results
 from autotune.search.in_flight import POLL_S, TrialsInFlight
 from autotune.search.stages import BaselineStage, ComparisonStage, ProposalStage, SearchStage
