@@ -113,8 +113,8 @@ def _accelerator(machine: Machine) -> Iterator[Remark]:
     if len(names) > 1:
         yield _warn(
             "accelerator",
-            f"unlike GPUs: {', '.join(names)}; the slowest sets the pace of every trial",
-            "choose alike ones with CUDA_VISIBLE_DEVICES",
+            f"the GPUs differ: {', '.join(names)}; the slowest sets the pace of every trial",
+            "choose GPUs of one kind with CUDA_VISIBLE_DEVICES",
         )
         return
     yield _ok("accelerator", f"{len(machine.devices)} {kind}(s): {', '.join(names)}")
@@ -223,7 +223,7 @@ def _features(machine: Machine) -> Iterator[Remark]:
         yield _warn(
             "removed",
             f"DeepSpeed {deepspeed} no longer has {'; '.join(what for _, what in gone)}",
-            f"who needs one: pip install 'deepspeed<{gone[0][0]}'",
+            f"if you need one: pip install 'deepspeed<{gone[0][0]}'",
         )
     if machine.tools.get("numactl") is None:
         yield _warn(
