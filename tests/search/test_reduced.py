@@ -295,7 +295,7 @@ def test_a_candidate_that_is_too_large_in_part_is_not_run_whole(study: Study) ->
 
 
 def test_where_nothing_fits_reduced_trials_are_counted_apart(study: Study) -> None:
-    with pytest.raises(NothingFeasibleError, match=r"candidates more .* with fewer layers") as end:
+    with pytest.raises(NothingFeasibleError, match=r"more candidates .* with fewer layers") as end:
         Searched(study, make(trials=8, fidelity="layers=1"), lambda s: fault(s, Outcome.OOM))
     n_full = sum(t.spec.identity.fidelity is None for t in study.trials())
     assert f"none of {n_full} trials" in end.value.message
