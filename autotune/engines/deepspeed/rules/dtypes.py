@@ -33,7 +33,6 @@ def uses_bf16_optimizer(setup: Setup) -> bool:
 
 
 @rule(
-    "dtypes.masters_of_bf16_optimizer",
     "runtime/engine.py: _configure_bf16_optimizer",
     ignored(
         zero(1) | _LOW | {"data_types": {"grad_accum_dtype": "fp32"}},
@@ -41,7 +40,7 @@ def uses_bf16_optimizer(setup: Setup) -> bool:
         precision="bf16",
     ),
 )
-def _bf16_optimizer(setup: Setup) -> Finding | None:
+def _masters_of_bf16_optimizer(setup: Setup) -> Finding | None:
     if setup.bf16.get(MASTERS) is not True or not uses_bf16_optimizer(setup):
         return None
     return Finding(
@@ -52,7 +51,6 @@ def _bf16_optimizer(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "dtypes.offloaded_states",
     "runtime/base_optimizer.py of 0.18.6 and 0.19.4: bf16_optimizer_states",
     differs(
         {"states_dtype": "float32"},

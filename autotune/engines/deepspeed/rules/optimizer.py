@@ -31,7 +31,6 @@ _TESTED_WITH_ZERO = frozenset({"adagrad", "adam", "adamw", "lion", "muon"})
 
 
 @rule(
-    "optimizer.unknown_type",
     "runtime/engine.py:2018",
     raised(
         "AssertionError: AdamX is not a supported DeepSpeed Optimizer",
@@ -51,7 +50,6 @@ def _unknown_type(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "optimizer.unknown_param",
     "the constructors of ops/adam and torch.optim",
     raised(
         "TypeError: .* unexpected keyword argument 'learning_rate'", params(learning_rate=1e-3)
@@ -88,7 +86,6 @@ def _unknown_param(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "optimizer.amsgrad",
     "ops/adam/fused_adam.py, cpu_adam.py",
     raised(
         "RuntimeError: FusedAdam does not support the AMSGrad variant",
@@ -115,7 +112,6 @@ def _amsgrad(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "optimizer.max_grad_norm",
     "runtime/engine.py:2481-2484",
     raised("ValueError: 'max_grad_norm' is not supported", params(max_grad_norm=0.5)),
 )
@@ -131,11 +127,10 @@ def _max_grad_norm(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "optimizer.untested_with_zero",
     "runtime/engine.py:2298-2301",
     raised("AssertionError: You are using an untested ZeRO Optimizer", optimizer("SGD") | zero(1)),
 )
-def _untested(setup: Setup) -> Finding | None:
+def _untested_with_zero(setup: Setup) -> Finding | None:
     name = setup.optimizer
     if setup.stage == 0 or not name or name in _TESTED_WITH_ZERO:
         return None
@@ -151,7 +146,6 @@ def _untested(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "optimizer.needs_cuda",
     "op_builder/cpu/no_impl.py:21",
     *(
         raised(
@@ -163,7 +157,7 @@ def _untested(setup: Setup) -> Finding | None:
     ),
 )
 def _needs_cuda(setup: Setup) -> Finding | None:
-    if setup.environment.accelerator != "cpu" or setup.optimizer not in ("lamb", "lion"):
+    if setup.accelerator != "cpu" or setup.optimizer not in ("lamb", "lion"):
         return None
     if setup.optimizer == "lion" and setup.optimizer_offload != "none":
         return None
@@ -175,13 +169,12 @@ def _needs_cuda(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "optimizer.muon_scatters",
     "runtime/zero/stage3.py:360",
     raised(
         "ValueError: Muon and reduce scatter cannot be used together", optimizer("Muon") | zero(3)
     ),
 )
-def _muon(setup: Setup) -> Finding | None:
+def _muon_scatters(setup: Setup) -> Finding | None:
     scatters = setup.zero.get("reduce_scatter") is not False
     if setup.optimizer != "muon" or setup.stage != 3 or not scatters:
         return None
@@ -193,7 +186,6 @@ def _muon(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "optimizer.one_bit_with_zero",
     "runtime/engine.py before 0.19.7: _configure_basic_optimizer",
     *(
         # Repaired by its type: at stage 0 the optimizer itself needs CUDA.
@@ -206,7 +198,7 @@ def _muon(setup: Setup) -> Finding | None:
         for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
     ),
 )
-def _one_bit(setup: Setup) -> Finding | None:
+def _one_bit_with_zero(setup: Setup) -> Finding | None:
     if setup.optimizer not in REMOVED_OPTIMIZERS or setup.stage == 0:
         return None
     if setup.is_at_least(OPTIMIZERS_REMOVED_IN):

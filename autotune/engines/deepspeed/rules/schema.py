@@ -70,7 +70,6 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
 
 
 @rule(
-    "schema.section_value",
     "runtime/zero/config.py, offload_config.py, precision_config.py: pydantic fields",
     raised("stage\n.*Input should be 0, 1, 2", zero("two"), zero(2)),
     raised("stage\n.*Input should be 0, 1, 2", zero(4), zero(3)),
@@ -124,7 +123,6 @@ def _section_value(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "schema.top_level_value",
     "runtime/config.py: read without a check, used where it hurts or as it is",
     *(
         raised(pattern, {name: bad}, {name: good})
@@ -169,7 +167,6 @@ def _auto(setup: Setup, *, strict: bool) -> list[tuple[str, str]]:
 
 
 @rule(
-    "schema.auto_unresolved",
     "runtime/config.py:596: compares the text with 0; runtime/lr_schedules.py",
     raised(
         "TypeError: '>' not supported",
@@ -194,11 +191,7 @@ def _auto_unresolved(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "schema.auto_dropped",
-    "runtime/config_utils.py:54-57",
-    ignored(zero(2, reduce_bucket_size="auto")),
-)
+@rule("runtime/config_utils.py:54-57", ignored(zero(2, reduce_bucket_size="auto")))
 def _auto_dropped(setup: Setup) -> Finding | None:
     found = _auto(setup, strict=True)
     if not found:
@@ -237,7 +230,6 @@ def _is_remark(name: object) -> bool:
 
 
 @rule(
-    "schema.unknown_key",
     "runtime/config_utils.py: extra=forbid in DeepSpeed's pydantic sections",
     raised("overlap_com\n.*Extra inputs are not permitted", zero(2, overlap_com=True)),
     raised(
@@ -252,30 +244,27 @@ def _is_remark(name: object) -> bool:
         "leaf_module.topk\n.*Extra inputs are not permitted", zero(3, leaf_module={"topk": 0.1})
     ),
 )
-def _unknown_strict(setup: Setup) -> Finding | None:
+def _unknown_key(setup: Setup) -> Finding | None:
     return _unknown(setup, strict=True, top_level=False)
 
 
 @rule(
-    "schema.unknown_top_level_key",
     "runtime/config.py: reads the keys that it knows",
     ignored({"gradient_cliping": 0.01}, {"gradient_cliping": None}),
 )
-def _unknown_top_level(setup: Setup) -> Finding | None:
+def _unknown_top_level_key(setup: Setup) -> Finding | None:
     return _unknown(setup, strict=False, top_level=True)
 
 
 @rule(
-    "schema.unknown_plain_key",
     "runtime/config.py: reads the keys that it knows",
     ignored(zero(1) | {"data_types": {"grad_acum_dtype": "bf16"}}, {"data_types": None}),
 )
-def _unknown_plain(setup: Setup) -> Finding | None:
+def _unknown_plain_key(setup: Setup) -> Finding | None:
     return _unknown(setup, strict=False, top_level=False)
 
 
 @rule(
-    "schema.deprecated_with_new",
     "runtime/config_utils.py:90",
     *(
         raised(
@@ -292,7 +281,7 @@ def _unknown_plain(setup: Setup) -> Finding | None:
         )
     ),
 )
-def _deprecated_pair(setup: Setup) -> Finding | None:
+def _deprecated_with_new(setup: Setup) -> Finding | None:
     found = [(old, new) for old, new in DEPRECATED.items() if {old, new} <= setup.zero.keys()]
     if not found:
         return None
@@ -304,7 +293,6 @@ def _deprecated_pair(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "schema.spelled_twice",
     "runtime/zero/config.py: field name and alias",
     raised(
         "prefetch_bucket_size\n.*Extra inputs are not permitted",
@@ -329,5 +317,6 @@ BLOCKING = (_section_value, _top_level_value, _auto_unresolved, _auto_dropped)
 """Rules after which the others would read nonsense: where one of these refuses, only these do."""
 
 KEY_RULES = (
-    *(_unknown_strict, _unknown_top_level, _unknown_plain, _deprecated_pair, _spelled_twice),
+    *(_unknown_key, _unknown_top_level_key, _unknown_plain_key),
+    *(_deprecated_with_new, _spelled_twice),
 )
