@@ -3,18 +3,8 @@
 from autotune.engines.deepspeed.knobs.situation import is_bf16_optimizer
 from autotune.engines.deepspeed.rules.adam import CPU_ADAM, uses_cpu_adam
 from autotune.engines.deepspeed.rules.base import Setup, differs, ignored, offload, zero
+from autotune.engines.deepspeed.rules.values import CANONICAL
 from autotune.space.rule import Finding, rule
-
-CANONICAL = {
-    name: short
-    for short, names in {
-        "fp16": ("fp16", "float16", "half", "torch.float16"),
-        "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
-        "fp32": ("fp32", "float32", "float", "torch.float32"),
-    }.items()
-    for name in names
-}
-"""DeepSpeed's words for a format (runtime/config.py: DtypeEnum) -> ours."""
 
 OFFLOADED_STATES_SINCE = "0.19.1"  # DeepSpeed's pull request 8010
 MASTERS, STATES = "bf16_master_weights_and_grads", "bf16_optimizer_states"

@@ -51,18 +51,14 @@ def _unknown_type(setup: Setup) -> Finding | None:
 
 @rule(
     "the constructors of ops/adam and torch.optim",
-    raised(
-        "TypeError: .* unexpected keyword argument 'learning_rate'", params(learning_rate=1e-3)
-    ),
-    raised(
-        "TypeError: .* unexpected keyword argument 'foreach'", optimizer("AdamW", foreach=True)
-    ),
-    raised(
-        "TypeError: .* unexpected keyword argument 'bias_correction'", params(bias_correction=True)
-    ),
-    raised(
-        "TypeError: .* unexpected keyword argument 'set_grad_none'",
-        optimizer("AdamW", set_grad_none=True) | offload(1),
+    *(
+        raised(f"TypeError: .* unexpected keyword argument '{name}'", ds_config)
+        for name, ds_config in (
+            ("learning_rate", params(learning_rate=1e-3)),
+            ("foreach", optimizer("AdamW", foreach=True)),
+            ("bias_correction", params(bias_correction=True)),
+            ("set_grad_none", optimizer("AdamW", set_grad_none=True) | offload(1)),
+        )
     ),
 )
 def _unknown_param(setup: Setup) -> Finding | None:
@@ -87,13 +83,12 @@ def _unknown_param(setup: Setup) -> Finding | None:
 
 @rule(
     "ops/adam/fused_adam.py, cpu_adam.py",
-    raised(
-        "RuntimeError: FusedAdam does not support the AMSGrad variant",
-        optimizer("AdamW", amsgrad=True),
-    ),
-    raised(
-        "RuntimeError: DeepSpeedCPUAdam does not support the AMSGrad variant",
-        optimizer("AdamW", amsgrad=True) | offload(1),
+    *(
+        raised(
+            f"RuntimeError: {kind} does not support the AMSGrad variant",
+            zero_section | optimizer("AdamW", amsgrad=True),
+        )
+        for kind, zero_section in (("FusedAdam", {}), ("DeepSpeedCPUAdam", offload(1)))
     ),
 )
 def _amsgrad(setup: Setup) -> Finding | None:

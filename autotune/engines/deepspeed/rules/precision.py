@@ -3,7 +3,6 @@
 from typing import Any
 
 from autotune.engines.deepspeed.rules.adam import (
-    CPU_ADAM,
     adam_in_words,
     cpu_adam_by,
     uses_cpu_adam,
@@ -18,12 +17,12 @@ from autotune.engines.deepspeed.rules.base import (
     zero,
 )
 from autotune.engines.deepspeed.rules.dtypes import (
-    CANONICAL,
     MASTERS,
     OFFLOADED_STATES_SINCE,
     STATES,
     uses_bf16_optimizer,
 )
+from autotune.engines.deepspeed.rules.values import CANONICAL
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
 from autotune.space.rule import Finding, Patch, rule
 
@@ -218,15 +217,12 @@ def _master_weights_stage(setup: Setup) -> Finding | None:
             ds_config,
             precision=precision,
         )
-        for stage, precision, ds_config, fix in (
-            (2, "bf16", _masters("bf16") | zero(2), {"bf16": {STATES: True}}),
-            (1, "fp16", _masters("fp16") | offload(1), CPU_ADAM),
-            (2, "bf16", _WITH_STATES | offload(2), CPU_ADAM),
-            (
-                *(2, "bf16", _WITH_STATES | offload(2) | optimizer("Adagrad")),
-                {"bf16": {MASTERS: False, STATES: None}},
-            ),
-            (2, "bf16", _masters("bf16") | zenflow_config(), {"bf16": {MASTERS: False}}),
+        for stage, precision, ds_config in (
+            (2, "bf16", _masters("bf16") | zero(2)),
+            (1, "fp16", _masters("fp16") | offload(1)),
+            (2, "bf16", _WITH_STATES | offload(2)),
+            (2, "bf16", _WITH_STATES | offload(2) | optimizer("Adagrad")),
+            (2, "bf16", _masters("bf16") | zenflow_config()),
         )
     ),
 )

@@ -37,6 +37,9 @@ _LIKENESS = 0.75
 less alike."""
 
 
+_RENAMED = {"topk": None, "topk_ratio": 0.1}
+
+
 def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
     told: list[str] = []
     open_questions: list[str] = []
@@ -74,15 +77,12 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
     raised("stage\n.*Input should be 0, 1, 2", zero("two"), zero(2)),
     raised("stage\n.*Input should be 0, 1, 2", zero(4), zero(3)),
     *(
-        raised(pattern, zero(stage, **{name: bad}), zero(**{name: good}))
-        for pattern, stage, name, bad, good in (
-            ("reduce_bucket_size\n.*greater than 0", 2, "reduce_bucket_size", 0, 1),
-            ("reduce_bucket_size\n.*fractional part", 2, "reduce_bucket_size", 1.5, 2e3),
-            (
-                "stage3_prefetch_bucket_size\n.*greater than or equal to 0",
-                *(3, "stage3_prefetch_bucket_size", -1, 0),
-            ),
-            ("overlap_comm\n.*valid boolean", 2, "overlap_comm", "maybe", True),
+        raised(f"{name}\n.*{what}", zero(stage, **{name: bad}), zero(**{name: good}))
+        for name, what, stage, bad, good in (
+            ("reduce_bucket_size", "greater than 0", 2, 0, 1),
+            ("reduce_bucket_size", "fractional part", 2, 1.5, 2e3),
+            ("stage3_prefetch_bucket_size", "greater than or equal to 0", 3, -1, 0),
+            ("overlap_comm", "valid boolean", 2, "maybe", True),
         )
     ),
     raised(
@@ -124,18 +124,13 @@ def _section_value(setup: Setup) -> Finding | None:
 
 @rule(
     "runtime/config.py: read without a check, used where it hurts or as it is",
+    raised("TypeError: '>' not supported", {"train_micro_batch_size_per_gpu": "1"}),
+    raised("TypeError: '>' not supported", {"gradient_clipping": "1.0"}),
     *(
-        raised(pattern, {name: bad}, {name: good})
-        for pattern, name, bad, good in (
-            ("TypeError: '>' not supported", "train_micro_batch_size_per_gpu", "1", 1),
-            ("TypeError: '>' not supported", "gradient_clipping", "1.0", 1.0),
-            (
-                "ValueError: Invalid communication_data_type",
-                "communication_data_type",
-                "fp8",
-                "fp32",
-            ),
-            ("ValueError: Invalid gradient_allreduce_op", "gradient_allreduce_op", "max", "mean"),
+        raised(f"ValueError: Invalid {name}", {name: bad}, {name: good})
+        for name, bad, good in (
+            ("communication_data_type", "fp8", "fp32"),
+            ("gradient_allreduce_op", "max", "mean"),
         )
     ),
     raised("TypeError: .* must be a mapping", {"zero_optimization": "stage 2"}, zero(2)),
@@ -231,17 +226,14 @@ def _is_remark(name: object) -> bool:
 
 @rule(
     "runtime/config_utils.py: extra=forbid in DeepSpeed's pydantic sections",
-    raised("overlap_com\n.*Extra inputs are not permitted", zero(2, overlap_com=True)),
-    raised(
-        "offload_optimizer.pin_mem\n.*Extra inputs are not permitted", offload(2, pin_mem=True)
-    ),
-    raised(
-        "zenflow.topk\n.*Extra inputs are not permitted",
-        zenflow_config(topk=0.1),
-        zero(zenflow={"topk": None, "topk_ratio": 0.1}),
-    ),
-    raised(
-        "leaf_module.topk\n.*Extra inputs are not permitted", zero(3, leaf_module={"topk": 0.1})
+    *(
+        raised(f"{name}\n.*Extra inputs are not permitted", ds_config, fix)
+        for name, ds_config, fix in (
+            ("overlap_com", zero(2, overlap_com=True), None),
+            ("offload_optimizer.pin_mem", offload(2, pin_mem=True), None),
+            ("zenflow.topk", zenflow_config(topk=0.1), zero(zenflow=_RENAMED)),
+            ("leaf_module.topk", zero(3, leaf_module={"topk": 0.1}), None),
+        )
     ),
 )
 def _unknown_key(setup: Setup) -> Finding | None:

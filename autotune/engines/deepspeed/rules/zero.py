@@ -9,6 +9,8 @@ from autotune.engines.deepspeed.rules.zenflow import zenflow_config
 from autotune.space.rule import Finding, rule
 
 _BUCKETS = (1, 2)
+_UNCLIPPED = {"gradient_clipping": 0.0}
+_BF16_OPTIMIZER = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
 _QUANTIZED = (
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
@@ -152,7 +154,7 @@ def _legacy_stage_1(setup: Setup) -> Finding | None:
     "runtime/zero/config.py:389-393, stage_1_and_2.py:212-218, engine.py:2307",
     raised(
         "compute_grad_norm=false is supported only with ZeRO Stage 1 or 2",
-        zero(3, compute_grad_norm=False) | {"gradient_clipping": 0.0},
+        _UNCLIPPED | zero(3, compute_grad_norm=False),
         zero(2),
     ),
     raised(
@@ -161,17 +163,11 @@ def _legacy_stage_1(setup: Setup) -> Finding | None:
     ),
     raised(
         "ValueError: .*compute_grad_norm=false does not support optimizer offload",
-        zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"})
-        | {"gradient_clipping": 0.0},
+        _UNCLIPPED | zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"}),
     ),
     raised(
         "ValueError: .*compute_grad_norm=false does not support ZeRO Stage 1 with BF16",
-        zero(1, compute_grad_norm=False)
-        | {
-            "gradient_clipping": 0.0,
-            "bf16": {"enabled": True},
-            "data_types": {"grad_accum_dtype": "fp32"},
-        },
+        _UNCLIPPED | _BF16_OPTIMIZER | zero(1, compute_grad_norm=False),
         precision="bf16",
     ),
 )
