@@ -5,10 +5,9 @@ Read off the releases in `releases.READ`; a test compares the table with the ins
 lacks a key, so a release between two that were read is given the benefit of the doubt.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
-from autotune.engines.deepspeed.rules.releases import is_at_least, release_of
 from autotune.engines.deepspeed.rules.values import (
     ANY,
     BOOL,
@@ -327,37 +326,12 @@ def plain_keys(version: str) -> Mapping[str, Mapping[str, Check]]:
 
     Left out are keys that it lacks or refuses, deprecated ones, and second spellings.
     """
-    known = removed_keys(version), missing_keys(version)
     odd = {*DEPRECATED, *SPELLINGS}
     return {
         path: {
             name: key.accepts
             for name, key in section.keys.items()
-            if not any(name in names.get(path, ()) for names in known) and name not in odd
+            if name not in odd and not key.is_removed(version) and not key.is_missing(version)
         }
         for path, section in SECTIONS.items()
     }
-
-
-@lru_cache(maxsize=64)
-def removed_keys(version: str) -> Mapping[str, frozenset[str]]:
-    """Section -> keys that a release of DeepSpeed refuses because it removed them."""
-    return _select(lambda key: bool(key.removed_in) and is_at_least(version, key.removed_in))
-
-
-@lru_cache(maxsize=64)
-def missing_keys(version: str) -> Mapping[str, frozenset[str]]:
-    """Section -> keys that a release of DeepSpeed does not know yet."""
-    return _select(lambda key: bool(key.absent_through) and not _after(version, key))
-
-
-def _after(version: str, key: Key) -> bool:
-    return release_of(version) > release_of(key.absent_through)
-
-
-def _select(wanted: Callable[[Key], bool]) -> Mapping[str, frozenset[str]]:
-    found = {
-        path: frozenset(name for name, key in section.keys.items() if wanted(key))
-        for path, section in SECTIONS.items()
-    }
-    return {path: names for path, names in found.items() if names}

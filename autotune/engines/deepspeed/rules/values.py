@@ -26,6 +26,14 @@ class Key:
     """The first release that refuses the key, with any value; empty: none does."""
     why_removed: str = ""
 
+    def is_removed(self, version: str) -> bool:
+        """Whether a release of DeepSpeed refuses the key because it removed it."""
+        return bool(self.removed_in) and is_at_least(version, self.removed_in)
+
+    def is_missing(self, version: str) -> bool:
+        """Whether a release of DeepSpeed does not know the key yet."""
+        return bool(self.absent_through) and is_at_least(self.absent_through, version)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Section:

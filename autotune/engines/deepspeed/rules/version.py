@@ -1,6 +1,6 @@
 """What the installed release of DeepSpeed no longer has, or not yet."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from autotune.engines.deepspeed.rules.adam import CPU_ADAM, params_of
 from autotune.engines.deepspeed.rules.base import (
@@ -12,11 +12,11 @@ from autotune.engines.deepspeed.rules.base import (
     removal,
     zero,
 )
-from autotune.engines.deepspeed.rules.keys import SECTIONS, missing_keys, removed_keys
+from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.nvme import SWAPPED_MODEL, swapped
 from autotune.engines.deepspeed.rules.parallel import WHOLE, autotp_size
 from autotune.engines.deepspeed.rules.sections import dotted, sections
-from autotune.engines.deepspeed.rules.values import Section
+from autotune.engines.deepspeed.rules.values import Key, Section
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
 from autotune.space.rule import Finding, rule
 
@@ -46,15 +46,13 @@ _KEPT_IN_MEMORY = 1_000_000_000
 _FLAT_BUFFER_BROKEN_IN, _FLAT_BUFFER_MENDED_IN = "0.18.7", "0.19.0"
 
 
-def _given(setup: Setup, names: Mapping[str, frozenset[str]]) -> list[tuple[str, str, Section]]:
-    """Path, name and section of the keys of a configuration that are among some names."""
-    if not names:
-        return []
+def _given(setup: Setup, is_odd: Callable[[Key, str], bool]) -> list[tuple[str, str, Section]]:
+    """Path, name and section of the keys of a configuration that are odd in its release."""
     return [
         (path, name, section)
         for path, content, section in sections(setup.ds_config)
         for name in content
-        if name in names.get(path, ())
+        if (key := section.keys.get(name)) is not None and is_odd(key, setup.version)
     ]
 
 
@@ -71,7 +69,7 @@ def _given(setup: Setup, names: Mapping[str, frozenset[str]]) -> list[tuple[str,
     ),
 )
 def _removed_key(setup: Setup) -> Finding | None:
-    found = _given(setup, removed_keys(setup.version))
+    found = _given(setup, Key.is_removed)
     if not found:
         return None
     told = [
@@ -94,7 +92,7 @@ def _removed_key(setup: Setup) -> Finding | None:
 )
 def _missing_key(setup: Setup) -> Finding | None:
     version = setup.version
-    found = _given(setup, missing_keys(version))
+    found = _given(setup, Key.is_missing)
     if not found:
         return None
     told = [
