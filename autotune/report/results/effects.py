@@ -104,7 +104,7 @@ def _pair(before: Row, after: Row, tried: Mapping[str, Tried], verdict: Verdict 
     is_interleaved = verdict is not None and {of, over} <= set(verdict.figures)
     if verdict is not None and is_interleaved:
         # Judged as the gain in the headline is.
-        n_runs = verdict.n_runs[of], verdict.n_runs[over]
+        n_runs = verdict.figures[of].n_runs, verdict.figures[over].n_runs
         gain = verdict.gain(of=of, over=over)
         ratio = Ratio(**vars(gain), basis=Basis.RUNS, n_runs=n_runs)
     else:

@@ -48,8 +48,7 @@ def make_rows(history: History, objective: Objective) -> list[Row]:
     rows = []
     for tried in history.tried:
         confirmed = None if verdict is None else verdict.figures.get(tried.candidate.hash)
-        n_runs = 1 if verdict is None else verdict.n_runs.get(tried.candidate.hash, 1)
-        rows.append(_row(tried, objective, confirmed, n_runs))
+        rows.append(_row(tried, objective, confirmed))
     return sorted(rows, key=lambda row: (row.figure is None, -row.rate, row.trial))
 
 
@@ -73,7 +72,7 @@ def last_verdict(history: History, objective: Objective) -> confirm.Verdict | No
     return confirm.judge(comparison, history, objective)
 
 
-def _row(tried: Tried, objective: Objective, confirmed: Figure | None, n_runs: int) -> Row:
+def _row(tried: Tried, objective: Objective, confirmed: Figure | None) -> Row:
     # A fault comes before a measurement that another run of the same candidate reached.
     ended = [t.result for t in tried.trials if t.result is not None]
     result = tried.fault or tried.measured or (ended[-1] if ended else None)
@@ -84,7 +83,7 @@ def _row(tried: Tried, objective: Objective, confirmed: Figure | None, n_runs: i
         trial=tried.trials[0].spec.identity.number if result is None else result.number,
         candidate=tried.candidate,
         figure=figure,
-        n_runs=n_runs,
+        n_runs=1 if figure is None else figure.n_runs,
         outcome=None if result is None else result.outcome,
         fits=figure is None or objective.fits(figure.peak_memory_bytes),
         is_disturbed=confirmed is None and result is not None and bool(result.disturbed),
