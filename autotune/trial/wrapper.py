@@ -248,8 +248,9 @@ def _read_back(engine: Any, spec: TrialSpec, reporter: Any) -> None:
     from autotune.trial.faults import ReadBackError
     from autotune.trial.readback import differences, read_back
 
-    reporter.report.read_back = read_back(engine)
-    reporter.report.differences = differences(spec.engine.expected, reporter.report.read_back)
+    expected = spec.engine.expected
+    reporter.report.read_back = read_back(engine, expected)
+    reporter.report.differences = differences(expected, reporter.report.read_back)
     if reporter.report.differences:
         raise ReadBackError("; ".join(reporter.report.differences))
 

@@ -20,6 +20,7 @@ from autotune.devices.hardware import Environment
 from autotune.engines.base import RankSettings
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.ds_config_file import (
+    SECTIONS,
     Note,
     knobs_of,
     leftover,
@@ -32,7 +33,6 @@ from autotune.engines.deepspeed.expected import (
     expected,
     recompute_interval,
 )
-from autotune.engines.deepspeed.keys import PATHS, SECTIONS, governed_keys
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.engines.deepspeed.knobs.situation import ADAM, optimizer_implementation
@@ -58,6 +58,11 @@ _IMPLEMENTATIONS: Mapping[str, Mapping[str, bool]] = {
     "torch_fused": {"torch_adam": True, "fused": True},
 }
 """What `optimizer.implementation` adds to the optimizer's parameters."""
+
+_PLAIN = tuple(
+    (*knob.key.rpartition(".")[::2], name) for name, knob in KNOBS.items() if knob.is_plain
+)
+"""Section, key and knob of each value that is written as it is."""
 
 _LAYOUT = (
     *("train_batch_size", "tensor_parallel", "fp16", "bf16"),
@@ -276,7 +281,7 @@ class DeepSpeedEngine:
         knobs = canonical(chosen, context)
         for name, theirs in chosen.items():
             if (ours := knobs.get(name)) != theirs and name not in SECTIONS:
-                notes[PATHS[name]] = (theirs, ours)  # it changes nothing, or folds
+                notes[KNOBS[name].key] = (theirs, ours)  # it changes nothing, or folds
         return knobs, leftover(config), notes
 
     def _use_base(self, base: _Base, optimizer: Mapping[str, Any] | None = None) -> None:
@@ -312,6 +317,7 @@ class DeepSpeedEngine:
                 "optimizer": self._implemented(knobs),
                 "dp": candidate.dp,
                 "knobs": knobs,
+                "plain": _plain(knobs),
                 "tp": candidate.tp,
                 "pp": candidate.pp,
                 "recompute_interval": recompute_interval(str(knobs.get("recompute", "none"))),
@@ -354,16 +360,28 @@ class DeepSpeedEngine:
         return _Rendered(ds_config=merged, overridden=overridden)
 
 
+def _plain(knobs: Mapping[str, KnobValue]) -> dict[str, dict[str, KnobValue]]:
+    """Section -> its keys that hold a knob's value as it is; dotted, and empty at the top."""
+    sections: dict[str, dict[str, KnobValue]] = {section: {} for section, _, _ in _PLAIN}
+    for section, key, name in _PLAIN:
+        if name in knobs:
+            sections[section][key] = knobs[name]
+    return sections
+
+
 def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:
     """Keys of the base that give way even where the rendered configuration is silent.
 
     They are the keys of the layout, of the candidate's knobs, and of knobs that cannot act at its
     stage; a key that merely changes nothing here stays as the user wrote it.
     """
-    stage = look_up(tuned, PATHS["zero.stage"])
-    dead = [knob for knob in PATHS if stage not in KNOBS[knob].when.get("zero.stage", (stage,))]
-    ours = [knob for knob in PATHS if knob in candidate.values or knob in dead]
-    return [*_LAYOUT, *(key for knob in ours for key in governed_keys(knob))]
+    stage = KNOBS["zero.stage"].read(tuned)
+    ours = [
+        knob
+        for name, knob in KNOBS.items()
+        if name in candidate.values or stage not in knob.when.get("zero.stage", (stage,))
+    ]
+    return [*_LAYOUT, *(key for knob in ours for key in knob.keys)]
 
 
 def _read_base(path: Path) -> _Base:
@@ -433,13 +451,13 @@ def _implementation_of(job: Job) -> Mapping[str, KnobValue]:
 def _check_obeyed(tuned: Mapping[str, Any], candidate: Candidate) -> None:
     """A template that ignores a knob would make two candidates the same run."""
     for knob, asked in candidate.knobs:
-        if knob not in PATHS or (knob, asked) == ("compile", "torch"):  # a call, no key
+        if not KNOBS[knob].key or (knob, asked) == ("compile", "torch"):  # a call, no key
             continue
         if knob == "tp" and candidate.pp > 1:  # the transformer's, in its script
             continue
         if (written := config_value(tuned, knob)) != asked:
             raise RenderError(
-                f"template {TEMPLATE}: {PATHS[knob]} came out as {written!r} where the knob "
+                f"template {TEMPLATE}: {KNOBS[knob].key} came out as {written!r} where the knob "
                 f"{knob} is {asked!r}",
                 f"use knobs[{knob!r}] in the template, or take the knob out of the space",
             )

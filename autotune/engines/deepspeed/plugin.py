@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from autotune.engines.deepspeed.keys import PATHS
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.plans import PREDICTED
 from autotune.job.job import Job
@@ -26,10 +25,10 @@ class DeepSpeed:
 
     def knob_of(self, key: str) -> str:
         """The knob that governs a dotted key of a ds_config.json."""
-        governing = [k for k, path in PATHS.items() if key == path or key.startswith(f"{path}.")]
+        governing = [k for k in KNOBS.values() if k.key and f"{key}.".startswith(f"{k.key}.")]
         if governing:
             # A key of a section may be a knob's own.
-            return max(governing, key=lambda knob: len(PATHS[knob]))
+            return max(governing, key=lambda knob: len(knob.key)).name
         # It follows from micro_batch and the layout: the global batch is never touched.
         return "micro_batch, tp" if key == "gradient_accumulation_steps" else ""
 

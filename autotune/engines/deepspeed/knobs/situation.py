@@ -9,7 +9,7 @@ from autotune.space.knob import Context, Knobs
 ADAM = ("adam", "adamw")
 
 
-def at_stages(*stages: int) -> Mapping[str, tuple[KnobValue, ...]]:
+def at_stages(*stages: int) -> dict[str, tuple[KnobValue, ...]]:
     """ZeRO stages at which a knob can act at all (`Knob.when`)."""
     return {"zero.stage": stages}
 
