@@ -46,7 +46,6 @@ def steer(
             lessons=lessons,
             study=study_name(session.study.folder),
             forecaster=session.place.forecaster,
-            accelerators=session.table,
         )
     except AutotuneError as error:
         instead = "TPE proposes, for " if follows else ""
@@ -77,7 +76,6 @@ def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None
             environment,
             Objective.of(job, environment),
             study=name,
-            accelerators=session.table,
         )
         if lessons:
             keep_lessons(knowledge, name, lessons)

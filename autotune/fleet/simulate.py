@@ -20,7 +20,6 @@ from autotune.base.errors import JobError
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
-from autotune.devices.accelerators import accelerators_with
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import Engine
 from autotune.fleet.answering import Answer, AnsweringFleet
@@ -93,10 +92,10 @@ class SimulatedPlace(Place):
         self, job: Job, engine: Engine, lattice: Lattice
     ) -> Callable[[], AnsweringFleet]:
         """See `Place.fleet_for`."""
-        constants, table = constants_of(self.environment), accelerators_with(job.accelerators)
+        constants = constants_of(self.environment)
 
         def say(candidate: Candidate) -> Said:
-            predicted = predict(engine.plans([candidate], table), constants)
+            predicted = predict(engine.plans([candidate]), constants)
             return Said(
                 step_time_s=float(predicted.step_time_s[0]),
                 peak_memory_bytes=float(predicted.peak_memory_bytes[0]),

@@ -107,7 +107,7 @@ class Outlook:
 
     def columns(self, candidates: Sequence[Candidate]) -> Plans:
         """Candidates in the model's columns, with the links as the table has them."""
-        return self.engine.plans(candidates, self.table)
+        return self.engine.plans(candidates)
 
     def predict(self, candidates: Sequence[Candidate]) -> Prediction:
         """What the model says of some candidates, with the links as they were described."""

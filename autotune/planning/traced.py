@@ -56,7 +56,7 @@ def trace_estimate(outlook: Outlook, settings: Sequence[str]) -> TracedEstimate:
     candidate, notes = outlook.read(settings)
     is_seen = has_shape(job.model.shape)
     trace = trace_candidate(job, candidate, accelerator=environment.accelerator)
-    plans = outlook.engine.plans([candidate], outlook.table, needs_shape=is_seen)
+    plans = outlook.engine.plans([candidate], needs_shape=is_seen)
     plans = dataclasses.replace(plans, **outlook.wishes.links())
     constants = constants_of(environment)
     phases = {

@@ -25,7 +25,6 @@ from autotune.cost.knowledge import (
     recall_lessons,
 )
 from autotune.cost.residual import Seen
-from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.engines.base import bind_engine, find_engine
 from autotune.job.job import Job
@@ -314,7 +313,6 @@ def steering_of(
     lessons: Sequence[Lesson] = (),
     study: str = "",
     forecaster: Forecaster | None = None,
-    accelerators: Sequence[Accelerator] | None = None,
 ) -> Steering:
     """Steer by a model.
 
@@ -325,18 +323,16 @@ def steering_of(
         lessons: Lessons of other studies.
         study: The name by which this one's own lessons are left out.
         forecaster: The model; None: the analytic one.
-        accelerators: The table that it looks the device up in; None: the shipped one.
 
     Raises:
         FleetError: The accelerator is in no table, so nothing can be predicted.
         JobError: The model's sizes cannot be seen.
     """
     constants = constants_of(environment)
-    table = accelerators or shipped_accelerators()
     engine = bind_engine(job, environment)
 
     def analytic(candidates: Sequence[Candidate]) -> Forecast:
-        return forecast(engine.plans(candidates, table), constants)
+        return forecast(engine.plans(candidates), constants)
 
     forecaster = forecaster or analytic
     forecaster(lattice.candidates[:1])  # what cannot be predicted is said before anything runs
@@ -367,7 +363,6 @@ def lessons_of(
     objective: Objective,
     *,
     study: str,
-    accelerators: Sequence[Accelerator] | None = None,
 ) -> list[Lesson]:
     """What a search leaves for the next one: what ran or ran out of memory, reduced or not.
 
@@ -377,7 +372,6 @@ def lessons_of(
         environment: Where.
         objective: Says how much memory there was.
         study: Its name in the file of lessons.
-        accelerators: As for `steering_of`.
 
     Raises:
         FleetError: As `steering_of`.
@@ -387,7 +381,7 @@ def lessons_of(
     if not told:
         return []
     ran = [t.candidate for t in told]
-    plans = bind_engine(job, environment).plans(ran, accelerators or shipped_accelerators())
+    plans = bind_engine(job, environment).plans(ran)
     situation = situation_of(job, environment)
     return [
         Lesson(

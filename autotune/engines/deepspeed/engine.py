@@ -6,6 +6,7 @@ candidate. Every key of the user's that gives way is named by `overridden`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,8 @@ from autotune.base.nested import clashes, look_up, merge, without
 from autotune.base.templates import Templates, canonical_json
 from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
-from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
-from autotune.engines.base import RankSettings
+from autotune.engines.base import Engine, RankSettings
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.ds_config_file import (
     SECTIONS,
@@ -45,7 +45,7 @@ from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.job.job import DEFAULT_OPTIMIZER, Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
-from autotune.space.knobs import canonical, describe_candidate, steps_of
+from autotune.space.knobs import canonical, steps_of
 from autotune.space.rule import Violation
 from autotune.space.space import load_space
 from autotune.trial.engines.deepspeed import CONFIG_FILE
@@ -89,7 +89,7 @@ class _Rendered:
     overridden: dict[str, Note]
 
 
-class DeepSpeedEngine:
+class DeepSpeedEngine(Engine):
     """DeepSpeed for one job in one environment."""
 
     name = "deepspeed"
@@ -100,9 +100,8 @@ class DeepSpeedEngine:
         Raises:
             RenderError: A template or the base configuration cannot be used.
         """
-        self._job = job
         known = environment.deepspeed_version or NEWEST_READ  # where it is not installed
-        self._environment = replace(environment, deepspeed_version=known)
+        super().__init__(job, replace(environment, deepspeed_version=known))
         self._templates = Templates(job.templates)
         self._pipeline_refusal = refusal(
             job.model.source, seq_len=job.seq_len, lengths=job.lengths.as_spec()
@@ -121,19 +120,8 @@ class DeepSpeedEngine:
         return str(self._optimizer_section.get("type", "")).lower()
 
     def judge(self, candidate: Candidate) -> list[Violation]:
-        """The rules that a candidate breaks.
-
-        Raises:
-            RenderError: As `setup`.
-        """
+        """The rules that a candidate breaks; see `Engine.judge`."""
         return judge(self.setup(candidate))
-
-    def layouts(self) -> None:
-        """There are none: the space says what is tried."""
-
-    def describe(self, candidate: Candidate) -> str:
-        """What a user has to set, in words."""
-        return describe_candidate(candidate, self.context)
 
     def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
         """Each knob a step up and down, and at the values of the job's space."""
@@ -182,21 +170,11 @@ class DeepSpeedEngine:
         )
 
     def files(self, candidate: Candidate) -> dict[str, str]:
-        """The candidate's `ds_config.json`, in canonical form.
-
-        Raises:
-            RenderError: As `setup`.
-        """
+        """The candidate's `ds_config.json`, in canonical form."""
         return {CONFIG_FILE: canonical_json(self._render(candidate).ds_config)}
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
-        """What the live engine must read back, from the configuration that would run.
-
-        Names as in `autotune.trial.readback`; one that has no meaning there is left out.
-
-        Raises:
-            RenderError: As `setup`.
-        """
+        """What the live engine must read back, from the configuration that would run."""
         return expected(self.setup(candidate), self._job.model.source)
 
     def ladder(self) -> Iterator[list[Candidate]]:
@@ -224,34 +202,20 @@ class DeepSpeedEngine:
             JobError: It trains something else than the job: another batch, precision or world.
         """
         knobs, rest, notes = self._read_candidate(path)
-        engine = object.__new__(DeepSpeedEngine)
-        engine._job, engine._environment = self._job, self._environment
-        engine._templates = self._templates
-        engine._pipeline_refusal = self._pipeline_refusal
+        engine = copy(self)
         engine._use_base(
             _Base(config=rest, knobs={}, notes=notes), optimizer=self._optimizer_section
         )
         candidate = Candidate.of(knobs, world=self._job.world, global_batch=self._job.global_batch)
         return engine, candidate
 
-    def plans(
-        self,
-        candidates: Sequence[Candidate],
-        accelerators: Sequence[Accelerator],
-        *,
-        needs_shape: bool = True,
-    ) -> Plans:
-        """Candidates as columns of the cost model.
-
-        Raises:
-            FleetError: The accelerator is in no table.
-            JobError: The model's sizes cannot be seen, or there is no candidate.
-        """
+    def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
+        """See `Engine.plans`."""
         return plans_of(
             candidates,
             self._job,
             self._environment,
-            accelerators=accelerators,
+            accelerators=self.accelerators,
             needs_shape=needs_shape,
         )
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from autotune.devices.hardware import Environment
+from autotune.engines.base import EnginePlugin
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
@@ -11,15 +12,14 @@ from autotune.job.job import Job
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
 
-class DeepSpeed:
-    """DeepSpeed; implements `EnginePlugin`."""
+class DeepSpeed(EnginePlugin):
+    """DeepSpeed."""
 
     name = "deepspeed"
     knobs = KNOBS
     predicted = PREDICTED
     dialect = "deepspeed"
     packages = ("deepspeed",)
-    no_trace = ""
     is_driven = True
     config_file = CONFIG_FILE
 
@@ -37,17 +37,9 @@ class DeepSpeed:
         return extensions.environment(accelerator, given)
 
     def build(self, accelerator: str, note: Callable[[str], None]) -> None:
-        """Build the extensions that every trial loads.
-
-        Raises:
-            FleetError: A build failed; the message names its log.
-        """
+        """Build the extensions that every trial loads."""
         extensions.build(accelerator, note)
 
     def bind(self, job: Job, environment: Environment) -> DeepSpeedEngine:
-        """DeepSpeed for a job.
-
-        Raises:
-            RenderError: A template or the base configuration cannot be used.
-        """
+        """DeepSpeed for a job."""
         return DeepSpeedEngine(job, environment)
