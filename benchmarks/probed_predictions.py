@@ -24,13 +24,14 @@ from numpy.typing import NDArray
 from search_wall_clock import Progress
 from wall_clock_searches import Table
 
-from autotune.app.probe import probe_machine, write_probe
+from autotune.app.probe import probe_machine
 from autotune.app.run import search
 from autotune.app.session import open_session
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.engines.deepspeed.plans import plans_of
+from autotune.probe.hardware_file import write_hardware
 from autotune.probe.run import Probe
 
 FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
@@ -97,7 +98,7 @@ def probed(out: Path) -> Probe:
     """Of as many devices as a search takes."""
     found = probe_machine(out, world=None, nodes=None, disk=None, is_quick=False)
     assert found is not None, "one node is all there is"
-    write_probe(out, found)
+    write_hardware(out, found.entry, found.about)
     return found
 
 

@@ -13,10 +13,9 @@ from autotune.contract import (
     Role,
     TrialSpec,
     Workload,
-    settings_of,
 )
 from autotune.devices.hardware import Environment
-from autotune.trial.transformer_shape import shape_of
+from autotune.trial.transformer_shape import script_settings, shape_of
 
 TESTS = Path(__file__).parent
 
@@ -113,8 +112,8 @@ def settings(spec: TrialSpec, ds_config, *, own=False):
     """What the built-in training script is told of a trial; `own`: as of a pipeline's stage."""
     from autotune.trial.scripts.train import Settings  # it brings torch
 
-    told = settings_of(spec.workload, spec.layout)
-    if "config" in spec.workload.model and (spec.layout.pp > 1 or own):
+    told = script_settings(spec.workload, spec.layout)
+    if "config" in spec.workload.model and own:
         told["transformer"] = shape_of(spec.workload.model, spec.workload.seq_len)
     return Settings.of(told, ds_config, spec.workload.model.get("config", {}))
 

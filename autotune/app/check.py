@@ -5,11 +5,11 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from autotune.base.errors import JobError, RenderError
-from autotune.base.files import write_whole
+from autotune.base.files import write_text
 from autotune.check import CheckReport, read_source
 from autotune.check import check as judge_source
 from autotune.check.consumers import Consumer
-from autotune.check.exported import ACCELERATORS
+from autotune.check.source import ACCELERATORS
 from autotune.devices.hardware import Environment, version_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 
@@ -33,12 +33,10 @@ def check_file(
         RenderError: A file cannot be read.
         JobError: A flag is not one of its values.
     """
-    if accelerator is not None and accelerator not in ACCELERATORS:
-        raise JobError(
-            f"--accelerator {accelerator} is not known", f"say one of {', '.join(ACCELERATORS)}"
-        )
-    if consumer is not None and consumer not in list(Consumer):
-        raise JobError(f"--consumer {consumer} is not known", f"say one of {', '.join(Consumer)}")
+    flags = (("accelerator", accelerator, ACCELERATORS), ("consumer", consumer, tuple(Consumer)))
+    for flag, value, known in flags:
+        if value is not None and value not in known:
+            raise JobError(f"--{flag} {value} is not known", f"say one of {', '.join(known)}")
     if world is not None and not 1 <= world <= _MOST_ACCELERATORS:
         raise JobError(
             f"--world {world} is not from 1 to {_MOST_ACCELERATORS}",
@@ -61,14 +59,9 @@ def write_fix(report: CheckReport) -> None:
     Raises:
         RenderError: The folder cannot be written to.
     """
-    path = report.source.path.resolve()
-    if report.fixed_text is None or not report.source.can_write:
-        return
-    try:
-        content = report.fixed_text.encode("utf-8")
-        write_whole(path, lambda aside: aside.write_bytes(content))
-    except OSError as error:
-        raise RenderError(f"{path}: cannot be written: {error}", "check the folder") from error
+    if report.fixed_text is not None and report.source.can_write:
+        path = report.source.path.resolve()
+        write_text(path, report.fixed_text, error=RenderError, hint="check the folder")
 
 
 def _environment(accelerator: str, deepspeed_version: str | None) -> Environment:

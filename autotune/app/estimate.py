@@ -1,15 +1,15 @@
 """Predict every row of a table of training runs, and write the table with the predictions."""
 
-import csv
 import dataclasses
-import io
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from autotune.base.errors import JobError
-from autotune.base.files import write_whole
+from autotune.base.files import write_text
 from autotune.cost.constants import SHIPPED, load_constants
 from autotune.cost.plans import Plans
 from autotune.cost.predict import Prediction, predict
@@ -46,8 +46,8 @@ def estimate_rows(
     Args:
         rows: The table; docs/cost.md names its columns.
         out: The file to write.
-        accelerators: More entries for the table of accelerators.
-        constants: Other constants than the shipped ones.
+        accelerators: A file of more accelerators.
+        constants: A file of other constants than the shipped ones.
 
     Raises:
         JobError: A file cannot be read or written, or `out` is the input.
@@ -117,17 +117,6 @@ def _write(
     tail = [name for name in added if name not in {"assumed", "reason"}]
     tail += [name for name in ("assumed", "reason") if name in added]
     names = [*(name for name in header if name not in added), *tail]
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=names, restval="", lineterminator="\n")
-    writer.writeheader()
-    for row, values in zip(table, cells, strict=True):
-        kept = {name: cell for name, cell in row.items() if name in names}
-        writer.writerow({**kept, **values})
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, lambda path: path.write_text(text.getvalue(), encoding="utf-8"))
-    except OSError as error:
-        raise JobError(
-            f"{out}: cannot be written: {error.strerror or error}",
-            "name another file, or free some space",
-        ) from error
+    rows = [{**row, **values} for row, values in zip(table, cells, strict=True)]
+    text = pd.DataFrame(rows, columns=names).to_csv(index=False, lineterminator="\n")
+    write_text(out, text, error=JobError, hint="name another file, or free some space")

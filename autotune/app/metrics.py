@@ -1,6 +1,7 @@
 """Keeps the metrics of a running search in files that Prometheus' collectors read."""
 
 import dataclasses
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from autotune import __version__
 from autotune.base.errors import AutotuneError, StudyError
-from autotune.base.files import is_foreign, write_whole
+from autotune.base.files import refuse_foreign, write_whole
 from autotune.contract import Outcome
 from autotune.record.study import Study, Trial
 from autotune.report.metrics import MARK, render_metrics
@@ -31,14 +32,7 @@ class MetricsWriter(Observer):
     def __init__(
         self, study: Study, observer: Observer, *, accelerator: str, extra: Path | None
     ) -> None:
-        """Prepare to write.
-
-        Args:
-            study: Its folder holds `metrics.prom`.
-            observer: Who else watches.
-            accelerator: `cpu` or `cuda`.
-            extra: Another file to write, which `check_writable` has seen; None for none.
-        """
+        """Write the study's `metrics.prom`, and `extra`, which `check_writable` has seen."""
         self._study = study
         self._observer = observer
         self._accelerator = accelerator
@@ -120,19 +114,9 @@ def check_writable(path: Path) -> None:
             of ours.
     """
     folder = path.absolute().parent
-    try:
-        if not folder.is_dir():
-            raise StudyError(f"{path}: its folder is not there", "make it, or name another file")
-        foreign = is_foreign(path, MARK.encode())
-    except OSError as error:
-        raise StudyError(
-            f"{path}: cannot be read: {error.strerror}", "name another file"
-        ) from error
-    if foreign:
-        raise StudyError(
-            f"{path}: is there and was not written as metrics by autotune",
-            "name another file, or move that one away",
-        )
+    if not os.path.isdir(folder):
+        raise StudyError(f"{path}: its folder is not there", "make it, or name another file")
+    refuse_foreign(path, MARK.encode(), "as metrics by autotune")
     try:
         # As it will be written: aside, then moved; what is there keeps standing.
         with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}.") as aside:

@@ -1,18 +1,25 @@
-"""HTML reports: written on demand, and by every search while it runs."""
+"""HTML reports of a study, also while it is searched, and of several studies compared."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
 
 import pandas as pd
+from pydantic import ValidationError
 
+from autotune.app.studies import locate
 from autotune.base.errors import AutotuneError, StudyError
-from autotune.base.files import is_foreign, write_whole
+from autotune.base.files import refuse_foreign, write_text
 from autotune.base.templates import Templates
 from autotune.contract import Outcome
-from autotune.job.job import read_job_file
+from autotune.job.job import JobFile, read_job_file
 from autotune.record.facts import left_out_of
 from autotune.record.study import Study
 from autotune.record.table import make_table
+from autotune.report.compare.comparison import MAX_RUNS, ComparedRun, StudyComparison, compare
+from autotune.report.compare.page import render_comparison
 from autotune.report.page.page import render_page
 from autotune.report.results.reading import read_report
 from autotune.report.results.study import StudyReport
@@ -22,6 +29,21 @@ _SHARE_OF_TIME = 0.05
 """Share of a search's time that drawing its page may take."""
 _MARK = "<!-- a page of autotune -->"
 """Begins every page, whatever the templates make of it."""
+_BY = "as a page by autotune"
+
+
+_BESIDES_THE_TABLE = {
+    "optimizer",
+    "objective",
+    "objective_floor",
+    "head_room",
+    "baseline",
+    "base_config",
+    "templates",
+    "lengths",
+}
+"""Keys of the job that change what a trial runs or what `best` means, and that no column tells
+fully: two histograms are one word there."""
 
 
 class PageWriter(Observer):
@@ -79,20 +101,17 @@ class PageWriter(Observer):
 def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> Path:
     """Write a study's page, whole or not at all.
 
-    Args:
-        study: The study.
-        out: The file.
-        snapshot: What a running search says of itself; its page loads itself again and again.
+    With the snapshot of a running search, the page says how it goes and loads itself again.
 
     Raises:
         StudyError: The record cannot be read, or the file cannot be written or is none of ours.
         RenderError: A template of the user's does not render.
     """
     if out != study.page_file:
-        refuse_foreign(out)
+        refuse_foreign(out, _MARK.encode(), _BY)
     report = read_report(study)
     text = render_page(report, table_of(report), _templates(study), snapshot=snapshot)
-    return write_text(out, text)
+    return _write(out, text)
 
 
 def table_of(report: StudyReport) -> pd.DataFrame:
@@ -104,39 +123,37 @@ def table_of(report: StudyReport) -> pd.DataFrame:
     return frame[~frame["trial"].isin(left_out_of(report.facts)) & frame["reduced_of"].isna()]
 
 
-def refuse_foreign(out: Path) -> None:
-    """Refuse to write a page over what is none of ours.
+def compare_studies(runs: Sequence[str], results: Path) -> StudyComparison:
+    """Compare studies, by name in `results` or by folder, with the first of them.
 
     Raises:
-        StudyError: Something else is there, or it cannot be read.
+        StudyError: One is not there or cannot be read, or there are too few or too many.
     """
-    try:
-        foreign = is_foreign(out, _MARK.encode())
-    except OSError as error:
+    found = [locate(run, results) for run in runs]
+    folders = [study.folder.resolve() for study in found]
+    if len(set(folders)) < 2 or len(folders) != len(set(folders)):
         raise StudyError(
-            f"{out}: cannot be read: {error.strerror}", "name another file"
-        ) from error
-    if foreign:
-        raise StudyError(
-            f"{out}: is there and was not written as a page by autotune",
-            "name another file, or move that one away",
+            f"compare {' '.join(runs)}: it takes at least two studies, each named once",
+            "`autotune status` lists them",
         )
+    if len(found) > MAX_RUNS:
+        raise StudyError(f"compare: {len(found)} studies", f"name at most {MAX_RUNS}")
+    return compare([_run(key, study) for key, study in zip(ascii_uppercase, found, strict=False)])
 
 
-def write_text(out: Path, text: str) -> Path:
-    """Write a page, whole or not at all.
+def write_comparison(comparison: StudyComparison, out: Path) -> Path:
+    """Write the comparison as one HTML file.
 
     Raises:
-        StudyError: The file cannot be written.
+        StudyError: The file cannot be written, or is there and none of ours.
     """
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, lambda path: path.write_text(f"{_MARK}\n{text}", encoding="utf-8"))
-    except OSError as error:
-        raise StudyError(
-            f"{out}: cannot be written: {error.strerror or error}",
-            "name another file, or free some space",
-        ) from error
+    refuse_foreign(out, _MARK.encode(), _BY)
+    return _write(out, render_comparison(comparison, Templates()))
+
+
+def _write(out: Path, text: str) -> Path:
+    hint = "name another file, or free some space"
+    write_text(out, f"{_MARK}\n{text}", error=StudyError, hint=hint)
     return out
 
 
@@ -153,3 +170,17 @@ def _templates(study: Study) -> Templates:
 def _line_of(error: Exception) -> str:
     message = error.message if isinstance(error, AutotuneError) else f"{error!r}"
     return message.splitlines()[0]
+
+
+def _run(key: str, study: Study) -> ComparedRun:
+    report = read_report(study)
+    return ComparedRun(key=key, report=report, frame=table_of(report), job=_job(study))
+
+
+def _job(study: Study) -> dict[str, Any]:
+    """Settings that the table lacks; empty where the job's file cannot be read any more."""
+    try:
+        file = JobFile.model_validate(read_job_file(study.job_file))
+    except (AutotuneError, ValidationError):
+        return {}
+    return file.model_dump(mode="json", include=_BESIDES_THE_TABLE)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autotune.app.session import CPU_WORLD
 from autotune.devices.hardware import detect_environment
-from autotune.probe.hardware_file import check_writable, write_hardware
+from autotune.probe.hardware_file import check_writable
 from autotune.probe.nodes import Nodes
 from autotune.probe.run import Probe, run_probe
 
@@ -17,9 +17,9 @@ def probe_machine(
     Args:
         out: The file.
         world: Devices to measure here; None: those that a search takes where nobody says.
-        nodes: As of `run_probe`.
-        disk: As of `run_probe`.
-        is_quick: As of `run_probe`.
+        nodes: See `run_probe`, as for `disk` and `is_quick`.
+        disk: See there.
+        is_quick: See there.
 
     Raises:
         JobError: The file cannot be written, or a value is not one.
@@ -32,12 +32,3 @@ def probe_machine(
         n = environment.n_devices
         world = n if environment.accelerator == "cuda" else min(n, CPU_WORLD)
     return run_probe(environment, world=world, nodes=nodes, disk=disk, is_quick=is_quick)
-
-
-def write_probe(out: Path, found: Probe) -> None:
-    """Write the file.
-
-    Raises:
-        JobError: It cannot be written any more.
-    """
-    write_hardware(out, found.entry, found.about)

@@ -9,11 +9,10 @@ from pathlib import Path
 import yaml
 
 from autotune.app.exports import export_study
-from autotune.app.figures import FACT, figures_of
 from autotune.app.metrics import MetricsWriter, check_writable
 from autotune.app.pages import PageWriter
 from autotune.app.session import Session
-from autotune.app.steering import keep, steer
+from autotune.app.steering import FIGURES_FACT, figures_of, keep, steer
 from autotune.base.errors import (
     AutotuneError,
     ExitCode,
@@ -21,7 +20,7 @@ from autotune.base.errors import (
     NothingFeasibleError,
     StudyError,
 )
-from autotune.base.files import write_whole
+from autotune.base.files import write_text
 from autotune.contract import Origin, Outcome
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
@@ -90,8 +89,11 @@ def search(
         fleet.prepare(session.engine.preparation(session.lattice.candidates), metrics.on_note)
         knowledge = knowledge if is_measured else None  # no other figures are learned from
         steering = steer(session, metrics.on_note, knowledge)
-        with _lessons_at_the_end(session, metrics, knowledge):
+        try:
             answer = _run(session, fleet, metrics, steering)
+        finally:  # also where nothing was feasible: that is a lesson too
+            if knowledge is not None:
+                keep(session, metrics.on_note, knowledge)
         study.write_state({**study.read_state(), "answer": answer.to_dict()})
         if answer.best is not None and is_measured:
             export_study(study, study.best_folder)
@@ -117,13 +119,8 @@ def _begin(session: Session, note: Callable[[str], None]) -> None:
     study, job = session.study, session.job
     objective = Objective.of(job, session.environment)
     text = yaml.safe_dump(dict(session.job_data), sort_keys=False)
-    try:
-        write_whole(study.job_file, lambda path: path.write_text(text, encoding="utf-8"))
-    except OSError as error:
-        raise StudyError(
-            f"{study.job_file}: cannot be written: {error.strerror}",
-            "free some space or mend the permissions, then run the same command again",
-        ) from error
+    hint = "free some space or mend the permissions, then run the same command again"
+    write_text(study.job_file, text, error=StudyError, hint=hint)
     facts = {
         "objective": dataclasses.asdict(objective.wish),
         "allowed_bytes": objective.allowed_bytes,
@@ -133,7 +130,7 @@ def _begin(session: Session, note: Callable[[str], None]) -> None:
     }
     state = study.read_state()
     if session.place.forecaster is None:  # else no accelerator's figures are asked for
-        facts[FACT] = figures_of(session, state, note)
+        facts[FIGURES_FACT] = figures_of(session, state, note)
     study.write_state({**state, **facts})
 
 
@@ -196,18 +193,6 @@ def _keep_failure(study: Study, error: AutotuneError) -> SearchAnswer:
     except StudyError as failure:
         error.add_note(failure.message)
     return answer
-
-
-@contextmanager
-def _lessons_at_the_end(
-    session: Session, observer: Observer, knowledge: Path | None
-) -> Iterator[None]:
-    """Leave lessons for other studies, also where nothing was feasible: that is a lesson too."""
-    try:
-        yield
-    finally:
-        if knowledge is not None:
-            keep(session, observer.on_note, knowledge)
 
 
 @contextmanager

@@ -1,14 +1,13 @@
 """Soak a study's winner, or what an export holds, and keep what it says."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.app.exports import export_study, find_chosen
 from autotune.base.errors import JobError, StudyError
-from autotune.contract import Role, TrialSpec
+from autotune.contract import Role
 from autotune.devices.hardware import Environment, detect_environment
-from autotune.export.exported import read_export
+from autotune.export.exported import Subject, read_export
 from autotune.fleet.transports.local import local_fleet
 from autotune.record.soak import SOAK_FOLDER, SoakResult, digest_of, write_soak
 from autotune.record.study import Study
@@ -26,23 +25,6 @@ from autotune.search.trial_spec import MEASURE, Run, make_spec
 Note = Callable[[str], None]
 
 MAX_MINUTES = 30 * 24 * 60
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """The configuration to soak."""
-
-    source: str
-    """The study's name or the export's folder."""
-    folder: Path
-    """Where `soak.json` goes."""
-    trial: int | None
-    spec: TrialSpec
-    files: dict[str, str]
-    preparation: tuple[str, ...]
-    """Command that builds what its ranks load: see `Engine.preparation`."""
-    n_params: int | None
-    """None: nobody knows how large a checkpoint will be."""
 
 
 def soak_study(study: Study, *, minutes: float, note: Note) -> SoakResult | None:
@@ -77,12 +59,13 @@ def soak_export(folder: Path, *, minutes: float, note: Note) -> SoakResult | Non
 
     Raises:
         JobError: The minutes are no length of time, or the folder holds no export.
-        StudyError: Another soak holds the folder, or it cannot be written.
+        StudyError: It is of other devices, another soak holds the folder, or it cannot be written.
         FleetError: The devices are not there.
     """
     _check(minutes)
     environment = detect_environment()
-    subject = _of_export(folder, environment)
+    subject = read_export(folder, environment, measure=MEASURE)
+    _check_devices(subject.spec.layout.accelerator, environment)
     if subject.spec.measure.memory_limit_bytes is None:
         note("the export names no memory limit: it may take all of a device")
     return _soak(subject, environment, minutes, note)
@@ -177,26 +160,6 @@ def _of_study(study: Study, environment: Environment) -> Subject:
         files=chosen.engine.files(chosen.candidate),
         preparation=chosen.engine.preparation([chosen.candidate]),
         n_params=chosen.job.model.shape.n_params,
-    )
-
-
-def _of_export(folder: Path, environment: Environment) -> Subject:
-    """Read an export back.
-
-    Raises:
-        JobError: The folder holds no export of autotune.
-        StudyError: It is of other devices.
-    """
-    found = read_export(folder, environment, measure=MEASURE)
-    _check_devices(found.spec.layout.accelerator, environment)
-    return Subject(
-        source=str(folder),
-        folder=folder,
-        trial=None,
-        spec=found.spec,
-        files=found.files,
-        preparation=found.preparation,
-        n_params=None,
     )
 
 

@@ -1,10 +1,13 @@
-"""What a search goes by besides its own trials, and what it leaves for the next one."""
+"""What predicts a search's trials, and what it learns from other studies and leaves for them."""
 
-from collections.abc import Callable
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from autotune.app.session import Session
-from autotune.base.errors import AutotuneError, StudyError
+from autotune.base.errors import AutotuneError, FleetError, StudyError
 from autotune.base.plugins import load_plugin
 from autotune.cost.knowledge import (
     Lesson,
@@ -14,9 +17,15 @@ from autotune.cost.knowledge import (
     study_name,
     write_lessons,
 )
+from autotune.cost.problem import accelerator_of
+from autotune.devices.accelerators import Accelerator, shipped_accelerators
+from autotune.devices.hardware import Environment
 from autotune.search.objective import Objective
 from autotune.search.recorded import history_to_resume
 from autotune.search.steering import Steering, lessons_of, situation_of, steering_of
+
+FIGURES_FACT = "figures"
+"""Key of `study.json`: the figures that its trials were predicted by."""
 
 
 def steer(
@@ -83,6 +92,47 @@ def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None
         note(f"no lessons are kept for other studies: {error.message}")
 
 
+def figures_of(
+    session: Session, state: Mapping[str, Any], note: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """What goes into the study's facts: every set of figures, with its first trial.
+
+    A forecast is worked out anew for all trials at every start, so one set alone predicts a study
+    that goes on with other figures; the predictions that its older trials record stay as they are.
+    """
+    listed = state.get(FIGURES_FACT)
+    known = [of for of in listed if isinstance(of, dict)] if isinstance(listed, list) else []
+    try:
+        found = accelerator_of(session.environment, session.table)
+    except FleetError:
+        return known  # nothing is predicted, and the search says why
+    if (file := session.job.accelerators) is not None:
+        note(what_predicts(session.environment, session.table, file))
+    used = {
+        "file": None if _is_shipped(found) else str(file),
+        "accelerator": found.name,
+        "achieved_source": found.achieved_source,
+        "digest": _digest(found),
+    }
+    if known and known[-1].get("digest") == used["digest"]:
+        return known
+    if known:
+        note("predictions go by other figures than those of the trials so far")
+    return [*known, {"since_trial": session.study.next_number(), **used}]
+
+
+def what_predicts(environment: Environment, table: Sequence[Accelerator], file: Path) -> str:
+    """Whether a user's table is what predictions go by: a device that it has not is no error.
+
+    Raises:
+        FleetError: The devices are neither in the user's `file` nor in the rest of the table.
+    """
+    found = accelerator_of(environment, table)
+    if _is_shipped(found):
+        return f"{file} has no entry for these devices: predicted by the shipped {found.name}"
+    return f"predicted by {found.name} of {file}: {found.achieved_source}"
+
+
 def _lessons_for(
     session: Session, note: Callable[[str], None], knowledge: Path
 ) -> tuple[Lesson, ...]:
@@ -108,3 +158,17 @@ def _lessons_for(
     )
     write_lessons(study.recalled_file, lessons)
     return lessons
+
+
+def _is_shipped(found: Accelerator) -> bool:
+    return any(found is shipped for shipped in shipped_accelerators())
+
+
+def _digest(found: Accelerator) -> str:
+    """Identity of the figures alone: the names of the devices change nothing."""
+    figures = {
+        field.name: getattr(found, field.name)
+        for field in dataclasses.fields(found)
+        if field.name not in {"names", "source", "achieved_source"}
+    }
+    return hashlib.sha256(repr(figures).encode()).hexdigest()[:12]

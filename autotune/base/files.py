@@ -5,17 +5,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from autotune.base.errors import AutotuneError, StudyError
 from autotune.contract import mode_of
 
 _HEAD_BYTES = 8192
 
 
 def is_foreign(path: Path, marker: bytes) -> bool:
-    """Whether what stands at a path, if anything, is no file of the kind to be written there.
-
-    Args:
-        path: Where one is to be written.
-        marker: Stands near the beginning of every file of that kind.
+    """Whether what stands at a path, if anything, lacks the marker near its beginning.
 
     Raises:
         OSError: The file cannot be read.
@@ -27,6 +24,42 @@ def is_foreign(path: Path, marker: bytes) -> bool:
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     return bool(head) and marker not in head
+
+
+def refuse_foreign(path: Path, marker: bytes, by: str) -> None:
+    """Refuse to write over what was not written `by` us.
+
+    Raises:
+        StudyError: Something without the marker is there, or it cannot be read.
+    """
+    try:
+        foreign = is_foreign(path, marker)
+    except OSError as error:
+        raise StudyError(
+            f"{path}: cannot be read: {error.strerror}", "name another file"
+        ) from error
+    if foreign:
+        raise StudyError(
+            f"{path}: is there and was not written {by}",
+            "name another file, or move that one away",
+        )
+
+
+def write_text(path: Path, text: str, *, error: type[AutotuneError], hint: str) -> None:
+    """Write a file as `write_whole` does, its folder too where that is not there.
+
+    Args:
+        path: The file.
+        text: What it will hold.
+        error: Raised where it cannot be written.
+        hint: What to do then.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, lambda aside: aside.write_bytes(text.encode("utf-8")))
+    except OSError as failure:
+        reason = failure.strerror or failure
+        raise error(f"{path}: cannot be written: {reason}", hint) from failure
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

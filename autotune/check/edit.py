@@ -106,19 +106,19 @@ def _edits(text: str, node: _Value, changes: Patch, depth: int) -> Iterator[_Edi
     added: dict[str, Any] = {}
     for name, value in changes.items():
         member = last.get(name)
+        section = as_section(value) is value
+        plain = changed({}, value) if section else value
         if name in renames:
             assert member is not None
-            yield _Edit(
-                start=member.start, end=member.value.start, text=f"{json.dumps(renames[name])}: "
-            )
+            text_of_key = f"{json.dumps(renames[name])}: "
+            yield _Edit(start=member.start, end=member.value.start, text=text_of_key)
         elif value is None or name in renames.values():
             continue
         elif member is None:
-            added[name] = changed({}, value) if as_section(value) is value else value
-        elif as_section(value) is value and member.value.members is not None:
+            added[name] = plain
+        elif section and member.value.members is not None:
             yield from _edits(text, member.value, value, depth + 1)
         else:
-            plain = changed({}, value) if as_section(value) is value else value
             yield _Edit(start=member.value.start, end=member.value.end, text=json.dumps(plain))
     yield from _membership(text, node, gone, added, depth)
 
@@ -172,8 +172,7 @@ def _margins(text: str, node: _Value, depth: int) -> tuple[str, str]:
 def _renames(changes: Patch, last: dict[str, _Member], text: str) -> dict[str, str]:
     """Old name -> new name, where a key goes and the next one comes with the same value."""
     found = {}
-    pairs = list(changes.items())
-    for (old, gone), (new, value) in pairwise(pairs):
+    for (old, gone), (new, value) in pairwise(changes.items()):
         if gone is None and value is not None and old in last and new not in last:
             there = last[old].value
             # As text: to Python, 1 is True.

@@ -1,6 +1,7 @@
 """What Hugging Face Trainer and accelerate do with a configuration before DeepSpeed sees it."""
 
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from typing import Any
 
 from autotune.base.nested import look_up, merge
@@ -13,19 +14,14 @@ from autotune.check.consumers import (
     is_known_value,
     known_values,
 )
-from autotune.check.partial import Path
 from autotune.check.source import Source
 from autotune.engines.deepspeed.rules.base import changed, patch
 from autotune.space.rule import Patch, Violation
 
 
-def at_key(dotted: str, value: Any) -> Patch:
-    """The change of one key, by its dotted name."""
-    section, _, name = dotted.rpartition(".")
-    return patch(section, {name: value})
-
-
-def filled(config: Mapping[str, Any], source: Source) -> tuple[dict[str, Any], set[Path]]:
+def filled(
+    config: Mapping[str, Any], source: Source
+) -> tuple[dict[str, Any], set[tuple[str, ...]]]:
     """The configuration that DeepSpeed gets, as far as it is known.
 
     Returns:
@@ -33,7 +29,7 @@ def filled(config: Mapping[str, Any], source: Source) -> tuple[dict[str, Any], s
         the consumer that will put one that is not known, or refuse to.
     """
     after: dict[str, Any] = dict(config)
-    unknown: set[Path] = set()
+    unknown: set[tuple[str, ...]] = set()
     if source.consumer is Consumer.DEEPSPEED:
         return after, unknown  # DeepSpeed gets the word
     known = _known(source)
@@ -42,7 +38,7 @@ def filled(config: Mapping[str, Any], source: Source) -> tuple[dict[str, Any], s
         if key not in FILLED[source.consumer] or known.get(key) is None:
             unknown.add(path)
         else:
-            after = changed(after, at_key(key, known[key]))
+            after = changed(after, _at_key(key, known[key]))
     return after, unknown
 
 
@@ -73,9 +69,7 @@ def _not_filled(config: Mapping[str, Any], source: Source) -> Iterator[Violation
     wrong = [name for name in names if name not in FILLED[source.consumer]]
     if not wrong:
         return
-    changes: dict[str, Any] = {}
-    for name in wrong:
-        changes = merge(changes, at_key(name, None))
+    changes = reduce(merge, (_at_key(name, None) for name in wrong))
     yield Violation(
         rule="huggingface.auto_not_filled",
         message=f'"auto" at {", ".join(wrong)}: {source.consumer} fills in other keys, and '
@@ -123,7 +117,7 @@ def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation
         if value is None or value in (AUTO, wanted):
             continue
         told.append(f"{key}={value!r} against {names[key]}={wanted!r}")
-        changes = merge(changes, at_key(key, AUTO))
+        changes = merge(changes, _at_key(key, AUTO))
     if told:
         yield Violation(
             rule="huggingface.mismatch",
@@ -164,3 +158,9 @@ def _yaml_file(source: Source) -> Iterator[Violation]:
             fix="set distributed_type to DEEPSPEED in the accelerate file",
             consequence="ignored",
         )
+
+
+def _at_key(dotted: str, value: Any) -> Patch:
+    """The change of one key, by its dotted name."""
+    section, _, name = dotted.rpartition(".")
+    return patch(section, {name: value})

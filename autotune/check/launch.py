@@ -4,13 +4,22 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.check.consumers import Consumer
 
 _SCRIPT_COMMANDS = ("llamafactory-cli", "axolotl")
+
+_LAUNCHERS = {
+    "deepspeed": "deepspeed",
+    "torchrun": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate": "accelerate",
+    "accelerate.commands.launch": "accelerate",
+}
+"""Command or module -> the launcher that it is."""
 
 _DEVICE_KINDS = ("auto", "gpu", "cpu", "xpu", "npu", "hpu")
 """All devices of a kind, for torchrun (torch/distributed/run.py: determine_local_world_size)."""
@@ -28,21 +37,21 @@ _RANGE = re.compile(r"\d+:\d+")
 class LaunchLine:
     """What a launch line says."""
 
-    world: int | None
+    world: int | None = None
     """Ranks; None where it does not say (all devices that there are)."""
-    per_node: int | None
+    per_node: int | None = None
     """Ranks of one node; None where it does not say."""
-    n_nodes: int | None
+    n_nodes: int | None = None
     """Nodes that accelerate is told; its YAML may say how many ranks they make."""
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the script: name with underscores -> value; a flag without one is true."""
-    config: str | None
+    config: str | None = None
     """The ds_config that it names."""
-    accelerate_config: str | None
+    accelerate_config: str | None = None
     """The accelerate YAML that it names."""
-    mixed_precision: str | None
+    mixed_precision: str | None = None
     """`--mixed_precision` of accelerate."""
-    consumer: Consumer | None
+    consumer: Consumer | None = None
     """Who reads the configuration; None where the line does not tell."""
 
 
@@ -50,7 +59,7 @@ class LaunchLine:
 class _Line:
     launcher: Mapping[str, Any]
     script: Mapping[str, Any]
-    kind: str = field(default="")
+    kind: str
 
 
 def read_launch(line: str) -> LaunchLine:
@@ -64,24 +73,22 @@ def read_launch(line: str) -> LaunchLine:
     parsed = _parse(line)
     world, per_node = _ranks(parsed)
     script, launcher = parsed.script, parsed.launcher
+    by_accelerate = parsed.kind == "accelerate"
     config, consumer = None, None
     if isinstance(script.get("deepspeed"), str):
         config, consumer = script["deepspeed"], Consumer.TRAINER
     elif isinstance(script.get("deepspeed_config"), str):
         config, consumer = script["deepspeed_config"], Consumer.DEEPSPEED
-    elif parsed.kind == "accelerate":
-        file = launcher.get("deepspeed_config_file")
-        config, consumer = (file if isinstance(file, str) else None), Consumer.ACCELERATE
-    accelerate_config = launcher.get("config_file") if parsed.kind == "accelerate" else None
-    precision = launcher.get("mixed_precision")
+    elif by_accelerate:
+        config, consumer = text_or_none(launcher.get("deepspeed_config_file")), Consumer.ACCELERATE
     return LaunchLine(
         world=world,
         per_node=per_node,
         n_nodes=_count(launcher, "num_machines"),
         arguments=script,
         config=config,
-        accelerate_config=accelerate_config if isinstance(accelerate_config, str) else None,
-        mixed_precision=precision if isinstance(precision, str) else None,
+        accelerate_config=text_or_none(launcher.get("config_file")) if by_accelerate else None,
+        mixed_precision=text_or_none(launcher.get("mixed_precision")),
         consumer=consumer,
     )
 
@@ -103,16 +110,7 @@ def _parse(line: str) -> _Line:
 
 
 def _launcher(word: str) -> str:
-    name = word.rpartition("/")[2]
-    known = {
-        "deepspeed": "deepspeed",
-        "torchrun": "torchrun",
-        "torch.distributed.run": "torchrun",
-        "torch.distributed.launch": "torchrun",
-        "accelerate": "accelerate",
-        "accelerate.commands.launch": "accelerate",
-    }
-    return known.get(name, "")
+    return _LAUNCHERS.get(word.rpartition("/")[2], "")
 
 
 def _is_script(words: Sequence[str], at: int, word: str) -> bool:
@@ -149,6 +147,11 @@ def typed(text: str) -> Any:
         return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 
+def text_or_none(value: Any) -> str | None:
+    """The value, where it is a text."""
+    return value if isinstance(value, str) else None
+
+
 def _ranks(line: _Line) -> tuple[int | None, int | None]:
     """All ranks, and those of one node."""
     flags = line.launcher
@@ -161,14 +164,15 @@ def _ranks(line: _Line) -> tuple[int | None, int | None]:
         per_node = _count(flags, given, default=1, words=_DEVICE_KINDS)
         if _RANGE.fullmatch(str(flags.get("nnodes"))):
             return None, per_node
-        return _product(per_node, _count(flags, "nnodes", default=1)), per_node
+        nodes = _count(flags, "nnodes", default=1)
+        return (per_node and nodes and per_node * nodes), per_node
     if line.kind == "deepspeed":
         if isinstance(flags.get("include"), str):
             return _included(flags["include"])
         per_node = _count(flags, "num_gpus", words=_ALL)
         remote = "hostfile" in flags and "num_nodes" not in flags
-        nodes = _count(flags, "num_nodes", default=1, words=_ALL)
-        return (None if remote else _product(per_node, nodes)), per_node
+        nodes = None if remote else _count(flags, "num_nodes", default=1, words=_ALL)
+        return (per_node and nodes and per_node * nodes), per_node
     return None, None
 
 
@@ -210,8 +214,3 @@ def count(value: Any, *, name: str, words: Sequence[Any] = ()) -> int | None:
         return None
     allowed = ", or ".join(filter(None, (_COUNT, ", ".join(map(str, words)))))
     raise JobError(f"{name}: {value!r} is not {_COUNT}", f"write {allowed}")
-
-
-def _product(*sizes: int | None) -> int | None:
-    known = [size for size in sizes if size is not None]
-    return prod(known) if len(known) == len(sizes) else None

@@ -1,7 +1,7 @@
 """The check: the rules of the lattice on anybody's configuration, and the smallest fix."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,7 +11,6 @@ from autotune.base.secrecy import masked, masked_text
 from autotune.check import huggingface
 from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates, edited
-from autotune.check.partial import Partial, Path, WorldlessSetup
 from autotune.check.source import Source
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.ds_config_file import BYTE_ORDER_MARK
@@ -20,7 +19,7 @@ from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, changed
 from autotune.engines.deepspeed.rules.parallel import autotp_size
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
 from autotune.engines.deepspeed.rules.sections import unreadable
-from autotune.space.rule import Patch, Violation, listed
+from autotune.space.rule import Patch, UnknownFactError, Violation, listed
 
 _MOST_FIXES = 100
 """More than there are rules: a fix that calls for another ends somewhere."""
@@ -89,22 +88,14 @@ class CheckReport:
         )
 
     def exit_code(self, *, fixed: bool) -> ExitCode:
-        """2 where the configuration, or what `--fix` made of it, would not run.
-
-        Args:
-            fixed: Whether `--fix` was said.
-        """
+        """2 where the configuration, or what `--fix` made of it, would not run."""
         written = self.is_written(fixed=fixed)
         violations = self.left if written else [found.violation for found in self.found]
         fails = any(violation.consequence == "raised" for violation in violations)
         return ExitCode.INVALID_INPUT if fails else ExitCode.FOUND
 
     def to_dict(self, *, fixed: bool) -> dict[str, Any]:
-        """For JSON.
-
-        Args:
-            fixed: Whether `--fix` was said: `would_run` is about the file as it is then.
-        """
+        """For JSON; `would_run` is about the file as it is after `--fix`, if that was said."""
         return {
             "file": str(self.source.path),
             "consumer": str(self.source.consumer),
@@ -128,9 +119,52 @@ class _Looked:
     """One look at a configuration."""
 
     violations: tuple[Violation, ...]
-    unknown: frozenset[Path]
+    unknown: frozenset[tuple[str, ...]]
     world: int | None
     world_because: str
+
+
+class _Partial(Mapping[str, Any]):
+    """A configuration that raises where a value is asked for that is not known: a rule is silent.
+
+    What a consumer fills in at run time ("auto") must not be taken for DeepSpeed's default.
+    Such a key is in the mapping and not among the items.
+    """
+
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        unknown: Collection[tuple[str, ...]],
+        path: tuple[str, ...] = (),
+    ) -> None:
+        self._content, self._unknown, self._path = content, unknown, path
+
+    def __getitem__(self, key: str) -> Any:
+        value, here = self._content[key], (*self._path, key)
+        if here in self._unknown:
+            raise UnknownFactError(".".join(here))
+        if isinstance(value, Mapping) and any(p[: len(here)] == here for p in self._unknown):
+            return _Partial(value, self._unknown, here)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._content
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key in self._content if (*self._path, key) not in self._unknown)
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WorldlessSetup(Setup):
+    """A setup whose world is not known: what rules read of it raises."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "world":
+            raise UnknownFactError(name)
+        return super().__getattribute__(name)
 
 
 def check(source: Source, environment: Environment) -> CheckReport:
@@ -201,28 +235,21 @@ def _setup(
     source: Source,
     environment: Environment,
     world: int | None,
-    unknown: set[Path],
+    unknown: set[tuple[str, ...]],
 ) -> Setup:
-    kind = WorldlessSetup if world is None else Setup
+    kind = _WorldlessSetup if world is None else Setup
     return kind(
         world=world or 1,
-        ds_config=Partial(config, unknown) if unknown else config,
+        ds_config=_Partial(config, unknown) if unknown else config,
         tp=source.layout.tp if source.layout.pp > 1 else autotp_size(config),
         pp=source.layout.pp,
         sp_by_script=source.layout.sp,
-        global_batch=None,
-        seq_len=None,
-        recompute="none",
-        precision=None,
-        model=None,
-        supports_tp=True,
-        supports_recompute=True,
         environment=replace(environment, n_devices=source.per_node or 0),
     )
 
 
 def _world(
-    config: Mapping[str, Any], source: Source, unknown: set[Path]
+    config: Mapping[str, Any], source: Source, unknown: set[tuple[str, ...]]
 ) -> tuple[int | None, str]:
     """Ranks: as they were given, else as the batch sizes of the file imply them."""
     if source.world is not None:

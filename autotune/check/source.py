@@ -9,9 +9,10 @@ from typing import Any
 from autotune.base.errors import JobError, RenderError
 from autotune.base.yaml_file import parse_yaml
 from autotune.check.consumers import FILLED, Consumer, autos
-from autotune.check.exported import UNSPLIT, ExportedLayout, layout_beside
-from autotune.check.launch import LaunchLine, count, read_launch, typed
+from autotune.check.launch import LaunchLine, count, read_launch, text_or_none, typed
+from autotune.contract import ContractError, read_json
 from autotune.engines.deepspeed.ds_config_file import parse_json, read_text
+from autotune.export.dialects.deepspeed import SETTINGS_FILE
 
 ACCELERATE_OWNED = (
     *("gradient_accumulation_steps", "gradient_clipping", "zero_stage"),
@@ -35,6 +36,24 @@ _MOST_DEPTH = 50
 
 _SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
 """Other names of a TrainingArguments field: axolotl's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedLayout:
+    """How the script beside a ds_config splits the training, and on what: it does not say."""
+
+    pp: int = 1
+    """Stages."""
+    tp: int = 1
+    """Ranks that each layer of a pipeline is split over; without one the ds_config says."""
+    sp: int = 1
+    """Ranks that share each sequence."""
+    accelerator: str | None = None
+    """One of `ACCELERATORS`; None: nobody said."""
+
+
+ACCELERATORS = ("cuda", "cpu")
+UNSPLIT = ExportedLayout()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,20 +98,29 @@ class Source:
         return self.can_edit and self.path == self.asked
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Accelerate:
-    path: Path
-    data: Mapping[str, Any]
-    section: Mapping[str, Any]
-    n_processes: int | None
-    """Ranks; None where the YAML does not say."""
-    n_machines: int | None
-    """Nodes; None where the YAML does not say."""
+    """What an accelerate YAML says; of no file: nothing.
 
-    @property
-    def file(self) -> str | None:
-        file = self.section.get("deepspeed_config_file")
-        return file if isinstance(file, str) and file != "none" else None
+    Raises:
+        JobError: Its section is none, or a count in it is none.
+    """
+
+    def __init__(self, data: Mapping[str, Any], path: Path | None) -> None:
+        self.path, self.data = path, data
+        section = data.get("deepspeed_config")
+        if section is not None and not isinstance(section, Mapping):
+            raise JobError(
+                f"{path}: deepspeed_config: {section!r} is no section",
+                "write `key: value` lines below it, such as `zero_stage: 2`, or "
+                "`deepspeed_config_file: ds_config.json`",
+            )
+        self.section: Mapping[str, Any] = section or {}
+        named = text_or_none(self.section.get("deepspeed_config_file"))
+        self.file = None if named == "none" else named
+        at = f"{path}: num_processes"
+        self.n_processes = count(data.get("num_processes"), name=at, words=(_UNSAID,))
+        self.n_machines = count(data.get("num_machines"), name=f"{path}: num_machines")
+        self.mixed_precision = text_or_none(data.get("mixed_precision"))
 
     @property
     def beside_file(self) -> tuple[str, ...]:
@@ -131,22 +159,19 @@ def read_source(
             them is none of those that are allowed there.
     """
     asked = path
-    line = None if launch is None else read_launch(launch)
-    if accelerate is None and line is not None and line.accelerate_config is not None:
+    line = LaunchLine() if launch is None else read_launch(launch)
+    if accelerate is None and line.accelerate_config is not None:
         accelerate = Path(line.accelerate_config)
     text = read_text(path)
     data = _parse(text, path)
-    yaml_file = (
-        None
-        if accelerate is None
-        else _read_accelerate(_parse(read_text(accelerate), accelerate), accelerate)
-    )
+    told = {} if accelerate is None else _parse(read_text(accelerate), accelerate)
+    yaml_file = _Accelerate(told, accelerate)
     arguments: dict[str, Any] = {}
     at: tuple[str, ...] = ()
     because = ""
     config: Mapping[str, Any] = data
-    if yaml_file is None and "deepspeed_config" in data and "zero_optimization" not in data:
-        yaml_file = _read_accelerate(data, path)
+    if accelerate is None and "deepspeed_config" in data and "zero_optimization" not in data:
+        yaml_file = _Accelerate(data, path)
         if yaml_file.file is not None:
             path, text, config = _follow(yaml_file.file, path)
         else:
@@ -167,9 +192,9 @@ def read_source(
                 f"{path}: deepspeed is {inner!r}, so it has no DeepSpeed configuration",
                 "name a ds_config.json there",
             )
-    found, why = _consumer(consumer, because, line, yaml_file, config)
-    if line is not None:
-        arguments |= line.arguments
+    found, why = _consumer(consumer, because, line, launch is not None, yaml_file, config)
+    ranks = line.world or yaml_file.n_processes
+    nodes = line.n_nodes or yaml_file.n_machines
     return Source(
         asked=asked,
         path=path,
@@ -178,35 +203,15 @@ def read_source(
         config=config,
         consumer=found,
         because=why,
-        arguments=arguments,
-        world=world or _world(line, yaml_file),
-        per_node=_per_node(line, yaml_file),
-        mixed_precision=_precision(line, yaml_file),
-        launched=None if line is None else _another(line.config, path),
-        beside_file=() if yaml_file is None else yaml_file.beside_file,
-        not_for=""
-        if yaml_file is None or "--use_deepspeed" in (launch or "")
-        else yaml_file.not_for,
-        layout=layout_beside(path),
-    )
-
-
-def _read_accelerate(data: Mapping[str, Any], path: Path) -> _Accelerate:
-    section = data.get("deepspeed_config")
-    if section is not None and not isinstance(section, Mapping):
-        raise JobError(
-            f"{path}: deepspeed_config: {section!r} is no section",
-            "write `key: value` lines below it, such as `zero_stage: 2`, or "
-            "`deepspeed_config_file: ds_config.json`",
-        )
-    return _Accelerate(
-        path=path,
-        data=data,
-        section=section or {},
-        n_processes=count(
-            data.get("num_processes"), name=f"{path}: num_processes", words=(_UNSAID,)
-        ),
-        n_machines=count(data.get("num_machines"), name=f"{path}: num_machines"),
+        arguments={**arguments, **line.arguments},
+        world=world or ranks,
+        per_node=line.per_node
+        or (ranks // nodes if ranks and nodes and ranks % nodes == 0 else None),
+        mixed_precision=line.mixed_precision or yaml_file.mixed_precision,
+        launched=_another(line.config, path),
+        beside_file=yaml_file.beside_file,
+        not_for="" if "--use_deepspeed" in (launch or "") else yaml_file.not_for,
+        layout=_layout_beside(path),
     )
 
 
@@ -273,17 +278,17 @@ def _section_as_config(file: _Accelerate) -> dict[str, Any]:
         },
         "gradient_clipping": section.get("gradient_clipping", "auto"),
     }
-    precision = file.data.get("mixed_precision")
-    if precision in ("fp16", "bf16"):
-        config[precision] = {"enabled": True}
+    if file.mixed_precision in ("fp16", "bf16"):
+        config[file.mixed_precision] = {"enabled": True}
     return config
 
 
 def _consumer(
     given: Consumer | None,
     because: str,
-    line: LaunchLine | None,
-    file: _Accelerate | None,
+    line: LaunchLine,
+    has_line: bool,
+    file: _Accelerate,
     config: Mapping[str, Any],
 ) -> tuple[Consumer, str]:
     """Who reads it, and what tells."""
@@ -291,11 +296,11 @@ def _consumer(
         return given, "it was said"
     if because:
         return Consumer.TRAINER, because
-    if line is not None and line.consumer is not None:
+    if line.consumer is not None:
         return line.consumer, "the launch line"
-    if file is not None:
+    if file.path is not None:
         return Consumer.ACCELERATE, f"{file.path}"
-    if line is not None:
+    if has_line:
         return Consumer.DEEPSPEED, "the launch line"
     said = [".".join(path) for path in autos(config)]
     # Those of zero_optimization tell nothing: DeepSpeed alone runs with them, too.
@@ -318,27 +323,19 @@ def _another(named: str | None, path: Path) -> str | None:
     return None if there.name == path.name else named
 
 
-def _world(line: LaunchLine | None, file: _Accelerate | None) -> int | None:
-    if line is not None and line.world is not None:
-        return line.world
-    return None if file is None else file.n_processes
-
-
-def _per_node(line: LaunchLine | None, file: _Accelerate | None) -> int | None:
-    """Ranks of one node: as the line says, else the ranks over accelerate's machines."""
-    if line is not None and line.per_node is not None:
-        return line.per_node
-    world = _world(line, file)
-    nodes = None if file is None else file.n_machines
-    if line is not None and line.n_nodes is not None:
-        nodes = line.n_nodes
-    if world is None or nodes is None or world % nodes:
-        return None
-    return world // nodes
-
-
-def _precision(line: LaunchLine | None, file: _Accelerate | None) -> str | None:
-    if line is not None and line.mixed_precision is not None:
-        return line.mixed_precision
-    precision = None if file is None else file.data.get("mixed_precision")
-    return precision if isinstance(precision, str) else None
+def _layout_beside(path: Path) -> ExportedLayout:
+    """The layout of an export, by the settings beside its ds_config; of other files `UNSPLIT`."""
+    try:
+        settings = read_json(path.parent / SETTINGS_FILE)
+    except ContractError:
+        return UNSPLIT
+    pp, tp, sp = (settings.get(name, 1) for name in ("pp", "tp", "sp"))
+    if any(type(degree) is not int or degree < 1 for degree in (pp, tp, sp)):
+        return UNSPLIT
+    named = settings.get("accelerator")
+    accelerator = named if named in ACCELERATORS else None
+    if pp == 1:
+        return ExportedLayout(sp=sp, accelerator=accelerator)
+    if "transformer" in settings:
+        return ExportedLayout(pp=pp, tp=tp, accelerator=accelerator)
+    return UNSPLIT

@@ -3,9 +3,11 @@
 Data goes to stdout, everything else to stderr.
 """
 
+import inspect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,14 +72,7 @@ def say(line: str) -> None:
 
 
 def refuse_several(**forms: object) -> None:
-    """See that at most one form of output is asked for.
-
-    Args:
-        forms: By flag without its dashes; what is off is False or None.
-
-    Raises:
-        JobError: Several are.
-    """
+    """Raise a JobError where more than one form of output, by its flag, is asked for."""
     asked = [f"--{name}" for name, value in forms.items() if value]
     if len(asked) > 1:
         raise JobError(
@@ -99,6 +94,40 @@ def print_json(data: Any, *, indent: int | None = 2) -> None:
     sys.stdout.write(json.dumps(data, indent=indent) + "\n")
 
 
-def given(**flags: Any) -> dict[str, Any]:
-    """The flags that were set; the others are the job file's, or the defaults'."""
-    return {name: value for name, value in flags.items() if value is not None}
+def takes(
+    *, without: Collection[str] = (), **groups: Callable[..., None]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command groups of flags, each in the place of the parameter of its name.
+
+    The command gets those flags of a group that were set, as a mapping.
+
+    Args:
+        without: Flags that the command does not have.
+        groups: Functions that declare flags as their parameters.
+    """
+    declared = {
+        group: [p for p in inspect.signature(of).parameters.values() if p.name not in without]
+        for group, of in groups.items()
+    }
+
+    def give(command: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command).parameters.values():
+            parameters += declared.get(parameter.name, [parameter])
+
+        @wraps(command)
+        def with_flags(**values: Any) -> None:
+            asked = {
+                group: {p.name: values.pop(p.name) for p in flags}
+                for group, flags in declared.items()
+            }
+            for group, flags in asked.items():
+                values[group] = {name: it for name, it in flags.items() if it is not None}
+            command(**values)
+
+        # Where typer looks for what a command takes.
+        vars(with_flags)["__signature__"] = inspect.Signature(parameters)
+        with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
+        return with_flags
+
+    return give

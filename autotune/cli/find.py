@@ -18,10 +18,10 @@ from autotune.cli.base import (
     Json,
     Results,
     cli,
-    given,
     print_files,
     print_json,
     say,
+    takes,
 )
 
 
@@ -36,9 +36,8 @@ class _Search(TyperCommand):
         super().format_epilog(ctx, formatter)
 
 
-@cli.command(cls=_Search)
-def search(
-    job: JobPath = None,
+def _job_keys(
+    *,
     model: Annotated[
         str | None,
         typer.Option(help="Preset, Hugging Face folder, config.json or package.module:factory."),
@@ -129,6 +128,16 @@ def search(
     study: Annotated[
         str | None, typer.Option(help="Name of the study; follows from the job by default.")
     ] = None,
+) -> None:
+    """Keys of a job, for `takes`."""
+
+
+@cli.command(cls=_Search)
+@takes(flags=_job_keys)
+def search(
+    *,
+    job: JobPath = None,
+    flags: dict[str, Any],
     results: Results = RESULTS,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start anew; the old study is kept beside it.")
@@ -176,43 +185,13 @@ def search(
     from autotune.report.terminal.live import view_for
     from autotune.report.terminal.study import print_plan, print_report
 
-    flags = given(
-        model=model,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        world=world,
-        precision=precision,
-        lora_rank=lora_rank,
-        lengths=lengths,
-        space=space,
-        objective=objective,
-        objective_floor=objective_floor,
-        sampler=sampler,
-        trials=trials,
-        fidelity=fidelity,
-        budget=budget,
-        patience=patience,
-        gpu_hours=gpu_hours,
-        price=price,
-        memory_limit=memory_limit,
-        head_room=head_room,
-        trial_timeout=trial_timeout,
-        baseline=baseline,
-        base_config=base_config,
-        templates=templates,
-        nvme_path=nvme_path,
-        accelerators=accelerators,
-        diagnose=False if no_diagnose else None,
-        seed=seed,
-        study=study,
-    )
+    if flags.pop("no_diagnose"):
+        flags["diagnose"] = False
     session = open_session(job, flags, results=results, fleet=fleet)
     plan = plan_search(session, fresh=fresh)
     if dry_run:
-        if as_json:
-            print_json(plan.as_dict(), indent=None)
-        else:
-            print_plan(DATA, plan, reasons=True)
+        as_dict = plan.as_dict
+        print_json(as_dict(), indent=None) if as_json else print_plan(DATA, plan, reasons=True)
         return
     print_plan(PROGRESS, plan, reasons=False)
     _confirm(yes)

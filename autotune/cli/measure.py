@@ -42,7 +42,8 @@ def probe(
     are slower than others are warned of. Several nodes know each other by a secret in
     AUTOTUNE_TOKEN.
     """
-    from autotune.app.probe import probe_machine, write_probe
+    from autotune.app.probe import probe_machine
+    from autotune.probe.hardware_file import write_hardware
     from autotune.probe.nodes import nodes_of
     from autotune.report.terminal.probe import print_probe
 
@@ -63,6 +64,6 @@ def probe(
         print_json({"file": str(out), "accelerators": found.entry, "probe": found.about})
     else:
         print_probe(DATA, found)
-    write_probe(out, found)
+    write_hardware(out, found.entry, found.about)
     if not as_json:
         say(f"wrote {out}")

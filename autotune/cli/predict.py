@@ -1,9 +1,6 @@
 """`plan`, `explain` and `estimate`: what the cost model says, without a trial."""
 
-import inspect
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from functools import wraps
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,46 +13,19 @@ from autotune.cli.base import (
     JobPath,
     Json,
     cli,
-    given,
     print_files,
     print_json,
     say,
+    takes,
 )
 
 if TYPE_CHECKING:
-    from autotune.planning.outlook import FleetWishes, Outlook
+    from autotune.planning.outlook import Outlook
 
 _MOST_REASONS = 10
 
 
 EngineName = Annotated[str, typer.Option(help="What trains: deepspeed or megatron.")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """A job and a fleet, as the flags of a command describe them."""
-
-    job: Path | None
-    flags: Mapping[str, Any]
-    """Keys of the job that come before the file's."""
-    fleet: Mapping[str, Any]
-    """Fields of `FleetWishes` that were given."""
-
-    def wishes(self) -> "FleetWishes":
-        """The fleet, for the cost model."""
-        from autotune.planning.outlook import FleetWishes
-
-        return FleetWishes(**self.fleet)
-
-    def outlook(self, engine: str) -> "Outlook":
-        """What is legal for the job on the fleet."""
-        from autotune.app.figures import what_predicts
-        from autotune.app.planning import open_outlook
-
-        outlook = open_outlook(self.job, self.flags, self.wishes(), engine=engine)
-        if outlook.job.accelerators is not None:
-            say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
-        return outlook
 
 
 def _job_flags(
@@ -77,7 +47,7 @@ def _job_flags(
         str | None, typer.Option(help="Per accelerator, such as 24GiB.")
     ] = None,
 ) -> None:
-    """The flags of a job; only their declarations are used."""
+    """The flags of a job, for `takes`."""
 
 
 def _fleet_flags(
@@ -99,48 +69,28 @@ def _fleet_flags(
         typer.Option(help="YAML with accelerators of your own, before the shipped ones."),
     ] = None,
 ) -> None:
-    """The flags of a fleet; only their declarations are used."""
+    """The flags of a fleet, for `takes`; fields of `FleetWishes`."""
 
 
-def _asks(
-    *, without: Collection[str] = ()
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the flags of a job and a fleet, in the place of its parameter `asked`.
+def _outlook(job: Mapping[str, Any], fleet: Mapping[str, Any], engine: str) -> "Outlook":
+    """What is legal for the job on the fleet."""
+    from autotune.app.planning import open_outlook
+    from autotune.app.steering import what_predicts
+    from autotune.planning.outlook import FleetWishes
 
-    Args:
-        without: Flags that the command does not have.
-    """
-    job_flags, fleet_flags = (
-        [p for p in inspect.signature(of).parameters.values() if p.name not in without]
-        for of in (_job_flags, _fleet_flags)
-    )
-
-    def give(command: Callable[..., None]) -> Callable[..., None]:
-        parameters: list[inspect.Parameter] = []
-        for parameter in inspect.signature(command).parameters.values():
-            parameters += [*job_flags, *fleet_flags] if parameter.name == "asked" else [parameter]
-
-        @wraps(command)
-        def with_flags(**values: Any) -> None:
-            flags, fleet = (
-                given(**{p.name: values.pop(p.name) for p in listed})
-                for listed in (job_flags, fleet_flags)
-            )
-            command(asked=_Asked(job=flags.pop("job", None), flags=flags, fleet=fleet), **values)
-
-        # Where typer looks for what a command takes.
-        vars(with_flags)["__signature__"] = inspect.Signature(parameters)
-        with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
-        return with_flags
-
-    return give
+    flags = dict(job)
+    outlook = open_outlook(flags.pop("job", None), flags, FleetWishes(**fleet), engine=engine)
+    if outlook.job.accelerators is not None:
+        say(what_predicts(outlook.environment, outlook.table, outlook.job.accelerators))
+    return outlook
 
 
 @cli.command()
-@_asks()
+@takes(job=_job_flags, fleet=_fleet_flags)
 def plan(
     *,
-    asked: _Asked,
+    job: dict[str, Any],
+    fleet: dict[str, Any],
     engine: EngineName = "deepspeed",
     top: Annotated[int, typer.Option(help="Candidates to show.", min=1)] = 10,
     min_fit: Annotated[
@@ -177,7 +127,7 @@ def plan(
 
     if price is not None and not price > 0:
         raise JobError(f"--price {price:g}: not above zero", "the price of one accelerator hour")
-    outlook = asked.outlook(engine)
+    outlook = _outlook(job, fleet, engine)
     found = rank_lattice(outlook, min_fit=min_fit, price_per_hour=price, what_if=what_if or [])
     if export is not None:
         for path in export_ranked(outlook, found, rank, export, to):
@@ -189,14 +139,15 @@ def plan(
 
 
 @cli.command()
-@_asks()
+@takes(job=_job_flags, fleet=_fleet_flags)
 def explain(
     *,
     settings: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KNOB=VALUE]...", help="Such as zero.stage=2 micro_batch=4."),
     ] = None,
-    asked: _Asked,
+    job: dict[str, Any],
+    fleet: dict[str, Any],
     engine: EngineName = "deepspeed",
     as_json: Json = False,
     debug: Debug = False,
@@ -210,22 +161,20 @@ def explain(
     from autotune.planning.explained import explain_candidate
     from autotune.report.candidates.explained import explained_as_dict, print_explained
 
-    found = explain_candidate(asked.outlook(engine), settings or [])
-    if as_json:
-        print_json(explained_as_dict(found))
-    else:
-        print_explained(DATA, found)
+    found = explain_candidate(_outlook(job, fleet, engine), settings or [])
+    print_json(explained_as_dict(found)) if as_json else print_explained(DATA, found)
 
 
 @cli.command()
-@_asks(without={"space"})
+@takes(job=_job_flags, fleet=_fleet_flags, without={"space"})
 def estimate(
     *,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KNOB=VALUE", help="Of one candidate; repeat it."),
     ] = None,
-    asked: _Asked,
+    job: dict[str, Any],
+    fleet: dict[str, Any],
     engine: EngineName = "deepspeed",
     trace: Annotated[
         bool,
@@ -255,36 +204,27 @@ def estimate(
     if rows is not None or out is not None or constants is not None:
         if rows is None or out is None:
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
-        given_too = settings or asked.job is not None or asked.flags or engine != "deepspeed"
-        if given_too or trace or asked.wishes().describes_a_fleet:
+        about_one = settings or job or engine != "deepspeed" or trace
+        if about_one or fleet.keys() - {"accelerators"}:
             raise JobError(
                 "--rows: its rows say what is estimated",
                 "leave out --set, --trace, the engine, the job and the fleet; or leave out --rows",
             )
-        _estimate_rows(rows, out, asked.fleet.get("accelerators"), constants, as_json=as_json)
+        _estimate_rows(rows, out, fleet.get("accelerators"), constants, as_json=as_json)
+        return
+    outlook = _outlook(job, fleet, engine)
+    if trace:
+        from autotune.planning.traced import trace_estimate
+        from autotune.report.candidates.traced import print_traced, traced_as_dict
+
+        traced = trace_estimate(outlook, settings or [])
+        print_json(traced_as_dict(traced)) if as_json else print_traced(DATA, traced)
         return
     from autotune.planning.explained import estimate_candidate
     from autotune.report.candidates.explained import estimate_as_dict, print_estimate
 
-    if trace:
-        _estimate_traced(asked, engine, settings or [], as_json=as_json)
-        return
-    found = estimate_candidate(asked.outlook(engine), settings or [])
-    if as_json:
-        print_json(estimate_as_dict(found))
-    else:
-        print_estimate(DATA, found)
-
-
-def _estimate_traced(asked: _Asked, engine: str, settings: list[str], *, as_json: bool) -> None:
-    from autotune.planning.traced import trace_estimate
-    from autotune.report.candidates.traced import print_traced, traced_as_dict
-
-    found = trace_estimate(asked.outlook(engine), settings)
-    if as_json:
-        print_json(traced_as_dict(found))
-    else:
-        print_traced(DATA, found)
+    found = estimate_candidate(outlook, settings or [])
+    print_json(estimate_as_dict(found)) if as_json else print_estimate(DATA, found)
 
 
 def _estimate_rows(

@@ -31,10 +31,7 @@ def status(results: Results = RESULTS, as_json: Json = False, debug: Debug = Fal
     from autotune.report.terminal.overview import print_states
 
     states = [state_of(study) for study in studies(results)]
-    if as_json:
-        print_json([dataclasses.asdict(state) for state in states])
-    else:
-        print_states(DATA, states)
+    print_json(list(map(dataclasses.asdict, states))) if as_json else print_states(DATA, states)
 
 
 @cli.command()
@@ -55,14 +52,19 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Show a study's table, its best and the gain."""
+    from autotune.app.studies import find_study
+
     # With --html, --json is how the file's path is printed.
     if trial is not None:
         refuse_several(csv=as_csv, markdown=as_markdown, html=html, trial=str(trial))
-        _print_trial(study, results, trial, as_json=as_json)
+        from autotune.app.studies import explain_trial
+        from autotune.report.terminal.study import print_explanation
+
+        explained = explain_trial(find_study(results, study), trial)
+        print_json(explained.as_dict()) if as_json else print_explanation(DATA, explained)
         return
     as_data = as_json and html is None
     refuse_several(json=as_data, csv=as_csv, markdown=as_markdown, html=html)
-    from autotune.app.studies import find_study
     from autotune.record.table import load_table, make_table
     from autotune.report.results.reading import read_report
     from autotune.report.terminal.markdown import render_markdown
@@ -81,26 +83,10 @@ def report(
         whole = read_report(found)
         frame = make_table(whole.study, whole.recorded, whole.facts)
         rows = json.loads(frame.to_json(orient="records"))
-        print_json(
-            {
-                "study": found.name,
-                "answer": whole.answer and whole.answer.to_dict(),
-                "trials": rows,
-            }
-        )
+        answer = whole.answer and whole.answer.to_dict()
+        print_json({"study": found.name, "answer": answer, "trials": rows})
     else:
         print_report(DATA, read_report(found), details=True)
-
-
-def _print_trial(study: str | None, results: Path, trial: int, *, as_json: bool) -> None:
-    from autotune.app.studies import explain_trial, find_study
-    from autotune.report.terminal.study import print_explanation
-
-    found = explain_trial(find_study(results, study), trial)
-    if as_json:
-        print_json(found.as_dict())
-    else:
-        print_explanation(DATA, found)
 
 
 @cli.command()
@@ -123,7 +109,7 @@ def compare(
     Ratios are over the first one.
     """
     refuse_several(json=as_json and html is None, csv=as_csv, html=html)
-    from autotune.app.comparison import compare_studies, write_comparison
+    from autotune.app.pages import compare_studies, write_comparison
     from autotune.report.compare.terminal import print_comparison
 
     comparison = compare_studies(runs, results)

@@ -52,6 +52,7 @@ from autotune.contract.spec import (
     Provenance,
     TrialSpec,
     Workload,
+    parts_of,
     settings_of,
 )
 from autotune.contract.words import (
@@ -105,6 +106,7 @@ __all__ = [
     "Use",
     "Workload",
     "mode_of",
+    "parts_of",
     "read_bounded",
     "read_json",
     "settings_of",

@@ -3,16 +3,19 @@
 Files are versioned: a reader refuses a version it does not know instead of guessing.
 """
 
+import contextlib
 import dataclasses
 import errno
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin
+
+T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 """Version of `result.json` and of the ranks' reports."""
@@ -107,17 +110,41 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def checked_fields(cls: type, data: dict[str, Any], *, version: int) -> dict[str, Any]:
-    """JSON data as a dataclass's fields, nested dataclasses and enums made again.
+class Stored:
+    """A dataclass that a JSON file of a trial holds, with its version as `schema_version`."""
+
+    VERSION: ClassVar[int] = SCHEMA_VERSION
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Rebuild it from JSON data.
+
+        Raises:
+            ContractError: A field is missing, unknown, of another type or no such figure, or the
+                schema is another.
+        """
+        if (theirs := data.get("schema_version")) != cls.VERSION:
+            raise ContractError(f"{cls.__name__}: schema {theirs!r}, this is {cls.VERSION}")
+        found = from_json(cls, data)
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Check that its figures can be such; others come of damage.
+
+        Raises:
+            ContractError: One cannot.
+        """
+
+
+def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
+    """JSON data as a dataclass, with the dataclasses and enums inside it made again.
 
     Raises:
-        ContractError: A field is missing, unknown or of another type, or the schema is another.
+        ContractError: A field is missing, unknown or of another type.
     """
-    theirs = data.get("schema_version")
-    if theirs != version:
-        raise ContractError(f"{cls.__name__}: schema {theirs!r}, this is {version}")
-    known = {f.name: f for f in dataclasses.fields(cls)}
-    unknown = sorted(set(data) - set(known))
+    known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(data.keys() - known.keys())
     missing = sorted(
         name
         for name, f in known.items()
@@ -127,79 +154,61 @@ def checked_fields(cls: type, data: dict[str, Any], *, version: int) -> dict[str
     )
     if unknown or missing:
         raise ContractError(f"{cls.__name__}: unknown fields {unknown}, missing fields {missing}")
+    made = {}
     for name, value in data.items():
-        if not _fits(value, known[name].type):
-            raise ContractError(f"{cls.__name__}: {name}: {str(value)[:60]!r} is of another type")
-    try:
-        return {name: _rebuilt(known[name].type, value) for name, value in data.items()}
-    except (TypeError, ValueError) as error:
-        raise ContractError(f"{cls.__name__}: {error}") from error
+        try:
+            made[name] = _rebuilt(known[name].type, value)
+        except TypeError as error:
+            said = f"{cls.__name__}: {name}: {str(value)[:60]!r} is of another type"
+            raise ContractError(said) from error
+        except ValueError as error:
+            raise ContractError(f"{cls.__name__}: {name}: {error}") from error
+    return cls(**made)
 
 
 def _rebuilt(kind: Any, data: Any) -> Any:
-    """JSON data that fits a type, with its dataclasses and enums made again.
+    """JSON data as a value of a type.
 
     Raises:
-        TypeError: A nested field is missing or unknown.
-        ValueError: It is no value of an enum.
+        TypeError: It is of another type.
+        ValueError: It is no value of an enum, or a field inside it is wrong.
     """
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        return None if data is None else _rebuilt(arguments[0], data)
-    if origin is list and dataclasses.is_dataclass(arguments[0]):
-        return [_rebuilt(arguments[0], item) for item in data]
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return kind(data)
-    if not dataclasses.is_dataclass(kind):
-        return data
-    types = {f.name: f.type for f in dataclasses.fields(kind)}
-    fields = {name: _rebuilt(types.get(name, Any), value) for name, value in data.items()}
-    return kind(**fields)  # type: ignore[operator]  # it is a class, not an instance
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether JSON data has the type of a field, all the way down."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
-        return True
+        return data
     if origin is UnionType:
-        return any(_fits(value, argument) for argument in arguments)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
-    if origin is dict:
-        items = value.values() if isinstance(value, dict) else ()
-        return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in items)
-    if dataclasses.is_dataclass(kind):
-        types = {f.name: f.type for f in dataclasses.fields(kind)}
-        return isinstance(value, dict) and all(
-            _fits(item, types.get(name, Any)) for name, item in value.items()
-        )
-    if isinstance(value, bool):  # Python calls it an int, too
-        return kind is bool
-    if isinstance(value, int) and not -_MAX_INT <= value <= _MAX_INT:
-        return False
-    if kind is float:
-        return isinstance(value, int | float)
-    return isinstance(value, str if issubclass(kind, StrEnum) else kind)
+        for argument in arguments:
+            with contextlib.suppress(TypeError):
+                return _rebuilt(argument, data)
+        raise TypeError
+    if origin is list and isinstance(data, list):
+        return [_rebuilt(arguments[0], item) for item in data]
+    if origin is dict and isinstance(data, dict):
+        return {key: _rebuilt(arguments[1], value) for key, value in data.items()}
+    if dataclasses.is_dataclass(kind) and isinstance(data, dict):
+        return from_json(kind, data)  # type: ignore[arg-type]  # it is a class, not an instance
+    if isinstance(kind, type) and issubclass(kind, StrEnum) and isinstance(data, str):
+        return kind(data)
+    # Python calls a switch an int, too; JSON writes a whole float as an int.
+    is_switch = isinstance(data, bool)
+    fits = isinstance(data, int | float if kind is float else origin or kind)
+    if not fits or is_switch != (kind is bool) or (type(data) is int and abs(data) > _MAX_INT):
+        raise TypeError
+    return data
 
 
-def check_not_negative(name: str, values: Iterable[float]) -> None:
-    """Check that durations or counts can be such; others come of damage.
+def check_figures(name: str, values: Iterable[float | None], *, zero: bool = False) -> None:
+    """Check that times, rates or counts, where there are any, can be such.
 
-    Raises:
-        ContractError: One is below 0, no number, or absurdly large.
-    """
-    for value in values:
-        if not 0 <= value <= _MAX_FIGURE:
-            raise ContractError(f"{name}: {value} is not from 0 to {_MAX_FIGURE:.0e}")
-
-
-def check_positive(name: str, values: Iterable[float | None]) -> None:
-    """Check that times or rates, where there are any, can be such; others come of damage.
+    Args:
+        name: What they are, for the error.
+        values: Those that are None are not looked at.
+        zero: Whether one may be 0.
 
     Raises:
-        ContractError: One is not above 0, no number, or absurdly large.
+        ContractError: One is not above 0, no number, or absurdly large: it comes of damage.
     """
     for value in values:
-        if value is not None and not 0 < value <= _MAX_FIGURE:
-            raise ContractError(f"{name}: {value} is not above 0 and up to {_MAX_FIGURE:.0e}")
+        if value is not None and not (0 < value <= _MAX_FIGURE or (zero and value == 0)):
+            least = "from 0" if zero else "above 0 and up"
+            raise ContractError(f"{name}: {value} is not {least} to {_MAX_FIGURE:.0e}")

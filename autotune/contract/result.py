@@ -2,16 +2,10 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from autotune.contract.diagnosis import Diagnosis, GpuUse, RankDiagnosis, Use
-from autotune.contract.files import (
-    SCHEMA_VERSION,
-    ContractError,
-    check_not_negative,
-    check_positive,
-    checked_fields,
-)
+from autotune.contract.files import SCHEMA_VERSION, ContractError, Stored, check_figures
 from autotune.contract.words import Origin, Outcome, Phase, Role, Start
 
 
@@ -31,7 +25,7 @@ class Surroundings:
 
 
 @dataclass(kw_only=True)
-class RankReport:
+class RankReport(Stored):
     """What one rank says when it ends, well or badly."""
 
     rank: int
@@ -84,44 +78,28 @@ class RankReport:
     """None: there was no diagnostic pass."""
     schema_version: int = SCHEMA_VERSION
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Rebuild a report from JSON data.
-
-        Raises:
-            ContractError: A field is missing, unknown or of another type, or the schema is
-                another.
-        """
-        report = cls(**checked_fields(cls, data, version=SCHEMA_VERSION))
-        check_positive("RankReport: step_times_s", report.step_times_s)
-        times_s = [s for s in (report.cpu_s, report.measured_s) if s is not None]
-        check_not_negative("RankReport: cpu_s, measured_s", times_s)
+    def check(self) -> None:
+        """See `Stored.check`."""
+        check_figures("RankReport: step_times_s", self.step_times_s)
+        check_figures("RankReport: cpu_s, measured_s", (self.cpu_s, self.measured_s), zero=True)
         # Below 0 where somebody set the clock back.
-        check_not_negative("RankReport: phases_s", map(abs, report.phases_s.values()))
-        if report.surroundings is not None:
-            _check_surroundings(report.surroundings)
-        if report.diagnosis is not None:
-            _check_diagnosis(report.diagnosis)
-        return report
-
-
-def _check_surroundings(seen: Surroundings) -> None:
-    check_positive("Surroundings: number of cores", [len(seen.cores)])
-    times_s = (seen.elapsed_s, seen.busy_s, seen.stolen_s, seen.throttled_s)
-    check_not_negative("Surroundings", times_s)
-
-
-def _check_diagnosis(diagnosis: RankDiagnosis) -> None:
-    if diagnosis.split is not None:
-        check_not_negative("Split", dataclasses.astuple(diagnosis.split))
-    for calls in diagnosis.calls:
-        check_positive("CollectiveCalls: number of calls", [len(calls.seconds)])
-        check_positive("CollectiveCalls: group_size", [calls.group_size])
-        check_not_negative("CollectiveCalls", [calls.message_bytes, *calls.seconds])
+        check_figures("RankReport: phases_s", map(abs, self.phases_s.values()), zero=True)
+        if (seen := self.surroundings) is not None:
+            check_figures("Surroundings: number of cores", [len(seen.cores)])
+            times_s = (seen.elapsed_s, seen.busy_s, seen.stolen_s, seen.throttled_s)
+            check_figures("Surroundings", times_s, zero=True)
+        if self.diagnosis is None:
+            return
+        if self.diagnosis.split is not None:
+            check_figures("Split", dataclasses.astuple(self.diagnosis.split), zero=True)
+        for calls in self.diagnosis.calls:
+            check_figures("CollectiveCalls: number of calls", [len(calls.seconds)])
+            check_figures("CollectiveCalls: group_size", [calls.group_size])
+            check_figures("CollectiveCalls", [calls.message_bytes, *calls.seconds], zero=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeReport:
+class NodeReport(Stored):
     """What a node saw of the ranks that a trial had on it, written once they have ended."""
 
     start: Start = Start.COLD
@@ -147,23 +125,15 @@ class NodeReport:
     """Environment variables of its ranks that are on the allow-list, and nothing else."""
     schema_version: int = SCHEMA_VERSION
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Rebuild a report from JSON data.
-
-        Raises:
-            ContractError: A field is missing, unknown or of another type, or the schema is
-                another.
-        """
-        report = cls(**checked_fields(cls, data, version=SCHEMA_VERSION))
-        if not all(rank.isdecimal() and len(rank) < 9 for rank in report.exit_codes):
-            raise ContractError(f"NodeReport: exit_codes: no ranks: {sorted(report.exit_codes)}")
-        check_not_negative("NodeReport: undrained_bytes", [report.undrained_bytes])
-        return report
+    def check(self) -> None:
+        """See `Stored.check`."""
+        if not all(rank.isdecimal() and len(rank) < 9 for rank in self.exit_codes):
+            raise ContractError(f"NodeReport: exit_codes: no ranks: {sorted(self.exit_codes)}")
+        check_figures("NodeReport: undrained_bytes", [self.undrained_bytes], zero=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialResult:
+class TrialResult(Stored):
     """What one trial measured, or why it did not; written once, atomically, when it has ended."""
 
     number: int
@@ -228,16 +198,8 @@ class TrialResult:
     """Where these figures come from."""
     schema_version: int = SCHEMA_VERSION
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Rebuild a result from JSON data.
-
-        Raises:
-            ContractError: A field is missing, unknown or of another type, or the schema is
-                another.
-        """
-        result = cls(**checked_fields(cls, data, version=SCHEMA_VERSION))
-        figures = (result.step_time_s, result.step_time_low_s, result.step_time_high_s)
-        rates = (result.samples_per_s, result.samples_per_s_low, result.samples_per_s_high)
-        check_positive("TrialResult: figures", (*result.step_times_s, *figures, *rates))
-        return result
+    def check(self) -> None:
+        """See `Stored.check`."""
+        figures = (self.step_time_s, self.step_time_low_s, self.step_time_high_s)
+        rates = (self.samples_per_s, self.samples_per_s_low, self.samples_per_s_high)
+        check_figures("TrialResult: figures", (*self.step_times_s, *figures, *rates))

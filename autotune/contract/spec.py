@@ -1,10 +1,11 @@
 """What goes into a trial: a value of six parts, each with one purpose."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from autotune.contract.files import ContractError, check_positive, checked_fields
+from autotune.contract.files import ContractError, Stored, check_figures, from_json
 from autotune.contract.words import Role, Start
 
 SPEC_SCHEMA_VERSION = 2
@@ -181,8 +182,10 @@ class Provenance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialSpec:
+class TrialSpec(Stored):
     """Everything that the ranks of one trial need to know; written before they start."""
+
+    VERSION: ClassVar[int] = SPEC_SCHEMA_VERSION
 
     identity: Identity
     layout: Layout
@@ -194,47 +197,63 @@ class TrialSpec:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Rebuild a spec from JSON data.
+        """See `Stored.from_dict`; schema 1 is read, too."""
+        return super().from_dict(_in_parts(data) if data.get("schema_version") == 1 else data)
 
-        Raises:
-            ContractError: A field is missing, unknown or of another type, or the schema is
-                another.
-        """
-        if data.get("schema_version") == 1:
-            data = _in_parts(data)
-        spec = cls(**checked_fields(cls, data, version=SPEC_SCHEMA_VERSION))
-        predicted, fidelity = spec.provenance.predicted, spec.identity.fidelity
+    def check(self) -> None:
+        """See `Stored.check`."""
+        predicted, fidelity = self.provenance.predicted, self.identity.fidelity
         if predicted is not None:
-            check_positive("TrialSpec: predicted", dataclasses.astuple(predicted))
+            check_figures("TrialSpec: predicted", dataclasses.astuple(predicted))
         if fidelity is not None:
-            check_positive("TrialSpec: fidelity", dataclasses.astuple(fidelity))
+            check_figures("TrialSpec: fidelity", dataclasses.astuple(fidelity))
             if fidelity == Fidelity():
                 raise ContractError("TrialSpec: fidelity: nothing is less")
-        return spec
 
 
 def settings_of(workload: Workload, layout: Layout) -> dict[str, Any]:
-    """What the built-in training script has to know beside DeepSpeed's configuration.
+    """What a training script has to know beside DeepSpeed's configuration, in one mapping.
 
     An export carries it as `settings.json`; the Hugging Face config stands in a file of its own.
     """
     shared = dataclasses.asdict(layout)
     del shared["micro_batch"], shared["grad_accum"]  # DeepSpeed's configuration says them
-    return {
-        **{key: value for key, value in workload.model.items() if key != "config"},
-        "seq_len": workload.seq_len,
-        "precision": workload.precision,
-        "lengths": workload.lengths,
-        "seed": workload.seed,
-        **workload.settings,
-        **shared,
-    }
+    model = {key: value for key, value in workload.model.items() if key != "config"}
+    said = {name: getattr(workload, name) for name in _SAID}
+    return {**model, **said, **workload.settings, **shared}
 
 
+def parts_of(settings: Mapping[str, Any], *, digest: str) -> tuple[Workload, Layout]:
+    """What `settings_of` was told, with the sizes and the config that it leaves to other files.
+
+    Args:
+        settings: They, with `micro_batch`, `grad_accum` and the model's `config` besides.
+        digest: The training script's.
+
+    Raises:
+        ContractError: One is of another type.
+        KeyError: One is missing.
+    """
+    model = {name: settings[name] for name in _MODEL if name in settings}
+    own = {name: settings[name] for name in _SETTINGS}
+    said = {name: settings[name] for name in _SAID}
+    workload = {**said, "model": model, "settings": own, "digest": digest}
+    return from_json(Workload, workload), from_json(Layout, _picked(Layout, settings))
+
+
+def _picked(part: type, flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a part of the spec that a flat mapping has."""
+    return {f.name: flat[f.name] for f in dataclasses.fields(part) if f.name in flat}
+
+
+_MODEL = ("config", "factory", "path", "vocab", "lora")
+"""Keys of `Workload.model`."""
+_SAID = ("seq_len", "precision", "lengths", "seed")
+"""Fields of the workload that a training script is told."""
 _YOUNGER = {"name", "settings", "script", "arguments", "folder", "digest"}
 """Fields of parts that schema 1 did not know."""
 _SETTINGS = ("recompute", "attention", "loss_chunk_tokens", "compile")
-"""Fields of schema 1 that the built-in training script applied."""
+"""Settings of the built-in training script; in schema 1, fields of their own."""
 _DEFAULTS = {"attention": "default", "loss_chunk_tokens": 0, "compile": "none"}
 """Values that schema 1 left out."""
 
@@ -243,23 +262,16 @@ def _in_parts(flat: dict[str, Any]) -> dict[str, Any]:
     """A spec of schema 1, which had every field at the top, as the parts of today."""
     if "recompute" not in flat:
         raise ContractError("TrialSpec: missing fields ['recompute']")
-    rest = {**_DEFAULTS, **flat}
-    del rest["schema_version"]
+    rest = {**_DEFAULTS, **flat, "schema_version": SPEC_SCHEMA_VERSION}
     measure = rest.pop("measure", {})
-    parts: dict[str, dict[str, Any]] = {}
-    for part in (Identity, Layout, Workload, EngineSettings, Measure, Provenance):
-        names = {f.name for f in dataclasses.fields(part)} - _YOUNGER
-        parts[part.__name__] = {name: rest.pop(name) for name in names & rest.keys()}
-    settings = {name: rest.pop(name) for name in _SETTINGS if name in rest}
     if not isinstance(measure, dict):
         raise ContractError(f"TrialSpec: measure: {str(measure)[:60]!r} is of another type")
-    return {
-        "identity": parts["Identity"],
-        "layout": parts["Layout"],
-        "workload": {**parts["Workload"], "settings": settings},
-        "engine": parts["EngineSettings"],
-        "measure": {**measure, **parts["Measure"]},
-        "provenance": parts["Provenance"],
-        "schema_version": SPEC_SCHEMA_VERSION,
-        **rest,  # nothing, or fields that nobody knows
-    }
+    settings = {name: rest.pop(name) for name in _SETTINGS if name in rest}
+    parts: dict[str, dict[str, Any]] = {"workload": {"settings": settings}, "measure": measure}
+    for part in dataclasses.fields(TrialSpec):
+        kind: Any = part.type
+        if dataclasses.is_dataclass(kind):
+            names = {f.name for f in dataclasses.fields(kind)} - _YOUNGER
+            own = {name: rest.pop(name) for name in names & rest.keys()}
+            parts[part.name] = {**parts.get(part.name, {}), **own}
+    return {**parts, **rest}  # of the rest nothing is left but the version, or what nobody knows

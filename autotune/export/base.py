@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from autotune.base.templates import Templates
+from autotune.contract import Layout, Workload
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
 from autotune.record.soak import SoakResult
@@ -54,10 +55,11 @@ class Handout:
     """Where its figures were measured, or where it was rendered."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The engine's configuration files, as a trial gets them: path -> text."""
-    script: str = ""
-    """Path of the script that trains; empty: the built-in one."""
+    workload: Workload
+    """What a trial of it trains."""
+    layout: Layout
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What these files have no key for, and whoever trains has to know or to do."""
+    """What neither of them says, and whoever trains has to know or to do."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the ranks."""
     study: str | None = None

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import RenderError, StudyError
-from autotune.base.files import is_foreign, write_whole
+from autotune.base.files import refuse_foreign, write_text
 from autotune.base.plugins import load_plugin
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import ContractError, read_json, settings_of
+from autotune.contract import ContractError, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine
 from autotune.export.base import (
@@ -73,21 +73,20 @@ def handout_of(
     Raises:
         RenderError: The candidate's configuration does not render.
     """
-    variables = dict(engine.ranks(candidate).environment)
-    is_cpu = environment.accelerator == "cpu"
-    trained = workload_of(job, candidate)
+    ranks = engine.ranks(candidate)
+    variables = dict(ranks.environment)
     return Handout(
         engine=engine.context.engine,
         job=job,
         candidate=candidate,
         environment=environment,
         files=engine.files(candidate),
-        script=trained.script,
+        workload=workload_of(job, candidate),
+        layout=layout_of(candidate, environment.accelerator),
         settings={
-            **settings_of(trained, layout_of(candidate, environment.accelerator)),
             "model": job.model.name,
             "memory_limit_bytes": job.enforced_limit_bytes(environment.device_memory_bytes),
-            "binds_cores": engine.ranks(candidate).binds_cores or is_cpu,
+            "binds_cores": ranks.binds_cores or environment.accelerator == "cpu",
             "environment_variables": variables,
         },
         variables=variables,
@@ -164,13 +163,7 @@ def launch_of(launcher: Launcher, handout: Handout, script: str, templates: Temp
 
 
 def export_record(study: Study, path: Path, *, to: str, dialect: RecordDialect) -> list[Path]:
-    """Write a study as one file, whole or not at all; that of an earlier export is replaced.
-
-    Args:
-        study: What to hand out.
-        path: The file to write.
-        to: Name of the dialect.
-        dialect: What writes it.
+    """Write a study as one file by a dialect, `to`; that of an earlier export is replaced.
 
     Raises:
         StudyError: The record cannot be read, or the file cannot be written, or is there and is
@@ -178,20 +171,9 @@ def export_record(study: Study, path: Path, *, to: str, dialect: RecordDialect) 
     """
     if path.is_dir():
         raise StudyError(f"{path}: is a folder", "name the file to write, such as study.journal")
-    try:
-        if is_foreign(path, dialect.mark):
-            raise StudyError(
-                f"{path}: is there and was not written by `autotune export --to {to}`",
-                "name another file with --out, or move that one away",
-            )
-        text = dialect.text(study)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lambda aside: aside.write_text(text, encoding="utf-8"))
-    except OSError as error:
-        raise StudyError(
-            f"{path}: cannot be written: {error.strerror or error}",
-            "name a file in a folder that you may write with --out",
-        ) from error
+    refuse_foreign(path, dialect.mark, f"by `autotune export --to {to}`")
+    hint = "name a file in a folder that you may write with --out"
+    write_text(path, dialect.text(study), error=StudyError, hint=hint)
     return [path]
 
 

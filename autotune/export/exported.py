@@ -11,11 +11,10 @@ from autotune.contract import (
     ContractError,
     EngineSettings,
     Identity,
-    Layout,
     Measure,
     Role,
     TrialSpec,
-    Workload,
+    parts_of,
     read_json,
 )
 from autotune.devices.hardware import Environment
@@ -27,19 +26,32 @@ from autotune.record.soak import digest_of
 from autotune.space.built_in import script_digest
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 
+_LEAST = {
+    **dict.fromkeys(("world", "tp", "pp", "sp", "dp", "global_batch", "seq_len"), 1),
+    **dict.fromkeys(("seed", "loss_chunk_tokens"), 0),
+}
+"""Settings that are whole numbers -> the least that each may be."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Exported:
-    """What an export would run."""
+class Subject:
+    """A configuration to soak."""
 
+    source: str
+    """The study's name or the export's folder."""
+    folder: Path
+    """Where `soak.json` goes."""
+    trial: int | None = None
     spec: TrialSpec
     files: dict[str, str]
     """The engine's configuration files: path -> text."""
     preparation: tuple[str, ...]
-    """What builds what its ranks load: see `Engine.preparation`."""
+    """Command that builds what its ranks load: see `Engine.preparation`."""
+    n_params: int | None = None
+    """None: nobody knows how large a checkpoint will be."""
 
 
-def read_export(folder: Path, environment: Environment, *, measure: Measure) -> Exported:
+def read_export(folder: Path, environment: Environment, *, measure: Measure) -> Subject:
     """Read DeepSpeed's configuration, and the settings that it has no key for.
 
     Args:
@@ -53,85 +65,69 @@ def read_export(folder: Path, environment: Environment, *, measure: Measure) -> 
     try:
         config, settings = read_json(folder / CONFIG_FILE), read_json(folder / SETTINGS_FILE)
         files = {CONFIG_FILE: canonical_json(config)}
-        setup = _setup_of_export(config, settings, environment)
-        spec = _spec_of_export(folder, setup, settings, measure, digest_of(files))
+        limit_bytes = _limit_of_export(settings, environment)
+        measure = replace(measure, memory_limit_bytes=limit_bytes)
+        spec, setup = _read(folder, config, settings, environment, measure, digest_of(files))
     except (ContractError, KeyError, TypeError, ValueError) as error:
         raise JobError(
             f"{folder}: not an export of autotune: {error}",
             "name a folder that `autotune export --to deepspeed` wrote, or a study",
         ) from error
     swaps = "nvme" in (setup.optimizer_offload, setup.param_offload)
-    command = extensions.build_command(environment.accelerator, nvme=swaps)
-    return Exported(spec=spec, files=files, preparation=command)
-
-
-def _setup_of_export(
-    config: dict[str, Any], settings: dict[str, Any], environment: Environment
-) -> Setup:
-    """What runs; of the model the shape alone is unknown, it was judged before it was exported."""
-    return Setup(
-        ds_config=config,
-        world=_whole(settings, "world"),
-        tp=_whole(settings, "tp"),
-        pp=_whole(settings, "pp"),
-        global_batch=_whole(settings, "global_batch"),
-        seq_len=_whole(settings, "seq_len"),
-        recompute=str(settings["recompute"]),
-        precision=str(settings["precision"]),
-        model=None,
-        supports_tp=True,
-        supports_recompute=True,
-        environment=environment,
-        attention=str(settings["attention"]),
-        loss_chunk_tokens=_whole(settings, "loss_chunk_tokens", least=0),
-        compile=str(settings["compile"]),
-        sp_by_script=_whole({"sp": 1, **settings}, "sp"),  # older exports say none
+    return Subject(
+        source=str(folder),
+        folder=folder,
+        spec=spec,
+        files=files,
+        preparation=extensions.build_command(environment.accelerator, nvme=swaps),
     )
 
 
-def _spec_of_export(
-    folder: Path, setup: Setup, settings: dict[str, Any], measure: Measure, digest: str
-) -> TrialSpec:
-    named = ("factory", "path", "vocab", "lora")
-    model: dict[str, Any] = {key: settings[key] for key in named if key in settings}
-    if "factory" not in model:
-        model["config"] = read_json(folder / "model" / "config.json")
-    return TrialSpec(
+def _read(
+    folder: Path,
+    config: dict[str, Any],
+    settings: dict[str, Any],
+    environment: Environment,
+    measure: Measure,
+    digest: str,
+) -> tuple[TrialSpec, Setup]:
+    """What its trial is, and what would run."""
+    told = {"sp": 1, **settings}  # older exports say none
+    for name, least in _LEAST.items():
+        _whole(told, name, least=least)
+    told["micro_batch"] = _whole(config, "train_micro_batch_size_per_gpu")
+    told["grad_accum"] = _whole(config, "gradient_accumulation_steps")
+    if "factory" not in told:
+        told["config"] = read_json(folder / "model" / "config.json")
+    workload, layout = parts_of(told, digest=script_digest())
+    own: dict[str, Any] = workload.settings
+    setup = Setup(
+        ds_config=config,
+        world=layout.world,
+        tp=layout.tp,
+        pp=layout.pp,
+        sp_by_script=layout.sp,
+        global_batch=layout.global_batch,
+        seq_len=workload.seq_len,
+        precision=workload.precision,
+        environment=environment,
+        **own,
+    )
+    hashed = digest[:12]
+    spec = TrialSpec(
         identity=Identity(
-            study=folder.name, number=0, role=Role.SOAK, candidate_hash=digest[:12], knobs={}
+            study=folder.name, number=0, role=Role.SOAK, candidate_hash=hashed, knobs={}
         ),
-        layout=Layout(
-            accelerator=str(settings["accelerator"]),
-            world=setup.world,
-            tp=setup.tp,
-            pp=setup.pp,
-            sp=setup.sp,
-            dp=_whole(settings, "dp"),
-            micro_batch=_whole(setup.ds_config, "train_micro_batch_size_per_gpu"),
-            grad_accum=_whole(setup.ds_config, "gradient_accumulation_steps"),
-            global_batch=_whole(settings, "global_batch"),
-        ),
-        workload=Workload(
-            model=model,
-            seq_len=_whole(settings, "seq_len"),
-            precision=str(settings["precision"]),
-            lengths=dict(settings["lengths"]),
-            seed=_whole(settings, "seed", least=0),
-            digest=script_digest(),
-            settings={
-                "recompute": setup.recompute,
-                "attention": setup.attention,
-                "loss_chunk_tokens": setup.loss_chunk_tokens,
-                "compile": setup.compile,
-            },
-        ),
+        layout=layout,
+        workload=workload,
         engine=EngineSettings(
-            expected=expected(setup, model),
+            expected=expected(setup, workload.model),
             environment=dict(settings["environment_variables"]),
             binds_cores=bool(settings["binds_cores"]),
         ),
-        measure=replace(measure, memory_limit_bytes=_limit_of_export(settings, setup.environment)),
+        measure=measure,
     )
+    return spec, setup
 
 
 def _limit_of_export(settings: dict[str, Any], environment: Environment) -> int | None:

@@ -6,6 +6,7 @@ Nothing here imports torch: the coordinator asks before a trial, a rank when it 
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.contract import Layout, Workload, settings_of
 from autotune.trial.scripts.lengths import is_drawn
 
 FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
@@ -61,6 +62,18 @@ def refusal(source: Config, *, seq_len: int, lengths: Config) -> str:
     except NoPipelineError as error:
         return str(error)
     return ""
+
+
+def script_settings(workload: Workload, layout: Layout) -> dict[str, Any]:
+    """What the built-in training script is told; for a pipeline also the sizes of its layers.
+
+    Raises:
+        NoPipelineError: As `shape_of`.
+    """
+    told = settings_of(workload, layout)
+    if layout.pp > 1:
+        told["transformer"] = shape_of(workload.model, workload.seq_len)
+    return told
 
 
 def attention_window(config: Config) -> int:

@@ -23,7 +23,6 @@ from autotune.contract import (
     Phase,
     TrialSpec,
     read_json,
-    settings_of,
 )
 from autotune.trial.parent import end_with_parent
 
@@ -156,13 +155,10 @@ def _train(spec: TrialSpec, config: dict[str, Any]) -> None:
         runpy.run_path(workload.script, run_name="__main__")
         raise RuntimeError(f"{workload.script} ended before its steps were measured")
     from autotune.trial.scripts.train import Settings, make_engine, steps
-    from autotune.trial.transformer_shape import shape_of
+    from autotune.trial.transformer_shape import script_settings
 
     model = workload.model.get("config", {})
-    told = settings_of(workload, spec.layout)
-    if spec.layout.pp > 1:
-        told["transformer"] = shape_of(workload.model, workload.seq_len)
-    settings = Settings.of(told, config, model)
+    settings = Settings.of(script_settings(workload, spec.layout), config, model)
     resumed = spec.measure.checkpoint
     for _ in steps(
         make_engine(settings, config),

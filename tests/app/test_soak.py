@@ -15,13 +15,14 @@ from autotune.base.errors import ExitCode, JobError, StudyError
 from autotune.contract import Outcome, Role, TrialSpec
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.export.door import export_handout, handout_of
+from autotune.export.exported import read_export
 from autotune.job.adapters import Lora
 from autotune.job.lengths import Lengths
 from autotune.record.soak import SOAK_FILE, SoakResult, read_soak, write_soak
 from autotune.record.study import Study
 from autotune.report.results.reading import read_report
 from autotune.report.results.verdict import describe_verdict
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.trial_spec import MEASURE, Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
@@ -197,7 +198,7 @@ def test_an_export_is_soaked_as_it_was_measured(
 
     fleet = machine()
     monkeypatch.setattr(app, "detect_environment", lambda: environment)
-    ours = app._of_export(tmp_path / "out", environment).spec
+    ours = read_export(tmp_path / "out", environment, measure=MEASURE).spec
     check_same(theirs, ours)
     assert ours.workload.lengths == theirs.workload.lengths
     expected = {k: v for k, v in theirs.engine.expected.items() if k not in OF_THE_SHAPE}
@@ -289,4 +290,4 @@ def test_a_count_of_an_export_that_is_none_is_named(tmp_path: Path, name: str, v
     settings = out / "settings.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), name: value}))
     with pytest.raises(JobError, match=f"{name}: .* is not a whole number from 1"):
-        app._of_export(out, ENVIRONMENT)
+        read_export(out, ENVIRONMENT, measure=MEASURE)

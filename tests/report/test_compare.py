@@ -10,7 +10,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from autotune.app.comparison import compare_studies, write_comparison
+from autotune.app.pages import compare_studies, write_comparison
 from autotune.base.errors import StudyError
 from autotune.contract import TrialResult, TrialSpec
 from autotune.record.study import Study

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.app.comparison import compare_studies, write_comparison
-from autotune.app.pages import write_page
+from autotune.app.pages import compare_studies, write_comparison, write_page
 from autotune.record.study import Study
 from tests.report import samples
 from tests.report.browser import Browser

@@ -14,7 +14,7 @@ from autotune.record.soak import describe_soak
 from autotune.space.candidate import format_value
 from autotune.trial.engines.deepspeed import CONFIG_FILE
 from autotune.trial.scripts.lengths import is_drawn
-from autotune.trial.transformer_shape import shape_of
+from autotune.trial.transformer_shape import script_settings
 
 FIGURES_FILE = "figures.json"
 SETTINGS_FILE = "settings.json"
@@ -35,10 +35,8 @@ class DeepSpeedFiles(Dialect):
             RenderError: A template does not render.
         """
         assert launch is not None, "it has a script"
-        values = _values(handout, launch)
-        settings, job = dict(handout.settings), handout.job
-        if handout.candidate.pp > 1:
-            settings["transformer"] = shape_of(job.model.source, job.seq_len)
+        settings = {**script_settings(handout.workload, handout.layout), **handout.settings}
+        values = _values(handout, launch, settings)
         files = {
             **handout.files,
             SETTINGS_FILE: canonical_json(settings),
@@ -47,7 +45,7 @@ class DeepSpeedFiles(Dialect):
         }
         if handout.candidate.pp > 1:
             files["transformer.py"] = _script("transformer.py")
-        if is_drawn(handout.settings["lengths"]):
+        if is_drawn(handout.workload.lengths):
             files["lengths.py"] = _script("lengths.py")
         if "config" in handout.job.model.source:
             files["model/config.json"] = canonical_json(handout.job.model.source["config"])
@@ -68,12 +66,13 @@ def _training_script(handout: Handout) -> str:
     Raises:
         RenderError: It cannot be read.
     """
-    if not handout.script:
+    script = handout.workload.script
+    if not script:
         return _script(DeepSpeedFiles.script)
     try:
-        return Path(handout.script).read_text(encoding="utf-8")
+        return Path(script).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise RenderError(f"{handout.script}: cannot be read: {error}", "mend the file") from error
+        raise RenderError(f"{script}: cannot be read: {error}", "mend the file") from error
 
 
 def _script(name: str) -> str:
@@ -81,9 +80,9 @@ def _script(name: str) -> str:
     return (resources.files("autotune.trial.scripts") / name).read_text(encoding="utf-8")
 
 
-def _values(handout: Handout, launch: Launch) -> dict[str, Any]:
+def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[str, Any]:
     """What the templates may use."""
-    candidate, environment, settings = handout.candidate, handout.environment, handout.settings
+    candidate, environment = handout.candidate, handout.environment
     config = json.loads(handout.files[CONFIG_FILE])
     limit_bytes = settings["memory_limit_bytes"]
     limit = "the device's own" if limit_bytes is None else format_bytes(limit_bytes)
@@ -95,7 +94,7 @@ def _values(handout: Handout, launch: Launch) -> dict[str, Any]:
         "stage": config["zero_optimization"]["stage"],
         "ep": candidate.get("ep", 1),
         "lora": handout.job.model.source.get("lora"),
-        "is_drawn": is_drawn(handout.job.lengths.as_spec()),
+        "is_drawn": is_drawn(handout.workload.lengths),
         "micro_batch": candidate.micro_batch,
         "grad_accum": candidate.grad_accum,
         "has_config": "config" in handout.job.model.source,

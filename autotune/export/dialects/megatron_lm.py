@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.base.templates import Templates
+from autotune.contract import settings_of
 from autotune.cost.plans import Recompute
 from autotune.engines.megatron.engine import PADDED_TO, task_of
 from autotune.engines.megatron.knobs import columns_of
@@ -86,6 +87,7 @@ def _values(handout: Handout) -> dict[str, Any]:
     row = Rows(task=task, columns=columns_of(task, [handout.candidate])).row(0)
     fused = task.fused_attention
     return {
+        **settings_of(handout.workload, handout.layout),
         **handout.settings,
         **row,
         "device": handout.environment.device_name,

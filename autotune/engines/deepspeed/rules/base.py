@@ -53,17 +53,17 @@ class Setup:
     world: int
     tp: int
     pp: int
-    global_batch: int | None
+    global_batch: int | None = None
     """Samples per optimizer step that the user wants; None where unknown (a bare ds_config)."""
-    seq_len: int | None
+    seq_len: int | None = None
     """Tokens per sample; None where unknown."""
-    recompute: str
-    precision: str | None
+    recompute: str = "none"
+    precision: str | None = None
     """What the job trains in; None where it is what the configuration says."""
-    model: ModelShape | None
+    model: ModelShape | None = None
     """Shape of the model; None where unknown."""
-    supports_tp: bool
-    supports_recompute: bool
+    supports_tp: bool = True
+    supports_recompute: bool = True
     environment: Environment
     attention: str = "default"
     """Attention implementation that the script builds the model with; `default`: transformers'."""
