@@ -7,7 +7,7 @@ candidate. Every key of the user's that gives way is named by `overridden`.
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,24 +71,6 @@ _LAYOUT = (
 """Keys that a base configuration cannot keep when the rendered one leaves them out."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Base:
-    """A user's ds_config.json as the layer under the knobs."""
-
-    config: Mapping[str, Any]
-    knobs: Mapping[str, KnobValue]
-    notes: Mapping[str, Note]
-
-
-_NO_BASE = _Base(config={}, knobs={}, notes={})
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rendered:
-    ds_config: dict[str, Any]
-    overridden: dict[str, Note]
-
-
 class DeepSpeedEngine(Engine):
     """DeepSpeed for one job in one environment."""
 
@@ -106,12 +88,17 @@ class DeepSpeedEngine(Engine):
         self._pipeline_refusal = refusal(
             job.model.source, seq_len=job.seq_len, lengths=job.lengths.as_spec()
         )
-        self._use_base(_NO_BASE if job.base_config is None else _read_base(job.base_config))
+        base: tuple[dict[str, Any], dict[str, Note]] = ({}, {})
+        self._base_knobs: Mapping[str, KnobValue] = {}
+        if job.base_config is not None:
+            base = read_ds_config(job.base_config)
+            self._base_knobs = knobs_of(base[0], job.base_config)
+        self._use_base(*base)
 
     @property
     def context(self) -> Context:
         """The context that decides which knobs act, with what the base configuration sets."""
-        base = {**_implementation_of(self._job), **self._base.knobs}
+        base = {**_implementation_of(self._job), **self._base_knobs}
         return Context.of(self._job, self._environment, base=base, optimizer=self.optimizer)
 
     @property
@@ -137,7 +124,7 @@ class DeepSpeedEngine(Engine):
         job = self._job
         model = job.model_with(candidate.layers)
         return Setup(
-            ds_config=self._render(candidate).ds_config,
+            ds_config=self._render(candidate)[0],
             world=candidate.world,
             tp=candidate.tp,
             pp=candidate.pp,
@@ -159,10 +146,7 @@ class DeepSpeedEngine(Engine):
         )
 
     def ranks(self, candidate: Candidate) -> RankSettings:
-        """Variables and cores of the candidate's ranks.
-
-        Ranks that compile on import or at the first step start cold: `compile`, Muon's kernels.
-        """
+        """See `Engine.ranks`; Muon's kernels compile on import, `compile` at the first step."""
         return RankSettings(
             environment=environment_of(candidate.values),
             binds_cores=candidate.get("core_binding") == "ranks",
@@ -171,7 +155,7 @@ class DeepSpeedEngine(Engine):
 
     def files(self, candidate: Candidate) -> dict[str, str]:
         """The candidate's `ds_config.json`, in canonical form."""
-        return {CONFIG_FILE: canonical_json(self._render(candidate).ds_config)}
+        return {CONFIG_FILE: canonical_json(self._render(candidate)[0])}
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
         """What the live engine must read back, from the configuration that would run."""
@@ -189,7 +173,7 @@ class DeepSpeedEngine(Engine):
 
     def overridden(self, candidate: Candidate) -> Mapping[str, Note]:
         """Keys of the user's file that do not run as written: key -> (theirs, ours or None)."""
-        return self._render(candidate).overridden
+        return self._render(candidate)[1]
 
     def baseline(self, path: Path) -> tuple["DeepSpeedEngine", Candidate]:
         """A user's ds_config.json as a candidate, with the engine that renders it.
@@ -201,11 +185,20 @@ class DeepSpeedEngine(Engine):
             RenderError: The file cannot be read.
             JobError: It trains something else than the job: another batch, precision or world.
         """
-        knobs, rest, notes = self._read_candidate(path)
+        config, notes = read_ds_config(path)
+        self._check_same_training(config, notes, path)
+        tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
+        sp = _whole(config, "sequence_parallel_size", path) or 1
+        micro_batch = _micro_batch(config, self._job, tp, sp, path)
+        chosen = {**knobs_of(config, path), "micro_batch": micro_batch}
+        context = replace(self.context, base=_implementation_of(self._job))
+        knobs = canonical(chosen, context)
+        for name, theirs in chosen.items():
+            if (ours := knobs.get(name)) != theirs and name not in SECTIONS:
+                notes[KNOBS[name].key] = (theirs, ours)  # it changes nothing, or folds
         engine = copy(self)
-        engine._use_base(
-            _Base(config=rest, knobs={}, notes=notes), optimizer=self._optimizer_section
-        )
+        engine._base_knobs = {}
+        engine._use_base(leftover(config), notes, optimizer=self._optimizer_section)
         candidate = Candidate.of(knobs, world=self._job.world, global_batch=self._job.global_batch)
         return engine, candidate
 
@@ -219,10 +212,9 @@ class DeepSpeedEngine(Engine):
             needs_shape=needs_shape,
         )
 
-    def _read_candidate(
-        self, path: Path
-    ) -> tuple[dict[str, KnobValue], dict[str, Any], dict[str, Note]]:
-        config, notes = read_ds_config(path)
+    def _check_same_training(
+        self, config: Mapping[str, Any], notes: Mapping[str, Note], path: Path
+    ) -> None:
         precision = precision_of(config)
         if precision == "fp32" and notes.keys() & {"bf16.enabled", "fp16.enabled"}:
             precision = self._job.precision  # "auto": the caller's to decide
@@ -237,42 +229,38 @@ class DeepSpeedEngine(Engine):
                 "a baseline",
                 "name a file without one",
             )
-        tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
-        sp = _whole(config, "sequence_parallel_size", path) or 1
-        micro_batch = _micro_batch(config, self._job, tp, sp, path)
-        chosen = {**knobs_of(config, path), "micro_batch": micro_batch}
-        context = replace(self.context, base=_implementation_of(self._job))
-        knobs = canonical(chosen, context)
-        for name, theirs in chosen.items():
-            if (ours := knobs.get(name)) != theirs and name not in SECTIONS:
-                notes[KNOBS[name].key] = (theirs, ours)  # it changes nothing, or folds
-        return knobs, leftover(config), notes
 
-    def _use_base(self, base: _Base, optimizer: Mapping[str, Any] | None = None) -> None:
+    def _use_base(
+        self,
+        config: Mapping[str, Any],
+        notes: dict[str, Note],
+        optimizer: Mapping[str, Any] | None = None,
+    ) -> None:
         """Take a base configuration; what every candidate gets from it is worked out once."""
-        theirs = base.config.get("optimizer")
+        theirs = config.get("optimizer")
         ours = self._optimizer_section = optimizer or _optimizer(self._job, theirs)
-        notes = dict(base.notes)
         if theirs is not None and _same_type(ours, theirs):
             notes.update(clashes({"optimizer": theirs}, {"optimizer": ours}))
         elif theirs is not None:
             notes["optimizer"] = (theirs, ours)
-        rest = without(base.config, "optimizer")
-        self._base = _Base(config=rest, knobs=base.knobs, notes=notes)
+        self._base, self._notes = without(config, "optimizer"), notes
         self._constants = {
             "precision": self._job.precision,
             "nvme_path": None if self._job.nvme_path is None else str(self._job.nvme_path),
             "largest_param": self._job.model.shape.largest_param,
-            "gradient_clipping": base.config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
+            "gradient_clipping": config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
         }
         self._optimizer, self._implementation = dict(ours), None
         if self.optimizer in ADAM:
             # The knob chooses among the implementations.
             self._implementation = optimizer_implementation(ours.get("params"))
             self._optimizer = without(without(ours, "params.torch_adam"), "params.fused")
-        self._stage = {"zero.stage": base.knobs.get("zero.stage", KNOBS["zero.stage"].default)}
+        self._stage = {
+            "zero.stage": self._base_knobs.get("zero.stage", KNOBS["zero.stage"].default)
+        }
 
-    def _render(self, candidate: Candidate) -> _Rendered:
+    def _render(self, candidate: Candidate) -> tuple[dict[str, Any], dict[str, Note]]:
+        """The configuration, and the keys of the base that give way to it."""
         knobs = {**self._stage, **candidate.values}
         tuned = self._templates.json(
             TEMPLATE,
@@ -293,9 +281,7 @@ class DeepSpeedEngine(Engine):
         )
         _refuse_auto(tuned)
         _check_obeyed(tuned, candidate)
-        if not self._base.config and not self._base.notes:
-            return _Rendered(ds_config=tuned, overridden={})
-        return self._over_base(tuned, candidate)
+        return self._over_base(tuned, candidate) if self._base or self._notes else (tuned, {})
 
     def _implemented(self, knobs: Mapping[str, KnobValue]) -> Mapping[str, Any]:
         """The optimizer section, with the implementation that the candidate chooses."""
@@ -303,8 +289,10 @@ class DeepSpeedEngine(Engine):
         switches = _IMPLEMENTATIONS.get(chosen)
         return merge(self._optimizer, {"params": switches}) if switches else self._optimizer
 
-    def _over_base(self, tuned: dict[str, Any], candidate: Candidate) -> _Rendered:
-        under: Mapping[str, Any] = self._base.config
+    def _over_base(
+        self, tuned: dict[str, Any], candidate: Candidate
+    ) -> tuple[dict[str, Any], dict[str, Note]]:
+        under: Mapping[str, Any] = self._base
         overridden: dict[str, Note] = {}
         for key in _governed(tuned, candidate):
             theirs = look_up(under, key)
@@ -312,7 +300,7 @@ class DeepSpeedEngine(Engine):
                 overridden[key] = (theirs, None)
                 under = without(under, key)
         overridden.update(clashes(under, tuned))
-        for key, (theirs, ours) in self._base.notes.items():
+        for key, (theirs, ours) in self._notes.items():
             overridden[key] = (theirs, look_up(tuned, key) if ours is None else ours)
         merged = merge(under, tuned)
         # A user's file is written for one stage; at another, some of its keys mean nothing.
@@ -321,7 +309,7 @@ class DeepSpeedEngine(Engine):
             if look_up(tuned, key) is None:
                 overridden[key] = (look_up(under, key), None)
                 merged = without(merged, key)
-        return _Rendered(ds_config=merged, overridden=overridden)
+        return merged, overridden
 
 
 def _plain(knobs: Mapping[str, KnobValue]) -> dict[str, dict[str, KnobValue]]:
@@ -348,21 +336,11 @@ def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:
     return [*_LAYOUT, *(key for knob in ours for key in knob.keys)]
 
 
-def _read_base(path: Path) -> _Base:
-    config, notes = read_ds_config(path)
-    return _Base(config=config, knobs=knobs_of(config, path), notes=notes)
-
-
 def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, sp: int, path: Path) -> int:
     """Samples per rank and forward pass, as DeepSpeed would work them out of the batch keys."""
-    total, micro, accum = (
-        _whole(config, key, path)
-        for key in (
-            "train_batch_size",
-            "train_micro_batch_size_per_gpu",
-            "gradient_accumulation_steps",
-        )
-    )
+    total = _whole(config, "train_batch_size", path)
+    micro = _whole(config, "train_micro_batch_size_per_gpu", path)
+    accum = _whole(config, "gradient_accumulation_steps", path)
     if job.world % (tp * sp):
         named = f"autotp_size {tp}" if sp == 1 else f"{tp} * sequence_parallel_size {sp}"
         raise JobError(
