@@ -181,12 +181,7 @@ class EnginePlugin(ABC):
         return key if key in self.knobs else ""
 
     def rank_variables(self, accelerator: str, given: Mapping[str, str]) -> dict[str, str]:
-        """Variables with which ranks on this node find what was built for them.
-
-        Args:
-            accelerator: `cpu` or `cuda`.
-            given: The environment that they are added to.
-        """
+        """Variables, beside those given, with which ranks on this node find what was built."""
         return {}
 
     def build(self, accelerator: str, note: Callable[[str], None]) -> None:  # noqa: B027
@@ -208,11 +203,7 @@ class EnginePlugin(ABC):
 
 
 def find_engine(name: str, *, where: str = "") -> EnginePlugin:
-    """An installed engine by its name.
-
-    Args:
-        name: Name under which it is registered.
-        where: Flag or key that named it, for the error.
+    """An installed engine by its name; `where` is the flag or key that named it.
 
     Raises:
         JobError: There is none of that name.

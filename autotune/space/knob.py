@@ -70,11 +70,7 @@ class Context:
     ) -> Self:
         """The context of a job on the devices of an environment.
 
-        Args:
-            job: The job.
-            environment: The devices.
-            base: Knobs that the base configuration sets.
-            optimizer: Type of the optimizer, where the base configuration has a say in it.
+        A base configuration may set knobs, and have a say in the type of the optimizer.
         """
         return cls(
             model=job.model.shape,
@@ -165,11 +161,9 @@ class Knob:
         return self.default
 
     def check(self, value: object, *, where: str) -> KnobValue:
-        """A value as written by a user, in the knob's type.
+        """A value from YAML or the command line, in the knob's type; `5e8` is a whole number.
 
-        Args:
-            value: From YAML, or text from the command line; `5e8` is a whole number.
-            where: The file and key, or the flag, for the error.
+        `where` is the file and key, or the flag, for the error.
 
         Raises:
             JobError: The value is not one of this knob's; the hint names the nearest that is.

@@ -24,10 +24,7 @@ _DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "b
 def read_back(engine: Any, asked: Iterable[str]) -> dict[str, Any]:
     """Read the configuration that a live DeepSpeed engine trains with.
 
-    Args:
-        engine: The engine.
-        asked: Names to look for among the attributes of ZeRO's optimizer, besides all that is
-            read here.
+    Names asked for are also looked for among the attributes of ZeRO's optimizer.
 
     Returns:
         By name; sizes are in elements. A name that means nothing at the engine's stage is absent.

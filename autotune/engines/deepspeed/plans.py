@@ -63,18 +63,8 @@ def plans_of(
 
     A knob that does not act is at the value that changes nothing. The model knows nothing of the
     ratio of offload, ZenFlow, allocators of GPUs and binding to cores: candidates that differ in
-    these alone look alike.
-
-    Args:
-        candidates: At least one; legal ones of the job, or reduced forms of such.
-        job: What is trained.
-        environment: Where. Its accelerators are one node's.
-        accelerators: The table to look its device up in; the shipped one by default.
-        needs_shape: Whether the model's sizes are read; a trace does without.
-
-    Raises:
-        FleetError: The accelerator is in no table.
-        JobError: The model's sizes cannot be seen (a factory's), or there is no candidate.
+    these alone look alike. Arguments and errors are those of `Engine.plans`; the table of
+    accelerators is the shipped one by default.
     """
     if not candidates:
         raise JobError("no candidates to predict", "give at least one")

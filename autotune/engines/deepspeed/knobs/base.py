@@ -40,18 +40,15 @@ class DeepSpeedKnob(Knob):
         return bool(self.key) and not self.by_template and self.reader is None
 
     def read(self, config: Mapping[str, Any], *, where: str = "") -> KnobValue | None:
-        """The value that a configuration chooses; None where it says nothing.
+        """The value that a whole ds_config chooses; None where it says nothing.
 
-        Args:
-            config: A whole ds_config.
-            where: The file, for the error; empty for a configuration that was rendered, which is
-                taken as it is.
+        `where` names the file for the error; what was rendered has none, and is taken as it is.
 
         Raises:
             JobError: The value is not one of the knob's.
         """
         value: KnobValue | None = (
-            self.reader(config) if self.reader is not None else look_up(config, self.key)
+            look_up(config, self.key) if self.reader is None else self.reader(config)
         )
         if value is None or not where:
             return value
