@@ -14,16 +14,15 @@ MIN_WATCHED_S = 0.5
 
 
 def disturbance(spec: TrialSpec, reports: Sequence[RankReport]) -> str:
-    """What disturbed a measured trial, in words; empty: nothing that was noticed.
-
-    Args:
-        spec: The trial.
-        reports: Reports of its ranks, by rank.
-    """
+    """What disturbed a measured trial, in words; empty: nothing that was noticed."""
     words = [_load(reports), _held_up(reports)]
     # Drawn lengths make steps of many durations by themselves.
-    if not is_drawn(spec.workload.lengths):
-        words.append(_modes(reports[0].step_times_s))
+    modes = None if is_drawn(spec.workload.lengths) else two_speeds(reports[0].step_times_s)
+    if modes is not None:
+        words.append(
+            f"steps ran at two speeds: {modes.fast * 1e3:.3g} ms, and for {modes.slow_share:.0%} "
+            f"of them {modes.slow * 1e3:.3g} ms"
+        )
     return "; ".join(word for word in words if word)
 
 
@@ -37,15 +36,10 @@ def _load(reports: Sequence[RankReport]) -> str:
     worst, where = 0.0, ""
     for cores, ranks in groups.items():
         elapsed_s = min(seen.elapsed_s for seen, _ in ranks)
-        if elapsed_s < MIN_WATCHED_S:
-            continue
         others_s = min(seen.busy_s for seen, _ in ranks) - sum(cpu_s for _, cpu_s in ranks)
-        share = others_s / (elapsed_s * len(cores))
-        if share > worst:
-            worst, where = share, ", ".join(map(str, cores))
-    if worst <= LOAD_SHARE:
-        return ""
-    return f"other processes took {worst:.0%} of core {where}"
+        if elapsed_s >= MIN_WATCHED_S and others_s / (elapsed_s * len(cores)) > worst:
+            worst, where = others_s / (elapsed_s * len(cores)), ", ".join(map(str, cores))
+    return f"other processes took {worst:.0%} of core {where}" if worst > LOAD_SHARE else ""
 
 
 def _held_up(reports: Sequence[RankReport]) -> str:
@@ -64,13 +58,3 @@ def _held_up(reports: Sequence[RankReport]) -> str:
             if share > max(LOAD_SHARE, said.get(what, 0.0)):
                 said[what] = share
     return "; ".join(f"{min(1.0, share):.0%} of the time {what}" for what, share in said.items())
-
-
-def _modes(step_times_s: Sequence[float]) -> str:
-    modes = two_speeds(step_times_s)
-    if modes is None:
-        return ""
-    return (
-        f"steps ran at two speeds: {modes.fast * 1e3:.3g} ms, and for {modes.slow_share:.0%} of "
-        f"them {modes.slow * 1e3:.3g} ms"
-    )

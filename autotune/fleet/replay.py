@@ -15,7 +15,7 @@ from autotune.cost.forecast import Forecast
 from autotune.devices.hardware import Environment, version_of
 from autotune.engines.base import Engine
 from autotune.engines.replayed import ReplayedEngine
-from autotune.fleet.answering import Answer, AnsweringFleet
+from autotune.fleet.answering import Answer, AnsweringFleet, result_of
 from autotune.fleet.base import Place
 from autotune.job.job import Job
 from autotune.job.model import model_from_config
@@ -61,12 +61,6 @@ class ReplayedPlace(Place):
     compares = False
 
     def __init__(self, problem: ReplayProblem, flags: Mapping[str, Any]) -> None:
-        """Take a group of a table.
-
-        Args:
-            problem: The group.
-            flags: Keys of the job that the table does not say.
-        """
         environment = Environment(
             accelerator="cuda",
             n_devices=problem.devices_per_node,
@@ -116,37 +110,20 @@ class ReplayedPlace(Place):
 
 
 def replayed(configurations: Mapping[str, Configuration]) -> Answer:
-    """The table's figures of a trial's candidate; a candidate that it lacks is invalid.
-
-    Args:
-        configurations: By the hash of their candidates.
-    """
+    """The table's figures of a trial's candidate, found by hash; one that it lacks is invalid."""
 
     def answer(spec: TrialSpec) -> TrialResult:
         found = configurations.get(spec.identity.candidate_hash)
-        result = TrialResult(
-            number=spec.identity.number,
-            role=spec.identity.role,
-            candidate_hash=spec.identity.candidate_hash,
-            outcome=Outcome.INVALID,
-            origin=Origin.REPLAYED,
-            evidence="the table has no run of this configuration",
-            evidence_source="replay",
-        )
+        made = partial(result_of, spec, origin=Origin.REPLAYED)
         if found is None:
-            return result
+            evidence = "the table has no run of this configuration"
+            return made(Outcome.INVALID, evidence=evidence, evidence_source="replay")
         where = ", ".join(row.where for row in found.rows)
         if found.step_time_s is None:
-            return dataclasses.replace(
-                result,
-                outcome=Outcome.OOM,
-                evidence=f"the table says {found.rows[0].text('status')}",
-                evidence_source=where,
-            )
-        return dataclasses.replace(
-            result,
-            outcome=Outcome.OK,
-            evidence="",
+            evidence = f"the table says {found.rows[0].text('status')}"
+            return made(Outcome.OOM, evidence=evidence, evidence_source=where)
+        return made(
+            Outcome.OK,
             evidence_source=where,
             step_times_s=[found.step_time_s],
             step_time_s=found.step_time_s,

@@ -1,10 +1,11 @@
 """Whether a series of step times changed between two speeds: what interference looks like."""
 
-import itertools
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from autotune.trial.statistics import MIN_SAMPLES
 
@@ -40,48 +41,33 @@ def two_speeds(samples: Sequence[float]) -> TwoSpeeds | None:
     Args:
         samples: In the order in which they were measured; above 0.
     """
-    n = len(samples)
-    if n < 2 * MIN_SAMPLES:
+    if len(samples) < 2 * MIN_SAMPLES:
         return None
-    logs = [math.log(x) for x in samples]
-    threshold = _split(sorted(logs))
-    sides = [x > threshold for x in logs]
-    slow = [x for x, is_slow in zip(logs, sides, strict=True) if is_slow]
-    fast = [x for x, is_slow in zip(logs, sides, strict=True) if not is_slow]
+    logs = np.log(samples)
+    is_slow = logs > _split(np.sort(logs))
+    slow, fast = logs[is_slow], logs[~is_slow]
     if min(len(slow), len(fast)) < MIN_SAMPLES:
         return None
-    apart = statistics.median(slow) - statistics.median(fast)
-    spread = math.hypot(statistics.pstdev(slow), statistics.pstdev(fast))
+    apart = np.median(slow) - np.median(fast)
+    spread = math.hypot(slow.std(), fast.std())
     if apart < math.log(1 + SPEEDS_APART) or math.sqrt(2) * apart <= _ASHMAN_D * spread:
         return None
-    if not _stays(sides):
+    # Fewer runs than chance would make.
+    runs = 1 + np.count_nonzero(is_slow[1:] != is_slow[:-1])
+    more = 2 * len(slow) * len(fast) / len(logs)  # than one, as chance would have it
+    if runs - 1 - more >= _STAYS_Z * math.sqrt(more * (more - 1) / (len(logs) - 1)):
         return None
     return TwoSpeeds(
-        fast=math.exp(statistics.median(fast)),
-        slow=math.exp(statistics.median(slow)),
-        slow_share=len(slow) / n,
+        fast=math.exp(np.median(fast)),
+        slow=math.exp(np.median(slow)),
+        slow_share=len(slow) / len(logs),
     )
 
 
-def _split(ordered: Sequence[float]) -> float:
+def _split(ordered: npt.NDArray[np.float64]) -> float:
     """The value after which two classes explain most of the variance (Otsu)."""
-    n, total = len(ordered), math.fsum(ordered)
-    best, threshold, below = -1.0, ordered[0], 0.0
-    for k in range(1, n):
-        below += ordered[k - 1]
-        if ordered[k] == ordered[k - 1]:
-            continue
-        between = k * (n - k) * (below / k - (total - below) / (n - k)) ** 2
-        if between > best:
-            best, threshold = between, ordered[k - 1]
-    return threshold
-
-
-def _stays(sides: Sequence[bool]) -> bool:
-    """Whether a series of two sides has fewer runs than chance would make."""
-    n_1 = sum(sides)
-    n_0, n = len(sides) - n_1, len(sides)
-    runs = 1 + sum(a != b for a, b in itertools.pairwise(sides))
-    expected = 1 + 2 * n_0 * n_1 / n
-    deviation = math.sqrt((expected - 1) * (expected - 2) / (n - 1))
-    return runs - expected < _STAYS_Z * deviation
+    n, sums = len(ordered), ordered.cumsum()
+    k, below = np.arange(1, n), sums[:-1]
+    between = k * (n - k) * (below / k - (sums[-1] - below) / (n - k)) ** 2
+    between[ordered[1:] == ordered[:-1]] = -1.0
+    return float(ordered[between.argmax()])

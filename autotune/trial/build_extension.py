@@ -14,8 +14,7 @@ from pathlib import Path
 
 from deepspeed.accelerator import get_accelerator
 
-from autotune.trial.cpu_info import save_cpu_info
-from autotune.trial.prebuilt import BUILT_FILE
+from autotune.trial.prebuilt import BUILT_FILE, save_cpu_info
 
 _BUILDERS = {
     "deepspeed_shm_comm": "ShareMemCommBuilder",

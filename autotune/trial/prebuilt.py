@@ -1,11 +1,14 @@
-"""Load DeepSpeed's extensions as they were built, without asking ninja again.
+"""Load DeepSpeed's extensions as they were built, without asking ninja or the processor again.
 
-Each time a rank loads an extension, built or not, torch writes its build.ninja anew and runs ninja
+For every extension that it loads, built or not, DeepSpeed asks py-cpuinfo for compiler flags:
+about a second each time, in every rank. The answer is saved once, beside the extensions. And each
+time a rank loads an extension, built or not, torch writes its build.ninja anew and runs ninja
 behind a lock *file*. A rank killed in that moment leaves the lock, and every later trial waits on
 it; and what ninja then takes for outdated is compiled again, minutes in the middle of a trial.
 """
 
 import importlib.util
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +23,33 @@ NEEDED = {
     "cuda": ("fused_adam", "cpu_adam"),
 }
 """Extensions that trials on an accelerator load, whatever their configuration."""
+
+_CPU_INFO_FILE = "cpu_info.json"
+
+
+def save_cpu_info(folder: Path) -> None:
+    """Ask py-cpuinfo once and keep its answer in the extensions folder."""
+    import cpuinfo  # installed with deepspeed
+
+    path = folder / _CPU_INFO_FILE
+    if not path.exists():
+        aside = folder / f".{_CPU_INFO_FILE}.{os.getpid()}"
+        aside.write_text(json.dumps(cpuinfo.get_cpu_info()), encoding="utf-8")
+        aside.replace(path)
+
+
+def reuse_cpu_info() -> None:
+    """Answer py-cpuinfo's question from the saved file; without one nothing changes."""
+    folder = _folder()
+    if folder is None:
+        return
+    try:
+        saved = json.loads((folder / _CPU_INFO_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    import cpuinfo  # installed with deepspeed
+
+    cpuinfo.get_cpu_info = lambda: saved
 
 
 def load_as_built() -> None:

@@ -7,7 +7,6 @@ not watched, bound to cores or not, so that all candidates are judged alike.
 
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.contract import Surroundings
@@ -18,21 +17,13 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reading:
-    at_s: float
-    busy_s: float
-    stolen_s: float
-    throttled_s: float
-
-
 class Watch:
     """Reads the clocks of some cores twice."""
 
     def __init__(self, cores: set[int]) -> None:
         """Watch cores; none: there is nothing to say."""
         self._cores = cores
-        self._first: _Reading | None = None
+        self._first: dict[str, float] | None = None
 
     def begin(self) -> None:
         """Take the first reading."""
@@ -40,31 +31,26 @@ class Watch:
 
     def end(self) -> Surroundings | None:
         """What went on since `begin`; None where it cannot be told."""
-        last = _read(self._cores) if self._first is not None else None
         first = self._first
-        if first is None or last is None:
+        if first is None or (last := _read(self._cores)) is None:
             return None
         # The kernel's counters may run backwards where a virtual machine is moved.
-        return Surroundings(
-            cores=sorted(self._cores),
-            elapsed_s=last.at_s - first.at_s,
-            busy_s=max(0.0, last.busy_s - first.busy_s),
-            stolen_s=max(0.0, last.stolen_s - first.stolen_s),
-            throttled_s=max(0.0, last.throttled_s - first.throttled_s),
-        )
+        passed = {name: max(0.0, last[name] - first[name]) for name in first}
+        return Surroundings(cores=sorted(self._cores), **passed)
 
 
-def _read(cores: set[int]) -> _Reading | None:
+def _read(cores: set[int]) -> dict[str, float] | None:
+    """Seconds on each clock since any moment, as `Surroundings` names them."""
     try:
         busy, stolen = _ticks(_STAT.read_text(encoding="utf-8"), cores)
     except (OSError, ValueError):
         return None
-    return _Reading(
-        at_s=time.perf_counter(),
-        busy_s=busy / _TICKS_PER_S,
-        stolen_s=stolen / _TICKS_PER_S,
-        throttled_s=_throttled_s(),
-    )
+    return {
+        "elapsed_s": time.perf_counter(),
+        "busy_s": busy / _TICKS_PER_S,
+        "stolen_s": stolen / _TICKS_PER_S,
+        "throttled_s": _throttled_s(),
+    }
 
 
 def _ticks(stat: str, cores: set[int]) -> tuple[int, int]:

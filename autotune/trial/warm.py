@@ -22,8 +22,13 @@ from typing import Any, NoReturn
 
 from autotune.contract import RANKS_DIR, TRIAL_ENV, write_json
 from autotune.trial import wrapper
-from autotune.trial.launcher import EXIT_FILE, LOOPBACK, PARENT_ENV, listen_on
-from autotune.trial.parent import end_with_parent
+from autotune.trial.launcher import (
+    EXIT_FILE,
+    LOOPBACK,
+    PARENT_ENV,
+    end_with_parent,
+    listen_on,
+)
 
 READY = b"ready"
 """What the template says once it has imported everything."""
@@ -78,7 +83,7 @@ def _fork_launcher(request: dict[str, Any], files: list[int], channel: socket.so
 def _load(engine: str, accelerator: str, model: dict[str, Any]) -> None:
     """Import what every trial of a model does."""
     # What a rank imports in its own phases; heavy.
-    from autotune.trial import diagnose, memory, reporter, stopwatch  # noqa: F401
+    from autotune.trial import diagnose, memory, stopwatch  # noqa: F401
 
     driver = wrapper.driver_of(engine)
     driver.load_code(accelerator)
@@ -86,15 +91,12 @@ def _load(engine: str, accelerator: str, model: dict[str, Any]) -> None:
 
 
 def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
-    """Fork the ranks of one trial and wait for them; does for them what torchrun would.
+    """Fork the ranks of one trial and do for them what torchrun would; returns its exit code.
 
     Args:
         request: `folder`, `port`, `world` and the trial's own `environment`.
         files: See `FILES_PASSED`.
         parent: The template's process id.
-
-    Returns:
-        Exit code: 0 if every rank ended well.
     """
     folder, stdout, stderr, status = Path(request["folder"]), *files
     _redirect(stdout, 1)

@@ -21,8 +21,7 @@ def load_code(accelerator: str) -> None:
     """Load what every rank on `cpu` or `cuda` uses; a second call costs nothing."""
     for module in _USED_BY_ALL:
         importlib.import_module(module)
-    from autotune.trial.cpu_info import reuse_cpu_info
-    from autotune.trial.prebuilt import NEEDED, load_as_built, load_now
+    from autotune.trial.prebuilt import NEEDED, load_as_built, load_now, reuse_cpu_info
 
     reuse_cpu_info()
     load_as_built()
