@@ -21,7 +21,7 @@ class AnsweringFleet(Fleet):
         self._answer = answer
         self._origin = origin
         self._at_once = at_once
-        self._running: list[AnsweredTrial] = []
+        self._running: list[_AnsweredTrial] = []
 
     def capacity(self, world: int) -> int:
         """See `Fleet.capacity`."""
@@ -34,7 +34,7 @@ class AnsweringFleet(Fleet):
         """See `Fleet.prepare`: nothing has to be."""
         note(f"figures are {self._origin}: nothing runs on this machine")
 
-    def submit(self, spec: TrialSpec, folder: Path) -> "AnsweredTrial":
+    def submit(self, spec: TrialSpec, folder: Path) -> "_AnsweredTrial":
         """See `Fleet.submit`."""
         self._running = [trial for trial in self._running if trial.result is None]
         if len(self._running) >= self._at_once:
@@ -42,7 +42,7 @@ class AnsweringFleet(Fleet):
                 f"{len(self._running)} trials are in flight, as many as this fleet takes",
                 "wait for one of them",
             )
-        self._running.append(AnsweredTrial(spec, folder, self._answer))
+        self._running.append(_AnsweredTrial(spec, folder, self._answer))
         return self._running[-1]
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class AnsweringFleet(Fleet):
             trial.cancel()
 
 
-class AnsweredTrial(Handle):
+class _AnsweredTrial(Handle):
     """One answer, given when it is first asked for."""
 
     def __init__(self, spec: TrialSpec, folder: Path, answer: Answer) -> None:
@@ -63,7 +63,6 @@ class AnsweredTrial(Handle):
         self._is_cancelled = False
 
     def poll(self) -> TrialResult | None:
-        """See `Handle.poll`."""
         if self.result is None:
             self.result = replace(self._answer(self.spec), started_at_s=self._started_at_s)
             if self._is_cancelled:
@@ -74,11 +73,9 @@ class AnsweredTrial(Handle):
         return self.result
 
     def progress(self) -> Progress:
-        """See `Handle.progress`."""
         return Progress(phase=Phase.SPAWN, elapsed_s=time.time() - self._started_at_s)
 
     def cancel(self) -> None:
-        """See `Handle.cancel`."""
         self._is_cancelled = self.result is None
 
 

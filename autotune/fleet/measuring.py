@@ -30,14 +30,8 @@ def measure_on_ranks(
 ) -> list[dict[str, Any]]:
     """Start a rank per device, wait for all, and leave none behind, whatever happens.
 
-    Args:
-        module: What each rank runs; it ends in `autotune.trial.report_rank.report`.
-        arguments: The module's own, after those that `report` reads.
-        accelerator: `cpu` or `cuda`.
-        devices: Core numbers, or the indices of GPUs, counted from 0.
-        name: Name of the command, for the folder that the ranks write to.
-        timeout_s: Seconds after which the ranks are killed.
-        interface: Network interface by which the ranks talk to each other and to other machines.
+    The module ends in `autotune.trial.report_rank.report`. Devices are core numbers, or indices of
+    GPUs, counted from 0; the ranks talk to each other and to other machines by the interface.
 
     Returns:
         What each rank wrote, in their order.

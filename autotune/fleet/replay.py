@@ -34,7 +34,7 @@ _GIVEN_BY_TABLE = (
 class Replay:
     """A table of runs; implements `FleetPlugin`."""
 
-    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "ReplayedPlace":
+    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "_ReplayedPlace":
         """See `FleetPlugin.find`: a CSV file, and after `#` which of its groups."""
         if not of:
             raise JobError("--fleet replay: of which table?", "replay:FILE.csv or with #GROUP")
@@ -51,10 +51,10 @@ class Replay:
         if "fidelity" in flags:
             raise JobError("--fleet replay: a table has no reduced runs", "leave --fidelity out")
         path, _, wanted = of.partition("#")
-        return ReplayedPlace(read_problem(Path(path), wanted), flags)
+        return _ReplayedPlace(read_problem(Path(path), wanted), flags)
 
 
-class ReplayedPlace(Place):
+class _ReplayedPlace(Place):
     """A group of a table as a job, and its rows as what trials of that come to."""
 
     origin = Origin.REPLAYED
@@ -85,12 +85,10 @@ class ReplayedPlace(Place):
         self._forecast = forecast_of(problem.group)
 
     def forecaster(self, candidates: Sequence[Candidate]) -> Forecast:
-        """See `Place.forecaster`."""
         rows = [self._order[candidate.hash] for candidate in candidates]
         return self._forecast.take(np.array(rows, dtype=np.intp))
 
     def finish_job(self, job: Job, data: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
-        """See `Place.finish_job`: the table's model."""
         group = self._problem.group
         named = group.problem["model_name"] or "table's"
         model = model_from_config(named, self._problem.model_config, where="the table")
@@ -98,13 +96,11 @@ class ReplayedPlace(Place):
         return dataclasses.replace(job, model=model), told
 
     def bind(self, job: Job) -> Engine:
-        """See `Place.bind`: no engine runs."""
         return ReplayedEngine(job, self.environment, self._problem)
 
     def fleet_for(
         self, job: Job, engine: Engine, lattice: Lattice
     ) -> Callable[[], AnsweringFleet]:
-        """See `Place.fleet_for`."""
         by_hash = {c.hash: found for c, found in self._problem.configurations.items()}
         return partial(AnsweringFleet, replayed(by_hash), self.origin)
 

@@ -59,7 +59,7 @@ class Luck:
 class Simulate:
     """The analytic model; implements `FleetPlugin`."""
 
-    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "SimulatedPlace":
+    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "_SimulatedPlace":
         """See `FleetPlugin.find`: this machine's devices, or such as `8xH100`."""
         environment = detect_environment()
         if (found := _DESCRIBED.fullmatch(of)) is not None:
@@ -69,10 +69,10 @@ class Simulate:
             table = read_accelerators_of(job_file, flags.get("accelerators"))
             wishes = FleetWishes(gpu=found[2], per_node=per_node)
             environment = described(wishes, environment, table)
-        return SimulatedPlace(environment, flags)
+        return _SimulatedPlace(environment, flags)
 
 
-class SimulatedPlace(Place):
+class _SimulatedPlace(Place):
     """Devices that the model speaks for."""
 
     origin = Origin.SIMULATED
@@ -85,7 +85,6 @@ class SimulatedPlace(Place):
     def fleet_for(
         self, job: Job, engine: Engine, lattice: Lattice
     ) -> Callable[[], AnsweringFleet]:
-        """See `Place.fleet_for`."""
         constants = constants_of(self.environment)
 
         def say(candidate: Candidate) -> tuple[float, float]:

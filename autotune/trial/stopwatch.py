@@ -30,23 +30,14 @@ class TrialDone(BaseException):
     """Raised out of the optimizer step that completes the trial; no training script catches it."""
 
 
-class Listener(Protocol):
-    """Is told how far a trial is."""
+class _Listener(Protocol):
+    """Is told how far a trial is, as `_Aftermath` of the wrapper says."""
 
-    def on_first_step(self) -> None:
-        """The first step was applied."""
-
-    def on_warm(self) -> None:
-        """The last step of the floor is over: the next one is the first that is measured."""
-
-    def after_step(self) -> None:
-        """A step was measured."""
-
-    def on_measured(self) -> None:
-        """The last step was measured."""
-
-    def finale(self) -> bool:
-        """All steps were measured, or this is one of those that follow; says whether it ends."""
+    def on_first_step(self) -> None: ...
+    def on_warm(self) -> None: ...
+    def after_step(self) -> None: ...
+    def on_measured(self) -> None: ...
+    def finale(self) -> bool: ...
 
 
 class Stopwatch:
@@ -56,7 +47,7 @@ class Stopwatch:
         self,
         reporter: Reporter,
         measure: Measure,
-        listener: Listener,
+        listener: _Listener,
         *,
         is_loss_scaled: bool,
         tokens: "TokenCounter | None" = None,

@@ -7,6 +7,8 @@ not watched, bound to cores or not, so that all candidates are judged alike.
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from autotune.contract import Surroundings
@@ -67,28 +69,33 @@ def _ticks(stat: str, cores: set[int]) -> tuple[int, int]:
 def _throttled_s() -> float:
     """Seconds for which a quota held up this cgroup or one above it, both hierarchies; 0: none."""
     longest_s = 0.0
-    for path in _cpu_stat_files():
-        try:
-            words = path.read_text(encoding="utf-8").split()
+    for folder in cgroup_folders("cpu"):
+        words = text_of(folder / "cpu.stat").split()
+        with suppress(ValueError):
             counts = dict(zip(words[::2], map(int, words[1::2]), strict=False))
-        except (OSError, ValueError):
-            continue
-        in_v2_s, in_v1_s = counts.get("throttled_usec", 0) / 1e6, counts.get("throttled_time", 0)
-        longest_s = max(longest_s, in_v2_s, in_v1_s / 1e9)
+            in_v2_s = counts.get("throttled_usec", 0) / 1e6
+            longest_s = max(longest_s, in_v2_s, counts.get("throttled_time", 0) / 1e9)
     return longest_s
 
 
-def _cpu_stat_files() -> list[Path]:
-    try:
-        lines = _MEMBERSHIP.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    files = []
-    for line in lines:
+def cgroup_folders(controller: str) -> Iterator[Path]:
+    """This process's cgroup and those above it, in both hierarchies.
+
+    In a container the mount's root is the process's own cgroup, whatever its path says, so every
+    folder up to the root is looked at, there or not.
+    """
+    for line in text_of(_MEMBERSHIP).splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        root = _CGROUPS / "cpu" if controllers else _CGROUPS
+        root = _CGROUPS / controller if controllers else _CGROUPS
         own = root / path.lstrip("/")
-        files += [f / "cpu.stat" for f in (own, *own.parents) if f.is_relative_to(root)]
-    return files
+        yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root))
+
+
+def text_of(path: Path) -> str:
+    """What one of the kernel's files holds; empty: it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

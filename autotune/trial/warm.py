@@ -52,7 +52,12 @@ def main() -> None:
     end_with_parent(int(os.environ[PARENT_ENV]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
     channel = socket.socket(fileno=int(sys.argv[1]))
-    _load(sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
+    # What a rank imports in its own phases; heavy.
+    from autotune.trial import diagnose, memory, stopwatch  # noqa: F401
+
+    driver = wrapper.driver_of(sys.argv[2])
+    driver.load_code(sys.argv[3])
+    driver.load_model_code(json.loads(sys.argv[4]))
     if (n_threads := len(os.listdir("/proc/self/task"))) != 1:
         raise RuntimeError(f"importing left {n_threads} threads, and only one may fork")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for a trial's launcher
@@ -78,16 +83,6 @@ def _fork_launcher(request: dict[str, Any], files: list[int], channel: socket.so
     if pid == 0:
         channel.close()
         _in_a_child(_launch, request, files, template)
-
-
-def _load(engine: str, accelerator: str, model: dict[str, Any]) -> None:
-    """Import what every trial of a model does."""
-    # What a rank imports in its own phases; heavy.
-    from autotune.trial import diagnose, memory, stopwatch  # noqa: F401
-
-    driver = wrapper.driver_of(engine)
-    driver.load_code(accelerator)
-    driver.load_model_code(model)
 
 
 def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:

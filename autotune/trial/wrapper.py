@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from autotune.contract import (
     RANKS_DIR,
@@ -32,9 +32,6 @@ from autotune.trial.reporter import Reporter
 from autotune.trial.scripts.lengths import is_drawn
 from autotune.trial.surroundings import Watch
 from autotune.trial.transformer_shape import script_settings
-
-if TYPE_CHECKING:  # it brings torch
-    from autotune.trial.diagnose import DiagnosticPass
 
 SUBMITTED_ENV = "AUTOTUNE_SUBMITTED_AT"
 CORES_ENV = "AUTOTUNE_CORES"
@@ -160,10 +157,7 @@ def _train(spec: TrialSpec, config: dict[str, Any]) -> None:
 
 
 class _Aftermath:
-    """What a trial does around its measured steps and after the last of them.
-
-    Implements `autotune.trial.stopwatch.Listener`.
-    """
+    """What a trial does around its measured steps and after the last of them."""
 
     def __init__(self, spec: TrialSpec, reporter: Reporter, meter: Any) -> None:
         self._spec = spec
@@ -171,7 +165,7 @@ class _Aftermath:
         self._meter = meter
         self._engine: Any = None
         self._soak: Any = None
-        self._pass: DiagnosticPass | None = None
+        self._pass: Any = None
         self._watch: Any = None
         self._cpu_s_before = 0.0
         self._began_s = 0.0
@@ -195,6 +189,7 @@ class _Aftermath:
             self._pass = DiagnosticPass(engine, self._reporter)
 
     def on_first_step(self) -> None:
+        """The first step was applied."""
         from autotune.trial.readback import differences, read_back
 
         report, expected = self._reporter.report, self._spec.engine.expected
@@ -204,36 +199,39 @@ class _Aftermath:
             raise ReadBackError("; ".join(report.differences))
 
     def on_warm(self) -> None:
+        """The next step is the first that is measured."""
         if self._soak is None:  # which is there to see what memory does later on
             self._meter.settle()
         self._watch.begin()
         self._cpu_s_before, self._began_s = time.process_time(), time.perf_counter()
 
     def on_measured(self) -> None:
+        """The last step was measured."""
         report = self._reporter.report
         report.cpu_s = time.process_time() - self._cpu_s_before
         report.measured_s = time.perf_counter() - self._began_s
         report.surroundings = self._watch.end()
 
     def after_step(self) -> None:
+        """A step was measured."""
         if self._soak is not None:
             self._soak.after_step()
 
     def finale(self) -> bool:
+        """All steps were measured, or this is one of those that follow; says whether it ends."""
         if self._soak is not None and not self._soak.finale():
             return False
         self._reporter.report.memory_bytes = self._meter.read()
         if self._pass is None:
             return True
         self._meter.lift()  # the profiler's own memory is no part of the configuration's
-        return self._pass.begin()
+        return bool(self._pass.begin())
 
     def absorbs(self, error: BaseException) -> bool:
         """Whether the trial keeps its figures: the error came after everything was measured."""
         if self._reporter.report.phase is not Phase.DIAGNOSE:
             return False
-        assert self._pass is not None, "nothing else enters that phase"
-        self._pass.fail(error)
+        self._pass.fail(error)  # nothing else enters that phase
         return True
 
 

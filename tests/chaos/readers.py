@@ -39,7 +39,7 @@ from autotune.job.job import Job, make_job, read_job_file
 from autotune.record.soak import read_soak
 from autotune.record.study import Study
 from autotune.record.table import load_table
-from autotune.report.results.reading import read_report
+from autotune.report.results.study import read_report
 from autotune.report.terminal.study import print_report
 from autotune.search.trial_spec import MEASURE
 from autotune.space.knob import Context

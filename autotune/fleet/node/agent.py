@@ -48,13 +48,9 @@ class Agent:
                 heard = self._wait(commands)
                 if heard is not None:
                     *lines, unread = (unread + heard).split(b"\n")
-                    for line in lines:
-                        self._do(**json.loads(line))
-                    if not heard:
+                    if not heard or not all(self._do(**json.loads(line)) for line in lines):
                         return
                 self._advance()
-        except _ClosedError:
-            return
         finally:
             for folder in self._running:
                 kill_all(Path(folder))
@@ -69,7 +65,8 @@ class Agent:
         readable, _, _ = select.select(watched, [], [], timeout_s)
         return os.read(commands, _CHUNK_BYTES) if commands in readable else None
 
-    def _do(self, command: str, **arguments: Any) -> None:
+    def _do(self, command: str, **arguments: Any) -> bool:
+        """Do what is asked; return whether it goes on."""
         if command == "start":
             self._start(NodePart(**arguments["part"]))
         elif command == "end":
@@ -79,8 +76,7 @@ class Agent:
             kill_all(Path(arguments["folder"]))
             sweep_segments()
             _say("reaped", folder=arguments["folder"])
-        else:
-            raise _ClosedError
+        return command != "close"
 
     def _start(self, part: NodePart) -> None:
         try:
@@ -105,10 +101,6 @@ class Agent:
                 continue
             del self._running[folder]
             _say("ended", folder=folder, problem=problem)
-
-
-class _ClosedError(Exception):
-    """The agent was told to close."""
 
 
 def _say_failed(folder: str, error: Exception) -> None:

@@ -307,41 +307,23 @@ def chunk_loss(model: Any, chunk_tokens: int) -> None:
         hidden = model.base_model(input_ids=input_ids, **rest).last_hidden_state
         # Asked anew each time: AutoTP replaces the head after the model is built.
         head = model.get_output_embeddings()
-        targets = shifted(labels) if shift_labels is None else shift_labels
-        loss = chunked_cross_entropy(head, hidden, targets, chunk_tokens, num_items_in_batch)
-        return CausalLMOutput(loss=loss)
+        states = hidden.flatten(0, 1).split(chunk_tokens)
+        targets = (shifted(labels) if shift_labels is None else shift_labels).flatten()
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for part, wanted in zip(states, targets.split(chunk_tokens), strict=True):
+            loss = loss + checkpoint(_summed, head, part, wanted, use_reentrant=False)
+        if num_items_in_batch is None:
+            num_items_in_batch = (targets != IGNORED).sum()
+        return CausalLMOutput(loss=loss / num_items_in_batch)
 
     forward.chunk_tokens = chunk_tokens  # type: ignore[attr-defined]  # says that it is in force
     model.forward = forward
 
 
-def chunked_cross_entropy(
-    head: Callable[[torch.Tensor], torch.Tensor],
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
-    chunk_tokens: int,
-    n_counted: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Mean cross entropy of each token's successor, `chunk_tokens` of them at a time.
-
-    Args:
-        head: From (tokens, hidden) to logits (tokens, vocabulary).
-        hidden: (batch, sequence, hidden).
-        targets: (batch, sequence): each token's successor; `IGNORED` does not count.
-        chunk_tokens: Tokens whose logits exist at the same time.
-        n_counted: Tokens that the sum is divided by; None: those that count here.
-    """
-    targets, states = targets.flatten(), hidden.flatten(0, 1)
-    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    for part, wanted in zip(states.split(chunk_tokens), targets.split(chunk_tokens), strict=True):
-        total = total + checkpoint(_summed, head, part, wanted, use_reentrant=False)
-    return total / ((targets != IGNORED).sum() if n_counted is None else n_counted)
-
-
 def _summed(
-    head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, targets: torch.Tensor
+    head: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
-    logits = head(hidden).float()
+    logits = head(states).float()
     return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
 
@@ -360,8 +342,7 @@ def split_attention(model: Any, *, sp: int, micro_batch: int) -> Any:
     there the pieces of the sequence are exchanged for parts of the heads. What a rank is fed, and
     the loss, are this script's (`own_piece`, `whole_loss`).
 
-    The model has the attention implementation that it will train with; `sp` neighbours share a
-    sample.
+    `sp` neighbours share a sample; the model has the attention that it will train with.
 
     Returns:
         The groups, for `deepspeed.initialize(mpu=...)`: without them gradients are reduced over
@@ -476,11 +457,11 @@ def batches(
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     replica = rank // (settings.tp * sp) % settings.dp
     if settings.lengths.get("kind") == "histogram":
-
-        def is_warming_up() -> bool:
-            return bool(engine.global_steps - engine.skipped_steps < warm_up_steps)
-
-        samples = drawn(settings, rank=replica, is_warming_up=is_warming_up)
+        samples = drawn(
+            settings,
+            rank=replica,
+            is_warming_up=lambda: engine.global_steps - engine.skipped_steps < warm_up_steps,
+        )
     else:
         # A packed row is full: documents follow one another, and every token attends to all
         # before it, over their boundaries. Nothing but the meaning of the tokens differs.
@@ -557,22 +538,6 @@ def accepts_mask(model: torch.nn.Module) -> bool:
 # ---------------------------------------------------------------- the steps
 
 
-def train_step(engine: Any, fed: Iterator[Inputs], settings: Settings, scale: int) -> Any:
-    """One optimizer step on what this rank is fed; for `scale` see `gradient_scale`.
-
-    A pipeline takes its micro-batches in flight.
-
-    Returns:
-        The loss of the last micro-batch, or a pipeline's mean over all.
-    """
-    if settings.pp > 1:
-        return engine.train_batch((batch["input_ids"], batch["labels"]) for batch in fed)
-    loss = None
-    for _ in range(settings.grad_accum):
-        loss = micro_step(engine, next(fed), scale)
-    return loss
-
-
 def micro_step(engine: Any, batch: Inputs, scale: int) -> torch.Tensor:
     """One forward and backward pass, and every so many the optimizer's step; returns the loss."""
     output = engine(**batch)
@@ -614,11 +579,17 @@ def steps(
     warm_up_steps: int = 0,
     steps_trained: int = 0,
 ) -> Iterator[Any]:
-    """Train for ever; yields the loss of each optimizer step. Arguments as of `batches`."""
+    """Train for ever; yields the last loss of each optimizer step. Arguments as of `batches`."""
     fed = batches(settings, engine, warm_up_steps=warm_up_steps, steps_trained=steps_trained)
     scale = gradient_scale(ds_config, settings.sp)
+    loss = None
     while True:
-        yield train_step(engine, fed, settings, scale)
+        if settings.pp > 1:  # it takes its micro-batches in flight; the loss is their mean
+            yield engine.train_batch((batch["input_ids"], batch["labels"]) for batch in fed)
+            continue
+        for _ in range(settings.grad_accum):
+            loss = micro_step(engine, next(fed), scale)
+        yield loss
 
 
 def start() -> tuple[Any, Settings, dict[str, Any]]:

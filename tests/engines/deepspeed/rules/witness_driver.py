@@ -41,8 +41,7 @@ from transformers import (
 )
 
 from autotune.fleet.node.ports import remove_segments
-from autotune.trial.build_extension import without_debug_information
-from autotune.trial.prebuilt import load_as_built
+from autotune.trial.prebuilt import load_as_built, without_debug_information
 from autotune.trial.readback import recomputed_layers
 from autotune.trial.scripts.train import (
     DTYPES,
