@@ -20,9 +20,8 @@ from autotune.fleet.base import Place
 from autotune.job.job import Job
 from autotune.job.model import model_from_config
 from autotune.planning.lattice import Lattice
-from autotune.replay.forecast import forecast_of
 from autotune.replay.groups import Configuration
-from autotune.replay.problem import ReplayProblem, read_problem
+from autotune.replay.problem import ReplayProblem, forecast_of, read_problem
 from autotune.space.candidate import Candidate
 
 _GIVEN_BY_TABLE = (
