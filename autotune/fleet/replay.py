@@ -36,7 +36,10 @@ class Replay:
     def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "_ReplayedPlace":
         """See `FleetPlugin.find`: a CSV file, and after `#` which of its groups."""
         if not of:
-            raise JobError("--fleet replay: of which table?", "replay:FILE.csv or with #GROUP")
+            raise JobError(
+                "--fleet replay: no table is named",
+                "--fleet replay:FILE.csv or replay:FILE.csv#GROUP",
+            )
         if job_file is not None:
             raise JobError(
                 f"--fleet replay: the table says what is trained, not {job_file}",
