@@ -61,7 +61,11 @@ def bottleneck(spec: TrialSpec, diagnosis: Diagnosis | None) -> Bottleneck | Non
         Bound.HOST: split.host_s,
         Bound.BUBBLE: bubble_s,
     }
-    seconds[_bound_of_the_optimizer(spec)] += split.optimizer_s
+    # An update reads and writes every state once and computes little; offloaded, the host does.
+    # CPU ranks have one memory: there an offloaded optimizer is where it was.
+    is_offloaded = str(spec.identity.knobs.get("offload.optimizer", "none")) != "none"
+    is_on_host = is_offloaded and spec.layout.accelerator != "cpu"
+    seconds[Bound.HOST if is_on_host else Bound.MEMORY] += split.optimizer_s
     ordered = sorted(seconds, key=lambda bound: -seconds[bound])
     whole_s = sum(seconds.values()) or 1.0
     return Bottleneck(shares={bound: seconds[bound] / whole_s for bound in ordered})
@@ -92,12 +96,3 @@ def shares_of_calls(split: Split) -> dict[str, float]:
     if split.step_s <= 0:
         return dict.fromkeys(parts, 0.0)
     return {name: seconds / split.step_s for name, seconds in parts.items()}
-
-
-def _bound_of_the_optimizer(spec: TrialSpec) -> Bound:
-    """An update reads and writes every state once and computes little; offloaded, the host does.
-
-    CPU ranks have one memory: there an offloaded optimizer is where it was.
-    """
-    is_offloaded = str(spec.identity.knobs.get("offload.optimizer", "none")) != "none"
-    return Bound.HOST if is_offloaded and spec.layout.accelerator != "cpu" else Bound.MEMORY

@@ -57,18 +57,14 @@ class Spread:
         n runs is off by v / n, the re-run by v again: the interval reaches t sqrt(v (1 + 1/n)) to
         either side (Student's t; Hahn and Meeker, Statistical Intervals, 1991, section 4.7).
 
-        Args:
-            runs: Runs of one configuration; at least one, and `is_figure` each.
-
         Raises:
             ValueError: There is no run, or one without samples/s.
         """
         if not runs or not all(map(is_figure, runs)):
             raise ValueError("no runs, or one without samples/s")
         mean = mean_log_rate(runs)
-        half_width = self.half_width(
-            statistics.fmean(map(variance_of_steps, runs)), n_runs=len(runs)
-        )
+        own_variance = statistics.fmean(map(variance_of_steps, runs))
+        half_width = self.half_width(own_variance, n_runs=len(runs))
         return Interval(
             rate=math.exp(mean),
             low=math.exp(mean - half_width),
@@ -91,14 +87,11 @@ class Spread:
 
 
 def spread_of(trials: Iterable[Trial]) -> Spread:
-    """The spread of a study, from the candidates that it ran more than once.
+    """The spread of one job's trials, from the candidates that were run more than once.
 
     Trials of the search and of the final comparison are kept apart, since the first may have been
     picked for being lucky. A disturbed trial whose repeat counts instead is left out; one that
     counts although it was disturbed is what a re-run may meet as well.
-
-    Args:
-        trials: Trials of one job.
     """
     groups: dict[tuple[str, bool], list[TrialResult]] = {}
     measured = [t for t in trials if t.result is not None and is_figure(t.result)]
@@ -129,11 +122,7 @@ def pooled(groups: Iterable[Sequence[TrialResult]]) -> Spread:
 
 
 def between(groups: Iterable[Sequence[TrialResult]]) -> tuple[float, int]:
-    """Squares of log samples/s between processes, less what steps explain, and their degrees.
-
-    Args:
-        groups: As of `pooled`.
-    """
+    """Squares of log samples/s between processes, less what steps explain, and their degrees."""
     squares, degrees = 0.0, 0
     for runs in groups:
         mean = mean_log_rate(runs)

@@ -219,13 +219,7 @@ def load_table(study_folder: Path) -> pd.DataFrame:
 
 
 def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.DataFrame:
-    """The table of a record that has been read: `load_table` says what is in it.
-
-    Args:
-        study: Name of the study.
-        recorded: Its trials; those that are unreadable become rows too.
-        facts: What its `study.json` says.
-    """
+    """The table of a record that has been read; `facts` is what its `study.json` says."""
     schema = schema_of(engine_name_of(facts))
     model = model_of(facts)
     left_out = left_out_of(facts)

@@ -87,15 +87,7 @@ Values = Iterable[tuple[tuple[str, ...], float | None]]
 def render_metrics(
     snapshot: Snapshot, trials: Sequence[Trial], *, study: str, version: str, accelerator: str
 ) -> str:
-    """The exposition of one moment.
-
-    Args:
-        snapshot: What the search says of itself.
-        trials: Trials of the record, by number.
-        study: Name of the study; a label of every sample.
-        version: Version of autotune.
-        accelerator: `cpu` or `cuda`.
-    """
+    """The exposition of one moment; every sample carries the study's name as a label."""
     origins = {trial.result.origin for trial in trials if trial.result is not None}
     origin = "+".join(sorted(origins)) or Origin.MEASURED
     info: Values = [((version, accelerator, origin), 1.0)]

@@ -86,11 +86,7 @@ class StudyComparison:
 
 
 def compare(runs: Sequence[ComparedRun]) -> StudyComparison:
-    """Compare studies; ratios are over the first one.
-
-    Args:
-        runs: At least two.
-    """
+    """Compare two studies or more; ratios are over the first one."""
     shared = [row for run in runs[1:] for row in _shared(runs[0], run)]
     candidates = pd.DataFrame(
         {

@@ -93,10 +93,9 @@ def print_diagnosis(console: Console, diagnosis: Examination) -> None:
     grid.add_column(style="cyan", no_wrap=True)
     grid.add_column(overflow="fold")
     for finding in diagnosis.findings:
+        level = Text(finding.level.value, style=_STYLES[finding.level])
         text = Text(finding.message)
         if finding.fix:
             text.append(f"\nfix: {finding.fix}", style="dim")
-        grid.add_row(
-            Text(finding.level.value, style=_STYLES[finding.level]), finding.subject, text
-        )
+        grid.add_row(level, finding.subject, text)
     console.print(grid)
