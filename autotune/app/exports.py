@@ -1,5 +1,6 @@
 """A study's best configuration, one trial's, or the study itself, in somebody's files."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,11 +41,7 @@ class Chosen:
 
 
 def find_chosen(study: Study, *, trial: int | None) -> Chosen:
-    """A study's best configuration, or one trial's.
-
-    Args:
-        study: A study with trials.
-        trial: Number of the trial; None for the best.
+    """A study's best configuration, or that of the trial of a number.
 
     Raises:
         StudyError: There is no such trial, no best one yet, or the job or a file that it names
@@ -139,11 +136,7 @@ def export_study(
 
 
 def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:
-    """Check that the figures which are handed out were measured here.
-
-    Raises:
-        StudyError: It was not.
-    """
+    """Check that the figures which are handed out were measured here."""
     origin = origin_of(facts)
     if origin is not Origin.MEASURED:
         raise StudyError(
@@ -155,11 +148,10 @@ def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:
 
 def _soak_of(study: Study, chosen: Chosen) -> SoakResult | None:
     """The study's soak, if it was of this configuration to the letter."""
-    soak = read_soak(study.folder)
-    if soak is None or soak.candidate_hash != chosen.candidate.hash:
+    soak, candidate = read_soak(study.folder), chosen.candidate
+    if soak is None or soak.candidate_hash != candidate.hash:
         return None
-    is_same = soak.ds_config_digest == digest_of(chosen.engine.files(chosen.candidate))
-    return soak if is_same else None
+    return soak if soak.ds_config_digest == digest_of(chosen.engine.files(candidate)) else None
 
 
 def _environment(facts: Mapping[str, Any], number: int) -> Environment:
@@ -195,20 +187,15 @@ def _figures(answer: SearchAnswer | None, trial: Trial, spread: Spread) -> Measu
     standing = next((s for s in standings if s is not None and s.trial == number), None)
     if answer is not None and standing is not None:
         baseline = answer.baseline
-        speedup = answer.speedup if standing is answer.best else None
+        known = {field.name for field in dataclasses.fields(MeasuredFigures)}
+        shared = {name: value for name, value in vars(standing).items() if name in known}
+        gain = answer.speedup if standing is answer.best else None
+        if gain is not None:
+            shared |= {"speedup": gain.ratio, "speedup_low": gain.low, "speedup_high": gain.high}
         return MeasuredFigures(
-            trial=number,
-            n_runs=standing.n_runs,
-            n_disturbed=standing.n_disturbed,
-            samples_per_s=standing.samples_per_s,
-            samples_per_s_low=standing.samples_per_s_low,
-            samples_per_s_high=standing.samples_per_s_high,
+            **shared,
             step_time_s=trial.spec.layout.global_batch / standing.samples_per_s,
-            peak_memory_bytes=standing.peak_memory_bytes,
             baseline_samples_per_s=None if baseline is None else baseline.samples_per_s,
-            speedup=None if speedup is None else speedup.ratio,
-            speedup_low=None if speedup is None else speedup.low,
-            speedup_high=None if speedup is None else speedup.high,
         )
     if result is None or not is_figure(result):
         return None

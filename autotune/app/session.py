@@ -128,15 +128,9 @@ def plan_search(session: Session, *, fresh: bool) -> Plan:
 def render(
     job_file: Path | None, flags: Mapping[str, Any], settings: Sequence[str], out: Path, *, to: str
 ) -> tuple[list[Path], list[str]]:
-    """Write the files of one candidate.
+    """Write the files of the candidate of some `knob=value` settings, by the dialect `to`.
 
-    Args:
-        job_file: YAML, or None.
-        flags: Keys of the job that come before the file's.
-        settings: `knob=value` each; other knobs are at the base configuration's value or the
-            engine's default.
-        out: Folder to write.
-        to: Name of a dialect.
+    Other knobs are at the base configuration's value or the engine's default.
 
     Returns:
         The files, and what has to be said of the settings.
