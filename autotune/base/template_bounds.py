@@ -67,7 +67,7 @@ def _bounded_memory() -> Iterator[None]:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     others = [other for other in (soft, hard) if other != resource.RLIM_INFINITY]
-    limit = min(held_bytes + MAX_BYTES, *others)
+    limit = min([held_bytes + MAX_BYTES, *others])
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:
         yield

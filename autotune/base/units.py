@@ -9,21 +9,10 @@ from collections.abc import Mapping
 
 from autotune.base.errors import JobError
 
-_BYTES_PER_UNIT = {
-    "": 1,
-    "B": 1,
-    "K": 2**10,
-    "KIB": 2**10,
-    "KB": 10**3,
-    "M": 2**20,
-    "MIB": 2**20,
-    "MB": 10**6,
-    "G": 2**30,
-    "GIB": 2**30,
-    "GB": 10**9,
-    "T": 2**40,
-    "TIB": 2**40,
-    "TB": 10**12,
+_BYTES_PER_UNIT = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("", 1024), ("IB", 1024), ("B", 1000))
 }
 _BYTES_PER_S_PER_UNIT = {
     "Mbps": 1e6 / 8,

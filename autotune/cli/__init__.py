@@ -12,7 +12,7 @@ from rich.text import Text
 from autotune.base.errors import AutotuneError, ExitCode
 
 # Each adds its commands to `cli`.
-from autotune.cli import find, measure, predict, results, verify  # noqa: F401  they add their commands
+from autotune.cli import find, predict, results, verify  # noqa: F401  they add their commands
 from autotune.cli.base import PROGRESS, cli, is_debugging
 
 
