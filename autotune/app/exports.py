@@ -10,7 +10,7 @@ from autotune.base.errors import StudyError
 from autotune.contract import Origin
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine, find_engine
-from autotune.export.base import MeasuredFigures, RecordDialect
+from autotune.export.base import Handout, MeasuredFigures, RecordDialect
 from autotune.export.door import export_handout, export_record, find_dialect, handout_of
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import Job, make_job, read_job_file
@@ -26,18 +26,11 @@ from autotune.space.candidate import Candidate, candidate_of
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A trial's configuration with everything that it needs to be run or handed out."""
+    """A trial's configuration, to be run or handed out."""
 
     trial: Trial
-    candidate: Candidate
-    job: Job
-    environment: Environment
-    """Where the trial ran."""
     engine: Engine
-    answer: SearchAnswer | None
-    """None while the search has not ended."""
-    spread: Spread
-    """How much runs of one candidate of the study differ."""
+    handout: Handout
 
 
 def find_chosen(study: Study, *, trial: int | None) -> Chosen:
@@ -78,15 +71,16 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
     candidate = candidate_of(trials[number].spec)
     engine = engine_of(candidate, job, bind_engine(job, environment))
     _check_answers(study, trials[number], job=job, engine=engine, environment=environment)
-    return Chosen(
-        trial=trials[number],
-        candidate=candidate,
+    handout = handout_of(
+        candidate,
+        engine=engine,
         job=job,
         environment=environment,
-        engine=engine,
-        answer=answer,
-        spread=history_of(recorded, facts).spread,
+        study=study.name,
+        figures=_figures(answer, trials[number], history_of(recorded, facts).spread),
+        soak=_soak_of(study, candidate, engine),
     )
+    return Chosen(trial=trials[number], engine=engine, handout=handout)
 
 
 def export_study(
@@ -121,16 +115,7 @@ def export_study(
                 "leave --trial out",
             )
         return export_record(study, out, to=to, dialect=dialect)
-    chosen = find_chosen(study, trial=trial)
-    handout = handout_of(
-        chosen.candidate,
-        engine=chosen.engine,
-        job=chosen.job,
-        environment=chosen.environment,
-        study=study.name,
-        figures=_figures(chosen.answer, chosen.trial, chosen.spread),
-        soak=_soak_of(study, chosen),
-    )
+    handout = find_chosen(study, trial=trial).handout
     to = to or find_engine(handout.engine).dialect
     return export_handout(handout, out, to=to, launcher=launcher)
 
@@ -146,12 +131,12 @@ def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:
         )
 
 
-def _soak_of(study: Study, chosen: Chosen) -> SoakResult | None:
+def _soak_of(study: Study, candidate: Candidate, engine: Engine) -> SoakResult | None:
     """The study's soak, if it was of this configuration to the letter."""
-    soak, candidate = read_soak(study.folder), chosen.candidate
+    soak = read_soak(study.folder)
     if soak is None or soak.candidate_hash != candidate.hash:
         return None
-    return soak if soak.ds_config_digest == digest_of(chosen.engine.files(candidate)) else None
+    return soak if soak.ds_config_digest == digest_of(engine.files(candidate)) else None
 
 
 def _environment(facts: Mapping[str, Any], number: int) -> Environment:

@@ -139,13 +139,14 @@ def _result(
 
 def _of_study(study: Study, environment: Environment) -> Subject:
     chosen = find_chosen(study, trial=None)
-    _check_devices(chosen.environment.accelerator, environment)
+    handout, engine = chosen.handout, chosen.engine
+    _check_devices(handout.environment.accelerator, environment)
     spec = make_spec(
-        Run(candidate=chosen.candidate, role=Role.SOAK),
+        Run(candidate=handout.candidate, role=Role.SOAK),
         study=study.name,
         number=0,
-        job=chosen.job,
-        engine=chosen.engine,
+        job=handout.job,
+        engine=engine,
         environment=environment,
     )
     return Subject(
@@ -153,9 +154,9 @@ def _of_study(study: Study, environment: Environment) -> Subject:
         folder=study.folder,
         trial=chosen.trial.spec.identity.number,
         spec=spec,
-        files=chosen.engine.files(chosen.candidate),
-        preparation=chosen.engine.preparation([chosen.candidate]),
-        n_params=chosen.job.model.shape.n_params,
+        files=dict(handout.files),
+        preparation=engine.preparation([handout.candidate]),
+        n_params=handout.job.model.shape.n_params,
     )
 
 

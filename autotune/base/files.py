@@ -55,6 +55,21 @@ def write_text(path: Path, text: str, *, error: type[AutotuneError], hint: str) 
         raise error(f"{path}: cannot be written: {reason}", hint) from failure
 
 
+def try_folder(folder: Path, *, named: Path, hint: str) -> None:
+    """Write into a folder, or the nearest above it that is there, and leave nothing behind.
+
+    Raises:
+        StudyError: `named` cannot be written.
+    """
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with tempfile.NamedTemporaryFile(dir=there, prefix=".probe-") as aside:
+            aside.write(b"a byte")
+            aside.flush()
+    except OSError as error:
+        raise StudyError(f"{named}: cannot be written: {error.strerror or error}", hint) from error
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Have a file written aside, then move it; one that is there keeps its permissions.
 
