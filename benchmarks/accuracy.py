@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from published_runs import Runs, read_runs
 
-from autotune.cost.calibrate import calibrate_time
+from autotune.cost.calibrate import calibrate_constants
 from autotune.cost.constants import Constants, load_constants
 from autotune.cost.predict import Prediction, predict
 
@@ -117,14 +117,14 @@ def _calibrated_errors(runs: Runs, constants: Constants, *, seed: int) -> Values
     for draw in range(_DRAWS):
         order = np.random.default_rng((seed, draw)).permutation(n)
         known, rest = order[:_CALIBRATION_ROWS], order[_CALIBRATION_ROWS:]
-        fitted = calibrate_time(
-            runs.plans.rows(known),
+        fitted = calibrate_constants(
+            runs.plans.take(known),
             runs.times_s[known],
             constants,
             sigma=_CALIBRATION_SIGMA,
             priors=NEAR_PRIORS,
         )
-        after = predict(runs.plans.rows(rest), fitted).step_time_s
+        after = predict(runs.plans.take(rest), fitted).step_time_s
         found.append(errors(after, runs.times_s[rest]))
     return np.concatenate(found)
 

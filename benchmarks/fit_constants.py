@@ -18,7 +18,7 @@ from accuracy import SPLIT
 from numpy.typing import NDArray
 from published_runs import Runs, read_runs
 
-from autotune.cost.calibrate import calibrate_memory, calibrate_time
+from autotune.cost.calibrate import calibrate_constants
 from autotune.cost.constants import SHIPPED, Constants, load_constants
 from autotune.cost.predict import predict
 from autotune.devices import accelerators
@@ -80,7 +80,7 @@ def fit_time(runs: Runs, start: Constants) -> tuple[Constants, dict[str, float]]
     fitted = start
     for _ in range(_ROUNDS):
         held = _with_shares(ran, kinds, shares)
-        fitted = calibrate_time(held.plans, ran.times_s, start, sigma=_SIGMA, weights=weights)
+        fitted = calibrate_constants(held.plans, ran.times_s, start, sigma=_SIGMA, weights=weights)
         for kind in shares:
             if not kind.startswith("A100"):
                 shares[kind] = _fit_share(ran, kinds == kind, weights, fitted)
@@ -95,7 +95,7 @@ def fit_memory(runs: Runs, start: Constants) -> Constants:
     seen = runs.part((runs.status == "ok") & np.isfinite(runs.peaks_bytes))
     weights = _WEIGHT * seen.weights()
     meters = [str(meter) for meter in seen.meters]
-    fitted = calibrate_memory(
+    fitted = calibrate_constants(
         seen.plans, seen.peaks_bytes, start, meters=meters, sigma=_SIGMA, weights=weights
     )
     memory = predict(seen.plans, fitted).memory

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from wall_clock_searches import Table
 
 from autotune.app.session import open_session
-from autotune.cost.calibrate import TIME_PRIORS, calibrate_time
+from autotune.cost.calibrate import TIME_PRIORS, calibrate_constants
 from autotune.cost.constants import SHIPPED_CPU, Constants, constants_of, load_constants
 from autotune.cost.plans import Plans
 from autotune.cost.predict import predict
@@ -149,7 +149,9 @@ def fit(studies: list[Measured]) -> Constants:
     weights = np.concatenate(
         [np.full(len(study.plans), _WEIGHT / len(study.plans)) for study in studies]
     )
-    constants = calibrate_time(plans, times_s, START, sigma=_SIGMA, weights=weights, priors=PRIORS)
+    constants = calibrate_constants(
+        plans, times_s, START, sigma=_SIGMA, weights=weights, priors=PRIORS
+    )
     misses = np.log(times_s / predict(plans, constants).step_time_s)
     spread = float(np.sqrt(np.average(misses**2, weights=weights)))
     return dataclasses.replace(constants, time_sigma=spread)

@@ -44,7 +44,7 @@ def job_keys(folder: Path) -> dict[str, object]:
 def measure_rate(plans: Plans, n: int, repeats: int) -> float:
     """Candidates per second: the best of some runs, since others use the machine too."""
     random = np.random.default_rng(0)
-    drawn = plans.rows(random.integers(0, len(plans), n))
+    drawn = plans.take(random.integers(0, len(plans), n))
     predict(drawn)
     times = []
     for _ in range(repeats):

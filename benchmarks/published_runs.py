@@ -43,7 +43,7 @@ class Runs:
         kept = np.flatnonzero(mask)
         return Runs(
             rows=tuple(self.rows[i] for i in kept),
-            plans=self.plans.rows(kept),
+            plans=self.plans.take(kept),
             sources=self.sources[kept],
             devices=self.devices[kept],
             times_s=self.times_s[kept],

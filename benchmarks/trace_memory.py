@@ -15,6 +15,7 @@ import argparse
 import itertools
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,13 +23,25 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from autotune.job.model import load_model
 from autotune.tracing.child import answer_to
-from autotune.tracing.moments import Kind, StepPhase, Traced, largest
+from autotune.tracing.moments import Bytes, Kind, Part, StepPhase, Traced
 from autotune.trial.scripts.train import DTYPES, apply_recompute, default_dtype, from_config
 
 PRECISIONS = ("fp32", "bf16")
 ATTENTIONS = ("eager", "sdpa")
 RECOMPUTES = ("none", "full")
 MIB = 2**20
+
+
+def largest(parts: Mapping[Part, Bytes]) -> dict[StepPhase, Bytes]:
+    """What is held at the fullest moment of each phase."""
+    phases = dict.fromkeys(part.phase for part in parts)
+    return {
+        phase: max(
+            (held for part, held in parts.items() if part.phase is phase),
+            key=lambda held: sum(held.values()),
+        )
+        for phase in phases
+    }
 
 
 def main() -> int:

@@ -193,7 +193,7 @@ NAMES_DEEPSPEED = {
     "doctor/machine.py": "its package and its extensions",
     "export/dialects/deepspeed.py": "its dialect",
     "export/exported.py": "an export of its dialect, read back",
-    "fleet/node/shared_memory.py": "the files that its CPU ranks leave behind",
+    "fleet/node/ports.py": "the files that its CPU ranks leave behind",
     "fleet/replay.py": "its version is part of an environment",
     "job/job.py": "the engine where nobody names one",
     "probe/run.py": "its version is part of a hardware file",

@@ -21,8 +21,7 @@ from autotune.record.table import make_table
 from autotune.report.compare.comparison import MAX_RUNS, ComparedRun, StudyComparison, compare
 from autotune.report.compare.page import render_comparison
 from autotune.report.page.page import render_page
-from autotune.report.results.reading import read_report
-from autotune.report.results.study import StudyReport
+from autotune.report.results.study import StudyReport, read_report
 from autotune.search.base import Observer, Snapshot, Stage
 
 _SHARE_OF_TIME = 0.05

@@ -10,7 +10,7 @@ from autotune.record.facts import left_out_of, origin_of
 from autotune.record.study import Study
 from autotune.record.table import make_table
 from autotune.report.explain.trial import Explanation, explain, rows_of
-from autotune.report.results.reading import read_report
+from autotune.report.results.study import read_report
 from autotune.report.terminal.overview import State
 from autotune.search.recorded import history_of
 

@@ -181,7 +181,7 @@ def search(
     from autotune.app.run import search as run
     from autotune.app.session import open_session, plan_search
     from autotune.cost.knowledge import default_file
-    from autotune.report.results.reading import read_report
+    from autotune.report.results.study import read_report
     from autotune.report.terminal.live import view_for
     from autotune.report.terminal.study import print_plan, print_report
 

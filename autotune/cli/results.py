@@ -66,7 +66,7 @@ def report(
     as_data = as_json and html is None
     refuse_several(json=as_data, csv=as_csv, markdown=as_markdown, html=html)
     from autotune.record.table import load_table, make_table
-    from autotune.report.results.reading import read_report
+    from autotune.report.results.study import read_report
     from autotune.report.terminal.markdown import render_markdown
     from autotune.report.terminal.study import print_report
 

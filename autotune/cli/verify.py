@@ -1,5 +1,6 @@
 """Whether it would work: a file with `check`, a winner with `soak`, this machine with `doctor`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -89,7 +90,6 @@ def soak(
     """
     from autotune.app.soak import soak_export, soak_study
     from autotune.app.studies import find_study
-    from autotune.record.soak import to_dict
     from autotune.report.terminal.overview import print_soak
 
     if export is not None and study is not None:
@@ -100,7 +100,7 @@ def soak(
         found = soak_study(find_study(results, study), minutes=minutes, note=say)
     if found is None:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    print_json(to_dict(found)) if as_json else print_soak(DATA, found)
+    print_json(asdict(found)) if as_json else print_soak(DATA, found)
     if not found.passed:
         raise typer.Exit(ExitCode.SOAK_FAILED)
 

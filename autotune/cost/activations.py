@@ -37,24 +37,22 @@ def activations_of(p: Plans, s: Sizes) -> Activations:
     in_flight_last = np.where(
         interleaves, np.minimum(1.0 + (p.vp - 1.0) * p.pp / p.vp, p.grad_accum), 1.0
     )
-    norm_split = np.where(p.sequence_parallel, p.tp, 1.0)
     sent = p.keeps_stage_outputs * p.activation_bytes * np.greater(p.pp, 1)
-    embedding_bytes = s.tokens * p.hidden * (p.has_dropout / norm_split + sent)
+    embedding_bytes = s.tokens * p.hidden * (p.has_dropout / s.norm_split + sent)
     stage_bytes = s.stage_layers * kept
     gradients = (
         s.tokens
         * p.activation_bytes
-        * (2.0 * p.hidden / norm_split + (1.0 + p.gated_mlp) * p.ffn_hidden / p.tp)
+        * (2.0 * p.hidden / s.norm_split + (1.0 + p.gated_mlp) * p.ffn_hidden / p.tp)
     )
     is_recomputed = np.greater(p.recompute, Recompute.NONE)
-    head_bytes = 2.0 * p.activation_bytes * s.tokens * p.hidden / norm_split
+    head_bytes = 2.0 * p.activation_bytes * s.tokens * p.hidden / s.norm_split
     chunk_tokens = np.where(np.greater(p.loss_chunk_tokens, 0), p.loss_chunk_tokens, np.inf)
-    logits_bytes = np.minimum(s.tokens, chunk_tokens) * s.loss_vocab * p.logit_bytes
     return Activations(
         first_stage_bytes=in_flight * (stage_bytes + embedding_bytes),
         last_stage_bytes=in_flight_last * stage_bytes + head_bytes,
         working_bytes=gradients + is_recomputed * np.maximum(0.0, everything - kept),
-        logits_bytes=logits_bytes,
+        logits_bytes=np.minimum(s.tokens, chunk_tokens) * s.loss_vocab * p.logit_bytes,
     )
 
 
@@ -68,17 +66,21 @@ def _layer_bytes(p: Plans, s: Sizes) -> Column:
     is s b h (10 + 24/t + 5 a s/(h t)), and /t throughout with sequence parallelism. Source:
     Korthikanti et al. (arXiv:2205.05198), equations 1, 2 and 4.
     """
-    norm_split = np.where(p.sequence_parallel, p.tp, 1.0)
     both_bytes = 2.0 * (p.activation_bytes + p.product_input_bytes)
-    norms = p.hidden * (both_bytes + 2.0 * p.has_dropout) / norm_split
+    norms = p.hidden * (both_bytes + 2.0 * p.has_dropout) / s.norm_split
     heads = p.activation_bytes * (2.0 * s.attention_width + 2.0 * s.kv_width) / p.tp
     inner_bytes = p.activation_bytes * (1.0 + p.gated_mlp) + p.product_input_bytes
     inner = inner_bytes * s.experts_per_token * p.ffn_hidden / p.tp
     # A mixture also keeps the tokens as they were sent to their experts.
     routed = np.greater(p.n_experts, 1) * p.activation_bytes * s.experts_per_token * p.hidden
-    written = np.equal(p.flash_attention, 0)
-    scores = written * (2.0 + 3.0 * p.has_dropout) * p.n_heads * p.seq_len / p.tp
-    return s.tokens * (norms + heads + inner + routed + scores + _written_out_bytes(p, s))
+    written_out = _written_out_bytes(p, s)
+    return s.tokens * (norms + heads + inner + routed + _score_bytes(p) + written_out)
+
+
+def _score_bytes(p: Plans) -> Column:
+    """Scores of a token where they are written; with dropout its mask and result as well."""
+    is_written = np.equal(p.flash_attention, 0)
+    return is_written * (2.0 + 3.0 * p.has_dropout) * p.n_heads * p.seq_len / p.tp
 
 
 def _written_out_bytes(p: Plans, s: Sizes) -> Column:
@@ -88,10 +90,9 @@ def _written_out_bytes(p: Plans, s: Sizes) -> Column:
     with RMSNorm, which models with gated MLPs have, the input of both norms in 32 bit. Source:
     transformers, models/llama/modeling_llama.py (LlamaMLP, LlamaRMSNorm) and activations.py.
     """
-    norm_split = np.where(p.sequence_parallel, p.tp, 1.0)
     copies = p.activation_bytes * (p.gated_mlp + p.activation_copies)
     inner = copies * s.experts_per_token * p.ffn_hidden / p.tp
-    return (1.0 - p.fused_kernels) * (inner + p.gated_mlp * 2.0 * 4.0 * p.hidden / norm_split)
+    return (1.0 - p.fused_kernels) * (inner + p.gated_mlp * 2.0 * 4.0 * p.hidden / s.norm_split)
 
 
 def _kept_bytes(p: Plans, s: Sizes, everything: Column) -> Column:
@@ -102,25 +103,19 @@ def _kept_bytes(p: Plans, s: Sizes, everything: Column) -> Column:
     the layer's input, the attention's result and every other matrix product's. Source: torchtitan,
     torchtitan/distributed/activation_checkpoint.py.
     """
-    norm_split = np.where(p.sequence_parallel, p.tp, 1.0)
-    input_bytes = p.activation_bytes * s.tokens * p.hidden / norm_split
+    input_bytes = p.activation_bytes * s.tokens * p.hidden / s.norm_split
     every = 1.0 / p.recompute_every
     full = every * input_bytes + (1.0 - every) * everything
-    written = np.equal(p.flash_attention, 0)
-    scores = written * (2.0 + 3.0 * p.has_dropout) * p.n_heads * p.seq_len / p.tp
     products = (
         s.attention_width + 2.0 * s.kv_width + (1.0 + p.gated_mlp) * p.ffn_hidden
-    ) / p.tp + 2.0 * p.hidden / norm_split
+    ) / p.tp + 2.0 * p.hidden / s.norm_split
     operators = input_bytes + p.activation_bytes * s.tokens * (
         s.attention_width / p.tp + 0.5 * products
     )
+    kinds = (Recompute.FULL, Recompute.SELECTIVE, Recompute.OPERATORS)
     kept: NDArray[np.float64] = np.select(
-        [
-            np.equal(p.recompute, Recompute.FULL),
-            np.equal(p.recompute, Recompute.SELECTIVE),
-            np.equal(p.recompute, Recompute.OPERATORS),
-        ],
-        [full, everything - s.tokens * scores, operators],
+        [np.equal(p.recompute, kind) for kind in kinds],
+        [full, everything - s.tokens * _score_bytes(p), operators],
         everything,
     )
     return kept

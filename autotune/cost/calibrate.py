@@ -1,7 +1,7 @@
 """Constants that fit measured steps or peaks better, without leaving what is known of them."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,83 +55,39 @@ _L1_FLOOR = 0.03
 not bend the others."""
 
 
-def calibrate_time(
+def calibrate_constants(
     plans: Plans,
-    measured_s: Values,
-    constants: Constants,
-    *,
-    sigma: float = 0.05,
-    weights: Values | None = None,
-    priors: Mapping[str, float] = TIME_PRIORS,
-) -> Constants:
-    """Fit the constants of the step time to measured steps.
-
-    Args:
-        plans: What ran.
-        measured_s: Seconds per optimizer step.
-        constants: What is known before; the fit stays near it.
-        sigma: Noise of log(measured / predicted) that remains.
-        weights: One per row; alike by default.
-        priors: Which constants may move, and how far.
-
-    Raises:
-        JobError: There is not one positive measurement per candidate.
-    """
-
-    def predicted(c: Constants) -> Values:
-        return predict(plans, c).step_time_s
-
-    return _fit(predicted, measured_s, constants, sigma, weights, priors)
-
-
-def calibrate_memory(
-    plans: Plans,
-    measured_bytes: Values,
-    constants: Constants,
-    *,
-    meters: Sequence[str] | str = "peak_bytes",
-    sigma: float = 0.05,
-    weights: Values | None = None,
-    priors: Mapping[str, float] = MEMORY_PRIORS,
-) -> Constants:
-    """Fit the constants of the peak memory to measured peaks.
-
-    Args:
-        plans: What ran.
-        measured_bytes: Peak of the fullest device.
-        constants: What is known before.
-        meters: Which field of `Memory` the measurements are of, for all or for each.
-        sigma: As in `calibrate_time`.
-        weights: As in `calibrate_time`.
-        priors: As in `calibrate_time`.
-
-    Raises:
-        JobError: There is not one positive measurement per candidate.
-    """
-
-    def predicted(c: Constants) -> Values:
-        memory = predict(plans, c).memory
-        if isinstance(meters, str):
-            alike: Values = getattr(memory, meters)
-            return alike
-        found = np.empty(len(meters))
-        for meter in set(meters):
-            mask = np.array([name == meter for name in meters])
-            found[mask] = getattr(memory, meter)[mask]
-        return found
-
-    return _fit(predicted, measured_bytes, constants, sigma, weights, priors)
-
-
-def _fit(
-    predicted: Callable[[Constants], Values],
     measured: Values,
     start: Constants,
-    sigma: float,
-    weights: Values | None,
-    priors: Mapping[str, float],
+    *,
+    meters: Sequence[str] | None = None,
+    sigma: float = 0.05,
+    weights: Values | None = None,
+    priors: Mapping[str, float] | None = None,
 ) -> Constants:
-    """Gauss-Newton for the most probable constants: normal priors, residuals between L1 and L2."""
+    """The most probable constants: Gauss-Newton, normal priors, residuals between L1 and L2.
+
+    Args:
+        plans: What ran.
+        measured: Seconds per optimizer step; with `meters` bytes of the fullest device.
+        start: What is known before; the fit stays near it.
+        meters: Which field of `Memory` each measurement is of; None: they are step times.
+        sigma: Noise of log(measured / predicted) that remains.
+        weights: One per row; alike by default.
+        priors: Which constants may move, and how far; those of the figure by default.
+
+    Raises:
+        JobError: There is not one positive measurement per candidate.
+    """
+    if priors is None:
+        priors = TIME_PRIORS if meters is None else MEMORY_PRIORS
+
+    def predicted(c: Constants) -> Values:
+        if meters is None:
+            return predict(plans, c).step_time_s
+        memory = predict(plans, c).memory
+        return np.array([getattr(memory, meter)[row] for row, meter in enumerate(meters)])
+
     names = list(priors)
     center = np.array([_to_line(name, getattr(start, name)) for name in names])
     precision = np.array([1.0 / priors[name] ** 2 for name in names])

@@ -7,16 +7,12 @@ _BLANK = {"", "-", "n/a", "na", "nan", "none", "null", "?"}
 
 
 class RowError(Exception):
-    """A row cannot be predicted; the text says why, with the values.
+    """A row cannot be predicted; the text says why, with the values."""
 
-    Args:
-        reason: Why.
-        assumed: What had been taken for blank cells until then.
-    """
-
-    def __init__(self, reason: str, assumed: list[str] | None = None) -> None:
+    def __init__(self, reason: str, assumed: list[str]) -> None:
         super().__init__(reason)
-        self.assumed = assumed or []
+        self.assumed = tuple(assumed)
+        """What had been taken for blank cells until then."""
 
 
 class Cells:
@@ -77,4 +73,4 @@ class Cells:
 
     def error(self, reason: str) -> RowError:
         """The reason why this row cannot be predicted."""
-        return RowError(reason, list(self.assumed))
+        return RowError(reason, self.assumed)

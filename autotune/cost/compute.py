@@ -180,8 +180,7 @@ def _elementwise(p: Plans, s: Sizes, c: Constants) -> Column:
     (2 (a + 2k)), the activation (2 f, gated 3 f). Megatron's sequence parallelism splits the first
     two over the tensor parallel ranks (Korthikanti et al., arXiv:2205.05198, section 4.2.2).
     """
-    replicated = np.where(p.sequence_parallel, p.tp, 1.0)
-    norms = 10.0 * p.hidden / replicated
+    norms = 10.0 * p.hidden / s.norm_split
     heads = 2.0 * (s.attention_width + 2.0 * s.kv_width) / p.tp
     activation = s.experts_per_token * (2.0 + p.gated_mlp) * p.ffn_hidden / p.tp
     moved_bytes = s.tokens * (

@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from autotune.cost.pages import PAGE_BYTES
-from autotune.cost.plans import HOST_MEMORY_BYTES_PER_S, NVME_BYTES_PER_S
+from autotune.cost.plans import HOST_MEMORY_BYTES_PER_S, NVME_BYTES_PER_S, PAGE_BYTES
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.probed import AttentionRates, MeasuredLink, MeasuredRates
 
@@ -20,11 +19,6 @@ _UNMEASURED_ATTENTION = AttentionRates(forward_flops_per_s=0.0, backward_flops_p
 
 def device_columns(accelerator: Accelerator, precision: str, per_node: float) -> dict[str, float]:
     """The columns of the device and its links: what was measured, else as the table has them.
-
-    Args:
-        accelerator: Its entry.
-        precision: The layers' precision.
-        per_node: Devices of one node.
 
     Raises:
         FleetError: There are no figures for that precision.
@@ -63,10 +57,7 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
 def link_columns(name: LinkName, found: MeasuredLink | None) -> dict[str, float]:
     """The columns of a link that a probe can fill.
 
-    Args:
-        name: Name of the link.
-        found: What a probe reached; None: the rate is one that a datasheet or a person promises,
-            and stays as it is.
+    Without one the rate is what a datasheet or a person promises, and stays as it is.
     """
     link = found or MeasuredLink(bytes_per_s=0.0)
     columns = {

@@ -7,7 +7,7 @@ import numpy as np
 
 from autotune.cost.constants import Constants
 from autotune.cost.normal import Floats
-from autotune.cost.plans import Column, Plans, Recompute, Tier
+from autotune.cost.plans import Column, Columns, Plans, Recompute, Tier
 from autotune.cost.predict import predict
 from autotune.cost.residual import Features
 
@@ -31,7 +31,7 @@ _MEMORY_PARTS = (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Forecast:
+class Forecast(Columns):
     """What a model says of every candidate, before calibration."""
 
     seconds: Floats
@@ -45,44 +45,9 @@ class Forecast:
     limit_bytes: float | None = None
     """Memory of a device; None: memory decides nothing."""
 
-    def __len__(self) -> int:
-        return len(self.seconds)
-
-    @staticmethod
-    def join(first: "Forecast", second: "Forecast") -> "Forecast":
-        """The candidates of both; the limit is the first's."""
-        peaks, memory = None, None
-        if first.peak_bytes is not None and second.peak_bytes is not None:
-            peaks = np.concatenate([first.peak_bytes, second.peak_bytes])
-        if first.memory_features is not None and second.memory_features is not None:
-            memory = Features.join(first.memory_features, second.memory_features)
-        return Forecast(
-            seconds=np.concatenate([first.seconds, second.seconds]),
-            features=Features.join(first.features, second.features),
-            peak_bytes=peaks,
-            memory_features=memory,
-            limit_bytes=first.limit_bytes,
-        )
-
-    def take(self, rows: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> "Forecast":
-        """Some of the candidates, in this order."""
-        memory = self.memory_features
-        return Forecast(
-            seconds=self.seconds[rows],
-            features=self.features.take(rows),
-            peak_bytes=None if self.peak_bytes is None else self.peak_bytes[rows],
-            memory_features=None if memory is None else memory.take(rows),
-            limit_bytes=self.limit_bytes,
-        )
-
 
 def forecast(plans: Plans, constants: Constants | None = None) -> Forecast:
-    """Predict every candidate, with the parts of what is predicted.
-
-    Args:
-        plans: The candidates.
-        constants: The shipped ones by default.
-    """
+    """Predict every candidate, with the parts of what is predicted."""
     predicted = predict(plans, constants)
     n = len(plans)
     position = _position(plans, n)

@@ -24,7 +24,7 @@ from autotune.base.errors import StudyError
 from autotune.base.files import write_whole
 from autotune.contract import read_bounded
 from autotune.cost.constants import Constants
-from autotune.cost.forecast import Forecast, forecast
+from autotune.cost.forecast import forecast
 from autotune.cost.plans import Plans
 from autotune.cost.residual import Seen
 
@@ -97,11 +97,7 @@ def default_file() -> Path:
 
 
 def study_name(folder: Path) -> str:
-    """What a study is called in a file of lessons: a digest, since a path tells who works on what.
-
-    Args:
-        folder: The study's folder.
-    """
+    """Name of a study in a file of lessons: a digest, since a path tells who works on what."""
     return _digest(str(folder.resolve()))
 
 
@@ -175,10 +171,7 @@ def choose_lessons(
 ) -> tuple[Lesson, ...]:
     """The lessons that a study goes by, in their order: the most akin, then the latest.
 
-    Args:
-        lessons: Oldest first.
-        situation: The situation of this study.
-        study: This study, which knows its own trials.
+    `lessons` come oldest first; those of this study, which knows its own trials, are left out.
     """
     others = [o for o in enumerate(lessons) if o[1].study != study and _is_whole(o[1].plan)]
     others.sort(key=lambda other: (-situation.kinship(other[1].situation), -other[0]))
@@ -190,48 +183,52 @@ def recall_lessons(
 ) -> Recalled | None:
     """The errors of other studies, by what the model says of their candidates today.
 
-    Args:
-        lessons: As `choose_lessons` takes them.
-        situation: As there.
-        study: As there.
-        constants: The cost model's constants.
-
-    Returns:
-        None where there is nothing to learn from.
+    None: there is nothing to learn from.
     """
     used: Sequence[Lesson] = choose_lessons(lessons, situation=situation, study=study)
-    plans = _plans([lesson.plan for lesson in used])
-    if plans is None:
+    if not used:
         return None
     with np.errstate(all="ignore"):
-        said = forecast(plans, constants)
+        said = forecast(Plans.of_rows([lesson.plan for lesson in used]), constants)
         sizes = np.log(said.seconds), np.log(np.asarray(said.peak_bytes, np.float64))
-    assert said.peak_bytes is not None, "the analytic model predicts both"
     # A damaged plan may mean anything, and one figure that is not a number would spoil all others.
-    is_sound = np.isfinite(sizes[0]) & np.isfinite(sizes[1])
-    if not is_sound.any():
+    sound = np.flatnonzero(np.isfinite(sizes[0]) & np.isfinite(sizes[1]))
+    if not len(sound):
         return None
-    used = [lesson for lesson, is_kept in zip(used, is_sound, strict=True) if is_kept]
-    said = said.take(np.flatnonzero(is_sound))
+    used = [used[row] for row in sound.tolist()]
+    said = said.take(sound)
     numbers = {name: n for n, name in enumerate(dict.fromkeys(o.study for o in used), start=1)}
-    study_numbers = np.array([numbers[lesson.study] for lesson in used], dtype=np.intp)
-    kinship = _kinship_by_study(used, situation)
+
+    def errors(
+        reached: list[float], predicted: Any, features: Any, *, is_bound: list[bool]
+    ) -> Seen:
+        """Errors of the lessons that reached something; of the others it is not a number."""
+        ratio = np.array(reached) / predicted
+        seen = Seen(
+            features=features,
+            log_ratio=np.log(ratio),
+            side=np.where(is_bound, 1.0, 0.0),
+            study=np.array([numbers[lesson.study] for lesson in used], dtype=np.intp),
+            kinship=_kinship_by_study(used, situation),
+        )
+        return seen.take(np.isfinite(ratio))
+
+    # What ran out of memory would have reached more than the limit.
+    limits = [o.limit_bytes if o.is_out_of_memory else math.nan for o in used]
     return Recalled(
-        times=_times(used, said, study_numbers, kinship),
-        peaks=_peaks(used, said, study_numbers, kinship),
+        times=errors(
+            [lesson.seconds or math.nan for lesson in used],
+            said.seconds,
+            said.features,
+            is_bound=[False] * len(used),
+        ),
+        peaks=errors(
+            [lesson.peak_bytes or limit for lesson, limit in zip(used, limits, strict=True)],
+            said.peak_bytes,
+            said.memory_features,
+            is_bound=[lesson.peak_bytes is None for lesson in used],
+        ),
         n_trials=len(used),
-    )
-
-
-def _plans(rows: Sequence[Mapping[str, float]]) -> Plans | None:
-    """The rows as plans; a column that a row lacks is newer: its default holds."""
-    if not rows:
-        return None
-    return Plans(
-        **{
-            name: np.array([row.get(name, field.default) for row in rows], dtype=np.float64)
-            for name, field in Plans.__dataclass_fields__.items()
-        }
     )
 
 
@@ -248,38 +245,6 @@ def _kinship_by_study(lessons: Sequence[Lesson], situation: Situation) -> np.nda
         its = situation.kinship(lesson.situation)
         least[lesson.study] = min(its, least.get(lesson.study, 1.0))
     return np.array([least[lesson.study] for lesson in lessons])
-
-
-def _times(
-    lessons: Sequence[Lesson], said: Forecast, study: Any, kinship: np.ndarray[Any, Any]
-) -> Seen:
-    rows = np.array([i for i, o in enumerate(lessons) if o.seconds is not None], dtype=np.intp)
-    measured = np.array([lesson.seconds for lesson in lessons if lesson.seconds is not None])
-    return Seen(
-        features=said.features.take(rows),
-        log_ratio=np.log(measured / said.seconds[rows]),
-        side=np.zeros(len(rows)),
-        study=study[rows],
-        kinship=kinship[rows],
-    )
-
-
-def _peaks(
-    lessons: Sequence[Lesson], said: Forecast, study: Any, kinship: np.ndarray[Any, Any]
-) -> Seen:
-    assert said.peak_bytes is not None, "the analytic model predicts both"
-    assert said.memory_features is not None, "the analytic model predicts both"
-    rows = np.array(
-        [i for i, o in enumerate(lessons) if o.peak_bytes or o.is_out_of_memory], dtype=np.intp
-    )
-    reached = np.array([lessons[i].peak_bytes or lessons[i].limit_bytes for i in rows])
-    return Seen(
-        features=said.memory_features.take(rows),
-        log_ratio=np.log(reached / said.peak_bytes[rows]),
-        side=np.array([0.0 if lessons[i].peak_bytes else 1.0 for i in rows]),
-        study=study[rows],
-        kinship=kinship[rows],
-    )
 
 
 @contextlib.contextmanager

@@ -46,16 +46,17 @@ def memory_of(p: Plans, s: Sizes, a: Activations, c: Constants) -> Memory:
     (Ren et al., ZeRO-Offload, arXiv:2101.06840).
     """
     has_pipeline = np.greater(p.pp, 1)
-    layers = s.stage_layers * s.layer_params + s.held_vocab_params
-    experts = s.stage_layers * s.layer_expert_params
     positions = p.learned_positions * p.seq_len * p.hidden
     stage_activations = a.first_stage_bytes, a.last_stage_bytes
     # With one stage it is the first, and holds the logits too.
     stage_logits = np.where(has_pipeline, 0.0, a.logits_bytes), a.logits_bytes
     parts = [
-        _stage(p, s, c, dense, experts, activations + a.working_bytes, logits)
+        _stage(p, s, c, dense, s.stage_expert_params, activations + a.working_bytes, logits)
         for dense, activations, logits in zip(
-            (layers + positions, layers), stage_activations, stage_logits, strict=True
+            (s.stage_params + positions, s.stage_params),
+            stage_activations,
+            stage_logits,
+            strict=True,
         )
     ]
     is_first = np.greater_equal(parts[0]["peak_bytes"], parts[1]["peak_bytes"])
@@ -187,11 +188,11 @@ def _buffers(p: Plans, s: Sizes, whole: Column) -> tuple[Column, Column]:
     bucket_elements = np.where(is_3, (1.0 - p.layer_wise_gather) * reduce_elements, flat)
     buckets = bucket_elements * p.reduce_bytes
     embeddings = s.vocab_params * (2.0 - p.tied_embeddings)
-    two_layers = 2.0 * s.all_layer_params
+    layer = s.layer_params + s.layer_expert_params
     live = np.minimum(p.live_elements + p.prefetch_elements, whole)
     stays = np.greater(p.pp, 1)
-    by_layer = np.where(stays, whole, two_layers + embeddings)
+    by_layer = np.where(stays, whole, 2.0 * layer + embeddings)
     elements = np.where(p.layer_wise_gather, by_layer, live)
-    whole_grads = np.where(stays, whole, s.all_layer_params + embeddings)
+    whole_grads = np.where(stays, whole, layer + embeddings)
     grads = p.layer_wise_gather * whole_grads * p.reduce_bytes
     return buckets, is_3 * (elements * p.activation_bytes + grads)

@@ -1,9 +1,10 @@
 """What the cost model is told of the candidates: one column per quantity."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from autotune.base.errors import JobError
 
 Column = NDArray[np.float64] | float
 """A value per candidate, or one for all of them."""
+Rows = NDArray[np.intp] | NDArray[np.bool_] | slice
+PAGE_BYTES = 4096.0
 HOST_MEMORY_BYTES_PER_S = 200e9
 NVME_BYTES_PER_S = 6e9
 """A node's rate, like that of the host's memory, where nobody measured it."""
@@ -38,7 +41,42 @@ class Tier(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plans:
+class Columns:
+    """A dataclass of columns with a row each for many things; the rest is alike for all rows."""
+
+    def columns(self) -> dict[str, Any]:
+        """Field name -> column."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def take(self, rows: Rows) -> Self:
+        """Some of the rows, in this order."""
+        found = self.columns()
+        for name, column in found.items():
+            if isinstance(column, np.ndarray):
+                found[name] = column[rows]
+            elif isinstance(column, Columns):
+                found[name] = column.take(rows)
+        return type(self)(**found)
+
+    def join(self, other: Self) -> Self:
+        """The rows of both; what is alike for all rows is the first's."""
+        found = self.columns()
+        for name, theirs in other.columns().items():
+            if theirs is None:
+                found[name] = None
+            elif isinstance(found[name], np.ndarray):
+                found[name] = np.concatenate([found[name], theirs])
+            elif isinstance(found[name], Columns):
+                found[name] = found[name].join(theirs)
+        return type(self)(**found)
+
+    def __len__(self) -> int:
+        arrays = (column for column in self.columns().values() if isinstance(column, np.ndarray))
+        return next(map(len, arrays), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plans(Columns):
     """Candidates in columns of one length; a plain number is the same for all of them.
 
     Booleans are 0 and 1. Degrees multiply to the world: dp x tp x pp x cp x ulysses.
@@ -234,32 +272,20 @@ class Plans:
     """Moved per parameter and micro-batch beside the sum itself: copies into those buffers."""
 
     def __post_init__(self) -> None:
-        lengths = {
-            name: value.shape
-            for name, value in self.columns().items()
-            if isinstance(value, np.ndarray)
-        }
-        if len(set(lengths.values())) > 1:
+        columns = self.columns()
+        shapes = {n: c.shape for n, c in columns.items() if isinstance(c, np.ndarray)}
+        if len(set(shapes.values())) > 1:
             raise JobError(
-                f"Plans: columns of several lengths: { {n: s for n, s in lengths.items()} }",
+                f"Plans: columns of several lengths: {shapes}",
                 "give every candidate a value in each column, or one plain number for all",
             )
 
-    def columns(self) -> dict[str, Any]:
-        """Field name -> column."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    def __len__(self) -> int:
-        for value in self.columns().values():
-            if isinstance(value, np.ndarray):
-                return len(value)
-        return 1
-
-    def rows(self, part: slice | NDArray[np.intp]) -> "Plans":
-        """The candidates of a slice or of some indices."""
-        return Plans(
+    @classmethod
+    def of_rows(cls, rows: Sequence[Mapping[str, float]]) -> Self:
+        """Candidates by name of column, each; what a row leaves out has the column's default."""
+        return cls(
             **{
-                name: value[part] if isinstance(value, np.ndarray) else value
-                for name, value in self.columns().items()
+                name: np.array([row.get(name, field.default) for row in rows], dtype=np.float64)
+                for name, field in cls.__dataclass_fields__.items()
             }
         )

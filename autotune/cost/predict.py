@@ -1,10 +1,8 @@
 """Memory and step time of all candidates of `Plans`."""
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +10,7 @@ from numpy.typing import NDArray
 from autotune.cost.activations import activations_of
 from autotune.cost.constants import Constants, load_constants
 from autotune.cost.memory import Memory, fit_probability, memory_of
-from autotune.cost.plans import Column, Plans
+from autotune.cost.plans import Column, Columns, Plans
 from autotune.cost.sizes import sizes_of
 from autotune.cost.step import StepTimes, step_times
 
@@ -20,12 +18,11 @@ _ROWS_PER_CHUNK = 4096
 """Rows at a time: few enough that the columns in use stay in a core's cache."""
 
 Values = NDArray[np.float64]
-P = TypeVar("P", StepTimes, Memory)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """One element per candidate in every array."""
+class Prediction(Columns):
+    """One element per candidate in every array; `take` works out the parts of those alone."""
 
     step_time_s: Values
     peak_memory_bytes: Values
@@ -37,41 +34,33 @@ class Prediction:
     plans: Plans
     constants: Constants
 
-    def take(self, rows: NDArray[np.intp]) -> "Prediction":
-        """Some of the candidates, in this order: their parts alone are worked out."""
-        return Prediction(
-            step_time_s=self.step_time_s[rows],
-            peak_memory_bytes=self.peak_memory_bytes[rows],
-            fit_probability=self.fit_probability[rows],
-            host_memory_bytes=self.host_memory_bytes[rows],
-            plans=self.plans.rows(rows),
-            constants=self.constants,
-        )
-
     @cached_property
     def times(self) -> StepTimes:
         """The step by part; arrays. Worked out when it is first asked for."""
-        return _parts(StepTimes, self.plans, lambda p: _times(p, self.constants))
+        return StepTimes(
+            **_by_chunk(self.plans, lambda p: vars(step_times(p, sizes_of(p), self.constants)))
+        )
 
     @cached_property
     def memory(self) -> Memory:
         """The peak by part; arrays. Worked out when it is first asked for."""
-        return _parts(Memory, self.plans, lambda p: _memory(p, self.constants))
+
+        def work(p: Plans) -> dict[str, Column]:
+            s = sizes_of(p)
+            return vars(memory_of(p, s, activations_of(p, s), self.constants))
+
+        return Memory(**_by_chunk(self.plans, work))
 
 
 def predict(plans: Plans, constants: Constants | None = None) -> Prediction:
-    """Predict every candidate; none is run.
-
-    Args:
-        plans: The candidates.
-        constants: The shipped ones by default.
-    """
+    """Predict every candidate; none is run. The constants are the shipped ones by default."""
     c = load_constants() if constants is None else constants
 
     def totals(p: Plans) -> dict[str, Column]:
-        memory = _memory(p, c)
+        s = sizes_of(p)
+        memory = memory_of(p, s, activations_of(p, s), c)
         return {
-            "step_time_s": _times(p, c).step_s,
+            "step_time_s": step_times(p, s, c).step_s,
             "peak_memory_bytes": memory.peak_bytes,
             "fit_probability": fit_probability(p, c, memory.peak_bytes),
             "host_memory_bytes": memory.host_bytes * p.devices_per_node,
@@ -80,32 +69,13 @@ def predict(plans: Plans, constants: Constants | None = None) -> Prediction:
     return Prediction(**_by_chunk(plans, totals), plans=plans, constants=c)
 
 
-def _times(p: Plans, c: Constants) -> StepTimes:
-    return step_times(p, sizes_of(p), c)
-
-
-def _memory(p: Plans, c: Constants) -> Memory:
-    s = sizes_of(p)
-    return memory_of(p, s, activations_of(p, s), c)
-
-
-def _parts(kind: type[P], plans: Plans, work: Callable[[Plans], P]) -> P:
-    names = [field.name for field in dataclasses.fields(kind)]
-
-    def columns(p: Plans) -> dict[str, Column]:
-        found = work(p)
-        return {name: getattr(found, name) for name in names}
-
-    return kind(**_by_chunk(plans, columns))
-
-
 def _by_chunk(plans: Plans, work: Callable[[Plans], dict[str, Column]]) -> dict[str, Values]:
     """What `work` finds, a chunk of rows at a time, as whole columns."""
     n = len(plans)
     out: dict[str, Values] = {}
     for start in range(0, n, _ROWS_PER_CHUNK):
         part = slice(start, min(start + _ROWS_PER_CHUNK, n))
-        for name, values in work(plans.rows(part) if n > _ROWS_PER_CHUNK else plans).items():
+        for name, values in work(plans.take(part) if n > _ROWS_PER_CHUNK else plans).items():
             if name not in out:
                 out[name] = np.empty(n)
             out[name][part] = values

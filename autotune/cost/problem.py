@@ -16,11 +16,7 @@ def has_shape(shape: ModelShape) -> bool:
 
 
 def model_columns(job: Job, layers: int | None = None) -> dict[str, float]:
-    """The columns of the model.
-
-    Args:
-        job: What is trained.
-        layers: Layers of the model, where a reduced trial runs fewer; None: all.
+    """The columns of the model, or of its first `layers`, as a reduced trial runs them.
 
     Raises:
         JobError: Its sizes cannot be seen (a factory's).
@@ -79,11 +75,7 @@ def fleet_columns(
 ) -> dict[str, float]:
     """The columns of the devices, of which a job may take as much memory as it says.
 
-    Args:
-        job: What is trained.
-        environment: Where. Its accelerators are one node's.
-        table: The table to look them up in.
-        world: Accelerators, where a reduced trial has fewer; None: the job's.
+    A reduced trial has a `world` of its own.
 
     Raises:
         FleetError: The accelerator is in no table, or lacks the precision.
@@ -105,20 +97,10 @@ def _cpu_columns(core: Accelerator, per_node: float) -> dict[str, float]:
     AutoTP gathers the head's output (DeepSpeed, module_inject/auto_tp.py, `gather_output`); on
     GPUs that was not measured.
     """
-    return {
-        "runs_ahead": 0.0,
-        **_host_memory(core, per_node),
-        "gather_speed": 1.0,
-        "reduces_whole": 1.0,
-        "whole_logits": 1.0,
-    }
-
-
-def _host_memory(core: Accelerator, per_node: float) -> dict[str, float]:
-    """The ranks' memories together, unless it was measured: then `device_columns` has it."""
-    if core.measured is not None and core.measured.host_memory_bytes_per_s is not None:
-        return {}
-    return {"host_memory_bytes_per_s": core.memory_bytes_per_s * per_node}
+    columns = {"runs_ahead": 0.0, "gather_speed": 1.0, "reduces_whole": 1.0, "whole_logits": 1.0}
+    if core.measured is None or core.measured.host_memory_bytes_per_s is None:
+        columns["host_memory_bytes_per_s"] = core.memory_bytes_per_s * per_node
+    return columns
 
 
 def _trained_share(shape: ModelShape) -> float:

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from autotune.base.errors import JobError
 from autotune.contract import read_bounded
 from autotune.cost.plans import Plans
@@ -77,12 +75,7 @@ def read_table(path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
 def rows_to_plans(
     rows: Sequence[Mapping[str, str]], table: Sequence[Accelerator]
 ) -> PublishedRows:
-    """Read each row.
-
-    Args:
-        rows: Column -> text; columns that are not known are left alone.
-        table: Accelerators.
-    """
+    """Read each row, column -> text; columns that are not known are left alone."""
     found: list[dict[str, float]] = []
     positions: list[int] = []
     assumed: list[tuple[str, ...]] = []
@@ -92,16 +85,16 @@ def rows_to_plans(
         try:
             read = read_row(inputs, table)
         except RowError as error:
-            assumed.append(tuple(error.assumed))
+            assumed.append(error.assumed)
             reasons.append(str(error))
             continue
         found.append(read.columns)
         positions.append(position)
         assumed.append(read.assumed)
         reasons.append("")
-    plans = None
-    if found:
-        plans = Plans(**{name: np.array([one[name] for one in found]) for name in found[0]})
     return PublishedRows(
-        plans=plans, positions=tuple(positions), assumed=tuple(assumed), reasons=tuple(reasons)
+        plans=Plans.of_rows(found) if found else None,
+        positions=tuple(positions),
+        assumed=tuple(assumed),
+        reasons=tuple(reasons),
     )

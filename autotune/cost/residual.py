@@ -26,6 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from autotune.cost.normal import Floats, beyond_bound
+from autotune.cost.plans import Columns
 
 _N_DRAWS = 48
 """Draws of the scales."""
@@ -42,7 +43,7 @@ _CHUNK = 4096
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Features:
+class Features(Columns):
     """Candidates as the residual sees them, a row each."""
 
     shares: Floats
@@ -50,24 +51,9 @@ class Features:
     position: Floats
     """(n, choices): powers of two in doublings; 0 or 1 for what has no order."""
 
-    def take(self, rows: "slice | np.ndarray[tuple[int], np.dtype[np.intp]]") -> "Features":
-        """Some of the rows."""
-        return Features(shares=self.shares[rows], position=self.position[rows])
-
-    @staticmethod
-    def join(first: "Features", second: "Features") -> "Features":
-        """The rows of both; their columns are the same."""
-        return Features(
-            shares=np.vstack([first.shares, second.shares]),
-            position=np.vstack([first.position, second.position]),
-        )
-
-    def __len__(self) -> int:
-        return len(self.shares)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Seen:
+class Seen(Columns):
     """What trials measured, by row of `features`."""
 
     features: Features
@@ -101,27 +87,6 @@ class Seen:
         n = len(self.study)
         return replace(
             self, study=np.full(n, study, dtype=np.intp), kinship=np.full(n, float(kinship))
-        )
-
-    @staticmethod
-    def join(first: "Seen", second: "Seen") -> "Seen":
-        """The trials of both."""
-        return Seen(
-            features=Features.join(first.features, second.features),
-            log_ratio=np.concatenate([first.log_ratio, second.log_ratio]),
-            side=np.concatenate([first.side, second.side]),
-            study=np.concatenate([first.study, second.study]),
-            kinship=np.concatenate([first.kinship, second.kinship]),
-        )
-
-    def take(self, rows: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> "Seen":
-        """Some of the trials."""
-        return Seen(
-            features=self.features.take(rows),
-            log_ratio=self.log_ratio[rows],
-            side=self.side[rows],
-            study=self.study[rows],
-            kinship=self.kinship[rows],
         )
 
 
@@ -198,13 +163,7 @@ class Calibration:
 
 
 def calibrate(at: Features, seen: Seen, prior: ResidualPrior) -> Calibration:
-    """What is believed of the error at every candidate.
-
-    Args:
-        at: The candidates.
-        seen: What trials measured; it may be empty.
-        prior: What is believed before.
-    """
+    """What is believed of the error at every candidate; `seen` may be empty."""
     values, extra = _with_bounds(seen, prior)
     return _posterior(at, seen, values, extra, prior)
 
@@ -305,14 +264,8 @@ def _weights(log_evidence: Floats) -> Floats:
 def _fits(seen: Seen, values: Floats, extra: Floats, prior: ResidualPrior) -> "list[_Fit]":
     """One for every draw; what is the same for all of them is computed once."""
     alike = _Alike.of(seen.features, seen.features)
-    kinship = _kinship(seen, seen)
+    kinship = _Kinship.of(seen, seen)
     return [_Fit(draw, seen, values, extra, prior, alike, kinship) for draw in prior.draws]
-
-
-def _kinship(first: Seen, second: Seen) -> "_Kinship":
-    is_same = first.study[:, None] == second.study[None, :]
-    across = first.kinship[:, None] * second.kinship[None, :]
-    return _Kinship(is_same=is_same, correlation=np.where(is_same, 1.0, across))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -321,6 +274,12 @@ class _Kinship:
 
     is_same: "np.ndarray[tuple[int, int], np.dtype[np.bool_]]"
     correlation: Floats
+
+    @classmethod
+    def of(cls, first: Seen, second: Seen) -> "_Kinship":
+        is_same = first.study[:, None] == second.study[None, :]
+        across = first.kinship[:, None] * second.kinship[None, :]
+        return cls(is_same=is_same, correlation=np.where(is_same, 1.0, across))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -409,10 +368,10 @@ class _Fit:
     def predict_jointly(self, at: Seen) -> tuple[Floats, Floats]:
         """Mean and covariance of the errors of trials, each in its own study."""
         across = self._across(
-            _Alike.of(self._seen.features, at.features), _kinship(self._seen, at)
+            _Alike.of(self._seen.features, at.features), _Kinship.of(self._seen, at)
         )
         whitened = np.linalg.solve(self._root, self._inflation * across)
-        own = self._across(_Alike.of(at.features, at.features), _kinship(at, at))
+        own = self._across(_Alike.of(at.features, at.features), _Kinship.of(at, at))
         own *= self._inflation
         return whitened.T @ self._whitened, own - whitened.T @ whitened
 

@@ -33,6 +33,7 @@ _PRECISIONS = (
     (re.compile(r"fp16|float16|half"), "fp16"),
     (re.compile(r"fp32|float32|tf32"), "fp32"),
 )
+_STAGES = (("shard|fsdp", 3.0), ("dist-opt|distributed opt", 1.0), ("^ddp$", 0.0))
 _FP4_KEPT_SHARE = 0.15
 """Share of the linear layers that stay in bf16 where the others are in fp4."""
 _LORA_SHARE = 0.01
@@ -44,7 +45,7 @@ class ReadRow:
     """A row that can be predicted."""
 
     columns: dict[str, float]
-    """Columns of `Plans`; every row has the same ones."""
+    """Columns of `Plans` among others; those that are left out have their defaults."""
     assumed: tuple[str, ...]
 
 
@@ -65,16 +66,19 @@ def read_row(row: Mapping[str, str], table: Sequence[Accelerator]) -> ReadRow:
         layout["grad_accum"] *= layout["micro_batch"]
         layout["micro_batch"] = 1.0
         cells.assume("micro_batch", 1, f"{traits.name} splits the local batch")
-    newer = traits.newer_columns if "fp8" in accelerator.peak_flops else {}
-    if precision in ("fp8", "fp4"):
-        newer = {**newer, **traits.low_precision_columns}
     columns = {
-        **_DEFAULTS,
+        # Fetched module by module, where the framework says nothing else.
+        "gather_calls_per_layer": 4.0,
         **model,
         **layout,
         **_device(cells, accelerator, precision, layout["n_gpus"]),
         **traits.columns,
-        **newer,
+        **(
+            {"attention_speed": traits.attention_on_hopper}
+            if "fp8" in accelerator.peak_flops
+            else {}
+        ),
+        **(traits.low_precision_columns if precision in ("fp8", "fp4") else {}),
         **(traits.fp16_columns if precision == "fp16" else {}),
         **_dtypes(precision, traits),
         **_zero(cells, traits, layout),
@@ -91,41 +95,7 @@ def read_row(row: Mapping[str, str], table: Sequence[Accelerator]) -> ReadRow:
         columns["flat_buffers"] = columns["accumulate_bytes"] = 0.0
     if columns["vp"] == 1:
         columns["overlap_sends"] = 0.0
-    return ReadRow(
-        columns={name: value for name, value in columns.items() if name != "n_gpus"},
-        assumed=tuple(cells.assumed),
-    )
-
-
-_DEFAULTS = {
-    "flash_attention": 1.0,
-    "attention_speed": 1.0,
-    "fused_kernels": 1.0,
-    "has_dropout": 0.0,
-    "overlap_reduce": 1.0,
-    "overlap_gather": 1.0,
-    "overlap_sends": 0.0,
-    "overlap_tp": 0.0,
-    "product_input_bytes": 2.0,
-    "logit_bytes": 12.0,
-    "keeps_stage_outputs": 0.0,
-    "upcasts_grads": 0.0,
-    "accumulate_bytes": 0.0,
-    "flat_buffers": 0.0,
-    "layer_wise_gather": 0.0,
-    "reduces_every_micro_batch": 0.0,
-    "trained_share": 1.0,
-    "weight_bytes": 2.0,
-    "grad_bytes": 2.0,
-    "reduce_bytes": 2.0,
-    "gather_bytes": 2.0,
-    "gather_calls_per_layer": 4.0,
-    "gather_speed": 1.0,
-    "optimizer_bytes": 12.0,
-    "offloaded_activations": 0.0,
-    "optimizer_tier": 0.0,
-    "param_tier": 0.0,
-}
+    return ReadRow(columns=columns, assumed=tuple(cells.assumed))
 
 
 def _framework(cells: Cells) -> Traits:
@@ -156,7 +126,20 @@ def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[st
             f"dp {dp:g} x tp {tp:g} x pp {pp:g} x cp {cp:g} x ulysses {ulysses:g} = "
             f"{dp * split:g}, not n_gpus={n_gpus:g}"
         )
-    _check_split(cells, model, tp=tp, pp=pp, vp=vp, sequence=cp * ulysses)
+    layers, heads, seq_len = model["n_layers"], model["n_heads"], model["seq_len"]
+    if heads % tp:
+        raise cells.error(f"n_heads={heads:g} is no multiple of tp={tp:g}")
+    if pp * vp > layers:
+        raise cells.error(f"pp {pp:g} x vp {vp:g} is more than n_layers={layers:g}")
+    # Megatron can count the embedding and the loss as a layer each
+    # (account_for_*_in_pipeline_split).
+    if vp > 1 and all((layers + extra) % (pp * vp) for extra in (0, 1, 2)):
+        raise cells.error(
+            f"n_layers={layers:g}, with embedding and loss {layers + 2:g}, is no multiple of "
+            f"pp {pp:g} x vp {vp:g}"
+        )
+    if seq_len % (cp * ulysses):
+        raise cells.error(f"seq_len={seq_len:g} is no multiple of cp x ulysses = {cp * ulysses:g}")
     micro_batch = cells.count("micro_batch")
     global_batch = cells.count("global_batch", most=1e12)
     if global_batch % (micro_batch * dp):
@@ -178,32 +161,12 @@ def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[st
     }
 
 
-def _check_split(
-    cells: Cells, model: Mapping[str, float], *, tp: float, pp: float, vp: float, sequence: float
-) -> None:
-    layers, heads, seq_len = model["n_layers"], model["n_heads"], model["seq_len"]
-    if heads % tp:
-        raise cells.error(f"n_heads={heads:g} is no multiple of tp={tp:g}")
-    if pp * vp > layers:
-        raise cells.error(f"pp {pp:g} x vp {vp:g} is more than n_layers={layers:g}")
-    # Megatron can count the embedding and the loss as a layer each
-    # (account_for_*_in_pipeline_split).
-    if vp > 1 and all((layers + extra) % (pp * vp) for extra in (0, 1, 2)):
-        raise cells.error(
-            f"n_layers={layers:g}, with embedding and loss {layers + 2:g}, is no multiple of "
-            f"pp {pp:g} x vp {vp:g}"
-        )
-    if seq_len % sequence:
-        raise cells.error(f"seq_len={seq_len:g} is no multiple of cp x ulysses = {sequence:g}")
-
-
 def _ulysses(cells: Cells) -> float:
     found = re.fullmatch(r"ulysses\s*=\s*(\d{1,9})", cells.text("sp").lower())
-    if found is None:
-        return 1.0
-    if int(found[1]) < 1:
+    degree = float(found[1]) if found else 1.0
+    if degree < 1:
         raise cells.error(f"sp={cells.text('sp')}: below one")
-    return float(found[1])
+    return degree
 
 
 def _sequence_parallel(cells: Cells, traits: Traits, tp: float) -> float:
@@ -306,17 +269,10 @@ def _described(cells: Cells, bytes_per_s: float) -> dict[str, float]:
 
 def _dtypes(precision: str, traits: Traits) -> dict[str, float]:
     if precision == "fp32":
-        return {
-            "weight_bytes": 4.0,
-            "grad_bytes": 4.0,
-            "reduce_bytes": 4.0,
-            "gather_bytes": 4.0,
-            "optimizer_bytes": 8.0,
-            "activation_bytes": 4.0,
-            "product_input_bytes": 4.0,
-        }
+        of_elements = ("weight", "grad", "reduce", "gather", "activation", "product_input")
+        return {**{f"{name}_bytes": 4.0 for name in of_elements}, "optimizer_bytes": 8.0}
     is_fp8_gather = precision in ("fp8", "fp4") and "layer_wise_gather" in traits.columns
-    return {"activation_bytes": 2.0, "gather_bytes": 1.0 if is_fp8_gather else 2.0}
+    return {"gather_bytes": 1.0} if is_fp8_gather else {}
 
 
 def _zero(cells: Cells, traits: Traits, layout: Mapping[str, float]) -> dict[str, float]:
@@ -324,18 +280,13 @@ def _zero(cells: Cells, traits: Traits, layout: Mapping[str, float]) -> dict[str
     stated = cells.text("zero_equiv") or text
     ranks = layout["dp"] * layout["cp"] * layout["ulysses"]
     found = re.match(r"([0-3])(?:\.0)?(?!\d)", stated)
+    stage = next((stage for words, stage in _STAGES if re.search(words, stated)), None)
     if found:
         stage = float(found[1])
-    elif "shard" in stated or "fsdp" in stated:
-        stage = 3.0
-    elif "dist-opt" in stated or "distributed opt" in stated:
-        stage = 1.0
-    elif stated == "ddp":
-        stage = 0.0
     elif not stated:
         stage = float(traits.zero_stage)
-        cells.assume("zero_stage", int(stage), f"as {traits.name}")
-    else:
+        cells.assume("zero_stage", traits.zero_stage, f"as {traits.name}")
+    elif stage is None:
         raise cells.error(f"zero_stage={text!r} is not 0 to 3, fsdp or ddp")
     group = re.search(r"group (\d+)", text)
     shard_group = 0.0
@@ -381,11 +332,10 @@ def _kept(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[str,
 
 def _offload(cells: Cells, model: Mapping[str, float]) -> dict[str, float]:
     text = cells.text("offload").lower()
-    if not text:
-        cells.assume("offload", "none")
-    if "not set" in text:
+    if not text or "not set" in text:
         cells.assume("offload", "none", text)
-    if "not set" in text or text in {"", "none", "no", "false"}:
+        return {}
+    if text in {"none", "no", "false"}:
         return {}
     share = re.search(r"act\w*[^=]*alpha\s*=\s*(\d*\.?\d+)", text)
     if share:
@@ -396,7 +346,7 @@ def _offload(cells: Cells, model: Mapping[str, float]) -> dict[str, float]:
     tier = Tier.NVME if "nvme" in text else Tier.CPU if "cpu" in text else None
     if tier is None:
         raise cells.error(f"offload={text!r} names neither cpu nor nvme")
-    if tier is not None and "full" in text:
+    if "full" in text:
         cells.assume("offloaded_activations", 1, text)
     has_params = "param" in text
     has_optimizer = "optim" in text or not has_params

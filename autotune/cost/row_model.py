@@ -11,43 +11,32 @@ from autotune.cost.cells import Cells
 class Family:
     """What models of one name have in common, by their public configurations."""
 
-    spelled: re.Pattern[str]
-    gated: bool
-    tied: bool
+    spelled: str
+    """A regular expression."""
     vocab: float
     ffn_ratio: float
     """Width of the MLP over the hidden size; it is rounded up to a multiple of 256."""
+    gated: bool = True
+    tied: bool = False
     head_dim: float | None = None
     """Where it is not the hidden size over the heads."""
 
 
 _FAMILIES = (
-    Family(spelled=re.compile(r"internlm"), gated=True, tied=False, vocab=103168, ffn_ratio=8 / 3),
-    Family(
-        spelled=re.compile(r"llama.?3|llama.?4"),
-        gated=True,
-        tied=False,
-        vocab=128256,
-        ffn_ratio=3.5,
-    ),
-    Family(spelled=re.compile(r"llama"), gated=True, tied=False, vocab=32000, ffn_ratio=8 / 3),
-    Family(spelled=re.compile(r"mi[sx]tral"), gated=True, tied=False, vocab=32000, ffn_ratio=3.5),
-    Family(
-        spelled=re.compile(r"qwen.?3"),
-        gated=True,
-        tied=False,
-        vocab=151936,
-        ffn_ratio=3,
-        head_dim=128,
-    ),
-    Family(spelled=re.compile(r"qwen"), gated=True, tied=False, vocab=151936, ffn_ratio=5.4),
-    Family(spelled=re.compile(r"deepseek"), gated=True, tied=False, vocab=102400, ffn_ratio=8 / 3),
-    Family(spelled=re.compile(r"gemma"), gated=True, tied=True, vocab=256000, ffn_ratio=8),
-    Family(spelled=re.compile(r"nemotron"), gated=False, tied=False, vocab=256000, ffn_ratio=4),
-    Family(spelled=re.compile(r"bloom"), gated=False, tied=True, vocab=250880, ffn_ratio=4),
-    Family(spelled=re.compile(r"bert"), gated=False, tied=True, vocab=30522, ffn_ratio=4),
+    Family(spelled="internlm", vocab=103168, ffn_ratio=8 / 3),
+    Family(spelled="llama.?3|llama.?4", vocab=128256, ffn_ratio=3.5),
+    Family(spelled="llama", vocab=32000, ffn_ratio=8 / 3),
+    Family(spelled="mi[sx]tral", vocab=32000, ffn_ratio=3.5),
+    Family(spelled="qwen.?3", vocab=151936, ffn_ratio=3, head_dim=128),
+    Family(spelled="qwen", vocab=151936, ffn_ratio=5.4),
+    Family(spelled="deepseek", vocab=102400, ffn_ratio=8 / 3),
+    Family(spelled="gemma", vocab=256000, ffn_ratio=8, tied=True),
+    Family(spelled="nemotron", vocab=256000, ffn_ratio=4, gated=False),
+    Family(spelled="bloom", vocab=250880, ffn_ratio=4, gated=False, tied=True),
+    Family(spelled="bert", vocab=30522, ffn_ratio=4, gated=False, tied=True),
+    # Any other name is taken for a GPT.
+    Family(spelled="", vocab=50304, ffn_ratio=4, gated=False, tied=True),
 )
-_GPT = Family(spelled=re.compile(""), gated=False, tied=True, vocab=50304, ffn_ratio=4)
 
 _MAX_PARAMS = 1e15
 
@@ -63,7 +52,7 @@ def read_model(cells: Cells) -> dict[str, float]:
         RowError: A size is missing, or the sizes do not fit together.
     """
     name = cells.text("model_name").lower()
-    family = next((f for f in _FAMILIES if f.spelled.search(name)), _GPT)
+    family = next(family for family in _FAMILIES if re.search(family.spelled, name))
     n_layers = cells.count("n_layers", most=10_000)
     hidden = cells.count("hidden", most=1_000_000)
     n_heads = cells.count("n_heads", most=100_000)

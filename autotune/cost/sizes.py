@@ -41,12 +41,14 @@ class Sizes:
     shard_ranks: Column
     """Ranks over which the states of one parameter can be split."""
     expert_shard_ranks: Column
+    stage_params: Column
+    """The fullest stage on one rank, without its experts' part in a mixture."""
+    stage_expert_params: Column
+    updated_params: Column
+    """Parameters of that stage whose optimizer states one rank holds."""
+    norm_split: Column
+    """Ranks that norms and residuals are split over: Megatron's sequence parallelism does so."""
     world: Column
-
-    @property
-    def all_layer_params(self) -> Column:
-        """One layer on one rank, experts included."""
-        return self.layer_params + self.layer_expert_params
 
 
 def sizes_of(p: Plans) -> Sizes:
@@ -76,7 +78,15 @@ def sizes_of(p: Plans) -> Sizes:
     sequence_ranks = p.cp * p.ulysses
     data_ranks = p.dp * sequence_ranks
     shard_ranks = np.where(np.greater(p.shard_group, 0), p.shard_group, data_ranks)
+    expert_shard_ranks = np.maximum(1.0, shard_ranks / p.ep)
     vocab_params = p.vocab * p.hidden / split
+    held_vocab_params = vocab_params * np.where(np.greater(p.pp, 1), 1.0, 2.0 - p.tied_embeddings)
+    dense = (attention_params + dense_mlp + shared) / split
+    layer_params = dense + router + biases + 2.0 * p.hidden
+    layer_expert_params = is_mixture * expert_share * mlp_params / split
+    stage_layers = np.ceil(p.n_layers / p.pp)
+    stage_params = stage_layers * layer_params + held_vocab_params
+    stage_expert_params = stage_layers * layer_expert_params
     return Sizes(
         attention_width=attention_width,
         kv_width=kv_width,
@@ -86,17 +96,21 @@ def sizes_of(p: Plans) -> Sizes:
         mlp_params=mlp_params,
         expert_share=expert_share,
         experts_per_token=experts_per_token,
-        layer_params=(attention_params + dense_mlp + shared) / split
-        + router
-        + biases
-        + 2.0 * p.hidden,
-        layer_expert_params=is_mixture * expert_share * mlp_params / split,
+        layer_params=layer_params,
+        layer_expert_params=layer_expert_params,
         vocab_params=vocab_params,
-        held_vocab_params=vocab_params
-        * np.where(np.greater(p.pp, 1), 1.0, 2.0 - p.tied_embeddings),
+        held_vocab_params=held_vocab_params,
         loss_vocab=p.vocab / np.where(p.whole_logits, 1.0, p.tp),
-        stage_layers=np.ceil(p.n_layers / p.pp),
+        stage_layers=stage_layers,
         shard_ranks=shard_ranks,
-        expert_shard_ranks=np.maximum(1.0, shard_ranks / p.ep),
+        expert_shard_ranks=expert_shard_ranks,
+        stage_params=stage_params,
+        stage_expert_params=stage_expert_params,
+        updated_params=np.where(
+            np.greater_equal(p.zero_stage, 1),
+            stage_params / shard_ranks + stage_expert_params / expert_shard_ranks,
+            stage_params + stage_expert_params,
+        ),
+        norm_split=np.where(p.sequence_parallel, p.tp, 1.0),
         world=data_ranks * p.tp * p.pp,
     )

@@ -4,12 +4,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.cost.activations import activations_of
 from autotune.cost.compute import layer_times, logits_s, optimizer_s
 from autotune.cost.constants import Constants
-from autotune.cost.pages import pages_s
-from autotune.cost.plans import Column, Plans
+from autotune.cost.plans import PAGE_BYTES, Column, Plans
 from autotune.cost.sizes import Sizes
 from autotune.cost.traffic import traffic_of
+
+_LARGEST_KEPT_BLOCK_BYTES = 32.0 * 2**20
+"""glibc maps a larger block on its own and unmaps it when it is freed: mallopt(3),
+M_MMAP_THRESHOLD, whose dynamic threshold goes no higher."""
+_KEPT_BYTES = 2.0 * _LARGEST_KEPT_BLOCK_BYTES
+"""Free memory at its top that the heap keeps: M_TRIM_THRESHOLD goes up to twice that."""
+_WIDE = 4.0
+"""Bytes of a logit in the loss, whatever the layers compute in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +85,6 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     # Copy engines move these; the kernels hardly notice.
     offload_micro = micro_batches * np.maximum(0.0, t.offload_micro_batch_s - mean_s)
 
-    sharded = np.greater_equal(p.zero_stage, 1)
-    dense = s.stage_layers * s.layer_params + s.held_vocab_params
-    experts = s.stage_layers * s.layer_expert_params
-    shards = np.where(sharded, s.shard_ranks, 1.0), np.where(sharded, s.expert_shard_ranks, 1.0)
-    updated = dense / shards[0] + experts / shards[1]
-    optimizer = optimizer_s(p, c, updated)
-    pages = micro_batches * pages_s(p, s, c)
     nodes = np.maximum(1.0, s.world / p.devices_per_node)
     parts = {
         "matmul_s": per_layer * layer.matmul_s,
@@ -91,7 +92,7 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
         "elementwise_s": per_layer * layer.elementwise_s,
         "logits_s": micro_batches * logits / p.pp,
         "recompute_s": per_layer * layer.recompute_s,
-        "optimizer_s": optimizer,
+        "optimizer_s": optimizer_s(p, c, s.updated_params),
         "tensor_comm_s": per_layer * t.tensor_layer_s + micro_batches * t.tensor_head_s / p.pp,
         "expert_comm_s": per_layer * t.expert_layer_s,
         "context_comm_s": per_layer * context,
@@ -99,7 +100,7 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
         "data_comm_s": gather + reduce + gather_step,
         "offload_s": offload_micro + t.offload_step_s,
         "bubble_s": bubble,
-        "pages_s": pages,
+        "pages_s": micro_batches * _pages_s(p, s, c),
     }
     busy: Column = sum(parts.values())
     is_3 = np.greater_equal(p.zero_stage, 3)
@@ -108,6 +109,25 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     launches = launches + micro_batches * c.micro_batch_s + c.step_s
     host = launches + c.scale_jitter * np.log2(nodes) * (busy + launches)
     return StepTimes(**parts, host_s=host, step_s=busy + host)
+
+
+def _pages_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Time of one micro-batch for pages that were the rank's before and have to be cleared anew.
+
+    Blocks above glibc's largest threshold come from the kernel each time: the logits of a long
+    vocabulary. All other blocks count as far as a micro-batch holds more than the heap keeps.
+    """
+    if not np.any(p.clears_pages):
+        return 0.0
+    a = activations_of(p, s)
+    chunk = np.where(np.greater(p.loss_chunk_tokens, 0), p.loss_chunk_tokens, np.inf)
+    logit_block = np.minimum(s.tokens, chunk) * s.loss_vocab * _WIDE
+    is_mapped = np.greater(logit_block, _LARGEST_KEPT_BLOCK_BYTES)
+    mapped = is_mapped * s.tokens * s.loss_vocab * p.logit_bytes
+    held = a.first_stage_bytes + a.working_bytes + (1.0 - is_mapped) * a.logits_bytes
+    cleared = mapped + np.maximum(0.0, held - _KEPT_BYTES)
+    page_s = np.where(np.greater(p.page_s, 0), p.page_s, c.page_s)
+    return p.clears_pages * cleared / PAGE_BYTES * page_s
 
 
 def _longer(a_s: Column, b_s: Column) -> Column:

@@ -47,17 +47,10 @@ def traffic_of(p: Plans, s: Sizes, c: Constants) -> Traffic:
     backward_ranks = np.where(np.greater(p.gather_group, 0), p.gather_group, s.shard_ranks)
     backward_shard = collectives.group(p, c, ranks=backward_ranks, stride=p.tp)
     layers = s.stage_layers
-    dense = layers * s.layer_params + s.held_vocab_params
-    experts = layers * s.layer_expert_params
     # An expert's states go round the ranks that hold the same expert, which are fewer by ep: as
     # much a rank, but for the share (n - 1)/n that each group's size makes.
     alone = np.maximum(0.0, 1.0 - p.ep / data_ranks) / np.maximum(1.0 - 1.0 / data_ranks, 1e-9)
-    whole = dense + experts * np.where(np.greater(p.ep, 1), alone, 1.0)
-    updated = np.where(
-        np.greater_equal(p.zero_stage, 1),
-        dense / s.shard_ranks + experts / s.expert_shard_ranks,
-        dense + experts,
-    )
+    whole = s.stage_params + s.stage_expert_params * np.where(np.greater(p.ep, 1), alone, 1.0)
     is_3 = np.greater_equal(p.zero_stage, 3)
     is_sharded = np.greater_equal(p.zero_stage, 1)
     grads_bytes = whole * p.reduce_bytes * p.trained_share
@@ -87,8 +80,8 @@ def traffic_of(p: Plans, s: Sizes, c: Constants) -> Traffic:
         gather_micro_batch_s=is_3 * gather_micro / p.gather_speed,
         reduce_s=np.where(is_3, reduced / p.gather_speed, reduced),
         gather_step_s=is_sharded * (1 - is_3) * gather_step,
-        offload_micro_batch_s=_offload_micro_batch_s(p, s, c, updated),
-        offload_step_s=_offload_step_s(p, s, c, updated),
+        offload_micro_batch_s=_offload_micro_batch_s(p, s, c),
+        offload_step_s=_offload_step_s(p, s, c),
     )
 
 
@@ -139,8 +132,7 @@ def _expert_s(p: Plans, s: Sizes, c: Constants) -> Column:
     Source: Lepikhin et al., GShard (arXiv:2006.16668).
     """
     g = collectives.group(p, c, ranks=p.ep, stride=p.tp)
-    split = np.where(p.sequence_parallel, p.tp, 1.0)
-    size_bytes = s.tokens * s.experts_per_token * p.hidden * p.activation_bytes / split
+    size_bytes = s.tokens * s.experts_per_token * p.hidden * p.activation_bytes / s.norm_split
     again = 2.0 * np.equal(p.recompute, Recompute.FULL) / p.recompute_every
     return collectives.exchange_s(g, size_bytes, 4.0 + again)
 
@@ -175,7 +167,7 @@ def _pipeline_s(p: Plans, s: Sizes, c: Constants) -> Column:
     return collectives.send_s(g, size_bytes, 2.0 * p.vp)
 
 
-def _offload_micro_batch_s(p: Plans, s: Sizes, c: Constants, updated: Column) -> Column:
+def _offload_micro_batch_s(p: Plans, s: Sizes, c: Constants) -> Column:
     """Parameters up twice, and the offloaded activations down and up.
 
     Each rank brings its own shard over its own link and gathers the rest from the others. Source:
@@ -185,14 +177,14 @@ def _offload_micro_batch_s(p: Plans, s: Sizes, c: Constants, updated: Column) ->
     drive = p.nvme_bytes_per_s / p.devices_per_node
     source = np.where(np.equal(p.param_tier, Tier.NVME), np.minimum(link, drive), link)
     is_offloaded = np.greater(p.param_tier, Tier.DEVICE) * np.greater_equal(p.zero_stage, 3)
-    params = is_offloaded * 2.0 * updated * p.gather_bytes / source
+    params = is_offloaded * 2.0 * s.updated_params * p.gather_bytes / source
     width = p.hidden * 4.0 + 2.0 * s.attention_width + 2.0 * s.kv_width
     width = (width + (2.0 + p.gated_mlp) * p.ffn_hidden) / p.tp
     kept_bytes = s.stage_layers * s.tokens * p.activation_bytes * width
     return params + 2.0 * p.offloaded_activations * kept_bytes / link
 
 
-def _offload_step_s(p: Plans, s: Sizes, c: Constants, updated: Column) -> Column:
+def _offload_step_s(p: Plans, s: Sizes, c: Constants) -> Column:
     """Gradients to the host and updated parameters back, for an optimizer on the host.
 
     In mixed precision 2 bytes each way per parameter of the shard (Ren et al., ZeRO-Offload,
@@ -200,7 +192,8 @@ def _offload_step_s(p: Plans, s: Sizes, c: Constants, updated: Column) -> Column
     """
     link = _host_link(p, c)
     is_offloaded = np.greater(p.optimizer_tier, Tier.DEVICE)
-    return is_offloaded * updated * p.trained_share * (p.grad_bytes + p.activation_bytes) / link
+    moved_bytes = p.grad_bytes + p.activation_bytes
+    return is_offloaded * s.updated_params * p.trained_share * moved_bytes / link
 
 
 def _host_link(p: Plans, c: Constants) -> Column:

@@ -1,16 +1,12 @@
 """What a container or a batch system does to this process: limits and kills, cgroup v1 and v2."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-_MOUNT = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
+from autotune.trial.surroundings import cgroup_folders, text_of
 
 
 def memory_limit_bytes() -> int | None:
     """The lowest memory limit of this process's cgroup and those above it; None for no limit."""
     names = ("memory.max", "memory.limit_in_bytes")
-    texts = [_read(folder / name) for folder in _folders("memory") for name in names]
+    texts = [text_of(folder / name) for folder in cgroup_folders("memory") for name in names]
     return min((int(text) for text in texts if text.isdigit()), default=None)
 
 
@@ -22,9 +18,9 @@ def oom_kills() -> int | None:
     only where the own one does not count.
     """
     names = ("memory.events", "memory.oom_control")
-    for folder in _folders("memory"):
+    for folder in cgroup_folders("memory"):
         for name in names:
-            for line in _read(folder / name).splitlines():
+            for line in text_of(folder / name).splitlines():
                 word, _, count = line.partition(" ")
                 if word == "oom_kill" and count.isdigit():
                     return int(count)
@@ -34,33 +30,11 @@ def oom_kills() -> int | None:
 def cpu_quota() -> float | None:
     """The fewest cores that the CPU quotas of this process amount to; None for no limit."""
     quotas = []
-    for folder in _folders("cpu"):
-        quota, _, period = _read(folder / "cpu.max").partition(" ")
+    for folder in cgroup_folders("cpu"):
+        quota, _, period = text_of(folder / "cpu.max").partition(" ")
         if not quota:
-            quota = _read(folder / "cpu.cfs_quota_us")  # -1: no limit
-            period = _read(folder / "cpu.cfs_period_us")
+            quota = text_of(folder / "cpu.cfs_quota_us")  # -1: no limit
+            period = text_of(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit():
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
-
-
-def _folders(controller: str) -> Iterator[Path]:
-    """This process's cgroup and those above it, in both hierarchies.
-
-    In a container the mount's root is the process's own cgroup, whatever its path says, so every
-    folder up to the root is looked at, there or not.
-    """
-    for line in _read(_MEMBERSHIP).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        root = _MOUNT / controller if controllers else _MOUNT
-        folder = root / path.lstrip("/")
-        yield from (parent for parent in (folder, *folder.parents) if parent.is_relative_to(root))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""

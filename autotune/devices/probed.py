@@ -11,6 +11,18 @@ _Positive = Annotated[float, Field(ge=1e-9, le=1e12, allow_inf_nan=False)]
 _GIGA = 1e9
 _MICRO = 1e-6
 
+UNITS = {
+    "memory_gb_per_s": ("memory_bytes_per_s", _GIGA),
+    "cached_gb_per_s": ("cached_bytes_per_s", _GIGA),
+    "cache_mib": ("cache_bytes", 2.0**20),
+    "fresh_gb_per_s": ("fresh_bytes_per_s", _GIGA),
+    "host_gb_per_s": ("host_bytes_per_s", _GIGA),
+    "host_memory_gb_per_s": ("host_memory_bytes_per_s", _GIGA),
+    "nvme_gb_per_s": ("nvme_bytes_per_s", _GIGA),
+    "layer_us": ("layer_s", _MICRO),
+}
+"""Key of a file -> field of `MeasuredRates`, and what one of the key's unit is there."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredLink:
@@ -96,10 +108,8 @@ class LinkEntry(BaseModel):
         """In bytes and seconds."""
         return MeasuredLink(
             bytes_per_s=self.gb_per_s * _GIGA,
-            latency_s=_times(self.latency_us, _MICRO),
-            all_reduce_speed=self.all_reduce_speed,
-            all_to_all_speed=self.all_to_all_speed,
-            send_speed=self.send_speed,
+            latency_s=None if self.latency_us is None else self.latency_us * _MICRO,
+            **self.model_dump(exclude={"gb_per_s", "latency_us"}),
         )
 
 
@@ -124,24 +134,18 @@ class MeasuredEntry(BaseModel):
 
     def read(self) -> MeasuredRates:
         """In bytes, elements and seconds."""
+        rates = {
+            field: value * unit
+            for key, (field, unit) in UNITS.items()
+            if (value := getattr(self, key)) is not None
+        }
         return MeasuredRates(
-            memory_bytes_per_s=_times(self.memory_gb_per_s, _GIGA),
-            cached_bytes_per_s=_times(self.cached_gb_per_s, _GIGA),
-            cache_bytes=(self.cache_mib or 0.0) * 2**20,
-            fresh_bytes_per_s=_times(self.fresh_gb_per_s, _GIGA),
+            **rates,
             operand_elements_per_s={
                 name: rate * _GIGA for name, rate in self.operand_gelements_per_s.items()
             },
             link=None if self.link is None else self.link.read(),
             network=None if self.network is None else self.network.read(),
-            host_bytes_per_s=_times(self.host_gb_per_s, _GIGA),
-            host_memory_bytes_per_s=_times(self.host_memory_gb_per_s, _GIGA),
-            nvme_bytes_per_s=_times(self.nvme_gb_per_s, _GIGA),
-            layer_s=_times(self.layer_us, _MICRO),
             attention={name: entry.read() for name, entry in self.attention.items()},
             logit_s={name: value / _GIGA for name, value in self.logit_ns.items()},
         )
-
-
-def _times(value: float | None, unit: float) -> float | None:
-    return None if value is None else value * unit

@@ -4,38 +4,28 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from autotune.base.errors import FleetError
 from autotune.contract import Origin, Outcome, Phase, TrialResult, TrialSpec
-from autotune.fleet.base import Handle, Progress
+from autotune.fleet.base import Fleet, Handle, Progress
 
 Answer = Callable[[TrialSpec], TrialResult]
 """A trial's result; it says that it was not measured (`TrialResult.origin`)."""
 
 
-class AnsweringFleet:
-    """Answers instead of running; implements `autotune.fleet.base.Fleet`."""
+class AnsweringFleet(Fleet):
+    """Answers instead of running, `at_once` trials together."""
 
     def __init__(self, answer: Answer, origin: Origin, *, at_once: int = 1) -> None:
-        """Take who answers.
-
-        Args:
-            answer: Answers each trial.
-            origin: Where it says that its figures come from.
-            at_once: Trials that are in flight together.
-        """
         self._answer = answer
         self._origin = origin
         self._at_once = at_once
-        self._running: list[AnsweredTrial] = []
+        self._running: list[_AnsweredTrial] = []
 
     def capacity(self, world: int) -> int:
         """See `Fleet.capacity`."""
         return self._at_once
-
-    def quarantined(self) -> tuple[str, ...]:
-        """See `Fleet.quarantined`."""
-        return ()
 
     def reap(self, folder: Path) -> None:
         """See `Fleet.reap`: nothing runs."""
@@ -44,63 +34,58 @@ class AnsweringFleet:
         """See `Fleet.prepare`: nothing has to be."""
         note(f"figures are {self._origin}: nothing runs on this machine")
 
-    def submit(self, spec: TrialSpec, folder: Path) -> "AnsweredTrial":
+    def submit(self, spec: TrialSpec, folder: Path) -> "_AnsweredTrial":
         """See `Fleet.submit`."""
+        self._running = [trial for trial in self._running if trial.result is None]
         if len(self._running) >= self._at_once:
             raise FleetError(
                 f"{len(self._running)} trials are in flight, as many as this fleet takes",
                 "wait for one of them",
             )
-        trial = AnsweredTrial(spec, folder, self._answer, on_end=self._running.remove)
-        self._running.append(trial)
-        return trial
+        self._running.append(_AnsweredTrial(spec, folder, self._answer))
+        return self._running[-1]
 
     def close(self) -> None:
         """See `Fleet.close`."""
-        for trial in list(self._running):
+        for trial in self._running:
             trial.cancel()
 
 
-class AnsweredTrial(Handle):
-    """One answer; implements `Handle`."""
+class _AnsweredTrial(Handle):
+    """One answer, given when it is first asked for."""
 
-    def __init__(
-        self,
-        spec: TrialSpec,
-        folder: Path,
-        answer: Answer,
-        *,
-        on_end: Callable[["AnsweredTrial"], None],
-    ) -> None:
+    def __init__(self, spec: TrialSpec, folder: Path, answer: Answer) -> None:
         self.spec = spec
         self.folder = folder
+        self.result: TrialResult | None = None
         self._answer = answer
-        self._on_end = on_end
         self._started_at_s = time.time()
         self._is_cancelled = False
-        self._result: TrialResult | None = None
 
     def poll(self) -> TrialResult | None:
-        """See `Handle.poll`."""
-        if self._result is None:
-            result = replace(self._answer(self.spec), started_at_s=self._started_at_s)
+        if self.result is None:
+            self.result = replace(self._answer(self.spec), started_at_s=self._started_at_s)
             if self._is_cancelled:
-                result = TrialResult(
-                    number=self.spec.identity.number,
-                    role=self.spec.identity.role,
-                    candidate_hash=self.spec.identity.candidate_hash,
-                    outcome=Outcome.CANCELLED,
-                    started_at_s=self._started_at_s,
-                    origin=result.origin,
+                origin, started_at_s = self.result.origin, self._started_at_s
+                self.result = result_of(
+                    self.spec, Outcome.CANCELLED, origin, started_at_s=started_at_s
                 )
-            self._result = result
-            self._on_end(self)
-        return self._result
+        return self.result
 
     def progress(self) -> Progress:
-        """See `Handle.progress`."""
         return Progress(phase=Phase.SPAWN, elapsed_s=time.time() - self._started_at_s)
 
     def cancel(self) -> None:
-        """See `Handle.cancel`."""
-        self._is_cancelled = self._result is None
+        self._is_cancelled = self.result is None
+
+
+def result_of(spec: TrialSpec, outcome: Outcome, origin: Origin, **figures: Any) -> TrialResult:
+    """What came of a trial that was not run."""
+    return TrialResult(
+        number=spec.identity.number,
+        role=spec.identity.role,
+        candidate_hash=spec.identity.candidate_hash,
+        outcome=outcome,
+        origin=origin,
+        **figures,
+    )

@@ -74,6 +74,7 @@ class Fleet(Protocol):
 
         Named as in a result's `devices`. They leave room for a trial at least.
         """
+        return ()
 
     def reap(self, folder: Path) -> None:
         """End what a dead coordinator may have left of the trials below a folder; waits for it.
@@ -83,11 +84,9 @@ class Fleet(Protocol):
         """
 
     def prepare(self, command: Sequence[str], note: Callable[[str], None]) -> None:
-        """Run a command on every node before the first trial, and wait for it.
+        """Run `Engine.preparation` on every node before the first trial, and wait for it.
 
-        Args:
-            command: As `Engine.preparation` names it; empty: there is nothing to do.
-            note: Is told what happens, a line at a time.
+        An empty command is nothing to do; `note` is told what happens, a line at a time.
 
         Raises:
             FleetError: It failed on a node.
@@ -115,12 +114,7 @@ class Place(ABC):
     """What is said of candidates before they are tried; None: what the analytic model says."""
 
     def __init__(self, environment: Environment, flags: Mapping[str, Any]) -> None:
-        """Take what was found.
-
-        Args:
-            environment: Its devices, and the versions of what runs on them.
-            flags: Keys of the job that come before those of its file.
-        """
+        """Take the devices that were found, and keys of the job that come before its file's."""
         self.environment = environment
         self.flags = flags
 

@@ -65,14 +65,7 @@ class Ending:
 
 
 def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -> TrialResult:
-    """Read the ranks' reports and name the outcome.
-
-    Args:
-        spec: The trial.
-        folder: Its folder, with `ranks/` and the logs.
-        ending: How it ended.
-        devices: The slots it ran on.
-    """
+    """Read the reports in a trial's folder and name the outcome; `devices` are its slots."""
     reports = read_reports(folder, spec.layout.world)
     outcome, evidence, source = _outcome(spec, folder, reports, ending)
     driver_error = "; ".join(node.driver_error for node in ending.nodes if node.driver_error)
@@ -81,6 +74,10 @@ def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -
         evidence = f"{evidence}; {driver_error}" if evidence else driver_error
         source = source or "driver, after the trial"
     is_warm = all(node.start is Start.WARM for node in ending.nodes)
+    first = reports[0] if reports else RankReport(rank=0)
+    memory_bytes = _highest_by_meter(reports)
+    if undrained_bytes := max(node.undrained_bytes for node in ending.nodes):
+        memory_bytes["undrained"] = undrained_bytes
     result = TrialResult(
         number=spec.identity.number,
         role=spec.identity.role,
@@ -92,20 +89,20 @@ def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -
         wall_s=ending.wall_s,
         start=Start.WARM if is_warm else Start.COLD,
         phases_s=_phases(reports, ending),
-        warmup_step_times_s=_first(reports, "warmup_step_times_s"),
-        step_times_s=_first(reports, "step_times_s"),
+        warmup_step_times_s=first.warmup_step_times_s,
+        step_times_s=first.step_times_s,
         steps_skipped=max((r.steps_skipped for r in reports), default=0),
-        peak_memory_bytes=_highest_by_meter(reports).get("peak"),
-        memory_bytes=_memory(reports, ending),
+        peak_memory_bytes=memory_bytes.get("peak"),
+        memory_bytes=memory_bytes,
         host_construction_bytes=max(
             (r.host_construction_bytes for r in reports if r.host_construction_bytes is not None),
             default=None,
         ),
-        loss_first=reports[0].losses[0] if reports and reports[0].losses else None,
-        loss_last=reports[0].losses[-1] if reports and reports[0].losses else None,
-        read_back=reports[0].read_back if reports else {},
+        loss_first=first.losses[0] if first.losses else None,
+        loss_last=first.losses[-1] if first.losses else None,
+        read_back=first.read_back,
         differences=sorted({d for r in reports for d in r.differences}),
-        versions=reports[0].versions if reports else {},
+        versions=first.versions,
         environment=ending.nodes[0].environment,
         devices=devices,
         diagnosis=diagnosis_of(reports) if outcome.is_measured else None,
@@ -113,33 +110,31 @@ def collect(spec: TrialSpec, folder: Path, ending: Ending, devices: list[str]) -
     return _with_figures(result, spec, reports, ending) if outcome.is_measured else result
 
 
-def _memory(reports: list[RankReport], ending: Ending) -> dict[str, int]:
-    highest = _highest_by_meter(reports)
-    undrained_bytes = max(node.undrained_bytes for node in ending.nodes)
-    return {**highest, "undrained": undrained_bytes} if undrained_bytes else highest
-
-
 def _outcome(
     spec: TrialSpec, folder: Path, reports: list[RankReport], ending: Ending
 ) -> tuple[Outcome, str, str]:
-    if _is_complete(reports, spec.layout.world):
+    # What came after all steps were measured costs no figure.
+    if len(reports) == spec.layout.world and all(
+        r.phase in (Phase.DIAGNOSE, Phase.TEARDOWN) and r.outcome is None and r.step_times_s
+        for r in reports
+    ):
         if reports[0].stopped_early:
             return Outcome.STOPPED_EARLY, *_losing(spec, reports[0])
         return Outcome.OK, "", ""
     if ending.was_cancelled:
         return Outcome.CANCELLED, "cancelled by the coordinator", "coordinator"
-    failed = [r for r in reports if r.outcome is not None]
+    silent = _killed_silently(reports, ending, spec.layout.world)
+    failed = [(r.outcome, r) for r in reports if r.outcome is not None]
     if failed:
-        cause = min(failed, key=lambda r: (_rank_of_cause(r.outcome), r.ended_at_s))
-        silent = _killed_silently(reports, ending, spec.layout.world)
-        if cause.outcome is Outcome.COMM and silent is not None:
+        outcome, cause = min(
+            failed, key=lambda each: ((*_CAUSES_FIRST, each[0]).index(each[0]), each[1].ended_at_s)
+        )
+        if outcome is Outcome.COMM and silent is not None:
             return silent
-        assert cause.outcome is not None
-        return cause.outcome, cause.evidence, f"rank {cause.rank} in {cause.phase}"
+        return outcome, cause.evidence, f"rank {cause.rank} in {cause.phase}"
     if ending.timed_out_after_s is not None:
         stopped = [rank for node in ending.nodes for rank in node.stopped_ranks]
         return _timeout(folder, reports, ending.timed_out_after_s, stopped)
-    silent = _killed_silently(reports, ending, spec.layout.world)
     if silent is not None:
         return silent
     evidence, source = _last_error_line(folder / STDERR_FILE)
@@ -147,18 +142,6 @@ def _outcome(
     code = next((code for code in codes if code), codes[0])
     evidence = evidence or ending.problem or f"the launcher ended with code {code}"
     return Outcome.LAUNCH, evidence, source
-
-
-def _is_complete(reports: list[RankReport], world: int) -> bool:
-    """Whether every rank had measured all its steps: what came after costs no figure."""
-    return len(reports) == world and all(
-        r.phase in (Phase.DIAGNOSE, Phase.TEARDOWN) and r.outcome is None and r.step_times_s
-        for r in reports
-    )
-
-
-def _rank_of_cause(outcome: Outcome | None) -> int:
-    return _CAUSES_FIRST.index(outcome) if outcome in _CAUSES_FIRST else len(_CAUSES_FIRST)
 
 
 def _killed_silently(
@@ -172,7 +155,9 @@ def _killed_silently(
             where = f"rank {rank} in {phases.get(rank, Phase.SPAWN)}"
             if code == -9 and node.oom_killed:
                 return Outcome.OOM, "the kernel killed the rank for memory (SIGKILL)", where
-            return Outcome.CRASH, f"ended by {_signal_name(-code)}", where
+            known = -code in {each.value for each in signal.Signals}
+            name = signal.Signals(-code).name if known else f"signal {-code}"
+            return Outcome.CRASH, f"ended by {name}", where
     return None
 
 
@@ -277,14 +262,3 @@ def _phases(reports: list[RankReport], ending: Ending) -> dict[str, float]:
 def _highest_by_meter(reports: list[RankReport]) -> dict[str, int]:
     meters = sorted({meter for r in reports for meter in r.memory_bytes})
     return {m: max(r.memory_bytes[m] for r in reports if m in r.memory_bytes) for m in meters}
-
-
-def _first(reports: list[RankReport], field: str) -> list[float]:
-    return list(getattr(reports[0], field)) if reports else []
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -1,5 +1,6 @@
 """What the ranks of a trial saw, as one: whose time is shown, and what a collective took."""
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -45,12 +46,7 @@ def diagnosis_of(reports: Sequence[RankReport]) -> Diagnosis | None:
 
 
 def use_of(reports: Sequence[RankReport], gpus: Sequence[GpuUse]) -> Use | None:
-    """What the measured steps took of the processors; None where a rank did not say.
-
-    Args:
-        reports: Reports of all ranks.
-        gpus: What each node's GPUs did; empty where they have none.
-    """
+    """What the measured steps took of the processors; None where a rank did not say."""
     measured_s = reports[0].measured_s if reports else None
     cpu_s = [r.cpu_s for r in reports if r.cpu_s is not None]
     if not measured_s or len(cpu_s) < len(reports):
@@ -87,10 +83,9 @@ def _together(nodes: Sequence[GpuUse]) -> GpuUse:
 def _collectives(ranks: Sequence[Sequence[CollectiveCalls]]) -> list[Collective]:
     """The calls of all ranks, those that take longest first."""
     groups: dict[tuple[str, int, int], list[list[float]]] = {}
-    for calls in ranks:
-        for each in calls:
-            key = (each.name, each.message_bytes, each.group_size)
-            groups.setdefault(key, []).append(each.seconds)
+    for each in itertools.chain.from_iterable(ranks):
+        key = (each.name, each.message_bytes, each.group_size)
+        groups.setdefault(key, []).append(each.seconds)
     found = [_collective(*key, times) for key, times in groups.items()]
     found.sort(key=lambda c: (-c.transfer_s - c.waiting_s, c.name, c.message_bytes))
     return found[:MAX_COLLECTIVES]
@@ -126,16 +121,10 @@ def _collective(
 
 _RECEIVES = ("recv", "irecv")
 _GATHERS = ("all_gather", "all_gather_into_tensor")
+_ONCE = (*_GATHERS, "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single")
 _BUS: Mapping[str, int] = {
-    "all_reduce": 2,
-    "inference_all_reduce": 2,
-    "all_reduce_coalesced": 2,
-    "reduce_scatter": 1,
-    "reduce_scatter_tensor": 1,
-    "all_gather": 1,
-    "all_gather_into_tensor": 1,
-    "all_to_all": 1,
-    "all_to_all_single": 1,
+    **dict.fromkeys(("all_reduce", "inference_all_reduce", "all_reduce_coalesced"), 2),
+    **dict.fromkeys(_ONCE, 1),
 }
 """How often a link carries the (n - 1)/n of the result that is not its rank's own; the result of
 other collectives passes a link once, whole."""
@@ -152,5 +141,5 @@ def _bandwidths(
     if not total_bytes or call_s <= 0:
         return None, None
     algbw = total_bytes / call_s
-    times = _BUS.get(name)
-    return algbw, algbw * (1 if times is None else times * (group_size - 1) / group_size)
+    share = _BUS[name] * (group_size - 1) / group_size if name in _BUS else 1
+    return algbw, algbw * share

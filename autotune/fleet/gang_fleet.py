@@ -9,16 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import AutotuneError, FleetError, StudyError
-from autotune.contract import (
-    Outcome,
-    Phase,
-    TrialResult,
-    TrialSpec,
-)
+from autotune.contract import Outcome, Phase, TrialResult, TrialSpec
 from autotune.fleet.base import Handle, Progress
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.gangs import Gang, GangAllocator, Slot
-from autotune.fleet.node.part import NodePart
+from autotune.fleet.node.processes import NodePart
 from autotune.fleet.reports import read_node_report, read_reports
 from autotune.fleet.transports.base import Node, NodeProcess, Transport
 
@@ -38,11 +33,7 @@ class GangFleet:
     """A ledger of gangs, and an agent on every node; implements `autotune.fleet.base.Fleet`."""
 
     def __init__(self, transport: Transport, *, world: int) -> None:
-        """Take the transport's nodes; nothing is started yet.
-
-        Args:
-            transport: The way to them.
-            world: Ranks of the job.
+        """Take the transport's nodes for a job of `world` ranks; nothing is started yet.
 
         Raises:
             FleetError: There are fewer slots than the job has ranks.
@@ -63,7 +54,7 @@ class GangFleet:
                 "set --world to what it has, or name a fleet that has as many",
             )
         self._n_sharing = self._allocator.per_node(world)
-        self._agents = {name: _Channel(transport, node) for name, node in self._nodes.items()}
+        self.agents = {name: _Channel(transport, node) for name, node in self._nodes.items()}
         self._running: dict[str, GangTrial] = {}
         self._reaping: set[tuple[str, str]] = set()
         """Nodes and folders that are being reaped."""
@@ -137,27 +128,17 @@ class GangFleet:
                 with suppress(AutotuneError):
                     trial.wait(_END_WAIT_S)
         finally:
-            for agent in self._agents.values():
+            for agent in self.agents.values():
                 agent.tell("close")
             deadline_s = time.monotonic() + _CLOSE_WAIT_S
-            for agent in self._agents.values():
+            for agent in self.agents.values():
                 agent.wait(deadline_s)
 
     def hear(self) -> None:
         """Take in what the nodes have said; does not wait."""
-        for name, agent in self._agents.items():
+        for name, agent in self.agents.items():
             for event in agent.hear():
                 self._take(name, event)
-
-    def end(self, trial: "GangTrial", *, hangs: bool) -> None:
-        """Ask the nodes of a trial to end its ranks."""
-        for name in trial.open:
-            self._agents[name].tell("end", folder=str(trial.folder), hangs=hangs)
-
-    def give_up(self, trial: "GangTrial") -> None:
-        """Kill the agents that do not end a trial; others take their place."""
-        for name in trial.open:
-            self._agents[name].kill()
 
     def bring(self, trial: "GangTrial") -> bool:
         """Whether what the nodes have written of a trial is here."""
@@ -168,11 +149,11 @@ class GangFleet:
         if self._running.pop(str(trial.folder), None) is not None:
             self._allocator.release(trial.gang)
 
-    def judge(self, gang: Gang, result: TrialResult) -> None:
+    def judge(self, trial: "GangTrial", outcome: Outcome) -> None:
         """Take note of how a trial ended on its slots."""
-        if result.outcome is not Outcome.CANCELLED:
-            is_fault = result.outcome.is_platform_fault
-            self._allocator.judge(gang, result.candidate_hash, is_fault=is_fault)
+        if outcome is not Outcome.CANCELLED:
+            ran, is_fault = trial.spec.identity.candidate_hash, outcome.is_platform_fault
+            self._allocator.judge(trial.gang, ran, is_fault=is_fault)
 
     def _start(self, trial: "GangTrial", name: str, *, port: int | None = None) -> None:
         """Start a trial's ranks on one node; the first leases the port that others are told."""
@@ -192,12 +173,12 @@ class GangFleet:
             submitted_at_s=trial.started_at_s,
             variables=dict(self._transport.variables()),
         )
-        self._agents[name].tell("start", part=dataclasses.asdict(part))
+        self.agents[name].tell("start", part=dataclasses.asdict(part))
         trial.open.add(name)
 
     def _reap(self, name: str, folder: str) -> None:
         self._reaping.add((name, folder))
-        self._agents[name].tell("reap", folder=folder)
+        self.agents[name].tell("reap", folder=folder)
 
     def _take(self, name: str, event: dict[str, Any]) -> None:
         said, folder = event["said"], event.get("folder", "")
@@ -211,8 +192,9 @@ class GangFleet:
         elif said == "started":
             trial.port = event["port"]
             first, *others = trial.gang.nodes
-            for other in others if name == first and not trial.is_ending else ():
-                self._start(trial, other, port=trial.port)
+            if name == first and trial.asked_to_end_s is None:
+                for other in others:
+                    self._start(trial, other, port=trial.port)
         elif said == "failed":
             kind = StudyError if event["error"] == "StudyError" else FleetError
             trial.fail(name, kind(event["message"], event["hint"]))
@@ -229,8 +211,7 @@ class GangFleet:
                 self._reap(name, str(trial.folder))
             else:
                 trial.fail(name, error)
-        waiting = {(n, folder) for n, folder in self._reaping if n == name}
-        waiting = {pair for pair in waiting if pair[1] not in self._running}
+        waiting = {(n, f) for n, f in self._reaping if n == name and f not in self._running}
         if waiting:
             self._reaping -= waiting
             raise error
@@ -252,9 +233,10 @@ class GangTrial(Handle):
         """What became of a node that was lost; empty: none was."""
         self.n_lost = 0
         """How many agents were lost that had a part in it."""
+        self.asked_to_end_s: float | None = None
+        """Seconds after which its nodes were asked to end its ranks."""
         self._fleet = fleet
         self._started = time.monotonic()
-        self._asked_to_end_s: float | None = None
         self._one_ended_s: float | None = None
         self._was_cancelled = False
         self._timed_out_after_s: float | None = None
@@ -262,12 +244,7 @@ class GangTrial(Handle):
         self._result: TrialResult | None = None
 
     def poll(self) -> TrialResult | None:
-        """See `Handle.poll`.
-
-        Raises:
-            FleetError: A node cannot start its ranks.
-            StudyError: Its files cannot be written there.
-        """
+        """See `Handle.poll`."""
         if self._result is None:
             self._fleet.hear()
             self._end_if_it_is_time()
@@ -277,7 +254,7 @@ class GangTrial(Handle):
             if self._error is not None:
                 raise self._error
             self._result = self._collect()
-            self._fleet.judge(self.gang, self._result)
+            self._fleet.judge(self, self._result.outcome)
         return self._result
 
     def progress(self) -> Progress:
@@ -289,13 +266,8 @@ class GangTrial(Handle):
 
     def cancel(self) -> None:
         """See `Handle.cancel`."""
-        self._was_cancelled |= self._asked_to_end_s is None
+        self._was_cancelled |= self.asked_to_end_s is None
         self._end(hangs=False)
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether its nodes were asked to end its ranks."""
-        return self._asked_to_end_s is not None
 
     def ended(self, node: str, problem: str) -> None:
         """Take note that a node has no rank of this trial any more."""
@@ -315,10 +287,11 @@ class GangTrial(Handle):
 
     def _end_if_it_is_time(self) -> None:
         elapsed_s = self._elapsed_s()
-        if self._asked_to_end_s is not None:
-            if elapsed_s - self._asked_to_end_s > _END_WAIT_S:
-                self._asked_to_end_s = elapsed_s  # the next agent has as long
-                self._fleet.give_up(self)
+        if self.asked_to_end_s is not None:
+            if elapsed_s - self.asked_to_end_s > _END_WAIT_S:
+                self.asked_to_end_s = elapsed_s  # the agents that take their place have as long
+                for name in self.open:
+                    self._fleet.agents[name].kill()
         elif elapsed_s > self.spec.measure.timeout_s and self.open:
             self._timed_out_after_s = elapsed_s
             self._end(hangs=True)
@@ -326,9 +299,10 @@ class GangTrial(Handle):
             self._end(hangs=False)
 
     def _end(self, *, hangs: bool) -> None:
-        if self._asked_to_end_s is None:
-            self._asked_to_end_s = self._elapsed_s()
-            self._fleet.end(self, hangs=hangs)
+        if self.asked_to_end_s is None:
+            self.asked_to_end_s = self._elapsed_s()
+            for name in self.open:
+                self._fleet.agents[name].tell("end", folder=str(self.folder), hangs=hangs)
 
     def _collect(self) -> TrialResult:
         nodes = [read_node_report(self.folder, index) for index in range(len(self.gang.nodes))]

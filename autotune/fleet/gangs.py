@@ -79,13 +79,13 @@ class GangAllocator:
                 "wait for a running trial to end",
             )
         k = self.per_node(size)
-        parts = []
-        for slots in _by_node(self._free).values():
-            order = sorted(slots, key=lambda slot: (len(self._faults[slot]), slot.index))
-            parts.append(sorted(order[:k], key=lambda slot: slot.index))
-        whole = [part for part in parts if len(part) == k]
-        whole.sort(key=lambda part: sum(len(self._faults[slot]) for slot in part))
-        taken = {slot for part in whole[: size // k] for slot in part}
+        parts = [
+            sorted(slots, key=lambda slot: (len(self._faults[slot]), slot.index))[:k]
+            for slots in _by_node(self._free).values()
+            if len(slots) >= k
+        ]
+        parts.sort(key=lambda part: sum(len(self._faults[slot]) for slot in part))
+        taken = {slot for part in parts[: size // k] for slot in part}
         self._free = [slot for slot in self._free if slot not in taken]
         return Gang(slots=tuple(slot for slot in self._slots if slot in taken))
 
@@ -98,12 +98,7 @@ class GangAllocator:
 
         Faults of one candidate alone do not count, since the candidate may be what crashes. And a
         slot is left out only while a whole gang of others has not failed: what ends trials
-        everywhere is no slot's fault.
-
-        Args:
-            gang: The trial's; released before or after.
-            candidate_hash: What it ran.
-            is_fault: Whether the platform ended it.
+        everywhere is no slot's fault. The gang is released before or after.
         """
         for slot in gang.slots:
             self._faults[slot] = [*self._faults[slot], candidate_hash] if is_fault else []

@@ -5,16 +5,17 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import FleetError
-from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV, ContractError, read_json
+from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV
 from autotune.devices.hardware import usable_cores
 from autotune.fleet.node.ports import lease_port
-from autotune.fleet.node.processes import kill_all, ranks_command
-from autotune.trial.launcher import EXIT_FILE, PARENT_ENV
+from autotune.fleet.node.processes import NodePart, kill_all, ranks_command
+from autotune.fleet.reports import exit_codes
+from autotune.trial.launcher import PARENT_ENV
 
 
 def measure_on_ranks(
@@ -29,14 +30,8 @@ def measure_on_ranks(
 ) -> list[dict[str, Any]]:
     """Start a rank per device, wait for all, and leave none behind, whatever happens.
 
-    Args:
-        module: What each rank runs; it ends in `autotune.trial.report_rank.report`.
-        arguments: The module's own, after those that `report` reads.
-        accelerator: `cpu` or `cuda`.
-        devices: Core numbers, or the indices of GPUs, counted from 0.
-        name: Name of the command, for the folder that the ranks write to.
-        timeout_s: Seconds after which the ranks are killed.
-        interface: Network interface by which the ranks talk to each other and to other machines.
+    The module ends in `autotune.trial.report_rank.report`. Devices are core numbers, or indices of
+    GPUs, counted from 0; the ranks talk to each other and to other machines by the interface.
 
     Returns:
         What each rank wrote, in their order.
@@ -48,33 +43,31 @@ def measure_on_ranks(
     with tempfile.TemporaryDirectory(prefix=f"autotune-{name}-") as made:
         folder = Path(made).resolve()
         (folder / RANKS_DIR).mkdir()
-        command = [str(folder), accelerator, ",".join(map(str, devices)), *arguments]
-        environment = _environment(folder, accelerator, len(devices), interface)
-        _run(module, command, folder, len(devices), environment, timeout_s)
-        return _reports(folder, len(devices))
+        part = NodePart(folder=str(folder), devices=[*map(str, devices)], interface=interface)
+        _run(part, module, [accelerator, ",".join(part.devices), *arguments], timeout_s)
+        files = [
+            file for rank in range(len(devices)) if (file := folder / f"{rank}.json").exists()
+        ]
+        if missing := len(devices) - len(files):
+            raise FleetError(f"{missing} of {len(devices)} ranks wrote no figures", _HINT)
+        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
-def _run(
-    module: str,
-    arguments: Sequence[str],
-    folder: Path,
-    world: int,
-    environment: Mapping[str, str],
-    timeout_s: float,
-) -> None:
+_HINT = "the line names the cause: a busy device, a driver, or the network interface"
+
+
+def _run(part: NodePart, module: str, arguments: Sequence[str], timeout_s: float) -> None:
+    folder = Path(part.folder)
     port = lease_port()
     errors = folder / STDERR_FILE
     try:
-        command = ranks_command(
-            folder, n_ranks=world, port=port.port, module=module, arguments=arguments
-        )
         with errors.open("wb") as stderr:
             process = subprocess.Popen(
-                command,
+                ranks_command(part, port.port, module, part.folder, *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
-                env=environment,
+                env=_environment(part, accelerator=arguments[0]),
                 start_new_session=True,
             )
         code = process.wait(timeout=timeout_s)
@@ -90,42 +83,27 @@ def _run(
         raise FleetError(said or f"exit code {code}: {_said_last(errors)}", _HINT)
 
 
-_HINT = "the line names the cause: a busy device, a driver, or the network interface"
-
-
-def _environment(folder: Path, accelerator: str, world: int, interface: str) -> dict[str, str]:
-    made = {**os.environ, TRIAL_ENV: str(folder), PARENT_ENV: str(os.getpid())}
+def _environment(part: NodePart, accelerator: str) -> dict[str, str]:
+    made = {**os.environ, TRIAL_ENV: part.folder, PARENT_ENV: str(os.getpid())}
     if accelerator == "cpu":
         made["OMP_NUM_THREADS"] = "1"
-        made["GLOO_SOCKET_IFNAME"] = interface
+        made["GLOO_SOCKET_IFNAME"] = part.interface
     else:
-        made.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // world)))
+        threads = max(1, len(usable_cores()) // len(part.devices))
+        made.setdefault("OMP_NUM_THREADS", str(threads))
         # Loopback for one machine alone: nothing need listen where others could reach it.
         # The equals sign keeps NCCL from taking the name for the beginning of one.
-        made.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+        made.setdefault("NCCL_SOCKET_IFNAME", f"={part.interface}")
     return made
-
-
-def _reports(folder: Path, n_ranks: int) -> list[dict[str, Any]]:
-    files = [folder / f"{rank}.json" for rank in range(n_ranks)]
-    there = [file for file in files if file.exists()]
-    if len(there) < n_ranks:
-        raise FleetError(f"{n_ranks - len(there)} of {n_ranks} ranks wrote no figures", _HINT)
-    return [json.loads(file.read_text(encoding="utf-8")) for file in there]
 
 
 def _killed(folder: Path) -> str:
     """Which rank a signal ended; torchrun ends the others with SIGTERM because of it."""
-    try:
-        codes = read_json(folder / RANKS_DIR / EXIT_FILE.format(node=0))
-    except ContractError:
-        return ""
-    signals = [
+    return "; ".join(
         f"rank {rank} was ended by {signal.Signals(-code).name}"
-        for rank, code in codes.items()
-        if isinstance(code, int) and code < 0 and -code != signal.SIGTERM
-    ]
-    return "; ".join(signals)
+        for rank, code in exit_codes(folder, 0).items()
+        if code < 0 and -code != signal.SIGTERM
+    )
 
 
 def _first_failure(folder: Path) -> str:

@@ -15,7 +15,7 @@ from autotune.cost.forecast import Forecast
 from autotune.devices.hardware import Environment, version_of
 from autotune.engines.base import Engine
 from autotune.engines.replayed import ReplayedEngine
-from autotune.fleet.answering import Answer, AnsweringFleet
+from autotune.fleet.answering import Answer, AnsweringFleet, result_of
 from autotune.fleet.base import Place
 from autotune.job.job import Job
 from autotune.job.model import model_from_config
@@ -34,7 +34,7 @@ _GIVEN_BY_TABLE = (
 class Replay:
     """A table of runs; implements `FleetPlugin`."""
 
-    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "ReplayedPlace":
+    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "_ReplayedPlace":
         """See `FleetPlugin.find`: a CSV file, and after `#` which of its groups."""
         if not of:
             raise JobError("--fleet replay: of which table?", "replay:FILE.csv or with #GROUP")
@@ -51,22 +51,16 @@ class Replay:
         if "fidelity" in flags:
             raise JobError("--fleet replay: a table has no reduced runs", "leave --fidelity out")
         path, _, wanted = of.partition("#")
-        return ReplayedPlace(read_problem(Path(path), wanted), flags)
+        return _ReplayedPlace(read_problem(Path(path), wanted), flags)
 
 
-class ReplayedPlace(Place):
+class _ReplayedPlace(Place):
     """A group of a table as a job, and its rows as what trials of that come to."""
 
     origin = Origin.REPLAYED
     compares = False
 
     def __init__(self, problem: ReplayProblem, flags: Mapping[str, Any]) -> None:
-        """Take a group of a table.
-
-        Args:
-            problem: The group.
-            flags: Keys of the job that the table does not say.
-        """
         environment = Environment(
             accelerator="cuda",
             n_devices=problem.devices_per_node,
@@ -91,12 +85,10 @@ class ReplayedPlace(Place):
         self._forecast = forecast_of(problem.group)
 
     def forecaster(self, candidates: Sequence[Candidate]) -> Forecast:
-        """See `Place.forecaster`."""
         rows = [self._order[candidate.hash] for candidate in candidates]
         return self._forecast.take(np.array(rows, dtype=np.intp))
 
     def finish_job(self, job: Job, data: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
-        """See `Place.finish_job`: the table's model."""
         group = self._problem.group
         named = group.problem["model_name"] or "table's"
         model = model_from_config(named, self._problem.model_config, where="the table")
@@ -104,49 +96,30 @@ class ReplayedPlace(Place):
         return dataclasses.replace(job, model=model), told
 
     def bind(self, job: Job) -> Engine:
-        """See `Place.bind`: no engine runs."""
         return ReplayedEngine(job, self.environment, self._problem)
 
     def fleet_for(
         self, job: Job, engine: Engine, lattice: Lattice
     ) -> Callable[[], AnsweringFleet]:
-        """See `Place.fleet_for`."""
         by_hash = {c.hash: found for c, found in self._problem.configurations.items()}
         return partial(AnsweringFleet, replayed(by_hash), self.origin)
 
 
 def replayed(configurations: Mapping[str, Configuration]) -> Answer:
-    """The table's figures of a trial's candidate; a candidate that it lacks is invalid.
-
-    Args:
-        configurations: By the hash of their candidates.
-    """
+    """The table's figures of a trial's candidate, found by hash; one that it lacks is invalid."""
 
     def answer(spec: TrialSpec) -> TrialResult:
         found = configurations.get(spec.identity.candidate_hash)
-        result = TrialResult(
-            number=spec.identity.number,
-            role=spec.identity.role,
-            candidate_hash=spec.identity.candidate_hash,
-            outcome=Outcome.INVALID,
-            origin=Origin.REPLAYED,
-            evidence="the table has no run of this configuration",
-            evidence_source="replay",
-        )
+        made = partial(result_of, spec, origin=Origin.REPLAYED)
         if found is None:
-            return result
+            evidence = "the table has no run of this configuration"
+            return made(Outcome.INVALID, evidence=evidence, evidence_source="replay")
         where = ", ".join(row.where for row in found.rows)
         if found.step_time_s is None:
-            return dataclasses.replace(
-                result,
-                outcome=Outcome.OOM,
-                evidence=f"the table says {found.rows[0].text('status')}",
-                evidence_source=where,
-            )
-        return dataclasses.replace(
-            result,
-            outcome=Outcome.OK,
-            evidence="",
+            evidence = f"the table says {found.rows[0].text('status')}"
+            return made(Outcome.OOM, evidence=evidence, evidence_source=where)
+        return made(
+            Outcome.OK,
             evidence_source=where,
             step_times_s=[found.step_time_s],
             step_time_s=found.step_time_s,

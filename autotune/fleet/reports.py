@@ -1,6 +1,7 @@
 """What the ranks of a trial, and its nodes, have written into its folder so far."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from autotune.contract import (
@@ -12,43 +13,40 @@ from autotune.contract import (
     RankReport,
     read_json,
 )
+from autotune.trial.launcher import EXIT_FILE
 
 
 def read_reports(folder: Path, n_ranks: int, *, first: int = 0) -> list[RankReport]:
-    """The ranks' reports that are there and whole, by rank.
-
-    Args:
-        folder: The trial's.
-        n_ranks: How many ranks to look for.
-        first: The first of them.
-    """
+    """The ranks' reports that are there and whole, by rank, from the `first` on."""
     reports = []
     for rank in range(first, first + n_ranks):
-        try:
-            reports.append(
-                RankReport.from_dict(read_json(folder / RANKS_DIR / f"{rank:02d}.json"))
-            )
-        except ContractError:
-            continue
+        with suppress(ContractError):
+            data = read_json(folder / RANKS_DIR / f"{rank:02d}.json")
+            reports.append(RankReport.from_dict(data))
     return reports
 
 
 def read_node_report(folder: Path, node: int) -> NodeReport:
     """What a node saw of a trial; one that was lost, or whose file is damaged, saw nothing."""
-    try:
+    with suppress(ContractError):
         return NodeReport.from_dict(read_json(folder / RANKS_DIR / NODE_FILE.format(node=node)))
-    except ContractError:
-        return NodeReport()
+    return NodeReport()
+
+
+def exit_codes(folder: Path, node: int) -> dict[str, int]:
+    """The exit codes of ranks that the launcher wrote; anything else in the file is left out."""
+    with suppress(ContractError):
+        codes = read_json(folder / RANKS_DIR / EXIT_FILE.format(node=node))
+        return {r: code for r, code in codes.items() if r.isdecimal() and type(code) is int}
+    return {}
 
 
 def measured_span_s(
     reports: Sequence[RankReport], started_at_s: float
 ) -> tuple[float, float] | None:
-    """When the measured steps began and ended, wall-clock time (Unix); None: there are none.
+    """When the first rank's measured steps began and ended (Unix time); None: there are none.
 
-    Args:
-        reports: Reports of ranks; the first rank's is read.
-        started_at_s: When its first phase began.
+    Its first phase began at `started_at_s`.
     """
     if not reports or not reports[0].measured_s:
         return None

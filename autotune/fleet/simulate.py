@@ -23,7 +23,7 @@ from autotune.cost.predict import predict
 from autotune.devices.accelerators import accelerators_with
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import Engine
-from autotune.fleet.answering import Answer, AnsweringFleet
+from autotune.fleet.answering import Answer, AnsweringFleet, result_of
 from autotune.fleet.base import Place
 from autotune.job.job import Job, read_accelerators_of
 from autotune.planning.lattice import Lattice
@@ -32,16 +32,10 @@ from autotune.space.candidate import Candidate, candidate_of
 
 _DESCRIBED = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")
 
+Model = Callable[[Candidate], tuple[float, float]]
+"""Step time, in seconds, and peak memory, in bytes, of a candidate."""
 N_STEPS = 10
 """Steps that a simulated trial measures."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """What the model says of one candidate."""
-
-    step_time_s: float
-    peak_memory_bytes: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +60,7 @@ class Luck:
 class Simulate:
     """The analytic model; implements `FleetPlugin`."""
 
-    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "SimulatedPlace":
+    def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "_SimulatedPlace":
         """See `FleetPlugin.find`: this machine's devices, or such as `8xH100`."""
         environment = detect_environment()
         if (found := _DESCRIBED.fullmatch(of)) is not None:
@@ -76,10 +70,10 @@ class Simulate:
             table = read_accelerators_of(job_file, flags.get("accelerators"))
             wishes = FleetWishes(gpu=found[2], per_node=per_node)
             environment = described(wishes, environment, table)
-        return SimulatedPlace(environment, flags)
+        return _SimulatedPlace(environment, flags)
 
 
-class SimulatedPlace(Place):
+class _SimulatedPlace(Place):
     """Devices that the model speaks for."""
 
     origin = Origin.SIMULATED
@@ -92,15 +86,11 @@ class SimulatedPlace(Place):
     def fleet_for(
         self, job: Job, engine: Engine, lattice: Lattice
     ) -> Callable[[], AnsweringFleet]:
-        """See `Place.fleet_for`."""
         constants, table = constants_of(self.environment), accelerators_with(job.accelerators)
 
-        def say(candidate: Candidate) -> Said:
+        def say(candidate: Candidate) -> tuple[float, float]:
             predicted = predict(engine.plans([candidate], table), constants)
-            return Said(
-                step_time_s=float(predicted.step_time_s[0]),
-                peak_memory_bytes=float(predicted.peak_memory_bytes[0]),
-            )
+            return float(predicted.step_time_s[0]), float(predicted.peak_memory_bytes[0])
 
         say(lattice.candidates[0])  # what cannot be predicted is said now
         limit_bytes = job.memory_limit_bytes or self.environment.device_memory_bytes
@@ -108,49 +98,34 @@ class SimulatedPlace(Place):
         return partial(AnsweringFleet, answer, self.origin)
 
 
-def simulated(say: Callable[[Candidate], Said], luck: Luck, *, device_memory_bytes: int) -> Answer:
-    """What such devices might have measured.
-
-    Args:
-        say: The model.
-        luck: Its errors.
-        device_memory_bytes: The limit where a trial has none.
-    """
+def simulated(say: Model, luck: Luck, *, device_memory_bytes: int) -> Answer:
+    """What devices might have measured; `device_memory_bytes` limits a trial without a limit."""
 
     def answer(spec: TrialSpec) -> TrialResult:
         candidate = candidate_of(spec)
-        said = say(candidate)
+        step_time_s, peak_bytes = say(candidate)
         own = _numbers(luck.seed, spec.identity.reduced_of or candidate.hash)
         run = _numbers(luck.seed, candidate.hash, spec.identity.number)
         reduced = _numbers(luck.seed, candidate.hash, "reduced")
         differs = 0.0 if spec.identity.fidelity is None else luck.fidelity_error
-        result = TrialResult(
-            number=spec.identity.number,
-            role=spec.identity.role,
-            candidate_hash=spec.identity.candidate_hash,
-            outcome=Outcome.OK,
-            origin=Origin.SIMULATED,
-        )
+        made = partial(result_of, spec, origin=Origin.SIMULATED)
+        fault = partial(made, evidence_source="simulation")
         if run.random() < luck.p_platform_fault:
-            return _fault(result, Outcome.COMM, "simulated: a collective timed out")
-        step_time_s = said.step_time_s * _factor(own, luck.time_error)
-        step_time_s *= _factor(reduced, differs)
-        peak_bytes = said.peak_memory_bytes * _factor(own, luck.memory_error)
+            return fault(Outcome.COMM, evidence="simulated: a collective timed out")
+        step_time_s = step_time_s * _factor(own, luck.time_error) * _factor(reduced, differs)
+        peak_bytes *= _factor(own, luck.memory_error)
         limit_bytes = spec.measure.memory_limit_bytes or device_memory_bytes
         if peak_bytes > limit_bytes:
-            return _fault(
-                result,
-                Outcome.OOM,
-                f"simulated: out of memory, {peak_bytes:.4g} B of {limit_bytes:.4g} B",
-            )
+            evidence = f"simulated: out of memory, {peak_bytes:.4g} B of {limit_bytes:.4g} B"
+            return fault(Outcome.OOM, evidence=evidence)
         steps = step_time_s * _factor(run, luck.run_noise)
         step_times_s = [steps * _factor(run, luck.step_noise) for _ in range(N_STEPS)]
         median_s = float(np.median(step_times_s))
         # The median of normal values has 1.25 times the standard error of their mean.
         half = 1.96 * 1.25 * luck.step_noise / math.sqrt(N_STEPS)
         rate = spec.layout.global_batch / median_s
-        return dataclasses.replace(
-            result,
+        return made(
+            Outcome.OK,
             step_times_s=step_times_s,
             step_time_s=median_s,
             step_time_low_s=median_s * math.exp(-half),
@@ -163,12 +138,6 @@ def simulated(say: Callable[[Candidate], Said], luck: Luck, *, device_memory_byt
         )
 
     return answer
-
-
-def _fault(result: TrialResult, outcome: Outcome, evidence: str) -> TrialResult:
-    return dataclasses.replace(
-        result, outcome=outcome, evidence=evidence, evidence_source="simulation"
-    )
 
 
 def _numbers(seed: int, *of: object) -> np.random.Generator:

@@ -1,5 +1,6 @@
 """Parameter-efficient fine-tuning: which weights are frozen, and what is trained instead."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -32,12 +33,8 @@ class Lora:
     def as_source(self) -> dict[str, Any]:
         """`TrialSpec.model["lora"]`."""
         targets = self.target_modules
-        return {
-            "rank": self.rank,
-            "alpha": self.alpha,
-            "target_modules": targets if isinstance(targets, str) else list(targets),
-            "dropout": self.dropout,
-        }
+        spelled = targets if isinstance(targets, str) else list(targets)
+        return {**dataclasses.asdict(self), "target_modules": spelled}
 
 
 def _targets(value: Any) -> str | tuple[str, ...]:
@@ -64,12 +61,8 @@ class FinetuneFile(BaseModel):
 
     def lora(self) -> Lora:
         """With its defaults filled in: alpha is twice the rank, so that the scale is 2."""
-        return Lora(
-            rank=self.rank,
-            alpha=2.0 * self.rank if self.alpha is None else self.alpha,
-            target_modules=self.target_modules,
-            dropout=self.dropout,
-        )
+        alpha = 2.0 * self.rank if self.alpha is None else self.alpha
+        return Lora(**{**self.model_dump(exclude={"method"}), "alpha": alpha})
 
 
 def with_rank(finetune: Any, rank: int) -> Any:

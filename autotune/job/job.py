@@ -39,14 +39,10 @@ _LARGEST = 2**31 - 1
 """Largest of counts and sizes: DeepSpeed, torch and the table's 64 bits hold their products."""
 
 DEFAULT_TRIALS = 20
-
 DEFAULT_SAMPLER = "calibrated"
-
 DEFAULT_ENGINE = "deepspeed"
-
 DEFAULT_WORKLOAD = "builtin"
 DEFAULT_SPACE = "zero"
-
 DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}
 
 
@@ -125,10 +121,7 @@ class Job:
     """Price of one accelerator, in whatever currency; None: nobody said."""
 
     def model_with(self, layers: int | None) -> Model:
-        """The model that a candidate trains.
-
-        Args:
-            layers: As of `Candidate`.
+        """The model that a candidate of so many layers trains; None: of all.
 
         Raises:
             JobError: The model is not one to leave layers out of.
@@ -140,9 +133,6 @@ class Job:
 
         A trial that ends well within it fits by that alone. An allocator fills what it is given,
         so its peak under a wider limit would not tell whether the candidate needs the room.
-
-        Args:
-            device_memory_bytes: The limit where the job names none.
         """
         if self.memory_limit_bytes is None and not self.head_room:
             return None
@@ -269,13 +259,9 @@ def read_accelerators_of(job_file: Path | None, own: Path | None) -> tuple[Accel
 
 
 def resolve_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Keys of a job, with the paths among them made absolute.
+    """Keys of a job, of any type, with the paths among them made absolute from a folder.
 
     A model or a space is one where such a file or folder is there and no shipped one has the name.
-
-    Args:
-        data: Keys as in `JobFile`, of any type.
-        folder: What the paths are relative to.
     """
     resolved = dict(data)
     for key in ("baseline", "base_config", "templates", "nvme_path", "accelerators"):
@@ -301,6 +287,10 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
     Raises:
         JobError: A key is unknown, missing, or has a value that is not allowed.
     """
+
+    def source(key: str) -> str:
+        return "command line" if key in flags else where
+
     try:
         file = JobFile.model_validate(data)
         check_fits(file.lengths, file.seq_len)
@@ -308,92 +298,57 @@ def make_job(data: dict[str, Any], *, where: str, flags: Collection[str] = ()) -
         sampler = load_plugin("sampler", file.sampler)
     except ValidationError as error:
         items: list[Mapping[str, Any]] = [*error.errors()]
-        raise JobError(
-            "\n".join(
-                _complaint(item, "command line" if _key(item) in flags else where)
-                for item in items
-            ),
-            "; ".join(dict.fromkeys(_fix(item) for item in items)),
-        ) from error
+        complaints = (_complaint(item, source(_key(item))) for item in items)
+        fixes = dict.fromkeys(_fix(item) for item in items)
+        raise JobError("\n".join(complaints), "; ".join(fixes)) from error
     except JobError as error:
         # A size, a duration or lengths are wrong; it names the key.
         key = error.message.partition(":")[0].partition(".")[0]
-        source = "command line" if key in flags else where
-        raise JobError(f"{source}: {error.message}", error.hint) from error
+        raise JobError(f"{source(key)}: {error.message}", error.hint) from error
     lora = None if file.finetune is None else file.finetune.lora()
     model = load_model(file.model)
     if lora is not None:
         model = with_adapters(model, lora)
-    return Job(
-        model=model,
-        seq_len=file.seq_len,
-        global_batch=file.global_batch,
-        world=file.world,
-        precision=file.precision,
-        optimizer=file.optimizer,
-        objective=ObjectiveWish(name=file.objective, floor=file.objective_floor),
-        space=file.space,
-        sampler=file.sampler,
-        budget=Budget(
+    converted: dict[str, Any] = {
+        "model": model,
+        "objective": ObjectiveWish(name=file.objective, floor=file.objective_floor),
+        "budget": Budget(
             trials=file.trials or (_LARGEST if sampler.is_exhaustive else DEFAULT_TRIALS),
             time_s=file.budget,
             patience=file.patience,
             gpu_hours=file.gpu_hours,
         ),
-        memory_limit_bytes=file.memory_limit,
-        head_room=file.head_room,
-        trial_timeout_s=file.trial_timeout,
-        seed=file.seed,
-        baseline=file.baseline,
-        base_config=file.base_config,
-        templates=file.templates,
-        nvme_path=file.nvme_path,
-        study=file.study or default_study_name(file),
-        accelerators=file.accelerators,
-        finetune=lora,
-        lengths=file.lengths,
-        diagnose=file.diagnose,
-        fidelity=_fidelity(
+        "memory_limit_bytes": file.memory_limit,
+        "trial_timeout_s": file.trial_timeout,
+        "study": file.study or default_study_name(file),
+        "finetune": lora,
+        "fidelity": _fidelity(
             file,
             model,
             goes_by_forecast=sampler.goes_by_forecast,
-            where="command line" if "fidelity" in flags else where,
+            where=source("fidelity"),
         ),
-        engine=file.engine,
-        workload=file.workload,
-        price_per_hour=file.price,
-    )
+        "price_per_hour": file.price,
+    }
+    as_written = {
+        name: getattr(file, name) for name in Job.__dataclass_fields__ if name not in converted
+    }
+    return Job(**as_written, **converted)
+
+
+_CONTINUED = {
+    *("trials", "budget", "patience", "gpu_hours", "price", "trial_timeout", "diagnose"),
+    *("sampler", "space", "seed", "study", "accelerators", "fidelity"),
+}
+"""Keys that may change from one run of a study to the next: changing them continues it."""
+_YOUNGER = ("nvme_path", "finetune", "engine", "workload", "lengths")
+"""Keys that count where they are used: the studies of jobs without them keep their names."""
 
 
 def default_study_name(file: JobFile) -> str:
-    """A name that the same job always gets: the same command again resumes.
-
-    Budgets, the sampler, the space and what predicts are left out: changing them continues the
-    study.
-    """
-    continued = {
-        "trials",
-        "budget",
-        "patience",
-        "gpu_hours",
-        "price",
-        "sampler",
-        "space",
-        "seed",
-        "study",
-        "trial_timeout",
-        "diagnose",
-        "accelerators",
-        "fidelity",
-    }
-    if file.nvme_path is None:  # another disk is another problem; none is as it always was
-        continued.add("nvme_path")
-    # Younger keys count where they are used: the others' studies keep their names.
-    continued |= {"finetune"} if file.finetune is None else set()
-    continued |= {"engine"} if file.engine == DEFAULT_ENGINE else set()
-    continued |= {"workload"} if file.workload == DEFAULT_WORKLOAD else set()
-    continued |= {"lengths"} if file.lengths == FIXED else set()
-    identity = file.model_dump(mode="json", exclude=continued)
+    """A name that the same job always gets: the same command again resumes."""
+    unused = {key for key in _YOUNGER if getattr(file, key) == JobFile.model_fields[key].default}
+    identity = file.model_dump(mode="json", exclude=_CONTINUED | unused)
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:6]
     name = Path(file.model).name.split(":")[-1].removesuffix(".json")
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-") or "model"

@@ -91,7 +91,8 @@ def load_model(text: str) -> Model:
         name = Path(os.path.realpath(path)).name if is_folder else _name_of_file(path)
         return model_from_config(name, _read_config(file_path), where=str(file_path))
     if _FACTORY.fullmatch(text):
-        return _from_factory(text)
+        source = {"factory": text, "path": [str(Path.cwd())]}
+        return _built(text.rpartition(":")[2], source, where=text)
     near = difflib.get_close_matches(text.lower(), presets(), n=3, cutoff=0.4)
     raise JobError(
         f"model: {text!r} is no preset, no file or folder, and not package.module:factory",
@@ -192,12 +193,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def model_from_config(name: str, config: dict[str, Any], *, where: str) -> Model:
-    """The model of a Hugging Face config.
-
-    Args:
-        name: What to call it.
-        config: As in a config.json.
-        where: Where it came from, for the errors.
+    """The model of a Hugging Face config; errors say `where` it came from.
 
     Raises:
         JobError: It names no architecture, or sizes that cannot be.
@@ -207,33 +203,23 @@ def model_from_config(name: str, config: dict[str, Any], *, where: str) -> Model
             f"{where}: model_type: {config.get('model_type')!r} names no architecture",
             "a Hugging Face config has one, such as gpt2 or llama",
         )
-    if has_closed_form(config):
-        shape = FAMILIES[config["model_type"]](config, where)
-        supports_tp, supports_recompute = config["model_type"] in SPLIT_BY_AUTOTP, True
-    else:
-        found = _probe({"config": config}, where=where)
-        shape = ModelShape(**found["shape"])
-        supports_tp, supports_recompute = found["supports_tp"], found["supports_recompute"]
+    if not has_closed_form(config):
+        return _built(name, {"config": config}, where=where)
+    shape = FAMILIES[config["model_type"]](config, where)
     return Model(
         name=name,
         shape=shape,
         source={"config": config, "vocab": shape.vocab},
-        supports_tp=supports_tp,
-        supports_recompute=supports_recompute,
+        supports_tp=config["model_type"] in SPLIT_BY_AUTOTP,
+        supports_recompute=True,
     )
 
 
-def _from_factory(text: str) -> Model:
-    source: dict[str, Any] = {"factory": text, "path": [str(Path.cwd())]}
-    found = _probe(source, where=text)
-    shape = ModelShape(**found["shape"])
-    return Model(
-        name=text.rpartition(":")[2],
-        shape=shape,
-        source={**source, "vocab": shape.vocab},
-        supports_tp=found["supports_tp"],
-        supports_recompute=found["supports_recompute"],
-    )
+def _built(name: str, source: dict[str, Any], *, where: str) -> Model:
+    """A model by what only building it can tell."""
+    found = _probe(source, where=where)
+    shape = ModelShape(**found.pop("shape"))
+    return Model(name=name, shape=shape, source={**source, "vocab": shape.vocab}, **found)
 
 
 def _probe(source: dict[str, Any], *, where: str) -> dict[str, Any]:

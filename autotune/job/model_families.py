@@ -5,6 +5,7 @@ holds them to it for every preset. An architecture that is not here is built and
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from autotune.base.errors import JobError
@@ -144,14 +145,6 @@ def _llama(config: Mapping[str, Any], where: str) -> ModelShape:
     )
 
 
-def _mistral(config: Mapping[str, Any], where: str) -> ModelShape:
-    return _rotary(config, where)
-
-
-def _qwen2(config: Mapping[str, Any], where: str) -> ModelShape:
-    return _rotary(config, where, qkv_bias=True)
-
-
 def _mixtral(config: Mapping[str, Any], where: str) -> ModelShape:
     """Mixtral: transformers 5 keeps a layer's experts in two tensors of three dimensions."""
     keys = _Keys(config, where)
@@ -220,8 +213,8 @@ def _rotary(
 FAMILIES: dict[str, Callable[[Mapping[str, Any], str], ModelShape]] = {
     "gpt2": _gpt2,
     "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen2,
+    "mistral": _rotary,
+    "qwen2": partial(_rotary, qkv_bias=True),
     "mixtral": _mixtral,
 }
 """model_type -> shape of a config, given where the config came from; raises JobError."""

@@ -25,12 +25,8 @@ _POSITION = re.compile(r"(^|[._])(wpe|pos|position|positions|position_embeddings
 
 # DeepSpeed 0.19.8, module_inject: tp_plan_converter.py, and AutoTP.supported for want of a plan.
 _TP_STYLES = {
-    "colwise",
-    "colwise_rep",
-    "colwise_gather_output",
-    "rowwise",
-    "replicated_with_grad_allreduce",
-    "embedding_rowwise",
+    *("colwise", "colwise_rep", "colwise_gather_output", "rowwise"),
+    *("replicated_with_grad_allreduce", "embedding_rowwise"),
 }
 _TP_REFUSED = {"deberta", "flaubert", "fsmt", "gpt2", "led", "longformer", "xlm", "xlnet"}
 
@@ -44,25 +40,30 @@ class NotUsableError(Exception):
 
 
 def main() -> None:
-    """Read the source from stdin and write the shape, or what is wrong with it, to a file."""
-    source = json.load(sys.stdin)
+    """Answer with the shape of the source's model."""
+    answer(_found)
+
+
+def answer(work: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Read a request from stdin and write what `work` makes of it, or what is wrong, to a file."""
     try:
-        module = build(source)
-        answer = {
-            "shape": adapted_shape(module, source) if "lora" in source else shape_of(module),
-            "supports_tp": _supports_tp(module),
-            "supports_recompute": _supports_recompute(module),
-        }
+        found = work(json.load(sys.stdin))
     except NotUsableError as error:
-        answer = {"error": str(error), "hint": error.hint}
-    Path(sys.argv[1]).write_text(json.dumps(answer), encoding="utf-8")
+        found = {"error": str(error), "hint": error.hint}
+    Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+
+
+def _found(source: dict[str, Any]) -> dict[str, Any]:
+    module = build(source)
+    return {
+        "shape": adapted_shape(module, source) if "lora" in source else shape_of(module),
+        "supports_tp": _supports_tp(module),
+        "supports_recompute": _supports_recompute(module),
+    }
 
 
 def build(source: dict[str, Any]) -> nn.Module:
     """Build the module on the meta device and check that it can be called as trials call it.
-
-    Args:
-        source: `{"config": {...}}` or `{"factory": "package.module:name", "path": [...]}`.
 
     Raises:
         NotUsableError: It cannot be built, is no module, or takes other arguments.
@@ -110,7 +111,9 @@ def shape_of(module: nn.Module) -> dict[str, Any]:
         "n_heads": heads,
         "n_kv_heads": known("num_key_value_heads") or heads,
         "vocab": vocab,
-        "max_seq_len": _position_limit(positions, known),
+        # Where positions are learned, there is a last one.
+        "max_seq_len": positions
+        and (known("max_position_embeddings") or positions.num_embeddings),
         "tied_embeddings": words is not None and _is_shared(module, words),
         "gated_mlp": any(_GATE.search(name) for name in sizes),
         "n_experts": n_experts,
@@ -137,7 +140,7 @@ def adapted_shape(module: nn.Module, source: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         linear = {n.rpartition(".")[2] for n, m in module.named_modules() if _is_linear(m)}
         raise NotUsableError(
-            f"finetune: peft cannot put adapters there: {_one_line(error)}",
+            f"finetune: peft cannot put adapters there: {one_line(error)}",
             f"name target_modules of this model: {', '.join(sorted(linear)) or 'it has none'}",
         ) from error
     sizes = [p.numel() for p in module.parameters()]
@@ -169,7 +172,7 @@ def _from_config(config: dict[str, Any]) -> nn.Module:
         is_remote = "auto_map" in config
         raise NotUsableError(
             f"transformers cannot build {config['model_type']!r} for causal language modelling: "
-            f"{_one_line(error)}",
+            f"{one_line(error)}",
             "its code lies beside its weights: write a factory that loads it with "
             "trust_remote_code=True, and name that: --model package.module:factory"
             if is_remote
@@ -185,7 +188,7 @@ def _from_factory(source: dict[str, Any]) -> nn.Module:
         found = importlib.import_module(name)
     except Exception as error:
         raise NotUsableError(
-            f"importing {name} raised {_one_line(error)}",
+            f"importing {name} raised {one_line(error)}",
             f"searched: {', '.join(source['path'])} and the installed packages",
         ) from error
     factory = getattr(found, attribute, None)
@@ -215,7 +218,7 @@ def _call(factory: Callable[[], Any]) -> Any:
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise NotUsableError(
-            f"it raised {_one_line(error)} ({frame.filename}:{frame.lineno})",
+            f"it raised {one_line(error)} ({frame.filename}:{frame.lineno})",
             "a factory takes no arguments and returns a torch.nn.Module",
         ) from error
 
@@ -266,12 +269,6 @@ def _embeddings(module: nn.Module) -> tuple[nn.Embedding | None, nn.Embedding | 
     return largest, positions[0] if positions else None
 
 
-def _position_limit(positions: nn.Embedding | None, known: Callable[..., int]) -> int | None:
-    if positions is None:
-        return None
-    return known("max_position_embeddings") or positions.num_embeddings
-
-
 def _is_shared(module: nn.Module, embedding: nn.Embedding) -> bool:
     others = (m for m in module.modules() if not isinstance(m, nn.Embedding))
     return any(p is embedding.weight for m in others for p in m.parameters(recurse=False))
@@ -293,7 +290,8 @@ def _longest_list(module: nn.Module) -> int:
     return max(alike, default=0)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What an exception says, in one line that is not too long."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:240]
 
 

@@ -21,12 +21,9 @@ class Clock:
     """Times calls on one device."""
 
     def __init__(self, device: Any, wait: Callable[[], None], *, is_quick: bool) -> None:
-        """Take what it times on.
+        """`wait` returns when torch's device has done what it was given.
 
-        Args:
-            device: torch's.
-            wait: Returns when the device has done what it was given.
-            is_quick: Whether figures may be rougher for being there sooner.
+        A quick clock's figures may be rougher for being there sooner.
         """
         self.device = device
         self.is_cuda = device.type == "cuda"
@@ -37,11 +34,7 @@ class Clock:
         """What the last call of `together` took, of all ranks the same figure."""
 
     def alone(self, work: Callable[[], object]) -> dict[str, float]:
-        """Time what each rank does by itself, all of them at the same time.
-
-        Args:
-            work: One call of it.
-        """
+        """Time what each rank does by itself, all of them at the same time."""
         for _ in range(_WARM_UPS):
             work()
         self._barrier()
@@ -53,12 +46,7 @@ class Clock:
         return _summary(samples)
 
     def together(self, work: Callable[[], object], *, calls: int) -> dict[str, float]:
-        """Time what the ranks do with each other: as often on every rank.
-
-        Args:
-            work: One call of it.
-            calls: In each sample.
-        """
+        """Time what the ranks do with each other: as often on every rank, `calls` a sample."""
         work()
         self._barrier()
         self.once_s = once_s = self._slowest(self._sample(work, 1))

@@ -1,7 +1,7 @@
 """What the ranks do with each other: collectives by size, and pairs by themselves."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,27 +61,27 @@ def _all() -> tuple[int, ...]:
     return tuple(range(distributed.get_world_size()))
 
 
-def collectives(clock: Clock, ring: Ring) -> list[dict[str, Any]]:
+def collectives(clock: Clock, ring: Ring) -> Iterator[dict[str, Any]]:
     """All of them by size, on all rings of a span at once; `bytes` as the cost model counts them.
 
     Those are the buffer of an all-reduce, the whole of an all-gather or a reduce-scatter, what a
     rank hands out in an all-to-all, its own part included, and the message of a send.
     """
-    points = []
     slow: set[str] = set()
     for number, size_bytes in enumerate(SIZES if clock.is_quick else (*SIZES, LARGEST)):
         calls = max(1, _SAMPLE_BYTES // size_bytes)
-        for kind, (work, moved_bytes) in _works(clock, ring, size_bytes).items():
+        part = max(1, size_bytes // 4 // len(ring.ranks))
+        about = {"span": ring.span, "bytes": 4 * part * len(ring.ranks)}
+        for kind, work in _works(clock, ring, part).items():
             if kind in slow:
                 continue
             timed = clock.together(work, calls=calls)
             if number > 0 and clock.once_s > _SLOW_S:
                 slow.add(kind)
-            points.append({"kind": kind, "span": ring.span, "bytes": moved_bytes, **timed})
-    return points
+            yield {"kind": kind, **about, **timed}
 
 
-def pairs(clock: Clock, per_node: int) -> list[dict[str, Any]]:
+def pairs(clock: Clock, per_node: int) -> Iterator[dict[str, Any]]:
     """A message there and one back between two ranks; half of that.
 
     Within the nodes one pair of each at a time; between them all ranks of two nodes, each with the
@@ -90,20 +90,14 @@ def pairs(clock: Clock, per_node: int) -> list[dict[str, Any]]:
     rank, world = distributed.get_rank(), distributed.get_world_size()
     node, place = divmod(rank, per_node)
     buffer = torch.zeros(_PAIR_BYTES // 4, device=clock.device)
-    points = []
-
-    def measure(span: Span, first: int, second: int) -> None:
+    within = [("node", *(node * per_node + one for one in pair)) for pair in _couples(per_node)]
+    nodes = _couples(world // per_node)
+    between = [("nodes", *(one * per_node + place for one in pair)) for pair in nodes]
+    for span, first, second in (*within, *between):
         timed = clock.together(_ping(buffer, rank, first, second), calls=1)
         if rank in (first, second):
-            timed = {**timed, "seconds": timed["seconds"] / 2}
             about = {"span": span, "ranks": [first, second], "bytes": _PAIR_BYTES}
-            points.append({"kind": "pair", **about, **timed})
-
-    for first, second in _couples(per_node):
-        measure("node", node * per_node + first, node * per_node + second)
-    for first, second in _couples(world // per_node):
-        measure("nodes", first * per_node + place, second * per_node + place)
-    return points
+            yield {"kind": "pair", **about, **timed, "seconds": timed["seconds"] / 2}
 
 
 def _couples(n: int) -> list[tuple[int, int]]:
@@ -112,15 +106,11 @@ def _couples(n: int) -> list[tuple[int, int]]:
     return list(itertools.combinations(range(n), 2))
 
 
-def _works(
-    clock: Clock, ring: Ring, size_bytes: int
-) -> dict[str, tuple[Callable[[], object], int]]:
-    """Kind -> one call of it, and what it moves."""
-    group, n = ring.group, len(ring.ranks)
-    part = max(1, size_bytes // 4 // n)
-    whole, other = (torch.zeros(part * n, device=clock.device) for _ in range(2))
+def _works(clock: Clock, ring: Ring, part: int) -> dict[str, Callable[[], object]]:
+    """Kind -> one call of it with so many elements for each rank."""
+    group = ring.group
+    whole, other = (torch.zeros(part * len(ring.ranks), device=clock.device) for _ in range(2))
     shard = torch.zeros(part, device=clock.device)
-    whole_bytes = 4 * part * n
 
     def shift() -> None:
         """To the next rank and from the last, as the stages of a pipeline do."""
@@ -130,14 +120,11 @@ def _works(
             request.wait()
 
     return {
-        "all_reduce": (lambda: distributed.all_reduce(whole, group=group), whole_bytes),
-        "all_gather": (lambda: _gather(other, shard, group=group), whole_bytes),
-        "reduce_scatter": (lambda: _scatter(shard, whole, group=group), whole_bytes),
-        "all_to_all": (
-            lambda: distributed.all_to_all_single(other, whole, group=group),
-            whole_bytes,
-        ),
-        "send": (shift, whole_bytes),
+        "all_reduce": lambda: distributed.all_reduce(whole, group=group),
+        "all_gather": lambda: _gather(other, shard, group=group),
+        "reduce_scatter": lambda: _scatter(shard, whole, group=group),
+        "all_to_all": lambda: distributed.all_to_all_single(other, whole, group=group),
+        "send": shift,
     }
 
 

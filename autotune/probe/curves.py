@@ -50,11 +50,6 @@ def fit_link(points: Sequence[Point], kind: str, n_ranks: int) -> LinkCurve:
     `autotune.cost.collectives`, which this is the inverse of. Source: Thakur, Rabenseifner and
     Gropp (IJHPCA 19, 2005), section 2.
 
-    Args:
-        points: Points of that kind, of two sizes at least.
-        kind: One of `LINK_KINDS`.
-        n_ranks: Ranks that took part.
-
     Raises:
         FleetError: There are fewer than two sizes, or a time is not above zero.
     """
@@ -77,9 +72,6 @@ def fit_products(points: Sequence[Point]) -> ProductCurve:
     The curve goes through the best product, since large ones are what counts; what smaller ones
     take beyond goes by their operands and by each call: the roofline of Williams et al. (CACM 52,
     2009) with its corner rounded, as in `autotune.cost.compute`.
-
-    Args:
-        points: Points of one precision.
 
     Raises:
         FleetError: There are fewer than three, or a time is not above zero.

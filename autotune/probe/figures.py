@@ -33,10 +33,7 @@ class Figures:
 def figures_of(points: Sequence[Point], per_node: int, n_nodes: int = 1) -> Figures:
     """Fit the curves, and take what has none from the largest size.
 
-    Args:
-        points: Points of all ranks.
-        per_node: Ranks of each node that took part.
-        n_nodes: Nodes that took part.
+    `per_node` ranks of each of `n_nodes` nodes took part.
 
     Raises:
         FleetError: There are too few points.
@@ -61,18 +58,14 @@ def figures_of(points: Sequence[Point], per_node: int, n_nodes: int = 1) -> Figu
         operand_elements_per_s={
             dtype: curve.elements_per_s
             for dtype, curve in products.items()
-            if curve.elements_per_s < float("inf")
+            if curve.elements_per_s < math.inf
         },
         link=_link(links, gathers),
         network=_link(network, gathers),
         host_bytes_per_s=_slower(_rate(points, "upload"), _rate(points, "download")),
         # A CPU rank's memory is its share of the node's.
-        host_memory_bytes_per_s=per_node * memory_bytes_per_s
-        if layers and memory_bytes_per_s
-        else None,
-        nvme_bytes_per_s=_slower(
-            *(_of_node(points, kind, per_node) for kind in ("write", "read"))
-        ),
+        host_memory_bytes_per_s=_times(memory_bytes_per_s if layers else None, per_node),
+        nvme_bytes_per_s=_times(_slower(_rate(points, "write"), _rate(points, "read")), per_node),
         layer_s=layers[0].slowest_s if layers else None,
         attention=_attention(points),
         logit_s={p.dtype: p.slowest_s / math.prod(p.shape) for p in of_kind(points, "loss")},
@@ -175,9 +168,8 @@ def _rate(points: Sequence[Point], kind: str) -> float | None:
     return None if point is None else point.size_bytes / point.slowest_s
 
 
-def _of_node(points: Sequence[Point], kind: str, per_node: int) -> float | None:
-    """Bytes per second of all ranks of the slowest node at once."""
-    rate = _rate(points, kind)
+def _times(rate: float | None, per_node: int) -> float | None:
+    """The rate of all ranks of a node at once."""
     return None if rate is None else per_node * rate
 
 

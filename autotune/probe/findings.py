@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from autotune.cost.constants import load_constants
 from autotune.cost.device import STREAM_SHARE
 from autotune.devices.accelerators import Accelerator
+from autotune.probe.curves import LinkCurve, ProductCurve
 from autotune.probe.figures import Figures, largest
 from autotune.probe.points import Point, Span, of_kind
 
@@ -30,21 +31,19 @@ def conclude(
     names: Sequence[str],
     its_class: Accelerator | None,
 ) -> tuple[str, ...]:
-    """Warnings, the gravest first.
+    """Warnings, the gravest first; `names` has the name of each rank's device.
 
-    Args:
-        points: Points of all ranks.
-        figures: What they come to.
-        names: Name of each rank's device.
-        its_class: Entry of the devices in the shipped table; None: there is none, or its figures
-            are an estimate.
+    Without `its_class`, the entry of the devices in the shipped table, there is no such entry, or
+    its figures are an estimate.
     """
+    of_class: tuple[str, ...] = ()
+    if its_class is not None:
+        of_class = (*_below_class(figures, its_class), *_slow_network(figures, its_class))
     return (
         *_slow_devices(points, names),
         *_slow_pairs(points, names, "nodes"),
         *_slow_pairs(points, names, "node"),
-        *(_below_class(figures, its_class) if its_class is not None else ()),
-        *(_slow_network(figures, its_class) if its_class is not None else ()),
+        *of_class,
         *_scattered(points),
         *_badly_fitted(figures),
         *_beyond(figures),
@@ -53,19 +52,13 @@ def conclude(
 
 def _slow_devices(points: Sequence[Point], names: Sequence[str]) -> Iterator[str]:
     """Against the better half: of two, against the other one."""
-    compared = [
-        (f"{dtype} products", _most_work(points, dtype))
-        for dtype in dict.fromkeys(p.dtype for p in of_kind(points, "matmul"))
-    ]
-    compared += [
-        (what, largest(points, kind))
-        for kind, what in (
-            ("stream", "memory"),
-            ("upload", "copies from the host"),
-            ("download", "copies to the host"),
-        )
-    ]
-    for what, point in compared:
+    compared: dict[str, Point | None] = {}
+    for product in sorted(of_kind(points, "matmul"), key=lambda point: point.flops):
+        compared[f"{product.dtype} products"] = product
+    compared["memory"] = largest(points, "stream")
+    compared["copies from the host"] = largest(points, "upload")
+    compared["copies to the host"] = largest(points, "download")
+    for what, point in compared.items():
         if point is None:
             continue
         usual_s = statistics.median_low(point.seconds)
@@ -76,11 +69,6 @@ def _slow_devices(points: Sequence[Point], names: Sequence[str]) -> Iterator[str
                     f"rank {rank} ({names[rank]}): {what} {behind:.0%} slower than on the other "
                     "ranks; look for other work, heat or a power limit there"
                 )
-
-
-def _most_work(points: Sequence[Point], dtype: str) -> Point | None:
-    theirs = [point for point in of_kind(points, "matmul") if point.dtype == dtype]
-    return max(theirs, key=lambda point: point.flops, default=None)
 
 
 def _slow_pairs(points: Sequence[Point], names: Sequence[str], span: Span) -> Iterator[str]:
@@ -108,19 +96,16 @@ def _slow_pairs(points: Sequence[Point], names: Sequence[str], span: Span) -> It
 def _below_class(figures: Figures, its_class: Accelerator) -> Iterator[str]:
     """Against what the shipped table says that the devices reach."""
     reached = figures.measured
-    compared: list[tuple[str, float | None, float | None, str]] = [
-        (
-            f"{dtype} products",
-            curve.best_flops_per_s,
-            its_class.achieved_flops.get(dtype),
-            "FLOP/s",
-        )
-        for dtype, curve in figures.products.items()
-    ]
+    promises = its_class.achieved_flops
     datasheet = its_class.memory_bytes_per_s * STREAM_SHARE
-    compared.append(("memory", reached.memory_bytes_per_s, datasheet, "B/s"))
-    compared.append(("host link", reached.host_bytes_per_s, its_class.host_bytes_per_s, "B/s"))
-    for what, found, promised, unit in compared:
+    for what, found, promised, unit in (
+        *(
+            (f"{dtype} products", curve.best_flops_per_s, promises.get(dtype), "FLOP/s")
+            for dtype, curve in figures.products.items()
+        ),
+        ("memory", reached.memory_bytes_per_s, datasheet, "B/s"),
+        ("host link", reached.host_bytes_per_s, its_class.host_bytes_per_s, "B/s"),
+    ):
         if found is None or promised is None:
             continue
         behind = 1.0 - found / promised
@@ -158,10 +143,9 @@ def _scattered(points: Sequence[Point]) -> Iterator[str]:
 
 
 def _badly_fitted(figures: Figures) -> Iterator[str]:
-    errors = {kind: curve.error for kind, curve in figures.products.items()}
-    errors |= {kind: curve.error for kind, curve in figures.links.items()}
-    errors |= {f"{kind} between nodes": curve.error for kind, curve in figures.network.items()}
-    bad = [f"{kind} {error:.0%}" for kind, error in errors.items() if error > MIN_FIT]
+    between = {f"{kind} between nodes": curve for kind, curve in figures.network.items()}
+    curves: dict[str, LinkCurve | ProductCurve] = {**figures.products, **figures.links, **between}
+    bad = [f"{kind} {curve.error:.0%}" for kind, curve in curves.items() if curve.error > MIN_FIT]
     if bad:
         said = ", ".join(bad)
         yield f"curves that miss their points by more than {MIN_FIT:.0%} on average: {said}"

@@ -11,8 +11,10 @@ from autotune.base.errors import JobError
 from autotune.base.files import is_foreign, write_whole
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
-from autotune.devices.probed import MeasuredLink, MeasuredRates
+from autotune.devices.probed import UNITS, MeasuredRates
+from autotune.probe.curves import LinkCurve, ProductCurve
 from autotune.probe.figures import Figures
+from autotune.probe.points import short
 
 MARK = "# Measured by `python -m autotune probe`"
 _HEAD = f"""{MARK}; --accelerators of search, plan, explain and estimate reads it.
@@ -60,12 +62,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_hardware(path: Path, entry: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Write the file.
-
-    Args:
-        path: Where to.
-        entry: The table's entries by name.
-        about: How they came about.
+    """Write the table's entries by name, and how they came about.
 
     Raises:
         JobError: It cannot be written.
@@ -91,120 +88,105 @@ def entry_of(
 
     What was not measured is as in that table; where it has no such device, it is what was reached.
 
-    Args:
-        environment: The devices.
-        figures: What they reached.
-        its_class: Their entry in the shipped table, if there is one.
-        per_node: Ranks of each node that took part.
-        n_nodes: Nodes that took part.
-        when: The date.
+    `per_node` ranks of each of `n_nodes` nodes took part.
     """
-    name = its_class.name if its_class is not None else _slug(environment.device_name)
     found = figures.measured
     achieved = {dtype: curve.flops_per_s for dtype, curve in figures.products.items()}
-    peaks = dict(its_class.peak_flops) if its_class is not None else dict(achieved)
+    ranks = f"{per_node} rank(s)" + (f" on each of {n_nodes} nodes" if n_nodes > 1 else "")
+    achieved_source = f"python -m autotune probe, {ranks}, {when}"
+    if its_class is not None:
+        base, source = its_class, f"as {its_class.name} of the shipped table"
+    else:
+        memory = found.memory_bytes_per_s or 0.0
+        link = 0.0 if found.link is None else found.link.bytes_per_s
+        host = found.host_bytes_per_s or link or memory
+        source = "none: reached"
+        base = Accelerator(
+            name=_slug(environment.device_name),
+            names=(),
+            memory_bytes=float(environment.device_memory_bytes),
+            memory_bytes_per_s=memory,
+            peak_flops=achieved,
+            achieved_flops=achieved,
+            sustained_share=1.0,
+            nvlink_bytes_per_s=link,
+            nvlink_domain=per_node,
+            host_bytes_per_s=host,
+            network_bytes_per_s=host if found.network is None else found.network.bytes_per_s,
+            devices_per_node=environment.n_devices,
+            source=source,
+            achieved_source=achieved_source,
+        )
+    peaks = dict(base.peak_flops)
     for dtype, rate in achieved.items():
         peaks[dtype] = max(rate, peaks.get(dtype, 0.0))
-    memory = found.memory_bytes_per_s or 0.0
-    link = None if found.link is None else found.link.bytes_per_s
-    domain = its_class.nvlink_domain if its_class is not None else per_node
-    nvlink = its_class.nvlink_bytes_per_s if its_class is not None else link or 0.0
-    host = found.host_bytes_per_s or link or memory
-    network = host if found.network is None else found.network.bytes_per_s
-    ranks = f"{per_node} rank(s)" + (f" on each of {n_nodes} nodes" if n_nodes > 1 else "")
     pattern = re.escape(environment.device_name)
     entry: dict[str, Any] = {
         "names": [rf"\b{pattern}", r"\bcpu\b"] if environment.accelerator == "cpu" else [pattern],
         "memory_gib": round(environment.device_memory_bytes / 2**30, 4),
-        "memory_gb_per_s": _giga(
-            its_class.memory_bytes_per_s if its_class is not None else memory
-        ),
-        "tflops": {dtype: _short(rate / 1e12) for dtype, rate in peaks.items()},
-        "achieved_tflops": {dtype: _short(rate / 1e12) for dtype, rate in achieved.items()},
-        "sustained_share": its_class.sustained_share if its_class is not None else 1.0,
-        "nvlink_gb_per_s": _giga(nvlink),
-        "nvlink_domain": domain,
-        "host_gb_per_s": _giga(its_class.host_bytes_per_s if its_class is not None else host),
-        "network_gb_per_s": _giga(
-            its_class.network_bytes_per_s if its_class is not None else network
-        ),
-        "devices_per_node": its_class.devices_per_node
-        if its_class is not None
-        else environment.n_devices,
-        "source": f"as {name} of the shipped table" if its_class is not None else "none: reached",
-        "achieved_source": f"python -m autotune probe, {ranks}, {when}",
+        "memory_gb_per_s": short(base.memory_bytes_per_s / 1e9),
+        "tflops": _all_short(peaks, 1e12),
+        "achieved_tflops": _all_short(achieved, 1e12),
+        "sustained_share": base.sustained_share,
+        "nvlink_gb_per_s": short(base.nvlink_bytes_per_s / 1e9),
+        "nvlink_domain": base.nvlink_domain,
+        "host_gb_per_s": short(base.host_bytes_per_s / 1e9),
+        "network_gb_per_s": short(base.network_bytes_per_s / 1e9),
+        "devices_per_node": base.devices_per_node,
+        "source": source,
+        "achieved_source": achieved_source,
         "measured": _spelled(found),
     }
-    return {name: entry}
+    return {base.name: entry}
 
 
 def _spelled(found: MeasuredRates) -> dict[str, Any]:
     """As `MeasuredEntry` reads it; what is not there is left out."""
-    spelled: dict[str, float | None] = {
-        "memory_gb_per_s": _giga(found.memory_bytes_per_s),
-        "cached_gb_per_s": _giga(found.cached_bytes_per_s),
-        "cache_mib": found.cache_bytes / 2**20 or None,
-        "fresh_gb_per_s": _giga(found.fresh_bytes_per_s),
-        "host_gb_per_s": _giga(found.host_bytes_per_s),
-        "host_memory_gb_per_s": _giga(found.host_memory_bytes_per_s),
-        "nvme_gb_per_s": _giga(found.nvme_bytes_per_s),
-        "layer_us": _micro(found.layer_s),
+    spelled: dict[str, Any] = {
+        key: short(getattr(found, field) / unit)
+        for key, (field, unit) in UNITS.items()
+        if getattr(found, field)
     }
-    return {
-        **{name: value for name, value in spelled.items() if value is not None},
-        **{
-            name: _spelled_link(link)
-            for name, link in (("link", found.link), ("network", found.network))
-            if link is not None
-        },
-        "operand_gelements_per_s": {
-            dtype: _short(rate / 1e9) for dtype, rate in found.operand_elements_per_s.items()
-        },
-        "attention": {
-            dtype: {
-                "forward_gflops": _short(rates.forward_flops_per_s / 1e9),
-                "backward_gflops": _short(rates.backward_flops_per_s / 1e9),
+    for name, link in (("link", found.link), ("network", found.network)):
+        if link is not None:
+            latency = {} if link.latency_s is None else {"latency_us": short(link.latency_s * 1e6)}
+            spelled[name] = {
+                "gb_per_s": short(link.bytes_per_s / 1e9),
+                **latency,
+                "all_reduce_speed": short(link.all_reduce_speed),
+                "all_to_all_speed": short(link.all_to_all_speed),
+                "send_speed": short(link.send_speed),
             }
-            for dtype, rates in found.attention.items()
-        },
-        "logit_ns": {dtype: _short(seconds * 1e9) for dtype, seconds in found.logit_s.items()},
+    spelled["operand_gelements_per_s"] = _all_short(found.operand_elements_per_s, 1e9)
+    spelled["attention"] = {
+        dtype: {
+            "forward_gflops": short(rates.forward_flops_per_s / 1e9),
+            "backward_gflops": short(rates.backward_flops_per_s / 1e9),
+        }
+        for dtype, rates in found.attention.items()
     }
-
-
-def _spelled_link(link: MeasuredLink) -> dict[str, float]:
-    spelled = {
-        "gb_per_s": _giga(link.bytes_per_s),
-        "latency_us": _micro(link.latency_s),
-        "all_reduce_speed": _short(link.all_reduce_speed),
-        "all_to_all_speed": _short(link.all_to_all_speed),
-        "send_speed": _short(link.send_speed),
-    }
-    return {name: value for name, value in spelled.items() if value is not None}
+    spelled["logit_ns"] = {dtype: short(s * 1e9) for dtype, s in found.logit_s.items()}
+    return spelled
 
 
 def fits_of(figures: Figures) -> list[dict[str, Any]]:
     """The curves, each with its error, for people and programs."""
-    rows: list[dict[str, Any]] = [
-        {
-            "of": f"matmul {dtype}",
-            "tflops": _short(curve.flops_per_s / 1e12),
-            "latency_us": _micro(curve.latency_s),
-            "error": _short(curve.error),
-        }
+
+    def row(of: str, curve: LinkCurve | ProductCurve, **rate: float) -> dict[str, Any]:
+        latency_us = short(curve.latency_s * 1e6)
+        return {"of": of, **rate, "latency_us": latency_us, "error": short(curve.error)}
+
+    rows = [
+        row(f"matmul {dtype}", curve, tflops=short(curve.flops_per_s / 1e12))
         for dtype, curve in figures.products.items()
     ]
     rows += [
-        {
-            "of": kind + suffix,
-            "gb_per_s": _giga(curve.bytes_per_s),
-            "latency_us": _micro(curve.latency_s),
-            "error": _short(curve.error),
-        }
+        row(kind + suffix, curve, gb_per_s=short(curve.bytes_per_s / 1e9))
         for suffix, curves in (("", figures.links), (" between nodes", figures.network))
         for kind, curve in curves.items()
     ]
     rows += [
-        {"of": f"{kind} of all ranks", "beyond": _short(times)}
+        {"of": f"{kind} of all ranks", "beyond": short(times)}
         for kind, times in figures.beyond.items()
     ]
     return rows
@@ -218,13 +200,5 @@ def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "device"
 
 
-def _giga(value: float | None) -> float | None:
-    return None if value is None else _short(value / 1e9)
-
-
-def _micro(value: float | None) -> float | None:
-    return None if value is None else _short(value * 1e6)
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
+def _all_short(figures: Mapping[str, float], unit: float) -> dict[str, float]:
+    return {name: short(value / unit) for name, value in figures.items()}

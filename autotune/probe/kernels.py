@@ -4,7 +4,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,16 @@ _LOGITS = (448, 8192)
 """Tokens and vocabulary."""
 _LARGEST_HEAP_BLOCK_BYTES = 31 * 2**20
 
+Points = Iterator[dict[str, Any]]
+"""As `autotune.probe.rank` writes them."""
 
-def products(clock: Clock, precisions: Sequence[str]) -> list[dict[str, Any]]:
+
+def products(clock: Clock, precisions: Sequence[str]) -> Points:
     """Square products of every size, and some with one short side, as few tokens make them."""
     sides = _CUDA_SIDES if clock.is_cuda else _CPU_SIDES
     long, middle = sides[-2], sides[-3]
     shapes = [(side, side, side) for side in sides]
     shapes += [(sides[0] // 4, long, long), (long, sides[0], middle), (middle, sides[0], long)]
-    points = []
     for name in precisions:
         for m, k, n in shapes:
             left, right = (
@@ -43,40 +45,35 @@ def products(clock: Clock, precisions: Sequence[str]) -> list[dict[str, Any]]:
             )
             # As a linear layer multiplies: the weight is stored by its outputs.
             timed = clock.alone(partial(functional.linear, left, right))
-            points.append({"kind": "matmul", "dtype": name, "shape": [m, k, n], **timed})
-    return points
+            yield {"kind": "matmul", "dtype": name, "shape": [m, k, n], **timed}
 
 
-def streams(clock: Clock) -> list[dict[str, Any]]:
+def streams(clock: Clock) -> Points:
     """A sum of two tensors into a third; `bytes` counts all three.
 
     Source: McCalpin, STREAM, the kernel Add (IEEE TCCA Newsletter, December 1995).
     """
-    points = []
     for size_bytes in _CUDA_STREAMS if clock.is_cuda else _CPU_STREAMS:
         a, b, c = (torch.ones(size_bytes // 4, device=clock.device) for _ in range(3))
         timed = clock.alone(partial(torch.add, a, b, out=c))
-        points.append({"kind": "stream", "bytes": 3 * size_bytes, **timed})
+        yield {"kind": "stream", "bytes": 3 * size_bytes, **timed}
     if not clock.is_cuda:
         # A result that is new each time, as autograd's are: beyond a size the C library asks the
         # kernel for every page anew, which clears it.
-        points.append({"kind": "fresh", "bytes": 3 * size_bytes, **clock.alone(lambda: a + b)})
-    return points
+        yield {"kind": "fresh", "bytes": 3 * size_bytes, **clock.alone(lambda: a + b)}
 
 
-def copies(clock: Clock) -> list[dict[str, Any]]:
+def copies(clock: Clock) -> Points:
     """Between the host's pinned memory and the device."""
-    points = []
     for size_bytes in _COPIES:
         host = torch.ones(size_bytes // 4, pin_memory=True)
         device = torch.ones(size_bytes // 4, device=clock.device)
         for kind, target, source in (("upload", device, host), ("download", host, device)):
             timed = clock.alone(partial(target.copy_, source, non_blocking=True))
-            points.append({"kind": kind, "bytes": size_bytes, **timed})
-    return points
+            yield {"kind": kind, "bytes": size_bytes, **timed}
 
 
-def layers(clock: Clock) -> list[dict[str, Any]]:
+def layers(clock: Clock) -> Points:
     """A transformer layer forward and backward with next to nothing to compute.
 
     What is left is what the host takes to issue its kernels, which on a CPU nothing hides.
@@ -107,16 +104,15 @@ def layers(clock: Clock) -> list[dict[str, Any]]:
         out = z + functional.linear(gated * functional.linear(y, weights[5]), weights[6])
         out.sum().backward()
 
-    return [{"kind": "layer", **clock.alone(layer)}]
+    yield {"kind": "layer", **clock.alone(layer)}
 
 
-def attention(clock: Clock, precisions: Sequence[str]) -> list[dict[str, Any]]:
+def attention(clock: Clock, precisions: Sequence[str]) -> Points:
     """Causal attention in one kernel, forward, and forward and backward together.
 
     On a CPU it is far from the rate of products, and its backward pass from that of its forward
     pass.
     """
-    points = []
     for name in precisions:
         q, k, v = (
             torch.rand(_ATTENTION, device=clock.device).to(_DTYPES[name]).requires_grad_()
@@ -124,37 +120,32 @@ def attention(clock: Clock, precisions: Sequence[str]) -> list[dict[str, Any]]:
         )
         forward = partial(functional.scaled_dot_product_attention, q, k, v, is_causal=True)
         gradient = torch.ones_like(forward())
-        for kind, work in (
-            ("attention", forward),
-            ("attention_both", partial(_backward, forward, gradient)),
-        ):
-            timed = clock.alone(work)
-            points.append({"kind": kind, "dtype": name, "shape": list(_ATTENTION), **timed})
-    return points
+        about = {"dtype": name, "shape": list(_ATTENTION)}
+        yield {"kind": "attention", **about, **clock.alone(forward)}
+        both = partial(_backward, forward, gradient)
+        yield {"kind": "attention_both", **about, **clock.alone(both)}
 
 
 def _backward(forward: Callable[[], Any], gradient: Any) -> None:
     forward().backward(gradient)
 
 
-def losses(clock: Clock, precisions: Sequence[str]) -> list[dict[str, Any]]:
+def losses(clock: Clock, precisions: Sequence[str]) -> Points:
     """Cross entropy of logits that are widened for it, forward and backward."""
     # glibc keeps blocks up to the largest that was freed once, and twice as much in all: with this
     # one no page has to be cleared below, which the model counts by itself.
     torch.empty(_LARGEST_HEAP_BLOCK_BYTES, dtype=torch.uint8)
     labels = torch.zeros(_LOGITS[0], dtype=torch.long, device=clock.device)
-    points = []
     for name in precisions:
         logits = torch.rand(_LOGITS, device=clock.device).to(_DTYPES[name]).requires_grad_()
 
         def loss(logits: Any = logits) -> None:
             functional.cross_entropy(logits.float(), labels).backward()
 
-        points.append({"kind": "loss", "dtype": name, "shape": list(_LOGITS), **clock.alone(loss)})
-    return points
+        yield {"kind": "loss", "dtype": name, "shape": list(_LOGITS), **clock.alone(loss)}
 
 
-def disk(clock: Clock, folder: str, rank: int) -> list[dict[str, Any]]:
+def disk(clock: Clock, folder: str, rank: int) -> Points:
     """Write a file and read it again, past the page cache where the file system lets one.
 
     Every rank does so at once: `bytes` are its own.
@@ -164,21 +155,14 @@ def disk(clock: Clock, folder: str, rank: int) -> list[dict[str, Any]]:
     """
     size_bytes = _DISK_BYTES // (4 if clock.is_quick else 1)
     # Such memory begins at a page, as unbuffered reads and writes ask for.
-    chunk = memoryview(torch.empty(_DISK_CHUNK_BYTES + 4096, dtype=torch.uint8).numpy())
-    start = -_address(chunk) % 4096
-    chunk = chunk[start : start + _DISK_CHUNK_BYTES]
+    memory = torch.empty(_DISK_CHUNK_BYTES + 4096, dtype=torch.uint8)
+    start = -memory.data_ptr() % 4096
+    chunk = memoryview(memory.numpy())[start : start + _DISK_CHUNK_BYTES]
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".autotune-probe-{rank}-") as made:
         path = Path(made) / "data"
-        written_s = _through(path, os.O_WRONLY | os.O_CREAT, chunk, size_bytes)
-        read_s = _through(path, os.O_RDONLY, chunk, size_bytes)
-    return [
-        {"kind": kind, "bytes": size_bytes, "seconds": seconds, "scatter": 0.0}
-        for kind, seconds in (("write", written_s), ("read", read_s))
-    ]
-
-
-def _address(view: memoryview) -> int:
-    return int(torch.frombuffer(view, dtype=torch.uint8).data_ptr())
+        for kind, flags in (("write", os.O_WRONLY | os.O_CREAT), ("read", os.O_RDONLY)):
+            seconds = _through(path, flags, chunk, size_bytes)
+            yield {"kind": kind, "bytes": size_bytes, "seconds": seconds, "scatter": 0.0}
 
 
 def _through(path: Path, flags: int, chunk: memoryview, size_bytes: int) -> float:

@@ -11,7 +11,7 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,11 +31,6 @@ class Meeting:
     def __init__(self, nodes: Nodes, *, local_rank: int, per_node: int) -> None:
         """Join; node 0's first rank serves the store.
 
-        Args:
-            nodes: Which node this is, and where they meet.
-            local_rank: Number of this rank on its node.
-            per_node: Ranks of this node.
-
         Raises:
             MeetingError: Node 0 is not there, or cannot listen.
         """
@@ -49,12 +44,7 @@ class Meeting:
     def agree(self, about: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Wait for all nodes, and see that they fit together.
 
-        Args:
-            about: What has to be the same on all nodes, for people to read.
-            wanted: What to measure.
-
-        Returns:
-            What node 0 wants measured.
+        `about` has to be the same on all nodes; what node 0 wants measured is returned.
 
         Raises:
             MeetingError: A node did not come, came twice, has another token, or differs.
@@ -85,11 +75,7 @@ class Meeting:
         return distributed.PrefixStore("torch", self._store)
 
     def gather(self, report: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Bring the ranks' reports together.
-
-        Returns:
-            On the first rank of all, those of all ranks in their order; elsewhere nothing.
-        """
+        """On the first rank of all, the reports of all ranks in their order; elsewhere nothing."""
         self._put(f"report/{self.rank}", report)
         # Node 0 serves the store: nobody may need it any more once its first rank leaves.
         distributed.barrier()
@@ -126,22 +112,18 @@ class Meeting:
         try:
             self._store.wait(keys, datetime.timedelta(seconds=place.wait_s))
         except distributed.DistError as error:
+            with _served():
+                missing = [str(n) for n, key in enumerate(keys) if not self._store.check([key])]
             raise MeetingError(
-                f"no sign of node {', '.join(self._missing(keys))} of {place.count} at "
+                f"no sign of node {', '.join(missing)} of {place.count} at "
                 f"{self._where} within {place.wait_s:.0f} s; start the same command there with "
                 "that --node-rank"
             ) from error
 
-    def _missing(self, keys: Sequence[str]) -> list[str]:
-        with _served():
-            return [str(node) for node, key in enumerate(keys) if not self._store.check([key])]
-
     def _number(self) -> str:
         """Number of this meeting alone; node 0 draws it."""
         if self.rank == 0:
-            drawn = secrets.token_hex(16)
-            self._store.set("number", drawn)
-            return drawn
+            self._store.set("number", secrets.token_hex(16))
         return self._read("number")
 
     @property

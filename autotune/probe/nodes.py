@@ -35,15 +35,7 @@ class Nodes:
 
 
 def nodes_of(count: int, rank: int | None, master: str | None) -> Nodes | None:
-    """Read what the command line says of the nodes.
-
-    Args:
-        count: How many there are.
-        rank: Number of this one, from 0.
-        master: `HOST:PORT` of node 0.
-
-    Returns:
-        None where this machine is all there is.
+    """Read what the command line says of the nodes; None where this machine is all there is.
 
     Raises:
         JobError: A flag is missing or makes no sense, there is no token, or the address is not

@@ -1,14 +1,21 @@
 """What was measured, over all ranks: one point per work and size."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 LINK_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 """What the ranks do with each other, as the ranks name it."""
+_TIMED = ("seconds", "scatter")
 Span = Literal["node", "nodes", "all"]
 """Ranks that take part: those of one node, one of each node, or all; every such group does the
 same at the same time."""
+
+
+def short(value: float) -> float:
+    """As files keep it: four digits are more than repeats agree in."""
+    return float(f"{value:.4g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,49 +69,34 @@ class Point:
         return {
             "kind": self.kind,
             **{name: value for name, value in about.items() if value},
-            "us": [_short(seconds * 1e6) for seconds in self.seconds],
-            "scatter": _short(self.scatter),
+            "us": [short(seconds * 1e6) for seconds in self.seconds],
+            "scatter": short(self.scatter),
         }
 
 
 def points_of(reports: Sequence[Mapping[str, Any]]) -> tuple[Point, ...]:
-    """The ranks' points, put together.
-
-    Args:
-        reports: What each rank wrote, in their order.
-    """
-    found: dict[tuple[Any, ...], list[tuple[int, Mapping[str, Any]]]] = {}
+    """The points of the ranks' reports, which are in their order, put together."""
+    found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for rank, report in enumerate(reports):
         for point in report["points"]:
-            key = (
-                point["kind"],
-                point.get("dtype", ""),
-                tuple(point.get("shape", ())),
-                point.get("bytes", 0),
-                point.get("span", "node"),
-                tuple(point.get("ranks", ())),
-            )
-            found.setdefault(key, []).append((rank, point))
+            about = {name: said for name, said in point.items() if name not in _TIMED}
+            found.setdefault(json.dumps(about, sort_keys=True), {})[rank] = point
     return tuple(
         Point(
-            kind=kind,
-            seconds=tuple(float(point["seconds"]) for _, point in theirs),
-            scatter=max(float(point["scatter"]) for _, point in theirs),
-            ranks=tuple(rank for rank, _ in theirs),
-            dtype=dtype,
-            shape=shape,
-            size_bytes=size_bytes,
-            span=span,
+            kind=first["kind"],
+            seconds=tuple(float(point["seconds"]) for point in theirs.values()),
+            scatter=max(float(point["scatter"]) for point in theirs.values()),
+            ranks=tuple(theirs),
+            dtype=first.get("dtype", ""),
+            shape=tuple(first.get("shape", ())),
+            size_bytes=first.get("bytes", 0),
+            span=first.get("span", "node"),
         )
-        for (kind, dtype, shape, size_bytes, span, _), theirs in found.items()
+        for theirs in found.values()
+        for first in [next(iter(theirs.values()))]
     )
 
 
 def of_kind(points: Sequence[Point], kind: str, span: Span = "node") -> list[Point]:
     """The points of one kind; of what ranks do with each other, those of one span."""
     return [point for point in points if point.kind == kind and point.span == span]
-
-
-def _short(value: float) -> float:
-    """Four digits are more than repeats agree in."""
-    return float(f"{value:.4g}")

@@ -66,7 +66,7 @@ def _measure(accelerator: str, local_rank: int) -> dict[str, Any]:
         )
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     clock = Clock(device, wait, is_quick=wanted["quick"])
-    points = kernels.products(clock, wanted["precisions"])
+    points = [*kernels.products(clock, wanted["precisions"])]
     points += kernels.streams(clock)
     if accelerator == "cuda":
         points += kernels.copies(clock)

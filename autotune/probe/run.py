@@ -11,7 +11,8 @@ from typing import Any
 
 from autotune import __version__
 from autotune.base.errors import FleetError, JobError
-from autotune.devices.accelerators import Accelerator, find_accelerator
+from autotune.cost.problem import accelerator_of
+from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment, usable_cores
 from autotune.fleet.measuring import measure_on_ranks
 from autotune.probe.figures import Figures, figures_of
@@ -183,8 +184,9 @@ def _without_rack(
     figures: Figures, its_class: Accelerator | None
 ) -> tuple[Figures, tuple[str, ...]]:
     """Without what was measured between nodes of one rack, and a warning that says so."""
-    is_rack_wide = its_class is not None and its_class.nvlink_domain > its_class.devices_per_node
-    if its_class is None or figures.measured.network is None or not is_rack_wide:
+    if its_class is None or figures.measured.network is None:
+        return figures, ()
+    if its_class.nvlink_domain <= its_class.devices_per_node:
         return figures, ()
     measured = dataclasses.replace(figures.measured, network=None)
     return dataclasses.replace(figures, measured=measured, beyond={}), (
@@ -227,8 +229,7 @@ def _shares_of_few(environment: Environment, world: int, n_nodes: int) -> Iterat
 
 
 def _class_of(environment: Environment) -> Accelerator | None:
-    name = "cpu" if environment.accelerator == "cpu" else environment.device_name
     try:
-        return find_accelerator(name, memory_gib=environment.device_memory_bytes / 2**30)
+        return accelerator_of(environment, shipped_accelerators())
     except FleetError:
         return None

@@ -1,7 +1,7 @@
 """The answer of a search: one value from the loop to the page, and JSON only in `study.json`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +13,33 @@ from autotune.space.candidate import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
-    """A candidate with its figure: the final comparison's where it took part, else one trial's."""
-
+class _Figures:
     trial: int
     """Number of the trial whose files stand for it."""
-    candidate: Candidate
     samples_per_s: float
     samples_per_s_low: float
     """Lower end of the 95% prediction interval: where a re-run would be."""
     samples_per_s_high: float
     peak_memory_bytes: int | None
-    config: Path
-    """The trial's configuration file."""
     n_runs: int
     """Fresh sets of processes behind the figure."""
-    n_disturbed: int
+    n_disturbed: int = 0
     """Runs among these that something else on the machine disturbed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing(_Figures):
+    """A candidate with its figure: the final comparison's where it took part, else one trial's."""
+
+    candidate: Candidate
+    config: Path
+    """The trial's configuration file."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        figures = {name: value for name, value in vars(self).items() if name != "config"}
-        return {
-            **figures,
-            "candidate": dict(self.candidate.values),
-            "ds_config": str(self.config),
-        }
+        figures = {each.name: getattr(self, each.name) for each in fields(_Figures)}
+        named = {"trial": self.trial, "candidate": dict(self.candidate.values)}
+        return {**named, **figures, "ds_config": str(self.config)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +66,24 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchAnswer:
+class _Ending:
+    counts: Mapping[Outcome, int]
+    """Ended trials by outcome."""
+    rule: str = ""
+    """How the best one of the front was chosen; empty without one."""
+    stop_reason: str
+    interrupted: bool = False
+    origin: Origin = Origin.MEASURED
+    """Where the figures come from."""
+    problem: Problem | None = None
+    """Why there is no best one, where the search failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchAnswer(_Ending):
     """What a search answers."""
 
     study: Study
-    counts: Mapping[Outcome, int]
-    """Ended trials by outcome."""
     baseline: Standing | None = None
     best: Standing | None = None
     ties: tuple[Standing, ...] = ()
@@ -80,14 +93,6 @@ class SearchAnswer:
     """None if no baseline ran or nothing was confirmed."""
     front: tuple[Standing, ...] | None = None
     """The Pareto front, fastest first; None for an objective without one."""
-    rule: str = ""
-    """How the best one of the front was chosen; empty without one."""
-    stop_reason: str
-    interrupted: bool = False
-    origin: Origin = Origin.MEASURED
-    """Where the figures come from."""
-    problem: Problem | None = None
-    """Why there is no best one, where the search failed."""
 
     @property
     def table(self) -> Path:
@@ -125,7 +130,7 @@ class SearchAnswer:
             "speedup_high": speedup and speedup.high,
             "stop_reason": str(self.stop_reason),
             "origin": self.origin.value,
-            "problem": problem and {"message": problem.message, "fix": problem.fix},
+            "problem": problem and vars(problem),
             "interrupted": self.interrupted,
             "paths": {
                 "table": str(self.table),
@@ -142,16 +147,10 @@ def config_of(study: Study, trial: int, engine: str) -> Path:
 
 
 def answer_of(facts: Mapping[str, Any], study: Study) -> SearchAnswer | None:
-    """The answer of the last search, with its files as they lie now.
+    """The answer of the last search, by `study.json`; None: there is none, or it is damaged.
 
-    The study may have been moved since, or set aside: its old place may be another study's.
-
-    Args:
-        facts: What `study.json` says.
-        study: The study.
-
-    Returns:
-        None while there is no answer, or where it is damaged.
+    Its files are named as they lie now: a study may have been moved since, or set aside, and its
+    old place may be another study's.
     """
     kept, context = read_fact(_Kept, facts.get("answer")), context_of(facts)
     if kept is None or context is None:
@@ -171,49 +170,33 @@ def answer_of(facts: Mapping[str, Any], study: Study) -> SearchAnswer | None:
         config = config_of(study, its.trial, context.engine)
         return Standing(candidate=candidate, config=config, **figures)
 
+    ending = {each.name: getattr(kept, each.name) for each in fields(_Ending)}
     return SearchAnswer(
+        **ending,
         study=study,
-        counts=kept.counts,
         baseline=None if kept.baseline is None else standing(kept.baseline),
         best=None if kept.best is None else standing(kept.best),
         ties=tuple(map(standing, kept.ties)),
         speedup=speedup,
         front=tuple(map(standing, kept.front)) or None,
-        rule=kept.rule,
-        stop_reason=kept.stop_reason,
-        interrupted=kept.interrupted,
-        origin=kept.origin,
-        problem=kept.problem,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _KeptStanding:
-    trial: int
+class _KeptStanding(_Figures):
     candidate: dict[str, KnobValue]
-    samples_per_s: float
-    samples_per_s_low: float
-    samples_per_s_high: float
-    n_runs: int
-    n_disturbed: int = 0
-    peak_memory_bytes: int | None
     ds_config: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kept:
+class _Kept(_Ending):
     """As `SearchAnswer.to_dict` writes it; what is found anew is left out."""
 
-    counts: dict[Outcome, int]
+    interrupted: bool
     baseline: _KeptStanding | None
     best: _KeptStanding | None
     ties: list[_KeptStanding]
     speedup: float | None
     speedup_low: float | None
     speedup_high: float | None
-    stop_reason: str
-    origin: Origin = Origin.MEASURED
-    problem: Problem | None = None
-    interrupted: bool
     front: list[_KeptStanding] = field(default_factory=list)
-    rule: str = ""

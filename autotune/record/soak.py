@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -86,11 +85,6 @@ def digest_of(files: dict[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def to_dict(soak: SoakResult) -> dict[str, Any]:
-    """The JSON form."""
-    return dataclasses.asdict(soak)
-
-
 def write_soak(folder: Path, soak: SoakResult) -> Path:
     """Write `soak.json`; an earlier one is replaced.
 
@@ -99,7 +93,7 @@ def write_soak(folder: Path, soak: SoakResult) -> Path:
     """
     path = folder / SOAK_FILE
     try:
-        write_json(path, to_dict(soak))
+        write_json(path, dataclasses.asdict(soak))
     except OSError as error:
         raise StudyError(
             f"{path}: cannot be written: {error.strerror}",
@@ -118,8 +112,8 @@ def read_soak(folder: Path) -> SoakResult | None:
 
 def describe_soak(soak: SoakResult) -> str:
     """How long, how far, and how it ended: `passed: 10.0 minutes, 431 steps at sequence 2048`."""
-    words = "passed" if soak.passed else "failed"
-    text = f"{words}: {soak.minutes:.1f} minutes, {soak.steps} steps at sequence {soak.seq_len}"
+    text = "passed" if soak.passed else "failed"
+    text += f": {soak.minutes:.1f} minutes, {soak.steps} steps at sequence {soak.seq_len}"
     if soak.checkpoint is not None and soak.checkpoint.load_s is not None:
         text += ", with a checkpoint saved and resumed on the way"
     return f"{text}; peak memory {format_bytes(soak.peak_memory_bytes)} per device"

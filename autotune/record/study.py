@@ -67,52 +67,23 @@ class Study:
     def __init__(self, root: Path, name: str) -> None:
         self.root = root
         self.name = name
-        self._lock: IO[str] | None = None
-
-    @property
-    def folder(self) -> Path:
-        """`results/<study>`."""
-        return self.root / self.name
-
-    @property
-    def trials_folder(self) -> Path:
-        """`results/<study>/trials`."""
-        return self.folder / "trials"
-
-    @property
-    def job_file(self) -> Path:
+        self.folder = root / name
+        self.trials_folder = self.folder / "trials"
+        self.job_file = self.folder / "job.yaml"
         """The job as it was last searched."""
-        return self.folder / "job.yaml"
-
-    @property
-    def table_file(self) -> Path:
+        self.table_file = self.folder / "table.parquet"
         """The table; `.csv` stands beside it."""
-        return self.folder / "table.parquet"
-
-    @property
-    def page_file(self) -> Path:
+        self.page_file = self.folder / "report.html"
         """The report as a page, kept up while a search runs."""
-        return self.folder / "report.html"
-
-    @property
-    def metrics_file(self) -> Path:
+        self.metrics_file = self.folder / "metrics.prom"
         """How a running search goes, for Prometheus."""
-        return self.folder / "metrics.prom"
-
-    @property
-    def best_folder(self) -> Path:
+        self.best_folder = self.folder / "best"
         """The exported best configuration."""
-        return self.folder / "best"
-
-    @property
-    def state_file(self) -> Path:
+        self.state_file = self.folder / "study.json"
         """Facts of the study that no trial holds: environment, why the search stopped."""
-        return self.folder / "study.json"
-
-    @property
-    def recalled_file(self) -> Path:
+        self.recalled_file = self.folder / "recalled.json"
         """The lessons of other studies as they were when the search began."""
-        return self.folder / "recalled.json"
+        self._lock: IO[str] | None = None
 
     def trial_folder(self, number: int) -> Path:
         """Folder of one trial."""

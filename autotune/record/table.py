@@ -7,6 +7,7 @@ people and their tools.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -17,15 +18,15 @@ import pandas as pd
 from autotune.base.errors import StudyError
 from autotune.base.files import write_whole
 from autotune.base.plugins import load_plugin
-from autotune.contract import Phase, TrialResult
+from autotune.contract import Phase, TrialResult, TrialSpec
+from autotune.devices.hardware import Environment
 from autotune.job.job import DEFAULT_ENGINE
-from autotune.record import table_asked as asked
-from autotune.record import table_seen as seen
-from autotune.record.column import Column, DType, column
+from autotune.job.model import ModelShape, train_flops_per_token
+from autotune.record.bottleneck import bottleneck, shares_of_calls
 from autotune.record.facts import ModelFacts, engine_name_of, environment_at, left_out_of, model_of
 from autotune.record.spread import Spread, is_figure, spread_of
 from autotune.record.study import Recorded, Study, Trial
-from autotune.record.throughput import throughput_cells
+from autotune.trial.scripts.lengths import batch_lengths, is_drawn
 
 TABLE_VERSION = 2
 """Rises when a column changes its name, type or meaning, or goes; new columns keep it."""
@@ -33,17 +34,23 @@ TABLE_VERSION = 2
 METERS = ("private_data", "host_rss", "allocated", "reserved", "context_and_comm")
 """Memory meters of `TrialResult.memory_bytes`, besides `peak`."""
 
-_DTYPE_OF_KNOB: dict[str, DType] = {
-    "int": "Int64",
-    "float": "float64",
-    "bool": "boolean",
-    "choice": "string",
-}
-
-
 _YEAR_3000_S = 32_503_680_000.0
 """Latest start; a later one comes of damage, and a timestamp cannot hold every number."""
-_TYPES: dict[DType, type | UnionType] = {
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of the table."""
+
+    name: str
+    dtype: str
+    """pandas dtype, a key of `_TYPES`; any column may be empty in a row."""
+    unit: str
+    """Empty where there is none."""
+    meaning: str
+
+
+_TYPES: dict[str, type | UnionType] = {
     "string": str,
     "Int64": int,
     "float64": int | float,
@@ -51,123 +58,121 @@ _TYPES: dict[DType, type | UnionType] = {
     "datetime64[us, UTC]": pd.Timestamp,
 }
 """What a cell of a column may be."""
+_DTYPE_OF_KNOB = {"int": "Int64", "float": "float64", "bool": "boolean", "choice": "string"}
 
-
-_OUTCOME = (
-    column("outcome", "string", "how it ended (see `Outcome`); empty while it is in flight"),
-    column("evidence", "string", "the line that the outcome was read from"),
-    column("evidence_source", "string", "where that line stands"),
-    column(
-        "disturbed",
-        "string",
-        "what disturbed it while it measured; empty: nothing that was noticed",
-    ),
-    column("differences", "string", "where the live engine differs from what was asked"),
-)
-
-_SPEED = (
-    column("samples_per_s", "float64", "global_batch / step_time_s", unit="samples/s"),
-    column(
-        "samples_per_s_low",
-        "float64",
-        "lower end of its 95% prediction interval: where a re-run would be, by how much runs of "
-        "this study differ",
-        unit="samples/s",
-    ),
-    column(
-        "samples_per_s_high",
-        "float64",
-        "upper end of its 95% prediction interval",
-        unit="samples/s",
-    ),
-    column(
-        "tokens_per_s",
-        "float64",
-        "of all accelerators together, padding left out",
-        unit="tokens/s",
-    ),
-    column("padded_tokens_per_s", "float64", "the same with padding", unit="tokens/s"),
-    column(
-        "tflops_per_device",
-        "float64",
-        "model FLOPs (PaLM, appendix B: 6 N + 12 L A T per "
-        "token, no recomputation and no padding; 4 for 6 of a frozen weight) per second and "
-        "accelerator",
-        unit="TFLOP/s",
-    ),
-    column(
-        "mfu",
-        "float64",
-        "tflops_per_device over the device's dense bf16/fp16 peak; empty in "
-        "fp32 and where the peak is unknown",
-        unit="share, 0 to 1",
-    ),
-    column("step_time_s", "float64", "median optimizer step of the slowest rank", unit="s"),
-    column(
-        "step_time_low_s",
-        "float64",
-        "lower end of the 95% interval of that median: of the steps of this run, not of a re-run",
-        unit="s",
-    ),
-    column("step_time_high_s", "float64", "upper end of the same", unit="s"),
-    column("n_steps", "Int64", "optimizer steps that were measured", unit="steps"),
-    column(
-        "n_warmup_steps",
-        "Int64",
-        "optimizer steps before them that were thrown away as warm-up",
-        unit="steps",
-    ),
-    column("is_steady", "boolean", "whether warm-up was over before half of the steps were"),
-    column(
-        "steps_skipped",
-        "Int64",
-        "measured steps that the engine did not apply (fp16 overflow); not in the figures",
-        unit="steps",
-    ),
-    column("loss_first", "float64", "mean loss of the first step, on rank 0's data"),
-    column("loss_last", "float64", "mean loss of the last step, on rank 0's data"),
-)
-
-_MEMORY = (
-    column("peak_memory_bytes", "Int64", "highest of any rank, by the device's meter", unit="B"),
-    column("memory_limit_bytes", "Int64", "per device; empty: the device's own", unit="B"),
-    *(
-        column(
-            f"memory.{meter}_bytes",
-            "Int64",
-            f"highest of any rank, by the meter {meter}",
-            unit="B",
-        )
+# Each column is `name: "dtype in unit: meaning"`; without a unit, `name: "dtype: meaning"`.
+_IDENTITY = {
+    "table_version": "Int64: version of this schema",
+    "study": "string: name of the study's folder",
+    "trial": "Int64: number of the trial, from 0; names its folder",
+    "role": "string: why it was run: baseline, search, confirm (final comparison)",
+    "confirm_round": "Int64: round of the final comparison; empty for other roles",
+    "retry_of": "Int64: number of the trial that it repeats after a platform fault",
+    "repeat_of": "Int64: number of the disturbed trial that it repeats",
+    "candidate_hash": "string: identity of the candidate: equal hashes, equal runs",
+    "fidelity_layers": "Int64 in layers: layers of the model in a reduced trial, whose figures "
+    "are those of what it ran and of no candidate; empty: all layers",
+    "fidelity_world": "Int64 in accelerators: accelerators of a reduced trial, where they are "
+    "fewer than the job's",
+    "reduced_of": "string: hash of the candidate that a reduced trial is a smaller form of; "
+    "empty: a full trial",
+    "problem": "string: why spec or result cannot be read; empty for a sound trial",
+}
+_ASKED = {
+    "model": "string: name of the model; empty where it is not the job's as a whole",
+    "n_params": "Int64 in parameters: trainable parameters",
+    "n_params_frozen": "Int64 in parameters: parameters that are not trained: with LoRA all but "
+    "the adapters",
+    "finetune": "string: what is trained where not every weight is, as JSON",
+    "precision": "string: training precision: bf16, fp16, fp32",
+    "world": "Int64 in accelerators: accelerators of the trial",
+    "dp": "Int64: data parallel degree: world / (tp * pp * sp)",
+    "tp": "Int64: tensor parallel degree",
+    "pp": "Int64: pipeline parallel degree",
+    "sp": "Int64: sequence parallel degree",
+    "micro_batch": "Int64 in samples: per rank and forward pass",
+    "grad_accum": "Int64: forward passes per optimizer step",
+    "global_batch": "Int64 in samples: per optimizer step: micro_batch * grad_accum * dp",
+    "seq_len": "Int64 in tokens: per sample; the most where they differ",
+    "lengths": "string: of the samples: fixed, packed, histogram",
+    "predicted_step_time_s": "float64 in s: what the calibrated cost model said before the "
+    "trial; empty: nothing",
+    "predicted_step_time_low_s": "float64 in s: its 95% interval, lower end",
+    "predicted_step_time_high_s": "float64 in s: its 95% interval, upper end",
+    "predicted_peak_memory_bytes": "float64 in B: the same of the peak per device",
+    "predicted_peak_memory_low_bytes": "float64 in B: 95% interval, lower end",
+    "predicted_peak_memory_high_bytes": "float64 in B: 95% interval, upper end",
+}
+_MEASURED = {
+    "outcome": "string: how it ended (see `Outcome`); empty while it is in flight",
+    "evidence": "string: the line that the outcome was read from",
+    "evidence_source": "string: where that line stands",
+    "disturbed": "string: what disturbed it while it measured; empty: nothing that was noticed",
+    "differences": "string: where the live engine differs from what was asked",
+    "samples_per_s": "float64 in samples/s: global_batch / step_time_s",
+    "samples_per_s_low": "float64 in samples/s: lower end of its 95% prediction interval: where "
+    "a re-run would be, by how much runs of this study differ",
+    "samples_per_s_high": "float64 in samples/s: upper end of its 95% prediction interval",
+    "tokens_per_s": "float64 in tokens/s: of all accelerators together, padding left out",
+    "padded_tokens_per_s": "float64 in tokens/s: the same with padding",
+    "tflops_per_device": "float64 in TFLOP/s: model FLOPs (PaLM, appendix B: 6 N + 12 L A T per "
+    "token, no recomputation and no padding; 4 for 6 of a frozen weight) per second and "
+    "accelerator",
+    "mfu": "float64 in share, 0 to 1: tflops_per_device over the device's dense bf16/fp16 peak; "
+    "empty in fp32 and where the peak is unknown",
+    "step_time_s": "float64 in s: median optimizer step of the slowest rank",
+    "step_time_low_s": "float64 in s: lower end of the 95% interval of that median: of the steps "
+    "of this run, not of a re-run",
+    "step_time_high_s": "float64 in s: upper end of the same",
+    "n_steps": "Int64 in steps: optimizer steps that were measured",
+    "n_warmup_steps": "Int64 in steps: optimizer steps before them that were thrown away as "
+    "warm-up",
+    "is_steady": "boolean: whether warm-up was over before half of the steps were",
+    "steps_skipped": "Int64 in steps: measured steps that the engine did not apply (fp16 "
+    "overflow); not in the figures",
+    "loss_first": "float64: mean loss of the first step, on rank 0's data",
+    "loss_last": "float64: mean loss of the last step, on rank 0's data",
+    "peak_memory_bytes": "Int64 in B: highest of any rank, by the device's meter",
+    "memory_limit_bytes": "Int64 in B: per device; empty: the device's own",
+    **{
+        f"memory.{meter}_bytes": f"Int64 in B: highest of any rank, by the meter {meter}"
         for meter in METERS
-    ),
-    column(
-        "host_construction_bytes",
-        "Int64",
-        "peak resident host memory that building model and engine added on a rank",
-        unit="B",
-    ),
-)
-
-_PHASES = tuple(
-    column(f"phase.{phase}_s", "float64", "seconds in this phase", unit="s") for phase in Phase
-)
-
-_PROVENANCE = (
-    column(
-        "origin",
-        "string",
-        "where the figures come from: measured (by ranks that trained), replayed (a table of runs "
-        "elsewhere), simulated (the analytic model)",
-    ),
-    column("accelerator", "string", "cpu or cuda"),
-    column("device_name", "string", "what the accelerators call themselves"),
-    column("devices", "string", "slots of the gang, separated by spaces"),
-    column("environment", "string", "allow-listed environment variables, as JSON"),
-    column("seed", "Int64", "of weights and data"),
-    column("started_at", "datetime64[us, UTC]", "when it was submitted"),
-    column("start", "string", "how its ranks started: cold (torchrun) or warm (forked)"),
-    column("wall_s", "float64", "from submission until its last process had ended", unit="s"),
-)
+    },
+    "host_construction_bytes": "Int64 in B: peak resident host memory that building model and "
+    "engine added on a rank",
+    "share.forward": "float64 in share, 0 to 1: of a step, in the engine's forward; from the "
+    "diagnostic pass",
+    "share.backward": "float64 in share, 0 to 1: of a step, in the engine's backward; from the "
+    "diagnostic pass",
+    "share.optimizer": "float64 in share, 0 to 1: of a step, in the engine's step; from the "
+    "diagnostic pass",
+    "share.communication": "float64 in share, 0 to 1: of a step, in collectives while nothing "
+    "was computed, waiting included; from the diagnostic pass",
+    "share.data": "float64 in share, 0 to 1: of a step, between the engine's calls; from the "
+    "diagnostic pass",
+    "bound": "string: what a step mostly waits for; from the diagnostic pass",
+    "cpu_utilization": "float64 in cores: processor time of a rank over the time of its measured "
+    "steps, the mean of the ranks",
+    "gpu_utilization": "float64 in share, 0 to 1: time in which a kernel ran, by NVML",
+    "power_w": "float64 in W: of one device, the mean, by NVML",
+    "energy_per_sample_j": "float64 in J/sample: of all devices of the trial, by NVML",
+    "gpu_clock_hz": "float64 in Hz: of the multiprocessors, the mean, by NVML",
+    "gpu_temperature_c": "float64 in degrees C: highest of any device, by NVML",
+    "gpu_throttled": "float64 in share, 0 to 1: readings in which the driver held the clock down",
+    **{f"phase.{phase}_s": "float64 in s: seconds in this phase" for phase in Phase},
+}
+_PROVENANCE = {
+    "origin": "string: where the figures come from: measured (by ranks that trained), replayed "
+    "(a table of runs elsewhere), simulated (the analytic model)",
+    "accelerator": "string: cpu or cuda",
+    "device_name": "string: what the accelerators call themselves",
+    "devices": "string: slots of the gang, separated by spaces",
+    "environment": "string: allow-listed environment variables, as JSON",
+    "seed": "Int64: of weights and data",
+    "started_at": "datetime64[us, UTC]: when it was submitted",
+    "start": "string: how its ranks started: cold (torchrun) or warm (forked)",
+    "wall_s": "float64 in s: from submission until its last process had ended",
+}
 
 
 @cache
@@ -178,40 +183,20 @@ def schema_of(engine: str) -> tuple[Column, ...]:
         JobError: No such engine is installed.
     """
     plugin = load_plugin("engine", engine)
+    columns = _IDENTITY | {
+        f"knob.{name}": f"{_DTYPE_OF_KNOB[knob.kind]}: {knob.help}; empty where it does not act"
+        for name, knob in plugin.knobs.items()
+    }
     packages = ("python", "torch", *plugin.packages, "transformers", "peft")
-    return (
-        *asked.IDENTITY,
-        *(
-            column(
-                f"knob.{knob.name}",
-                _DTYPE_OF_KNOB[knob.kind],
-                f"{knob.help}; empty where it does not act",
-            )
-            for knob in plugin.knobs.values()
-        ),
-        *asked.DERIVED,
-        *asked.PREDICTED,
-        *_OUTCOME,
-        *_SPEED,
-        *_MEMORY,
-        *seen.COLUMNS,
-        *_PHASES,
-        *(column(f"version.{p}", "string", f"version of {p} in the trial") for p in packages),
-        *_PROVENANCE,
-    )
+    columns |= _ASKED | _MEASURED
+    columns |= {f"version.{p}": f"string: version of {p} in the trial" for p in packages}
+    return tuple(_column(name, text) for name, text in (columns | _PROVENANCE).items())
 
 
-_RESULT_FIELDS = (
-    "samples_per_s",
-    "step_time_s",
-    "step_time_low_s",
-    "step_time_high_s",
-    "steps_skipped",
-    "loss_first",
-    "loss_last",
-    "peak_memory_bytes",
-    "host_construction_bytes",
-)
+def _column(name: str, text: str) -> Column:
+    kind, _, meaning = text.partition(": ")
+    dtype, _, unit = kind.partition(" in ")
+    return Column(name=name, dtype=dtype, unit=unit, meaning=meaning)
 
 
 def load_table(study_folder: Path) -> pd.DataFrame:
@@ -234,15 +219,12 @@ def load_table(study_folder: Path) -> pd.DataFrame:
 
 
 def make_table(study: str, recorded: Recorded, facts: Mapping[str, Any]) -> pd.DataFrame:
-    """The table of a record that has been read.
+    """The table of a record that has been read: `load_table` says what is in it.
 
     Args:
         study: Name of the study.
         recorded: Its trials; those that are unreadable become rows too.
         facts: What its `study.json` says.
-
-    Returns:
-        As `load_table`.
     """
     schema = schema_of(engine_name_of(facts))
     model = model_of(facts)
@@ -291,25 +273,44 @@ def write_table(study: Study) -> pd.DataFrame:
     return frame
 
 
+_ABOUT = f"""# The results table
+
+One row per trial, in `results/<study>/table.parquet` and `table.csv`, rebuilt from the
+trial folders when a search ends. Figures are measured; a trial that measured nothing
+leaves them empty. In a notebook, `autotune.load(study)` is the table as a pandas frame,
+read from the trials themselves; `frame.attrs` holds the `units` and `meanings` below.
+This is version {TABLE_VERSION} of the schema; it rises when a column changes or goes,
+not when one is added.
+
+| column | type | unit | meaning |
+|---|---|---|---|
+"""
+
+
 def describe() -> str:
     """docs/table.md: every column with its type, unit and meaning."""
-    lines = [
-        "# The results table",
-        "",
-        "One row per trial, in `results/<study>/table.parquet` and `table.csv`, rebuilt from the",
-        "trial folders when a search ends. Figures are measured; a trial that measured nothing",
-        "leaves them empty. In a notebook, `autotune.load(study)` is the table as a pandas frame,",
-        "read from the trials themselves; `frame.attrs` holds the `units` and `meanings` below.",
-        f"This is version {TABLE_VERSION} of the schema; it rises when a column changes or goes,",
-        "not when one is added.",
-        "",
-        "| column | type | unit | meaning |",
-        "|---|---|---|---|",
+    rows = [
+        f"| `{c.name}` | {c.dtype} | {c.unit} | {c.meaning} |\n" for c in schema_of(DEFAULT_ENGINE)
     ]
-    lines += [
-        f"| `{c.name}` | {c.dtype} | {c.unit} | {c.meaning} |" for c in schema_of(DEFAULT_ENGINE)
-    ]
-    return "\n".join(lines) + "\n"
+    return _ABOUT + "".join(rows)
+
+
+def energy_per_sample_j(spec: TrialSpec, result: TrialResult) -> float | None:
+    """Energy of all devices over the measured phase, per sample that was trained in it."""
+    gpu = None if result.use is None else result.use.gpu
+    if gpu is None or gpu.energy_j is None or not result.step_times_s:
+        return None
+    # All that was trained in the phase that was measured, whatever counts for the figure.
+    thrown_away = max(0, len(result.warmup_step_times_s) - spec.measure.warmup_steps)
+    n_steps = len(result.step_times_s) + result.steps_skipped + thrown_away
+    return gpu.energy_j / (n_steps * spec.layout.global_batch)
+
+
+def peak_flops_of(spec: TrialSpec, environment: Environment | None) -> float | None:
+    """FLOP/s of one device, dense, at the trial's precision; None where that is not known."""
+    if environment is None or spec.workload.precision == "fp32":
+        return None
+    return environment.peak_flops or None
 
 
 def _row(
@@ -320,17 +321,15 @@ def _row(
     spread: Spread,
 ) -> dict[str, Any]:
     spec, result = trial.spec, trial.result
-    row: dict[str, Any] = {**asked.cells(spec), "study": study}
-    row["problem"] = trial.problem or None
+    row = {**_asked_cells(spec), "study": study, "problem": trial.problem or None}
     shape = None
     # A study by name may hold trials of another model: what is known is not theirs.
     if model is not None and model.source == spec.workload.model:
         shape = model.shape
-        row |= {"model": model.name, "n_params": shape.n_params}
-        row["n_params_frozen"] = shape.n_params_frozen
+        row["model"] = model.name
+        row |= {"n_params": shape.n_params, "n_params_frozen": shape.n_params_frozen}
     if result is not None:
-        row |= _result_cells(result)
-        row |= seen.cells(spec, result)
+        row |= _result_cells(result) | _seen_cells(spec, result)
         environment = environment_at(facts, spec.identity.number)
         if environment is not None:
             row["device_name"] = environment.device_name
@@ -338,8 +337,53 @@ def _row(
             interval = spread.interval([result])
             row |= {"samples_per_s_low": interval.low, "samples_per_s_high": interval.high}
             row["is_steady"] = result.is_steady
-            row |= throughput_cells(spec, result, shape, environment)
+            row |= _throughput_cells(spec, result, shape, environment)
     return row
+
+
+_SPEC_FIELDS = {
+    "identity": ("role", "confirm_round", "candidate_hash", "reduced_of"),
+    "provenance": ("retry_of", "repeat_of"),
+    "workload": ("precision", "seq_len", "seed"),
+    "layout": (
+        *("world", "dp", "tp", "pp", "sp", "micro_batch", "grad_accum", "global_batch"),
+        "accelerator",
+    ),
+    "measure": ("memory_limit_bytes",),
+}
+"""Part of a spec -> its fields that are columns of the same name."""
+
+
+def _asked_cells(spec: TrialSpec) -> dict[str, Any]:
+    """What was asked of a trial, its knobs included."""
+    row: dict[str, Any] = {
+        name: getattr(getattr(spec, part), name)
+        for part, names in _SPEC_FIELDS.items()
+        for name in names
+    }
+    row |= {"role": str(spec.identity.role), "trial": spec.identity.number}
+    row |= {f"knob.{name}": value for name, value in spec.identity.knobs.items()}
+    if "lora" in spec.workload.model:
+        row["finetune"] = json.dumps({"lora": spec.workload.model["lora"]}, sort_keys=True)
+    row["lengths"] = spec.workload.lengths.get("kind", "fixed")
+    parts = {"fidelity": spec.identity.fidelity, "predicted": spec.provenance.predicted}
+    for prefix, part in parts.items():
+        if part is not None:
+            row |= {f"{prefix}_{name}": value for name, value in vars(part).items()}
+    return row
+
+
+_RESULT_FIELDS = (
+    "samples_per_s",
+    "step_time_s",
+    "step_time_low_s",
+    "step_time_high_s",
+    "steps_skipped",
+    "loss_first",
+    "loss_last",
+    "peak_memory_bytes",
+    "host_construction_bytes",
+)
 
 
 def _result_cells(result: TrialResult) -> dict[str, Any]:
@@ -362,6 +406,61 @@ def _result_cells(result: TrialResult) -> dict[str, Any]:
     if 0 < result.started_at_s < _YEAR_3000_S:  # of a lost trial nobody knows
         cells["started_at"] = pd.Timestamp(round(result.started_at_s * 1e6), unit="us", tz="UTC")
         cells |= {"wall_s": result.wall_s, "start": result.start}
+    return cells
+
+
+_GPU_COLUMNS = {
+    "gpu_utilization": "utilization",
+    "power_w": "power_w",
+    "gpu_clock_hz": "clock_hz",
+    "gpu_temperature_c": "temperature_c",
+    "gpu_throttled": "throttled",
+}
+"""Column -> field of `GpuUse`."""
+
+
+def _seen_cells(spec: TrialSpec, result: TrialResult) -> dict[str, Any]:
+    """Where the time of a trial went, and what it took of its devices."""
+    found: dict[str, Any] = {}
+    diagnosis, use = result.diagnosis, result.use
+    bound = bottleneck(spec, diagnosis)
+    if bound is not None and diagnosis is not None and diagnosis.split is not None:
+        shares = shares_of_calls(diagnosis.split)
+        found = {f"share.{part}": share for part, share in shares.items()}
+        found["bound"] = bound.bound.value
+    if use is not None:
+        found["cpu_utilization"] = use.cpu_utilization
+        if use.gpu is not None:
+            found |= {column: getattr(use.gpu, name) for column, name in _GPU_COLUMNS.items()}
+        found["energy_per_sample_j"] = energy_per_sample_j(spec, result)
+    return found
+
+
+def _throughput_cells(
+    spec: TrialSpec, result: TrialResult, shape: ModelShape | None, environment: Environment | None
+) -> dict[str, float]:
+    """Samples/s in tokens, counted by the ranks where samples differ in length, and in FLOPs."""
+    samples_per_s = result.samples_per_s or 0.0
+    lengths, seq_len = spec.workload.lengths, spec.workload.seq_len
+    tokens_per_s = padded_tokens_per_s = samples_per_s * seq_len
+    # Tokens that an average token of a batch attends among, itself included.
+    attended: float = seq_len
+    if is_drawn(lengths):
+        if result.tokens_per_step is None or result.padded_tokens_per_step is None:
+            return {}
+        steps_per_s = samples_per_s / spec.layout.global_batch
+        tokens_per_s = result.tokens_per_step * steps_per_s
+        padded_tokens_per_s = result.padded_tokens_per_step * steps_per_s
+        drawn = batch_lengths(lengths, spec.layout.global_batch)
+        attended = sum(length * length for length in drawn) / sum(drawn)
+    cells = {"tokens_per_s": tokens_per_s, "padded_tokens_per_s": padded_tokens_per_s}
+    if shape is None:
+        return cells
+    flops_per_s = train_flops_per_token(shape, attended) * tokens_per_s / spec.layout.world
+    cells["tflops_per_device"] = flops_per_s / 1e12
+    peak_flops = peak_flops_of(spec, environment)
+    if peak_flops is not None:
+        cells["mfu"] = flops_per_s / peak_flops
     return cells
 
 

@@ -67,16 +67,10 @@ def recorded() -> tuple[RecordedRun, ...]:
 def is_tried(
     knob: Knob, value: KnobValue, accelerator: str, runs: Iterable[RecordedRun] | None = None
 ) -> bool:
-    """Whether a value was run on an accelerator of this kind.
+    """Whether a value was run on `cpu` or `cuda`, by some runs or by all recorded ones.
 
     For sizes and counts any value but the default stands for all: what a size means does not
     depend on how large it is. So does one value that matches the knob's pattern.
-
-    Args:
-        knob: The knob.
-        value: One of its values.
-        accelerator: `cpu` or `cuda`.
-        runs: The runs to look at; all recorded ones by default.
     """
     seen = {
         tried
@@ -91,24 +85,19 @@ def is_tried(
     return _is_size(knob) and bool(seen - {knob.default})
 
 
-def untried(settings: Mapping[str, KnobValue], context: Context) -> list[str]:
-    """Settings that no recorded run has tried on an accelerator of this kind, as `name=value`.
+def warning(settings: Mapping[str, KnobValue], context: Context) -> str:
+    """Settings that no recorded run has tried on an accelerator of this kind, for a user.
 
     Args:
         settings: What somebody chose (see `autotune.space.knobs.choices_of`); defaults need no
             trial.
         context: Where, and of which engine.
     """
-    return [
+    found = [
         f"{name}={format_value(value)}"
         for name, value in settings.items()
         if not is_tried(context.knobs[name], value, context.accelerator)
     ]
-
-
-def warning(settings: Mapping[str, KnobValue], context: Context) -> str:
-    """What to tell a user of a configuration; empty where every setting was tried."""
-    found = untried(settings, context)
     where = "a GPU" if context.accelerator == "cuda" else "CPU ranks"
     return f"{', '.join(found)}: no recorded run on {where} yet ({PAGE})" if found else ""
 
@@ -120,13 +109,12 @@ def never_run(knob: Knob, runs: Iterable[RecordedRun] | None = None) -> list[Kno
     """
     if knob.acts is never:
         return []
+    others = [value for value in knob.choices or (False, True) if value != knob.default]
     if _is_size(knob):
-        others: tuple[KnobValue, ...] = (knob.default,)
-    else:
-        values: tuple[KnobValue, ...] = knob.choices or (False, True)
-        others = tuple(value for value in values if value != knob.default)
+        others = [knob.default]
     found = recorded() if runs is None else tuple(runs)
-    return [v for v in others if not any(is_tried(knob, v, kind, found) for kind in _KINDS)]
+    kinds = ("cpu", "cuda")
+    return [v for v in others if not any(is_tried(knob, v, kind, found) for kind in kinds)]
 
 
 def summary() -> str:
@@ -148,11 +136,7 @@ def run_of(
     *,
     knobs: Catalogue,
     started_at_s: float,
-    accelerator: str,
-    device_name: str,
-    ranks: int,
-    nodes: int,
-    versions: Mapping[str, str],
+    **hardware: Any,
 ) -> RecordedRun:
     """A record of trials on the same hardware.
 
@@ -160,11 +144,7 @@ def run_of(
         trained: The knobs of each trial that trained as it was asked.
         knobs: The engine's, in their order.
         started_at_s: Unix time of the first.
-        accelerator: `cpu` or `cuda`.
-        device_name: Name of one device.
-        ranks: Processes of a trial.
-        nodes: Machines that they ran on.
-        versions: Package -> version.
+        hardware: The other fields of the record.
     """
     values: dict[str, set[KnobValue]] = {}
     for chosen in trained:
@@ -172,12 +152,8 @@ def run_of(
             values.setdefault(name, set()).add(value)
     return RecordedRun(
         date=time.strftime("%Y-%m-%d", time.gmtime(started_at_s)),
-        accelerator=accelerator,
-        device_name=device_name,
-        ranks=ranks,
-        nodes=nodes,
-        versions=dict(versions),
         trained={name: _in_order(knobs[name], values[name]) for name in knobs if name in values},
+        **hardware,
     )
 
 
@@ -204,9 +180,6 @@ def run_of_study(folder: Path) -> RecordedRun:
         nodes=len({device.rpartition(":")[0] for device in last.devices}),
         versions=last.versions,
     )
-
-
-_KINDS = ("cpu", "cuda")
 
 
 def _counts(trial: Trial) -> bool:

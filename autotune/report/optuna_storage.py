@@ -21,9 +21,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from autotune.contract import KnobValue
 from autotune.export.base import RecordDialect
 from autotune.record.study import Study
-from autotune.report.results.reading import read_report
 from autotune.report.results.rows import Row
-from autotune.report.results.study import StudyReport
+from autotune.report.results.study import StudyReport, read_report
 from autotune.search.history import Tried
 from autotune.space.knob import Catalogue
 

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -108,6 +109,24 @@ class Rule(Generic[S]):
     @property
     def _consequence(self) -> Consequence:
         return self.witnesses[0].consequence if self.witnesses else "raised"
+
+
+def rule(
+    name: str, source: str, *witnesses: Proof
+) -> Callable[[Callable[[S], Finding | None]], Rule[S]]:
+    """Makes a rule of the check that it stands above; the arguments are the fields of `Rule`."""
+
+    def of(check: Callable[[S], Finding | None]) -> Rule[S]:
+        return Rule(name=name, check=check, witnesses=witnesses, source=source)
+
+    return of
+
+
+def rules_of(*modules: ModuleType) -> tuple[Rule[Any], ...]:
+    """The rules that some modules define, in the order of their definitions."""
+    return tuple(
+        value for module in modules for value in vars(module).values() if isinstance(value, Rule)
+    )
 
 
 def judge_by(rules: Iterable[Rule[S]], setup: S) -> list[Violation]:

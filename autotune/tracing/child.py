@@ -6,9 +6,7 @@ cannot pretend to have one; where the real device is another, `autotune.tracing.
 that changes.
 """
 
-import json
 import math
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -23,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from autotune.job.model_probe import NotUsableError, answer, one_line
 from autotune.tracing.fakes import as_in_a_trial
 from autotune.tracing.moments import Traced, at_depth, depths, differs, same_parts
 from autotune.tracing.step import layers_of, trace_step
@@ -42,36 +41,18 @@ _MOST_OFF = 1e-3
 layers are not alike, and all of them are traced."""
 
 _NO_KERNEL = (UnsupportedOperatorException, NotImplementedError)
-_LONGEST = 240
-"""Characters of an exception that are shown."""
-
-
-class NotTraceableError(Exception):
-    """The model cannot be run with fake tensors."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 def main() -> None:
-    """Read the request from stdin and write what was traced, or what is wrong, to a file."""
-    request = json.load(sys.stdin)
-    try:
-        answer = answer_to(request)
-    except NotTraceableError as error:
-        answer = {"error": str(error), "hint": error.hint}
-    Path(sys.argv[1]).write_text(json.dumps(answer), encoding="utf-8")
+    """Answer with what was traced."""
+    answer(answer_to)
 
 
 def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
     """What was traced, at which depths, and how long it took.
 
-    Args:
-        request: As `autotune.tracing.request` writes it.
-
     Raises:
-        NotTraceableError: The model cannot be built, or its step cannot be run.
+        NotUsableError: The model cannot be built, or its step cannot be run.
     """
     start_s = time.monotonic()
     source = request["source"]
@@ -88,11 +69,7 @@ def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
         return _traced(request, shallow, depth)
 
     found, used = _extrapolated(traced, n_layers, period, request)
-    return {
-        **found.as_dict(),
-        "depths": used,
-        "took_s": time.monotonic() - start_s,
-    }
+    return {**found.as_dict(), "depths": used, "took_s": time.monotonic() - start_s}
 
 
 def _extrapolated(
@@ -115,12 +92,7 @@ def _extrapolated(
 
 
 def _layers(config: dict[str, Any]) -> tuple[int, int, list[str]]:
-    """What a config says of its layers.
-
-    Returns:
-        How many there are; after how many their kinds repeat; the keys that list something of
-        each.
-    """
+    """A config's layers: their number, their period, and the keys that list all of them."""
     from transformers import AutoConfig  # heavy
 
     hf_config = AutoConfig.for_model(**config)
@@ -157,7 +129,7 @@ def _traced(request: Mapping[str, Any], source: dict[str, Any], n_layers: int) -
             model = _built(request, source)
         except Exception as error:
             raise _explained("building it", error) from error
-        if n_layers and not _has_list(model, n_layers):
+        if layers_of(model, n_layers) is None:
             n_layers = 0
         size = (request["micro_batch"], request["seq_len"])
         tokens = torch.randint(0, source["vocab"], size)
@@ -188,18 +160,10 @@ def _built(request: Mapping[str, Any], source: dict[str, Any]) -> torch.nn.Modul
     return model.train()
 
 
-def _has_list(model: torch.nn.Module, n_layers: int) -> bool:
-    try:
-        layers_of(model, n_layers)
-    except LookupError:
-        return False
-    return True
-
-
-def _explained(what: str, error: Exception) -> NotTraceableError:
+def _explained(what: str, error: Exception) -> NotUsableError:
     """What a user can do about it."""
     where = _place(error)
-    raised = f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST]}"
+    raised = one_line(error)
     text = f"{what} cannot be traced: {raised}{where}"
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         text = (
@@ -219,7 +183,7 @@ def _explained(what: str, error: Exception) -> NotTraceableError:
         hint = "install it; or choose another implementation, such as --set attention=sdpa"
     else:
         hint = "leave out --trace; a trial shows whether the model runs outside of it"
-    return NotTraceableError(text, hint)
+    return NotUsableError(text, hint)
 
 
 def _place(error: Exception) -> str:

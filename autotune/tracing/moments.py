@@ -7,6 +7,7 @@ not so of the peak of a whole step, which is the largest part's: with recomputat
 leads from some depth on.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -74,12 +75,7 @@ class Traced:
             "n_layers": self.n_layers,
             "n_params": self.n_params,
             "parts": [
-                {
-                    "phase": part.phase,
-                    "place": part.place,
-                    "index": part.index,
-                    "bytes": dict(held),
-                }
+                {**dataclasses.asdict(part), "bytes": dict(held)}
                 for part, held in self.parts.items()
             ],
         }
@@ -102,13 +98,8 @@ class Traced:
 def depths(n_layers: int, period: int) -> tuple[int, int, int] | None:
     """Depths that tell those of a model: two to draw a line through, one to prove it.
 
-    Args:
-        n_layers: Layers of the model.
-        period: Layers after which the kinds of layers repeat: every K-th is recomputed, every
-            other one attends to a window.
-
-    Returns:
-        None: the whole model is no more work than these.
+    The kinds of layers repeat after a period: every K-th is recomputed, every other one attends to
+    a window. None: the whole model is no more work than these.
     """
     least = 2 * _edge(period)
     first = least + (n_layers - least) % period
@@ -117,13 +108,7 @@ def depths(n_layers: int, period: int) -> tuple[int, int, int] | None:
 
 
 def at_depth(shallow: Traced, deeper: Traced, n_layers: int) -> Traced:
-    """The same model with more layers.
-
-    Args:
-        shallow: One of the model's `depths`.
-        deeper: The next one.
-        n_layers: Layers of the model.
-    """
+    """The same model with more layers, told by two of its `depths`."""
     period = deeper.n_layers - shallow.n_layers
     periods = (n_layers - shallow.n_layers) / period
     below, above = (_ends(traced, _edge(period)) for traced in (shallow, deeper))
@@ -142,18 +127,6 @@ def differs(traced: Traced, told: Traced) -> float:
     known = _ends(traced, len([part for part in told.parts if part.place == "layer"]) // 2)
     off = (abs(sum(known[part].values()) - sum(told.parts[part].values())) for part in told.parts)
     return max(off) / traced.peak_bytes
-
-
-def largest(parts: Mapping[Part, Bytes]) -> dict[StepPhase, Bytes]:
-    """What is held at the fullest moment of each phase."""
-    phases = dict.fromkeys(part.phase for part in parts)
-    return {
-        phase: max(
-            (held for part, held in parts.items() if part.phase is phase),
-            key=lambda held: sum(held.values()),
-        )
-        for phase in phases
-    }
 
 
 def _line(first: float, second: float, periods: float) -> float:

@@ -37,12 +37,7 @@ class Trace:
 
 
 def trace_candidate(job: Job, candidate: Candidate, *, accelerator: str) -> Trace:
-    """Trace one training step of a candidate, as one of its ranks runs it.
-
-    Args:
-        job: What is trained.
-        candidate: With no layer split over ranks.
-        accelerator: `cpu` or `cuda`: where it would run.
+    """Trace one training step of a candidate, as one of its ranks would run it on `cpu` or `cuda`.
 
     Raises:
         JobError: Its ranks do not run the model as it is, or its code cannot run on fake tensors.

@@ -88,10 +88,10 @@ def _gradients(weights: list[nn.Parameter], tracker: Tracker, gradients: str) ->
 @contextmanager
 def _told_apart(model: nn.Module, n_layers: int, tracker: Tracker) -> Iterator[None]:
     """Tell the tracker when the layers end, and when the backward pass reaches each of them."""
-    if not n_layers:
+    layers = layers_of(model, n_layers)
+    if layers is None:
         yield
         return
-    layers = layers_of(model, n_layers)
 
     def on_gradient(tensor: Any, part: Part, kind: Kind) -> None:
         if torch.is_tensor(tensor) and tensor.requires_grad:
@@ -119,13 +119,7 @@ def _told_apart(model: nn.Module, n_layers: int, tracker: Tracker) -> Iterator[N
         hook.remove()
 
 
-def layers_of(model: nn.Module, n_layers: int) -> nn.ModuleList:
-    """The list of a model's layers.
-
-    Raises:
-        LookupError: There is none of that length.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == n_layers:
-            return module
-    raise LookupError(f"no list of {n_layers} layers")
+def layers_of(model: nn.Module, n_layers: int) -> nn.ModuleList | None:
+    """The list of a model's layers; None: there is none of that length."""
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    return next((layers for layers in lists if len(layers) == n_layers > 0), None)

@@ -21,12 +21,9 @@ class Tracker(TorchDispatchMode):
     """While it is entered, every storage that an operation makes counts until it is freed."""
 
     def __init__(self, part: Part, *, kind: Kind, granule_bytes: int = 1) -> None:
-        """Start with nothing held.
+        """Start with nothing held, in a part of the step that makes tensors of a kind.
 
-        Args:
-            part: Part of the step that is traced first.
-            kind: Kind of the tensors that it makes.
-            granule_bytes: What the allocator rounds up to a multiple of.
+        The allocator rounds up to a multiple of a granule.
         """
         super().__init__()
         self.fullest: dict[Part, Bytes] = {}

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
-from autotune.contract import Checkpoint, TrialSpec
+from autotune.contract import Checkpoint
 from autotune.trial.faults import ReadBackError
 from autotune.trial.memory import Meter
 from autotune.trial.reporter import Reporter
@@ -30,7 +30,7 @@ class Soak:
         self,
         checkpoint: Checkpoint,
         engine: Any,
-        spec: TrialSpec,
+        budget_s: float,
         reporter: Reporter,
         meter: Meter,
     ) -> None:
@@ -43,7 +43,7 @@ class Soak:
         self._engine = engine
         self._report = reporter.report
         self._meter = meter
-        self._period_s = spec.measure.budget_s / _N_SAMPLES
+        self._period_s = budget_s / _N_SAMPLES
         self._began_s = time.monotonic()
         self._next_sample_s = 0.0
         if checkpoint.resumes_at is not None:
@@ -68,37 +68,30 @@ class Soak:
 
     def _save(self, steps: int) -> None:
         began_s = time.monotonic()
-        folder = Path(self._checkpoint.folder)
-        self._engine.save_checkpoint(str(folder), tag=_TAG, client_state={"steps": steps})
-        torch.save(_random_state(), _random_file(folder))
+        folder = self._checkpoint.folder
+        self._engine.save_checkpoint(folder, tag=_TAG, client_state={"steps": steps})
+        state = {"cpu": torch.get_rng_state()}
+        if get_accelerator().device_name() != "cpu":
+            state["device"] = get_accelerator().get_rng_state()
+        torch.save(state, _random_file(folder))
         dist.barrier()
         self._report.checkpoint = {"steps": steps, "seconds": time.monotonic() - began_s}
 
     def _resume(self, steps: int) -> None:
         began_s = time.monotonic()
-        folder = Path(self._checkpoint.folder)
-        path, client_state = self._engine.load_checkpoint(str(folder), tag=_TAG)
+        folder = self._checkpoint.folder
+        path, client_state = self._engine.load_checkpoint(folder, tag=_TAG)
         if path is None or client_state.get("steps") != steps:
             raise ReadBackError(
                 f"the engine did not resume: asked for step {steps} of {folder}, it loaded "
                 f"{path} with {client_state}"
             )
-        _set_random_state(torch.load(_random_file(folder), weights_only=True))
+        state = torch.load(_random_file(folder), weights_only=True)
+        torch.set_rng_state(state["cpu"])
+        if "device" in state:
+            get_accelerator().set_rng_state(state["device"])
         self._report.checkpoint = {"steps": steps, "seconds": time.monotonic() - began_s}
 
 
-def _random_file(folder: Path) -> Path:
-    return folder / f"random_state_{dist.get_rank():04d}.pt"
-
-
-def _random_state() -> dict[str, torch.Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if get_accelerator().device_name() != "cpu":
-        state["device"] = get_accelerator().get_rng_state()
-    return state
-
-
-def _set_random_state(state: dict[str, torch.Tensor]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "device" in state:
-        get_accelerator().set_rng_state(state["device"])
+def _random_file(folder: str) -> Path:
+    return Path(folder) / f"random_state_{dist.get_rank():04d}.pt"

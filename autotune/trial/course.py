@@ -28,9 +28,7 @@ class Course:
     def __init__(self, measure: Measure) -> None:
         """Begin with no step.
 
-        Args:
-            measure: How long to measure; a `target_half_width` of 0 (a soak) looks at no series,
-                and goes on for the whole budget.
+        A `target_half_width` of 0 (a soak) looks at no series, and goes on for the whole budget.
         """
         self._measure = measure
         self._looks_at_series = measure.target_half_width > 0

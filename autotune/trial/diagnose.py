@@ -26,6 +26,7 @@ from autotune.trial import timeline
 from autotune.trial.comm_log import MAX_CALLS, CommLog
 from autotune.trial.faults import evidence_of
 from autotune.trial.reporter import Reporter
+from autotune.trial.stopwatch import TrialDone, call_after_steps
 from autotune.trial.timeline import BACKWARD, BEGIN, EXCHANGE, FORWARD, OPTIMIZER
 
 _RANGES = {"forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER}
@@ -54,17 +55,9 @@ seconds that it gets besides: reading a trace of a million events takes a while.
 class DiagnosticPass:
     """One engine's pass; made before anything watches the engine, so that it can do without."""
 
-    def __init__(self, engine: Any, reporter: Reporter, done: type[BaseException]) -> None:
-        """Prepare the pass.
-
-        Args:
-            engine: The engine, as DeepSpeed made it.
-            reporter: Where the diagnosis goes.
-            done: Raised out of the pass's last step.
-        """
+    def __init__(self, engine: Any, reporter: Reporter) -> None:
         self._engine = engine
         self._reporter = reporter
-        self._done = done
         self._methods = {
             name: getattr(engine, name)
             for name in (*_RANGES, "train_batch")
@@ -80,11 +73,7 @@ class DiagnosticPass:
         self._ending = threading.Lock()
 
     def begin(self) -> bool:
-        """Watch from the next step on.
-
-        Returns:
-            Whether the trial is done all the same.
-        """
+        """Watch from the next step on; return whether the trial is done all the same."""
         # The slowest rank's times, which all ranks know: so all decide alike.
         step_time_s = statistics.median(self._reporter.report.step_times_s)
         if step_time_s > _LONGEST_STEP_S:
@@ -114,35 +103,16 @@ class DiagnosticPass:
             if (method := getattr(comm.cdb, name, None)) is not None:
                 setattr(comm.cdb, name, _in_range(EXCHANGE, method))
         if isinstance(engine, PipelineEngine):
-            self._watch_pipeline()
-            return
-        for name, label in _RANGES.items():
-            setattr(engine, name, _in_range(label, self._methods[name]))
-        step = engine.step
-
-        def last_of_a_step(*args: Any, **kwargs: Any) -> Any:
-            is_boundary = engine.is_gradient_accumulation_boundary()
-            outcome = step(*args, **kwargs)
-            if is_boundary:
-                self._on_step()
-            return outcome
-
-        engine.step = last_of_a_step
-
-    def _watch_pipeline(self) -> None:
-        """A pipeline's only call is `train_batch`: its instructions are what gets the ranges."""
-        engine, train_batch = self._engine, self._methods["train_batch"]
-        engine._INSTRUCTION_MAP = {
-            kind: _in_range(label, run) if (label := _INSTRUCTIONS.get(kind.__name__)) else run
-            for kind, run in engine._INSTRUCTION_MAP.items()
-        }
-
-        def last_of_a_step(*args: Any, **kwargs: Any) -> Any:
-            loss = train_batch(*args, **kwargs)
-            self._on_step()
-            return loss
-
-        engine.train_batch = last_of_a_step
+            # Its only call is `train_batch`: its instructions are what gets the ranges.
+            engine.train_batch = self._methods["train_batch"]
+            engine._INSTRUCTION_MAP = {
+                kind: _in_range(label, run) if (label := _INSTRUCTIONS.get(kind.__name__)) else run
+                for kind, run in engine._INSTRUCTION_MAP.items()
+            }
+        else:
+            for name, label in _RANGES.items():
+                setattr(engine, name, _in_range(label, self._methods[name]))
+        call_after_steps(engine, self._on_step)
 
     def _on_step(self) -> None:
         self._n_done += 1
@@ -155,7 +125,7 @@ class DiagnosticPass:
             with self._attempt("comms logger"):
                 self._log.stop()
             self._keep()
-            raise self._done
+            raise TrialDone
 
     def _start_profiler(self) -> None:
         # Not torch.profiler.profile: to write down versions it imports torch's whole inductor.
@@ -188,22 +158,22 @@ class DiagnosticPass:
             threading.Event().wait()  # the clock has run out, and ends this process
         if self._log.is_cut:
             self._problems.append(f"of the collectives only the first {MAX_CALLS} were looked at")
-        self._reporter.report.diagnosis = self._found(*self._problems)
+        self._tell()
 
-    def _found(self, *problems: str) -> RankDiagnosis:
-        return RankDiagnosis(
+    def _tell(self) -> None:
+        self._reporter.report.diagnosis = RankDiagnosis(
             steps=self._steps if self._split is not None else 0,
             split=self._split,
             calls=self._log.calls,
-            problem="; ".join(problems),
+            problem="; ".join(self._problems),
         )
 
     def _run_out(self, limit_s: float) -> None:
         """End this rank, which is stuck; the others' clocks end them too."""
         if not self._ending.acquire(blocking=False):
             return
-        problem = f"ended after {limit_s:.0f} s"
-        self._reporter.report.diagnosis = self._found(*self._problems, problem)
+        self._problems.append(f"ended after {limit_s:.0f} s")
+        self._tell()
         self._reporter.enter(Phase.TEARDOWN)
         self._reporter.finish()
         os._exit(0)

@@ -65,9 +65,9 @@ def outcome_of(error: BaseException, phase: Phase) -> Outcome:
     if isinstance(error, ReadBackError):
         return Outcome.INVALID
     chain = _chain(error)
-    if any(_is_oom(link) for link in chain):
+    if any(_says(link, _OOM_TYPES, _OOM_TEXTS, (RuntimeError, OSError)) for link in chain):
         return Outcome.OOM
-    if any(_is_comm(link) for link in chain):
+    if any(_says(link, _COMM_TYPES, _COMM_TEXTS, (RuntimeError,)) for link in chain):
         return Outcome.COMM
     if phase in (Phase.SPAWN, Phase.IMPORT):
         return Outcome.LAUNCH
@@ -94,19 +94,11 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _type_names(error: BaseException) -> set[str]:
-    return {cls.__name__ for cls in type(error).__mro__}
-
-
-def _is_oom(error: BaseException) -> bool:
-    if _type_names(error) & _OOM_TYPES:
+def _says(
+    error: BaseException, types: set[str], texts: tuple[str, ...], read: tuple[type, ...]
+) -> bool:
+    """Whether an exception is of one of the types, or of a kind to `read` with such a text."""
+    if types & {cls.__name__ for cls in type(error).__mro__}:
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError | OSError) and any(part in text for part in _OOM_TEXTS)
-
-
-def _is_comm(error: BaseException) -> bool:
-    if _type_names(error) & _COMM_TYPES:
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(part in text for part in _COMM_TEXTS)
+    return isinstance(error, read) and any(part in text for part in texts)

@@ -19,12 +19,7 @@ _HUGGING_FACE = ("transformers.modeling_utils", "transformers.models.auto.modeli
 
 
 def preload(ds_config: dict[str, Any], model: dict[str, Any]) -> None:
-    """Import the engine's and the model's modules.
-
-    Args:
-        ds_config: The rendered configuration; its optimizer decides about Muon.
-        model: `TrialSpec.model`.
-    """
+    """Import the modules of the engine, whose optimizer decides about Muon, and of the model."""
     optimizer = str(ds_config.get("optimizer", {}).get("type", ""))
     if "muon" not in optimizer.lower():
         _import_uncompiled(_MUON)

@@ -5,6 +5,7 @@
 `ranks/exit_NODE.json`.
 """
 
+import ctypes
 import os
 import signal
 import socket
@@ -13,24 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from autotune.contract import RANKS_DIR, write_json
-from autotune.trial.parent import end_with_parent
 
 EXIT_FILE = "exit_{node:02d}.json"
 PARENT_ENV = "AUTOTUNE_PARENT_PID"
 """Process id of what starts a launcher or a warm template, which end with it."""
 LOOPBACK = "127.0.0.1"
 """Where the ranks of one node find one another: no other machine reaches it."""
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Run torchrun until every rank of this node has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
     end_with_parent(int(os.environ[PARENT_ENV]))
-    folder, node, address, arguments = (
-        Path(sys.argv[1]),
-        int(sys.argv[2]),
-        sys.argv[3],
-        sys.argv[5:],
-    )
+    folder, node, address, _, *arguments = sys.argv[1:]
 
     from torch.distributed import run  # seconds to import: only after the line above
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -40,7 +37,7 @@ def main() -> None:
         run.main(arguments)
     except ChildFailedError as error:
         codes = {str(rank): failure.exitcode for rank, failure in error.failures.items()}
-        write_json(folder / RANKS_DIR / EXIT_FILE.format(node=node), codes)
+        write_json(Path(folder) / RANKS_DIR / EXIT_FILE.format(node=int(node)), codes)
         sys.exit(1)
     except SystemExit:
         raise
@@ -49,14 +46,37 @@ def main() -> None:
         sys.exit(2)
 
 
+def end_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel to kill this process when its parent ends.
+
+    Killing torchrun alone leaves its ranks alive and holding their devices, so every process of a
+    trial asks for this.
+
+    Args:
+        parent: Process id that the parent should have; if it is another one, the parent ended
+            before this call and the process ends at once. None: any id but that of init, which
+            adopts orphans; a parent that may itself be process 1 (a container's command) has to be
+            named.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        return  # not Linux: the sweep for orphans is what is left
+    if os.getppid() == 1 if parent is None else os.getppid() != parent:
+        os._exit(1)
+
+
 def listen_on(port: int, address: str = LOOPBACK) -> socket.socket:
     """Where ranks find one another: a socket on one address, and nowhere else.
 
     Raises:
         OSError: The address is not of this machine, or somebody else has the port.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=128)
+    return socket.create_server((address, port), family=family_of(address), backlog=128)
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Whether a numeric address is one of IPv6 or IPv4."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _listen_on(address: str) -> None:
@@ -74,5 +94,4 @@ def _listen_on(address: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
     main()

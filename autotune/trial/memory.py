@@ -20,6 +20,8 @@ import torch
 
 _AT_LIMIT = 0.97
 _PAGE_BYTES = resource.getpagesize()
+_RESIDENT, _PRIVATE_DATA = 1, 5
+"""Fields of statm, in pages; private data is what RLIMIT_DATA counts, plus the stack."""
 
 
 class Meter(ABC):
@@ -29,16 +31,13 @@ class Meter(ABC):
     def start(self, limit_bytes: int | None) -> None:
         """Take the base, right after imports, and begin to watch; from here on the limit holds."""
 
-    @abstractmethod
-    def cap(self) -> None:
+    def cap(self) -> None:  # noqa: B027
         """Apply what depends on the process's other memory; called again as that grows."""
 
-    @abstractmethod
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027
         """Disturb no step from here on: steps are measured, and have shown their peak by now."""
 
-    @abstractmethod
-    def lift(self) -> None:
+    def lift(self) -> None:  # noqa: B027
         """Take the limit off the host, so that what failed at it can still be written down."""
 
     @abstractmethod
@@ -73,16 +72,13 @@ class CpuMeter(Meter):
     def start(self, limit_bytes: int | None) -> None:
         """See `Meter.start`."""
         threading.Thread(target=self._watch, name="memory-meter", daemon=True).start()
-        self._base_bytes = _private_data_bytes()
+        self._base_bytes = _statm_bytes(_PRIVATE_DATA)
         self._limit_bytes = limit_bytes
         if limit_bytes is not None:
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)  # none may raise its own
             cap = self._base_bytes + limit_bytes
             cap = cap if hard == resource.RLIM_INFINITY else min(cap, hard)
             resource.setrlimit(resource.RLIMIT_DATA, (cap, hard))
-
-    def cap(self) -> None:
-        """Nothing is left to do: the kernel holds the limit since `start`."""
 
     def settle(self) -> None:
         """See `Meter.settle`."""
@@ -101,8 +97,8 @@ class CpuMeter(Meter):
 
     def now(self) -> dict[str, int]:
         """See `Meter.now`."""
-        own_bytes = _private_data_bytes() - self._base_bytes
-        return {"private_data": own_bytes, "host_rss": _rss_bytes()}
+        own_bytes = _statm_bytes(_PRIVATE_DATA) - self._base_bytes
+        return {"private_data": own_bytes, "host_rss": _statm_bytes(_RESIDENT)}
 
     def explains(self, error: BaseException) -> bool:
         """See `Meter.explains`: at the limit the interpreter and C code fail in ways of their own.
@@ -114,7 +110,7 @@ class CpuMeter(Meter):
         return self.read()["peak"] >= _AT_LIMIT * self._limit_bytes
 
     def _sample(self) -> None:
-        self._peak_bytes = max(self._peak_bytes, _private_data_bytes())
+        self._peak_bytes = max(self._peak_bytes, _statm_bytes(_PRIVATE_DATA))
 
     def _watch(self) -> None:
         period = threading.Event()
@@ -122,8 +118,8 @@ class CpuMeter(Meter):
             self._sample()
 
 
-class CudaMeter(Meter):
-    """The allocator's peak, plus what NVML sees of this process above it."""
+class _CudaMeter(Meter):
+    """The peak that the allocator keeps, plus what NVML sees of this process above it."""
 
     def __init__(self) -> None:
         pynvml.nvmlInit()
@@ -132,7 +128,6 @@ class CudaMeter(Meter):
         self._used_before_bytes = 0
 
     def start(self, limit_bytes: int | None) -> None:
-        """See `Meter.start`."""
         self._limit_bytes = limit_bytes
         self._used_before_bytes = self._device_used_bytes()
 
@@ -149,14 +144,7 @@ class CudaMeter(Meter):
             )
         torch.cuda.set_per_process_memory_fraction(min(1.0, share))
 
-    def settle(self) -> None:
-        """Nothing to do: nothing watches, the allocator keeps its own peak."""
-
-    def lift(self) -> None:
-        """Nothing to do: the limit is on the device."""
-
     def read(self) -> dict[str, int]:
-        """See `Meter.read`."""
         reserved = int(torch.cuda.max_memory_reserved())
         rest = self._rest_bytes()
         return {
@@ -168,12 +156,11 @@ class CudaMeter(Meter):
         }
 
     def now(self) -> dict[str, int]:
-        """See `Meter.now`."""
         return {
             "allocated": torch.cuda.memory_allocated(),
             "reserved": torch.cuda.memory_reserved(),
             "context_and_comm": self._rest_bytes(),
-            "host_rss": _rss_bytes(),
+            "host_rss": _statm_bytes(_RESIDENT),
         }
 
     def _rest_bytes(self) -> int:
@@ -187,7 +174,7 @@ class CudaMeter(Meter):
 
 def make_meter(accelerator: str) -> Meter:
     """The meter of an accelerator."""
-    return CudaMeter() if accelerator == "cuda" else CpuMeter()
+    return _CudaMeter() if accelerator == "cuda" else CpuMeter()
 
 
 def peak_rss_bytes() -> int:
@@ -201,16 +188,6 @@ def _nvml_device(local_rank: int) -> Any:
     if name.isdigit():
         return pynvml.nvmlDeviceGetHandleByIndex(int(name))
     return pynvml.nvmlDeviceGetHandleByUUID(name)
-
-
-def _private_data_bytes() -> int:
-    # The sixth field of statm is data and stack in pages: what RLIMIT_DATA counts, plus the stack.
-    return _statm_bytes(5)
-
-
-def _rss_bytes() -> int:
-    """Resident set of this process as it stands."""
-    return _statm_bytes(1)
 
 
 def _statm_bytes(field: int) -> int:

@@ -1,16 +1,28 @@
-"""Load DeepSpeed's extensions as they were built, without asking ninja again.
+"""Build DeepSpeed's extensions, and load them without asking ninja or the processor again.
 
-Each time a rank loads an extension, built or not, torch writes its build.ninja anew and runs ninja
+`python -m autotune.trial.prebuilt NAME FOLDER` builds one, run by
+`autotune.engines.deepspeed.extensions`, which holds the lock and collects the output.
+
+For every extension that it loads, built or not, DeepSpeed asks py-cpuinfo for compiler flags:
+about a second each time, in every rank. The answer is saved once, beside the extensions. And each
+time a rank loads an extension, built or not, torch writes its build.ninja anew and runs ninja
 behind a lock *file*. A rank killed in that moment leaves the lock, and every later trial waits on
 it; and what ninja then takes for outdated is compiled again, minutes in the middle of a trial.
 """
 
 import importlib.util
 import os
-from collections.abc import Iterable
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from autotune.contract import ContractError, read_json, write_json
 
 BUILT_FILE = "autotune.built"
 """File in an extension's folder once its build has ended well; a library may be half linked."""
@@ -21,6 +33,66 @@ NEEDED = {
 }
 """Extensions that trials on an accelerator load, whatever their configuration."""
 
+_BUILDERS = {
+    "deepspeed_shm_comm": "ShareMemCommBuilder",
+    "fused_adam": "FusedAdamBuilder",
+    "cpu_adam": "CPUAdamBuilder",
+    "async_io": "AsyncIOBuilder",
+    "pin_memory": "PinMemoryBuilder",
+}
+_CPU_INFO_FILE = "cpu_info.json"
+
+
+def main() -> None:
+    """Compile the extension, mark it as built, and save what was learned of the processor."""
+    import cpuinfo  # installed with deepspeed
+    from deepspeed.accelerator import get_accelerator  # heavy
+
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    if not (folder / _CPU_INFO_FILE).exists():
+        write_json(folder / _CPU_INFO_FILE, cpuinfo.get_cpu_info())
+    with without_debug_information():
+        get_accelerator().create_op_builder(_BUILDERS[name]).load(verbose=True)
+    (folder / name / BUILT_FILE).touch()
+
+
+@contextmanager
+def without_debug_information() -> Iterator[None]:
+    """Make the default compiler leave out what `-g` asks for: it takes time, and nobody reads it.
+
+    DeepSpeed's builders pass `-g` and take no flags from outside. The commands in build.ninja stay
+    as torch writes them: if they differed, a user of the folder without autotune would compile all
+    of it again.
+    """
+    compiler = shutil.which("c++")
+    if compiler is None or "CXX" in os.environ:
+        yield
+        return
+    before = os.environ["PATH"]
+    with tempfile.TemporaryDirectory(prefix="autotune-compiler-") as folder:
+        script = Path(folder, "c++")
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler)} "$@" -g0\n', encoding="utf-8")
+        script.chmod(0o755)
+        os.environ["PATH"] = os.pathsep.join([folder, before])
+        try:
+            yield
+        finally:
+            os.environ["PATH"] = before
+
+
+def reuse_cpu_info() -> None:
+    """Answer py-cpuinfo's question from the saved file; without one nothing changes."""
+    folder = _folder()
+    if folder is None:
+        return
+    try:
+        saved = read_json(folder / _CPU_INFO_FILE)
+    except ContractError:
+        return
+    import cpuinfo  # installed with deepspeed
+
+    cpuinfo.get_cpu_info = lambda: saved
+
 
 def load_as_built() -> None:
     """Make torch load those extensions that are built below `TORCH_EXTENSIONS_DIR` as they are.
@@ -28,8 +100,7 @@ def load_as_built() -> None:
     Any other is compiled by torch as ever. Without the variable nothing changes, nor if this was
     called before.
     """
-    folder = _folder()
-    if folder is None:
+    if _folder() is None:
         return
     from torch.utils import cpp_extension
 
@@ -38,9 +109,7 @@ def load_as_built() -> None:
         return
 
     def load(name: str, *args: Any, **kwargs: Any) -> Any:
-        if (folder / name / BUILT_FILE).exists():
-            return _import_library(name, folder / name / f"{name}.so")
-        return compile_and_load(name, *args, **kwargs)
+        return _load_built(name) or compile_and_load(name, *args, **kwargs)
 
     cpp_extension.load = load
 
@@ -53,12 +122,8 @@ def load_now(names: Iterable[str]) -> None:
     """
     from deepspeed.ops.op_builder.builder import OpBuilder
 
-    folder = _folder()
-    if folder is None:
-        return
-    for name in names:
-        if name not in OpBuilder._loaded_ops and (folder / name / BUILT_FILE).exists():
-            OpBuilder._loaded_ops[name] = _import_library(name, folder / name / f"{name}.so")
+    loaded = OpBuilder._loaded_ops
+    loaded |= {n: module for n in names if n not in loaded and (module := _load_built(n))}
 
 
 def _folder() -> Path | None:
@@ -67,10 +132,19 @@ def _folder() -> Path | None:
     return Path(named) if named else None
 
 
-def _import_library(name: str, library: Path) -> ModuleType:
+def _load_built(name: str) -> ModuleType | None:
+    """Import an extension; None: it is not built."""
+    folder = _folder()
+    if folder is None or not (folder / name / BUILT_FILE).exists():
+        return None
+    library = folder / name / f"{name}.so"
     spec = importlib.util.spec_from_file_location(name, library)
     if spec is None or spec.loader is None:
         raise ImportError(f"{library} is no Python extension", name=name, path=str(library))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autotune.trial.parent import end_with_parent
+from autotune.trial.launcher import end_with_parent
 
 
 def report(measure: Callable[[str, int], dict[str, Any]]) -> NoReturn:

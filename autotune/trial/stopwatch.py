@@ -8,7 +8,7 @@ Steps that the engine did not apply (fp16 overflow) look fast and are not counte
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,20 +19,25 @@ from autotune.contract import Measure, Phase
 from autotune.trial.course import Course
 from autotune.trial.faults import NonFiniteLossError
 from autotune.trial.reporter import Reporter
-from autotune.trial.tokens import TokenCounter
+from autotune.trial.scripts.train import IGNORED
 
 _MAX_SKIPPED = 50
 """Unapplied steps after which fp16 training is called non-finite: a dynamic loss scale that starts
 at 2**16 needs 16 to reach 1."""
 
 
-def no_finale() -> bool:
-    """The trial is done once it has measured."""
-    return True
-
-
 class TrialDone(BaseException):
     """Raised out of the optimizer step that completes the trial; no training script catches it."""
+
+
+class _Listener(Protocol):
+    """Is told how far a trial is, as `_Aftermath` of the wrapper says."""
+
+    def on_first_step(self) -> None: ...
+    def on_warm(self) -> None: ...
+    def after_step(self) -> None: ...
+    def on_measured(self) -> None: ...
+    def finale(self) -> bool: ...
 
 
 class Stopwatch:
@@ -42,37 +47,20 @@ class Stopwatch:
         self,
         reporter: Reporter,
         measure: Measure,
+        listener: _Listener,
         *,
         is_loss_scaled: bool,
-        on_first_step: Callable[[], None],
-        on_warm: Callable[[], None] = lambda: None,
-        on_measured: Callable[[], None] = lambda: None,
-        after_step: Callable[[], None] = lambda: None,
-        finale: Callable[[], bool] = no_finale,
-        tokens: TokenCounter | None = None,
+        tokens: "TokenCounter | None" = None,
     ) -> None:
-        """Prepare to watch an engine.
+        """Prepare to watch an engine; phases, times and losses go to the reporter.
 
-        Args:
-            reporter: Where phases, times and losses go.
-            measure: How long to measure.
-            is_loss_scaled: Whether training is fp16, where steps are skipped until the scale fits.
-            on_first_step: Called after the first step that was applied.
-            on_warm: Called after the last step of the floor.
-            on_measured: Called after the last measured step.
-            after_step: Called after every step that is measured.
-            finale: Called after the last measured step and every one after it; says whether the
-                trial is done. Those steps are not measured.
-            tokens: Counts them where samples differ in length.
+        Where losses are scaled (fp16), steps are skipped until the scale fits. Tokens are counted
+        where samples differ in length.
         """
         self._reporter = reporter
         self._measure = measure
+        self._listener = listener
         self._is_loss_scaled = is_loss_scaled
-        self._on_first_step = on_first_step
-        self._on_warm = on_warm
-        self._on_measured = on_measured
-        self._after_step = after_step
-        self._finale = finale
         self._course = Course(measure)
         self._has_enough = False
         self._tokens = tokens
@@ -83,42 +71,23 @@ class Stopwatch:
 
     def attach(self, engine: Any) -> None:
         """Wrap the engine's methods on this instance; call once, before the first step."""
-        if isinstance(engine, PipelineEngine):
-            self._attach_to_pipeline(engine)
-        else:
-            self._attach_to_steps(engine)
+        if not isinstance(engine, PipelineEngine):
+            backward = engine.backward
+
+            def noted_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+                self._micro_losses.append(loss.detach())
+                return backward(loss, *args, **kwargs)
+
+            engine.backward = noted_backward
+        call_after_steps(engine, lambda: self._on_step(engine))
         self._reporter.enter(Phase.WARM_UP)
         self._restart()
 
-    def _attach_to_pipeline(self, engine: Any) -> None:
-        train_batch = engine.train_batch
-
-        def timed_train_batch(*args: Any, **kwargs: Any) -> Any:
-            mean_loss = train_batch(*args, **kwargs)
+    def _on_step(self, engine: Any) -> None:
+        if isinstance(engine, PipelineEngine):
             # Only the last stage computes it; the engine has sent it to the others.
             self._micro_losses.append(engine.dp_group_loss)
-            self._on_step(bool(engine.was_step_applied()))
-            return mean_loss
-
-        engine.train_batch = timed_train_batch
-
-    def _attach_to_steps(self, engine: Any) -> None:
-        backward, step = engine.backward, engine.step
-
-        def timed_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            self._micro_losses.append(loss.detach())
-            return backward(loss, *args, **kwargs)
-
-        def timed_step(*args: Any, **kwargs: Any) -> Any:
-            is_boundary = engine.is_gradient_accumulation_boundary()
-            outcome = step(*args, **kwargs)
-            if is_boundary:
-                self._on_step(bool(engine.was_step_applied()))
-            return outcome
-
-        engine.backward, engine.step = timed_backward, timed_step
-
-    def _on_step(self, was_applied: bool) -> None:
+        was_applied = bool(engine.was_step_applied())
         get_accelerator().synchronize()
         own_step_time_s = time.perf_counter() - self._step_began_s
         step_time_s, loss_is_finite, applied = self._agree(own_step_time_s, was_applied)
@@ -162,25 +131,25 @@ class Stopwatch:
         report = self._reporter.report
         self._applied += 1
         if self._applied == 1:
-            self._on_first_step()
+            self._listener.on_first_step()
         if self._applied <= self._measure.warmup_steps:
             report.warmup_step_times_s.append(step_time_s)
             if self._applied == 1:
                 self._reporter.write()  # cut off from here on, it was slow; before, it hung
             if self._applied == self._measure.warmup_steps:
-                self._on_warm()
+                self._listener.on_warm()
                 self._reporter.enter(Phase.MEASURED)
             return
         if not self._has_enough:
             report.step_times_s.append(step_time_s)
             if self._tokens is not None:
                 self._tokens.add()
-            self._after_step()
+            self._listener.after_step()
             self._has_enough = self._course.add(step_time_s)
             if self._has_enough:
-                self._on_measured()
+                self._listener.on_measured()
                 self._keep_steady()
-        if self._has_enough and self._finale():
+        if self._has_enough and self._listener.finale():
             raise TrialDone
 
     def _keep_steady(self) -> None:
@@ -197,3 +166,49 @@ class Stopwatch:
         if self._tokens is not None:
             self._tokens.restart()
         self._step_began_s = time.perf_counter()
+
+
+class TokenCounter:
+    """Counts what goes through an engine's forward passes where samples differ in length."""
+
+    def __init__(self, engine: Any) -> None:
+        """Hook into the engine's forward pass."""
+        self._real: list[torch.Tensor] = []
+        self._padded = 0
+        self._steps: list[tuple[int, int]] = []
+        engine.register_forward_pre_hook(self._see, with_kwargs=True)
+
+    def add(self) -> None:
+        """Add the current step to those that are measured."""
+        self._steps.append((int(torch.stack(self._real).sum().item()), self._padded))
+
+    def since(self, first: int) -> tuple[int, int]:
+        """Tokens of the measured steps from one on, without padding and with it."""
+        real, padded = zip(*self._steps[first:], strict=True)
+        return sum(real), sum(padded)
+
+    def restart(self) -> None:
+        """Begin a step."""
+        self._real.clear()
+        self._padded = 0
+
+    def _see(self, _: torch.nn.Module, __: tuple[Any, ...], inputs: dict[str, Any]) -> None:
+        # Counted on the device and read after the step: reading here would wait for the device.
+        self._real.append((inputs["labels"] != IGNORED).sum())
+        self._padded += inputs["labels"].numel()
+
+
+def call_after_steps(engine: Any, call: Callable[[], None]) -> None:
+    """Call something after every optimizer step of an engine, by its methods as they are now."""
+    is_pipeline = isinstance(engine, PipelineEngine)
+    name = "train_batch" if is_pipeline else "step"
+    method = getattr(engine, name)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        ends_a_step = is_pipeline or engine.is_gradient_accumulation_boundary()
+        outcome = method(*args, **kwargs)
+        if ends_a_step:
+            call()
+        return outcome
+
+    setattr(engine, name, watched)

@@ -7,7 +7,8 @@ not watched, bound to cores or not, so that all candidates are judged alike.
 
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from autotune.contract import Surroundings
@@ -18,21 +19,13 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reading:
-    at_s: float
-    busy_s: float
-    stolen_s: float
-    throttled_s: float
-
-
 class Watch:
     """Reads the clocks of some cores twice."""
 
     def __init__(self, cores: set[int]) -> None:
         """Watch cores; none: there is nothing to say."""
         self._cores = cores
-        self._first: _Reading | None = None
+        self._first: dict[str, float] | None = None
 
     def begin(self) -> None:
         """Take the first reading."""
@@ -40,31 +33,26 @@ class Watch:
 
     def end(self) -> Surroundings | None:
         """What went on since `begin`; None where it cannot be told."""
-        last = _read(self._cores) if self._first is not None else None
         first = self._first
-        if first is None or last is None:
+        if first is None or (last := _read(self._cores)) is None:
             return None
         # The kernel's counters may run backwards where a virtual machine is moved.
-        return Surroundings(
-            cores=sorted(self._cores),
-            elapsed_s=last.at_s - first.at_s,
-            busy_s=max(0.0, last.busy_s - first.busy_s),
-            stolen_s=max(0.0, last.stolen_s - first.stolen_s),
-            throttled_s=max(0.0, last.throttled_s - first.throttled_s),
-        )
+        passed = {name: max(0.0, last[name] - first[name]) for name in first}
+        return Surroundings(cores=sorted(self._cores), **passed)
 
 
-def _read(cores: set[int]) -> _Reading | None:
+def _read(cores: set[int]) -> dict[str, float] | None:
+    """Seconds on each clock since any moment, as `Surroundings` names them."""
     try:
         busy, stolen = _ticks(_STAT.read_text(encoding="utf-8"), cores)
     except (OSError, ValueError):
         return None
-    return _Reading(
-        at_s=time.perf_counter(),
-        busy_s=busy / _TICKS_PER_S,
-        stolen_s=stolen / _TICKS_PER_S,
-        throttled_s=_throttled_s(),
-    )
+    return {
+        "elapsed_s": time.perf_counter(),
+        "busy_s": busy / _TICKS_PER_S,
+        "stolen_s": stolen / _TICKS_PER_S,
+        "throttled_s": _throttled_s(),
+    }
 
 
 def _ticks(stat: str, cores: set[int]) -> tuple[int, int]:
@@ -81,28 +69,33 @@ def _ticks(stat: str, cores: set[int]) -> tuple[int, int]:
 def _throttled_s() -> float:
     """Seconds for which a quota held up this cgroup or one above it, both hierarchies; 0: none."""
     longest_s = 0.0
-    for path in _cpu_stat_files():
-        try:
-            words = path.read_text(encoding="utf-8").split()
+    for folder in cgroup_folders("cpu"):
+        words = text_of(folder / "cpu.stat").split()
+        with suppress(ValueError):
             counts = dict(zip(words[::2], map(int, words[1::2]), strict=False))
-        except (OSError, ValueError):
-            continue
-        in_v2_s, in_v1_s = counts.get("throttled_usec", 0) / 1e6, counts.get("throttled_time", 0)
-        longest_s = max(longest_s, in_v2_s, in_v1_s / 1e9)
+            in_v2_s = counts.get("throttled_usec", 0) / 1e6
+            longest_s = max(longest_s, in_v2_s, counts.get("throttled_time", 0) / 1e9)
     return longest_s
 
 
-def _cpu_stat_files() -> list[Path]:
-    try:
-        lines = _MEMBERSHIP.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    files = []
-    for line in lines:
+def cgroup_folders(controller: str) -> Iterator[Path]:
+    """This process's cgroup and those above it, in both hierarchies.
+
+    In a container the mount's root is the process's own cgroup, whatever its path says, so every
+    folder up to the root is looked at, there or not.
+    """
+    for line in text_of(_MEMBERSHIP).splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        root = _CGROUPS / "cpu" if controllers else _CGROUPS
+        root = _CGROUPS / controller if controllers else _CGROUPS
         own = root / path.lstrip("/")
-        files += [f / "cpu.stat" for f in (own, *own.parents) if f.is_relative_to(root)]
-    return files
+        yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root))
+
+
+def text_of(path: Path) -> str:
+    """What one of the kernel's files holds; empty: it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

@@ -64,35 +64,40 @@ def split(events: Sequence[Event], *, steps: int, on_device: bool) -> Split:
         ValueError: The ranges are not among the events.
     """
     begins = [e for e in events if e.name == BEGIN and not e.on_device]
-    ends = [e.end_ns for e in events if e.name == OPTIMIZER and not e.on_device]
-    if not begins or not ends:
-        raise ValueError("the profiler recorded no range of the pass")
-    window = [(begins[0].end_ns, max(ends))]
-    main = begins[0].thread
-    counted = [e for e in events if e.on_device or e.thread == main or _is_transfer(e)]
-    communicates, computes, multiplies = _work(counted, on_device=on_device)
-    exposed = _inside(_without(communicates, computes), window)
     calls = {
-        name: _merged((e.start_ns, e.end_ns) for e in events if _is_range(e, name))
+        name: _merged((e.start_ns, e.end_ns) for e in events if e.name == name and not e.on_device)
         for name in (FORWARD, BACKWARD, OPTIMIZER)
     }
+    if not begins or not calls[OPTIMIZER]:
+        raise ValueError("the profiler recorded no range of the pass")
+    window = [(begins[0].end_ns, calls[OPTIMIZER][-1][1])]
+    main = begins[0].thread
+    # gloo's work runs on threads of its own.
+    counted = [e for e in events if e.on_device or e.thread == main or e.name.startswith("gloo:")]
+    communicates, computes, multiplies = _work(counted, on_device=on_device)
+    exposed = _inside(_without(communicates, computes), window)
     rest = _without(window, [span for spans in calls.values() for span in spans])
     own = {name: _without(spans, exposed) for name, spans in calls.items()}
     # The optimizer's own work is told apart by the call: its kernels look like any others.
     model_s = _without(_without(window, exposed), calls[OPTIMIZER])
+    spent = {
+        "step_s": window,
+        "forward_s": own[FORWARD],
+        "backward_s": own[BACKWARD],
+        "optimizer_s": own[OPTIMIZER],
+        "communication_s": exposed,
+        "data_s": _without(rest, exposed),
+        "overlapped_s": _inside(_inside(communicates, computes), window),
+        "matmul_s": _inside(multiplies, model_s),
+        "memory_s": _without(_inside(computes, model_s), multiplies),
+        "host_s": _without(model_s, computes),
+    }
     per_step = 1 / (steps * 1e9)
-    computed = _inside(computes, model_s)
     return Split(
-        step_s=_total(window) * per_step,
-        forward_s=_total(own[FORWARD]) * per_step,
-        backward_s=_total(own[BACKWARD]) * per_step,
-        optimizer_s=_total(own[OPTIMIZER]) * per_step,
-        communication_s=_total(exposed) * per_step,
-        data_s=_total(_without(rest, exposed)) * per_step,
-        overlapped_s=_total(_inside(_inside(communicates, computes), window)) * per_step,
-        matmul_s=_total(_inside(multiplies, model_s)) * per_step,
-        memory_s=_total(_without(computed, multiplies)) * per_step,
-        host_s=_total(_without(model_s, computes)) * per_step,
+        **{
+            name: sum(end - start for start, end in each) * per_step
+            for name, each in spent.items()
+        }
     )
 
 
@@ -119,15 +124,6 @@ def _work(events: Iterable[Event], *, on_device: bool) -> tuple[Spans, Spans, Sp
     return _merged(communicates), _merged(computes), _merged(multiplies)
 
 
-def _is_transfer(event: Event) -> bool:
-    """Whether it is gloo's work, which runs on threads of its own."""
-    return event.name.startswith("gloo:")
-
-
-def _is_range(event: Event, name: str) -> bool:
-    return event.name == name and not event.on_device
-
-
 def _merged(spans: Iterable[tuple[int, int]]) -> Spans:
     merged: Spans = []
     for start, end in sorted(spans):
@@ -140,15 +136,7 @@ def _merged(spans: Iterable[tuple[int, int]]) -> Spans:
 
 def _inside(spans: Spans, others: Spans) -> Spans:
     """The parts of the first that lie in the second."""
-    found, index = [], 0
-    for start, end in spans:
-        while index < len(others) and others[index][1] <= start:
-            index += 1
-        at = index
-        while at < len(others) and others[at][0] < end:
-            found.append((max(start, others[at][0]), min(end, others[at][1])))
-            at += 1
-    return found
+    return _without(spans, _without(spans, others))
 
 
 def _without(spans: Spans, others: Spans) -> Spans:
@@ -168,7 +156,3 @@ def _without(spans: Spans, others: Spans) -> Spans:
         if start < end:
             left.append((start, end))
     return left
-
-
-def _total(spans: Spans) -> int:
-    return sum(end - start for start, end in spans)

@@ -10,7 +10,7 @@ from autotune.contract import Layout, Workload, settings_of
 from autotune.trial.scripts.lengths import is_drawn
 
 FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
-"""Architectures that `autotune.trial.transformer` computes exactly."""
+"""Architectures that `autotune.trial.scripts.transformer` computes exactly."""
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -22,15 +22,11 @@ _ACTIVATIONS = {
 }
 """Hugging Face's name -> the transformer's."""
 
+_LONGEST = "original_max_position_embeddings"
 _SCALED_BY = {
     "default": (),
     "linear": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _LONGEST),
 }
 """Kind of rotary positions -> the keys that it reads besides `rope_theta`."""
 
@@ -48,13 +44,7 @@ class NoPipelineError(ValueError):
 
 
 def refusal(source: Config, *, seq_len: int, lengths: Config) -> str:
-    """Why a job cannot be trained as a pipeline; empty where it can.
-
-    Args:
-        source: `TrialSpec.model`.
-        seq_len: Tokens per sample.
-        lengths: `TrialSpec.lengths`.
-    """
+    """Why a job (arguments as in `Workload`) cannot be a pipeline; empty where it can."""
     if is_drawn(lengths):
         return "samples of different lengths are padded and masked, which its layers do not know"
     try:
@@ -103,13 +93,10 @@ class _Noting(dict[str, Any]):
 
 
 def shape_of(source: Config, seq_len: int) -> dict[str, Any]:
-    """The fields of `autotune.trial.transformer.Shape` for a model.
+    """The fields of `autotune.trial.scripts.transformer.Shape` for a model (`Workload.model`).
 
-    Keys that its Hugging Face config leaves out are those of transformers' own config classes.
-
-    Args:
-        source: `TrialSpec.model`.
-        seq_len: Tokens per sample: a window of attention matters only below that.
+    Keys that its Hugging Face config leaves out are those of transformers' own config classes. A
+    window of attention matters only to samples of more tokens.
 
     Raises:
         NoPipelineError: The transformer has no such architecture, activation, positions, ...; or
@@ -177,8 +164,12 @@ def _gpt2(config: Config) -> dict[str, Any]:
 
 
 def _rotary_family(config: Config, seq_len: int) -> dict[str, Any]:
-    family = config["model_type"]
-    _check_window(config, seq_len)
+    family, window = config["model_type"], attention_window(config)
+    if 0 < window < seq_len:
+        raise NoPipelineError(
+            f"{family} attends to a window of {window} tokens (sliding_window), and samples have "
+            f"{seq_len}: only whole samples are known"
+        )
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
     # qwen3 has a head size of its own; the others divide the hidden size unless told otherwise.
     head_dim = config.get("head_dim") or (128 if family == "qwen3" else hidden // heads)
@@ -208,16 +199,6 @@ def _rotary_family(config: Config, seq_len: int) -> dict[str, Any]:
     }
 
 
-def _check_window(config: Config, seq_len: int) -> None:
-    """The window of attention; one that no sample fills is none."""
-    window = attention_window(config)
-    if 0 < window < seq_len:
-        raise NoPipelineError(
-            f"{config['model_type']} attends to a window of {window} tokens (sliding_window), and "
-            f"samples have {seq_len}: only whole samples are known"
-        )
-
-
 def _rotary(config: Config) -> dict[str, Any]:
     """The settings of rotary positions, in the old spelling (`rope_scaling`) or the new one."""
     rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
@@ -229,9 +210,7 @@ def _rotary(config: Config) -> dict[str, Any]:
             f"{partial}: known are {', '.join(_SCALED_BY)}, over whole heads"
         )
     if kind == "llama3":
-        rope.setdefault(
-            "original_max_position_embeddings", config.get("max_position_embeddings", 2048)
-        )
+        rope.setdefault(_LONGEST, config.get("max_position_embeddings", 2048))
     theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
     scaled = {key: rope[key] for key in _SCALED_BY[kind]}
     for key, value in scaled.items():

@@ -22,8 +22,13 @@ from typing import Any, NoReturn
 
 from autotune.contract import RANKS_DIR, TRIAL_ENV, write_json
 from autotune.trial import wrapper
-from autotune.trial.launcher import EXIT_FILE, LOOPBACK, PARENT_ENV, listen_on
-from autotune.trial.parent import end_with_parent
+from autotune.trial.launcher import (
+    EXIT_FILE,
+    LOOPBACK,
+    PARENT_ENV,
+    end_with_parent,
+    listen_on,
+)
 
 READY = b"ready"
 """What the template says once it has imported everything."""
@@ -47,7 +52,12 @@ def main() -> None:
     end_with_parent(int(os.environ[PARENT_ENV]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
     channel = socket.socket(fileno=int(sys.argv[1]))
-    _load(sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
+    # What a rank imports in its own phases; heavy.
+    from autotune.trial import diagnose, memory, stopwatch  # noqa: F401
+
+    driver = wrapper.driver_of(sys.argv[2])
+    driver.load_code(sys.argv[3])
+    driver.load_model_code(json.loads(sys.argv[4]))
     if (n_threads := len(os.listdir("/proc/self/task"))) != 1:
         raise RuntimeError(f"importing left {n_threads} threads, and only one may fork")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for a trial's launcher
@@ -75,26 +85,13 @@ def _fork_launcher(request: dict[str, Any], files: list[int], channel: socket.so
         _in_a_child(_launch, request, files, template)
 
 
-def _load(engine: str, accelerator: str, model: dict[str, Any]) -> None:
-    """Import what every trial of a model does."""
-    # What a rank imports in its own phases; heavy.
-    from autotune.trial import diagnose, memory, reporter, stopwatch  # noqa: F401
-
-    driver = wrapper.driver_of(engine)
-    driver.load_code(accelerator)
-    driver.load_model_code(model)
-
-
 def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
-    """Fork the ranks of one trial and wait for them; does for them what torchrun would.
+    """Fork the ranks of one trial and do for them what torchrun would; returns its exit code.
 
     Args:
         request: `folder`, `port`, `world` and the trial's own `environment`.
         files: See `FILES_PASSED`.
         parent: The template's process id.
-
-    Returns:
-        Exit code: 0 if every rank ended well.
     """
     folder, stdout, stderr, status = Path(request["folder"]), *files
     _redirect(stdout, 1)

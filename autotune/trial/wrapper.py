@@ -7,13 +7,15 @@ outcome there; nothing is recovered inside the process.
 
 import faulthandler
 import os
+import platform
 import runpy
 import signal
 import sys
 import time
-from importlib.metadata import entry_points
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from autotune.contract import (
     RANKS_DIR,
@@ -24,10 +26,12 @@ from autotune.contract import (
     TrialSpec,
     read_json,
 )
-from autotune.trial.parent import end_with_parent
-
-if TYPE_CHECKING:  # it brings torch
-    from autotune.trial.diagnose import DiagnosticPass
+from autotune.trial.faults import OutOfMemoryError, ReadBackError, evidence_of, outcome_of
+from autotune.trial.launcher import end_with_parent
+from autotune.trial.reporter import Reporter
+from autotune.trial.scripts.lengths import is_drawn
+from autotune.trial.surroundings import Watch
+from autotune.trial.transformer_shape import script_settings
 
 SUBMITTED_ENV = "AUTOTUNE_SUBMITTED_AT"
 CORES_ENV = "AUTOTUNE_CORES"
@@ -37,19 +41,12 @@ CAPACITY_ENV = "AUTOTUNE_CAPACITY_BYTES"
 
 
 def main(folder: Path) -> NoReturn:
-    """Run this rank to its end and leave without waiting for destructors.
-
-    Args:
-        folder: The trial's.
-    """
+    """Run this rank of the trial in a folder and leave without waiting for destructors."""
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     stacks = (folder / RANKS_DIR / STACKS_FILE.format(rank=rank)).open("wb")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     _pin(local_rank)
     spec = TrialSpec.from_dict(read_json(folder / SPEC_FILE))
-
-    from autotune.trial.reporter import Reporter
-
     reporter = Reporter(folder, rank, float(os.environ[SUBMITTED_ENV]))
     try:
         _run(spec, folder, reporter)
@@ -66,9 +63,6 @@ def main(folder: Path) -> NoReturn:
 def driver_of(engine: str) -> Any:
     """The module that drives an engine in its ranks: the entry point of the engine's name.
 
-    Args:
-        engine: Its name.
-
     Raises:
         RuntimeError: No installed package offers one.
     """
@@ -77,17 +71,14 @@ def driver_of(engine: str) -> Any:
     raise RuntimeError(f"no installed package drives {engine} in its ranks")
 
 
-def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
+def _run(spec: TrialSpec, folder: Path, reporter: Reporter) -> None:
     reporter.enter(Phase.IMPORT)
     driver = driver_of(spec.engine.name)
     driver.load_code(spec.layout.accelerator)
     import torch
 
-    from autotune.trial.faults import OutOfMemoryError, evidence_of, outcome_of
     from autotune.trial.memory import make_meter, peak_rss_bytes
-    from autotune.trial.scripts.lengths import is_drawn
-    from autotune.trial.stopwatch import Stopwatch, TrialDone
-    from autotune.trial.tokens import TokenCounter
+    from autotune.trial.stopwatch import Stopwatch, TokenCounter, TrialDone
 
     config = driver.read_config(spec, folder)
     reporter.report.versions = _versions()
@@ -110,12 +101,8 @@ def _run(spec: TrialSpec, folder: Path, reporter: Any) -> None:
         Stopwatch(
             reporter,
             spec.measure,
+            aftermath,
             is_loss_scaled=spec.workload.precision == "fp16",
-            on_first_step=lambda: _read_back(engine, spec, reporter),
-            on_warm=aftermath.on_warm,
-            on_measured=aftermath.on_measured,
-            after_step=aftermath.after_step,
-            finale=aftermath.finale,
             tokens=TokenCounter(engine) if is_drawn(spec.workload.lengths) else None,
         ).attach(engine)
 
@@ -155,10 +142,9 @@ def _train(spec: TrialSpec, config: dict[str, Any]) -> None:
         runpy.run_path(workload.script, run_name="__main__")
         raise RuntimeError(f"{workload.script} ended before its steps were measured")
     from autotune.trial.scripts.train import Settings, make_engine, steps
-    from autotune.trial.transformer_shape import script_settings
 
-    model = workload.model.get("config", {})
-    settings = Settings.of(script_settings(workload, spec.layout), config, model)
+    told = script_settings(workload, spec.layout)
+    settings = Settings.of(told, config, workload.model.get("config", {}))
     resumed = spec.measure.checkpoint
     for _ in steps(
         make_engine(settings, config),
@@ -173,34 +159,44 @@ def _train(spec: TrialSpec, config: dict[str, Any]) -> None:
 class _Aftermath:
     """What a trial does around its measured steps and after the last of them."""
 
-    def __init__(self, spec: TrialSpec, reporter: Any, meter: Any) -> None:
+    def __init__(self, spec: TrialSpec, reporter: Reporter, meter: Any) -> None:
         self._spec = spec
         self._reporter = reporter
         self._meter = meter
+        self._engine: Any = None
         self._soak: Any = None
-        self._pass: DiagnosticPass | None = None
+        self._pass: Any = None
         self._watch: Any = None
         self._cpu_s_before = 0.0
         self._began_s = 0.0
 
     def prepare(self, engine: Any) -> None:
         """Take the engine, before anything watches it."""
-        from autotune.trial.surroundings import Watch
-
+        self._engine = engine
         # A GPU's rank may be bound as well, but its steps are not made on these cores.
         is_watched = self._spec.layout.accelerator == "cpu" and os.environ.get(CORES_ENV)
         self._watch = Watch(os.sched_getaffinity(0) if is_watched else set())
-        if self._spec.measure.checkpoint is not None:
+        measure = self._spec.measure
+        if measure.checkpoint is not None:
             from autotune.trial.checkpoint import Soak
 
             self._soak = Soak(
-                self._spec.measure.checkpoint, engine, self._spec, self._reporter, self._meter
+                measure.checkpoint, engine, measure.budget_s, self._reporter, self._meter
             )
-        elif self._spec.measure.diagnoses:
+        elif measure.diagnoses:
             from autotune.trial.diagnose import DiagnosticPass
-            from autotune.trial.stopwatch import TrialDone
 
-            self._pass = DiagnosticPass(engine, self._reporter, TrialDone)
+            self._pass = DiagnosticPass(engine, self._reporter)
+
+    def on_first_step(self) -> None:
+        """The first step was applied."""
+        from autotune.trial.readback import differences, read_back
+
+        report = self._reporter.report
+        report.read_back = read_back(self._engine)
+        report.differences = differences(self._spec.engine.expected, report.read_back)
+        if report.differences:
+            raise ReadBackError("; ".join(report.differences))
 
     def on_warm(self) -> None:
         """The next step is the first that is measured."""
@@ -229,25 +225,14 @@ class _Aftermath:
         if self._pass is None:
             return True
         self._meter.lift()  # the profiler's own memory is no part of the configuration's
-        return self._pass.begin()
+        return bool(self._pass.begin())
 
     def absorbs(self, error: BaseException) -> bool:
         """Whether the trial keeps its figures: the error came after everything was measured."""
         if self._reporter.report.phase is not Phase.DIAGNOSE:
             return False
-        assert self._pass is not None, "nothing else enters that phase"
-        self._pass.fail(error)
+        self._pass.fail(error)  # nothing else enters that phase
         return True
-
-
-def _read_back(engine: Any, spec: TrialSpec, reporter: Any) -> None:
-    from autotune.trial.faults import ReadBackError
-    from autotune.trial.readback import differences, read_back
-
-    reporter.report.read_back = read_back(engine)
-    reporter.report.differences = differences(spec.engine.expected, reporter.report.read_back)
-    if reporter.report.differences:
-        raise ReadBackError("; ".join(reporter.report.differences))
 
 
 def _pin(local_rank: int) -> None:
@@ -258,15 +243,10 @@ def _pin(local_rank: int) -> None:
 
 
 def _versions() -> dict[str, str]:
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
     versions = {"python": platform.python_version()}
     for package in ("torch", "deepspeed", "transformers", "peft"):
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return versions
 
 

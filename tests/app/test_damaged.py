@@ -16,7 +16,7 @@ from autotune.record.answer import answer_of
 from autotune.record.facts import context_of, environment_at, environment_of, model_of
 from autotune.record.study import Study
 from autotune.record.table import load_table
-from autotune.report.results.reading import read_report
+from autotune.report.results.study import read_report
 from tests.report.test_terminal import finished, shown
 
 WRONG: tuple[Any, ...] = (None, 7, "text", [], [3], {}, {"name": 3}, True, [[{}]])

@@ -17,7 +17,7 @@ from autotune.contract import Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.knowledge import keep_lessons, read_lessons
 from autotune.fleet.transports.local import Here
 from autotune.record.study import Study
-from autotune.report.results.reading import read_report
+from autotune.report.results.study import read_report
 from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.steering import lessons_of

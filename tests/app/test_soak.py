@@ -20,7 +20,7 @@ from autotune.job.adapters import Lora
 from autotune.job.lengths import Lengths
 from autotune.record.soak import SOAK_FILE, SoakResult, read_soak, write_soak
 from autotune.record.study import Study
-from autotune.report.results.reading import read_report
+from autotune.report.results.study import read_report
 from autotune.report.results.verdict import describe_verdict
 from autotune.search.trial_spec import MEASURE, Run, make_spec
 from autotune.space.candidate import Candidate

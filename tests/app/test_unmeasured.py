@@ -14,7 +14,7 @@ from autotune.base.errors import AutotuneError, JobError, StudyError
 from autotune.contract import Origin
 from autotune.cost.knowledge import read_lessons
 from autotune.record.table import load_table
-from autotune.report.results.reading import read_report
+from autotune.report.results.study import read_report
 from autotune.report.results.verdict import describe_place
 from tests.replay.tables import row, sweep, write
 from tests.search.scripted import Notebook

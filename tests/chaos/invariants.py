@@ -12,9 +12,8 @@ import psutil
 
 from autotune.contract import RESULT_FILE, SPEC_FILE
 from autotune.engines.deepspeed.extensions import stale_locks
-from autotune.fleet.node.ports import _PORTS
+from autotune.fleet.node.ports import ports_of_segments
 from autotune.fleet.node.processes import processes_of
-from autotune.fleet.node.shared_memory import ports_of_segments
 from autotune.record.study import Study
 from tests.chaos.faults import LostError, must
 
@@ -46,7 +45,7 @@ def check_nothing_is_left(study: Study, ports: Collection[int]) -> None:
 
 def unleased_segments() -> set[int]:
     """Ports of which shared memory is there, and nobody holds the lease."""
-    return {port for port in ports_of_segments(_PORTS.__contains__) if not _is_leased(port)}
+    return {port for port in ports_of_segments() if not _is_leased(port)}
 
 
 def check_record(study: Study, before: Digests) -> Digests:

@@ -33,14 +33,13 @@ from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.export.door import export_handout, handout_of
 from autotune.export.exported import read_export
 from autotune.fleet.collect import Ending, collect
-from autotune.fleet.node.ranks import _exit_codes
-from autotune.fleet.reports import read_node_report
+from autotune.fleet.reports import exit_codes, read_node_report
 from autotune.job import model
 from autotune.job.job import Job, make_job, read_job_file
 from autotune.record.soak import read_soak
 from autotune.record.study import Study
 from autotune.record.table import load_table
-from autotune.report.results.reading import read_report
+from autotune.report.results.study import read_report
 from autotune.report.terminal.study import print_report
 from autotune.search.trial_spec import MEASURE
 from autotune.space.knob import Context
@@ -387,7 +386,7 @@ def _codes(folder: Path) -> Reader:
         name="exit codes",
         path=path,
         seed=seed,
-        read=lambda _: _exit_codes(folder / "codes", 0),
+        read=lambda _: exit_codes(folder / "codes", 0),
         mutate=lambda draw: mutate(seed, draw, dump_json),
         is_users=False,
     )

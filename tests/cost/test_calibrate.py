@@ -7,7 +7,7 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.cost import load_constants, predict
-from autotune.cost.calibrate import calibrate_memory, calibrate_time
+from autotune.cost.calibrate import calibrate_constants
 from tests.cost.plans import plans
 
 SHIPPED = load_constants()
@@ -24,7 +24,7 @@ def test_slower_products_are_found() -> None:
     truth = dataclasses.replace(SHIPPED, matmul_share=0.6, nvlink_share=0.5)
     measured = predict(LAYOUTS, truth).step_time_s
     before = np.abs(np.log(measured / predict(LAYOUTS, SHIPPED).step_time_s))
-    fitted = calibrate_time(LAYOUTS, measured, SHIPPED, sigma=0.01)
+    fitted = calibrate_constants(LAYOUTS, measured, SHIPPED, sigma=0.01)
     after = np.abs(np.log(measured / predict(LAYOUTS, fitted).step_time_s))
     assert before.max() > 0.2
     assert after.max() < 0.02
@@ -33,13 +33,13 @@ def test_slower_products_are_found() -> None:
 def test_one_wrong_row_does_not_bend_the_others() -> None:
     measured = predict(LAYOUTS, SHIPPED).step_time_s.copy()
     measured[2] *= 3
-    fitted = calibrate_time(LAYOUTS, measured, SHIPPED)
+    fitted = calibrate_constants(LAYOUTS, measured, SHIPPED)
     ratios = predict(LAYOUTS, fitted).step_time_s / predict(LAYOUTS, SHIPPED).step_time_s
     assert np.median(np.abs(ratios - 1)) < 0.1
 
 
 def test_nothing_new_changes_nothing() -> None:
-    fitted = calibrate_time(LAYOUTS, predict(LAYOUTS, SHIPPED).step_time_s, SHIPPED)
+    fitted = calibrate_constants(LAYOUTS, predict(LAYOUTS, SHIPPED).step_time_s, SHIPPED)
     assert fitted == dataclasses.replace(
         SHIPPED,
         **{
@@ -52,7 +52,7 @@ def test_nothing_new_changes_nothing() -> None:
 def test_memory_by_its_meter() -> None:
     truth = dataclasses.replace(SHIPPED, fragmentation=0.2, workspace_bytes=1e9)
     measured = predict(LAYOUTS, truth).memory.reserved_bytes
-    fitted = calibrate_memory(
+    fitted = calibrate_constants(
         LAYOUTS, measured, SHIPPED, meters=["reserved_bytes"] * 5, sigma=0.001
     )
     found = predict(LAYOUTS, fitted).memory.reserved_bytes
@@ -62,4 +62,4 @@ def test_memory_by_its_meter() -> None:
 @pytest.mark.parametrize("measured", [np.array([]), np.array([1.0, 0.0, 1.0, 1.0, 1.0])])
 def test_measurements_are_above_zero(measured: np.ndarray) -> None:
     with pytest.raises(JobError, match="above zero"):
-        calibrate_time(LAYOUTS, measured, SHIPPED)
+        calibrate_constants(LAYOUTS, measured, SHIPPED)

@@ -34,7 +34,7 @@ def test_columns_of_several_lengths_are_refused() -> None:
 
 def test_rows_picks_candidates() -> None:
     p = plans(tp=np.array([1.0, 2.0, 4.0]))
-    assert predict(p.rows(np.array([2, 0]))).step_time_s == pytest.approx(
+    assert predict(p.take(np.array([2, 0]))).step_time_s == pytest.approx(
         predict(p).step_time_s[[2, 0]]
     )
 

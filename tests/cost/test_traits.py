@@ -26,10 +26,9 @@ def test_traits_are_columns_and_rows_are_predicted_with_them(traits: Traits) -> 
         traits.columns,
         traits.fp16_columns,
         traits.low_precision_columns,
-        traits.newer_columns,
     ):
         assert columns.keys() <= COLUMNS
-    spelled = traits.spelled.pattern.replace("\\", "")
+    spelled = traits.spelled or traits.name
     assert traits_of(spelled) is traits
     plans = plans_of(framework=spelled, zero_stage="", sp="")
     assert plans.zero_stage[0] == traits.zero_stage  # type: ignore[index]

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from autotune.devices import cgroup
+from autotune.trial import surroundings
 
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cgroup, "_MOUNT", tmp_path / "mount")
-    monkeypatch.setattr(cgroup, "_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(surroundings, "_CGROUPS", tmp_path / "mount")
+    monkeypatch.setattr(surroundings, "_MEMBERSHIP", tmp_path / "membership")
     return tmp_path
 
 

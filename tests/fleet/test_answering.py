@@ -10,7 +10,7 @@ from autotune.base.errors import FleetError
 from autotune.contract import Fidelity, Origin, Outcome, TrialResult, TrialSpec, to_dict
 from autotune.fleet.answering import AnsweringFleet
 from autotune.fleet.replay import replayed
-from autotune.fleet.simulate import Luck, Said, simulated
+from autotune.fleet.simulate import Luck, simulated
 from autotune.replay.groups import Configuration
 from autotune.replay.rows import MeasuredRow
 from tests.replay.tables import row
@@ -92,7 +92,7 @@ SURE = Luck(seed=1, p_platform_fault=0.0)
 
 def simulation(luck: Luck = SURE, *, peak: float = 4 * GIB):  # type: ignore[no-untyped-def]
     return simulated(
-        lambda _: Said(step_time_s=2.0, peak_memory_bytes=peak),
+        lambda _: (2.0, peak),
         luck,
         device_memory_bytes=64 * GIB,
     )

@@ -6,7 +6,7 @@ from autotune.contract import Phase
 from autotune.record.study import Study
 from autotune.report.optuna_storage import importance_of
 from autotune.report.results.details import describe_details, pareto_front
-from autotune.report.results.reading import read_report
+from autotune.report.results.study import read_report
 from tests.report.test_terminal import finished
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from autotune.contract import Outcome, TrialResult, TrialSpec
 from autotune.record.study import Study
 from autotune.report.results.effects import changes_of
-from autotune.report.results.reading import read_report
+from autotune.report.results.study import read_report
 from autotune.space.candidate import Candidate
 from tests.report.test_terminal import finished
 from tests.search.scripted import GIB, fault, ok

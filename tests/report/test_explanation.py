@@ -19,7 +19,7 @@ from autotune.record.table import load_table
 from autotune.report.explain.trial import describe, explain
 from autotune.report.page.page import render_page
 from autotune.report.results.details import describe_bounds
-from autotune.report.results.reading import read_report
+from autotune.report.results.study import read_report
 from autotune.report.terminal.study import print_explanation
 from autotune.search.history import History
 from tests.report.diagnosed import diagnosed

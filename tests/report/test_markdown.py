@@ -1,5 +1,5 @@
 from autotune.record.study import Study
-from autotune.report.results.reading import read_report
+from autotune.report.results.study import read_report
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.words import format_rate
 

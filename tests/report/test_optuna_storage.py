@@ -19,7 +19,7 @@ from autotune.base.errors import StudyError
 from autotune.contract import Outcome
 from autotune.record.study import Study
 from autotune.report.optuna_storage import importance_of
-from autotune.report.results.reading import read_report
+from autotune.report.results.study import read_report
 from tests.report.test_terminal import finished
 
 

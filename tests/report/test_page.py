@@ -17,8 +17,8 @@ from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page import charts
 from autotune.report.page.page import render_page
-from autotune.report.results.reading import read_report
 from autotune.report.results.rows import make_rows
+from autotune.report.results.study import read_report
 from autotune.report.results.verdict import describe_verdict
 from autotune.search import confirm
 from autotune.search.base import Stage

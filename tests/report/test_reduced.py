@@ -16,7 +16,7 @@ from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.compare.comparison import ComparedRun, compare
-from autotune.report.results.reading import read_report
+from autotune.report.results.study import read_report
 from autotune.report.results.verdict import describe_verdict
 from autotune.report.terminal.live import LineView
 from autotune.report.terminal.markdown import render_markdown

@@ -19,9 +19,8 @@ from autotune.job.job import Job
 from autotune.record.study import Study
 from autotune.record.table import load_table
 from autotune.report.page.tables import trials as trials_of
-from autotune.report.results.reading import read_report
 from autotune.report.results.rows import Row, make_rows
-from autotune.report.results.study import StudyReport
+from autotune.report.results.study import StudyReport, read_report
 from autotune.report.results.verdict import describe_figure, describe_outcome, describe_verdict
 from autotune.report.terminal.markdown import render_markdown
 from autotune.report.terminal.study import print_plan, print_report

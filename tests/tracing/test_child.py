@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from autotune.job.model import load_model, model_from_config
-from autotune.tracing.child import NotTraceableError, answer_to
-from autotune.tracing.moments import Kind, StepPhase, Traced, largest
+from autotune.job.model_probe import NotUsableError
+from autotune.tracing.child import answer_to
+from autotune.tracing.moments import Kind, StepPhase, Traced
+from benchmarks.trace_memory import largest
 from tests.tracing.requests import REPEATED, request_for
 
 HERE = str(Path(__file__).resolve().parents[2])
@@ -110,7 +112,7 @@ def test_a_gpu_keeps_no_dropped_scores() -> None:
     ],
 )
 def test_what_cannot_be_traced_says_where_and_what_to_do(name, says, fix) -> None:
-    with pytest.raises(NotTraceableError, match=says) as caught:
+    with pytest.raises(NotUsableError, match=says) as caught:
         answer_to(request_for(factory(name)))
     assert "tests/tracing/models.py:" in str(caught.value)
     assert fix in caught.value.hint
@@ -118,7 +120,7 @@ def test_what_cannot_be_traced_says_where_and_what_to_do(name, says, fix) -> Non
 
 def test_flash_attention_that_is_not_installed_says_what_is() -> None:
     source = load_model("tiny-llama").source
-    with pytest.raises(NotTraceableError, match="building it") as caught:
+    with pytest.raises(NotUsableError, match="building it") as caught:
         answer_to(request_for(source, attention="flash_attention_2"))
     assert "attention=sdpa" in caught.value.hint
 

@@ -10,9 +10,9 @@ from autotune.tracing.moments import (
     at_depth,
     depths,
     differs,
-    largest,
     same_parts,
 )
+from benchmarks.trace_memory import largest
 
 NOTHING = dict.fromkeys(Kind, 0.0)
 

@@ -52,7 +52,7 @@ def make(folder, engine, *, step_time_s=0.06):
     (folder / "ranks").mkdir()
     reporter = Reporter(folder, 0, time.time())
     reporter.report.step_times_s = [step_time_s] * 6
-    return DiagnosticPass(engine, reporter, TrialDone), reporter
+    return DiagnosticPass(engine, reporter), reporter
 
 
 def train(engine):

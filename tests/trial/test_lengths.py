@@ -2,11 +2,10 @@
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.trial.scripts.lengths import batch_lengths, first_sample, rounded_up, step_lengths
+from autotune.trial.scripts.lengths import batch_lengths, rounded_up, step_lengths
 
 HISTOGRAM = {"kind": "histogram", "histogram": [[128, 0.5], [512, 0.3], [2048, 0.2]]}
 
@@ -41,16 +40,6 @@ def test_steps_have_the_same_samples_in_another_order():
     assert len({tuple(step) for step in steps}) == 4
     assert step_lengths(HISTOGRAM, 20, seed=3, step=1) == steps[1]
     assert step_lengths(HISTOGRAM, 20, seed=4, step=1) != steps[1]
-
-
-@pytest.mark.parametrize(("micro_batch", "dp"), [(1, 2), (2, 2), (4, 1), (8, 1), (2, 4)])
-def test_every_sample_is_trained_once_however_the_batch_is_cut(micro_batch, dp):
-    seen = []
-    for micro_step in range(16 // (micro_batch * dp)):
-        for rank in range(dp):
-            first = first_sample(micro_step=micro_step, rank=rank, dp=dp, micro_batch=micro_batch)
-            seen += range(first, first + micro_batch)
-    assert sorted(seen) == list(range(16))
 
 
 def test_padding_is_rounded_up():

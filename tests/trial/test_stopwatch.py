@@ -9,17 +9,27 @@ import torch
 from autotune.contract import Measure
 from autotune.trial.reporter import Reporter
 from autotune.trial.scripts.train import IGNORED
-from autotune.trial.stopwatch import Stopwatch, TrialDone
-from autotune.trial.tokens import TokenCounter
+from autotune.trial.stopwatch import Stopwatch, TokenCounter, TrialDone
 
 MEASURE = Measure(warmup_steps=2, min_steps=6, max_steps=6, target_half_width=0.1, budget_s=1.0)
 
 
-def make(folder, *, measure=MEASURE, on_first_step=lambda: None, **hooks):
+class Listener:
+    """Wants nothing but what a test gives it."""
+
+    def __init__(self, **wants):
+        for name in ("on_first_step", "on_warm", "after_step", "on_measured"):
+            setattr(self, name, wants.get(name, lambda: None))
+
+    def finale(self):
+        return True
+
+
+def make(folder, *, measure=MEASURE, **wants):
     """A stopwatch of a rank whose trial is in the folder."""
     (folder / "ranks").mkdir()
     reporter = Reporter(folder, 0, 0.0)
-    return Stopwatch(reporter, measure, is_loss_scaled=False, on_first_step=on_first_step, **hooks)
+    return Stopwatch(reporter, measure, Listener(**wants), is_loss_scaled=False)
 
 
 def count_all(stopwatch, step_times_s):

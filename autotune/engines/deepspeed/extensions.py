@@ -166,7 +166,7 @@ def environment(accelerator: str, variables: Mapping[str, str] = os.environ) -> 
 def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> subprocess.Popen[bytes]:
     with (folder / f"{name}.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "autotune.trial.build_extension", name, str(folder)],
+            [sys.executable, "-m", "autotune.trial.prebuilt", name, str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

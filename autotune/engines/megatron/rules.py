@@ -5,7 +5,9 @@ Megatron Core 0.20), and ours where it keeps two layouts from meaning the same r
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,268 +60,211 @@ def chunk_layers(task: LayoutTask, rows: Columns) -> Counts:
     return (task.n_layers + 2 * rows["ends_as_layers"]) // (rows["pp"] * rows["vp"])
 
 
-def _stage_slots(task: LayoutTask, rows: Columns) -> Truth:
-    slots = task.n_layers + 2 * rows["ends_as_layers"]
-    found: Truth = slots % (rows["pp"] * rows["vp"]) == 0
-    return found
-
-
-def _ends_differ(task: LayoutTask, rows: Columns) -> Truth:
-    even = task.n_layers % (rows["pp"] * rows["vp"]) == 0
-    found: Truth = (rows["ends_as_layers"] == 0) | ~even
-    return found
-
-
-def _kv_heads(task: LayoutTask, rows: Columns) -> Truth:
-    found: Truth = (task.n_kv_heads % rows["tp"] == 0) | (rows["tp"] % task.n_kv_heads == 0)
-    return found
-
-
-def _block(task: LayoutTask, rows: Columns) -> Truth:
-    layers = rows["recompute_layers"]
-    is_full = rows["recompute"] == Recompute.FULL
-    in_chunk = (layers >= 0) & (layers < chunk_layers(task, rows))
-    found: Truth = (layers == 0) | (is_full & in_chunk)
-    return found
-
-
-def _rule(
-    *,
-    name: str,
-    reads: tuple[str, ...],
-    holds: Callable[[LayoutTask, Columns], Truth],
-    message: str,
-    fix: str,
-    source: str,
-) -> Rule[Rows]:
+def _rule(name: str, holds: Callable[..., Any], message: str, fix: str, source: str) -> Rule[Rows]:
     """A rule on whole columns.
 
-    Args:
-        name: As of every rule.
-        reads: Columns that it looks at.
-        holds: Which layouts it allows.
-        message: Which values clash; `{tp}` stands for a value of the layout or of the task.
-        fix: The nearest change that makes it legal, likewise.
-        source: As of every rule.
+    `holds` says which layouts are allowed; its parameters name the fields of the task and the
+    columns that it gets. In `message` (which values clash) and `fix` (the nearest change that
+    makes it legal), `{tp}` stands for a value of the layout or of the task.
     """
+    wanted = tuple(signature(holds).parameters)
+
+    def answer(rows: Rows) -> Truth:
+        known = {**vars(rows.task), **rows.columns}
+        found: Truth = holds(*(known[each] for each in wanted))
+        return found
 
     def check(rows: Rows) -> Finding | None:
-        if holds(rows.task, rows.columns)[0]:
+        if answer(rows)[0]:
             return None
-        said = {**asdict(rows.task), **rows.row(0)}
+        said = {**vars(rows.task), **rows.row(0)}
         return Finding(message=message.format_map(said), advice=fix.format_map(said))
 
-    return Rule(
-        name=name,
-        check=check,
-        witnesses=(),
-        source=source,
-        reads=reads,
-        holds=lambda rows: holds(rows.task, rows.columns),
-    )
+    reads = tuple(each for each in wanted if each not in LayoutTask.__dataclass_fields__)
+    return Rule(name=name, check=check, witnesses=(), source=source, reads=reads, holds=answer)
 
 
 RULES: tuple[Rule[Rows], ...] = (
     _rule(
-        name="sequence.positions",
-        reads=("tp",),
-        holds=lambda task, rows: np.full(
-            rows["tp"].shape, not task.max_seq_len or task.seq_len <= task.max_seq_len
+        "sequence.positions",
+        lambda tp, seq_len, max_seq_len: np.full(
+            tp.shape, not max_seq_len or seq_len <= max_seq_len
         ),
-        message="seq_len {seq_len} is above the model's {max_seq_len} positions",
-        fix="take a seq_len of at most {max_seq_len}",
-        source="megatron/training/arguments.py, validate_args: max_position_embeddings",
+        "seq_len {seq_len} is above the model's {max_seq_len} positions",
+        "take a seq_len of at most {max_seq_len}",
+        "megatron/training/arguments.py, validate_args: max_position_embeddings",
     ),
     _rule(
-        name="tp.heads",
-        reads=("tp",),
-        holds=lambda task, rows: task.n_heads % rows["tp"] == 0,
-        message="n_heads {n_heads} is no multiple of tp {tp}",
-        fix="take a tp that divides {n_heads}",
-        source="megatron/core/transformer/transformer_config.py: num_attention_heads",
+        "tp.heads",
+        lambda n_heads, tp: n_heads % tp == 0,
+        "n_heads {n_heads} is no multiple of tp {tp}",
+        "take a tp that divides {n_heads}",
+        "megatron/core/transformer/transformer_config.py: num_attention_heads",
     ),
     _rule(
-        name="tp.kv_heads",
-        reads=("tp",),
-        holds=_kv_heads,
-        message="n_kv_heads {n_kv_heads} is neither a multiple nor a divisor of tp {tp}",
-        fix="take a tp that divides {n_kv_heads}, or a multiple of it",
-        source="megatron/core/transformer/transformer_config.py: num_query_groups",
+        "tp.kv_heads",
+        lambda n_kv_heads, tp: (n_kv_heads % tp == 0) | (tp % n_kv_heads == 0),
+        "n_kv_heads {n_kv_heads} is neither a multiple nor a divisor of tp {tp}",
+        "take a tp that divides {n_kv_heads}, or a multiple of it",
+        "megatron/core/transformer/transformer_config.py: num_query_groups",
     ),
     _rule(
-        name="tp.ffn",
-        reads=("tp",),
-        holds=lambda task, rows: task.ffn_hidden % rows["tp"] == 0,
-        message="the MLP's width {ffn_hidden} is no multiple of tp {tp}",
-        fix="take a tp that divides {ffn_hidden}",
-        source="megatron/core/tensor_parallel/layers.py, ColumnParallelLinear: divide",
+        "tp.ffn",
+        lambda ffn_hidden, tp: ffn_hidden % tp == 0,
+        "the MLP's width {ffn_hidden} is no multiple of tp {tp}",
+        "take a tp that divides {ffn_hidden}",
+        "megatron/core/tensor_parallel/layers.py, ColumnParallelLinear: divide",
     ),
     _rule(
-        name="tp.domain",
-        reads=("tp",),
-        holds=lambda task, rows: rows["tp"] <= task.domain,
-        message="tp {tp} reaches beyond the {domain} devices that are joined without the network",
-        fix="take a tp of at most {domain}",
-        source="ours: what NVIDIA recommends in megatron/core/transformer/moe/README.md",
+        "tp.domain",
+        lambda tp, domain: tp <= domain,
+        "tp {tp} reaches beyond the {domain} devices that are joined without the network",
+        "take a tp of at most {domain}",
+        "ours: what NVIDIA recommends in megatron/core/transformer/moe/README.md",
     ),
     _rule(
-        name="pp.layers",
-        reads=("pp",),
-        holds=lambda task, rows: rows["pp"] <= task.n_layers,
-        message="pp {pp} is more than the model's {n_layers} layers",
-        fix="take a pp of at most {n_layers}",
-        source="ours: every stage has a layer",
+        "pp.layers",
+        lambda pp, n_layers: pp <= n_layers,
+        "pp {pp} is more than the model's {n_layers} layers",
+        "take a pp of at most {n_layers}",
+        "ours: every stage has a layer",
     ),
     _rule(
-        name="world.product",
-        reads=("tp", "pp", "cp"),
-        holds=lambda task, rows: task.world % (rows["tp"] * rows["pp"] * rows["cp"]) == 0,
-        message="world {world} is no multiple of tp {tp} x pp {pp} x cp {cp}",
-        fix="take degrees whose product divides {world}",
-        source="megatron/training/arguments.py, validate_args: total_model_size",
+        "world.product",
+        lambda world, tp, pp, cp: world % (tp * pp * cp) == 0,
+        "world {world} is no multiple of tp {tp} x pp {pp} x cp {cp}",
+        "take degrees whose product divides {world}",
+        "megatron/training/arguments.py, validate_args: total_model_size",
     ),
     _rule(
-        name="cp.sequence",
-        reads=("cp",),
-        holds=lambda task, rows: (rows["cp"] == 1) | (task.seq_len % (2 * rows["cp"]) == 0),
-        message="seq_len {seq_len} is no multiple of 2 x cp {cp}",
-        fix="take a cp of which twice divides {seq_len}",
-        source="megatron/training/arguments.py, validate_args: seq_length",
+        "cp.sequence",
+        lambda cp, seq_len: (cp == 1) | (seq_len % (2 * cp) == 0),
+        "seq_len {seq_len} is no multiple of 2 x cp {cp}",
+        "take a cp of which twice divides {seq_len}",
+        "megatron/training/arguments.py, validate_args: seq_length",
     ),
     _rule(
-        name="cp.fused_attention",
-        reads=("cp",),
-        holds=lambda task, rows: (rows["cp"] == 1) | task.fused_attention,
-        message="cp {cp} needs a fused attention kernel, which this device and precision lack",
-        fix="take cp=1, or bf16 on a newer device",
-        source="megatron/core/transformer/dot_product_attention.py: context_parallel_size",
+        "cp.fused_attention",
+        lambda cp, fused_attention: (cp == 1) | fused_attention,
+        "cp {cp} needs a fused attention kernel, which this device and precision lack",
+        "take cp=1, or bf16 on a newer device",
+        "megatron/core/transformer/dot_product_attention.py: context_parallel_size",
     ),
     _rule(
-        name="ep.experts",
-        reads=("ep",),
-        holds=lambda task, rows: (rows["ep"] == 1) | (max(1, task.n_experts) % rows["ep"] == 0),
-        message="n_experts {n_experts} is no multiple of ep {ep}",
-        fix="take an ep that divides the number of experts; 1 for a dense model",
-        source="megatron/training/arguments.py, validate_args: expert_model_parallel_size",
+        "ep.experts",
+        lambda ep, n_experts: (ep == 1) | (max(1, n_experts) % ep == 0),
+        "n_experts {n_experts} is no multiple of ep {ep}",
+        "take an ep that divides the number of experts; 1 for a dense model",
+        "megatron/training/arguments.py, validate_args: expert_model_parallel_size",
     ),
     _rule(
-        name="ep.ranks",
-        reads=("tp", "pp", "ep"),
-        holds=lambda task, rows: task.world % (rows["tp"] * rows["pp"] * rows["ep"]) == 0,
-        message="world {world} is no multiple of tp {tp} x pp {pp} x ep {ep}",
-        fix="take an ep that divides dp x cp",
-        source="megatron/core/parallel_state.py, initialize_model_parallel: the expert grid, "
+        "ep.ranks",
+        lambda world, tp, pp, ep: world % (tp * pp * ep) == 0,
+        "world {world} is no multiple of tp {tp} x pp {pp} x ep {ep}",
+        "take an ep that divides dp x cp",
+        "megatron/core/parallel_state.py, initialize_model_parallel: the expert grid, "
         "with experts split by tp as the other layers are",
     ),
     _rule(
-        name="sequence_parallel.tp",
-        reads=("tp", "sequence_parallel"),
-        holds=lambda task, rows: (rows["sequence_parallel"] == 0) | (rows["tp"] > 1),
-        message="sequence_parallel splits over the tensor parallel ranks, and tp is 1",
-        fix="take sequence_parallel=false, or a tp above 1",
-        source="megatron/core/model_parallel_config.py: sequence_parallel",
+        "sequence_parallel.tp",
+        lambda tp, sequence_parallel: (sequence_parallel == 0) | (tp > 1),
+        "sequence_parallel splits over the tensor parallel ranks, and tp is 1",
+        "take sequence_parallel=false, or a tp above 1",
+        "megatron/core/model_parallel_config.py: sequence_parallel",
     ),
     _rule(
-        name="sequence_parallel.sequence",
-        reads=("tp", "cp", "sequence_parallel"),
-        holds=lambda task, rows: (
-            (rows["sequence_parallel"] == 0) | (task.seq_len // rows["cp"] % rows["tp"] == 0)
+        "sequence_parallel.sequence",
+        lambda seq_len, tp, cp, sequence_parallel: (
+            (sequence_parallel == 0) | (seq_len // cp % tp == 0)
         ),
-        message="a rank's sequence, {seq_len} / cp {cp}, is no multiple of tp {tp}",
-        fix="take sequence_parallel=false, or a tp that divides it",
-        source="megatron/core/tensor_parallel/mappings.py, _split_along_first_dim",
+        "a rank's sequence, {seq_len} / cp {cp}, is no multiple of tp {tp}",
+        "take sequence_parallel=false, or a tp that divides it",
+        "megatron/core/tensor_parallel/mappings.py, _split_along_first_dim",
     ),
     _rule(
-        name="sequence_parallel.experts",
-        reads=("tp", "sequence_parallel"),
-        holds=lambda task, rows: (
-            (rows["sequence_parallel"] == 1) | (rows["tp"] == 1) | (task.n_experts < 2)
+        "sequence_parallel.experts",
+        lambda n_experts, tp, sequence_parallel: (
+            (sequence_parallel == 1) | (tp == 1) | (n_experts < 2)
         ),
-        message="a mixture of experts with tp {tp} trains only with sequence_parallel",
-        fix="take sequence_parallel=true, or tp=1",
-        source="megatron/core/transformer/moe/moe_layer.py, MoELayer.forward",
+        "a mixture of experts with tp {tp} trains only with sequence_parallel",
+        "take sequence_parallel=true, or tp=1",
+        "megatron/core/transformer/moe/moe_layer.py, MoELayer.forward",
     ),
     _rule(
-        name="vp.pipeline",
-        reads=("pp", "vp"),
-        holds=lambda task, rows: (rows["vp"] == 1) | (rows["pp"] > 1),
-        message="vp {vp} interleaves chunks of a pipeline, and pp is 1",
-        fix="take vp=1, or a pp above 1",
-        source="megatron/training/arguments.py, validate_args: overlap_p2p_comm",
+        "vp.pipeline",
+        lambda pp, vp: (vp == 1) | (pp > 1),
+        "vp {vp} interleaves chunks of a pipeline, and pp is 1",
+        "take vp=1, or a pp above 1",
+        "megatron/training/arguments.py, validate_args: overlap_p2p_comm",
     ),
     _rule(
-        name="vp.layers",
-        reads=("pp", "vp"),
-        holds=lambda task, rows: rows["pp"] * rows["vp"] <= task.n_layers,
-        message="pp {pp} x vp {vp} is more than the model's {n_layers} layers",
-        fix="take a vp x pp of at most {n_layers}",
-        source="ours: every chunk has a layer",
+        "vp.layers",
+        lambda pp, vp, n_layers: pp * vp <= n_layers,
+        "pp {pp} x vp {vp} is more than the model's {n_layers} layers",
+        "take a vp x pp of at most {n_layers}",
+        "ours: every chunk has a layer",
     ),
     _rule(
-        name="pp.split",
-        reads=("pp", "vp", "ends_as_layers"),
-        holds=_stage_slots,
-        message="{n_layers} layers, with ends_as_layers 2 more, do not split evenly into pp {pp} "
+        "pp.split",
+        lambda n_layers, pp, vp, ends_as_layers: (n_layers + 2 * ends_as_layers) % (pp * vp) == 0,
+        "{n_layers} layers, with ends_as_layers 2 more, do not split evenly into pp {pp} "
         "x vp {vp} chunks",
-        fix="take a pp x vp that divides {n_layers}, or {n_layers} + 2 with ends_as_layers=true",
-        source="megatron/core/transformer/transformer_config.py: num_layers, "
+        "take a pp x vp that divides {n_layers}, or {n_layers} + 2 with ends_as_layers=true",
+        "megatron/core/transformer/transformer_config.py: num_layers, "
         "account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split",
     ),
     _rule(
-        name="pp.ends",
-        reads=("pp", "vp", "ends_as_layers"),
-        holds=_ends_differ,
-        message="{n_layers} layers split evenly into pp {pp} x vp {vp} chunks as they are",
-        fix="take ends_as_layers=false",
-        source="ours: where both splits exist they are the same one",
+        "pp.ends",
+        lambda n_layers, pp, vp, ends_as_layers: (
+            (ends_as_layers == 0) | (n_layers % (pp * vp) != 0)
+        ),
+        "{n_layers} layers split evenly into pp {pp} x vp {vp} chunks as they are",
+        "take ends_as_layers=false",
+        "ours: where both splits exist they are the same one",
     ),
     _rule(
-        name="batch.product",
-        reads=("dp", "micro_batch"),
-        holds=lambda task, rows: task.global_batch % (rows["micro_batch"] * rows["dp"]) == 0,
-        message="global_batch {global_batch} is no multiple of micro_batch {micro_batch} x dp "
-        "{dp}",
-        fix="take a micro_batch and degrees that make micro_batch x dp divide {global_batch}",
-        source="megatron/core/num_microbatches_calculator.py: global_batch_size",
+        "batch.product",
+        lambda global_batch, dp, micro_batch: global_batch % (micro_batch * dp) == 0,
+        "global_batch {global_batch} is no multiple of micro_batch {micro_batch} x dp {dp}",
+        "take a micro_batch and degrees that make micro_batch x dp divide {global_batch}",
+        "megatron/core/num_microbatches_calculator.py: global_batch_size",
     ),
     _rule(
-        name="vp.micro_batches",
-        reads=("pp", "vp", "grad_accum"),
-        holds=lambda task, rows: (rows["vp"] == 1) | (rows["grad_accum"] % rows["pp"] == 0),
-        message="interleaved chunks need a multiple of pp {pp} micro-batches, and there are "
-        "{grad_accum}",
-        fix="take vp=1, or a smaller micro_batch",
-        source="megatron/core/pipeline_parallel/schedules.py, "
+        "vp.micro_batches",
+        lambda pp, vp, grad_accum: (vp == 1) | (grad_accum % pp == 0),
+        "interleaved chunks need a multiple of pp {pp} micro-batches, and there are {grad_accum}",
+        "take vp=1, or a smaller micro_batch",
+        "megatron/core/pipeline_parallel/schedules.py, "
         "forward_backward_pipelining_with_interleaving: microbatch_group_size_per_vp_stage, "
         "which is pp where nobody sets it",
     ),
     _rule(
-        name="distributed_optimizer.ranks",
-        reads=("dp", "cp", "distributed_optimizer"),
-        holds=lambda task, rows: (
-            (rows["distributed_optimizer"] == 0) | (rows["dp"] * rows["cp"] > 1)
-        ),
-        message="distributed_optimizer shards over dp x cp ranks, and there is one",
-        fix="take distributed_optimizer=false",
-        source="ours: the same run as without",
+        "distributed_optimizer.ranks",
+        lambda dp, cp, distributed_optimizer: (distributed_optimizer == 0) | (dp * cp > 1),
+        "distributed_optimizer shards over dp x cp ranks, and there is one",
+        "take distributed_optimizer=false",
+        "ours: the same run as without",
     ),
     _rule(
-        name="recompute.selective",
-        reads=("recompute",),
-        holds=lambda task, rows: (
-            (rows["recompute"] != Recompute.SELECTIVE) | (not task.fused_attention)
+        "recompute.selective",
+        lambda recompute, fused_attention: (
+            (recompute != Recompute.SELECTIVE) | (not fused_attention)
         ),
-        message="selective drops attention's scores, which the fused kernel never keeps",
-        fix="take recompute=none, or full to save memory",
-        source="ours: slower than none, and no smaller. Korthikanti et al. (arXiv:2205.05198), "
+        "selective drops attention's scores, which the fused kernel never keeps",
+        "take recompute=none, or full to save memory",
+        "ours: slower than none, and no smaller. Korthikanti et al. (arXiv:2205.05198), "
         "section 5, for what it drops",
     ),
     _rule(
-        name="recompute.block",
-        reads=("pp", "vp", "ends_as_layers", "recompute", "recompute_layers"),
-        holds=_block,
-        message="block_{recompute_layers} recomputes as many layers as a chunk has, or more",
-        fix="take recompute=full, or fewer layers than one of the pp {pp} x vp {vp} chunks has",
-        source="megatron/core/recompute.py: recompute_num_layers, counted in each chunk",
+        "recompute.block",
+        lambda n_layers, pp, vp, ends_as_layers, recompute, recompute_layers: (
+            (recompute_layers == 0)
+            | (recompute_layers > 0)
+            & (recompute_layers < (n_layers + 2 * ends_as_layers) // (pp * vp))
+            & (recompute == Recompute.FULL)
+        ),
+        "block_{recompute_layers} recomputes as many layers as a chunk has, or more",
+        "take recompute=full, or fewer layers than one of the pp {pp} x vp {vp} chunks has",
+        "megatron/core/recompute.py: recompute_num_layers, counted in each chunk",
     ),
 )

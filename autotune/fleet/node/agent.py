@@ -23,13 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import AutotuneError
-from autotune.fleet.node.part import NodePart
 from autotune.fleet.node.ports import sweep_segments
-from autotune.fleet.node.processes import kill_all
+from autotune.fleet.node.processes import NodePart, kill_all
 from autotune.fleet.node.ranks import LocalRanks
 from autotune.fleet.node.warm import WarmTemplates
-from autotune.trial.launcher import PARENT_ENV
-from autotune.trial.parent import end_with_parent
+from autotune.trial.launcher import PARENT_ENV, end_with_parent
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -42,11 +40,7 @@ class Agent:
         self._running: dict[str, LocalRanks] = {}
 
     def serve(self, commands: int) -> None:
-        """Run the commands until the input ends.
-
-        Args:
-            commands: The file descriptor that they come from.
-        """
+        """Run the commands that come from a file descriptor until it ends."""
         _say("ready")
         unread = b""
         try:
@@ -54,13 +48,9 @@ class Agent:
                 heard = self._wait(commands)
                 if heard is not None:
                     *lines, unread = (unread + heard).split(b"\n")
-                    for line in lines:
-                        self._do(**json.loads(line))
-                    if not heard:
+                    if not heard or not all(self._do(**json.loads(line)) for line in lines):
                         return
                 self._advance()
-        except _ClosedError:
-            return
         finally:
             for folder in self._running:
                 kill_all(Path(folder))
@@ -68,15 +58,15 @@ class Agent:
 
     def _wait(self, commands: int) -> bytes | None:
         """The input that arrives before something else is to be looked at; None if none does."""
-        ranks: list[int | LocalRanks] = [
-            each for each in self._running.values() if each.fileno() >= 0
-        ]
-        times = [each.look_again_in_s() for each in self._running.values()]
+        running = self._running.values()
+        times = [each.look_again_in_s() for each in running]
         timeout_s = min((s for s in times if s is not None), default=None)
-        readable, _, _ = select.select([commands, *ranks], [], [], timeout_s)
+        watched = [commands, *(each.fileno() for each in running if each.fileno() >= 0)]
+        readable, _, _ = select.select(watched, [], [], timeout_s)
         return os.read(commands, _CHUNK_BYTES) if commands in readable else None
 
-    def _do(self, command: str, **arguments: Any) -> None:
+    def _do(self, command: str, **arguments: Any) -> bool:
+        """Do what is asked; return whether it goes on."""
         if command == "start":
             self._start(NodePart(**arguments["part"]))
         elif command == "end":
@@ -86,8 +76,7 @@ class Agent:
             kill_all(Path(arguments["folder"]))
             sweep_segments()
             _say("reaped", folder=arguments["folder"])
-        else:
-            raise _ClosedError
+        return command != "close"
 
     def _start(self, part: NodePart) -> None:
         try:
@@ -114,13 +103,10 @@ class Agent:
             _say("ended", folder=folder, problem=problem)
 
 
-class _ClosedError(Exception):
-    """The agent was told to close."""
-
-
 def _say_failed(folder: str, error: Exception) -> None:
-    hint = error.hint if isinstance(error, AutotuneError) else ""
-    message = error.message if isinstance(error, AutotuneError) else str(error)
+    message, hint = str(error), ""
+    if isinstance(error, AutotuneError):
+        message, hint = error.message, error.hint
     _say("failed", folder=folder, error=type(error).__name__, message=message, hint=hint)
 
 

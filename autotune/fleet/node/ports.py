@@ -1,7 +1,10 @@
 """Leases ports of this node, so that trials at the same time never meet on one.
 
 A lease is a lock on a file per port in a folder that all searches of this machine share; it ends
-with the process that holds it.
+with the process that holds it. With it goes the shared memory that DeepSpeed's CPU ranks leave
+behind: each makes a segment of 66 MiB for its all-reduce (csrc/cpu/comm/shm.cpp), named by user,
+master address, port and rank, and nothing ever unlinks it. /dev/shm is memory, and 100 trials
+would fill 13 GiB of it; the next trial on that port would also open what it finds there.
 """
 
 import fcntl
@@ -14,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.errors import FleetError
-from autotune.fleet.node.shared_memory import ports_of_segments, remove_segments
-from autotune.trial.launcher import LOOPBACK
+from autotune.trial.launcher import LOOPBACK, family_of
 
 _PORTS = range(20_000, 30_000)
 """Below Linux' range for outgoing connections (32768 and up): no client takes one by chance."""
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(kw_only=True)
@@ -61,33 +64,47 @@ def lease_port(address: str = LOOPBACK) -> PortLease:
     )
 
 
+def remove_segments(port: int, address: str = LOOPBACK) -> None:
+    """Remove those of this user's ended ranks; the caller holds the port's lease."""
+    for path in _SHARED_MEMORY.glob(f"{_segment(address)}{port}_*"):
+        with suppress(OSError):
+            path.unlink()
+
+
 def sweep_segments() -> None:
     """Remove what trials left whose search was killed: segments of ports that nobody leases."""
-    for port in ports_of_segments(_PORTS.__contains__):
+    for port in ports_of_segments():
         with suppress(OSError):  # housekeeping: a full disk is no reason to end trials
             lease = _try_lease(port, LOOPBACK)
             if lease is not None:
                 lease.release()
 
 
+def ports_of_segments() -> set[int]:
+    """Ports that may be leased, of which segments are left."""
+    names = [path.name for path in _SHARED_MEMORY.glob(f"{_segment(LOOPBACK)}*_*")]
+    ports = [name.removeprefix(_segment(LOOPBACK)).partition("_")[0] for name in names]
+    return {int(port) for port in ports if port.isdecimal() and int(port) in _PORTS}
+
+
+def _segment(address: str) -> str:
+    return f"deepspeed_allreduce_buffer_{os.getuid()}_{address}_"
+
+
 def _try_lease(port: int, address: str) -> PortLease | None:
     folder = Path(tempfile.gettempdir()) / f"autotune-ports-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     lock = os.open(folder / str(port), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    if _is_free(port, address):
-        return PortLease(port=port, address=address, _lock=lock)
+        if _is_free(port, address):
+            return PortLease(port=port, address=address, _lock=lock)
     os.close(lock)
     return None
 
 
 def _is_free(port: int, address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    with socket.socket(family_of(address), socket.SOCK_STREAM) as probe:
         # The listener will set it too: for a minute after a killed trial the kernel keeps its
         # connections, and the shared memory that the trial left would not be swept.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

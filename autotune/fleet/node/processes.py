@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -18,36 +18,48 @@ from autotune.contract import TRIAL_ENV
 from autotune.trial.launcher import LOOPBACK
 
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, FileNotFoundError)
+_KILL_WAIT_S = 10.0
 
 
-def ranks_command(
-    folder: Path,
-    *,
-    n_ranks: int,
-    port: int,
-    module: str,
-    arguments: Sequence[str],
-    node: int = 0,
-    n_nodes: int = 1,
-    address: str = LOOPBACK,
-) -> list[str]:
-    """The command that starts a trial's ranks on this node, under a launcher tied to us.
+@dataclass(frozen=True, kw_only=True)
+class NodePart:
+    """A trial's ranks on one node of its gang; the trial's folder holds its spec and files."""
 
-    Args:
-        folder: The trial's; the launcher writes how the ranks ended there.
-        n_ranks: Ranks to start here.
-        port: Where the ranks of all nodes find one another; leased.
-        module: What each rank runs, as `python -m` does.
-        arguments: The module's.
-        node: This one, of the gang's nodes.
-        n_nodes: How many nodes the gang has.
-        address: Address of the gang's first node; loopback where it is the only one.
+    folder: str
+    """Absolute."""
+    devices: list[str]
+    """Devices, one per rank: UUIDs of GPUs, or numbers of cores."""
+    node: int = 0
+    """This node's place in the gang."""
+    n_nodes: int = 1
+    address: str = LOOPBACK
+    """Address of the gang's first node, where the ranks find one another."""
+    interface: str = "lo"
+    """Network interface by which the ranks here reach the others."""
+    port: int | None = None
+    """Where they meet; None: the first node leases it."""
+    n_sharing: int = 1
+    """Ranks of the job on this node, which share its cores; where a reduced trial has fewer, each
+    still gets no more of them."""
+    capacity_bytes: int = 0
+    """Memory of a CPU rank; 0: a GPU knows its own."""
+    submitted_at_s: float = 0.0
+    """Wall-clock time (Unix)."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the coordinator that the ranks get, before the node's own."""
+
+
+def ranks_command(part: NodePart, port: int, module: str, *arguments: str) -> list[str]:
+    """The command that runs `python -m MODULE` in every rank, under a launcher tied to us.
+
+    The launcher writes how the ranks ended into the trial's folder; the port has to be leased.
     """
     return [
-        *(sys.executable, "-m", "autotune.trial.launcher", str(folder), str(node), address, "--"),
-        *(f"--nnodes={n_nodes}", f"--nproc-per-node={n_ranks}", "--max-restarts=0"),
-        *("--rdzv-backend=static", f"--rdzv-endpoint={address}:{port}"),
-        *(f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}"),
+        *(sys.executable, "-m", "autotune.trial.launcher"),
+        *(part.folder, str(part.node), part.address, "--"),
+        *(f"--nnodes={part.n_nodes}", f"--nproc-per-node={len(part.devices)}"),
+        *("--max-restarts=0", "--rdzv-backend=static", f"--rdzv-endpoint={part.address}:{port}"),
+        *(f"--node-rank={part.node}", f"--master-addr={part.address}", f"--master-port={port}"),
         *("-m", module, *arguments),
     ]
 
@@ -65,9 +77,9 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def kill_all(folder: Path, *, timeout_s: float = 10.0) -> None:
+def kill_all(folder: Path) -> None:
     """Kill every process of the trials below `folder` and wait until they are gone."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _KILL_WAIT_S
     while processes := kill_once(folder):
         psutil.wait_procs(processes, timeout=0.5)
         if time.monotonic() > deadline:

@@ -1,15 +1,14 @@
 """The ranks of one trial on this node: started, watched, ended, and told of in a report."""
 
 import contextlib
-import dataclasses
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum, auto
+from functools import partial
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any
 
 import psutil
 
@@ -20,7 +19,6 @@ from autotune.contract import (
     SPEC_FILE,
     STDERR_FILE,
     STDOUT_FILE,
-    ContractError,
     NodeReport,
     RankReport,
     Start,
@@ -30,15 +28,19 @@ from autotune.contract import (
     write_json,
 )
 from autotune.devices import cgroup
-from autotune.fleet.node.drain import lacking_bytes, used_bytes
+from autotune.devices.hardware import visible_gpus
 from autotune.fleet.node.environment import allowed_environment, rank_environment
-from autotune.fleet.node.part import NodePart
 from autotune.fleet.node.ports import PortLease, lease_port
-from autotune.fleet.node.processes import ask_for_stacks, is_stopped, kill_once, ranks_command
+from autotune.fleet.node.processes import (
+    NodePart,
+    ask_for_stacks,
+    is_stopped,
+    kill_once,
+    ranks_command,
+)
 from autotune.fleet.node.telemetry import Telemetry
 from autotune.fleet.node.warm import WarmProcess, WarmTemplates
-from autotune.fleet.reports import measured_span_s, read_reports
-from autotune.trial.launcher import EXIT_FILE
+from autotune.fleet.reports import exit_codes, measured_span_s, read_reports
 
 STACKS_WAIT_S = 1.0
 """Time for ranks to write their stacks before a hung trial is killed."""
@@ -51,16 +53,33 @@ LAST_WORDS_S = 1.0
 """Time for a template that did not come to a trial to end and to say why."""
 LOOK_S = 0.05
 """Time between two looks at things whose change does not wake this process."""
+TOLERANCE_BYTES = 64 * 2**20
+"""Device memory that may be in use after a trial and not before it."""
 
 
-class RanksLauncher(Protocol):
-    """What starts the ranks of a trial here and waits for them."""
+class ColdProcess:
+    """A torchrun, which its ranks end with."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        try:
+            self._ended = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
 
     def poll(self) -> int | None:
         """Its exit code once it has ended."""
+        code = self._process.poll()
+        if code is not None and self._ended >= 0:
+            os.close(self._ended)
+            self._ended = -1
+        return code
 
     def fileno(self) -> int:
-        """File descriptor, readable once it has ended."""
+        """File descriptor, readable once it has ended; -1: it was told by `poll`."""
+        return self._ended
 
 
 class _EndStage(Enum):
@@ -83,11 +102,6 @@ class LocalRanks:
     ) -> None:
         """Start the ranks.
 
-        Args:
-            part: What is asked of this node.
-            templates: For a warm start.
-            clock: Seconds since any moment.
-
         Raises:
             FleetError: No port is free, or the driver does not answer.
             StudyError: The logs cannot be written.
@@ -98,8 +112,9 @@ class LocalRanks:
         self._spec = TrialSpec.from_dict(read_json(self.folder / SPEC_FILE))
         self._stage = _EndStage.RUNNING
         self._until_s = 0.0
-        self._report = NodeReport()
-        self._oom_kills_before = oom_kills()
+        self._seen: dict[str, Any] = {}
+        """Fields of the report that are known before the end."""
+        self._oom_kills_before = _oom_kills()
         is_gpu = self._spec.layout.accelerator == "cuda"
         self._device_used_before = used_bytes(part.devices) if is_gpu else {}
         self._telemetry = Telemetry(part.devices) if is_gpu else None
@@ -108,11 +123,7 @@ class LocalRanks:
         if part.port is None:
             self._lease = lease_port(part.address)
         self.port = self._lease.port if self._lease is not None else part.port or 0
-        try:
-            self._launcher = self._start(templates)
-        except OSError as error:
-            self._release_port()
-            raise _not_started(self.folder, error) from error
+        self._launch(partial(self._start, templates))
         if self._telemetry is not None:
             self._telemetry.start()
 
@@ -125,23 +136,18 @@ class LocalRanks:
         return None if self._stage is _EndStage.RUNNING and not self._until_s else LOOK_S
 
     def end(self, *, hangs: bool) -> None:
-        """Begin to end the ranks, if they still run.
-
-        Args:
-            hangs: Whether their time is up; then they are asked for their stacks first.
-        """
+        """Begin to end the ranks, if they run; if their time is up, ask for their stacks first."""
         runs = self._launcher.poll() is None or self._was_never_started()
         if self._stage is not _EndStage.RUNNING or not runs:
             return
-        self._report = dataclasses.replace(self._report, was_ended=True)
-        if hangs:
-            reports = self._reports()
-            stopped = [r.rank for r in reports if is_stopped(r.pid)]
-            self._report = dataclasses.replace(self._report, stopped_ranks=stopped)
-            ask_for_stacks([r.pid for r in reports if psutil.pid_exists(r.pid)])
-            self._enter(_EndStage.ASKED_FOR_STACKS, STACKS_WAIT_S)
-        else:
+        self._seen["was_ended"] = True
+        if not hangs:
             self._kill(hangs=False)
+            return
+        reports = self._reports()
+        self._seen["stopped_ranks"] = [r.rank for r in reports if is_stopped(r.pid)]
+        ask_for_stacks([r.pid for r in reports if psutil.pid_exists(r.pid)])
+        self._enter(_EndStage.ASKED_FOR_STACKS, STACKS_WAIT_S)
 
     def advance(self) -> bool:
         """Take the next step if it is due; return whether it was the last one.
@@ -160,8 +166,7 @@ class LocalRanks:
         if self._stage is _EndStage.KILLED and (self._is_gone() or self._is_time()):
             self._enter(_EndStage.DRAINING, DRAIN_WAIT_S)
         if self._stage is _EndStage.DRAINING and self._is_drained():
-            self._stage = _EndStage.ENDED
-            self._release_port()
+            self._finish()
             self._write_report()
         return self._stage is _EndStage.ENDED
 
@@ -183,12 +188,18 @@ class LocalRanks:
         try:
             lacking = lacking_bytes(self._device_used_before)
         except FleetError as error:
-            self._report = dataclasses.replace(self._report, driver_error=error.message)
+            self._seen["driver_error"] = error.message
             return True
         if lacking and not self._is_time():
             return False
-        self._report = dataclasses.replace(self._report, undrained_bytes=lacking)
+        self._seen["undrained_bytes"] = lacking
         return True
+
+    def _finish(self) -> None:
+        self._stage = _EndStage.ENDED
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
 
     def _write_report(self) -> None:
         is_warm = isinstance(self._launcher, WarmProcess)
@@ -197,12 +208,12 @@ class LocalRanks:
             self._telemetry.stop()
             span = measured_span_s(self._reports(), self._part.submitted_at_s)
             gpu = None if span is None else self._telemetry.between(*span)
-        report = dataclasses.replace(
-            self._report,
+        report = NodeReport(
+            **self._seen,
             start=Start.WARM if is_warm else Start.COLD,
-            exit_codes=_exit_codes(self.folder, self._part.node),
+            exit_codes=exit_codes(self.folder, self._part.node),
             launcher_code=self._launcher.poll(),
-            oom_killed=oom_kills() > self._oom_kills_before,
+            oom_killed=_oom_kills() > self._oom_kills_before,
             gpu=gpu,
             environment=allowed_environment(self._environment),
         )
@@ -214,42 +225,35 @@ class LocalRanks:
         n_ranks = len(self._part.devices)
         return read_reports(self.folder, n_ranks, first=self._part.node * n_ranks)
 
-    def _start(self, templates: WarmTemplates) -> RanksLauncher:
+    def _launch(self, start: Callable[[], ColdProcess | WarmProcess]) -> None:
+        try:
+            self._launcher = start()
+        except OSError as error:
+            self._finish()
+            raise StudyError(
+                f"{self.folder}: the trial could not be started: {error}",
+                "free some space or mend the permissions, then run the same command again",
+            ) from error
+
+    def _start(self, templates: WarmTemplates) -> ColdProcess | WarmProcess:
         (self.folder / RANKS_DIR).mkdir(exist_ok=True)
         spec = self._spec
-        if (
-            spec.measure.start is Start.WARM
-            and spec.layout.accelerator == "cpu"
-            and self._part.n_nodes == 1
-        ):
-            with self._logs("wb") as (stdout, stderr):
+        is_cpu = spec.layout.accelerator == "cpu"
+        if spec.measure.start is Start.WARM and is_cpu and self._part.n_nodes == 1:
+            with self._logs("wb") as logs:
                 warm = templates.launch(
-                    spec,
-                    self.folder,
-                    port=self.port,
-                    environment=self._environment,
-                    stdout=stdout,
-                    stderr=stderr,
+                    spec, self._part.folder, self.port, self._environment, logs
                 )
             if warm is not None:
                 return warm
         return self._start_cold()
 
-    def _start_cold(self) -> RanksLauncher:
-        command = ranks_command(
-            self.folder,
-            n_ranks=len(self._part.devices),
-            port=self.port,
-            module="autotune.trial.wrapper",
-            arguments=[str(self.folder)],
-            node=self._part.node,
-            n_nodes=self._part.n_nodes,
-            address=self._part.address,
-        )
+    def _start_cold(self) -> ColdProcess:
+        module, folder = "autotune.trial.wrapper", self._part.folder
         with self._logs("ab") as (stdout, stderr):
-            return _ColdLauncher(
+            return ColdProcess(
                 subprocess.Popen(
-                    command,
+                    ranks_command(self._part, self.port, module, folder),
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,
@@ -260,7 +264,7 @@ class LocalRanks:
 
     def _was_never_started(self) -> bool:
         """Whether the template is gone, or going, and has not come to this trial."""
-        if self._report.was_ended or not isinstance(self._launcher, WarmProcess):
+        if "was_ended" in self._seen or not isinstance(self._launcher, WarmProcess):
             return False
         return not self._launcher.was_started
 
@@ -272,14 +276,9 @@ class LocalRanks:
         if self._launcher.has_template and not self._is_time():
             return
         self._until_s = 0.0
-        try:
-            self._launcher = self._start_cold()
-        except OSError as error:
-            self._stage = _EndStage.ENDED
-            self._release_port()
-            raise _not_started(self.folder, error) from error
+        self._launch(self._start_cold)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _logs(self, mode: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         prefix = f"node_{self._part.node:02d}." if self._part.node else ""
         with (
@@ -288,60 +287,35 @@ class LocalRanks:
         ):
             yield stdout, stderr
 
-    def _release_port(self) -> None:
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
+
+def used_bytes(devices: Collection[str]) -> dict[str, int]:
+    """Memory in use on each of some GPUs, by anybody; by UUID.
+
+    Raises:
+        FleetError: The driver does not answer: what is free is not known.
+    """
+    return {gpu.uuid: gpu.memory_used_bytes for gpu in visible_gpus() if gpu.uuid in devices}
 
 
-class _ColdLauncher:
-    """A torchrun; implements `RanksLauncher`."""
+def lacking_bytes(before: Mapping[str, int]) -> int:
+    """Bytes that the worst GPU has free less than `used_bytes` said before; 0: next to none.
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        try:
-            self._ended = os.pidfd_open(process.pid)
-        except OSError:
-            process.kill()  # its ranks end with it
-            process.wait()
-            raise
+    The driver frees a dead process' memory a moment after it is gone; a trial that started
+    meanwhile would run out of memory that is not its own.
 
-    def poll(self) -> int | None:
-        code = self._process.poll()
-        if code is not None and self._ended >= 0:
-            os.close(self._ended)
-            self._ended = -1
-        return code
-
-    def fileno(self) -> int:
-        return self._ended
+    Raises:
+        FleetError: The driver does not answer.
+    """
+    now = used_bytes(before) if before else {}
+    lacking = max((now.get(uuid, 0) - used for uuid, used in before.items()), default=0)
+    return lacking if lacking > TOLERANCE_BYTES else 0
 
 
-def oom_kills() -> int:
+def _oom_kills() -> int:
     """How often the kernel has killed for memory, in this process's cgroup or on the machine."""
     counted = cgroup.oom_kills()
-    return _host_oom_kills() if counted is None else counted
-
-
-def _host_oom_kills() -> int:
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
-
-
-def _not_started(folder: Path, error: OSError) -> StudyError:
-    return StudyError(
-        f"{folder}: the trial could not be started: {error}",
-        "free some space or mend the permissions, then run the same command again",
-    )
-
-
-def _exit_codes(folder: Path, node: int) -> dict[str, int]:
-    """The exit codes of ranks that the launcher wrote; anything else in the file is left out."""
-    try:
-        codes = read_json(folder / RANKS_DIR / EXIT_FILE.format(node=node))
-    except ContractError:
-        return {}
-    return {rank: code for rank, code in codes.items() if rank.isdecimal() and type(code) is int}
+    if counted is None:
+        with contextlib.suppress(OSError, ValueError):
+            lines = Path("/proc/vmstat").read_text(encoding="utf-8").splitlines()
+            counted = int(dict(line.split() for line in lines).get("oom_kill", 0))
+    return counted or 0

@@ -92,26 +92,21 @@ class Telemetry:
 def read_device(driver: Any, device: int, handle: Any) -> Reading:
     """One reading of one device."""
 
-    def ask(question: Callable[..., Any], *arguments: Any) -> Any:
+    def ask(name: str, *arguments: Any, read: Callable[[Any], Any]) -> Any:
         try:
-            return question(handle, *arguments)
+            return read(getattr(driver, f"nvmlDeviceGet{name}")(handle, *arguments))
         except driver.NVMLError:  # not on this device, or not for this user
             return None
 
-    rates = ask(driver.nvmlDeviceGetUtilizationRates)
-    power_mw = ask(driver.nvmlDeviceGetPowerUsage)
-    energy_mj = ask(driver.nvmlDeviceGetTotalEnergyConsumption)
-    clock_mhz = ask(driver.nvmlDeviceGetClockInfo, driver.NVML_CLOCK_SM)
-    temperature = ask(driver.nvmlDeviceGetTemperature, driver.NVML_TEMPERATURE_GPU)
     return Reading(
         device=device,
         at_s=time.time(),
-        utilization=None if rates is None else rates.gpu / 100,
-        power_w=None if power_mw is None else power_mw / 1e3,
-        energy_j=None if energy_mj is None else energy_mj / 1e3,
-        clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
-        temperature_c=None if temperature is None else float(temperature),
-        throttle_reasons=ask(driver.nvmlDeviceGetCurrentClocksThrottleReasons) or 0,
+        utilization=ask("UtilizationRates", read=lambda percents: percents.gpu / 100),
+        power_w=ask("PowerUsage", read=lambda mw: mw / 1e3),
+        energy_j=ask("TotalEnergyConsumption", read=lambda mj: mj / 1e3),
+        clock_hz=ask("ClockInfo", driver.NVML_CLOCK_SM, read=lambda mhz: mhz * 1e6),
+        temperature_c=ask("Temperature", driver.NVML_TEMPERATURE_GPU, read=float),
+        throttle_reasons=ask("CurrentClocksThrottleReasons", read=int) or 0,
     )
 
 
@@ -124,7 +119,6 @@ def use_between(readings: Sequence[Reading], start_s: float, end_s: float) -> Gp
     energies = [_energy_j([r for r in readings if r.device == d], start_s, end_s) for d in devices]
     known = [energy for energy in energies if energy is not None]
     held = [r.throttle_reasons & sum(_REASONS) for r in inside]
-    temperatures = [r.temperature_c for r in inside if r.temperature_c is not None]
     return GpuUse(
         samples=len(inside) // len(devices),
         utilization=_mean(r.utilization for r in inside),
@@ -132,7 +126,7 @@ def use_between(readings: Sequence[Reading], start_s: float, end_s: float) -> Gp
         # The sum would be too low if it lacked a device of the gang.
         energy_j=sum(known) if len(known) == len(devices) else None,
         clock_hz=_mean(r.clock_hz for r in inside),
-        temperature_c=max(temperatures, default=None),
+        temperature_c=max((t for r in inside if (t := r.temperature_c) is not None), default=None),
         throttled=sum(map(bool, held)) / len(held),
         throttle_reasons=[name for bit, name in _REASONS.items() if any(h & bit for h in held)],
     )

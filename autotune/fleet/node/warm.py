@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import IO, Any
 
 from autotune.contract import TRIAL_ENV, TrialSpec
@@ -22,12 +21,16 @@ from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 MAX_TEMPLATES = 3
 """Most templates at a time: each holds what it imported. One without trials gives way."""
 
-_OF_ONE_TRIAL = (TRIAL_ENV, CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV)
-"""Variables that a rank reads itself, after the fork; any other makes another template."""
+_OF_ONE_TRIAL = (CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV)
+"""Variables besides `TRIAL_ENV` that a rank reads itself, after the fork; any other makes another
+template."""
 _READ_WITH_THE_CORES = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
 """Variables that libraries read once, when they are loaded, together with the cores that they may
 use: a cold rank is bound to its own cores by then."""
 _PATH_MAX_BYTES = 4096
+
+Logs = tuple[IO[bytes], IO[bytes]]
+"""A trial's stdout and stderr."""
 
 
 class WarmTemplates:
@@ -40,24 +43,12 @@ class WarmTemplates:
         self._refused = False
 
     def launch(
-        self,
-        spec: TrialSpec,
-        folder: Path,
-        *,
-        port: int,
-        environment: Mapping[str, str],
-        stdout: IO[bytes],
-        stderr: IO[bytes],
+        self, spec: TrialSpec, folder: str, port: int, environment: Mapping[str, str], logs: Logs
     ) -> "WarmProcess | None":
-        """Fork a trial's launcher and ranks.
+        """Fork the launcher and the CPU ranks of the trial in an absolute folder.
 
-        Args:
-            spec: The trial, of CPU ranks.
-            folder: Its folder, absolute.
-            port: Leased, for the ranks' rendezvous.
-            environment: The ranks' environment; what torchrun would add is added.
-            stdout: The trial's log; of a template that has to start first, what it says too.
-            stderr: Likewise.
+        They meet at a leased port. What torchrun would add to their environment is added. A
+        template that has to start first writes into the trial's logs.
 
         Returns:
             The launcher; None where templates do not work, and the trial has to start cold.
@@ -65,18 +56,25 @@ class WarmTemplates:
         Raises:
             OSError: No process can be started.
         """
-        if _READ_WITH_THE_CORES & environment.keys():
+        self._retire()
+        if self._refused or _READ_WITH_THE_CORES & environment.keys():
             return None
-        own = {name: environment[name] for name in _OF_ONE_TRIAL if name != TRIAL_ENV}
+        shared = {name: v for name, v in environment.items() if name not in _OF_ONE_TRIAL}
+        # Room for the folder of a trial: see `_show_trial` over there.
+        shared[TRIAL_ENV] = " " * _PATH_MAX_BYTES
+        key = frozenset(shared.items())
+        template = self._templates.pop(key, None)
+        if template is None:
+            self._make_room()
+            template = _Template(shared, spec, logs)
+        self._templates[key] = template  # the last is the one that was used last
         request = {
-            "folder": str(folder),
+            "folder": folder,
             "port": port,
             "world": spec.layout.world,
-            "environment": own,
+            "environment": {name: environment[name] for name in _OF_ONE_TRIAL},
         }
-        shared = {name: v for name, v in environment.items() if name not in _OF_ONE_TRIAL}
-        template = self._template(frozenset(shared.items()), spec, stdout, stderr)
-        return None if template is None else template.launch(request, stdout, stderr)
+        return template.launch(request, logs)
 
     def close(self) -> None:
         """End the templates, and with them what runs from them."""
@@ -85,29 +83,13 @@ class WarmTemplates:
         self._templates.clear()
         self._retired.clear()
 
-    def _template(
-        self,
-        key: frozenset[tuple[str, str]],
-        spec: TrialSpec,
-        stdout: IO[bytes],
-        stderr: IO[bytes],
-    ) -> "_Template | None":
-        self._retire()
-        if self._refused:
-            return None
-        template = self._templates.pop(key, None)
-        if template is None:
-            self._make_room()
-            template = _Template(dict(key), spec, stdout, stderr)
-        self._templates[key] = template  # the last is the one that was used last
-        return template
-
     def _retire(self) -> None:
         """Retire templates that are of no more use, and end each once no trial runs from it."""
-        for key in [k for k, template in self._templates.items() if not template.is_of_use()]:
-            self._retired.append(self._templates.pop(key))
-            # One that ends before it is ready, or hangs, would do so again.
-            self._refused |= not self._retired[-1].was_ready()
+        for key, template in list(self._templates.items()):
+            if not template.is_there() or template.is_hanging:
+                self._retired.append(self._templates.pop(key))
+                # One that ends before it is ready, or hangs, would do so again.
+                self._refused |= not template.was_ready()
         for template in [template for template in self._retired if template.is_idle()]:
             self._retired.remove(template)
             template.end()
@@ -155,8 +137,7 @@ class WarmProcess:
     def give_up(self, *, hangs: bool) -> None:
         """Give up a trial that was not started: should its turn come, it ends at once.
 
-        Args:
-            hangs: Whether its time is up; then the template is not used again.
+        If its time is up (`hangs`), the template is not used again.
         """
         if not self.was_started and self._code is None:
             self._close(-signal.SIGKILL)
@@ -170,34 +151,22 @@ class WarmProcess:
 class _Template:
     """One process of `autotune.trial.warm`."""
 
-    def __init__(
-        self,
-        environment: dict[str, str],
-        spec: TrialSpec,
-        stdout: IO[bytes],
-        stderr: IO[bytes],
-    ) -> None:
+    def __init__(self, environment: dict[str, str], spec: TrialSpec, logs: Logs) -> None:
         self.is_hanging = False
         self._trials: list[WarmProcess] = []
         self._was_ready = False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [
-            *(sys.executable, "-m", "autotune.trial.warm"),
-            *(
-                str(theirs.fileno()),
-                spec.engine.name,
-                spec.layout.accelerator,
-                json.dumps(_imported_for(spec.workload.model)),
-            ),
-        ]
+        trained = json.dumps(_imported_for(spec.workload.model))
         try:
             self._process = subprocess.Popen(
-                command,
+                [
+                    *(sys.executable, "-m", "autotune.trial.warm", str(theirs.fileno())),
+                    *(spec.engine.name, spec.layout.accelerator, trained),
+                ],
                 stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                # Room for the folder of a trial: see `_show_trial` over there.
-                env={**environment, TRIAL_ENV: " " * _PATH_MAX_BYTES},
+                stdout=logs[0],
+                stderr=logs[1],
+                env=environment,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
@@ -207,11 +176,11 @@ class _Template:
         finally:
             theirs.close()
 
-    def launch(self, request: dict[str, Any], stdout: IO[bytes], stderr: IO[bytes]) -> WarmProcess:
+    def launch(self, request: dict[str, Any], logs: Logs) -> WarmProcess:
         """Ask for a trial; if the process ends before it forks it, the trial was never started."""
         ours, theirs = os.pipe()
         try:
-            files = [stdout.fileno(), stderr.fileno(), theirs]
+            files = [*(log.fileno() for log in logs), theirs]
             with contextlib.suppress(ConnectionError):
                 socket.send_fds(self._channel, [json.dumps(request).encode()], files)
         except BaseException:
@@ -223,17 +192,12 @@ class _Template:
         self._trials.append(WarmProcess(self, ours))
         return self._trials[-1]
 
-    def is_of_use(self) -> bool:
-        return self.is_there() and not self.is_hanging
-
     def is_idle(self) -> bool:
         return all(trial.poll() is not None for trial in self._trials)
 
     def was_ready(self) -> bool:
         """Whether it has ever imported everything."""
-        while not self._was_ready and self._channel.fileno() >= 0:
-            if not select.select([self._channel], [], [], 0)[0]:
-                break
+        while not self._was_ready and select.select([self._channel], [], [], 0)[0]:
             try:
                 heard = self._channel.recv(len(READY))
             except ConnectionError:

@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.devices.hardware import (
-    Environment,
-    detect_environment,
-    usable_cores,
-    visible_gpus,
-)
+from autotune.devices.hardware import Environment, detect_environment, usable_cores, visible_gpus
 from autotune.engines.base import Engine, check_installed, find_engine
 from autotune.fleet.base import Place
 from autotune.fleet.gang_fleet import GangFleet
@@ -62,21 +57,15 @@ class LocalTransport:
     """The one node that this process runs on; implements `Transport`."""
 
     def __init__(self, environment: Environment, *, world: int) -> None:
-        """Take the machine's devices.
-
-        Args:
-            environment: What `detect_environment` found.
-            world: Ranks of the job; a CPU rank has a core as its device.
-        """
-        is_cpu = environment.accelerator == "cpu"
-        # More ranks than cores train as well, only slowly, and share the cores' memory.
-        n_ranks = max(environment.n_devices, world)
-        shared_bytes = environment.device_memory_bytes * environment.n_devices // n_ranks
-        self._node = Node(
-            name="localhost",
-            devices=_cores(world) if is_cpu else tuple(gpu.uuid for gpu in visible_gpus()),
-            rank_memory_bytes=shared_bytes if is_cpu else 0,
-        )
+        """Take the machine's devices; a CPU rank of the job's `world` has a core as its device."""
+        if environment.accelerator == "cpu":
+            # More ranks than cores train as well, only slowly, and share the cores' memory.
+            cores, n_ranks = usable_cores(), max(environment.n_devices, world)
+            shared_bytes = environment.device_memory_bytes * environment.n_devices // n_ranks
+            slots = [str(cores[i % len(cores)]) for i in range(max(world, len(cores)))]
+        else:
+            slots, shared_bytes = [gpu.uuid for gpu in visible_gpus()], 0
+        self._node = Node(name="localhost", devices=tuple(slots), rank_memory_bytes=shared_bytes)
 
     def nodes(self) -> tuple[Node, ...]:
         """See `Transport.nodes`."""
@@ -115,9 +104,9 @@ class LocalProcess:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._input, self._output = self._process.stdin, self._process.stdout
-        os.set_blocking(self._input.fileno(), False)
-        os.set_blocking(self._output.fileno(), False)
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._input, False)
+        os.set_blocking(self._output, False)
         self._unsent = b""
 
     def send(self, data: bytes) -> None:
@@ -125,14 +114,14 @@ class LocalProcess:
         self._unsent += data
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self._unsent and select.select([], [self._input], [], 0)[1]:
-                self._unsent = self._unsent[os.write(self._input.fileno(), self._unsent) :]
+                self._unsent = self._unsent[os.write(self._input, self._unsent) :]
 
     def receive(self) -> bytes:
         """See `NodeProcess.receive`."""
         self.send(b"")
         heard = b""
         with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self._output.fileno(), 64 * 1024):
+            while chunk := os.read(self._output, 64 * 1024):
                 heard += chunk
         return heard
 
@@ -143,8 +132,3 @@ class LocalProcess:
     def end(self) -> None:
         """See `NodeProcess.end`."""
         self._process.kill()
-
-
-def _cores(world: int) -> tuple[str, ...]:
-    cores = usable_cores()
-    return tuple(str(cores[i % len(cores)]) for i in range(max(world, len(cores))))

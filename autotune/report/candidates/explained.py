@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.planning.explained import Estimated, Explained, Judged, Neighbour
-from autotune.report.candidates.ranking import fact, parts_of, shares
+from autotune.report.candidates.ranking import figures_as_dict, parts_as_dict, parts_of, shares
+from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.space.candidate import format_value
 from autotune.space.rule import Violation
 
@@ -26,23 +26,16 @@ def judged_as_dict(found: Judged) -> dict[str, Any]:
         "world": found.job.world,
         "candidate": dict(found.knobs),
         "notes": list(found.notes),
-        "violations": [_violation(violation) for violation in found.violations],
+        "violations": _violations(found.violations),
     }
 
 
 def estimate_as_dict(found: Estimated) -> dict[str, Any]:
     """For programs; every figure is predicted."""
-    seconds, sizes = parts_of(found.prediction, 0)
-    samples_per_s = found.job.global_batch / found.step_time_s
     return {
         **judged_as_dict(found),
-        "pred_step_time_s": found.step_time_s,
-        "pred_samples_per_s": samples_per_s,
-        "pred_tokens_per_s_per_gpu": samples_per_s * found.job.seq_len / found.job.world,
-        "pred_peak_memory_bytes": found.peak_memory_bytes,
-        "pred_fit_probability": found.fit_probability,
-        "pred_time_parts_s": seconds,
-        "pred_memory_parts_bytes": sizes,
+        **figures_as_dict(found.job, found.prediction, 0),
+        **parts_as_dict(found.prediction, 0),
     }
 
 
@@ -62,20 +55,17 @@ def explained_as_dict(found: Explained) -> dict[str, Any]:
 def print_estimate(console: Console, found: Estimated) -> None:
     """Print what is predicted, by part."""
     print_title(console, found)
-    for name, text in (*verdict(found), *_figures(found)):
-        console.print(fact(name, text))
+    print_facts(console, [*verdict(found), *_figures(found)])
 
 
 def print_explained(console: Console, found: Explained) -> None:
     """Print the verdict, what dominates, and each knob one step up and down."""
     print_title(console, found)
-    for name, text in _facts(found):
-        console.print(fact(name, text))
+    print_facts(console, _facts(found))
     alike, differing = _split(found)
     if differing:
         console.print(_table(found, differing))
-    for name, text in _unlisted(found, alike):
-        console.print(fact(name, text))
+    print_facts(console, _unlisted(found, alike))
 
 
 def print_title(console: Console, found: Judged) -> None:
@@ -130,10 +120,7 @@ def _said(neighbour: Neighbour) -> str:
 
 
 def _table(found: Explained, differing: Sequence[Neighbour]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("one change", no_wrap=True)
-    for name in ("step", "peak", "fits"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = plain_table("one change", ">step", ">peak", ">fits")
     for neighbour in differing:
         table.add_row(
             _step(neighbour),
@@ -184,12 +171,12 @@ def _neighbour(neighbour: Neighbour | None) -> dict[str, Any] | None:
     return {
         "knob": neighbour.knob,
         "value": neighbour.value,
-        "violations": [_violation(violation) for violation in neighbour.violations],
+        "violations": _violations(neighbour.violations),
         "pred_step_time_s": neighbour.step_time_s,
         "pred_peak_memory_bytes": neighbour.peak_memory_bytes,
         "pred_fit_probability": neighbour.fit_probability,
     }
 
 
-def _violation(violation: Violation) -> dict[str, str]:
-    return {"rule": violation.rule, "message": violation.message, "fix": violation.fix}
+def _violations(found: Sequence[Violation]) -> list[dict[str, str]]:
+    return [{name: getattr(each, name) for name in ("rule", "message", "fix")} for each in found]

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.cost import Prediction
+from autotune.job.job import Job
 from autotune.planning.ranking import Ranking
+from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.report.words import format_rate
 
 _NORMAL_95 = 1.96
@@ -84,10 +85,10 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
     console.print(Text("\n".join(lines)), soft_wrap=False)
     shown = [int(index) for index in ranking.order[:top]]
     console.print(_table(ranking, shown))
-    console.print(fact("*", "no other that fits is faster and takes less memory as well"))
+    print_facts(console, [("*", "no other that fits is faster and takes less memory as well")])
     for index in shown[:1]:
-        for name, text in _dominant(ranking.prediction, index):
-            console.print(fact(name, text))
+        seconds, sizes = parts_of(ranking.prediction, index)
+        print_facts(console, [("time", shares(seconds)), ("memory", shares(sizes))])
     if ranking.variants:
         console.print(_variants(ranking))
 
@@ -95,46 +96,58 @@ def print_ranking(console: Console, ranking: Ranking, *, top: int) -> None:
 def parts_of(prediction: Prediction, index: int) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds and bytes of a candidate by part in words, largest first, without empty ones."""
     one = prediction.take(np.array([index]))
-    sides = ((one.times, _TIME_PARTS), (one.memory, MEMORY_PARTS))
-    found = [
-        {words: float(getattr(side, name)[0]) for name, words in names.items()}
-        for side, names in sides
-    ]
-    seconds, sizes = (
-        dict(sorted(((k, v) for k, v in part.items() if v > 0), key=lambda kv: -kv[1]))
-        for part in found
-    )
-    return seconds, sizes
+    return _parts(one.times, _TIME_PARTS), _parts(one.memory, MEMORY_PARTS)
+
+
+def _parts(side: object, names: Mapping[str, str]) -> dict[str, float]:
+    found = {words: float(getattr(side, name)[0]) for name, words in names.items()}
+    return {
+        words: found[words] for words in sorted(found, key=lambda w: -found[w]) if found[words] > 0
+    }
+
+
+def shares(parts: Mapping[str, float], most: int = 4) -> str:
+    """`matrix products 52%, attention 20%`, the largest ones."""
+    total = sum(parts.values()) or 1.0
+    return ", ".join(f"{name} {part / total:.0%}" for name, part in list(parts.items())[:most])
+
+
+def figures_as_dict(job: Job, prediction: Prediction, index: int) -> dict[str, Any]:
+    """What was predicted of one candidate, for programs."""
+    step_time_s = float(prediction.step_time_s[index])
+    return {
+        "pred_step_time_s": step_time_s,
+        "pred_samples_per_s": job.global_batch / step_time_s,
+        "pred_tokens_per_s_per_gpu": _tokens_per_s(job, step_time_s),
+        "pred_peak_memory_bytes": float(prediction.peak_memory_bytes[index]),
+        "pred_fit_probability": float(prediction.fit_probability[index]),
+    }
+
+
+def parts_as_dict(prediction: Prediction, index: int) -> dict[str, Any]:
+    """What its step time and memory are made of, for programs."""
+    seconds, sizes = parts_of(prediction, index)
+    return {"pred_time_parts_s": seconds, "pred_memory_parts_bytes": sizes}
 
 
 def _row(ranking: Ranking, rank: int) -> dict[str, Any]:
     index = int(ranking.order[rank - 1])
     found = ranking.prediction
-    seconds, sizes = parts_of(found, index)
     return {
         "rank": rank,
         "candidate": ranking.candidates[index].values,
-        "pred_step_time_s": float(found.step_time_s[index]),
-        "pred_samples_per_s": _samples_per_s(ranking, index),
-        "pred_tokens_per_s_per_gpu": _tokens_per_s(ranking, index),
-        "pred_peak_memory_bytes": float(found.peak_memory_bytes[index]),
-        "pred_fit_probability": float(found.fit_probability[index]),
+        **figures_as_dict(ranking.job, found, index),
         "pred_host_memory_bytes": float(found.host_memory_bytes[index]),
         "pred_gpu_hours_per_billion_tokens": _gpu_hours(ranking, index),
         "pred_price_per_billion_tokens": _price(ranking, index),
         "is_on_front": index in ranking.on_front,
-        "pred_time_parts_s": seconds,
-        "pred_memory_parts_bytes": sizes,
+        **parts_as_dict(found, index),
     }
 
 
 def _table(ranking: Ranking, shown: Sequence[int]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for name in ("rank", "step", "tokens/s/GPU", "peak", "fits"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if ranking.price_per_hour is not None:
-        table.add_column("per 1e9 tokens", justify="right")
-    table.add_column("candidate", overflow="fold")
+    prices = [] if ranking.price_per_hour is None else [">*per 1e9 tokens"]
+    table = plain_table(">rank", ">step", ">tokens/s/GPU", ">peak", ">fits", *prices, "*candidate")
     found = ranking.prediction
     for rank, index in enumerate(shown, start=1):
         price = _price(ranking, index)
@@ -142,7 +155,7 @@ def _table(ranking: Ranking, shown: Sequence[int]) -> Table:
         table.add_row(
             f"{rank}{'*' if index in ranking.on_front else ' '}",
             format_seconds(found.step_time_s[index]),
-            format_rate(_tokens_per_s(ranking, index)),
+            format_rate(_tokens_per_s(ranking.job, found.step_time_s[index])),
             format_bytes(found.peak_memory_bytes[index]),
             Text(f"{probability:.0%}", style="" if probability >= ranking.min_fit else "yellow"),
             *([] if price is None else [f"{price:.2f}"]),
@@ -154,18 +167,9 @@ def _table(ranking: Ranking, shown: Sequence[int]) -> Table:
 def _variants(ranking: Ranking) -> Table:
     best = int(ranking.order[0])
     base_s = float(ranking.prediction.step_time_s[best])
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for name in ("what if", "step", "against"):
-        table.add_column(name, no_wrap=True, justify="left" if name == "what if" else "right")
-    table.add_column("the best as it is", justify="right")
-    table.add_column("the best there", overflow="fold")
-    table.add_row(
-        "as it is",
-        format_seconds(base_s),
-        "1.00x",
-        "",
-        ranking.describe(ranking.candidates[best]),
-    )
+    table = plain_table("what if", ">step", ">against", ">*the best as it is", "*the best there")
+    described = ranking.describe(ranking.candidates[best])
+    table.add_row("as it is", format_seconds(base_s), "1.00x", "", described)
     for variant in ranking.variants:
         same = "does not fit" if variant.same_fit_probability < ranking.min_fit else ""
         table.add_row(
@@ -178,38 +182,14 @@ def _variants(ranking: Ranking) -> Table:
     return table
 
 
-def _dominant(prediction: Prediction, index: int) -> list[tuple[str, str]]:
-    seconds, sizes = parts_of(prediction, index)
-    return [("time", shares(seconds)), ("memory", shares(sizes))]
-
-
-def shares(parts: Mapping[str, float], most: int = 4) -> str:
-    """`matrix products 52%, attention 20%`, the largest ones."""
-    total = sum(parts.values()) or 1.0
-    return ", ".join(f"{name} {part / total:.0%}" for name, part in list(parts.items())[:most])
-
-
-def fact(name: str, text: str) -> Table:
-    """A line with its name before it."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="cyan", no_wrap=True, min_width=10)
-    grid.add_column(overflow="fold")
-    grid.add_row(name, text)
-    return grid
-
-
-def _samples_per_s(ranking: Ranking, index: int) -> float:
-    return ranking.job.global_batch / float(ranking.prediction.step_time_s[index])
-
-
-def _tokens_per_s(ranking: Ranking, index: int) -> float:
+def _tokens_per_s(job: Job, step_time_s: float) -> float:
     """Tokens that one accelerator trains."""
-    return _samples_per_s(ranking, index) * ranking.job.seq_len / ranking.job.world
+    return job.global_batch / step_time_s * job.seq_len / job.world
 
 
 def _gpu_hours(ranking: Ranking, index: int) -> float:
     """Accelerator hours per billion tokens."""
-    return 1e9 / _tokens_per_s(ranking, index) / 3600
+    return 1e9 / _tokens_per_s(ranking.job, float(ranking.prediction.step_time_s[index])) / 3600
 
 
 def _price(ranking: Ranking, index: int) -> float | None:

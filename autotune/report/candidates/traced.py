@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -15,7 +14,8 @@ from autotune.report.candidates.explained import (
     print_title,
     verdict,
 )
-from autotune.report.candidates.ranking import MEMORY_PARTS, fact, parts_of, shares
+from autotune.report.candidates.ranking import MEMORY_PARTS, parts_of, shares
+from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.tracing import Trace
 
 _UNSEEN = (
@@ -57,25 +57,17 @@ def print_traced(console: Console, found: TracedEstimate) -> None:
         seconds, _ = parts_of(found.analytic.prediction, 0)
         step_s = format_seconds(found.analytic.step_time_s)
         facts.append(("step", f"{step_s}: {shares(seconds, 5)}"))
-    for name, text in facts:
-        console.print(fact(name, text))
+    print_facts(console, facts)
     console.print(_table(found))
     peaks = (f"{phase} {format_bytes(_peak_bytes(m))}" for phase, m in found.phases.items())
-    console.print(fact("phases", ", ".join(peaks)))
-    console.print(fact("trace", _how(found.trace)))
-    for note in found.trace.notes:
-        console.print(fact("", note))
+    facts = [("phases", ", ".join(peaks)), ("trace", _how(found.trace))]
+    print_facts(console, [*facts, *(("", note) for note in found.trace.notes)])
 
 
 def _table(found: TracedEstimate) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("memory", no_wrap=True)
-    table.add_column("analytic", justify="right", no_wrap=True)
-    table.add_column("traced", justify="right", no_wrap=True)
+    table = plain_table("memory", ">analytic", ">traced")
     analytic = found.analytic
-    counted: dict[str, float] = {}
-    if analytic is not None:
-        _, counted = parts_of(analytic.prediction, 0)
+    counted = {} if analytic is None else parts_of(analytic.prediction, 0)[1]
     traced = _parts(found.memory)
     for name in MEMORY_PARTS.values():
         if name in counted or name in traced:

@@ -9,12 +9,12 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
-from autotune.contract import Origin, Outcome, TrialSpec
-from autotune.report.results.ratios import Ratio, ratio_of, telling_runs
+from autotune.contract import Origin, Outcome
+from autotune.report.results.ratios import ratio_of, telling_runs
 from autotune.report.results.study import StudyReport
 from autotune.report.words import describe_reduced
 from autotune.search.history import Tried
@@ -28,23 +28,17 @@ _JOB = ("model", "finetune", "seq_len", "lengths", "global_batch", "world", "pre
 _EMPTY = {"finetune": "every weight"}
 """What an empty column means, where that is known."""
 _PLACE = ("origin", "accelerator", "device_name", "memory_limit_bytes")
+_SIDES = ("first", "other")
 _CANDIDATES = {
     "settings": "string",
     "candidate_hash": "string",
-    "first": "string",
-    "other": "string",
-    "first_trial": "Int64",
-    "other_trial": "Int64",
-    "first_samples_per_s": "float64",
-    "other_samples_per_s": "float64",
-    "ratio": "float64",
-    "ratio_low": "float64",
-    "ratio_high": "float64",
+    **dict.fromkeys(_SIDES, "string"),
+    **{f"{side}_trial": "Int64" for side in _SIDES},
+    **{f"{side}_samples_per_s": "float64" for side in _SIDES},
+    **dict.fromkeys(("ratio", "ratio_low", "ratio_high"), "float64"),
     "interval_from": "string",
-    "first_runs": "Int64",
-    "other_runs": "Int64",
-    "first_peak_memory_bytes": "Int64",
-    "other_peak_memory_bytes": "Int64",
+    **{f"{side}_runs": "Int64" for side in _SIDES},
+    **{f"{side}_peak_memory_bytes": "Int64" for side in _SIDES},
     "same_config": "boolean",
 }
 
@@ -84,10 +78,10 @@ class StudyComparison:
         return {
             "studies": {run.key: str(run.report.folder) for run in self.runs},
             "warnings": list(self.warnings),
-            "outcomes": _columns(self.outcomes),
-            "bests": _records(self.bests),
-            "knobs": _columns(self.knobs),
-            "candidates": _records(self.candidates),
+            "outcomes": _plain(self.outcomes, "columns"),
+            "bests": _plain(self.bests, "records"),
+            "knobs": _plain(self.knobs, "columns"),
+            "candidates": _plain(self.candidates, "records"),
         }
 
 
@@ -126,10 +120,11 @@ def _outcomes(runs: Sequence[ComparedRun]) -> pd.DataFrame:
 def _best(run: ComparedRun) -> dict[str, Any]:
     answer = run.report.answer
     best, speedup = answer and answer.best, answer and answer.speedup
-    found: dict[str, Any] = {"run": run.key, "study": run.report.study}
     names = ("trial", "samples_per_s", "samples_per_s_low", "samples_per_s_high", "n_runs")
-    found |= {name: getattr(best, name, None) for name in (*names, "peak_memory_bytes")}
-    return found | {
+    return {
+        "run": run.key,
+        "study": run.report.study,
+        **{name: getattr(best, name, None) for name in (*names, "peak_memory_bytes")},
         "speedup": speedup and speedup.ratio,
         "speedup_low": speedup and speedup.low,
         "speedup_high": speedup and speedup.high,
@@ -137,11 +132,7 @@ def _best(run: ComparedRun) -> dict[str, Any]:
 
 
 def _knobs(runs: Sequence[ComparedRun]) -> pd.DataFrame:
-    settings: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        row = run.report.best_row
-        if row is not None:
-            settings[run.key] = dict(row.candidate.values)
+    settings = {run.key: row.candidate.values for run in runs if (row := run.report.best_row)}
     order = dict.fromkeys(name for run in runs for name in run.report.context.knobs)
     names = [
         name for name in order if len({format_value(s.get(name)) for s in settings.values()}) > 1
@@ -159,59 +150,42 @@ def _shared(first: ComparedRun, other: ComparedRun) -> Iterable[dict[str, Any]]:
         twin = theirs.get(_identity(tried))
         if twin is None:
             continue
-        a, b = telling_runs(tried.trials), telling_runs(twin.trials)
-        if a and b:
-            yield _side_by_side(
-                first, other, tried, twin, ratio_of(b, a, spreads=(twin.spread, tried.spread))
-            )
-
-
-def _side_by_side(
-    first: ComparedRun, other: ComparedRun, tried: Tried, twin: Tried, ratio: Ratio
-) -> dict[str, Any]:
-    sides = {"first": (first, tried), "other": (other, twin)}
-    cells: dict[str, Any] = {
-        "settings": describe_candidate(tried.candidate, first.report.context),
-        "candidate_hash": tried.candidate.hash,
-        "ratio": ratio.ratio,
-        "ratio_low": ratio.low,
-        "ratio_high": ratio.high,
-        "interval_from": ratio.basis.value,
-        "other_runs": ratio.n_runs[0],
-        "first_runs": ratio.n_runs[1],
-        "same_config": _config_of(tried) == _config_of(twin),
-    }
-    for side, (run, one) in sides.items():
-        row = next(r for r in run.report.rows if r.candidate.hash == one.candidate.hash)
-        runs = telling_runs(one.trials)
-        cells |= {
-            side: run.key,
-            f"{side}_trial": row.trial,
-            # The runs that the ratio is made of: the two figures give the ratio.
-            f"{side}_samples_per_s": statistics.geometric_mean(
-                r.samples_per_s or 0.0 for r in runs
-            ),
-            f"{side}_peak_memory_bytes": max(
-                (r.peak_memory_bytes for r in runs if r.peak_memory_bytes is not None),
-                default=None,
-            ),
+        runs = telling_runs(tried.trials), telling_runs(twin.trials)
+        if not all(runs):
+            continue
+        ratio = ratio_of(runs[1], runs[0], spreads=(twin.spread, tried.spread))
+        cells: dict[str, Any] = {
+            "settings": describe_candidate(tried.candidate, first.report.context),
+            "candidate_hash": tried.candidate.hash,
+            "ratio": ratio.ratio,
+            "ratio_low": ratio.low,
+            "ratio_high": ratio.high,
+            "interval_from": ratio.basis.value,
+            "same_config": _config_of(tried) == _config_of(twin),
         }
-    return cells
+        sides = zip(_SIDES, (first, other), (tried, twin), runs, strict=True)
+        for side, run, one, its in sides:
+            row = next(r for r in run.report.rows if r.candidate.hash == one.candidate.hash)
+            # The runs that the ratio is made of: the two figures give the ratio.
+            rate = statistics.geometric_mean(r.samples_per_s or 0.0 for r in its)
+            peaks = [r.peak_memory_bytes for r in its if r.peak_memory_bytes is not None]
+            cells |= {
+                side: run.key,
+                f"{side}_trial": row.trial,
+                f"{side}_runs": len(its),
+                f"{side}_samples_per_s": rate,
+                f"{side}_peak_memory_bytes": max(peaks, default=None),
+            }
+        yield cells
 
 
 def _identity(tried: Tried) -> str:
     """Key that is equal for equal work: the candidate and the job's part of it."""
     spec = tried.trials[0].spec
-    return json.dumps([spec.identity.candidate_hash, *_work_of(spec)], sort_keys=True)
-
-
-def _work_of(spec: TrialSpec) -> list[Any]:
-    return [
-        spec.workload.model,
-        spec.workload.seq_len,
-        spec.workload.lengths,
-        spec.workload.precision,
-    ]
+    work = (spec.workload.model, spec.workload.seq_len, spec.workload.lengths)
+    return json.dumps(
+        [spec.identity.candidate_hash, *work, spec.workload.precision], sort_keys=True
+    )
 
 
 def _config_of(tried: Tried) -> str:
@@ -268,11 +242,5 @@ def _other_configs(candidates: pd.DataFrame) -> list[str]:
     ]
 
 
-def _columns(frame: pd.DataFrame) -> dict[str, Any]:
-    columns: dict[str, Any] = json.loads(frame.to_json(orient="columns"))
-    return columns
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records"))
-    return records
+def _plain(frame: pd.DataFrame, orient: Literal["columns", "records"]) -> Any:
+    return json.loads(frame.to_json(orient=orient))

@@ -12,10 +12,9 @@ from autotune.report.compare.terminal import (
     best_rows,
     candidate_columns,
     candidate_rows,
-    knob_rows,
-    outcome_rows,
+    indexed_rows,
 )
-from autotune.report.page.charts import BLUE, GREY, INK, Chart, make_chart
+from autotune.report.page.charts import BLUE, GREY, INK, Chart, error_bars, lay_bars, make_chart
 from autotune.report.page.page import page_values
 from autotune.report.words import format_rate
 
@@ -34,9 +33,9 @@ def render_comparison(comparison: StudyComparison, templates: Templates) -> str:
         "runs": [(run.key, str(run.report.folder)) for run in comparison.runs],
         "warnings": list(comparison.warnings),
         "named": {"bests": None, "ratios": None} | {chart.name: chart for chart in drawn},
-        "outcomes": _table(["outcome", *comparison.outcomes], outcome_rows(comparison)),
+        "outcomes": _table(["outcome", *comparison.outcomes], indexed_rows(comparison.outcomes)),
         "bests": _table(BEST_COLUMNS, best_rows(comparison)),
-        "knobs": _table(["knob of the best", *comparison.knobs], knob_rows(comparison)),
+        "knobs": _table(["knob of the best", *comparison.knobs], indexed_rows(comparison.knobs)),
         "candidates": _table(candidate_columns(comparison), candidate_rows(comparison)),
         "about_ratios": ABOUT_RATIOS,
     }
@@ -52,26 +51,17 @@ def _bests(comparison: StudyComparison) -> Chart | None:
     if frame.empty:
         return None
     rates = frame["samples_per_s"].astype(float)
-    figure = go.Figure(
-        go.Bar(
-            y=frame["run"].tolist(),
-            x=rates.tolist(),
-            orientation="h",
-            marker_color=BLUE,
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": (frame["samples_per_s_high"].astype(float) - rates).tolist(),
-                "arrayminus": (rates - frame["samples_per_s_low"].astype(float)).tolist(),
-                "color": INK,
-            },
-            hovertemplate="%{y}: %{x:.4g} samples/s<extra></extra>",
-        )
-    )
-    figure.update_layout(
+    ends = (frame[f"samples_per_s_{end}"].astype(float) for end in ("low", "high"))
+    figure = go.Figure()
+    lay_bars(
+        figure,
+        frame["run"].tolist(),
+        rates.tolist(),
         height=110 + 40 * len(frame),
-        xaxis={"title": "samples/s of the best", "rangemode": "tozero"},
-        yaxis={"autorange": "reversed"},
+        xaxis={"title": "samples/s of the best"},
+        marker_color=BLUE,
+        error_x=error_bars(zip(rates, *ends, strict=True), color=INK),
+        hovertemplate="%{y}: %{x:.4g} samples/s<extra></extra>",
     )
     pairs = zip(frame["run"], rates, strict=True)
     said = ", ".join(f"{key} {format_rate(rate)} samples/s" for key, rate in pairs)
@@ -89,13 +79,9 @@ def _ratios(comparison: StudyComparison) -> Chart | None:
         figure.add_scatter(
             x=ratios.tolist(),
             y=own.index.tolist(),
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": (own["ratio_high"] - ratios).tolist(),
-                "arrayminus": (ratios - own["ratio_low"]).tolist(),
-                "color": GREY,
-            },
+            error_x=error_bars(
+                zip(ratios, own["ratio_low"], own["ratio_high"], strict=True), color=GREY
+            ),
             mode="markers",
             marker={"size": 9},
             name=f"{key} over A",

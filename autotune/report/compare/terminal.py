@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from autotune.base.units import format_bytes
 from autotune.report.compare.comparison import StudyComparison
+from autotune.report.terminal.tables import plain_table
 from autotune.report.words import format_interval, format_rate
 
 ABOUT_RATIOS = (
@@ -26,10 +25,10 @@ def print_comparison(console: Console, comparison: StudyComparison) -> None:
     for run in comparison.runs:
         console.print(Text(f"{run.key}  {run.report.folder}"), soft_wrap=True)
     console.print()
-    _print(console, ["outcome", *comparison.outcomes], outcome_rows(comparison))
+    _print(console, ["outcome", *comparison.outcomes], indexed_rows(comparison.outcomes))
     _print(console, BEST_COLUMNS, best_rows(comparison))
     if len(comparison.knobs):
-        _print(console, ["knob of the best", *comparison.knobs], knob_rows(comparison))
+        _print(console, ["knob of the best", *comparison.knobs], indexed_rows(comparison.knobs))
     if comparison.candidates.empty:
         console.print("no candidate was measured for the same job in two of them")
         return
@@ -40,20 +39,13 @@ def print_comparison(console: Console, comparison: StudyComparison) -> None:
 BEST_COLUMNS = ("best", "trial", "samples/s", "95% interval", "memory", "speedup", "interval")
 
 
-def outcome_rows(comparison: StudyComparison) -> list[list[str]]:
-    """A row per outcome."""
-    frame = comparison.outcomes
-    return [[str(name), *map(str, frame.loc[name])] for name in frame.index]
-
-
 def best_rows(comparison: StudyComparison) -> list[list[str]]:
     """A row per study."""
     return [_best(row) for row in comparison.bests.to_dict("records")]
 
 
-def knob_rows(comparison: StudyComparison) -> list[list[str]]:
-    """A row per knob that the bests set differently."""
-    frame = comparison.knobs
+def indexed_rows(frame: pd.DataFrame) -> list[list[str]]:
+    """A row per outcome or knob: its name, and a cell per study."""
     return [[str(name), *map(str, frame.loc[name])] for name in frame.index]
 
 
@@ -73,16 +65,14 @@ def candidate_rows(comparison: StudyComparison) -> list[list[str]]:
 def _best(row: dict[Any, Any]) -> list[str]:
     figures = {key: None if pd.isna(value) else value for key, value in row.items()}
     trial, speedup = figures["trial"], figures["speedup"]
+    ends = "{speedup_low:.2f} to {speedup_high:.2f}"
     return [
         str(row["run"]),
         "-" if trial is None else f"{trial:.0f}",
         format_rate(figures["samples_per_s"]),
         format_interval(figures["samples_per_s_low"], figures["samples_per_s_high"]),
         format_bytes(figures["peak_memory_bytes"]),
-        "-" if speedup is None else f"{speedup:.2f}x",
-        "-"
-        if speedup is None
-        else f"{figures['speedup_low']:.2f} to {figures['speedup_high']:.2f}",
+        *(("-", "-") if speedup is None else (f"{speedup:.2f}x", ends.format(**figures))),
     ]
 
 
@@ -99,11 +89,8 @@ def _candidate(row: dict[Any, Any], two: bool) -> list[str]:
 
 
 def _print(console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for name in columns:
-        # Settings alone may wrap: a figure that is cut short is a wrong one.
-        is_text = name == "settings"
-        table.add_column(name, overflow="fold", no_wrap=not is_text)
+    # Settings alone may wrap: a figure that is cut short is a wrong one.
+    table = plain_table(*(f"*{name}" if name == "settings" else name for name in columns))
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)

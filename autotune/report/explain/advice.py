@@ -5,11 +5,11 @@ device can run, and the batch still divides. The rules say whether the configura
 a trial says whether it is faster: the advice names that trial where the study has one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.contract import Diagnosis, KnobValue, TrialSpec
+from autotune.contract import Diagnosis, KnobValue, Layout, TrialSpec
 from autotune.record.bottleneck import Bound
 from autotune.report.results.ratios import Ratio, describe_ratio, ratio_of, telling_runs
 from autotune.search.history import History, Tried
@@ -22,8 +22,6 @@ SMALL_MESSAGE_BYTES = 2**20
 over NVLink, about a millisecond at 1 GB/s over gloo, are both of this order."""
 MOSTLY = 0.5
 """Share of the time of all collectives from which a finding counts for them all."""
-
-_Values = Mapping[str, KnobValue]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,7 @@ class _Case:
 
     spec: TrialSpec
     diagnosis: Diagnosis
-    values: _Values
+    values: Mapping[str, KnobValue]
     context: Context
 
     def get(self, knob: str) -> KnobValue | None:
@@ -67,7 +65,27 @@ class _Case:
         return int(self.values.get(knob, 0))
 
     @property
-    def has_small_messages(self) -> bool:
+    def layout(self) -> Layout:
+        """How the trial was spread over its accelerators."""
+        return self.spec.layout
+
+    @property
+    def stage(self) -> int:
+        """ZeRO's."""
+        return self.number("zero.stage")
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a step has several micro-batches."""
+        return self.spec.layout.grad_accum > 1
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """CPU ranks have one memory, and no streams: nothing runs beside a collective there."""
+        return self.context.accelerator != "cpu"
+
+    @property
+    def small(self) -> bool:
         """Whether most of the time of collectives is spent on small messages."""
         collectives = self.diagnosis.collectives
         whole_s = sum(c.transfer_s for c in collectives)
@@ -81,231 +99,100 @@ class _Case:
         return split is not None and split.optimizer_s >= split.memory_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdviceRule:
-    """A change that may address a bound; docs/explain.md lists them."""
-
-    bound: Bound
-    knob: str
-    reason: str
-    after: Callable[[_Case], KnobValue | None]
-    """The value to try; None: the rule says nothing here."""
+def _doubled(case: _Case) -> int:
+    return 2 * case.layout.micro_batch
 
 
-def _when(
-    says: Callable[[_Case], bool], value: Callable[[_Case], KnobValue]
-) -> Callable[[_Case], KnobValue | None]:
-    return lambda case: value(case) if says(case) else None
-
-
-def _twice(knob: str) -> Callable[[_Case], KnobValue]:
-    return lambda case: 2 * case.number(knob)
-
-
-def _to(value: KnobValue) -> Callable[[_Case], KnobValue]:
-    return lambda _: value
-
-
-def _accumulates(case: _Case) -> bool:
-    return case.spec.layout.grad_accum > 1
-
-
-def _stage(case: _Case) -> int:
-    return case.number("zero.stage")
-
-
-RULES: tuple[AdviceRule, ...] = (
-    # Communication
-    AdviceRule(
-        bound=Bound.COMMUNICATION,
-        knob="tp",
-        reason="tensor parallel ranks reduce activations in every layer, forward and backward: "
-        "fewer of them, fewer of those",
-        after=_when(lambda c: c.spec.layout.tp > 1, lambda c: c.spec.layout.tp // 2),
-    ),
-    AdviceRule(
-        bound=Bound.COMMUNICATION,
-        knob="sp",
-        reason="ranks that share a sample exchange activations in every layer, forward and "
-        "backward: fewer of them, fewer of those",
-        after=_when(lambda c: c.spec.layout.sp > 1, lambda c: c.spec.layout.sp // 2),
-    ),
-    AdviceRule(
-        bound=Bound.COMMUNICATION,
-        knob="micro_batch",
-        reason="ZeRO 2 reduces gradients, and ZeRO 3 gathers parameters too, in every "
-        "micro-batch: half as many, half as often",
-        after=_when(lambda c: _stage(c) >= 2 and _accumulates(c), _twice("micro_batch")),
-    ),
-    AdviceRule(
-        bound=Bound.COMMUNICATION,
-        knob="micro_batch",
-        reason="the collectives of tensor parallelism are small, one message per layer and "
-        "micro-batch: fewer and larger ones",
-        after=_when(
-            lambda c: c.spec.layout.tp > 1 and _accumulates(c) and c.has_small_messages,
-            _twice("micro_batch"),
+RULES: Mapping[Bound, Mapping[tuple[str, Callable[[_Case], bool], Any], str]] = {
+    Bound.COMMUNICATION: {
+        ("tp", lambda c: c.layout.tp > 1, lambda c: c.layout.tp // 2): "tensor parallel ranks "
+        "reduce activations in every layer, forward and backward: fewer of them, fewer of those",
+        ("sp", lambda c: c.layout.sp > 1, lambda c: c.layout.sp // 2): "ranks that share a "
+        "sample exchange activations in every layer, forward and backward: fewer of them, fewer "
+        "of those",
+        ("micro_batch", lambda c: c.stage >= 2 and c.accumulates, _doubled): "ZeRO 2 reduces "
+        "gradients, and ZeRO 3 gathers parameters too, in every micro-batch: half as many, half "
+        "as often",
+        ("micro_batch", lambda c: c.layout.tp > 1 and c.accumulates and c.small, _doubled): "the "
+        "collectives of tensor parallelism are small, one message per layer and micro-batch: "
+        "fewer and larger ones",
+        ("reduce_bucket_size", lambda c: c.small, lambda c: 4 * c.number("reduce_bucket_size")): (
+            "most of it goes into messages below 1 MiB, which cost their latency: reduce more "
+            "gradients at once"
         ),
-    ),
-    AdviceRule(
-        bound=Bound.COMMUNICATION,
-        knob="reduce_bucket_size",
-        reason="most of it goes into messages below 1 MiB, which cost their latency: reduce more "
-        "gradients at once",
-        after=_when(lambda c: c.has_small_messages, lambda c: 4 * c.number("reduce_bucket_size")),
-    ),
-    AdviceRule(
-        bound=Bound.COMMUNICATION,
-        knob="stage3.param_persistence_threshold",
-        reason="most of it goes into messages below 1 MiB: keep small parameters gathered, for "
-        "their memory",
-        after=_when(
-            lambda c: c.has_small_messages,
+        (
+            "stage3.param_persistence_threshold",
+            lambda c: c.small,
             lambda c: max(100_000, 10 * c.number("stage3.param_persistence_threshold")),
-        ),
-    ),
-    AdviceRule(
-        bound=Bound.COMMUNICATION,
-        knob="stage3.prefetch_bucket_size",
-        reason="most of it goes into messages below 1 MiB: fetch more parameters at once, ahead",
-        after=_when(
-            lambda c: c.has_small_messages,
+        ): "most of it goes into messages below 1 MiB: keep small parameters gathered, for their "
+        "memory",
+        (
+            "stage3.prefetch_bucket_size",
+            lambda c: c.small,
             lambda c: max(1_000_000, 4 * c.number("stage3.prefetch_bucket_size")),
+        ): "most of it goes into messages below 1 MiB: fetch more parameters at once, ahead",
+        ("overlap_comm", lambda c: c.is_on_gpu, True): "reduce gradients while backward still "
+        "runs",
+        ("zero.stage", lambda c: c.stage == 3, 2): "stage 3 gathers every parameter in forward "
+        "and in backward; stage 2 once a step, for the memory of the parameters",
+        ("zero.stage", lambda c: c.stage == 2 and c.accumulates, 1): "stage 1 reduces gradients "
+        "once a step, stage 2 in every micro-batch; it keeps whole gradients",
+    },
+    Bound.MEMORY: {
+        ("zero.stage", lambda c: c.stage == 0 and c.optimizer_leads and c.layout.dp > 1, 1): (
+            "without ZeRO every rank updates every parameter; at stage 1 each updates its part"
         ),
-    ),
-    AdviceRule(
-        bound=Bound.COMMUNICATION,
-        knob="overlap_comm",
-        reason="reduce gradients while backward still runs",
-        # CPU ranks have no streams: nothing runs beside a collective there.
-        after=_when(lambda c: c.context.accelerator != "cpu", _to(True)),
-    ),
-    AdviceRule(
-        bound=Bound.COMMUNICATION,
-        knob="zero.stage",
-        reason="stage 3 gathers every parameter in forward and in backward; stage 2 once a step, "
-        "for the memory of the parameters",
-        after=_when(lambda c: _stage(c) == 3, _to(2)),
-    ),
-    AdviceRule(
-        bound=Bound.COMMUNICATION,
-        knob="zero.stage",
-        reason="stage 1 reduces gradients once a step, stage 2 in every micro-batch; it keeps "
-        "whole gradients",
-        after=_when(lambda c: _stage(c) == 2 and _accumulates(c), _to(1)),
-    ),
-    # Memory bandwidth
-    AdviceRule(
-        bound=Bound.MEMORY,
-        knob="zero.stage",
-        reason="without ZeRO every rank updates every parameter; at stage 1 each updates its part",
-        after=_when(
-            lambda c: _stage(c) == 0 and c.optimizer_leads and c.spec.layout.dp > 1, _to(1)
-        ),
-    ),
-    AdviceRule(
-        bound=Bound.MEMORY,
-        knob="optimizer.implementation",
-        reason="the update is the larger part of it: one kernel that passes over the states once",
-        after=_when(
+        (
+            "optimizer.implementation",
             lambda c: c.optimizer_leads and c.get("optimizer.implementation") == "torch",
-            _to("torch_fused"),
+            "torch_fused",
+        ): "the update is the larger part of it: one kernel that passes over the states once",
+        ("attention", lambda c: c.get("attention") == "eager", "sdpa"): "eager attention writes "
+        "the scores of all pairs to memory",
+        ("host_allocator", lambda c: c.get("host_allocator") == "default", "keep"): "on CPU "
+        "ranks the kernel clears the pages of large blocks again in every step",
+        ("compile", lambda c: c.get("compile") == "none", "torch"): "compiled operations that "
+        "follow one another pass over memory once",
+    },
+    Bound.COMPUTE: {
+        ("recompute", lambda c: c.get("recompute") not in (None, "none"), "none"): (
+            "recomputation runs the forward of its layers a second time; it saves the memory of "
+            "their activations"
         ),
-    ),
-    AdviceRule(
-        bound=Bound.MEMORY,
-        knob="attention",
-        reason="eager attention writes the scores of all pairs to memory",
-        after=_when(lambda c: c.get("attention") == "eager", _to("sdpa")),
-    ),
-    AdviceRule(
-        bound=Bound.MEMORY,
-        knob="host_allocator",
-        reason="on CPU ranks the kernel clears the pages of large blocks again in every step",
-        after=_when(lambda c: c.get("host_allocator") == "default", _to("keep")),
-    ),
-    AdviceRule(
-        bound=Bound.MEMORY,
-        knob="compile",
-        reason="compiled operations that follow one another pass over memory once",
-        after=_when(lambda c: c.get("compile") == "none", _to("torch")),
-    ),
-    # Compute
-    AdviceRule(
-        bound=Bound.COMPUTE,
-        knob="recompute",
-        reason="recomputation runs the forward of its layers a second time; it saves the memory "
-        "of their activations",
-        after=_when(lambda c: c.get("recompute") not in (None, "none"), _to("none")),
-    ),
-    AdviceRule(
-        bound=Bound.COMPUTE,
-        knob="loss_chunk_tokens",
-        reason="a chunked loss computes its logits again in backward; it saves their memory",
-        after=_when(lambda c: c.number("loss_chunk_tokens") > 0, _to(0)),
-    ),
-    AdviceRule(
-        bound=Bound.COMPUTE,
-        knob="micro_batch",
-        reason="larger matrices come nearer the device's peak",
-        after=_when(_accumulates, _twice("micro_batch")),
-    ),
-    # Host
-    AdviceRule(
-        bound=Bound.HOST,
-        knob="offload.optimizer",
-        reason="the host updates the parameters: on the device that is memory bandwidth of the "
+        ("loss_chunk_tokens", lambda c: c.number("loss_chunk_tokens") > 0, 0): "a chunked loss "
+        "computes its logits again in backward; it saves their memory",
+        ("micro_batch", lambda c: c.accumulates, _doubled): "larger matrices come nearer the "
+        "device's peak",
+    },
+    Bound.HOST: {
+        (
+            "offload.optimizer",
+            lambda c: c.is_on_gpu and c.get("offload.optimizer") in ("cpu", "nvme"),
+            "none",
+        ): "the host updates the parameters: on the device that is memory bandwidth of the "
         "device's, if its states fit there",
-        after=_when(
-            lambda c: (
-                c.context.accelerator != "cpu" and c.get("offload.optimizer") in ("cpu", "nvme")
-            ),
-            _to("none"),
-        ),
-    ),
-    AdviceRule(
-        bound=Bound.HOST,
-        knob="offload.ratio",
-        reason="the host updates all of the offloaded parameters: leave a part on the device",
-        after=_when(
+        (
+            "offload.ratio",
             lambda c: float(c.values.get("offload.ratio", 0)) > 0,
             lambda c: float(c.values["offload.ratio"]) / 2,
+        ): "the host updates all of the offloaded parameters: leave a part on the device",
+        ("micro_batch", lambda c: c.accumulates, _doubled): "each micro-batch launches every "
+        "operation once more: half as many",
+        ("compile", lambda c: c.get("compile") == "none", "torch"): "a compiled model launches "
+        "fewer operations",
+        ("core_binding", lambda c: c.get("core_binding") == "none", "ranks"): "ranks whose "
+        "threads share cores keep one another from launching",
+    },
+    Bound.BUBBLE: {
+        ("micro_batch", lambda c: c.layout.micro_batch > 1, lambda c: c.layout.micro_batch // 2): (
+            "the bubble is (pp - 1) / (micro-batches + pp - 1): twice as many micro-batches"
         ),
-    ),
-    AdviceRule(
-        bound=Bound.HOST,
-        knob="micro_batch",
-        reason="each micro-batch launches every operation once more: half as many",
-        after=_when(_accumulates, _twice("micro_batch")),
-    ),
-    AdviceRule(
-        bound=Bound.HOST,
-        knob="compile",
-        reason="a compiled model launches fewer operations",
-        after=_when(lambda c: c.get("compile") == "none", _to("torch")),
-    ),
-    AdviceRule(
-        bound=Bound.HOST,
-        knob="core_binding",
-        reason="ranks whose threads share cores keep one another from launching",
-        after=_when(lambda c: c.get("core_binding") == "none", _to("ranks")),
-    ),
-    # Bubble
-    AdviceRule(
-        bound=Bound.BUBBLE,
-        knob="micro_batch",
-        reason="the bubble is (pp - 1) / (micro-batches + pp - 1): twice as many micro-batches",
-        after=_when(
-            lambda c: c.spec.layout.micro_batch > 1, lambda c: c.spec.layout.micro_batch // 2
-        ),
-    ),
-    AdviceRule(
-        bound=Bound.BUBBLE,
-        knob="pp",
-        reason="the bubble is (pp - 1) / (micro-batches + pp - 1): fewer stages",
-        after=_when(lambda c: c.spec.layout.pp > 1, lambda c: c.spec.layout.pp // 2),
-    ),
-)
+        ("pp", lambda c: c.layout.pp > 1, lambda c: c.layout.pp // 2): "the bubble is (pp - 1) / "
+        "(micro-batches + pp - 1): fewer stages",
+    },
+}
+"""Bound -> the changes that may address it, each as `(knob, when, to): reason`; `to` is the value
+to try, or a function of the case. docs/explain.md lists them."""
 
 
 def advise(
@@ -318,28 +205,31 @@ def advise(
 ) -> list[Advice]:
     """Changes that address a bound, in the order of the rules.
 
-    Args:
-        bound: What the trial mostly waits for.
-        spec: The trial.
-        diagnosis: What it saw.
-        candidate: What it ran.
-        context: The job's shapes.
-        history: The study's trials, of which some may have made just that change.
+    Trials of the history may have made just that change: the advice says what it brought.
     """
     case = _Case(spec=spec, diagnosis=diagnosis, values=candidate.values, context=context)
     own = history.find(candidate)
     found = []
-    for rule, changed in _changes(case, bound):
+    for (knob, when, to), reason in RULES[bound].items():
+        if knob not in case.values or not when(case):
+            continue
+        after = to(case) if callable(to) else to
+        if not _can_run(knob, after, case):
+            continue
+        changed = canonical({**case.values, knob: after}, context)
+        # It folds into what runs already, or does not act.
+        if knob not in changed or changed[knob] == case.values[knob]:
+            continue
         other = Candidate.of(changed, world=candidate.world, global_batch=candidate.global_batch)
         tried = history.find(other)
         found.append(
             Advice(
-                knob=rule.knob,
-                before=candidate.values[rule.knob],
-                after=changed[rule.knob],
-                reason=rule.reason,
+                knob=knob,
+                before=case.values[knob],
+                after=changed[knob],
+                reason=reason,
                 tried=None if tried is None else _number_of(tried),
-                ratio=None if tried is None or own is None else _ratio(tried, own),
+                ratio=_ratio(tried, own),
             )
         )
     return found
@@ -347,13 +237,13 @@ def advise(
 
 def _number_of(tried: Tried) -> int:
     """Number of the trial that counts; where none measured anything, of the first."""
-    return (
-        tried.trials[0].spec.identity.number if tried.measured is None else tried.measured.number
-    )
+    return tried.measured.number if tried.measured else tried.trials[0].spec.identity.number
 
 
-def _ratio(tried: Tried, own: Tried) -> Ratio | None:
+def _ratio(tried: Tried | None, own: Tried | None) -> Ratio | None:
     """Samples/s over the candidate's own, as everywhere between candidates of one study."""
+    if tried is None or own is None:
+        return None
     ours, theirs = telling_runs(tried.trials), telling_runs(own.trials)
     if not ours or not theirs:
         return None
@@ -369,20 +259,6 @@ def describe_advice(advice: Advice) -> str:
     return f"{change}: {advice.reason}; trial {advice.tried} tried it: {found}"
 
 
-def _changes(case: _Case, bound: Bound) -> Iterator[tuple[AdviceRule, dict[str, KnobValue]]]:
-    """The rules that have something to say, with the candidate that they would make."""
-    for rule in RULES:
-        if rule.bound is not bound or rule.knob not in case.values:
-            continue
-        after = rule.after(case)
-        if after is None or not _can_run(rule.knob, after, case):
-            continue
-        changed = canonical({**case.values, rule.knob: after}, case.context)
-        # It folds into what runs already, or does not act.
-        if rule.knob in changed and changed[rule.knob] != case.values[rule.knob]:
-            yield rule, changed
-
-
 def _can_run(name: str, value: KnobValue, case: _Case) -> bool:
     """Whether the device can run it and the batch still divides."""
     knob = case.context.knobs[name]
@@ -390,10 +266,10 @@ def _can_run(name: str, value: KnobValue, case: _Case) -> bool:
         return False
     if name not in ("micro_batch", "tp", "pp", "sp"):
         return True
-    spec = case.spec
-    degrees = {"tp": spec.layout.tp, "pp": spec.layout.pp, "sp": spec.layout.sp, name: int(value)}
+    layout = case.layout
+    degrees = {"tp": layout.tp, "pp": layout.pp, "sp": layout.sp, name: int(value)}
     ranks = degrees["tp"] * degrees["pp"] * degrees["sp"]
-    micro_batch = int(value) if name == "micro_batch" else case.spec.layout.micro_batch
-    if case.spec.layout.world % ranks:
+    micro_batch = int(value) if name == "micro_batch" else layout.micro_batch
+    if layout.world % ranks:
         return False
-    return case.spec.layout.global_batch % (micro_batch * (case.spec.layout.world // ranks)) == 0
+    return layout.global_batch % (micro_batch * (layout.world // ranks)) == 0

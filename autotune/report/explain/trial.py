@@ -11,8 +11,7 @@ from autotune.contract import Collective, Diagnosis, Split, TrialResult, TrialSp
 from autotune.record.bottleneck import Bottleneck, Bound, bottleneck, bubble_share, shares_of_calls
 from autotune.record.facts import environment_at
 from autotune.record.study import Trial
-from autotune.record.table_seen import energy_per_sample_j
-from autotune.record.throughput import peak_flops_of
+from autotune.record.table import energy_per_sample_j, peak_flops_of
 from autotune.report.explain.advice import Advice, advise, describe_advice
 from autotune.report.explain.predictions import predicted_memory, predicted_rate
 from autotune.report.results.study import StudyReport
@@ -64,7 +63,7 @@ def explain(report: StudyReport, number: int, row: Mapping[str, Any]) -> Explana
         number: Number of the trial.
         row: The trial's row of the table, which says how many FLOP/s it reached.
     """
-    trial = next((t for t in report.history.trials if t.spec.identity.number == number), None)
+    trial = report.trial(number)
     if trial is None or trial.result is None or trial.result.diagnosis is None:
         return None
     diagnosis = trial.result.diagnosis

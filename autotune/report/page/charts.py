@@ -1,51 +1,54 @@
-"""The charts of trials and figures, for plotly; the page gives them the colours of its theme.
+"""The charts of a study, for plotly; the page gives them the colours of its theme.
 
 Each comes with a sentence that says what it shows, for those who do not see it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import plotly.graph_objects as go
 
-from autotune.contract import Outcome, Phase, Role, TrialResult
+from autotune.base.units import format_bytes
+from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult
 from autotune.record.answer import Standing
 from autotune.record.bottleneck import shares_of_calls
 from autotune.record.spread import is_figure
 from autotune.report.results.details import (
     LEAST_SHARE,
+    describe_front,
     describe_importance,
     describe_phases,
+    pareto_front,
     with_phases,
 )
 from autotune.report.results.ratios import telling_runs
+from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
 from autotune.report.words import format_rate
+from autotune.space.candidate import format_value
+from autotune.space.knob import Knob
+from autotune.space.knobs import describe_candidate, settings_of
 
 BLUE, ORANGE, GREEN, RED, GREY = "#4a8fe7", "#e58a2e", "#2aa876", "#d9534f", "#8b93a1"
 """Each is told from both a white and a nearly black ground, and from the others by most eyes."""
 INK = "#010203"
 """Stands for the colour of the page's text in either theme: the page's script puts it in."""
-_PHASE_COLOURS = (
-    GREY,
-    "#b07aa1",
-    "#76b7b2",
-    "#9c755f",
-    ORANGE,
-    "#edc948",
-    GREEN,
-    BLUE,
-    "#c4c9d1",
-)
+_PURPLE, _TEAL, _BROWN, _YELLOW, _LIGHT = "#b07aa1", "#76b7b2", "#9c755f", "#edc948", "#c4c9d1"
+_PHASE_COLOURS = (GREY, _PURPLE, _TEAL, _BROWN, ORANGE, _YELLOW, GREEN, BLUE, _LIGHT)
 """In the order of `Phase`."""
 _PART_COLOURS = {
     "forward": BLUE,
-    "backward": "#76b7b2",
+    "backward": _TEAL,
     "optimizer": GREEN,
     "communication": ORANGE,
     "data": GREY,
 }
+_MIB, _GIB = 2**20, 2**30
+_SCALE = [[0.0, GREY], [0.5, BLUE], [1.0, ORANGE]]
+"""From slow to fast; plotly's own scales end in colours that one of the two themes swallows."""
+_WIDTH_PER_AXIS = 130
+"""Pixels that an axis of the parallel coordinates needs for its labels."""
 
 Standings = Mapping[str, Standing | None]
 """`best` and `baseline`, by these names."""
@@ -70,28 +73,27 @@ def best_and_baseline(report: StudyReport, standings: Standings) -> Chart | None
     named = {name: standing for name, standing in standings.items() if standing}
     if not named:
         return None
+    shown = list(named.values())
     labels = [f"{name}<br>trial {s.trial}" for name, s in named.items()]
-    rates = [s.samples_per_s for s in named.values()]
     figure = go.Figure()
-    figure.add_bar(
-        y=labels,
-        x=rates,
-        orientation="h",
-        marker_color=[_colour_of(name) for name in named],
+    lay_bars(
+        figure,
+        labels,
+        [s.samples_per_s for s in shown],
+        height=110 + 62 * len(named),
+        xaxis={"title": "samples/s"},
+        marker_color=[{"best": GREEN, "baseline": ORANGE}[name] for name in named],
         opacity=0.85,
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [s.samples_per_s_high - s.samples_per_s for s in named.values()],
-            "arrayminus": [s.samples_per_s - s.samples_per_s_low for s in named.values()],
-            "color": INK,
-        },
+        error_x=error_bars(
+            ((s.samples_per_s, s.samples_per_s_low, s.samples_per_s_high) for s in shown),
+            color=INK,
+        ),
         hovertemplate="%{x:.4g} samples/s<extra></extra>",
         showlegend=False,
     )
     runs = [
         (label, run.samples_per_s)
-        for label, s in zip(labels, named.values(), strict=True)
+        for label, s in zip(labels, shown, strict=True)
         for run in _runs_of(report, s)
     ]
     figure.add_scatter(
@@ -101,11 +103,6 @@ def best_and_baseline(report: StudyReport, standings: Standings) -> Chart | None
         marker={"symbol": "line-ns-open", "size": 16, "color": INK, "line": {"width": 1}},
         name="one run",
         hovertemplate="one run: %{x:.4g} samples/s<extra></extra>",
-    )
-    figure.update_layout(
-        height=110 + 62 * len(named),
-        xaxis={"title": "samples/s", "rangemode": "tozero"},
-        yaxis={"autorange": "reversed"},
     )
     said = "; ".join(
         f"{name}: {format_rate(s.samples_per_s)} samples/s, 95% interval "
@@ -117,52 +114,42 @@ def best_and_baseline(report: StudyReport, standings: Standings) -> Chart | None
 
 def history(report: StudyReport) -> Chart | None:
     """Every trial in the order in which it was started, and the best so far."""
-    trials = [t for t in report.history.trials if t.result is not None]
-    if not trials:
+    ended = [(t.spec.identity, t.result) for t in report.history.trials if t.result is not None]
+    if not ended:
         return None
     figure = go.Figure()
     for role, colour in ((Role.BASELINE, ORANGE), (Role.SEARCH, BLUE), (Role.CONFIRM, GREEN)):
-        spread = report.history.spread
-        rates = [
-            (t.spec.identity.number, spread.interval([t.result]))
-            for t in trials
-            if t.spec.identity.role is role and t.result is not None and is_figure(t.result)
-        ]
+        rates = {
+            identity.number: report.history.spread.interval([result])
+            for identity, result in ended
+            if identity.role is role and is_figure(result)
+        }
         figure.add_scatter(
-            x=[number for number, _ in rates],
-            y=[interval.rate for _, interval in rates],
-            error_y={
-                "type": "data",
-                "symmetric": False,
-                "array": [interval.high - interval.rate for _, interval in rates],
-                "arrayminus": [interval.rate - interval.low for _, interval in rates],
-                "thickness": 1,
-                "width": 2,
-            },
+            x=list(rates),
+            y=[interval.rate for interval in rates.values()],
+            error_y=error_bars(
+                ((i.rate, i.low, i.high) for i in rates.values()), thickness=1, width=2
+            ),
             mode="markers",
             marker={"color": colour, "size": 8},
             name=role.value,
             hovertemplate="trial %{x}: %{y:.4g} samples/s<extra></extra>",
         )
-    failed = [
-        (t.spec.identity.number, t.result)
-        for t in trials
-        if t.result and not t.result.samples_per_s
-    ]
+    failed = {i.number: result.outcome.value for i, result in ended if not result.samples_per_s}
     figure.add_scatter(
-        x=[number for number, _ in failed],
+        x=list(failed),
         y=[0] * len(failed),
         mode="markers",
         marker={"symbol": "x", "color": RED, "size": 8},
         name="no figure",
         cliponaxis=False,
-        text=[result.outcome.value for _, result in failed],
+        text=list(failed.values()),
         hovertemplate="trial %{x}: %{text}<extra></extra>",
     )
     steps = _best_so_far(report)
     figure.add_scatter(
-        x=[number for number, _ in steps],
-        y=[rate for _, rate in steps],
+        x=list(steps),
+        y=list(steps.values()),
         mode="lines",
         line={"shape": "hv", "color": GREY, "dash": "dot"},
         name="best so far",
@@ -173,7 +160,7 @@ def history(report: StudyReport) -> Chart | None:
         xaxis={"title": "trial"},
         yaxis={"title": "samples/s", "rangemode": "tozero"},
     )
-    alt = f"{len(trials)} trials by number"
+    alt = f"{len(ended)} trials by number"
     if failed:
         alt += f"; {len(failed)} have no figure"
     return make_chart("history", alt, figure)
@@ -182,19 +169,15 @@ def history(report: StudyReport) -> Chart | None:
 def importance(shares: Mapping[str, float]) -> Chart:
     """Bars, the largest on top; knobs that round to nothing are named in the caption."""
     shown = {name: share for name, share in shares.items() if share >= LEAST_SHARE}
-    figure = go.Figure(
-        go.Bar(
-            x=list(shown.values()),
-            y=list(shown),
-            orientation="h",
-            marker_color=BLUE,
-            hovertemplate="%{y}: %{x:.0%}<extra></extra>",
-        )
-    )
-    figure.update_layout(
+    figure = go.Figure()
+    lay_bars(
+        figure,
+        list(shown),
+        list(shown.values()),
         height=90 + 30 * len(shown),
-        xaxis={"tickformat": ".0%", "rangemode": "tozero"},
-        yaxis={"autorange": "reversed"},
+        xaxis={"tickformat": ".0%"},
+        marker_color=BLUE,
+        hovertemplate="%{y}: %{x:.0%}<extra></extra>",
     )
     return make_chart("importance", describe_importance(shares), figure)
 
@@ -204,22 +187,18 @@ def outcomes(report: StudyReport) -> Chart | None:
     counts = {outcome: n for outcome in Outcome if (n := report.counts.get(outcome))}
     if not counts:
         return None
-    figure = go.Figure(
-        go.Bar(
-            x=list(counts.values()),
-            y=[outcome.value for outcome in counts],
-            orientation="h",
-            marker_color=[
-                GREEN if o.is_measured else ORANGE if o.is_config_fault else RED for o in counts
-            ],
-            text=list(counts.values()),
-            hovertemplate="%{y}: %{x} trials<extra></extra>",
-        )
-    )
-    figure.update_layout(
+    figure = go.Figure()
+    lay_bars(
+        figure,
+        [outcome.value for outcome in counts],
+        list(counts.values()),
         height=90 + 34 * len(counts),
-        xaxis={"title": "trials", "rangemode": "tozero"},
-        yaxis={"autorange": "reversed"},
+        xaxis={"title": "trials"},
+        marker_color=[
+            GREEN if o.is_measured else ORANGE if o.is_config_fault else RED for o in counts
+        ],
+        text=list(counts.values()),
+        hovertemplate="%{y}: %{x} trials<extra></extra>",
     )
     alt = ", ".join(f"{outcome.value} {n}" for outcome, n in counts.items())
     return make_chart("outcomes", alt, figure)
@@ -230,54 +209,121 @@ def phases(report: StudyReport) -> Chart | None:
     ended = with_phases(report)
     if not ended:
         return None
-    figure = go.Figure()
-    for phase, colour in zip(Phase, _PHASE_COLOURS, strict=True):
-        figure.add_bar(
-            x=[result.number for result in ended],
-            y=[result.phases_s.get(phase.value, 0.0) for result in ended],
-            name=phase.value,
-            marker_color=colour,
-            hovertemplate=f"trial %{{x}}: {phase.value} %{{y:.1f}} s<extra></extra>",
-        )
-    figure.update_layout(
-        height=380,
-        barmode="stack",
-        legend={"traceorder": "normal"},
-        xaxis={"title": "trial"},
-        yaxis={"title": "seconds"},
+    figure = _stacked(
+        [result.number for result in ended],
+        [result.phases_s for result in ended],
+        dict(zip((phase.value for phase in Phase), _PHASE_COLOURS, strict=True)),
+        "%{y:.1f} s",
     )
+    figure.update_layout(height=380, xaxis={"title": "trial"}, yaxis={"title": "seconds"})
     return make_chart("phases", describe_phases(ended), figure)
 
 
 def steps(report: StudyReport) -> Chart | None:
     """Where the time of a step went, trial by trial, as shares."""
-    seen = [
-        (trial.spec.identity.number, shares_of_calls(trial.result.diagnosis.split))
+    seen = {
+        trial.spec.identity.number: shares_of_calls(trial.result.diagnosis.split)
         for trial in report.history.trials
         if trial.result is not None
         and trial.result.diagnosis is not None
         and trial.result.diagnosis.split is not None
-    ]
+    }
     if not seen:
         return None
-    figure = go.Figure()
-    for part, colour in _PART_COLOURS.items():
-        figure.add_bar(
-            x=[number for number, _ in seen],
-            y=[shares[part] for _, shares in seen],
-            name=part,
-            marker_color=colour,
-            hovertemplate=f"trial %{{x}}: {part} %{{y:.0%}}<extra></extra>",
-        )
+    figure = _stacked(list(seen), list(seen.values()), _PART_COLOURS, "%{y:.0%}")
     figure.update_layout(
         height=340,
-        barmode="stack",
-        legend={"traceorder": "normal"},
         xaxis={"title": "trial", "type": "category"},
         yaxis={"title": "share of a step", "tickformat": ".0%", "range": [0, 1]},
     )
     alt = f"Where the time of an optimizer step went, as shares, in {len(seen)} trials."
     return make_chart("steps", alt, figure)
+
+
+def speed_and_memory(report: StudyReport, standings: Standings) -> Chart | None:
+    """Samples/s against peak memory, with the candidates that nothing beats in both."""
+    rows = [row for row in report.rows if row.figure and row.figure.peak_memory_bytes is not None]
+    if not rows:
+        return None
+    figure = go.Figure()
+    front = pareto_front(rows)
+    largest_bytes = max(row.peak_bytes for row in rows)
+    unit, unit_bytes = ("GiB", _GIB) if largest_bytes >= 2 * _GIB else ("MiB", _MIB)
+    figure.add_scatter(
+        x=[row.peak_bytes / unit_bytes for row in front],
+        y=[row.rate for row in front],
+        mode="lines",
+        line={"shape": "vh", "color": GREY, "dash": "dot"},
+        name="Pareto front",
+        hoverinfo="skip",
+    )
+    for name, colour, symbol in (
+        ("candidate", BLUE, "circle"),
+        ("over limit", RED, "x"),
+        ("baseline", ORANGE, "diamond"),
+        ("best", GREEN, "star"),
+    ):
+        own = [row for row in rows if _kind(row, standings) == name]
+        figure.add_scatter(
+            x=[row.peak_bytes / unit_bytes for row in own],
+            y=[row.rate for row in own],
+            mode="markers",
+            marker={"color": colour, "symbol": symbol, "size": 14 if name == "best" else 9},
+            name=name,
+            text=[
+                f"trial {row.trial}: {describe_candidate(row.candidate, report.context)}"
+                for row in own
+            ],
+            hovertemplate=f"%{{text}}<br>%{{y:.4g}} samples/s, %{{x:.4g}} {unit}<extra></extra>",
+        )
+    limit_bytes = report.objective.allowed_bytes
+    # Far beyond the candidates it would only squeeze them together.
+    if is_limit_drawn := limit_bytes <= 2 * largest_bytes:
+        figure.add_vline(x=limit_bytes / unit_bytes, line={"color": RED, "dash": "dash"})
+    figure.update_layout(
+        height=400,
+        xaxis={"title": f"peak memory per device ({unit})"},
+        yaxis={"title": "samples/s"},
+    )
+    alt = f"{len(rows)} candidates"
+    if front:
+        alt += f"; {describe_front(front)}"
+    if is_limit_drawn:
+        alt += f". Dashed: the limit of {format_bytes(limit_bytes)}"
+    return make_chart("memory", alt, figure)
+
+
+def parallel_coordinates(report: StudyReport) -> Chart | None:
+    """The candidates with a figure, each a line through the knobs that vary."""
+    rows = [row for row in report.rows if row.figure]
+    settings = [settings_of(row.candidate, report.context) for row in rows]
+    varying = [
+        name for name in report.context.knobs if len({chosen.get(name) for chosen in settings}) > 1
+    ]
+    axes = {name: _values_of(rows, report.context.knobs[name]) for name in varying}
+    if not axes:
+        return None
+    rates = [row.rate for row in rows]
+    dimensions: list[dict[str, Any]] = [
+        {
+            "label": name.rpartition(".")[2],
+            "values": [values.index(row.candidate.get(name)) for row in rows],
+            "tickvals": list(range(len(values))),
+            "ticktext": [format_value(value) for value in values],
+            "range": [0, len(values) - 1],
+        }
+        for name, values in axes.items()
+    ]
+    dimensions.append({"label": "samples/s", "values": rates})
+    figure = go.Figure(
+        go.Parcoords(
+            dimensions=dimensions,
+            line={"color": rates, "colorscale": _SCALE, "showscale": False},
+        )
+    )
+    figure.update_layout(height=420, margin={"l": 60, "r": 60, "t": 50, "b": 20})
+    alt = f"{len(rows)} candidates over {', '.join(axes)}; the more orange a line, the faster"
+    return make_chart("knobs", alt, figure, min_width=_WIDTH_PER_AXIS * (len(axes) + 1))
 
 
 def make_chart(name: str, alt: str, figure: go.Figure, *, min_width: int = 0) -> Chart:
@@ -288,6 +334,55 @@ def make_chart(name: str, alt: str, figure: go.Figure, *, min_width: int = 0) ->
     return Chart(name=name, alt=alt, figure=data, min_width=min_width)
 
 
+def error_bars(figures: Iterable[tuple[float, float, float]], **style: Any) -> dict[str, Any]:
+    """The intervals of figures, each as (figure, low, high)."""
+    found = list(figures)
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [high - figure for figure, _, high in found],
+        "arrayminus": [figure - low for figure, low, _ in found],
+        **style,
+    }
+
+
+def lay_bars(
+    figure: go.Figure,
+    labels: Sequence[str],
+    values: Sequence[float],
+    *,
+    height: int,
+    xaxis: Mapping[str, str],
+    **style: Any,
+) -> None:
+    """Add a bar to the right per label, the first on top."""
+    figure.add_bar(y=labels, x=values, orientation="h", **style)
+    figure.update_layout(
+        height=height,
+        xaxis={**xaxis, "rangemode": "tozero"},
+        yaxis={"autorange": "reversed"},
+    )
+
+
+def _stacked(
+    trials: Sequence[int],
+    sizes: Sequence[Mapping[str, float]],
+    colours: Mapping[str, str],
+    said: str,
+) -> go.Figure:
+    """A bar per trial that is made of the parts that have a colour."""
+    figure = go.Figure()
+    for part, colour in colours.items():
+        figure.add_bar(
+            x=trials,
+            y=[one.get(part, 0.0) for one in sizes],
+            name=part,
+            marker_color=colour,
+            hovertemplate=f"trial %{{x}}: {part} {said}<extra></extra>",
+        )
+    return figure.update_layout(barmode="stack", legend={"traceorder": "normal"})
+
+
 def _runs_of(report: StudyReport, standing: Standing) -> Sequence[TrialResult]:
     """The runs that a figure is made of; none where it is one trial's own."""
     row = report.row_of(standing.trial)
@@ -295,9 +390,9 @@ def _runs_of(report: StudyReport, standing: Standing) -> Sequence[TrialResult]:
     return telling_runs(tried.trials) if tried is not None and standing.n_runs > 1 else []
 
 
-def _best_so_far(report: StudyReport) -> list[tuple[int, float]]:
+def _best_so_far(report: StudyReport) -> dict[int, float]:
     """The rate of the best feasible trial up to each; the final comparison is not a part of it."""
-    steps: list[tuple[int, float]] = []
+    steps: dict[int, float] = {}
     best = 0.0
     for trial in report.history.explored.trials:
         result = trial.result
@@ -306,9 +401,29 @@ def _best_so_far(report: StudyReport) -> list[tuple[int, float]]:
         fits = result.outcome.is_measured and report.objective.fits(result.peak_memory_bytes)
         best = max(best, (result.samples_per_s or 0.0) if fits else 0.0)
         if best:
-            steps.append((trial.spec.identity.number, best))
+            steps[trial.spec.identity.number] = best
     return steps
 
 
-def _colour_of(name: str) -> str:
-    return {"best": GREEN, "baseline": ORANGE}.get(name, BLUE)
+def _values_of(rows: Sequence[Row], knob: Knob) -> list[KnobValue | None]:
+    """The values of a knob over the rows: in order, those of a choice as it lists them."""
+    seen = list(dict.fromkeys(row.candidate.get(knob.name) for row in rows))
+    choices = knob.choices
+
+    def place(value: KnobValue | None) -> tuple[int, float, str]:
+        if value is None:
+            return (0, 0.0, "")
+        if isinstance(value, str):
+            listed = choices.index(value) if value in choices else len(choices)
+            return (1, float(listed), value)
+        return (1, float(value), "")
+
+    return sorted(seen, key=place)
+
+
+def _kind(row: Row, standings: Standings) -> str:
+    for name in ("best", "baseline"):
+        standing = standings[name]
+        if standing is not None and standing.trial == row.trial:
+            return name
+    return "candidate" if row.fits else "over limit"

@@ -11,8 +11,7 @@ from autotune import __version__
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.units import format_bytes, format_seconds
 from autotune.report.optuna_storage import MIN_CANDIDATES, importance_of
-from autotune.report.page import change as page_change
-from autotune.report.page import charts, charts_candidates
+from autotune.report.page import charts
 from autotune.report.page import tables as page_tables
 from autotune.report.page.charts import Chart, Standings
 from autotune.report.results.study import StudyReport
@@ -47,8 +46,8 @@ def render_page(
     drawn = [
         charts.best_and_baseline(report, standings),
         charts.history(report),
-        charts_candidates.speed_and_memory(report, standings),
-        charts_candidates.parallel_coordinates(report),
+        charts.speed_and_memory(report, standings),
+        charts.parallel_coordinates(report),
         None if shares is None else charts.importance(shares),
         charts.outcomes(report),
         charts.phases(report),
@@ -56,7 +55,7 @@ def render_page(
     ]
     named = {chart.name: chart for chart in drawn if chart is not None}
     best = standings["best"]
-    config = None if best is None else page_change.config_of(report, best.trial)
+    config = None if best is None else page_tables.config_of(report, best.trial)
     values = {
         **page_values(list(named.values())),
         "title": report.study,
@@ -68,7 +67,7 @@ def render_page(
         "on_cpu": report.context.accelerator == "cpu",
         "verdict": describe_verdict(report) if not _is_running(snapshot) else [],
         "named": {name: named.get(name) for name in _CHARTS},
-        "change": page_change.change(report, standings),
+        "change": page_tables.change(report, standings),
         "ds_config": None if config is None else canonical_json(config),
         "importance_said": _importance_said(report, shares is not None),
         "evidence": page_tables.evidence(report),

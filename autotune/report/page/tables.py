@@ -1,21 +1,93 @@
-"""The tables of a study's page."""
+"""The tables of a study's page: what the best changes, the trials and what bounds them."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
+from autotune.base.secrecy import masked
 from autotune.base.units import format_bytes
-from autotune.contract import Outcome
+from autotune.contract import CONFIG_DIR, ContractError, Outcome, read_json
+from autotune.engines.base import find_engine
 from autotune.record.spread import is_figure
 from autotune.record.study import Trial
 from autotune.report.explain.predictions import predicted_memory, predicted_rate
 from autotune.report.explain.trial import describe, explain, rows_of
 from autotune.report.page.charts import Standings
+from autotune.report.results.details import describe_cost, describe_gain, describe_setting
+from autotune.report.results.effects import changes_of
 from autotune.report.results.study import StudyReport
 from autotune.report.words import format_interval, format_rate
 from autotune.space.candidate import candidate_of
 from autotune.space.knobs import describe_candidate
+
+
+def change(report: StudyReport, standings: Standings) -> dict[str, Any] | None:
+    """The knobs and the keys that differ; None while there is no best or no baseline."""
+    best, baseline = standings["best"], standings["baseline"]
+    if best is None or baseline is None:
+        return None
+    return {
+        "knobs": [
+            {
+                "name": one.knob,
+                "before": describe_setting(one.before),
+                "after": describe_setting(one.after),
+                "help": one.help,
+                "brought": describe_gain(one.pairs),
+                "cost": describe_cost(one.pairs),
+            }
+            for one in changes_of(report, best.trial, baseline.trial)
+        ],
+        "config_keys": _keys(report, best.trial, baseline.trial),
+    }
+
+
+def config_of(report: StudyReport, trial: int) -> dict[str, Any] | None:
+    """A trial's configuration as it ran, its secrets masked; None where it is gone or damaged."""
+    engine, one = find_engine(report.context.engine), report.trial(trial)
+    try:
+        return (
+            None
+            if one is None
+            else masked(read_json(one.folder / CONFIG_DIR / engine.config_file))
+        )
+    except ContractError:
+        return None
+
+
+def _keys(report: StudyReport, best: int, baseline: int) -> list[dict[str, str]]:
+    """Where the two configurations differ."""
+    knob_of = find_engine(report.context.engine).knob_of
+    ours, theirs = config_of(report, best), config_of(report, baseline)
+    if ours is None or theirs is None:
+        return []
+    after, before = dict(_flat(ours)), dict(_flat(theirs))
+    return [
+        {
+            "name": key,
+            "before": _json(before, key),
+            "after": _json(after, key),
+            "knob": knob_of(key),
+        }
+        for key in sorted({*before, *after})
+        if before.get(key) != after.get(key)
+    ]
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat += _flat(value, f"{prefix}{key}.")
+        else:
+            flat.append((f"{prefix}{key}", value))
+    return flat
+
+
+def _json(flat: Mapping[str, Any], key: str) -> str:
+    return json.dumps(flat[key], sort_keys=True) if key in flat else "not set"
 
 
 def evidence(report: StudyReport) -> list[dict[str, str]]:

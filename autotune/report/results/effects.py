@@ -134,4 +134,4 @@ def _interleaved(of: str, over: str, verdict: Verdict) -> Ratio:
     """The ratio, judged as the gain in the headline is."""
     gain = verdict.gain(of=of, over=over)
     n_runs = verdict.n_runs[of], verdict.n_runs[over]
-    return Ratio(ratio=gain.ratio, low=gain.low, high=gain.high, basis=Basis.RUNS, n_runs=n_runs)
+    return Ratio(**vars(gain), basis=Basis.RUNS, n_runs=n_runs)

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from autotune.base.student_t import CONFIDENCE, t_quantile
 from autotune.contract import Role, TrialResult
+from autotune.record.answer import Speedup
 from autotune.record.spread import Spread, is_figure, mean_log_rate
 from autotune.record.study import Trial
 from autotune.search.confirm import first_round_of
@@ -27,20 +28,12 @@ class Basis(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ratio:
+class Ratio(Speedup):
     """Samples/s of one over samples/s of another, with its 95% interval."""
 
-    ratio: float
-    low: float
-    high: float
     basis: Basis
     n_runs: tuple[int, int]
     """Runs behind the one and behind the other."""
-
-    @property
-    def is_told_apart(self) -> bool:
-        """Whether the interval leaves 1 out."""
-        return self.low > 1 or self.high < 1
 
 
 def telling_runs(trials: Sequence[Trial]) -> list[TrialResult]:

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.base.errors import StudyError
 from autotune.contract import Outcome
-from autotune.record.answer import SearchAnswer
-from autotune.record.study import Recorded
-from autotune.report.results.rows import Row
+from autotune.record.answer import SearchAnswer, answer_of
+from autotune.record.facts import allowed_bytes_of, context_of, objective_of
+from autotune.record.study import Recorded, Study, Trial
+from autotune.report.results.rows import Row, make_rows
 from autotune.search.history import History
 from autotune.search.objective import Objective
+from autotune.search.recorded import history_of
 from autotune.space.knob import Context
 
 
@@ -45,33 +48,63 @@ class StudyReport:
         """Ended trials by outcome."""
         return self.history.counts
 
-    def row_of(self, trial: int) -> Row | None:
+    def trial(self, number: int) -> Trial | None:
+        """A trial of the job; None where the record does not hold it."""
+        return next((t for t in self.history.trials if t.spec.identity.number == number), None)
+
+    def row_of(self, trial: int | None) -> Row | None:
         """The candidate that a trial ran; None where the record does not hold that trial."""
-        ran = {
-            t.spec.identity.candidate_hash
-            for t in self.history.trials
-            if t.spec.identity.number == trial
-        }
-        return next((row for row in self.rows if row.candidate.hash in ran), None)
+        ran = None if trial is None else self.trial(trial)
+        if ran is None:
+            return None
+        its_hash = ran.spec.identity.candidate_hash
+        return next((row for row in self.rows if row.candidate.hash == its_hash), None)
 
     @property
     def best_trial(self) -> int | None:
         """The trial behind the answer's best; None where there is none."""
-        best = None if self.answer is None else self.answer.best
-        return None if best is None else best.trial
+        return self.answer.best.trial if self.answer and self.answer.best else None
 
     @property
     def baseline_trial(self) -> int | None:
         """The trial behind the answer's baseline; None where there is none."""
-        baseline = None if self.answer is None else self.answer.baseline
-        return None if baseline is None else baseline.trial
+        return self.answer.baseline.trial if self.answer and self.answer.baseline else None
 
     @property
     def best_row(self) -> Row | None:
         """The row of the answer's best; None where there is none."""
-        return None if self.best_trial is None else self.row_of(self.best_trial)
+        return self.row_of(self.best_trial)
 
     @property
     def baseline_row(self) -> Row | None:
         """The row of the answer's baseline; None where there is none."""
-        return None if self.baseline_trial is None else self.row_of(self.baseline_trial)
+        return self.row_of(self.baseline_trial)
+
+
+def read_report(study: Study) -> StudyReport:
+    """Everything that the report of a study shows.
+
+    Raises:
+        StudyError: The record cannot be read.
+    """
+    facts, recorded = study.read_state(), study.read()
+    history = history_of(recorded, facts)
+    objective = Objective(wish=objective_of(facts), allowed_bytes=allowed_bytes_of(facts))
+    context = context_of(facts)
+    if context is None:
+        raise StudyError(
+            f"{study.state_file}: missing, damaged or of another version: it does not say what "
+            "was searched (context)",
+            "run the same search again: it writes a new one and keeps the trials",
+        )
+    return StudyReport(
+        study=study.name,
+        folder=study.folder,
+        facts=facts,
+        history=history,
+        objective=objective,
+        rows=make_rows(history, objective),
+        context=context,
+        answer=answer_of(facts, study),
+        recorded=recorded,
+    )

@@ -16,6 +16,7 @@ from autotune.report.results.study import StudyReport
 from autotune.report.words import describe_counts, describe_reduced, format_interval, format_rate
 from autotune.space.knobs import choices_of, describe_difference
 
+CELLS = ("trial", "samples/s", "95% interval", "memory", "outcome")
 _DISTURBED_SHOWN = 5
 
 
@@ -30,6 +31,18 @@ def describe_place(report: StudyReport) -> str:
         f"{mark}{'?' if model is None else model.name} on {environment.device_name}, DeepSpeed "
         f"{environment.deepspeed_version}, torch {environment.torch_version}"
     )
+
+
+def describe_cells(row: Row, report: StudyReport) -> list[str]:
+    """A candidate's cells under `CELLS`, the same in the terminal and in Markdown."""
+    figure = row.figure
+    return [
+        str(row.trial),
+        format_rate(figure.samples_per_s if figure else None),
+        format_interval(figure.low, figure.high) if figure else "-",
+        format_bytes(figure.peak_memory_bytes if figure else None),
+        describe_outcome(row, report),
+    ]
 
 
 def describe_outcome(row: Row, report: StudyReport) -> str:
@@ -57,24 +70,29 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
     facts += [("damaged", f"trial {n}: {problem}") for n, problem in report.damaged.items()]
     answer = report.answer
     if answer is None:
-        facts.append(("unfinished", "the same search command again resumes it"))
-        return facts
+        return [*facts, ("unfinished", "the same search command again resumes it")]
     best, baseline = answer.best, answer.baseline
     if baseline is not None:
         facts.append(("baseline", describe_figure(baseline)))
     if best is not None:
         facts.append(("best", describe_figure(best)))
-        if report.row_of(best.trial) is None:
+        ours = report.best_row
+        if ours is None:
             lost = f"the record of trial {best.trial} is gone: search again for the best"
             facts.append(("damaged", lost))
         if baseline is not None:
-            facts.append(("change", _change(report, best.trial, baseline.trial)))
+            theirs, change = report.baseline_row, "-"
+            if ours is not None and theirs is not None:
+                change = describe_difference(ours.candidate, theirs.candidate, report.context)
+            facts.append(("change", change))
         facts.append(("speedup", describe_speedup(answer)))
         if baseline is not None and report.objective.wish.name != "samples_per_s":
             facts.append(("memory", describe_peaks(best, baseline)))
-        if soak := _soak(report, best.trial):
-            facts.append(("soak", soak))
-        if untried := _untried(report, best.trial):
+        soak = read_soak(report.folder)
+        if soak is not None and ours and soak.candidate_hash == ours.candidate.hash:
+            facts.append(("soak", describe_soak(soak)))
+        chosen = choices_of(ours.candidate.values, report.context) if ours else {}
+        if untried := warning(chosen, report.context):
             facts.append(("untried", untried))
     compared = [str(row.trial) for row in report.rows if row.n_runs > 1]
     if compared and len(compared) < len(report.rows):
@@ -106,8 +124,7 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
 def describe_figure(standing: Standing) -> str:
     """`trial 5: 61.2 samples/s (59.9 to 62.7, 3 runs), peak 812 MiB`."""
     interval = format_interval(standing.samples_per_s_low, standing.samples_per_s_high)
-    n_runs = standing.n_runs
-    runs = f"{n_runs} {'run' if n_runs == 1 else 'runs'}"
+    runs = f"{standing.n_runs} run{'' if standing.n_runs == 1 else 's'}"
     if standing.n_disturbed:
         runs += f", {standing.n_disturbed} disturbed"
     return (
@@ -158,21 +175,6 @@ def _disturbed(report: StudyReport) -> list[str]:
     return said if more <= 0 else [*said[:_DISTURBED_SHOWN], f"{more} more: see the table"]
 
 
-def _soak(report: StudyReport, best: int) -> str:
-    """How the best one's soak ended; empty where it was not soaked."""
-    soak, row = read_soak(report.folder), report.row_of(best)
-    if soak is None or row is None or soak.candidate_hash != row.candidate.hash:
-        return ""
-    return describe_soak(soak)
-
-
-def _untried(report: StudyReport, best: int) -> str:
-    """What stands behind the best besides this search."""
-    row = report.row_of(best)
-    settings = {} if row is None else choices_of(row.candidate.values, report.context)
-    return warning(settings, report.context)
-
-
 def _front(front: Sequence[Standing]) -> str:
     """The Pareto front, fastest first."""
     return "; ".join(
@@ -180,10 +182,3 @@ def _front(front: Sequence[Standing]) -> str:
         f"{format_bytes(point.peak_memory_bytes)}"
         for point in front
     )
-
-
-def _change(report: StudyReport, best: int, baseline: int) -> str:
-    ours, theirs = report.row_of(best), report.row_of(baseline)
-    if ours is None or theirs is None:
-        return "-"
-    return describe_difference(ours.candidate, theirs.candidate, report.context)

@@ -2,7 +2,6 @@
 
 import time
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group
@@ -13,7 +12,6 @@ from rich.text import Text
 
 from autotune.base.units import format_seconds
 from autotune.job.fidelity import describe_fidelity
-from autotune.record.answer import Standing
 from autotune.report.words import describe_counts, describe_ending, describe_standing
 from autotune.search.base import Observer, Running, Snapshot, Stage
 from autotune.space.knob import Context
@@ -32,12 +30,7 @@ class View(Observer, AbstractContextManager["View"]):
 
 
 def view_for(console: Console, context: Context) -> View:
-    """The live view on a terminal, lines elsewhere.
-
-    Args:
-        console: Where to draw; stderr, so that stdout stays data.
-        context: The job's, to tell settings from defaults.
-    """
+    """The live view on a terminal, lines elsewhere; the context tells settings from defaults."""
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveView(console, context)
     return LineView(console, context)
@@ -54,12 +47,7 @@ class LiveView(View):
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
@@ -82,12 +70,7 @@ class LineView(View):
         self._running: dict[int, Running] = {}
         self._best_trial: int | None = None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
@@ -121,18 +104,20 @@ class LineView(View):
 
 def draw(snapshot: Snapshot, context: Context) -> Group:
     """The live view of one moment."""
-    left = (
-        f", about {format_seconds(snapshot.time_left_s)} left"
-        if snapshot.time_left_s is not None
-        else ""
-    )
+    left_s = snapshot.time_left_s
+    left = "" if left_s is None else f", about {format_seconds(left_s)} left"
     head = Text(_TITLES[snapshot.stage], style="bold")
     head.append(f"  {format_seconds(snapshot.elapsed_s)}{left}", style="dim")
+    progress = Table.grid(padding=(0, 1))
+    done = min(snapshot.n_done, snapshot.n_budget)
+    bar = ProgressBar(total=max(1, snapshot.n_budget), completed=done, width=40)
+    progress.add_row(bar, f"{snapshot.n_done} of {snapshot.n_budget}")
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="cyan", no_wrap=True)
     facts.add_column(overflow="fold")
-    facts.add_row("trials", _progress(snapshot))
-    facts.add_row("baseline", _standing(snapshot.baseline))
+    facts.add_row("trials", progress)
+    baseline = snapshot.baseline
+    facts.add_row("baseline", describe_standing(baseline) if baseline else "none yet")
     facts.add_row("best", _best(snapshot, context))
     facts.add_row("outcomes", describe_counts(snapshot.counts))
     for trial in snapshot.running:
@@ -142,33 +127,15 @@ def draw(snapshot: Snapshot, context: Context) -> Group:
     return Group(head, facts)
 
 
-def _progress(snapshot: Snapshot) -> Table:
-    done = min(snapshot.n_done, snapshot.n_budget)
-    row = Table.grid(padding=(0, 1))
-    row.add_row(
-        ProgressBar(total=max(1, snapshot.n_budget), completed=done, width=40),
-        f"{snapshot.n_done} of {snapshot.n_budget}",
-    )
-    return row
-
-
-def _standing(standing: Standing | None) -> str:
-    return describe_standing(standing) if standing else "none yet"
-
-
 def _best(snapshot: Snapshot, context: Context) -> Text:
-    if snapshot.best is None:
+    best, baseline = snapshot.best, snapshot.baseline
+    if best is None:
         return Text("none yet")
-    text = Text(describe_standing(snapshot.best), style="green")
-    if snapshot.baseline is not None:
-        ratio = snapshot.best.samples_per_s / snapshot.baseline.samples_per_s
-        text.append(f"\n{ratio:.2f}x the baseline so far: ")
-        text.append(
-            describe_difference(snapshot.best.candidate, snapshot.baseline.candidate, context)
-        )
-    else:
-        text.append(f"\n{describe_candidate(snapshot.best.candidate, context)}")
-    return text
+    text = Text(describe_standing(best), style="green")
+    if baseline is None:
+        return text.append(f"\n{describe_candidate(best.candidate, context)}")
+    text.append(f"\n{best.samples_per_s / baseline.samples_per_s:.2f}x the baseline so far: ")
+    return text.append(describe_difference(best.candidate, baseline.candidate, context))
 
 
 def _running(trial: Running, context: Context) -> Text:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,6 +11,7 @@ from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import Origin
 from autotune.doctor import Examination, Level
 from autotune.record.soak import SoakResult, describe_soak
+from autotune.report.terminal.tables import plain_table
 from autotune.report.words import format_rate
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
@@ -47,12 +47,7 @@ def print_states(console: Console, states: Sequence[State]) -> None:
     if not states:
         console.print("no studies yet: `autotune search` makes one", highlight=False)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("study", overflow="fold")
-    table.add_column("outcomes")
-    table.add_column("samples/s", justify="right")
-    table.add_column("speedup", justify="right")
-    table.add_column("state")
+    table = plain_table("*study", "*outcomes", ">*samples/s", ">*speedup", "*state")
     for state in states:
         table.add_row(
             state.study,

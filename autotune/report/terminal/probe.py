@@ -1,12 +1,11 @@
 """A probe in a terminal: what was reached beside what the class promises, and what is slow."""
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from autotune.base.units import format_bytes, format_seconds
 from autotune.probe.run import Probe
+from autotune.report.terminal.tables import plain_table
 
 _LINK_NAMES = {
     "all_reduce": "all-reduce",
@@ -29,10 +28,7 @@ def print_probe(console: Console, probe: Probe) -> None:
             f"class: {its_class}"
         )
     )
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("what")
-    for name in ("reached", "class", "latency", "fit off by"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = plain_table("*what", ">reached", ">class", ">latency", ">fit off by")
     for row in _rows(probe):
         table.add_row(*row)
     console.print(table)

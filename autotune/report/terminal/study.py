@@ -1,8 +1,5 @@
 """The report and the plan as people read them in a terminal, down to 80 columns."""
 
-from collections.abc import Sequence
-
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,8 +10,8 @@ from autotune.report.explain.trial import Explanation, describe
 from autotune.report.results.details import describe_details
 from autotune.report.results.rows import Row
 from autotune.report.results.study import StudyReport
-from autotune.report.results.verdict import describe_outcome, describe_place, describe_verdict
-from autotune.report.words import format_interval, format_rate
+from autotune.report.results.verdict import CELLS, describe_cells, describe_place, describe_verdict
+from autotune.report.terminal.tables import plain_table, print_facts
 from autotune.search.plan import Plan
 from autotune.space.candidate import format_value
 from autotune.space.knobs import describe_settings, settings_of
@@ -22,14 +19,13 @@ from autotune.space.knobs import describe_settings, settings_of
 _STYLES = {"running": "cyan", "best": "bold green", "baseline": "bold"}
 """Styles of the words for an outcome; what failed or broke the limit is yellow."""
 
+_ON_THE_LEFT = ("95% interval", "outcome")
+
 
 def print_report(console: Console, report: StudyReport, *, details: bool = False) -> None:
     """Print the table, the verdict, the reason for the end and where the files are.
 
-    Args:
-        console: Where to.
-        report: The study.
-        details: Whether to print the figures behind the verdict, as under the page's charts.
+    With `details` also the figures behind the verdict, as under the page's charts.
     """
     lines = [report.study, describe_place(report)]
     console.print(Text("\n".join(filter(None, lines))), soft_wrap=False)
@@ -38,34 +34,26 @@ def print_report(console: Console, report: StudyReport, *, details: bool = False
         console.print()
     for row in report.rows:
         if row.evidence:
-            console.print(_failure(row))
+            outcome = "" if row.outcome is None else row.outcome.value
+            console.print(Text(f"trial {row.trial}: {outcome}: {row.evidence}", style="dim"))
     facts = describe_verdict(report)
     if details:
         from autotune.report.optuna_storage import importance_of  # optuna
 
         facts = [*describe_details(report, importance_of(report)), *facts]
-    for name, text in facts:
-        console.print(_fact(name, text))
+    print_facts(console, facts)
 
 
 def print_explanation(console: Console, explanation: Explanation) -> None:
     """Print where a trial's time went, what bounds it and what addresses that."""
     knobs = " ".join(f"{k}={format_value(v)}" for k, v in explanation.spec.identity.knobs.items())
     console.print(Text(f"trial {explanation.trial}: {knobs}", style="bold"), soft_wrap=False)
-    for name, text in describe(explanation):
-        console.print(_fact(name, text))
+    print_facts(console, describe(explanation))
 
 
 def print_plan(console: Console, plan: Plan, *, reasons: bool) -> None:
-    """Print what a search would run, and its price.
-
-    Args:
-        console: Where to.
-        plan: What would run.
-        reasons: Whether to say why the rules refuse what they refuse.
-    """
-    for name, text in _plan_facts(plan, reasons=reasons):
-        console.print(_fact(name, text))
+    """Print what a search would run, and its price; with `reasons` also why rules refuse."""
+    print_facts(console, _plan_facts(plan, reasons=reasons))
 
 
 def _table(report: StudyReport, width: int) -> Table:
@@ -74,8 +62,9 @@ def _table(report: StudyReport, width: int) -> Table:
     varying = [
         name for name in report.context.knobs if len({chosen.get(name) for chosen in settings}) > 1
     ]
-    by_knob = _make_table([_header(name) for name in varying])
-    folded = _make_table(["settings that vary"])
+    columns = [name if name in _ON_THE_LEFT else f">{name}" for name in CELLS]
+    by_knob = plain_table(*columns, *(f"*{_header(name)}" for name in varying))
+    folded = plain_table(*columns, "*settings that vary")
     for row, chosen in zip(report.rows, settings, strict=True):
         cells = _cells(row, report)
         by_knob.add_row(*cells, *(format_value(row.candidate.get(name)) for name in varying))
@@ -85,33 +74,10 @@ def _table(report: StudyReport, width: int) -> Table:
     return by_knob if is_narrow else folded
 
 
-def _make_table(last: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("trial", justify="right", no_wrap=True)
-    table.add_column("samples/s", justify="right", no_wrap=True)
-    table.add_column("95% interval", no_wrap=True)
-    table.add_column("memory", justify="right", no_wrap=True)
-    table.add_column("outcome", no_wrap=True)
-    for name in last:
-        table.add_column(name, overflow="fold")
-    return table
-
-
 def _cells(row: Row, report: StudyReport) -> list[str | Text]:
-    figure = row.figure
-    return [
-        str(row.trial),
-        format_rate(figure.samples_per_s if figure else None),
-        format_interval(figure.low, figure.high) if figure else "-",
-        format_bytes(figure.peak_memory_bytes if figure else None),
-        _outcome(row, report),
-    ]
-
-
-def _outcome(row: Row, report: StudyReport) -> Text:
-    word = describe_outcome(row, report)
+    *figures, word = describe_cells(row, report)
     is_fault = row.outcome is not None and not (row.outcome.is_measured and row.fits)
-    return Text(word, style="yellow" if is_fault else _STYLES.get(word, ""))
+    return [*figures, Text(word, style="yellow" if is_fault else _STYLES.get(word, ""))]
 
 
 def _header(name: str) -> str:
@@ -119,26 +85,17 @@ def _header(name: str) -> str:
     return name.replace(".", ".\n").replace("_", "_\n")
 
 
-def _failure(row: Row) -> Text:
-    outcome = "" if row.outcome is None else row.outcome.value
-    return Text(f"trial {row.trial}: {outcome}: {row.evidence}", style="dim")
-
-
 def _plan_facts(plan: Plan, *, reasons: bool) -> list[tuple[str, str]]:
-    limit = f", at most {format_bytes(plan.memory_limit_bytes)} each"
+    limit = ""
+    if plan.memory_limit_bytes:
+        limit = f", at most {format_bytes(plan.memory_limit_bytes)} each"
     facts = [
         ("study", plan.folder + (f" ({plan.n_recorded} trials)" if plan.n_recorded else "")),
         ("model", f"{plan.model}, {_parameters(plan)}, {plan.precision}"),
         ("job", f"sequence {plan.seq_len}, global batch {plan.global_batch}, world {plan.world}"),
         *([("lengths", plan.lengths)] if plan.lengths else []),
-        (
-            "device",
-            f"{plan.accelerator}: {plan.device_name}{limit if plan.memory_limit_bytes else ''}",
-        ),
-        (
-            "space",
-            f"{plan.space}: {plan.lattice_size} of {plan.grid_size} candidates are legal",
-        ),
+        ("device", f"{plan.accelerator}: {plan.device_name}{limit}"),
+        ("space", f"{plan.space}: {plan.lattice_size} of {plan.grid_size} candidates are legal"),
     ]
     if reasons:
         facts += [
@@ -189,12 +146,3 @@ def _parameters(plan: Plan) -> str:
     if not plan.n_params_frozen:
         return f"{plan.n_params:,} parameters"
     return f"{plan.n_params:,} trained and {plan.n_params_frozen:,} frozen parameters"
-
-
-def _fact(name: str, text: str) -> Table:
-    """A name and a text that wraps beside it."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(width=10, style="cyan", no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row(name, Text(text))
-    return grid

@@ -25,8 +25,7 @@ def load_code(accelerator: str) -> None:
     """
     for module in _USED_BY_ALL:
         importlib.import_module(module)
-    from autotune.trial.cpu_info import reuse_cpu_info
-    from autotune.trial.prebuilt import NEEDED, load_as_built, load_now
+    from autotune.trial.prebuilt import NEEDED, load_as_built, load_now, reuse_cpu_info
 
     reuse_cpu_info()
     load_as_built()

@@ -24,17 +24,13 @@ def rounded_up(length: int, multiple: int) -> int:
 
 
 def batch_lengths(lengths: Mapping[str, Any], global_batch: int) -> list[int]:
-    """Tokens of the samples of one optimizer step, shortest first.
+    """Tokens of the `global_batch` samples of one optimizer step, shortest first.
 
     Every step has the same ones: as many of each length as its weight gives it, what is left by
     rounding going to the largest remainders (of equal ones, the longest). So the steps of a trial
     are repetitions of one measurement, and all candidates are measured over the same work,
     however many steps each of them takes. Drawn independently, a step with a rare long sample
     would weigh in one candidate's figure and not in another's.
-
-    Args:
-        lengths: `TrialSpec.lengths` of a histogram.
-        global_batch: Samples per optimizer step.
     """
     pairs = sorted((int(length), float(weight)) for length, weight in lengths["histogram"])
     total = sum(weight for _, weight in pairs)
@@ -46,32 +42,12 @@ def batch_lengths(lengths: Mapping[str, Any], global_batch: int) -> list[int]:
     return [length for length in sorted(counts) for _ in range(counts[length])]
 
 
-def step_lengths(
-    lengths: Mapping[str, Any], global_batch: int, *, seed: int, step: int
-) -> list[int]:
-    """Tokens of the k-th sample of an optimizer step, for every k.
+def step_lengths(lengths: Mapping[str, Any], global_batch: int, seed: int, step: int) -> list[int]:
+    """Tokens of the k-th sample of the optimizer step `step`, from 0, of a job, for every k.
 
     The order is drawn anew for every step, so that which samples meet in a micro-batch, and what
     they pad, is that of shuffled data.
-
-    Args:
-        lengths: `TrialSpec.lengths` of a histogram.
-        global_batch: Samples per optimizer step.
-        seed: The job's.
-        step: Number of the optimizer step, from 0.
     """
     found = batch_lengths(lengths, global_batch)
     random.Random(f"{seed}/{step}").shuffle(found)
     return found
-
-
-def first_sample(*, micro_step: int, rank: int, dp: int, micro_batch: int) -> int:
-    """The k of the first sample of a micro-batch.
-
-    Args:
-        micro_step: Forward pass within the optimizer step, from 0.
-        rank: Data-parallel rank.
-        dp: Data parallel degree.
-        micro_batch: Samples per rank and forward pass.
-    """
-    return (micro_step * dp + rank) * micro_batch

@@ -70,12 +70,9 @@ class Settings:
     def of(
         cls, data: Mapping[str, Any], ds_config: Mapping[str, Any], config: Mapping[str, Any]
     ) -> "Settings":
-        """Read what `settings.json` says.
+        """Read what `settings.json` says; `config` is Hugging Face's, empty for a factory's model.
 
-        Args:
-            data: What it holds; keys that the script does not use are left alone.
-            ds_config: DeepSpeed's configuration.
-            config: The Hugging Face config; empty for a factory's model.
+        Keys that the script does not use are left alone.
         """
         own = {"source", "micro_batch", "grad_accum"}
         named = {f.name: data[f.name] for f in fields(cls) if f.name in data.keys() - own}
@@ -86,11 +83,6 @@ class Settings:
             micro_batch=ds_config["train_micro_batch_size_per_gpu"],
             grad_accum=ds_config.get("gradient_accumulation_steps", 1),
         )
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether the samples differ in length."""
-        return self.lengths.get("kind") == "histogram"
 
 
 def make_engine(settings: Settings, ds_config: dict[str, Any]) -> Any:
@@ -125,16 +117,19 @@ def make_engine(settings: Settings, ds_config: dict[str, Any]) -> Any:
 
 def make_stage(settings: Settings) -> torch.nn.Module:
     """This rank's stage of a pipeline: the model as `transformer.py` computes it."""
-    package = __package__ or ""
-    transformer = importlib.import_module(f"{package}.transformer" if package else "transformer")
-    stage: torch.nn.Module = transformer.make_pipeline(
+    transformer = beside("transformer")
+    return transformer.make_pipeline(
         transformer.Shape(**settings.transformer),
         pp=settings.pp,
         tp=settings.tp,
         seed=settings.seed,
         dtype=DTYPES[settings.precision],
     )
-    return stage
+
+
+def beside(name: str) -> Any:
+    """A module whose file lies beside this one, in a package or not."""
+    return importlib.import_module(f"{__package__}.{name}" if __package__ else name)
 
 
 def make_model(settings: Settings, ds_config: Mapping[str, Any]) -> torch.nn.Module:
@@ -169,8 +164,7 @@ def device_of_rank() -> str:
     """Name of the rank's device, such as `cuda:0`."""
     from deepspeed.accelerator import get_accelerator
 
-    name: str = get_accelerator().current_device_name()
-    return name
+    return str(get_accelerator().current_device_name())
 
 
 @contextlib.contextmanager
@@ -188,25 +182,17 @@ def from_factory(source: Mapping[str, Any]) -> torch.nn.Module:
     """What the user's factory `package.module:name` returns."""
     sys.path[:0] = [path for path in source.get("path", []) if path not in sys.path]
     module_name, _, attribute = source["factory"].partition(":")
-    model: torch.nn.Module = getattr(importlib.import_module(module_name), attribute)()
-    return model
+    return getattr(importlib.import_module(module_name), attribute)()
 
 
 def from_config(config: Mapping[str, Any], dtype: torch.dtype, attention: str) -> torch.nn.Module:
-    """A Hugging Face model with random weights and no caches.
-
-    Args:
-        config: As in a config.json.
-        dtype: Type of the weights.
-        attention: The implementation; `default`: transformers' own choice.
-    """
+    """A Hugging Face model with random weights and no caches; `config` as in a config.json."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     hf_config = AutoConfig.for_model(**config)
     hf_config.use_cache = False
     chosen = {} if attention == "default" else {"attn_implementation": attention}
-    model: torch.nn.Module = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **chosen)
-    return model
+    return AutoModelForCausalLM.from_config(hf_config, dtype=dtype, **chosen)
 
 
 def initialize_experts(model: Any) -> None:
@@ -261,10 +247,6 @@ def add_adapters(model: torch.nn.Module, lora: Mapping[str, Any]) -> None:
     inside, peft would set the empty placeholders of sharded weights, so that B starts at random
     instead of zero (seen with DeepSpeed 0.19.8: another first loss). `deepspeed.initialize` shards
     them with the rest.
-
-    Args:
-        model: Changed in place.
-        lora: `rank`, `alpha`, `dropout` and `target_modules`.
 
     Raises:
         ImportError: peft is not installed.
@@ -325,41 +307,23 @@ def chunk_loss(model: Any, chunk_tokens: int) -> None:
         hidden = model.base_model(input_ids=input_ids, **rest).last_hidden_state
         # Asked anew each time: AutoTP replaces the head after the model is built.
         head = model.get_output_embeddings()
-        targets = shifted(labels) if shift_labels is None else shift_labels
-        loss = chunked_cross_entropy(head, hidden, targets, chunk_tokens, num_items_in_batch)
-        return CausalLMOutput(loss=loss)
+        states = hidden.flatten(0, 1).split(chunk_tokens)
+        targets = (shifted(labels) if shift_labels is None else shift_labels).flatten()
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for part, wanted in zip(states, targets.split(chunk_tokens), strict=True):
+            loss = loss + checkpoint(_summed, head, part, wanted, use_reentrant=False)
+        if num_items_in_batch is None:
+            num_items_in_batch = (targets != IGNORED).sum()
+        return CausalLMOutput(loss=loss / num_items_in_batch)
 
     forward.chunk_tokens = chunk_tokens  # type: ignore[attr-defined]  # says that it is in force
     model.forward = forward
 
 
-def chunked_cross_entropy(
-    head: Callable[[torch.Tensor], torch.Tensor],
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
-    chunk_tokens: int,
-    n_counted: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Mean cross entropy of each token's successor.
-
-    Args:
-        head: From (tokens, hidden) to logits (tokens, vocabulary).
-        hidden: (batch, sequence, hidden).
-        targets: (batch, sequence): each token's successor; `IGNORED` does not count.
-        chunk_tokens: Tokens whose logits exist at the same time.
-        n_counted: Tokens that the sum is divided by; None: those that count here.
-    """
-    targets, states = targets.flatten(), hidden.flatten(0, 1)
-    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    for part, wanted in zip(states.split(chunk_tokens), targets.split(chunk_tokens), strict=True):
-        total = total + checkpoint(_summed, head, part, wanted, use_reentrant=False)
-    return total / ((targets != IGNORED).sum() if n_counted is None else n_counted)
-
-
 def _summed(
-    head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, targets: torch.Tensor
+    head: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor:
-    logits = head(hidden).float()
+    logits = head(states).float()
     return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
 
@@ -378,10 +342,7 @@ def split_attention(model: Any, *, sp: int, micro_batch: int) -> Any:
     there the pieces of the sequence are exchanged for parts of the heads. What a rank is fed, and
     the loss, are this script's (`own_piece`, `whole_loss`).
 
-    Args:
-        model: Built, with the attention implementation that it will train with.
-        sp: Ranks that share a sample; neighbours.
-        micro_batch: Samples per forward pass.
+    `sp` neighbours share a sample; the model has the attention that it will train with.
 
     Returns:
         The groups, for `deepspeed.initialize(mpu=...)`: without them gradients are reduced over
@@ -462,15 +423,11 @@ def gradient_scale(ds_config: Mapping[str, Any], sp: int) -> int:
 
 
 def whole_loss(share: torch.Tensor, *, group: Any, scale: int) -> torch.Tensor:
-    """The loss of whole samples, of which each rank of a group has a share.
-
-    Args:
-        share: This rank's; all of them add up to the loss.
-        group: The ranks that share samples.
-        scale: See `gradient_scale`.
+    """The loss of whole samples: the sum of the shares of the ranks of a group.
 
     Returns:
-        The loss, the same on every rank; its gradient is that of `scale` times this rank's share.
+        The loss, the same on every rank; its gradient is that of `scale` (see `gradient_scale`)
+        times this rank's share.
     """
     total = share.detach().clone()
     torch.distributed.all_reduce(total, group=group)
@@ -499,13 +456,12 @@ def batches(
     sp = settings.sp
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     replica = rank // (settings.tp * sp) % settings.dp
-    if settings.is_drawn:
-
-        def is_warming_up() -> bool:
-            applied: int = engine.global_steps - engine.skipped_steps
-            return applied < warm_up_steps
-
-        samples = drawn(settings, rank=replica, is_warming_up=is_warming_up)
+    if settings.lengths.get("kind") == "histogram":
+        samples = drawn(
+            settings,
+            rank=replica,
+            is_warming_up=lambda: engine.global_steps - engine.skipped_steps < warm_up_steps,
+        )
     else:
         # A packed row is full: documents follow one another, and every token attends to all
         # before it, over their boundaries. Nothing but the meaning of the tokens differs.
@@ -531,31 +487,21 @@ def full(settings: Settings, replica: int, *, skipped: int = 0) -> Iterator[Inpu
 
 
 def drawn(settings: Settings, *, rank: int, is_warming_up: Callable[[], bool]) -> Iterator[Inputs]:
-    """Micro-batches of samples whose lengths a histogram gives, padded to the longest.
+    """Micro-batches of a data-parallel rank, of samples whose lengths a histogram gives, padded.
 
-    Args:
-        settings: What is trained.
-        rank: Data-parallel rank.
-        is_warming_up: Asked before each optimizer step; while it holds, every sample is as long
-            as the longest one.
+    `is_warming_up` is asked before each optimizer step: while it holds, every sample is as long as
+    the longest one.
     """
-    package = __package__ or ""
-    lengths = importlib.import_module(f"{package}.lengths" if package else "lengths")
-    histogram, step = settings.lengths, 0
+    lengths, histogram = beside("lengths"), settings.lengths
     multiple = math.lcm(int(histogram["pad_to_multiple"]), settings.sp)
-    while True:
-        found = lengths.step_lengths(
-            histogram, settings.global_batch, seed=settings.seed, step=step
-        )
+    for step in itertools.count():
+        found = lengths.step_lengths(histogram, settings.global_batch, settings.seed, step)
         if is_warming_up():
             found = [lengths.longest(histogram)] * settings.global_batch
         for micro_step in range(settings.grad_accum):
-            first = lengths.first_sample(
-                micro_step=micro_step, rank=rank, dp=settings.dp, micro_batch=settings.micro_batch
-            )
+            first = (micro_step * settings.dp + rank) * settings.micro_batch
             numbers = range(first, first + settings.micro_batch)
             yield collate([_tokens(settings, step, n, found[n]) for n in numbers], multiple)
-        step += 1
 
 
 def collate(samples: Sequence[torch.Tensor], pad_to_multiple: int) -> Inputs:
@@ -592,36 +538,8 @@ def accepts_mask(model: torch.nn.Module) -> bool:
 # ---------------------------------------------------------------- the steps
 
 
-def train_step(engine: Any, fed: Iterator[Inputs], settings: Settings, scale: int) -> Any:
-    """One optimizer step, with its gradient accumulation.
-
-    A pipeline takes its micro-batches in flight.
-
-    Args:
-        engine: DeepSpeed's.
-        fed: What this rank is fed.
-        settings: What is trained.
-        scale: See `gradient_scale`.
-
-    Returns:
-        The loss of the last micro-batch, or a pipeline's mean over all.
-    """
-    if settings.pp > 1:
-        return engine.train_batch((batch["input_ids"], batch["labels"]) for batch in fed)
-    loss = None
-    for _ in range(settings.grad_accum):
-        loss = micro_step(engine, next(fed), scale)
-    return loss
-
-
 def micro_step(engine: Any, batch: Inputs, scale: int) -> torch.Tensor:
-    """One forward and backward pass, and every so many the optimizer's step; returns the loss.
-
-    Args:
-        engine: DeepSpeed's.
-        batch: What this rank is fed.
-        scale: See `gradient_scale`.
-    """
+    """One forward and backward pass, and every so many the optimizer's step; returns the loss."""
     output = engine(**batch)
     loss: torch.Tensor = output if isinstance(output, torch.Tensor) else output.loss
     if engine.sequence_parallel_size > 1:
@@ -661,11 +579,17 @@ def steps(
     warm_up_steps: int = 0,
     steps_trained: int = 0,
 ) -> Iterator[Any]:
-    """Train for ever; yields the loss of each optimizer step. Arguments as of `batches`."""
+    """Train for ever; yields the last loss of each optimizer step. Arguments as of `batches`."""
     fed = batches(settings, engine, warm_up_steps=warm_up_steps, steps_trained=steps_trained)
     scale = gradient_scale(ds_config, settings.sp)
+    loss = None
     while True:
-        yield train_step(engine, fed, settings, scale)
+        if settings.pp > 1:  # it takes its micro-batches in flight; the loss is their mean
+            yield engine.train_batch((batch["input_ids"], batch["labels"]) for batch in fed)
+            continue
+        for _ in range(settings.grad_accum):
+            loss = micro_step(engine, next(fed), scale)
+        yield loss
 
 
 def start() -> tuple[Any, Settings, dict[str, Any]]:
@@ -686,8 +610,7 @@ def start() -> tuple[Any, Settings, dict[str, Any]]:
 
 def read(name: str) -> dict[str, Any]:
     """A JSON file of this folder."""
-    data: dict[str, Any] = json.loads((HERE / name).read_text(encoding="utf-8"))
-    return data
+    return dict(json.loads((HERE / name).read_text(encoding="utf-8")))
 
 
 def main() -> None:
@@ -697,8 +620,7 @@ def main() -> None:
     n_steps = parser.parse_args().steps
     engine, settings, ds_config = start()
     began_s = time.perf_counter()
-    losses = itertools.islice(steps(engine, settings, ds_config), n_steps)
-    for step, loss in enumerate(losses):
+    for step, loss in zip(range(n_steps), steps(engine, settings, ds_config), strict=False):
         loss_value = loss.item()  # waits for the device
         step_time_s = time.perf_counter() - began_s
         if engine.global_rank == 0:

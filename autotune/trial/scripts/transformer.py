@@ -20,6 +20,7 @@ from deepspeed.module_inject.layers import LinearAllreduce, LinearLayer
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import nn
+from torch.distributed import new_subgroups
 from torch.nn import functional
 
 IGNORED = -100
@@ -171,8 +172,7 @@ class Positions(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Same shape."""
-        moved: torch.Tensor = self.dropout(x + self.weight[: x.shape[1]])
-        return moved
+        return self.dropout(x + self.weight[: x.shape[1]])
 
 
 class Block(nn.Module):
@@ -191,8 +191,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Same shape."""
         x = x + self.dropout(self.attention(self.attention_norm(x)))
-        moved: torch.Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
-        return moved
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
 class Attention(nn.Module):
@@ -227,8 +226,7 @@ class Attention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             enable_gqa=k.shape[1] != q.shape[1],
         )
-        output: torch.Tensor = self.out(seen.transpose(1, 2).flatten(2))
-        return output
+        return self.out(seen.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -247,8 +245,7 @@ class MLP(nn.Module):
         """Same shape."""
         up = self.up(x)
         wide = self.activation(up) if self.gate is None else self.activation(self.gate(x)) * up
-        output: torch.Tensor = self.down(wide)
-        return output
+        return self.down(wide)
 
 
 class FinalNorm(nn.Module):
@@ -260,8 +257,7 @@ class FinalNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Same shape."""
-        normed: torch.Tensor = self.norm(x)
-        return normed
+        return self.norm(x)
 
 
 class Head(nn.Module):
@@ -276,8 +272,7 @@ class Head(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(samples, tokens, hidden) to (samples, tokens, vocabulary)."""
-        logits: torch.Tensor = self.out(self.norm(x))
-        return logits
+        return self.out(self.norm(x))
 
 
 class Rotary:
@@ -389,13 +384,8 @@ def make_pipeline(
     (stage * dp + data) * tp + slice. Stages hold about as many parameters each. How much of it is
     recomputed stands in the ds_config (`pipeline.activation_checkpoint_interval`).
 
-    Args:
-        shape: The model.
-        pp: Stages.
-        tp: Ranks over which each layer is split; it divides the heads, also those of keys and
-            values.
-        seed: Seed of the weights.
-        dtype: Type of the weights.
+    There are `pp` stages, whose layers are each split over `tp` ranks: it divides the heads, also
+    those of keys and values.
 
     Raises:
         ValueError: It cannot be cut so. Every rank raises it: one that fails alone would leave the
@@ -411,7 +401,8 @@ def make_pipeline(
         seed=seed,
         dtype=dtype,
         device=get_accelerator().current_device_name(),
-        group=_tensor_parallel_group(tp),
+        # This rank's neighbours; every rank makes every group.
+        group=None if tp == 1 else new_subgroups(tp)[0],
     )
     n_layers = len(layer_specs(build))
     if pp > n_layers:
@@ -426,16 +417,3 @@ def make_pipeline(
         partition_method="parameters",
         checkpointable_layers=RECOMPUTABLE,
     )
-
-
-def _tensor_parallel_group(tp: int) -> Any:
-    """This rank's neighbours; None where nothing is split. Every rank makes every group."""
-    if tp == 1:
-        return None
-    mine = None
-    for first in range(0, dist.get_world_size(), tp):
-        ranks = list(range(first, first + tp))
-        group = dist.new_group(ranks)
-        if dist.get_rank() in ranks:
-            mine = group
-    return mine

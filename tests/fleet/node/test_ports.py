@@ -1,7 +1,7 @@
 import os
 import socket
 
-from autotune.fleet.node import ports, shared_memory
+from autotune.fleet.node import ports
 from autotune.fleet.node.ports import lease_port, sweep_segments
 
 
@@ -28,7 +28,7 @@ def test_a_port_in_use_is_passed_over(monkeypatch):
 
 
 def test_shared_memory_of_ended_trials_goes_and_that_of_running_ones_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_memory, "_FOLDER", tmp_path)
+    monkeypatch.setattr(ports, "_SHARED_MEMORY", tmp_path)
     running, ended = lease_port(), lease_port()
     ended.release()
     left = {}

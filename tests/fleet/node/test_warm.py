@@ -10,8 +10,7 @@ import pytest
 
 from autotune.contract import STDERR_FILE, Outcome, Start
 from autotune.fleet.node import warm
-from autotune.fleet.node.part import NodePart
-from autotune.fleet.node.processes import processes_of
+from autotune.fleet.node.processes import NodePart, processes_of
 from autotune.fleet.node.ranks import LocalRanks
 from autotune.fleet.reports import read_reports
 from autotune.fleet.transports.local import local_fleet

@@ -24,33 +24,17 @@ from autotune.engines.deepspeed.rules import (
 )
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.sections import is_plain
-from autotune.space.rule import Rule, Violation, judge_by
+from autotune.space.rule import Rule, Violation, judge_by, rules_of
 
 __all__ = ["ALL_RULES", "Rule", "Setup", "Violation", "judge"]
 
 _KEY_RULES = (*schema.KEY_RULES, *version.KEY_RULES)
 
-_VALUE_RULES = (
-    *version.RULES,
-    *batch.RULES,
-    *precision.RULES,
-    *optimizer.RULES,
-    *scheduler.RULES,
-    *zero.RULES,
-    *offload.RULES,
-    *parallel.RULES,
-    *pipeline.RULES,
-    *sequence.RULES,
-    *experts.RULES,
-    *model.RULES,
-    *zeropp.RULES,
-    *zenflow.RULES,
-    *nvme.RULES,
-    *dtypes.RULES,
-    *attention.RULES,
-    *loss.RULES,
-    *compile.RULES,
+_ABOUT_VALUES = rules_of(
+    *(version, batch, precision, optimizer, scheduler, zero, offload, parallel, pipeline),
+    *(sequence, experts, model, zeropp, zenflow, nvme, dtypes, attention, loss, compile),
 )
+_VALUE_RULES = tuple(rule for rule in _ABOUT_VALUES if rule not in version.KEY_RULES)
 
 ALL_RULES: tuple[Rule[Setup], ...] = (*schema.BLOCKING, *_KEY_RULES, *_VALUE_RULES)
 """Every rule, in the order in which they are asked."""

@@ -1,8 +1,6 @@
 """Adam and AdamW: which of its implementations a configuration makes, and their parameters."""
 
-from typing import Any
-
-from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.deepspeed.rules.base import Setup, params
 from autotune.space.rule import Patch
 
 _COMMON = ("lr", "betas", "eps", "weight_decay", "amsgrad")
@@ -16,7 +14,7 @@ PARAMS = {
 """Implementation -> what its constructor takes (torch/optim/adamw.py, ops/adam/fused_adam.py,
 cpu_adam.py)."""
 
-CPU_ADAM: dict[str, Any] = {"optimizer": {"params": {"torch_adam": None}}}
+CPU_ADAM = params(torch_adam=None)
 """Keys that, laid over a configuration that offloads an Adam, make it DeepSpeed's own."""
 
 

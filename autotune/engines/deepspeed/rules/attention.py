@@ -1,9 +1,18 @@
 """The attention implementation that the training script builds the model with."""
 
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
-from autotune.space.rule import Finding, Rule
+from autotune.engines.deepspeed.rules.base import Setup, raised
+from autotune.space.rule import Finding, rule
 
 
+@rule(
+    "attention.flash",
+    "transformers, modeling_utils.py: _check_and_adjust_attn_implementation",
+    raised(
+        "(ImportError|ValueError): .*[Ff]lash.?[Aa]tt",
+        attention="flash_attention_2",
+        repaired={"attention": "sdpa"},
+    ),
+)
 def _flash(setup: Setup) -> Finding | None:
     if setup.attention != "flash_attention_2":
         return None
@@ -19,20 +28,3 @@ def _flash(setup: Setup) -> Finding | None:
             advice="install flash-attn, or set attention to sdpa",
         )
     return None
-
-
-RULES = (
-    Rule(
-        name="attention.flash",
-        check=_flash,
-        source="transformers, modeling_utils.py: _check_and_adjust_attn_implementation",
-        witnesses=(
-            Witness(
-                broken=Case(attention="flash_attention_2"),
-                repaired=Case(attention="sdpa"),
-                consequence="raised",
-                raises="(ImportError|ValueError): .*[Ff]lash.?[Aa]tt",
-            ),
-        ),
-    ),
-)

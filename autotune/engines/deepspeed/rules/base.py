@@ -1,20 +1,18 @@
 """What DeepSpeed's rules judge, and the cases that prove them."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from autotune.base.nested import merge
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.rules.releases import is_at_least
 from autotune.job.model import ModelShape
-from autotune.space.rule import Consequence, Patch
+from autotune.space.rule import Consequence, Finding, Patch
 
-BATCH_KEYS = (
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "train_batch_size",
-)
+BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 
 _CLIPS_BY_DEFAULT_SINCE = "0.19.3"
 
@@ -81,9 +79,23 @@ class Setup:
     supports_sp: bool = True
     """Whether the model's attention is known to be split right by Ulysses."""
 
+    @property
+    def version(self) -> str:
+        """Release of DeepSpeed."""
+        return self.environment.deepspeed_version
+
+    def is_at_least(self, release: str, *, before: str = "") -> bool:
+        """Whether DeepSpeed is of the release named, or of a later one that is before another."""
+        is_late = bool(before) and is_at_least(self.version, before)
+        return is_at_least(self.version, release) and not is_late
+
     def section(self, name: str) -> Mapping[str, Any]:
         """A section of the configuration by its top-level name; empty where there is none."""
         return as_section(self.ds_config.get(name))
+
+    def zero_section(self, name: str) -> Mapping[str, Any]:
+        """A section of `zero_optimization`; empty where there is none."""
+        return as_section(self.zero.get(name))
 
     @_once
     def zero(self) -> Mapping[str, Any]:
@@ -148,8 +160,7 @@ class Setup:
     @_once
     def clipping(self) -> Any:
         """Largest norm of the gradient, 0: none; a silent file's is its release's default."""
-        version = self.environment.deepspeed_version
-        default = 1.0 if is_at_least(version, _CLIPS_BY_DEFAULT_SINCE) else 0.0
+        default = 1.0 if self.is_at_least(_CLIPS_BY_DEFAULT_SINCE) else 0.0
         return self.ds_config.get("gradient_clipping", default)
 
     @_once
@@ -209,7 +220,7 @@ class Setup:
         return size if type(size) is int and size > 0 else 1
 
     def _offload(self, name: str, deprecated: str) -> str:
-        device = as_section(self.zero.get(name)).get("device")
+        device = self.zero_section(name).get("device")
         if device in ("cpu", "nvme"):
             return str(device)
         return "cpu" if self.zero.get(deprecated) is True else "none"
@@ -250,8 +261,8 @@ class Witness:
     """A case that breaks one rule alone, its legal neighbour, and what the engine did with it."""
 
     broken: Case
-    repaired: Case
-    """The same, after the rule's fix."""
+    repaired: Case | None
+    """Its legal neighbour; None: the broken case after the changes of the rule's own finding."""
     consequence: Consequence
     raises: str = ""
     """`raised`: a regular expression that is found in `type: message` of a rank's exception. One
@@ -266,44 +277,89 @@ class Witness:
     """The release that the case is about, where that is not the newest."""
 
 
+_CASE_FIELDS = frozenset(each.name for each in fields(Case))
+
+
 def raised(
-    pattern: str, ds_config: Mapping[str, Any], fix: Mapping[str, Any], **case: Any
+    pattern: str, ds_config: Patch = _NO_SECTION, fix: Patch | None = None, **more: Any
 ) -> Witness:
-    """A witness that raises.
+    """A witness that raises; `pattern` is `Witness.raises`, the others as in `_witness`."""
+    return _witness("raised", ds_config, fix, raises=pattern, **more)
+
+
+def differs(
+    reads: Mapping[str, Any], ds_config: Patch = _NO_SECTION, fix: Patch | None = None, **more: Any
+) -> Witness:
+    """A witness that runs something else; `reads` is `Witness.reads`, the others as `_witness`."""
+    return _witness("differs", ds_config, fix, reads=reads, **more)
+
+
+def _witness(
+    consequence: Consequence,
+    ds_config: Patch = _NO_SECTION,
+    fix: Patch | None = None,
+    *,
+    repaired: Mapping[str, Any] = _NO_SECTION,
+    **more: Any,
+) -> Witness:
+    """A witness, its repaired case told as the difference from the broken one.
 
     Args:
-        pattern: Regular expression over `type: message` of the exception.
+        consequence: What the engine does.
         ds_config: What is laid over the plain configuration.
-        fix: What is laid over that to make it legal.
-        **case: Further fields of both cases.
+        fix: What is laid over that to make it legal, where that is not what the rule changes.
+        repaired: Other fields of `Case` that make it legal.
+        **more: Further fields of both cases, or of the witness.
     """
+    case = {name: more.pop(name) for name in _CASE_FIELDS & more.keys()}
+    after = None
+    if fix is not None or repaired:
+        after = Case(ds_config=merge(ds_config, fix or {}), **{**case, **repaired})
     return Witness(
-        broken=Case(ds_config=ds_config, **case),
-        repaired=Case(ds_config=merge(ds_config, fix), **case),
-        consequence="raised",
-        raises=pattern,
+        broken=Case(ds_config=ds_config, **case), repaired=after, consequence=consequence, **more
     )
 
 
-def ignored(
-    ds_config: Mapping[str, Any],
-    fix: Mapping[str, Any],
-    acts_with: Mapping[str, Any] | None = None,
-    **case: Any,
-) -> Witness:
-    """A witness whose run is the same as that of its legal neighbour; arguments as in `raised`.
+ignored = partial(_witness, "ignored")
+converted = partial(_witness, "converted")
 
-    Args:
-        ds_config: What is laid over the plain configuration.
-        fix: What is laid over that to make it legal.
-        acts_with: See `Witness.acts_with`.
-        **case: Further fields of both cases.
-    """
-    return Witness(
-        broken=Case(ds_config=ds_config, **case),
-        repaired=Case(ds_config=merge(ds_config, fix), **case),
-        consequence="ignored",
-        acts_with=acts_with,
+
+def zero(stage: Any = None, **keys: Any) -> dict[str, Any]:
+    """The `zero_optimization` section alone; None: without a stage."""
+    return {"zero_optimization": keys if stage is None else {"stage": stage, **keys}}
+
+
+def offload(stage: int | None = None, **keys: Any) -> dict[str, Any]:
+    """The `zero_optimization` section alone, with the optimizer offloaded to the CPU."""
+    return zero(stage, offload_optimizer={"device": "cpu", **keys})
+
+
+def autotp(size: int = 2, **keys: Any) -> dict[str, Any]:
+    """The `tensor_parallel` section alone."""
+    return {"tensor_parallel": {"autotp_size": size, **keys}}
+
+
+def optimizer(kind: str, **params: Any) -> dict[str, Any]:
+    """The `optimizer` section alone, where the plain one's `torch_adam` is gone."""
+    return {"optimizer": {"type": kind, "params": {"torch_adam": None, **params}}}
+
+
+def params(**keys: Any) -> dict[str, Any]:
+    """The `optimizer.params` section alone."""
+    return {"optimizer": {"params": keys}}
+
+
+def unknown_type(section: str, given: str, known: Iterable[str], usual: str, of: str) -> Finding:
+    """What is said of a type that neither DeepSpeed has nor, to the letter, a module of torch."""
+    spelled = {name.lower(): name for name in known}
+    near = get_close_matches(given.lower(), spelled, n=1)
+    best = spelled[near[0]] if near else usual
+    is_same = given.lower() in spelled
+    return Finding(
+        message=f"{section}.type={given} is neither one of DeepSpeed's nor, to the letter, one of "
+        f"{of}'s",
+        changes={section: {"type": best}} if is_same else {},
+        advice="" if is_same else f"set {section}.type to one, such as {best}",
     )
 
 
@@ -315,9 +371,12 @@ def patch(path: str, keys: Patch) -> dict[str, Any]:
     return changes
 
 
-def converted(ds_config: Mapping[str, Any], fix: Mapping[str, Any], **case: Any) -> Witness:
-    """A witness whose values DeepSpeed takes for those of its legal neighbour; as `raised`."""
-    return replace(ignored(ds_config, fix, **case), consequence="converted")
+def removal(where: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Changes that take keys away, told by the path of their section and by their name."""
+    changes: dict[str, Any] = {}
+    for path, name in where:
+        changes = merge(changes, patch(path, {name: None}))
+    return changes
 
 
 def as_section(value: Any) -> Mapping[str, Any]:

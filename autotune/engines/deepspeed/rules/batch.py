@@ -2,12 +2,17 @@
 
 from typing import Any
 
-from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Case, Setup, Witness, raised
-from autotune.space.rule import Finding, Patch, Rule
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, autotp, differs, raised
+from autotune.space.rule import Finding, Patch, rule
 
 _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
 
 
+@rule(
+    "batch.no_size",
+    "runtime/config.py: _set_batch_related_parameters",
+    raised("AssertionError: Either train_batch_size", {_MICRO: None}, {_MICRO: 1}),
+)
 def _no_size(setup: Setup) -> Finding | None:
     config = setup.ds_config
     if config.get(_MICRO) is not None or config.get(_TOTAL) is not None:
@@ -15,6 +20,13 @@ def _no_size(setup: Setup) -> Finding | None:
     return Finding(message=f"neither {_MICRO} nor {_TOTAL} is given", advice=f"set {_MICRO}")
 
 
+@rule(
+    "batch.not_positive",
+    "runtime/config.py: _batch_assertion",
+    raised("AssertionError: Train batch size: 0", {_MICRO: 0}),
+    raised("AssertionError: Train batch size: 0", {_ACCUM: 0}, {_ACCUM: 1}),
+    raised("AssertionError: Train batch size: -4", {_MICRO: -1}),
+)
 def _not_positive(setup: Setup) -> Finding | None:
     if setup.batch is not None:
         return None
@@ -32,6 +44,13 @@ def _not_positive(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "batch.product",
+    "runtime/config.py:590-605",
+    raised(r"AssertionError: .* 5 != 1 \* 2 \* 2", {_TOTAL: 5}),
+    raised(r"AssertionError: .* 5 != 1 \* 2 \* 2", {_TOTAL: 5, _ACCUM: None}),
+    raised(r"AssertionError: .* 5 != 2 \* 1 \* 2", {_TOTAL: 5, _ACCUM: None, _MICRO: None}),
+)
 def _product(setup: Setup) -> Finding | None:
     if setup.ds_config.get(_TOTAL) is None or (setup.tp > 1 and setup.pp == 1):
         return None
@@ -49,6 +68,17 @@ def _product(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "batch.total_under_tp",
+    "runtime/config.py:456-474: the world is not divided by autotp_size",
+    raised(r"AssertionError: .* 2 != 1 \* 2 \* 2", {_TOTAL: 2} | autotp(), tp=2),
+    differs(
+        {"train_batch_size": 4, "samples_per_step": 2},
+        {_TOTAL: 4} | autotp(),
+        takes_back=True,
+        tp=2,
+    ),
+)
 def _total_under_tp(setup: Setup) -> Finding | None:
     if setup.ds_config.get(_TOTAL) is None or setup.tp == 1 or setup.pp > 1:
         return None
@@ -67,11 +97,16 @@ def _total_under_tp(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "batch.global_batch",
+    "the global batch is part of the problem, not a knob",
+    differs({"samples_per_step": 4}, global_batch=8),
+)
 def _global_batch(setup: Setup) -> Finding | None:
     wanted, found, dp = setup.global_batch, setup.batch, setup.dp
     if wanted is None or found is None or found[0] * found[1] * dp == wanted:
         return None
-    if _product(setup) or _total_under_tp(setup):
+    if _product.check(setup) or _total_under_tp.check(setup):
         return None
     micro, accum, _ = found
     changes, advice = _nearest(micro, dp, wanted)
@@ -105,76 +140,3 @@ def _nearest(micro: int, dp: int, wanted: int) -> tuple[Patch, str]:
     size = next(d for d in range(min(micro, share), 0, -1) if share % d == 0)
     accum = {_ACCUM: share // size}
     return (accum if size == micro else {_MICRO: size, **accum}), ""
-
-
-RULES = (
-    Rule(
-        name="batch.no_size",
-        check=_no_size,
-        source="runtime/config.py: _set_batch_related_parameters",
-        witnesses=(
-            raised("AssertionError: Either train_batch_size", {_MICRO: None}, {_MICRO: 1}),
-        ),
-    ),
-    Rule(
-        name="batch.not_positive",
-        check=_not_positive,
-        source="runtime/config.py: _batch_assertion",
-        witnesses=(
-            raised("AssertionError: Train batch size: 0", {_MICRO: 0}, {_MICRO: 1}),
-            raised("AssertionError: Train batch size: 0", {_ACCUM: 0}, {_ACCUM: 1}),
-            raised("AssertionError: Train batch size: -4", {_MICRO: -1}, {_MICRO: 1}),
-        ),
-    ),
-    Rule(
-        name="batch.product",
-        check=_product,
-        source="runtime/config.py:590-605",
-        witnesses=(
-            raised(r"AssertionError: .* 5 != 1 \* 2 \* 2", {_TOTAL: 5}, {_TOTAL: 4}),
-            raised(
-                r"AssertionError: .* 5 != 1 \* 2 \* 2",
-                {_TOTAL: 5, _ACCUM: None},
-                {_TOTAL: 4},
-            ),
-            raised(
-                r"AssertionError: .* 5 != 2 \* 1 \* 2",
-                {_TOTAL: 5, _ACCUM: None, _MICRO: None},
-                {_TOTAL: 4},
-            ),
-        ),
-    ),
-    Rule(
-        name="batch.total_under_tp",
-        check=_total_under_tp,
-        source="runtime/config.py:456-474: the world is not divided by autotp_size",
-        witnesses=(
-            raised(
-                r"AssertionError: .* 2 != 1 \* 2 \* 2",
-                {_TOTAL: 2, "tensor_parallel": {"autotp_size": 2}},
-                {_TOTAL: None},
-                tp=2,
-            ),
-            Witness(
-                broken=Case(ds_config={_TOTAL: 4, "tensor_parallel": {"autotp_size": 2}}, tp=2),
-                repaired=Case(ds_config={"tensor_parallel": {"autotp_size": 2}}, tp=2),
-                consequence="differs",
-                reads={"train_batch_size": 4, "samples_per_step": 2},
-                takes_back=True,
-            ),
-        ),
-    ),
-    Rule(
-        name="batch.global_batch",
-        check=_global_batch,
-        source="the global batch is part of the problem, not a knob",
-        witnesses=(
-            Witness(
-                broken=Case(global_batch=8),
-                repaired=Case(ds_config={_ACCUM: 4}, global_batch=8),
-                consequence="differs",
-                reads={"samples_per_step": 4},
-            ),
-        ),
-    ),
-)

@@ -1,11 +1,20 @@
 """Compilation: what DeepSpeed's passes over the compiled graph need."""
 
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
-from autotune.space.rule import Finding, Rule
-
-_ON = {"compile": {"deepcompile": True}, "zero_optimization": {"stage": 1}}
+from autotune.engines.deepspeed.rules.base import Setup, raised, zero
+from autotune.space.rule import Finding, rule
 
 
+@rule(
+    "compile.deepcompile_needs_cuda",
+    "compile/util.py: is_deepcompile_supported",
+    raised(
+        ".",
+        zero(1) | {"compile": {"deepcompile": True}},
+        {"compile": None},
+        compile="deepcompile",
+        repaired={"compile": "torch"},
+    ),
+)
 def _needs_cuda(setup: Setup) -> Finding | None:
     if setup.section("compile").get("deepcompile") is not True:
         return None
@@ -16,20 +25,3 @@ def _needs_cuda(setup: Setup) -> Finding | None:
         f"{setup.environment.accelerator}",
         changes={"compile": {"deepcompile": None}},
     )
-
-
-RULES = (
-    Rule(
-        name="compile.deepcompile_needs_cuda",
-        check=_needs_cuda,
-        source="compile/util.py: is_deepcompile_supported",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=_ON, compile="deepcompile"),
-                repaired=Case(ds_config=_ON | {"compile": None}, compile="torch"),
-                consequence="raised",
-                raises=".",
-            ),
-        ),
-    ),
-)

@@ -2,9 +2,8 @@
 
 from autotune.engines.deepspeed.knobs.situation import is_bf16_optimizer
 from autotune.engines.deepspeed.rules.adam import CPU_ADAM, uses_cpu_adam
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness, ignored
-from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.space.rule import Finding, Rule
+from autotune.engines.deepspeed.rules.base import Setup, differs, ignored, offload, zero
+from autotune.space.rule import Finding, rule
 
 CANONICAL = {
     name: short
@@ -17,9 +16,9 @@ CANONICAL = {
 }
 """DeepSpeed's words for a format (runtime/config.py: DtypeEnum) -> ours."""
 
-_LOW = {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}}
 OFFLOADED_STATES_SINCE = "0.19.1"  # DeepSpeed's pull request 8010
-_STATES = {"bf16": {"bf16_optimizer_states": True}}
+MASTERS, STATES = "bf16_master_weights_and_grads", "bf16_optimizer_states"
+_LOW = {"bf16": {"enabled": True, MASTERS: True, STATES: True}}
 
 
 def uses_bf16_optimizer(setup: Setup) -> bool:
@@ -33,81 +32,47 @@ def uses_bf16_optimizer(setup: Setup) -> bool:
     )
 
 
+@rule(
+    "dtypes.masters_of_bf16_optimizer",
+    "runtime/engine.py: _configure_bf16_optimizer",
+    ignored(
+        zero(1) | _LOW | {"data_types": {"grad_accum_dtype": "fp32"}},
+        acts_with=zero(2),
+        precision="bf16",
+    ),
+)
 def _bf16_optimizer(setup: Setup) -> Finding | None:
-    if setup.bf16.get("bf16_master_weights_and_grads") is not True:
-        return None
-    if not uses_bf16_optimizer(setup):
+    if setup.bf16.get(MASTERS) is not True or not uses_bf16_optimizer(setup):
         return None
     return Finding(
-        message=f"{setup.bf16_name}.bf16_master_weights_and_grads=true at stage 1 with "
-        "data_types.grad_accum_dtype="
+        message=f"{setup.bf16_name}.{MASTERS}=true at stage 1 with data_types.grad_accum_dtype="
         "fp32: DeepSpeed takes its BF16_Optimizer, whose master weights are fp32",
-        changes={
-            setup.bf16_name: {
-                "bf16_master_weights_and_grads": None,
-                "bf16_optimizer_states": None,
-            }
-        },
+        changes={setup.bf16_name: {MASTERS: None, STATES: None}},
     )
 
 
+@rule(
+    "dtypes.offloaded_states",
+    "runtime/base_optimizer.py of 0.18.6 and 0.19.4: bf16_optimizer_states",
+    differs(
+        {"states_dtype": "float32"},
+        CPU_ADAM | offload(2) | _LOW,
+        precision="bf16",
+        takes_back=True,
+        deepspeed="0.18.6",
+    ),
+)
 def _offloaded_states(setup: Setup) -> Finding | None:
-    version = setup.environment.deepspeed_version
-    if setup.bf16.get("bf16_optimizer_states") is not True or not setup.stage:
+    if setup.bf16.get(STATES) is not True or not setup.stage:
         return None
     if setup.optimizer_offload == "none" or not uses_cpu_adam(setup):
         return None
-    if is_at_least(version, OFFLOADED_STATES_SINCE):
+    if setup.is_at_least(OFFLOADED_STATES_SINCE):
         return None
     return Finding(
-        message=f"{setup.bf16_name}.bf16_optimizer_states=true with "
-        f"zero_optimization.offload_optimizer: in DeepSpeed {version} the CPU Adam keeps fp32 "
-        f"states ({OFFLOADED_STATES_SINCE} and later do not)",
-        changes={setup.bf16_name: {"bf16_optimizer_states": None}},
+        message=f"{setup.bf16_name}.{STATES}=true with zero_optimization.offload_optimizer: in "
+        f"DeepSpeed {setup.version} the CPU Adam keeps fp32 states ({OFFLOADED_STATES_SINCE} and "
+        "later do not)",
+        changes={setup.bf16_name: {STATES: None}},
         advice=f"or install deepspeed>={OFFLOADED_STATES_SINCE}",
     )
-
-
-_OFFLOADED = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
-
-RULES = (
-    Rule(
-        name="dtypes.masters_of_bf16_optimizer",
-        check=_bf16_optimizer,
-        source="runtime/engine.py: _configure_bf16_optimizer",
-        witnesses=(
-            ignored(
-                {
-                    "zero_optimization": {"stage": 1},
-                    "data_types": {"grad_accum_dtype": "fp32"},
-                    "bf16": _LOW["bf16"] | _STATES["bf16"],
-                },
-                {"bf16": {"bf16_master_weights_and_grads": None, "bf16_optimizer_states": None}},
-                acts_with={"zero_optimization": {"stage": 2}},
-                precision="bf16",
-            ),
-        ),
-    ),
-    Rule(
-        name="dtypes.offloaded_states",
-        check=_offloaded_states,
-        source="runtime/base_optimizer.py of 0.18.6 and 0.19.4: bf16_optimizer_states",
-        witnesses=(
-            Witness(
-                broken=Case(
-                    ds_config=CPU_ADAM
-                    | {"zero_optimization": _OFFLOADED, "bf16": _LOW["bf16"] | _STATES["bf16"]},
-                    precision="bf16",
-                ),
-                repaired=Case(
-                    ds_config=CPU_ADAM | {"zero_optimization": _OFFLOADED} | _LOW,
-                    precision="bf16",
-                ),
-                consequence="differs",
-                reads={"states_dtype": "float32"},
-                takes_back=True,
-                deepspeed="0.18.6",
-            ),
-        ),
-    ),
-)

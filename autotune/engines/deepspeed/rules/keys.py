@@ -304,8 +304,7 @@ SECTIONS: Mapping[str, Section] = {
         },
     ),
     "torch_autocast": Section(
-        strict=False,
-        keys={"enabled": BOOL, "dtype": DTYPE, "lower_precision_safe_modules": ANY},
+        strict=False, keys={"enabled": BOOL, "dtype": DTYPE, "lower_precision_safe_modules": ANY}
     ),
     "activation_checkpointing": Section(
         strict=False,

@@ -1,11 +1,19 @@
 """The loss over chunks of tokens: for which models it is the model's own."""
 
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
-from autotune.space.rule import Finding, Rule
-
-_PLAIN = {"architecture": "plain"}
+from autotune.engines.deepspeed.rules.base import Setup, raised
+from autotune.space.rule import Finding, rule
 
 
+@rule(
+    "loss.chunks_of_another_loss",
+    "autotune/trial/scripts/train.py: it takes the model's body and head apart",
+    raised(
+        "AttributeError: 'PlainModel' object has no attribute 'base_model'",
+        model={"architecture": "plain"},
+        loss_chunk_tokens=4,
+        repaired={"loss_chunk_tokens": 0},
+    ),
+)
 def _unknown(setup: Setup) -> Finding | None:
     if setup.loss_chunk_tokens == 0 or setup.supports_loss_chunks:
         return None
@@ -14,20 +22,3 @@ def _unknown(setup: Setup) -> Finding | None:
         f"to be the plain cross entropy of its output head's logits",
         advice="set loss_chunk_tokens to 0",
     )
-
-
-RULES = (
-    Rule(
-        name="loss.chunks_of_another_loss",
-        check=_unknown,
-        source="autotune/trial/scripts/train.py: it takes the model's body and head apart",
-        witnesses=(
-            Witness(
-                broken=Case(model=_PLAIN, loss_chunk_tokens=4),
-                repaired=Case(model=_PLAIN),
-                consequence="raised",
-                raises="AttributeError: 'PlainModel' object has no attribute 'base_model'",
-            ),
-        ),
-    ),
-)

@@ -2,12 +2,21 @@
 
 import re
 
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
-from autotune.space.rule import Finding, Rule
+from autotune.engines.deepspeed.rules.base import Setup, ignored, raised
+from autotune.space.rule import Finding, rule
 
 _EVERY = re.compile(r"every_(\d{1,9})")
 
 
+@rule(
+    "model.seq_len",
+    "learned position embeddings are a table with one row per position",
+    raised(
+        "IndexError: index out of range",
+        model={"architecture": "gpt2", "max_seq_len": 8},
+        repaired={"seq_len": 8},
+    ),
+)
 def _seq_len(setup: Setup) -> Finding | None:
     longest = setup.model.max_seq_len if setup.model is not None else None
     if setup.seq_len is None or longest is None or setup.seq_len <= longest:
@@ -18,6 +27,22 @@ def _seq_len(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "model.recompute_unsupported",
+    "transformers: gradient_checkpointing_enable",
+    *(
+        raised(
+            f"ValueError: {pattern}",
+            model={"architecture": architecture},
+            recompute="full",
+            repaired={"recompute": "none"},
+        )
+        for architecture, pattern in (
+            ("plain", "recompute=full: PlainModel cannot recompute"),
+            ("ctrl", ".* does not support activation checkpointing"),
+        )
+    ),
+)
 def _unsupported(setup: Setup) -> Finding | None:
     if setup.recompute == "none" or setup.supports_recompute:
         return None
@@ -27,6 +52,11 @@ def _unsupported(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "model.recompute_every",
+    "autotune/trial/scripts/train.py: layers 0, K, 2K, ...",
+    ignored(recompute="every_5", repaired={"recompute": "every_2"}),
+)
 def _every(setup: Setup) -> Finding | None:
     if setup.recompute in ("none", "full"):
         return None
@@ -50,51 +80,3 @@ def _every(setup: Setup) -> Finding | None:
         f"it means {'the first layer alone' if setup.pp == 1 else 'a whole stage at once'}",
         advice=f"set recompute to {'full' if layers == 1 else f'every_{layers}'}",
     )
-
-
-RULES = (
-    Rule(
-        name="model.seq_len",
-        check=_seq_len,
-        source="learned position embeddings are a table with one row per position",
-        witnesses=(
-            Witness(
-                broken=Case(model={"architecture": "gpt2", "max_seq_len": 8}, seq_len=16),
-                repaired=Case(model={"architecture": "gpt2", "max_seq_len": 8}, seq_len=8),
-                consequence="raised",
-                raises="IndexError: index out of range",
-            ),
-        ),
-    ),
-    Rule(
-        name="model.recompute_unsupported",
-        check=_unsupported,
-        source="transformers: gradient_checkpointing_enable",
-        witnesses=(
-            Witness(
-                broken=Case(model={"architecture": "plain"}, recompute="full"),
-                repaired=Case(model={"architecture": "plain"}),
-                consequence="raised",
-                raises="ValueError: recompute=full: PlainModel cannot recompute",
-            ),
-            Witness(
-                broken=Case(model={"architecture": "ctrl"}, recompute="full"),
-                repaired=Case(model={"architecture": "ctrl"}),
-                consequence="raised",
-                raises="ValueError: .* does not support activation checkpointing",
-            ),
-        ),
-    ),
-    Rule(
-        name="model.recompute_every",
-        check=_every,
-        source="autotune/trial/scripts/train.py: layers 0, K, 2K, ...",
-        witnesses=(
-            Witness(
-                broken=Case(recompute="every_5"),
-                repaired=Case(recompute="every_2"),
-                consequence="ignored",
-            ),
-        ),
-    ),
-)

@@ -5,19 +5,33 @@ from pathlib import Path
 from typing import Any
 
 from autotune.engines.deepspeed.rules.adam import CPU_ADAM
-from autotune.engines.deepspeed.rules.base import Setup, as_section, raised
-from autotune.space.rule import Finding, Rule
+from autotune.engines.deepspeed.rules.base import Setup, raised, zero
+from autotune.space.rule import Finding, rule
 
 _TENSORS = 4
 """Tensors of a sub-group under Adam: weights, two moments and gradients."""
 _FOLDER = str(Path(tempfile.gettempdir()) / "autotune-swap")
 SWAPPED_MODEL = {"vocab": 16_384}
 """Model with two sub-groups of a mebibyte per rank: below that nothing is swapped."""
-_GROUPS = {"stage": 3, "sub_group_size": 262_144}
 
 
+def swapped(name: str, **keys: Any) -> dict[str, Any]:
+    """A configuration for witnesses: `offload_optimizer` or `offload_param` goes to a disk."""
+    section = {"device": "nvme", "nvme_path": _FOLDER, **keys}
+    return CPU_ADAM | zero(3, sub_group_size=262_144, **{name: section})
+
+
+@rule(
+    "nvme.pipeline_buffers",
+    "runtime/swap_tensor/pipelined_optimizer_swapper.py: _swap_in_optimizer_state",
+    raised(
+        r"^AssertionError: (PipelinedOptimizerSwapper ran out of swap buffers.*)?$",
+        swapped("offload_optimizer", pipeline_read=True),
+        model=SWAPPED_MODEL,
+    ),
+)
 def _pipeline_buffers(setup: Setup) -> Finding | None:
-    section = as_section(setup.zero.get("offload_optimizer"))
+    section = setup.zero_section("offload_optimizer")
     if setup.stage != 3 or section.get("device") != "nvme":
         return None
     ways = [way for way in ("read", "write") if section.get(f"pipeline_{way}") is True]
@@ -29,28 +43,5 @@ def _pipeline_buffers(setup: Setup) -> Finding | None:
     return Finding(
         message=f"zero_optimization.offload_optimizer.buffer_count={count:.0f} with {on}: "
         f"{_TENSORS} * (1 + {len(ways)}) = {needed} are in use at once",
-        changes={"zero_optimization": {"offload_optimizer": {"buffer_count": needed}}},
+        changes=zero(offload_optimizer={"buffer_count": needed}),
     )
-
-
-def swapped(name: str, **keys: Any) -> dict[str, Any]:
-    """A configuration for witnesses: `offload_optimizer` or `offload_param` goes to a disk."""
-    section = {"device": "nvme", "nvme_path": _FOLDER, **keys}
-    return {**CPU_ADAM, "zero_optimization": _GROUPS | {name: section}}
-
-
-RULES = (
-    Rule(
-        name="nvme.pipeline_buffers",
-        check=_pipeline_buffers,
-        source="runtime/swap_tensor/pipelined_optimizer_swapper.py: _swap_in_optimizer_state",
-        witnesses=(
-            raised(
-                r"^AssertionError: (PipelinedOptimizerSwapper ran out of swap buffers.*)?$",
-                swapped("offload_optimizer", pipeline_read=True),
-                {"zero_optimization": {"offload_optimizer": {"buffer_count": 8}}},
-                model=SWAPPED_MODEL,
-            ),
-        ),
-    ),
-)

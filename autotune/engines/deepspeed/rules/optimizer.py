@@ -4,10 +4,17 @@ from difflib import get_close_matches
 from typing import Any
 
 from autotune.engines.deepspeed.rules.adam import PARAMS, implementation, params_of
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness, raised
-from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.engines.deepspeed.rules.version import REMOVED_OPTIMIZERS, is_removed
-from autotune.space.rule import Finding, Rule
+from autotune.engines.deepspeed.rules.base import (
+    Setup,
+    offload,
+    optimizer,
+    params,
+    raised,
+    unknown_type,
+    zero,
+)
+from autotune.engines.deepspeed.rules.version import OPTIMIZERS_REMOVED_IN, REMOVED_OPTIMIZERS
+from autotune.space.rule import Finding, rule
 
 # DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
 _OWN = frozenset(
@@ -18,18 +25,21 @@ _TORCH = (
     *("ASGD", "Adadelta", "Adafactor", "Adamax", "LBFGS", "NAdam", "RAdam", "RMSprop"),
     *("Rprop", "SGD", "SparseAdam"),
 )
-_MAY_TRAIN = {
-    "adagrad": "Adagrad",
-    "adam": "Adam",
-    "adamw": "AdamW",
-    "lamb": "Lamb",
-    "lion": "Lion",
-    "muon": "Muon",
-}
+_MAY_TRAIN = ("Adagrad", "Adam", "AdamW", "Lamb", "Lion", "Muon")
 # runtime/zero/utils.py: ZERO_SUPPORTED_OPTIMIZERS; torch's Adagrad is among them.
 _TESTED_WITH_ZERO = frozenset({"adagrad", "adam", "adamw", "lion", "muon"})
 
 
+@rule(
+    "optimizer.unknown_type",
+    "runtime/engine.py:2018",
+    raised(
+        "AssertionError: AdamX is not a supported DeepSpeed Optimizer",
+        optimizer("AdamX"),
+        optimizer("Adamax"),
+    ),
+    raised("AssertionError: sgd is not a supported DeepSpeed Optimizer", optimizer("sgd")),
+)
 def _unknown_type(setup: Setup) -> Finding | None:
     name = setup.optimizer
     if not name or name in _OWN or name in REMOVED_OPTIMIZERS:
@@ -37,17 +47,26 @@ def _unknown_type(setup: Setup) -> Finding | None:
     given = setup.section("optimizer")["type"]
     if given in _TORCH:
         return None
-    spelled = {known.lower(): known for known in (*_MAY_TRAIN.values(), *_TORCH)}
-    near = get_close_matches(name, spelled, n=1)
-    best = spelled[near[0]] if near else "AdamW"
-    return Finding(
-        message=f"optimizer.type={given} is neither one of DeepSpeed's nor, to the letter, one of "
-        "torch.optim's",
-        changes={"optimizer": {"type": best}} if name in spelled else {},
-        advice="" if name in spelled else f"set optimizer.type to one, such as {best}",
-    )
+    return unknown_type("optimizer", given, (*_MAY_TRAIN, *_TORCH), "AdamW", "torch.optim")
 
 
+@rule(
+    "optimizer.unknown_param",
+    "the constructors of ops/adam and torch.optim",
+    raised(
+        "TypeError: .* unexpected keyword argument 'learning_rate'", params(learning_rate=1e-3)
+    ),
+    raised(
+        "TypeError: .* unexpected keyword argument 'foreach'", optimizer("AdamW", foreach=True)
+    ),
+    raised(
+        "TypeError: .* unexpected keyword argument 'bias_correction'", params(bias_correction=True)
+    ),
+    raised(
+        "TypeError: .* unexpected keyword argument 'set_grad_none'",
+        optimizer("AdamW", set_grad_none=True) | offload(1),
+    ),
+)
 def _unknown_param(setup: Setup) -> Finding | None:
     if setup.optimizer not in ("adam", "adamw"):
         return None
@@ -64,10 +83,22 @@ def _unknown_param(setup: Setup) -> Finding | None:
     named = ", ".join(f"optimizer.params.{name}" for name in unknown)
     return Finding(
         message=f"{named}: {kind} Adam has no such parameter ({', '.join(PARAMS[kind])})",
-        changes={"optimizer": {"params": changes}},
+        changes=params(**changes),
     )
 
 
+@rule(
+    "optimizer.amsgrad",
+    "ops/adam/fused_adam.py, cpu_adam.py",
+    raised(
+        "RuntimeError: FusedAdam does not support the AMSGrad variant",
+        optimizer("AdamW", amsgrad=True),
+    ),
+    raised(
+        "RuntimeError: DeepSpeedCPUAdam does not support the AMSGrad variant",
+        optimizer("AdamW", amsgrad=True) | offload(1),
+    ),
+)
 def _amsgrad(setup: Setup) -> Finding | None:
     if setup.optimizer not in ("adam", "adamw") or not setup.optimizer_params.get("amsgrad"):
         return None
@@ -76,15 +107,18 @@ def _amsgrad(setup: Setup) -> Finding | None:
         return None
     return Finding(
         message=f"optimizer.params.amsgrad=true: {kind} has no such variant, torch's Adam has",
-        changes={"optimizer": {"params": {"torch_adam": True}}},
+        changes=params(torch_adam=True),
         advice="or remove optimizer.params.amsgrad",
         # DeepSpeedCPUAdam of 0.18.9 accepts the word and ignores it.
-        consequence="raised"
-        if kind == "FusedAdam" or is_at_least(setup.environment.deepspeed_version, "0.19.8")
-        else "ignored",
+        consequence="raised" if kind == "FusedAdam" or setup.is_at_least("0.19.8") else "ignored",
     )
 
 
+@rule(
+    "optimizer.max_grad_norm",
+    "runtime/engine.py:2481-2484",
+    raised("ValueError: 'max_grad_norm' is not supported", params(max_grad_norm=0.5)),
+)
 def _max_grad_norm(setup: Setup) -> Finding | None:
     if "max_grad_norm" not in setup.optimizer_params:
         return None
@@ -92,18 +126,22 @@ def _max_grad_norm(setup: Setup) -> Finding | None:
     clips = "gradient_clipping" in setup.ds_config or type(value) not in (int, float)
     return Finding(
         message=f"optimizer.params.max_grad_norm={value}: DeepSpeed clips by its own key",
-        changes={"optimizer": {"params": {"max_grad_norm": None}}}
-        | ({} if clips else {"gradient_clipping": value}),
+        changes=params(max_grad_norm=None) | ({} if clips else {"gradient_clipping": value}),
     )
 
 
+@rule(
+    "optimizer.untested_with_zero",
+    "runtime/engine.py:2298-2301",
+    raised("AssertionError: You are using an untested ZeRO Optimizer", optimizer("SGD") | zero(1)),
+)
 def _untested(setup: Setup) -> Finding | None:
     name = setup.optimizer
     if setup.stage == 0 or not name or name in _TESTED_WITH_ZERO:
         return None
     if setup.ds_config.get("zero_allow_untested_optimizer") is True:
         return None
-    if name in REMOVED_OPTIMIZERS or _unknown_type(setup) or _needs_cuda(setup):
+    if name in REMOVED_OPTIMIZERS or _unknown_type.check(setup) or _needs_cuda.check(setup):
         return None
     return Finding(
         message=f"optimizer.type={setup.section('optimizer')['type']} at stage {setup.stage} is "
@@ -112,6 +150,18 @@ def _untested(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "optimizer.needs_cuda",
+    "op_builder/cpu/no_impl.py:21",
+    *(
+        raised(
+            "ValueError: This op had not been implemented on CPU backend",
+            optimizer(kind),
+            optimizer("AdamW", torch_adam=True),
+        )
+        for kind in ("Lamb", "Lion")
+    ),
+)
 def _needs_cuda(setup: Setup) -> Finding | None:
     if setup.environment.accelerator != "cpu" or setup.optimizer not in ("lamb", "lion"):
         return None
@@ -124,162 +174,46 @@ def _needs_cuda(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "optimizer.muon_scatters",
+    "runtime/zero/stage3.py:360",
+    raised(
+        "ValueError: Muon and reduce scatter cannot be used together", optimizer("Muon") | zero(3)
+    ),
+)
 def _muon(setup: Setup) -> Finding | None:
-    if setup.optimizer != "muon" or setup.stage != 3:
-        return None
-    if setup.zero.get("reduce_scatter") is False:
+    scatters = setup.zero.get("reduce_scatter") is not False
+    if setup.optimizer != "muon" or setup.stage != 3 or not scatters:
         return None
     return Finding(
         message="optimizer.type=Muon at stage 3 with zero_optimization.reduce_scatter=true (the "
         "default)",
-        changes={"zero_optimization": {"reduce_scatter": False}},
+        changes=zero(reduce_scatter=False),
     )
 
 
+@rule(
+    "optimizer.one_bit_with_zero",
+    "runtime/engine.py before 0.19.7: _configure_basic_optimizer",
+    *(
+        # Repaired by its type: at stage 0 the optimizer itself needs CUDA.
+        raised(
+            "AssertionError: .* is not compatible with ZeRO",
+            optimizer(kind) | zero(1),
+            optimizer("AdamW"),
+            deepspeed="0.19.6",
+        )
+        for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
+    ),
+)
 def _one_bit(setup: Setup) -> Finding | None:
     if setup.optimizer not in REMOVED_OPTIMIZERS or setup.stage == 0:
         return None
-    if is_removed(setup.environment.deepspeed_version):
+    if setup.is_at_least(OPTIMIZERS_REMOVED_IN):
         return None
     return Finding(
         message=f"optimizer.type={setup.section('optimizer')['type']} with "
-        f"zero_optimization.stage="
-        f"{setup.stage}: it compresses gradients that ZeRO would have sharded",
-        changes={"zero_optimization": {"stage": 0}},
+        f"zero_optimization.stage={setup.stage}: it compresses gradients that ZeRO would have "
+        "sharded",
+        changes=zero(0),
     )
-
-
-def _optimizer(kind: str, **params: Any) -> dict[str, Any]:
-    return {"optimizer": {"type": kind, "params": {"torch_adam": None, **params}}}
-
-
-RULES = (
-    Rule(
-        name="optimizer.unknown_type",
-        check=_unknown_type,
-        source="runtime/engine.py:2018",
-        witnesses=(
-            raised(
-                "AssertionError: AdamX is not a supported DeepSpeed Optimizer",
-                _optimizer("AdamX"),
-                _optimizer("Adamax"),
-            ),
-            raised(
-                "AssertionError: sgd is not a supported DeepSpeed Optimizer",
-                _optimizer("sgd"),
-                _optimizer("SGD"),
-            ),
-        ),
-    ),
-    Rule(
-        name="optimizer.unknown_param",
-        check=_unknown_param,
-        source="the constructors of ops/adam and torch.optim",
-        witnesses=(
-            raised(
-                "TypeError: .* unexpected keyword argument 'learning_rate'",
-                {"optimizer": {"params": {"learning_rate": 1e-3}}},
-                {"optimizer": {"params": {"learning_rate": None}}},
-            ),
-            raised(
-                "TypeError: .* unexpected keyword argument 'foreach'",
-                _optimizer("AdamW", foreach=True),
-                {"optimizer": {"params": {"foreach": None}}},
-            ),
-            raised(
-                "TypeError: .* unexpected keyword argument 'bias_correction'",
-                {"optimizer": {"params": {"bias_correction": True}}},
-                {"optimizer": {"params": {"bias_correction": None}}},
-            ),
-            raised(
-                "TypeError: .* unexpected keyword argument 'set_grad_none'",
-                _optimizer("AdamW", set_grad_none=True)
-                | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
-                {"optimizer": {"params": {"set_grad_none": None}}},
-            ),
-        ),
-    ),
-    Rule(
-        name="optimizer.amsgrad",
-        check=_amsgrad,
-        source="ops/adam/fused_adam.py, cpu_adam.py",
-        witnesses=(
-            raised(
-                "RuntimeError: FusedAdam does not support the AMSGrad variant",
-                _optimizer("AdamW", amsgrad=True),
-                {"optimizer": {"params": {"torch_adam": True}}},
-            ),
-            raised(
-                "RuntimeError: DeepSpeedCPUAdam does not support the AMSGrad variant",
-                _optimizer("AdamW", amsgrad=True)
-                | {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
-                {"optimizer": {"params": {"torch_adam": True}}},
-            ),
-        ),
-    ),
-    Rule(
-        name="optimizer.max_grad_norm",
-        check=_max_grad_norm,
-        source="runtime/engine.py:2481-2484",
-        witnesses=(
-            raised(
-                "ValueError: 'max_grad_norm' is not supported",
-                {"optimizer": {"params": {"max_grad_norm": 0.5}}},
-                {"optimizer": {"params": {"max_grad_norm": None}}, "gradient_clipping": 0.5},
-            ),
-        ),
-    ),
-    Rule(
-        name="optimizer.untested_with_zero",
-        check=_untested,
-        source="runtime/engine.py:2298-2301",
-        witnesses=(
-            raised(
-                "AssertionError: You are using an untested ZeRO Optimizer",
-                _optimizer("SGD") | {"zero_optimization": {"stage": 1}},
-                {"zero_allow_untested_optimizer": True},
-            ),
-        ),
-    ),
-    Rule(
-        name="optimizer.needs_cuda",
-        check=_needs_cuda,
-        source="op_builder/cpu/no_impl.py:21",
-        witnesses=tuple(
-            raised(
-                "ValueError: This op had not been implemented on CPU backend",
-                _optimizer(kind),
-                _optimizer("AdamW", torch_adam=True),
-            )
-            for kind in ("Lamb", "Lion")
-        ),
-    ),
-    Rule(
-        name="optimizer.muon_scatters",
-        check=_muon,
-        source="runtime/zero/stage3.py:360",
-        witnesses=(
-            raised(
-                "ValueError: Muon and reduce scatter cannot be used together",
-                _optimizer("Muon") | {"zero_optimization": {"stage": 3}},
-                {"zero_optimization": {"reduce_scatter": False}},
-            ),
-        ),
-    ),
-    Rule(
-        name="optimizer.one_bit_with_zero",
-        check=_one_bit,
-        source="runtime/engine.py before 0.19.7: _configure_basic_optimizer",
-        # Repaired by its type: at stage 0 the optimizer itself needs CUDA.
-        witnesses=tuple(
-            Witness(
-                broken=Case(ds_config=_optimizer(kind) | {"zero_optimization": {"stage": 1}}),
-                repaired=Case(ds_config=_optimizer("AdamW") | {"zero_optimization": {"stage": 1}}),
-                consequence="raised",
-                raises="AssertionError: .* is not compatible with ZeRO",
-                deepspeed="0.19.6",
-            )
-            for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
-        ),
-    ),
-)

@@ -8,9 +8,9 @@ without clipping: test_witnesses.py of these rules). So only the world has to di
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness, as_section, raised
+from autotune.engines.deepspeed.rules.base import Setup, as_section, autotp, differs, raised
 from autotune.engines.deepspeed.rules.values import ELEMENTS
-from autotune.space.rule import Finding, Rule
+from autotune.space.rule import Finding, rule
 
 
 def autotp_size(ds_config: Mapping[str, Any]) -> int:
@@ -19,6 +19,15 @@ def autotp_size(ds_config: Mapping[str, Any]) -> int:
     return max(1, int(size)) if ELEMENTS.accepts(size) else 1
 
 
+WHOLE: Mapping[str, Any] = {"fix": {"tensor_parallel": None}, "repaired": {"tp": 1}}
+"""How a witness is repaired by not splitting its model."""
+
+
+@rule(
+    "parallel.world",
+    "utils/groups.py: _init_tp_mesh_device; ranks left over raise, the others train",
+    raised("IndexError: list index out of range", autotp(), world=3, tp=2, **WHOLE),
+)
 def _world(setup: Setup) -> Finding | None:
     size = setup.tp * setup.pp
     if setup.world % size == 0:
@@ -33,6 +42,7 @@ def _world(setup: Setup) -> Finding | None:
     )
 
 
+@rule("parallel.degree", "runtime/engine.py: autotp_size", differs({"tp": 1, "dp": 2}, tp=2))
 def _degree(setup: Setup) -> Finding | None:
     size = autotp_size(setup.ds_config)
     # The layers of a pipeline are split as they are built, and not by AutoTP.
@@ -46,6 +56,22 @@ def _degree(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "parallel.tp_sizes",
+    "runtime/engine.py:1020",
+    raised(
+        r"ValueError: tensor_parallel.tp.tp_size \(4\) does not match",
+        autotp(tp={"tp_size": 4}),
+        autotp(tp={"tp_size": 2}),
+        tp=2,
+    ),
+    differs(
+        {"tp": 1},
+        {"tensor_parallel": {"tp": {"tp_size": 2}}},
+        autotp(0, tp={"tp_size": 1}),
+        takes_back=True,
+    ),
+)
 def _sizes(setup: Setup) -> Finding | None:
     section = setup.section("tensor_parallel")
     if not section:
@@ -54,23 +80,28 @@ def _sizes(setup: Setup) -> Finding | None:
     size = section.get(name, {}).get("tp_size", 1)
     if size in (1, autotp_size(setup.ds_config)):
         return None
-    removal = {"tensor_parallel": {name: {"tp_size": None}}}
-    if section.get("autotp_size"):
-        return Finding(
-            message=f"tensor_parallel.{name}.tp_size={size} against "
-            f"autotp_size={section['autotp_size']}",
-            changes=removal,
-            consequence="raised",
-        )
+    given = section.get("autotp_size")
+    against = f"against autotp_size={given}"
+    without = "without tensor_parallel.autotp_size: the model is not split"
     return Finding(
-        message=f"tensor_parallel.{name}.tp_size={size} without tensor_parallel.autotp_size: the "
-        "model is not split",
-        changes=removal,
-        advice=f"or set tensor_parallel.autotp_size to {size}",
-        consequence="differs",
+        message=f"tensor_parallel.{name}.tp_size={size} {against if given else without}",
+        changes={"tensor_parallel": {name: {"tp_size": None}}},
+        advice="" if given else f"or set tensor_parallel.autotp_size to {size}",
+        consequence="raised" if given else "differs",
     )
 
 
+@rule(
+    "parallel.model",
+    "module_inject/auto_tp.py",
+    *(
+        raised(f"AssertionError: {what}", autotp(), tp=2, model={"architecture": name}, **WHOLE)
+        for name, what in (
+            ("plain", "Not able to determine model policy"),
+            ("gpt2", "AutoTP not supported for model"),
+        )
+    ),
+)
 def _model(setup: Setup) -> Finding | None:
     if setup.tp == 1 or setup.supports_tp or setup.pp > 1:
         return None
@@ -81,6 +112,17 @@ def _model(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "parallel.adapters",
+    "module_inject/auto_tp.py: _replace_module; peft's layers show the frozen weight as their own",
+    raised(
+        "AssertionError: loss must be a scalar tensor",
+        autotp(),
+        tp=2,
+        model={"lora_rank": 4},
+        **WHOLE,
+    ),
+)
 def _adapters(setup: Setup) -> Finding | None:
     if setup.tp == 1 or setup.pp > 1:  # a pipeline has a rule of its own
         return None
@@ -93,6 +135,15 @@ def _adapters(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "parallel.liger_loss",
+    "runtime/engine.py: _apply_autotp_partitioning",
+    raised(
+        "ValueError: vocab_parallel_ce_backend='liger' requires",
+        autotp(vocab_parallel_ce_backend="liger"),
+        tp=2,
+    ),
+)
 def _liger(setup: Setup) -> Finding | None:
     section = setup.section("tensor_parallel")
     if section.get("vocab_parallel_ce_backend") != "liger" or autotp_size(setup.ds_config) == 1:
@@ -108,148 +159,36 @@ def _liger(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "parallel.sequence",
+    "deepspeed/__init__.py:543-546, runtime/config.py:456-474",
+    raised(
+        "RuntimeError: Mesh should not be bigger than default world size",
+        {"sequence_parallel_size": 2, "data_parallel_size": 2},
+    ),
+    differs({"train_batch_size": 2.0, "samples_per_step": 4}, {"sequence_parallel_size": 2}),
+)
 def _sequence(setup: Setup) -> Finding | None:
     sp = setup.ds_config.get("sequence_parallel_size", 1)
     dp = setup.ds_config.get("data_parallel_size")
     if (sp == 1 and dp is None) or setup.has_auto_sp or setup.sp_by_script > 1:
         return None
-    changes = {"data_parallel_size": max(1, setup.world // sp)}
-    advice = (
-        ""
-        if setup.world % sp == 0
-        else f"choose a sequence_parallel_size that divides {setup.world}"
-    )
     if dp is None:
-        return Finding(
-            message=f"sequence_parallel_size={sp} without data_parallel_size: unless the script "
-            f"hands over groups of its own (mpu), the batch is divided by {sp} and no sequence is "
-            "split",
-            changes={} if advice else changes,
-            advice=advice,
-            consequence="differs",
+        message = (
+            f"sequence_parallel_size={sp} without data_parallel_size: unless the script hands "
+            f"over groups of its own (mpu), the batch is divided by {sp} and no sequence is split"
         )
-    if "sequence_parallel_size" not in setup.ds_config or sp * dp == setup.world:
+    elif "sequence_parallel_size" not in setup.ds_config or sp * dp == setup.world:
         return None
+    else:
+        message = (
+            f"sequence_parallel_size * data_parallel_size = {sp} * {dp} = {sp * dp}, the world is "
+            f"{setup.world}"
+        )
+    divides = setup.world % sp == 0
     return Finding(
-        message=f"sequence_parallel_size * data_parallel_size = {sp} * {dp} = {sp * dp}, the "
-        f"world is {setup.world}",
-        changes={} if advice else changes,
-        advice=advice,
-        consequence="raised",
+        message=message,
+        changes={"data_parallel_size": max(1, setup.world // sp)} if divides else {},
+        advice="" if divides else f"choose a sequence_parallel_size that divides {setup.world}",
+        consequence="differs" if dp is None else "raised",
     )
-
-
-def _tp(size: int, **keys: Any) -> dict[str, Any]:
-    return {"tensor_parallel": {"autotp_size": size, **keys}}
-
-
-RULES = (
-    Rule(
-        name="parallel.world",
-        check=_world,
-        source="utils/groups.py: _init_tp_mesh_device; ranks left over raise, the others train",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=_tp(2), world=3, tp=2),
-                repaired=Case(world=3),
-                consequence="raised",
-                raises="IndexError: list index out of range",
-            ),
-        ),
-    ),
-    Rule(
-        name="parallel.degree",
-        check=_degree,
-        source="runtime/engine.py: autotp_size",
-        witnesses=(
-            Witness(
-                broken=Case(tp=2),
-                repaired=Case(ds_config=_tp(2), tp=2),
-                consequence="differs",
-                reads={"tp": 1, "dp": 2},
-            ),
-        ),
-    ),
-    Rule(
-        name="parallel.tp_sizes",
-        check=_sizes,
-        source="runtime/engine.py:1020",
-        witnesses=(
-            raised(
-                r"ValueError: tensor_parallel.tp.tp_size \(4\) does not match",
-                _tp(2, tp={"tp_size": 4}),
-                _tp(2, tp={"tp_size": 2}),
-                tp=2,
-            ),
-            Witness(
-                broken=Case(ds_config={"tensor_parallel": {"tp": {"tp_size": 2}}}),
-                repaired=Case(ds_config=_tp(0, tp={"tp_size": 1})),
-                consequence="differs",
-                reads={"tp": 1},
-                takes_back=True,
-            ),
-        ),
-    ),
-    Rule(
-        name="parallel.model",
-        check=_model,
-        source="module_inject/auto_tp.py",
-        witnesses=tuple(
-            Witness(
-                broken=Case(ds_config=_tp(2), tp=2, model={"architecture": architecture}),
-                repaired=Case(model={"architecture": architecture}),
-                consequence="raised",
-                raises=pattern,
-            )
-            for architecture, pattern in (
-                ("plain", "AssertionError: Not able to determine model policy"),
-                ("gpt2", "AssertionError: AutoTP not supported for model"),
-            )
-        ),
-    ),
-    Rule(
-        name="parallel.adapters",
-        check=_adapters,
-        source="module_inject/auto_tp.py: _replace_module; peft's layers show the frozen weight "
-        "as their own",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=_tp(2), tp=2, model={"lora_rank": 4}),
-                repaired=Case(model={"lora_rank": 4}),
-                consequence="raised",
-                raises="AssertionError: loss must be a scalar tensor",
-            ),
-        ),
-    ),
-    Rule(
-        name="parallel.liger_loss",
-        check=_liger,
-        source="runtime/engine.py: _apply_autotp_partitioning",
-        witnesses=(
-            raised(
-                "ValueError: vocab_parallel_ce_backend='liger' requires",
-                _tp(2, vocab_parallel_ce_backend="liger"),
-                _tp(2, vocab_parallel_ce_backend="torch"),
-                tp=2,
-            ),
-        ),
-    ),
-    Rule(
-        name="parallel.sequence",
-        check=_sequence,
-        source="deepspeed/__init__.py:543-546, runtime/config.py:456-474",
-        witnesses=(
-            raised(
-                "RuntimeError: Mesh should not be bigger than default world size",
-                {"sequence_parallel_size": 2, "data_parallel_size": 2},
-                {"data_parallel_size": 1},
-            ),
-            Witness(
-                broken=Case(ds_config={"sequence_parallel_size": 2}),
-                repaired=Case(ds_config={"sequence_parallel_size": 2, "data_parallel_size": 1}),
-                consequence="differs",
-                reads={"train_batch_size": 2.0, "samples_per_step": 4},
-            ),
-        ),
-    ),
-)

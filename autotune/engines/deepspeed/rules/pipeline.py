@@ -3,24 +3,46 @@
 With pp=1 nothing here applies: the model is Hugging Face's, and AutoTP splits it.
 """
 
-from typing import Any
-
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness, ignored, raised
+from autotune.engines.deepspeed.rules.base import Setup, differs, ignored, optimizer, raised, zero
 from autotune.job.model import ModelShape
-from autotune.space.rule import Finding, Rule
+from autotune.space.rule import Finding, rule
 
 
+@rule(
+    "pipeline.stage",
+    "runtime/pipe/engine.py: __init__",
+    *(
+        raised(
+            "AssertionError: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
+            zero(stage),
+            pp=2,
+        )
+        for stage in (2, 3)
+    ),
+)
 def _stage(setup: Setup) -> Finding | None:
     if setup.pp == 1 or setup.stage < 2:
         return None
     return Finding(
         message=f"pp={setup.pp} at ZeRO stage {setup.stage}: a pipeline keeps the gradients of "
         "all its micro-batches until the step, so DeepSpeed takes stages 0 and 1",
-        changes={"zero_optimization": {"stage": 1}},
+        changes=zero(1),
         advice="or set pp to 1",
     )
 
 
+@rule(
+    "pipeline.model",
+    "autotune/trial/transformer_shape.py",
+    *(
+        raised(f"NoPipelineError: {pattern}", zero(1), model=model, pp=2, repaired={"pp": 1})
+        for model, pattern in (
+            ({"architecture": "ctrl"}, "model_type ctrl: the pipeline's transformer knows"),
+            ({"architecture": "plain"}, "a factory's model is a module"),
+            ({"lora_rank": 4}, "LoRA: the pipeline's transformer has no adapters"),
+        )
+    ),
+)
 def _model(setup: Setup) -> Finding | None:
     if setup.pp == 1 or not setup.pipeline_refusal:
         return None
@@ -36,6 +58,19 @@ def n_layers(model: ModelShape) -> int:
     return model.n_layers + 2 + (model.max_seq_len is not None) + model.tied_embeddings
 
 
+@rule(
+    "pipeline.layers",
+    "runtime/utils.py: partition_uniform; autotune/trial/scripts/transformer.py asks "
+    "before, since ranks without a layer fail alone and leave the others waiting",
+    raised(
+        "ValueError: pp=4 stages, and 3 layers to cut into them",
+        zero(1),
+        model={"n_layers": 1},
+        world=4,
+        pp=4,
+        repaired={"pp": 2},
+    ),
+)
 def _layers(setup: Setup) -> Finding | None:
     if setup.pp == 1 or setup.model is None or setup.pp <= n_layers(setup.model):
         return None
@@ -46,14 +81,27 @@ def _layers(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "pipeline.heads",
+    "autotune/trial/scripts/transformer.py: make_pipeline",
+    raised(
+        "ValueError: tp=2 does not divide 4 heads and 1 key-value heads",
+        zero(1),
+        model={"n_kv_heads": 1},
+        world=4,
+        tp=2,
+        pp=2,
+        repaired={"model": {}},
+    ),
+)
 def _heads(setup: Setup) -> Finding | None:
     model = setup.model
     if setup.pp == 1 or model is None:
         return None
     sizes = {"heads": model.n_heads, "key-value heads": model.n_kv_heads}
-    uneven = [f"{size} % {setup.tp} = {size % setup.tp} ({name})" for name, size in sizes.items()]
     if not any(size % setup.tp for size in sizes.values()):
         return None
+    uneven = [f"{size} % {setup.tp} = {size % setup.tp} ({name})" for name, size in sizes.items()]
     return Finding(
         message=f"tp={setup.tp} with pp={setup.pp}: the pipeline's transformer splits whole heads "
         f"evenly, and {' and '.join(uneven)}",
@@ -61,174 +109,54 @@ def _heads(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "pipeline.clipping_at_stage_0",
+    "runtime/utils.py: clip_grad_norm_ counts a parameter where the rank is the first "
+    "of its model-parallel group (runtime/pipe/topology.py: get_model_parallel_rank)",
+    differs(
+        {"norm_is_whole": False},
+        {"gradient_clipping": 0.1, "zero_allow_untested_optimizer": True}
+        | optimizer("SGD", lr=0.5),
+        pp=2,
+    ),
+)
 def _clipping(setup: Setup) -> Finding | None:
-    if setup.pp == 1 or setup.stage != 0 or setup.dtype != "fp32":
-        return None
-    if not setup.clipping:
+    if setup.pp == 1 or setup.stage != 0 or setup.dtype != "fp32" or not setup.clipping:
         return None
     return Finding(
         message=f"pp={setup.pp} in fp32 at ZeRO stage 0 with gradient_clipping: "
         "DeepSpeed clips by the norm of the first stage's gradients and leaves out the others' "
         "(but for layers split by tp)",
-        changes={"zero_optimization": {"stage": 1}},
+        changes=zero(1),
         advice="or set gradient_clipping to 0",
     )
 
 
+@rule(
+    "pipeline.bf16_at_stage_0",
+    "runtime/engine.py: _do_optimizer_sanity_check",
+    differs({"wrapper": "BF16_Optimizer"}, {"bf16": {"enabled": True}}, precision="bf16", pp=2),
+)
 def _bf16_at_stage_0(setup: Setup) -> Finding | None:
     if setup.pp == 1 or setup.stage != 0 or setup.dtype != "bf16":
         return None
     return Finding(
         message=f"pp={setup.pp} in bf16 at ZeRO stage 0: DeepSpeed takes its BF16_Optimizer, "
         "which shards the optimizer's states and so is stage 1",
-        changes={"zero_optimization": {"stage": 1}},
+        changes=zero(1),
     )
 
 
+@rule(
+    "pipeline.overlap_comm",
+    "runtime/engine.py: _configure_zero_optimizer",
+    ignored(zero(1, overlap_comm=True), pp=2),
+)
 def _overlap(setup: Setup) -> Finding | None:
     if setup.pp == 1 or setup.zero.get("overlap_comm") is not True:
         return None
     return Finding(
         message=f"zero_optimization.overlap_comm=true with pp={setup.pp}: DeepSpeed switches it "
         "off, since a pipeline reduces its gradients after the last micro-batch",
-        changes={"zero_optimization": {"overlap_comm": None}},
+        changes=zero(overlap_comm=None),
     )
-
-
-def _pp(ds_config: dict[str, Any], fix: dict[str, Any], pattern: str, **case: Any) -> Witness:
-    return raised(pattern, ds_config, fix, pp=2, **case)
-
-
-_SGD: dict[str, Any] = {
-    "optimizer": {"type": "SGD", "params": {"lr": 0.5, "torch_adam": None}},
-    "zero_allow_untested_optimizer": True,
-}
-_BF16 = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}}
-
-RULES = (
-    Rule(
-        name="pipeline.stage",
-        check=_stage,
-        source="runtime/pipe/engine.py: __init__",
-        witnesses=tuple(
-            _pp(
-                {"zero_optimization": {"stage": stage}},
-                {"zero_optimization": {"stage": 1}},
-                "AssertionError: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
-            )
-            for stage in (2, 3)
-        ),
-    ),
-    Rule(
-        name="pipeline.model",
-        check=_model,
-        source="autotune/trial/transformer_shape.py",
-        witnesses=tuple(
-            Witness(
-                broken=Case(ds_config={"zero_optimization": {"stage": 1}}, pp=2, model=model),
-                repaired=Case(ds_config={"zero_optimization": {"stage": 1}}, model=model),
-                consequence="raised",
-                raises=f"NoPipelineError: {pattern}",
-            )
-            for model, pattern in (
-                ({"architecture": "ctrl"}, "model_type ctrl: the pipeline's transformer knows"),
-                ({"architecture": "plain"}, "a factory's model is a module"),
-                ({"lora_rank": 4}, "LoRA: the pipeline's transformer has no adapters"),
-            )
-        ),
-    ),
-    Rule(
-        name="pipeline.layers",
-        check=_layers,
-        source="runtime/utils.py: partition_uniform; autotune/trial/scripts/transformer.py asks "
-        "before, since ranks without a layer fail alone and leave the others waiting",
-        witnesses=(
-            Witness(
-                broken=Case(
-                    ds_config={"zero_optimization": {"stage": 1}},
-                    world=4,
-                    pp=4,
-                    model={"n_layers": 1},
-                ),
-                repaired=Case(
-                    ds_config={"zero_optimization": {"stage": 1}},
-                    world=4,
-                    pp=2,
-                    model={"n_layers": 1},
-                ),
-                consequence="raised",
-                raises="ValueError: pp=4 stages, and 3 layers to cut into them",
-            ),
-        ),
-    ),
-    Rule(
-        name="pipeline.heads",
-        check=_heads,
-        source="autotune/trial/scripts/transformer.py: make_pipeline",
-        witnesses=(
-            Witness(
-                broken=Case(
-                    ds_config={"zero_optimization": {"stage": 1}},
-                    world=4,
-                    tp=2,
-                    pp=2,
-                    model={"n_kv_heads": 1},
-                ),
-                repaired=Case(
-                    ds_config={"zero_optimization": {"stage": 1}},
-                    world=4,
-                    tp=2,
-                    pp=2,
-                ),
-                consequence="raised",
-                raises="ValueError: tp=2 does not divide 4 heads and 1 key-value heads",
-            ),
-        ),
-    ),
-    Rule(
-        name="pipeline.clipping_at_stage_0",
-        check=_clipping,
-        source="runtime/utils.py: clip_grad_norm_ counts a parameter where the rank is the first "
-        "of its model-parallel group (runtime/pipe/topology.py: get_model_parallel_rank)",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=_SGD | {"gradient_clipping": 0.1}, pp=2),
-                repaired=Case(
-                    ds_config=_SGD | {"gradient_clipping": 0.1, "zero_optimization": {"stage": 1}},
-                    pp=2,
-                ),
-                consequence="differs",
-                reads={"norm_is_whole": False},
-            ),
-        ),
-    ),
-    Rule(
-        name="pipeline.bf16_at_stage_0",
-        check=_bf16_at_stage_0,
-        source="runtime/engine.py: _do_optimizer_sanity_check",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=_BF16, pp=2, precision="bf16"),
-                repaired=Case(
-                    ds_config=_BF16 | {"zero_optimization": {"stage": 1}},
-                    pp=2,
-                    precision="bf16",
-                ),
-                consequence="differs",
-                reads={"wrapper": "BF16_Optimizer"},
-            ),
-        ),
-    ),
-    Rule(
-        name="pipeline.overlap_comm",
-        check=_overlap,
-        source="runtime/engine.py: _configure_zero_optimizer",
-        witnesses=(
-            ignored(
-                {"zero_optimization": {"stage": 1, "overlap_comm": True}},
-                {"zero_optimization": {"overlap_comm": None}},
-                pp=2,
-            ),
-        ),
-    ),
-)

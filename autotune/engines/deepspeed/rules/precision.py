@@ -8,23 +8,46 @@ from autotune.engines.deepspeed.rules.adam import (
     cpu_adam_by,
     uses_cpu_adam,
 )
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness, ignored, raised
+from autotune.engines.deepspeed.rules.base import (
+    Setup,
+    differs,
+    ignored,
+    offload,
+    optimizer,
+    raised,
+    zero,
+)
 from autotune.engines.deepspeed.rules.dtypes import (
     CANONICAL,
+    MASTERS,
     OFFLOADED_STATES_SINCE,
+    STATES,
     uses_bf16_optimizer,
 )
-from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.space.rule import Finding, Patch, Rule
+from autotune.engines.deepspeed.rules.zenflow import zenflow_config
+from autotune.space.rule import Finding, Patch, rule
 
 _BF16 = {"bf16": {"enabled": True}}
 _FP16 = {"fp16": {"enabled": True}}
-_OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
-_ADAGRAD = {"optimizer": {"type": "Adagrad", "params": {"torch_adam": None}}}
-_NO_MASTERS = {"bf16_master_weights_and_grads": False, "bf16_optimizer_states": None}
-_ZENFLOW = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
 
 
+def _masters(name: str, **keys: Any) -> dict[str, Any]:
+    return {name: {"enabled": True, f"{name}_master_weights_and_grads": True, **keys}}
+
+
+_WITH_STATES = _masters("bf16", **{STATES: True})
+
+
+@rule(
+    "precision.fp16_and_bf16",
+    "runtime/config.py:511",
+    raised(
+        "AssertionError: bfloat16 and fp16 modes cannot be simultaneously enabled",
+        _FP16 | _BF16,
+        {"fp16": None},
+        precision="bf16",
+    ),
+)
 def _both(setup: Setup) -> Finding | None:
     if setup.section("fp16").get("enabled") is not True or setup.bf16.get("enabled") is not True:
         return None
@@ -35,6 +58,11 @@ def _both(setup: Setup) -> Finding | None:
     return Finding(message=message, changes={loser: {"enabled": False}})
 
 
+@rule(
+    "precision.bfloat16_beside_bf16",
+    "runtime/precision_config.py: get_bfloat16_config",
+    ignored({"bf16": {"enabled": False}, "bfloat16": {"enabled": True}}, acts_with={"bf16": None}),
+)
 def _two_bf16(setup: Setup) -> Finding | None:
     if setup.ds_config.get("bf16") is not None and "bfloat16" in setup.ds_config:
         return Finding(
@@ -45,9 +73,14 @@ def _two_bf16(setup: Setup) -> Finding | None:
     return None
 
 
+@rule(
+    "precision.other_than_asked",
+    "runtime/engine.py: the sections decide, nothing else",
+    differs({"dtype": "float32"}, precision="bf16"),
+)
 def _other_than_asked(setup: Setup) -> Finding | None:
     wanted, found = setup.precision, setup.dtype
-    if wanted is None or found == wanted or _both(setup):
+    if wanted is None or found == wanted or _both.check(setup):
         return None
     names = {"fp16": "fp16", "bf16": setup.bf16_name if found == "bf16" else "bf16"}
     changes = {
@@ -60,6 +93,18 @@ def _other_than_asked(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "precision.unsupported",
+    "runtime/engine.py: _do_sanity_check",
+    raised(
+        "ValueError: Type fp16 is not supported on your device",
+        _FP16,
+        _BF16 | {"fp16": None},
+        precision="fp16",
+        fp16_supported=False,
+        repaired={"precision": "bf16"},
+    ),
+)
 def _unsupported(setup: Setup) -> Finding | None:
     there = setup.environment.precisions
     if setup.dtype in there:
@@ -71,6 +116,19 @@ def _unsupported(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "precision.loss_scale",
+    "runtime/precision_config.py: _validate_dynamic_loss_scale_params",
+    *(
+        raised(
+            f"ValidationError: .*\n.*fp16.{name} must be > 0",
+            {"fp16": {"enabled": True, name: 0}},
+            {"fp16": {"loss_scale": 128}},
+            precision="fp16",
+        )
+        for name in ("loss_scale_window", "min_loss_scale")
+    ),
+)
 def _loss_scale(setup: Setup) -> Finding | None:
     section = setup.section("fp16")
     if section.get("enabled") is not True or section.get("loss_scale", 0) != 0:
@@ -87,9 +145,18 @@ def _loss_scale(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "precision.param_dtype",
+    "runtime/engine.py:1812-1829",
+    raised(
+        "AssertionError: data_types.param_dtype='bf16' conflicts",
+        {"data_types": {"param_dtype": "bf16"}},
+        {"data_types": {"param_dtype": "float32"}},
+    ),
+)
 def _param_dtype(setup: Setup) -> Finding | None:
     wanted = setup.section("data_types").get("param_dtype")
-    if wanted is None or CANONICAL.get(wanted) == setup.dtype or _both(setup):
+    if wanted is None or CANONICAL.get(wanted) == setup.dtype or _both.check(setup):
         return None
     return Finding(
         message=f"data_types.param_dtype={wanted}, while the model trains in {setup.dtype}",
@@ -97,11 +164,20 @@ def _param_dtype(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "precision.accumulation_at_stage_0",
+    "runtime/engine.py:2323",
+    raised(
+        "NotImplementedError: unsupported mix of",
+        _BF16 | {"data_types": {"grad_accum_dtype": "fp32"}},
+        zero(1),
+        precision="bf16",
+    ),
+)
 def _accumulation(setup: Setup) -> Finding | None:
     wanted = setup.section("data_types").get("grad_accum_dtype")
-    if wanted is None or setup.stage != 0 or CANONICAL.get(wanted) == setup.dtype:
-        return None
-    if _both(setup):
+    is_same = wanted is None or CANONICAL.get(wanted) == setup.dtype
+    if is_same or setup.stage != 0 or _both.check(setup):
         return None
     return Finding(
         message=f"data_types.grad_accum_dtype={wanted} with a {setup.dtype} model at stage 0: "
@@ -113,13 +189,25 @@ def _accumulation(setup: Setup) -> Finding | None:
 
 def _low_masters(setup: Setup) -> tuple[str, str] | None:
     """The section and key that ask for 16-bit master weights."""
-    if setup.bf16.get("bf16_master_weights_and_grads") is True:
-        return setup.bf16_name, "bf16_master_weights_and_grads"
+    if setup.bf16.get(MASTERS) is True:
+        return setup.bf16_name, MASTERS
     if setup.section("fp16").get("fp16_master_weights_and_grads") is True:
         return "fp16", "fp16_master_weights_and_grads"
     return None
 
 
+@rule(
+    "precision.master_weights_stage",
+    "runtime/config.py:702-709",
+    *(
+        raised(
+            "AssertionError: .*_master_weights_and_grads is only supported with ZeRO",
+            _masters(name),
+            precision=name,
+        )
+        for name in ("fp16", "bf16")
+    ),
+)
 def _masters_stage(setup: Setup) -> Finding | None:
     if setup.stage > 0 or (found := _low_masters(setup)) is None:
         return None
@@ -130,22 +218,41 @@ def _masters_stage(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "precision.master_weights_offload",
+    "runtime/base_optimizer.py:507-518, zero/stage_1_and_2.py:331, zero/stage3.py:299",
+    *(
+        raised(
+            f"AssertionError: Master weights feature requires ZeRO-{stage} Offload",
+            ds_config,
+            precision=precision,
+        )
+        for stage, precision, ds_config, fix in (
+            (2, "bf16", _masters("bf16") | zero(2), {"bf16": {STATES: True}}),
+            (1, "fp16", _masters("fp16") | offload(1), CPU_ADAM),
+            (2, "bf16", _WITH_STATES | offload(2), CPU_ADAM),
+            (
+                *(2, "bf16", _WITH_STATES | offload(2) | optimizer("Adagrad")),
+                {"bf16": {MASTERS: False, STATES: None}},
+            ),
+            (2, "bf16", _masters("bf16") | zenflow_config(), {"bf16": {MASTERS: False}}),
+        )
+    ),
+)
 def _masters_offload(setup: Setup) -> Finding | None:
     if setup.stage == 0 or (found := _low_masters(setup)) is None:
         return None
     section, key = found
-    version = setup.environment.deepspeed_version
     is_bf16, is_offloaded = section != "fp16", setup.optimizer_offload != "none"
-    if is_bf16 and setup.bf16.get("bf16_optimizer_states") is True:
-        is_asked = is_offloaded and is_at_least(version, OFFLOADED_STATES_SINCE)
-    else:
-        is_asked = True
-    if not is_asked or uses_bf16_optimizer(setup) or (is_offloaded and uses_cpu_adam(setup)):
+    is_asked = is_offloaded and setup.is_at_least(OFFLOADED_STATES_SINCE)
+    if is_bf16 and setup.bf16.get(STATES) is True and not is_asked:
+        return None
+    if uses_bf16_optimizer(setup) or (is_offloaded and uses_cpu_adam(setup)):
         return None
     if is_bf16 and not is_offloaded:
-        changes: Patch = {section: {"bf16_optimizer_states": True}}
+        changes: Patch = {section: {STATES: True}}
     else:
-        off = {key: False} | ({"bf16_optimizer_states": None} if is_bf16 else {})
+        off = {key: False} | ({STATES: None} if is_bf16 else {})
         changes = (is_offloaded and cpu_adam_by(setup)) or {section: off}
     return Finding(
         message=f"{section}.{key} needs offload_optimizer and DeepSpeed's CPU Adam: the offload "
@@ -154,183 +261,19 @@ def _masters_offload(setup: Setup) -> Finding | None:
     )
 
 
-def _states_alone(setup: Setup) -> Finding | None:
-    if setup.bf16.get("bf16_optimizer_states") is not True:
-        return None
-    if setup.bf16.get("bf16_master_weights_and_grads") is True:
-        return None
-    section = setup.bf16_name
-    return Finding(
-        message=f"{section}.bf16_optimizer_states without bf16_master_weights_and_grads",
-        changes={section: {"bf16_master_weights_and_grads": True}},
-    )
-
-
-def _zero(stage: int, **keys: Any) -> dict[str, Any]:
-    return {"zero_optimization": {"stage": stage, **keys}}
-
-
-def _masters(name: str, *, on: bool = True) -> dict[str, Any]:
-    return {name: {"enabled": True, f"{name}_master_weights_and_grads": on}}
-
-
-def _with_states() -> dict[str, Any]:
-    return {"bf16": _masters("bf16")["bf16"] | {"bf16_optimizer_states": True}}
-
-
-RULES = (
-    Rule(
-        name="precision.fp16_and_bf16",
-        check=_both,
-        source="runtime/config.py:511",
-        witnesses=(
-            raised(
-                "AssertionError: bfloat16 and fp16 modes cannot be simultaneously enabled",
-                _FP16 | _BF16,
-                {"fp16": None},
-                precision="bf16",
-            ),
-        ),
-    ),
-    Rule(
-        name="precision.bfloat16_beside_bf16",
-        check=_two_bf16,
-        source="runtime/precision_config.py: get_bfloat16_config",
-        witnesses=(
-            ignored(
-                {"bf16": {"enabled": False}, "bfloat16": {"enabled": True}},
-                {"bfloat16": None},
-                acts_with={"bf16": None},
-            ),
-        ),
-    ),
-    Rule(
-        name="precision.other_than_asked",
-        check=_other_than_asked,
-        source="runtime/engine.py: the sections decide, nothing else",
-        witnesses=(
-            Witness(
-                broken=Case(precision="bf16"),
-                repaired=Case(ds_config=_BF16, precision="bf16"),
-                consequence="differs",
-                reads={"dtype": "float32"},
-            ),
-        ),
-    ),
-    Rule(
-        name="precision.unsupported",
-        check=_unsupported,
-        source="runtime/engine.py: _do_sanity_check",
-        witnesses=(
-            Witness(
-                broken=Case(ds_config=_FP16, precision="fp16", fp16_supported=False),
-                repaired=Case(ds_config=_BF16, precision="bf16", fp16_supported=False),
-                consequence="raised",
-                raises="ValueError: Type fp16 is not supported on your device",
-            ),
-        ),
-    ),
-    Rule(
-        name="precision.loss_scale",
-        check=_loss_scale,
-        source="runtime/precision_config.py: _validate_dynamic_loss_scale_params",
-        witnesses=tuple(
-            raised(
-                f"ValidationError: .*\n.*fp16.{name} must be > 0",
-                {"fp16": {"enabled": True, name: 0}},
-                {"fp16": {"loss_scale": 128}},
-                precision="fp16",
-            )
-            for name in ("loss_scale_window", "min_loss_scale")
-        ),
-    ),
-    Rule(
-        name="precision.param_dtype",
-        check=_param_dtype,
-        source="runtime/engine.py:1812-1829",
-        witnesses=(
-            raised(
-                "AssertionError: data_types.param_dtype='bf16' conflicts",
-                {"data_types": {"param_dtype": "bf16"}},
-                {"data_types": {"param_dtype": "float32"}},
-            ),
-        ),
-    ),
-    Rule(
-        name="precision.accumulation_at_stage_0",
-        check=_accumulation,
-        source="runtime/engine.py:2323",
-        witnesses=(
-            raised(
-                "NotImplementedError: unsupported mix of",
-                _BF16 | {"data_types": {"grad_accum_dtype": "fp32"}},
-                _zero(1),
-                precision="bf16",
-            ),
-        ),
-    ),
-    Rule(
-        name="precision.master_weights_stage",
-        check=_masters_stage,
-        source="runtime/config.py:702-709",
-        witnesses=tuple(
-            raised(
-                "AssertionError: .*_master_weights_and_grads is only supported with ZeRO",
-                _masters(name),
-                _masters(name, on=False),
-                precision=name,
-            )
-            for name in ("fp16", "bf16")
-        ),
-    ),
-    Rule(
-        name="precision.master_weights_offload",
-        check=_masters_offload,
-        source="runtime/base_optimizer.py:507-518, zero/stage_1_and_2.py:331, zero/stage3.py:299",
-        witnesses=(
-            raised(
-                "AssertionError: Master weights feature requires ZeRO-2 Offload",
-                _masters("bf16") | _zero(2),
-                {"bf16": {"bf16_optimizer_states": True}},
-                precision="bf16",
-            ),
-            raised(
-                "AssertionError: Master weights feature requires ZeRO-1 Offload",
-                _masters("fp16") | _zero(1, **_OFFLOAD),
-                CPU_ADAM,
-                precision="fp16",
-            ),
-            raised(
-                "AssertionError: Master weights feature requires ZeRO-2 Offload",
-                _with_states() | _zero(2, **_OFFLOAD),
-                CPU_ADAM,
-                precision="bf16",
-            ),
-            raised(
-                "AssertionError: Master weights feature requires ZeRO-2 Offload",
-                _with_states() | _zero(2, **_OFFLOAD) | _ADAGRAD,
-                {"bf16": {"enabled": True, **_NO_MASTERS}},
-                precision="bf16",
-            ),
-            raised(
-                "AssertionError: Master weights feature requires ZeRO-2 Offload",
-                _masters("bf16") | _zero(2, **_OFFLOAD, zenflow=_ZENFLOW) | CPU_ADAM,
-                {"bf16": {"bf16_master_weights_and_grads": False}},
-                precision="bf16",
-            ),
-        ),
-    ),
-    Rule(
-        name="precision.optimizer_states_alone",
-        check=_states_alone,
-        source="runtime/config.py:714",
-        witnesses=(
-            raised(
-                "AssertionError: bf16_optimizer_states requires",
-                {"bf16": {"enabled": True, "bf16_optimizer_states": True}} | _zero(2),
-                _masters("bf16"),
-                precision="bf16",
-            ),
-        ),
+@rule(
+    "precision.optimizer_states_alone",
+    "runtime/config.py:714",
+    raised(
+        "AssertionError: bf16_optimizer_states requires",
+        zero(2) | {"bf16": {"enabled": True, STATES: True}},
+        precision="bf16",
     ),
 )
+def _states_alone(setup: Setup) -> Finding | None:
+    if setup.bf16.get(STATES) is not True or setup.bf16.get(MASTERS) is True:
+        return None
+    return Finding(
+        message=f"{setup.bf16_name}.{STATES} without {MASTERS}",
+        changes={setup.bf16_name: {MASTERS: True}},
+    )

@@ -1,10 +1,9 @@
 """The scheduler section: types that DeepSpeed builds, and the parameters that they need."""
 
-from difflib import get_close_matches
 from typing import Any
 
-from autotune.engines.deepspeed.rules.base import Setup, as_section, raised
-from autotune.space.rule import Finding, Rule
+from autotune.engines.deepspeed.rules.base import Setup, as_section, raised, unknown_type
+from autotune.space.rule import Finding, rule
 
 _REQUIRED = {
     "LRRangeTest": (),
@@ -29,25 +28,54 @@ def _type(setup: Setup) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def _scheduler(kind: str, **params: Any) -> dict[str, Any]:
+    return {"scheduler": {"type": kind, "params": params}}
+
+
+@rule(
+    "scheduler.unknown_type",
+    "runtime/engine.py: _scheduler_from_config",
+    raised(
+        "AssertionError: DeepSpeed does not recognize LR scheduler WarmupCosine",
+        _scheduler("WarmupCosine", total_num_steps=10),
+        {"scheduler": {"type": "WarmupCosineLR"}},
+    ),
+    raised(
+        "AssertionError: DeepSpeed does not recognize LR scheduler warmuplr",
+        _scheduler("warmuplr"),
+    ),
+)
 def _unknown_type(setup: Setup) -> Finding | None:
     name = _type(setup)
     if name is None or name in _REQUIRED or name in _TORCH:
         return None
-    spelled = {known.lower(): known for known in (*_REQUIRED, *_TORCH)}
-    near = get_close_matches(name.lower(), spelled, n=1)
-    best = spelled[near[0]] if near else "WarmupDecayLR"
-    is_same = name.lower() in spelled
-    return Finding(
-        message=f"scheduler.type={name} is neither one of DeepSpeed's nor, to the letter, one of "
-        "torch.optim.lr_scheduler's",
-        changes={"scheduler": {"type": best}} if is_same else {},
-        advice="" if is_same else f"set scheduler.type to one, such as {best}",
-    )
+    known = (*_REQUIRED, *_TORCH)
+    return unknown_type("scheduler", name, known, "WarmupDecayLR", "torch.optim.lr_scheduler")
 
 
+@rule(
+    "scheduler.params",
+    "runtime/engine.py: _scheduler_from_config, runtime/lr_schedules.py",
+    raised(
+        r"TypeError: .* argument after \*\* must be a mapping, not NoneType",
+        {"scheduler": {"type": "WarmupLR"}},
+    ),
+    *(
+        raised(
+            f"TypeError: .* missing {len(needed)} required positional argument",
+            _scheduler(kind),
+            _scheduler(kind, **needed),
+        )
+        for kind, needed in (
+            ("WarmupDecayLR", {"total_num_steps": 10}),
+            ("WarmupCosineLR", {"total_num_steps": 10}),
+            ("OneCycle", {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-3}),
+        )
+    ),
+)
 def _params(setup: Setup) -> Finding | None:
     section, name = setup.section("scheduler"), _type(setup)
-    if name is None or _unknown_type(setup):
+    if name is None or _unknown_type.check(setup):
         return None
     given = section.get("params")
     missing = [key for key in _REQUIRED.get(name, ()) if key not in as_section(given)]
@@ -61,52 +89,3 @@ def _params(setup: Setup) -> Finding | None:
         changes={"scheduler": {"params": {}}},
         advice="set scheduler.params to {}",
     )
-
-
-def _scheduler(kind: str, **params: Any) -> dict[str, Any]:
-    return {"scheduler": {"type": kind, "params": params}}
-
-
-RULES = (
-    Rule(
-        name="scheduler.unknown_type",
-        check=_unknown_type,
-        source="runtime/engine.py: _scheduler_from_config",
-        witnesses=(
-            raised(
-                "AssertionError: DeepSpeed does not recognize LR scheduler WarmupCosine",
-                _scheduler("WarmupCosine", total_num_steps=10),
-                {"scheduler": {"type": "WarmupCosineLR"}},
-            ),
-            raised(
-                "AssertionError: DeepSpeed does not recognize LR scheduler warmuplr",
-                _scheduler("warmuplr"),
-                {"scheduler": {"type": "WarmupLR"}},
-            ),
-        ),
-    ),
-    Rule(
-        name="scheduler.params",
-        check=_params,
-        source="runtime/engine.py: _scheduler_from_config, runtime/lr_schedules.py",
-        witnesses=(
-            raised(
-                r"TypeError: .* argument after \*\* must be a mapping, not NoneType",
-                {"scheduler": {"type": "WarmupLR"}},
-                {"scheduler": {"params": {}}},
-            ),
-            *(
-                raised(
-                    f"TypeError: .* missing {len(needed)} required positional argument",
-                    _scheduler(kind),
-                    _scheduler(kind, **needed),
-                )
-                for kind, needed in (
-                    ("WarmupDecayLR", {"total_num_steps": 10}),
-                    ("WarmupCosineLR", {"total_num_steps": 10}),
-                    ("OneCycle", {"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-3}),
-                )
-            ),
-        ),
-    ),
-)

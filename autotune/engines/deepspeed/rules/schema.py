@@ -15,13 +15,17 @@ from autotune.engines.deepspeed.rules.base import (
     as_section,
     converted,
     ignored,
+    offload,
+    params,
     patch,
     raised,
+    removal,
+    zero,
 )
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.engines.deepspeed.rules.sections import PARAMS, dotted, is_auto, meaning, sections
-from autotune.engines.deepspeed.rules.values import Section
-from autotune.space.rule import Finding, Rule, listed
+from autotune.engines.deepspeed.rules.zenflow import zenflow_config
+from autotune.space.rule import Finding, listed, rule
 
 _ALL_KEYS: Mapping[str, tuple[str, ...]] = {
     path: tuple(name for name, key in section.keys.items() if not key.removed_in)
@@ -65,35 +69,120 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
     )
 
 
+@rule(
+    "schema.section_value",
+    "runtime/zero/config.py, offload_config.py, precision_config.py: pydantic fields",
+    raised("stage\n.*Input should be 0, 1, 2", zero("two"), zero(2)),
+    raised("stage\n.*Input should be 0, 1, 2", zero(4), zero(3)),
+    *(
+        raised(pattern, zero(stage, **{name: bad}), zero(**{name: good}))
+        for pattern, stage, name, bad, good in (
+            ("reduce_bucket_size\n.*greater than 0", 2, "reduce_bucket_size", 0, 1),
+            ("reduce_bucket_size\n.*fractional part", 2, "reduce_bucket_size", 1.5, 2e3),
+            (
+                "stage3_prefetch_bucket_size\n.*greater than or equal to 0",
+                *(3, "stage3_prefetch_bucket_size", -1, 0),
+            ),
+            ("overlap_comm\n.*valid boolean", 2, "overlap_comm", "maybe", True),
+        )
+    ),
+    raised(
+        "offload_optimizer.device\n.*'none', 'cpu' or 'nvme'", offload(2, device="gpu"), offload()
+    ),
+    raised(
+        "ValidationError: .*DeepSpeedFP16Config\nloss_scale",
+        {"fp16": {"loss_scale": -1}},
+        {"fp16": {"loss_scale": 0}},
+    ),
+    raised(
+        "zenflow.topk_ratio\n.*less than 1",
+        zenflow_config(topk_ratio=7),
+        zero(zenflow={"topk_ratio": 0.1}),
+    ),
+    raised(
+        "zenflow\n.*select_strategy must be one of",
+        zenflow_config(select_strategy="steps"),
+        zero(zenflow={"select_strategy": "step"}),
+    ),
+    raised(
+        "leaf_module.names\n.*valid list",
+        zero(3, leaf_module={"names": 1}),
+        zero(leaf_module={"names": ["lm_head"]}),
+    ),
+    raised(
+        "ValueError: 'fp8' is not a valid DtypeEnum",
+        {"data_types": {"grad_accum_dtype": "fp8"}},
+        {"data_types": {"grad_accum_dtype": "fp32"}},
+    ),
+    converted(
+        zero(2, reduce_bucket_size="2000", overlap_comm="true", reduce_scatter=0),
+        zero(2, reduce_bucket_size=2000, overlap_comm=True, reduce_scatter=False),
+    ),
+)
 def _section_value(setup: Setup) -> Finding | None:
     return _wrong_values(setup, top_level=False)
 
 
+@rule(
+    "schema.top_level_value",
+    "runtime/config.py: read without a check, used where it hurts or as it is",
+    *(
+        raised(pattern, {name: bad}, {name: good})
+        for pattern, name, bad, good in (
+            ("TypeError: '>' not supported", "train_micro_batch_size_per_gpu", "1", 1),
+            ("TypeError: '>' not supported", "gradient_clipping", "1.0", 1.0),
+            (
+                "ValueError: Invalid communication_data_type",
+                "communication_data_type",
+                "fp8",
+                "fp32",
+            ),
+            ("ValueError: Invalid gradient_allreduce_op", "gradient_allreduce_op", "max", "mean"),
+        )
+    ),
+    raised("TypeError: .* must be a mapping", {"zero_optimization": "stage 2"}, zero(2)),
+    converted(
+        {"wall_clock_breakdown": 1, "steps_per_print": 1e5, "train_batch_size": 4.0},
+        {"wall_clock_breakdown": True, "steps_per_print": 100_000, "train_batch_size": 4},
+    ),
+)
 def _top_level_value(setup: Setup) -> Finding | None:
     return _wrong_values(setup, top_level=True)
 
 
-def _means_auto(section: Section, name: str) -> bool:
-    """Whether DeepSpeed gives the word a meaning at a key, or does not know the key anyway."""
-    key = section.keys.get(name)
-    return key is None or key.accepts("auto")
-
-
 def _auto(setup: Setup, *, strict: bool) -> list[tuple[str, str]]:
-    """Section and name of every "auto", in the strict sections or in the others."""
+    """Section and name of every "auto", in the strict sections or in the others.
+
+    But for keys where DeepSpeed gives the word a meaning, or that it does not know anyway.
+    """
     found = [
         (path, str(name))
         for path, content, section in sections(setup.ds_config)
-        if section.is_strict(setup.environment.deepspeed_version) == strict
+        if section.is_strict(setup.version) == strict
         for name, value in content.items()
-        if is_auto(value) and not _means_auto(section, name)
+        if is_auto(value) and (key := section.keys.get(name)) and not key.accepts("auto")
     ]
     for path in () if strict else PARAMS:
-        params = as_section(setup.section(path.partition(".")[0]).get("params"))
-        found += [(path, str(name)) for name, value in params.items() if str(value) == "auto"]
+        given = as_section(setup.section(path.partition(".")[0]).get("params"))
+        found += [(path, str(name)) for name, value in given.items() if str(value) == "auto"]
     return found
 
 
+@rule(
+    "schema.auto_unresolved",
+    "runtime/config.py:596: compares the text with 0; runtime/lr_schedules.py",
+    raised(
+        "TypeError: '>' not supported",
+        {"train_micro_batch_size_per_gpu": "auto"},
+        {"train_micro_batch_size_per_gpu": 1},
+    ),
+    raised("TypeError", params(lr="auto"), params(lr=1e-3)),
+    raised(
+        "ValueError: warmup_num_steps must be a positive integer, got auto",
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}},
+        {"scheduler": {"params": {"warmup_num_steps": 10}}},
+    ),
+)
 def _auto_unresolved(setup: Setup) -> Finding | None:
     found = [dotted(path, name) for path, name in _auto(setup, strict=False)]
     if not found:
@@ -105,17 +194,19 @@ def _auto_unresolved(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "schema.auto_dropped",
+    "runtime/config_utils.py:54-57",
+    ignored(zero(2, reduce_bucket_size="auto")),
+)
 def _auto_dropped(setup: Setup) -> Finding | None:
-    changes: dict[str, Any] = {}
     found = _auto(setup, strict=True)
-    for path, name in found:
-        changes = merge(changes, patch(path, {name: None}))
     if not found:
         return None
     return Finding(
         message=f'"auto" at {", ".join(dotted(*where) for where in found)}: DeepSpeed drops it '
         "and uses its own default",
-        changes=changes,
+        changes=removal(found),
         advice="or write the value",
     )
 
@@ -123,15 +214,12 @@ def _auto_dropped(setup: Setup) -> Finding | None:
 def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Finding | None:
     told = []
     changes: dict[str, Any] = {}
-    version = setup.environment.deepspeed_version
     for path, content, section in sections(setup.ds_config):
-        if section.is_strict(version) != strict or top_level == bool(path):
+        if section.is_strict(setup.version) != strict or top_level == bool(path):
             continue
         here: dict[str, Any] = {}
         for name in content:
-            if name in section.keys:
-                continue
-            if not strict and _is_remark(name):
+            if name in section.keys or (not strict and _is_remark(name)):
                 continue
             near = get_close_matches(str(name), _ALL_KEYS[path], n=1, cutoff=_LIKENESS)
             guess = f"did you mean {near[0]}?" if near else "nothing that is known is like it"
@@ -148,265 +236,98 @@ def _is_remark(name: object) -> bool:
     return str(name).startswith(("_", "//", "#")) or name == "comment"
 
 
+@rule(
+    "schema.unknown_key",
+    "runtime/config_utils.py: extra=forbid in DeepSpeed's pydantic sections",
+    raised("overlap_com\n.*Extra inputs are not permitted", zero(2, overlap_com=True)),
+    raised(
+        "offload_optimizer.pin_mem\n.*Extra inputs are not permitted", offload(2, pin_mem=True)
+    ),
+    raised(
+        "zenflow.topk\n.*Extra inputs are not permitted",
+        zenflow_config(topk=0.1),
+        zero(zenflow={"topk": None, "topk_ratio": 0.1}),
+    ),
+    raised(
+        "leaf_module.topk\n.*Extra inputs are not permitted", zero(3, leaf_module={"topk": 0.1})
+    ),
+)
 def _unknown_strict(setup: Setup) -> Finding | None:
     return _unknown(setup, strict=True, top_level=False)
 
 
+@rule(
+    "schema.unknown_top_level_key",
+    "runtime/config.py: reads the keys that it knows",
+    ignored({"gradient_cliping": 0.01}, {"gradient_cliping": None}),
+)
 def _unknown_top_level(setup: Setup) -> Finding | None:
     return _unknown(setup, strict=False, top_level=True)
 
 
+@rule(
+    "schema.unknown_plain_key",
+    "runtime/config.py: reads the keys that it knows",
+    ignored(zero(1) | {"data_types": {"grad_acum_dtype": "bf16"}}, {"data_types": None}),
+)
 def _unknown_plain(setup: Setup) -> Finding | None:
     return _unknown(setup, strict=False, top_level=False)
 
 
+@rule(
+    "schema.deprecated_with_new",
+    "runtime/config_utils.py:90",
+    *(
+        raised(
+            f"AssertionError: Cannot provide deprecated parameter '{old}'",
+            zero(3, **{old: True}, **new),
+        )
+        for old, new in (
+            ("cpu_offload", {"offload_optimizer": {"device": "cpu"}}),
+            ("cpu_offload_param", {"offload_param": {"device": "cpu"}}),
+            (
+                "stage3_gather_fp16_weights_on_model_save",
+                {"stage3_gather_16bit_weights_on_model_save": True},
+            ),
+        )
+    ),
+)
 def _deprecated_pair(setup: Setup) -> Finding | None:
-    zero = setup.zero
-    found = [(old, new) for old, new in DEPRECATED.items() if old in zero and new in zero]
+    found = [(old, new) for old, new in DEPRECATED.items() if {old, new} <= setup.zero.keys()]
     if not found:
         return None
     pairs = "; ".join(f"zero_optimization.{old} beside {new}" for old, new in found)
     return Finding(
         message=f"{pairs}: the first is the deprecated name of the second",
-        changes={"zero_optimization": {old: None for old, _ in found}},
+        changes=zero(**{old: None for old, _ in found}),
     )
 
 
+@rule(
+    "schema.spelled_twice",
+    "runtime/zero/config.py: field name and alias",
+    raised(
+        "prefetch_bucket_size\n.*Extra inputs are not permitted",
+        zero(3, prefetch_bucket_size=10, stage3_prefetch_bucket_size=20),
+    ),
+)
 def _spelled_twice(setup: Setup) -> Finding | None:
-    zero = setup.zero
-    found = [(b, a) for b, a in SPELLINGS.items() if a in zero and b in zero]
+    given = setup.zero
+    found = [(b, a) for b, a in SPELLINGS.items() if {a, b} <= given.keys()]
     if not found:
         return None
     pairs = "; ".join(
-        f"zero_optimization.{first}={zero[first]!r} and {second}={zero[second]!r}"
+        f"zero_optimization.{first}={given[first]!r} and {second}={given[second]!r}"
         for second, first in found
     )
     return Finding(
-        message=f"{pairs} are the same key",
-        changes={"zero_optimization": {second: None for second, _ in found}},
+        message=f"{pairs} are the same key", changes=zero(**{second: None for second, _ in found})
     )
 
 
-def _zero(stage: Any, **keys: Any) -> dict[str, Any]:
-    return {"zero_optimization": {"stage": stage, **keys}}
-
-
-_ZENFLOW = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
-
-
-def _zenflow(keys: Mapping[str, Any]) -> dict[str, Any]:
-    offload = {"offload_optimizer": {"device": "cpu"}}
-    return _zero(2, zenflow={**_ZENFLOW, **keys}, **offload) | {
-        "optimizer": {"params": {"torch_adam": None}}
-    }
-
-
-BLOCKING = (
-    Rule(
-        name="schema.section_value",
-        check=_section_value,
-        source="runtime/zero/config.py, offload_config.py, precision_config.py: pydantic fields",
-        witnesses=(
-            raised("stage\n.*Input should be 0, 1, 2", _zero("two"), _zero(2)),
-            raised("stage\n.*Input should be 0, 1, 2", _zero(4), _zero(3)),
-            raised(
-                "reduce_bucket_size\n.*greater than 0",
-                _zero(2, reduce_bucket_size=0),
-                _zero(2, reduce_bucket_size=1),
-            ),
-            raised(
-                "reduce_bucket_size\n.*fractional part",
-                _zero(2, reduce_bucket_size=1.5),
-                _zero(2, reduce_bucket_size=2e3),
-            ),
-            raised(
-                "stage3_prefetch_bucket_size\n.*greater than or equal to 0",
-                _zero(3, stage3_prefetch_bucket_size=-1),
-                _zero(3, stage3_prefetch_bucket_size=0),
-            ),
-            raised(
-                "overlap_comm\n.*valid boolean",
-                _zero(2, overlap_comm="maybe"),
-                _zero(2, overlap_comm=True),
-            ),
-            raised(
-                "offload_optimizer.device\n.*'none', 'cpu' or 'nvme'",
-                _zero(2, offload_optimizer={"device": "gpu"}),
-                _zero(2, offload_optimizer={"device": "cpu"}),
-            ),
-            raised(
-                "ValidationError: .*DeepSpeedFP16Config\nloss_scale",
-                {"fp16": {"loss_scale": -1}},
-                {"fp16": {"loss_scale": 0}},
-            ),
-            raised(
-                "zenflow.topk_ratio\n.*less than 1",
-                _zenflow({"topk_ratio": 7}),
-                _zero(2, zenflow={"topk_ratio": 0.1}),
-            ),
-            raised(
-                "zenflow\n.*select_strategy must be one of",
-                _zenflow({"select_strategy": "steps"}),
-                _zero(2, zenflow={"select_strategy": "step"}),
-            ),
-            raised(
-                "leaf_module.names\n.*valid list",
-                _zero(3, leaf_module={"names": 1}),
-                _zero(3, leaf_module={"names": ["lm_head"]}),
-            ),
-            raised(
-                "ValueError: 'fp8' is not a valid DtypeEnum",
-                {"data_types": {"grad_accum_dtype": "fp8"}},
-                {"data_types": {"grad_accum_dtype": "fp32"}},
-            ),
-            converted(
-                _zero(2, reduce_bucket_size="2000", overlap_comm="true", reduce_scatter=0),
-                _zero(2, reduce_bucket_size=2000, overlap_comm=True, reduce_scatter=False),
-            ),
-        ),
-    ),
-    Rule(
-        name="schema.top_level_value",
-        check=_top_level_value,
-        source="runtime/config.py: read without a check, used where it hurts or as it is",
-        witnesses=(
-            raised(
-                "TypeError: '>' not supported",
-                {"train_micro_batch_size_per_gpu": "1"},
-                {"train_micro_batch_size_per_gpu": 1},
-            ),
-            raised(
-                "TypeError: '>' not supported",
-                {"gradient_clipping": "1.0"},
-                {"gradient_clipping": 1.0},
-            ),
-            raised(
-                "ValueError: Invalid communication_data_type",
-                {"communication_data_type": "fp8"},
-                {"communication_data_type": "fp32"},
-            ),
-            raised(
-                "ValueError: Invalid gradient_allreduce_op",
-                {"gradient_allreduce_op": "max"},
-                {"gradient_allreduce_op": "mean"},
-            ),
-            raised("TypeError: .* must be a mapping", {"zero_optimization": "stage 2"}, _zero(2)),
-            converted(
-                {"wall_clock_breakdown": 1, "steps_per_print": 1e5, "train_batch_size": 4.0},
-                {"wall_clock_breakdown": True, "steps_per_print": 100_000, "train_batch_size": 4},
-            ),
-        ),
-    ),
-    Rule(
-        name="schema.auto_unresolved",
-        check=_auto_unresolved,
-        source="runtime/config.py:596: compares the text with 0; runtime/lr_schedules.py",
-        witnesses=(
-            raised(
-                "TypeError: '>' not supported",
-                {"train_micro_batch_size_per_gpu": "auto"},
-                {"train_micro_batch_size_per_gpu": 1},
-            ),
-            raised(
-                "TypeError",
-                {"optimizer": {"params": {"lr": "auto"}}},
-                {"optimizer": {"params": {"lr": 1e-3}}},
-            ),
-            raised(
-                "ValueError: warmup_num_steps must be a positive integer, got auto",
-                {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}},
-                {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}},
-            ),
-        ),
-    ),
-    Rule(
-        name="schema.auto_dropped",
-        check=_auto_dropped,
-        source="runtime/config_utils.py:54-57",
-        witnesses=(
-            ignored(_zero(2, reduce_bucket_size="auto"), _zero(2, reduce_bucket_size=None)),
-        ),
-    ),
-)
+BLOCKING = (_section_value, _top_level_value, _auto_unresolved, _auto_dropped)
 """Rules after which the others would read nonsense: where one of these refuses, only these do."""
 
 KEY_RULES = (
-    Rule(
-        name="schema.unknown_key",
-        check=_unknown_strict,
-        source="runtime/config_utils.py: extra=forbid in DeepSpeed's pydantic sections",
-        witnesses=(
-            raised(
-                "overlap_com\n.*Extra inputs are not permitted",
-                _zero(2, overlap_com=True),
-                _zero(2, overlap_com=None, overlap_comm=True),
-            ),
-            raised(
-                "offload_optimizer.pin_mem\n.*Extra inputs are not permitted",
-                _zero(2, offload_optimizer={"device": "cpu", "pin_mem": True}),
-                _zero(2, offload_optimizer={"pin_mem": None, "pin_memory": True}),
-            ),
-            raised(
-                "zenflow.topk\n.*Extra inputs are not permitted",
-                _zenflow({"topk": 0.1}),
-                _zero(2, zenflow={"topk": None, "topk_ratio": 0.1}),
-            ),
-            raised(
-                "leaf_module.topk\n.*Extra inputs are not permitted",
-                _zero(3, leaf_module={"topk": 0.1}),
-                _zero(3, leaf_module={"topk": None}),
-            ),
-        ),
-    ),
-    Rule(
-        name="schema.unknown_top_level_key",
-        check=_unknown_top_level,
-        source="runtime/config.py: reads the keys that it knows",
-        witnesses=(
-            ignored(
-                {"gradient_cliping": 0.01},
-                {"gradient_cliping": None},
-            ),
-        ),
-    ),
-    Rule(
-        name="schema.unknown_plain_key",
-        check=_unknown_plain,
-        source="runtime/config.py: reads the keys that it knows",
-        witnesses=(
-            ignored(_zero(1) | {"data_types": {"grad_acum_dtype": "bf16"}}, {"data_types": None}),
-        ),
-    ),
-    Rule(
-        name="schema.deprecated_with_new",
-        check=_deprecated_pair,
-        source="runtime/config_utils.py:90",
-        witnesses=tuple(
-            raised(
-                f"AssertionError: Cannot provide deprecated parameter '{old}'",
-                _zero(3, **{old: True}, **new),
-                _zero(3, **{old: None}),
-            )
-            for old, new in (
-                ("cpu_offload", {"offload_optimizer": {"device": "cpu"}}),
-                ("cpu_offload_param", {"offload_param": {"device": "cpu"}}),
-                (
-                    "stage3_gather_fp16_weights_on_model_save",
-                    {"stage3_gather_16bit_weights_on_model_save": True},
-                ),
-            )
-        ),
-    ),
-    Rule(
-        name="schema.spelled_twice",
-        check=_spelled_twice,
-        source="runtime/zero/config.py: field name and alias",
-        witnesses=(
-            raised(
-                "prefetch_bucket_size\n.*Extra inputs are not permitted",
-                _zero(3, prefetch_bucket_size=10, stage3_prefetch_bucket_size=20),
-                _zero(3, prefetch_bucket_size=None),
-            ),
-        ),
-    ),
+    *(_unknown_strict, _unknown_top_level, _unknown_plain, _deprecated_pair, _spelled_twice),
 )

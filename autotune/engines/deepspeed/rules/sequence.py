@@ -4,32 +4,46 @@ Stages 0 to 3, offload, recomputation, LoRA, fp16 and bf16 train the losses and 
 whole model (DeepSpeed 0.19.8, SGD without clipping: tests/trial/test_split_real.py).
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
+from autotune.engines.deepspeed.rules.base import Setup, Witness, autotp, ignored, raised, zero
 from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
-from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.space.rule import Finding, Rule
+from autotune.space.rule import Finding, rule
 
 _KEY = "sequence_parallel_size"
-_ON = {_KEY: 2}
-
-
+_ON: dict[str, Any] = {_KEY: 2}
 _SINCE = "0.18.2"
 
 
+def _raised(pattern: str, ds_config: dict[str, Any] = _ON, **more: Any) -> Witness:
+    """A witness that splits its sequences over two ranks, and is repaired if it splits none."""
+    off: dict[str, Any] = {"fix": {_KEY: None}, "repaired": {"sp_by_script": 1}}
+    return raised(pattern, ds_config, sp_by_script=2, **off, **more)
+
+
+@rule(
+    "sequence.release",
+    "ulysses_sp.py: register_with_transformers (no such file before 0.17.0); DeepSpeed PR 7638",
+    _raised(
+        "ModuleNotFoundError: No module named 'deepspeed.runtime.sequence_parallel",
+        deepspeed="0.16.9",
+    ),
+)
 def _release(setup: Setup) -> Finding | None:
-    version = setup.environment.deepspeed_version
-    if setup.sp_by_script == 1 or is_at_least(version, _SINCE):
+    if setup.sp_by_script == 1 or setup.is_at_least(_SINCE):
         return None
     return Finding(
-        message=f"sp={setup.sp_by_script}: DeepSpeed {version} lacks Ulysses for built models and "
-        f"samples of any length ({_SINCE} has it)",
+        message=f"sp={setup.sp_by_script}: DeepSpeed {setup.version} lacks Ulysses for built "
+        f"models and samples of any length ({_SINCE} has it)",
         advice=f"set sp to 1, or install deepspeed>={_SINCE}",
     )
 
 
+@rule(
+    "sequence.world",
+    "parallel_state_sp.py: initialize_sequence_parallel",
+    _raised(r"RuntimeError: world_size \(3\) is not divisible", world=3),
+)
 def _world(setup: Setup) -> Finding | None:
     sp, size = setup.sp_by_script, setup.tp * setup.pp * setup.sp_by_script
     if sp == 1 or setup.world % size == 0 or setup.world % (setup.tp * setup.pp):
@@ -41,6 +55,12 @@ def _world(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "sequence.degree",
+    "runtime/config.py: where zero.Init reads the world without the script's groups; "
+    "the engine itself goes by the groups alone",
+    ignored(sp_by_script=2),
+)
 def _degree(setup: Setup) -> Finding | None:
     sp, size = setup.sp_by_script, setup.ds_config.get(_KEY, 1)
     if sp == 1 or (size == sp and setup.ds_config.get("data_parallel_size") is None):
@@ -52,6 +72,14 @@ def _degree(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "sequence.heads",
+    "ulysses_sp.py: UlyssesSPAttentionHF",
+    _raised(
+        "ValueError: Attention head count 3 is not divisible by SP size 2",
+        model={"n_heads": 3, "n_kv_heads": 1, "hidden": 48},
+    ),
+)
 def _heads(setup: Setup) -> Finding | None:
     sp = setup.sp_by_script
     if sp == 1 or setup.model is None or setup.model.n_heads % sp == 0:
@@ -64,9 +92,17 @@ def _heads(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "sequence.kv_heads",
+    "ulysses_sp.py: UlyssesSPAttentionHF; fewer than sp are repeated",
+    _raised(
+        "ValueError: KV attention head count 3 is not divisible by SP size 2",
+        model={"n_heads": 6, "n_kv_heads": 3, "hidden": 48},
+    ),
+)
 def _kv_heads(setup: Setup) -> Finding | None:
     sp = setup.sp_by_script
-    if sp == 1 or setup.model is None or _heads(setup):
+    if sp == 1 or setup.model is None or _heads.check(setup):
         return None
     heads = setup.model.n_kv_heads
     if heads % sp == 0 or sp % heads == 0:
@@ -77,6 +113,17 @@ def _kv_heads(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "sequence.length",
+    "ulysses_sp.py: UlyssesSPDataLoaderAdapter.refill; autotune/trial/scripts/train.py",
+    raised(
+        "ValueError: 15 tokens cannot be split over 2 ranks",
+        _ON,
+        sp_by_script=2,
+        seq_len=15,
+        repaired={"seq_len": 14},
+    ),
+)
 def _length(setup: Setup) -> Finding | None:
     sp = setup.sp_by_script
     if sp == 1 or setup.seq_len is None or setup.seq_len % sp == 0:
@@ -88,6 +135,17 @@ def _length(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "sequence.attention",
+    "ulysses_sp.py: register_with_transformers",
+    raised(
+        "ValueError: eager attn_implementation isn't currently supported",
+        _ON,
+        sp_by_script=2,
+        attention="eager",
+        repaired={"attention": "sdpa"},
+    ),
+)
 def _attention(setup: Setup) -> Finding | None:
     if setup.sp_by_script == 1 or setup.attention != "eager":
         return None
@@ -98,6 +156,17 @@ def _attention(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "sequence.model",
+    "ulysses_sp.py: uattn_wrapper drops the mask; autotune/job/model_families.py",
+    _raised(
+        "AttributeError: .* has no attribute 'num_key_value_heads'", model={"architecture": "gpt2"}
+    ),
+    _raised(
+        "AttributeError: 'PlainModel' object has no attribute 'config'",
+        model={"architecture": "plain"},
+    ),
+)
 def _model(setup: Setup) -> Finding | None:
     if setup.sp_by_script == 1 or setup.supports_sp:
         return None
@@ -109,6 +178,13 @@ def _model(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "sequence.other_splits",
+    "runtime/engine.py: _configure_tensor_parallel_states puts its own mpu in place",
+    _raised(
+        "AssertionError: Data inconsistency within the TP group", _ON | autotp(), tp=2, world=4
+    ),
+)
 def _other_splits(setup: Setup) -> Finding | None:
     if setup.sp_by_script == 1 or setup.tp * setup.pp == 1:
         return None
@@ -120,6 +196,19 @@ def _other_splits(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "sequence.bf16_optimizer",
+    "utils/bwc.py: bwc_tensor_model_parallel_rank; parallel_state_sp.py: get_model_parallel_rank",
+    raised(
+        "RuntimeError: stack expects a non-empty TensorList",
+        _ON | zero(1) | {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
+        {"data_types": None},
+        sp_by_script=2,
+        precision="bf16",
+        world=4,
+        repaired={"world": 2},
+    ),
+)
 def _bf16_optimizer(setup: Setup) -> Finding | None:
     if setup.sp_by_script == 1 or not uses_bf16_optimizer(setup):
         return None
@@ -131,184 +220,25 @@ def _bf16_optimizer(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "sequence.not_scattered",
+    "runtime/zero/stage3.py: __reduce_and_partition_ipg_grads; tests/trial/test_split_real.py",
+    raised(
+        "ValueError: reduce_scatter=false at stage 3",
+        _ON | zero(3, reduce_scatter=False),
+        sp_by_script=2,
+    ),
+)
 def _not_scattered(setup: Setup) -> Finding | None:
     if setup.sp_by_script == 1 or setup.stage != 3 or setup.zero.get("reduce_scatter", True):
         return None
     return Finding(
         message=f"sp={setup.sp_by_script} at stage 3 with reduce_scatter=false: DeepSpeed divides "
         "gradients that fit into a bucket by the data-parallel ranks and larger ones by all",
-        changes={"zero_optimization": {"reduce_scatter": None}},
+        changes=zero(reduce_scatter=None),
     )
 
 
 def _divisor(setup: Setup, heads: int) -> str:
     fits = max(d for d in range(1, setup.sp_by_script) if heads % d == 0 and setup.world % d == 0)
     return f"set sp to {fits}"
-
-
-def _split(ds_config: Mapping[str, Any] | None = None, **case: Any) -> Case:
-    return Case(ds_config={**_ON, **(ds_config or {})}, sp_by_script=2, **case)
-
-
-_BF16_OPTIMIZER = {
-    "bf16": {"enabled": True},
-    "zero_optimization": {"stage": 1},
-    "data_types": {"grad_accum_dtype": "fp32"},
-}
-
-
-RULES = (
-    Rule(
-        name="sequence.release",
-        check=_release,
-        source="ulysses_sp.py: register_with_transformers (no such file before 0.17.0); DeepSpeed "
-        "PR 7638",
-        witnesses=(
-            Witness(
-                broken=_split(),
-                repaired=Case(),
-                consequence="raised",
-                raises="ModuleNotFoundError: No module named 'deepspeed.runtime.sequence_parallel",
-                deepspeed="0.16.9",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.world",
-        check=_world,
-        source="parallel_state_sp.py: initialize_sequence_parallel",
-        witnesses=(
-            Witness(
-                broken=_split(world=3),
-                repaired=Case(world=3),
-                consequence="raised",
-                raises=r"RuntimeError: world_size \(3\) is not divisible",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.degree",
-        check=_degree,
-        source="runtime/config.py: where zero.Init reads the world without the script's groups; "
-        "the engine itself goes by the groups alone",
-        witnesses=(
-            Witness(
-                broken=Case(sp_by_script=2),
-                repaired=_split(),
-                consequence="ignored",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.heads",
-        check=_heads,
-        source="ulysses_sp.py: UlyssesSPAttentionHF",
-        witnesses=(
-            Witness(
-                broken=_split(model={"n_heads": 3, "n_kv_heads": 1, "hidden": 48}),
-                repaired=Case(model={"n_heads": 3, "n_kv_heads": 1, "hidden": 48}),
-                consequence="raised",
-                raises="ValueError: Attention head count 3 is not divisible by SP size 2",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.kv_heads",
-        check=_kv_heads,
-        source="ulysses_sp.py: UlyssesSPAttentionHF; fewer than sp are repeated",
-        witnesses=(
-            Witness(
-                broken=_split(model={"n_heads": 6, "n_kv_heads": 3, "hidden": 48}),
-                repaired=Case(model={"n_heads": 6, "n_kv_heads": 3, "hidden": 48}),
-                consequence="raised",
-                raises="ValueError: KV attention head count 3 is not divisible by SP size 2",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.length",
-        check=_length,
-        source="ulysses_sp.py: UlyssesSPDataLoaderAdapter.refill; autotune/trial/scripts/train.py",
-        witnesses=(
-            Witness(
-                broken=_split(seq_len=15),
-                repaired=_split(seq_len=14),
-                consequence="raised",
-                raises="ValueError: 15 tokens cannot be split over 2 ranks",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.attention",
-        check=_attention,
-        source="ulysses_sp.py: register_with_transformers",
-        witnesses=(
-            Witness(
-                broken=_split(attention="eager"),
-                repaired=_split(attention="sdpa"),
-                consequence="raised",
-                raises="ValueError: eager attn_implementation isn't currently supported",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.model",
-        check=_model,
-        source="ulysses_sp.py: uattn_wrapper drops the mask; autotune/job/model_families.py",
-        witnesses=(
-            Witness(
-                broken=_split(model={"architecture": "gpt2"}),
-                repaired=Case(model={"architecture": "gpt2"}),
-                consequence="raised",
-                raises="AttributeError: .* has no attribute 'num_key_value_heads'",
-            ),
-            Witness(
-                broken=_split(model={"architecture": "plain"}),
-                repaired=Case(model={"architecture": "plain"}),
-                consequence="raised",
-                raises="AttributeError: 'PlainModel' object has no attribute 'config'",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.other_splits",
-        check=_other_splits,
-        source="runtime/engine.py: _configure_tensor_parallel_states puts its own mpu in place",
-        witnesses=(
-            Witness(
-                broken=_split({"tensor_parallel": {"autotp_size": 2}}, tp=2, world=4),
-                repaired=Case(ds_config={"tensor_parallel": {"autotp_size": 2}}, tp=2, world=4),
-                consequence="raised",
-                raises="AssertionError: Data inconsistency within the TP group",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.bf16_optimizer",
-        check=_bf16_optimizer,
-        source="utils/bwc.py: bwc_tensor_model_parallel_rank; parallel_state_sp.py: "
-        "get_model_parallel_rank",
-        witnesses=(
-            Witness(
-                broken=_split(_BF16_OPTIMIZER, precision="bf16", world=4),
-                repaired=_split(_BF16_OPTIMIZER | {"data_types": None}, precision="bf16"),
-                consequence="raised",
-                raises="RuntimeError: stack expects a non-empty TensorList",
-            ),
-        ),
-    ),
-    Rule(
-        name="sequence.not_scattered",
-        check=_not_scattered,
-        source="runtime/zero/stage3.py: __reduce_and_partition_ipg_grads; "
-        "tests/trial/test_split_real.py",
-        witnesses=(
-            Witness(
-                broken=_split({"zero_optimization": {"stage": 3, "reduce_scatter": False}}),
-                repaired=_split({"zero_optimization": {"stage": 3}}),
-                consequence="raised",
-                raises="ValueError: reduce_scatter=false at stage 3",
-            ),
-        ),
-    ),
-)

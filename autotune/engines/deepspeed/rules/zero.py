@@ -3,62 +3,42 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.engines.deepspeed.rules.base import Setup, ignored, raised
+from autotune.engines.deepspeed.rules.base import Setup, ignored, raised, zero
 from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
-from autotune.space.rule import Finding, Rule
+from autotune.engines.deepspeed.rules.zenflow import zenflow_config
+from autotune.space.rule import Finding, rule
 
-_PARTITIONED = (1, 2, 3)
 _BUCKETS = (1, 2)
-_STAGE_3 = (3,)
-
-ACTS_AT: Mapping[str, tuple[int, ...]] = {
-    "contiguous_gradients": _PARTITIONED,
-    "reduce_scatter": _PARTITIONED,
-    "reduce_bucket_size": _PARTITIONED,
-    "overlap_comm": _PARTITIONED,
-    "use_multi_rank_bucket_allreduce": _BUCKETS,
-    "allgather_bucket_size": _BUCKETS,
-    "round_robin_gradients": _BUCKETS,
-    "parameter_alignment": _BUCKETS,
-    "ignore_unused_parameters": _BUCKETS,
-    "sub_group_size": _STAGE_3,
-    "stage3_prefetch_bucket_size": _STAGE_3,
-    "prefetch_bucket_size": _STAGE_3,
-    "stage3_param_persistence_threshold": _STAGE_3,
-    "param_persistence_threshold": _STAGE_3,
-    "stage3_model_persistence_threshold": _STAGE_3,
-    "model_persistence_threshold": _STAGE_3,
-    "stage3_max_live_parameters": _STAGE_3,
-    "max_live_parameters": _STAGE_3,
-    "stage3_max_reuse_distance": _STAGE_3,
-    "max_reuse_distance": _STAGE_3,
-    "stage3_module_granularity_threshold": _STAGE_3,
-    "module_granularity_threshold": _STAGE_3,
-    "stage3_use_all_reduce_for_fetch_params": _STAGE_3,
-    "use_all_reduce_for_fetch_params": _STAGE_3,
-    "stage3_allgather_sequential": _STAGE_3,
-    "allgather_sequential": _STAGE_3,
-    "zero_hpz_partition_size": _STAGE_3,
-    "zero_quantized_weights": _STAGE_3,
-    "zero_quantized_nontrainable_weights": _STAGE_3,
-    "zero_quantized_gradients": _STAGE_3,
-    "memory_efficient_linear": _STAGE_3,
-    "override_module_apply": _STAGE_3,
-    "leaf_module": _STAGE_3,
-    "log_trace_cache_warnings": _STAGE_3,
-    "enable_sanity_checks": _STAGE_3,
-    "allgather_partitions": (),
-}
-"""Key of `zero_optimization` -> the stages that read it. Keys that only concern checkpoints are
-not here: they do no harm anywhere. Nothing reads `allgather_partitions`."""
-
-
-_ZENFLOW = {"select_strategy": "step", "select_interval": 2, "update_interval": 2}
 _QUANTIZED = (
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
     "zero_quantized_gradients",
 )
+_ACTING: Mapping[tuple[int, ...], tuple[str, ...]] = {
+    (1, 2, 3): ("contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "overlap_comm"),
+    _BUCKETS: (
+        *("use_multi_rank_bucket_allreduce", "allgather_bucket_size", "round_robin_gradients"),
+        *("parameter_alignment", "ignore_unused_parameters"),
+    ),
+    (3,): (
+        *("sub_group_size", "zero_hpz_partition_size", "memory_efficient_linear"),
+        *("override_module_apply", "leaf_module", "log_trace_cache_warnings"),
+        *("enable_sanity_checks", "stage3_prefetch_bucket_size"),
+        *("stage3_param_persistence_threshold", "stage3_model_persistence_threshold"),
+        *("stage3_max_live_parameters", "stage3_max_reuse_distance"),
+        *("stage3_module_granularity_threshold", "stage3_use_all_reduce_for_fetch_params"),
+        *("stage3_allgather_sequential", *_QUANTIZED),
+    ),
+    (): ("allgather_partitions",),
+}
+ACTS_AT: Mapping[str, tuple[int, ...]] = {
+    spelling: stages
+    for stages, names in _ACTING.items()
+    for name in names
+    for spelling in (name, name.removeprefix("stage3_"))
+}
+"""Key of `zero_optimization` -> the stages that read it. Keys that only concern checkpoints are
+not here: they do no harm anywhere. Nothing reads `allgather_partitions`."""
 
 
 def inert_keys(zero: Mapping[str, Any]) -> list[str]:
@@ -67,29 +47,61 @@ def inert_keys(zero: Mapping[str, Any]) -> list[str]:
     A renderer that lays a user's section under another stage drops these, and says so.
     """
     stage = zero.get("stage", 0)
-    found = []
-    for name, value in zero.items():
-        stages = ACTS_AT.get(name)
-        if stages is not None and stage not in stages and not (value is None or value is False):
-            found.append(name)
-    return found
+    return [
+        name
+        for name, value in zero.items()
+        if stage not in ACTS_AT.get(name, (stage,)) and value is not None and value is not False
+    ]
 
 
+def _sums(setup: Setup) -> bool:
+    return str(setup.ds_config.get("gradient_allreduce_op")).lower() == "sum"
+
+
+def _has_deepcompile(setup: Setup) -> bool:
+    return setup.section("compile").get("deepcompile") is True
+
+
+@rule(
+    "zero.inert_key",
+    "runtime/engine.py: _configure_zero_optimizer passes each stage its own keys",
+    *(
+        ignored(zero(stage, **{name: value}), acts_with=None if acts_at is None else zero(acts_at))
+        for name, value, stage, acts_at in (
+            ("reduce_bucket_size", 1000, 0, 1),
+            ("overlap_comm", True, 0, 2),
+            ("stage3_prefetch_bucket_size", 1000, 2, 3),
+            ("stage3_param_persistence_threshold", 0, 1, 3),
+            ("stage3_max_live_parameters", 1000, 2, 3),
+            ("sub_group_size", 1000, 2, 3),
+            ("zero_hpz_partition_size", 2, 1, 3),
+            ("zero_quantized_weights", True, 2, None),
+            ("allgather_bucket_size", 1000, 3, 2),
+            ("round_robin_gradients", True, 3, 2),
+            ("allgather_partitions", True, 2, None),
+        )
+    ),
+)
 def _inert(setup: Setup) -> Finding | None:
     found = inert_keys(setup.zero)
     if not found:
         return None
-    name = found[0]
+    name, *others = found
     stages = ACTS_AT[name]
     where = f"acts at stage {' and '.join(map(str, stages))}" if stages else "has no effect at all"
-    more = f" (and {', '.join(found[1:])})" if found[1:] else ""
-    value = setup.zero[name]
+    more = f" (and {', '.join(others)})" if others else ""
     return Finding(
-        message=f"zero_optimization.{name}={value!r} {where}, this is stage {setup.stage}{more}",
-        changes=_zero(**dict.fromkeys(found)),
+        message=f"zero_optimization.{name}={setup.zero[name]!r} {where}, this is stage "
+        f"{setup.stage}{more}",
+        changes=zero(**dict.fromkeys(found)),
     )
 
 
+@rule(
+    "zero.disable_allgather",
+    "runtime/config.py: parsed; runtime/engine.py: no reader",
+    ignored({"disable_allgather": True} | zero(2)),
+)
 def _no_effect(setup: Setup) -> Finding | None:
     if setup.ds_config.get("disable_allgather") is not True:
         return None
@@ -99,6 +111,17 @@ def _no_effect(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zero.odd_allgather_bucket",
+    "runtime/zero/stage_1_and_2.py:389",
+    *(
+        raised(
+            "AssertionError: allgather_bucket_size must be a multiple of",
+            zero(stage, allgather_bucket_size=1001),
+        )
+        for stage in _BUCKETS
+    ),
+)
 def _odd_bucket(setup: Setup) -> Finding | None:
     size = setup.zero.get("allgather_bucket_size")
     if size is None or setup.stage not in _BUCKETS or size % 2 == 0:
@@ -108,49 +131,95 @@ def _odd_bucket(setup: Setup) -> Finding | None:
     return Finding(
         message=f"zero_optimization.allgather_bucket_size={size:.0f} is odd: {size:.0f} % 2 = 1, "
         "and NCCL's 4-byte alignment wants pairs of 16-bit elements",
-        changes=_zero(allgather_bucket_size=int(size) + 1),
+        changes=zero(allgather_bucket_size=int(size) + 1),
     )
 
 
+@rule(
+    "zero.legacy_stage_1",
+    "runtime/engine.py:2650",
+    raised(
+        "Exception: The deprecated version of ZeRO Stage 1 is not supported",
+        zero(1, legacy_stage1=True),
+    ),
+)
 def _legacy(setup: Setup) -> Finding | None:
     if setup.zero.get("legacy_stage1") is not True or setup.stage == 0:
         return None
     return Finding(
         message="zero_optimization.legacy_stage1=true: gone since DeepSpeed 0.5.9",
-        changes=_zero(legacy_stage1=None),
+        changes=zero(legacy_stage1=None),
     )
 
 
+@rule(
+    "zero.no_gradient_norm",
+    "runtime/zero/config.py:389-393, stage_1_and_2.py:212-218, engine.py:2307",
+    raised(
+        "compute_grad_norm=false is supported only with ZeRO Stage 1 or 2",
+        zero(3, compute_grad_norm=False) | {"gradient_clipping": 0.0},
+        zero(2),
+    ),
+    raised(
+        "ValueError: .*compute_grad_norm=false requires gradient_clipping=0",
+        zero(1, compute_grad_norm=False),
+    ),
+    raised(
+        "ValueError: .*compute_grad_norm=false does not support optimizer offload",
+        zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"})
+        | {"gradient_clipping": 0.0},
+    ),
+    raised(
+        "ValueError: .*compute_grad_norm=false does not support ZeRO Stage 1 with BF16",
+        zero(1, compute_grad_norm=False)
+        | {
+            "gradient_clipping": 0.0,
+            "bf16": {"enabled": True},
+            "data_types": {"grad_accum_dtype": "fp32"},
+        },
+        precision="bf16",
+    ),
+)
 def _no_norm(setup: Setup) -> Finding | None:
     if setup.zero.get("compute_grad_norm") is not False:
         return None
-    what, changes = "", _zero(compute_grad_norm=True)
+    changes = zero(compute_grad_norm=True)
     if setup.stage not in _BUCKETS:
         what = f"at stage {setup.stage}: only stages 1 and 2 can leave the norm out"
     elif setup.optimizer_offload != "none":
         what = f"with the optimizer offloaded to {setup.optimizer_offload}"
     elif uses_bf16_optimizer(setup):
         what = "with bf16 parameters and fp32 accumulation at stage 1"
-    elif (clip := setup.clipping) > 0:
-        what, changes = (
-            f"with gradient_clipping={clip:g}, which needs it",
-            {"gradient_clipping": 0},
-        )
-    if not what:
+    elif setup.clipping > 0:
+        what = f"with gradient_clipping={setup.clipping:g}, which needs it"
+        changes = {"gradient_clipping": 0}
+    else:
         return None
     return Finding(message=f"zero_optimization.compute_grad_norm=false {what}", changes=changes)
 
 
+@rule(
+    "zero.prescaled_scatter",
+    "runtime/zero/stage_1_and_2.py:346-351, stage3.py:392-396",
+    raised(
+        "AssertionError: pre-scale gradients is not yet supported with ZeRO-2",
+        zero(2) | {"prescale_gradients": True},
+    ),
+    raised(
+        "AssertionError: gradient_predivide_factor != 1.0 is not yet supported",
+        zero(3) | {"gradient_predivide_factor": 2.0},
+        zero(reduce_scatter=False),
+    ),
+)
 def _prescale(setup: Setup) -> Finding | None:
     if setup.stage < 2 or setup.zero.get("reduce_scatter") is False:
         return None
-    config = setup.ds_config
     if setup.stage == 2 and _sums(setup):
         return None  # stage_1_and_2.py asks only when it averages
     found = {}
-    if config.get("prescale_gradients") is True:
+    if setup.ds_config.get("prescale_gradients") is True:
         found["prescale_gradients"] = "true"
-    if (divide := config.get("gradient_predivide_factor", 1)) != 1:
+    if (divide := setup.ds_config.get("gradient_predivide_factor", 1)) != 1:
         found["gradient_predivide_factor"] = f"{divide:g}"
     if not found:
         return None
@@ -163,14 +232,21 @@ def _prescale(setup: Setup) -> Finding | None:
     )
 
 
-def _sums(setup: Setup) -> bool:
-    return str(setup.ds_config.get("gradient_allreduce_op")).lower() == "sum"
-
-
-def _has_deepcompile(setup: Setup) -> bool:
-    return setup.section("compile").get("deepcompile") is True
-
-
+@rule(
+    "zero.sum",
+    "runtime/config.py: _do_error_check",
+    *(
+        raised(
+            f"ValueError: gradient_allreduce_op='sum' is not supported with {what}",
+            ds_config | {"gradient_allreduce_op": word},
+        )
+        for what, ds_config, word in (
+            ("ZeRO stage 3", zero(3), "sum"),
+            ("ZenFlow", zenflow_config(), "Sum"),
+            ("DeepCompile", zero(1) | {"compile": {"deepcompile": True}}, "sum"),
+        )
+    ),
+)
 def _sum(setup: Setup) -> Finding | None:
     against = {
         "at stage 3": setup.stage == 3,
@@ -186,6 +262,19 @@ def _sum(setup: Setup) -> Finding | None:
     )
 
 
+@rule(
+    "zero.unmanaged_accumulation",
+    "runtime/engine.py:2030-2036",
+    raised(
+        "AssertionError: managed_gradient_accumulation=False supports ZeRO overlap_comm",
+        zero(1, overlap_comm=True) | {"managed_gradient_accumulation": False},
+    ),
+    raised(
+        "AssertionError: managed_gradient_accumulation=False is not supported with Deep",
+        {"managed_gradient_accumulation": False, "compile": {"deepcompile": True}},
+        {"compile": None},
+    ),
+)
 def _unmanaged(setup: Setup) -> Finding | None:
     if setup.ds_config.get("managed_gradient_accumulation") is not False:
         return None
@@ -199,10 +288,20 @@ def _unmanaged(setup: Setup) -> Finding | None:
     return Finding(
         message="managed_gradient_accumulation=false with overlap_comm=true at stage "
         f"{setup.stage}: needs stage 2 or 3",
-        changes=_zero(overlap_comm=False),
+        changes=zero(overlap_comm=False),
     )
 
 
+@rule(
+    "zero.hpz_divides_world",
+    "utils/groups.py:944",
+    raised(
+        "AssertionError: 3 is not divisible by 2",
+        zero(3, zero_hpz_partition_size=2),
+        zero(zero_hpz_partition_size=3),
+        world=3,
+    ),
+)
 def _hpz(setup: Setup) -> Finding | None:
     size = setup.zero.get("zero_hpz_partition_size", 1)
     if setup.stage != 3 or size <= 1:
@@ -214,10 +313,20 @@ def _hpz(setup: Setup) -> Finding | None:
     return Finding(
         message=f"zero_optimization.zero_hpz_partition_size={group} does not divide the world: "
         f"{setup.world} % {group} = {setup.world % group}",
-        changes=_zero(zero_hpz_partition_size=below),
+        changes=zero(zero_hpz_partition_size=below),
     )
 
 
+@rule(
+    "zero.quantized_needs_cuda",
+    "op_builder/cpu/no_impl.py:21",
+    *(
+        raised(
+            "ValueError: This op had not been implemented on CPU backend", zero(3, **{name: True})
+        )
+        for name in _QUANTIZED
+    ),
+)
 def _quantized(setup: Setup) -> Finding | None:
     if setup.environment.accelerator != "cpu" or setup.stage != 3:
         return None
@@ -227,217 +336,28 @@ def _quantized(setup: Setup) -> Finding | None:
     named = " and ".join(f"zero_optimization.{name}=true" for name in found)
     return Finding(
         message=f"{named}: DeepSpeed has no quantizer for the CPU accelerator",
-        changes=_zero(**dict.fromkeys(found)),
+        changes=zero(**dict.fromkeys(found)),
     )
 
 
+@rule(
+    "zero.sequential_gather",
+    "runtime/engine.py:2742-2744",
+    ignored(
+        zero(3, stage3_allgather_sequential=True, stage3_prefetch_bucket_size=1000),
+        acts_with=zero(stage3_allgather_sequential=False),
+    ),
+)
 def _sequential(setup: Setup) -> Finding | None:
-    zero = setup.zero
-    if setup.stage != 3:
+    given, first, second = setup.zero, "stage3_prefetch_bucket_size", "prefetch_bucket_size"
+    name = second if second in given and first not in given else first
+    size = given.get(name, 1)
+    if setup.stage != 3 or size == 1:
         return None
-    if zero.get("stage3_allgather_sequential", zero.get("allgather_sequential")) is not True:
-        return None
-    first, second = "stage3_prefetch_bucket_size", "prefetch_bucket_size"
-    name = second if second in zero and first not in zero else first
-    size = zero.get(name, 1)
-    if size == 1:
+    if given.get("stage3_allgather_sequential", given.get("allgather_sequential")) is not True:
         return None
     return Finding(
         message=f"zero_optimization.{name}={size:.0f} with stage3_allgather_sequential=true, "
         "which sets it to 1",
-        changes=_zero(**{name: 1}),
+        changes=zero(**{name: 1}),
     )
-
-
-def _zero(stage: int | None = None, **keys: Any) -> dict[str, Any]:
-    return {"zero_optimization": keys if stage is None else {"stage": stage, **keys}}
-
-
-def _inert_witness(name: str, value: Any, stage: int, acts_at: int | None) -> Any:
-    return ignored(
-        _zero(stage, **{name: value}),
-        _zero(**{name: None}),
-        acts_with=None if acts_at is None else _zero(acts_at),
-    )
-
-
-RULES = (
-    Rule(
-        name="zero.inert_key",
-        check=_inert,
-        source="runtime/engine.py: _configure_zero_optimizer passes each stage its own keys",
-        witnesses=(
-            _inert_witness("reduce_bucket_size", 1000, 0, 1),
-            _inert_witness("overlap_comm", True, 0, 2),
-            _inert_witness("stage3_prefetch_bucket_size", 1000, 2, 3),
-            _inert_witness("stage3_param_persistence_threshold", 0, 1, 3),
-            _inert_witness("stage3_max_live_parameters", 1000, 2, 3),
-            _inert_witness("sub_group_size", 1000, 2, 3),
-            _inert_witness("zero_hpz_partition_size", 2, 1, 3),
-            _inert_witness("zero_quantized_weights", True, 2, None),
-            _inert_witness("allgather_bucket_size", 1000, 3, 2),
-            _inert_witness("round_robin_gradients", True, 3, 2),
-            _inert_witness("allgather_partitions", True, 2, None),
-        ),
-    ),
-    Rule(
-        name="zero.disable_allgather",
-        check=_no_effect,
-        source="runtime/config.py: parsed; runtime/engine.py: no reader",
-        witnesses=(ignored({"disable_allgather": True} | _zero(2), {"disable_allgather": None}),),
-    ),
-    Rule(
-        name="zero.odd_allgather_bucket",
-        check=_odd_bucket,
-        source="runtime/zero/stage_1_and_2.py:389",
-        witnesses=tuple(
-            raised(
-                "AssertionError: allgather_bucket_size must be a multiple of",
-                _zero(stage, allgather_bucket_size=1001),
-                _zero(allgather_bucket_size=1002),
-            )
-            for stage in _BUCKETS
-        ),
-    ),
-    Rule(
-        name="zero.legacy_stage_1",
-        check=_legacy,
-        source="runtime/engine.py:2650",
-        witnesses=(
-            raised(
-                "Exception: The deprecated version of ZeRO Stage 1 is not supported",
-                _zero(1, legacy_stage1=True),
-                _zero(legacy_stage1=None),
-            ),
-        ),
-    ),
-    Rule(
-        name="zero.no_gradient_norm",
-        check=_no_norm,
-        source="runtime/zero/config.py:389-393, stage_1_and_2.py:212-218, engine.py:2307",
-        witnesses=(
-            raised(
-                "compute_grad_norm=false is supported only with ZeRO Stage 1 or 2",
-                _zero(3, compute_grad_norm=False) | {"gradient_clipping": 0.0},
-                _zero(2),
-            ),
-            raised(
-                "ValueError: .*compute_grad_norm=false requires gradient_clipping=0",
-                _zero(1, compute_grad_norm=False),
-                {"gradient_clipping": 0.0},
-            ),
-            raised(
-                "ValueError: .*compute_grad_norm=false does not support optimizer offload",
-                _zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"})
-                | {"gradient_clipping": 0.0},
-                _zero(compute_grad_norm=True),
-            ),
-            raised(
-                "ValueError: .*compute_grad_norm=false does not support ZeRO Stage 1 with BF16",
-                _zero(1, compute_grad_norm=False)
-                | {
-                    "gradient_clipping": 0.0,
-                    "bf16": {"enabled": True},
-                    "data_types": {"grad_accum_dtype": "fp32"},
-                },
-                _zero(compute_grad_norm=True),
-                precision="bf16",
-            ),
-        ),
-    ),
-    Rule(
-        name="zero.prescaled_scatter",
-        check=_prescale,
-        source="runtime/zero/stage_1_and_2.py:346-351, stage3.py:392-396",
-        witnesses=(
-            raised(
-                "AssertionError: pre-scale gradients is not yet supported with ZeRO-2",
-                _zero(2) | {"prescale_gradients": True},
-                {"prescale_gradients": None},
-            ),
-            raised(
-                "AssertionError: gradient_predivide_factor != 1.0 is not yet supported",
-                _zero(3) | {"gradient_predivide_factor": 2.0},
-                _zero(reduce_scatter=False),
-            ),
-        ),
-    ),
-    Rule(
-        name="zero.sum",
-        check=_sum,
-        source="runtime/config.py: _do_error_check",
-        witnesses=(
-            raised(
-                "ValueError: gradient_allreduce_op='sum' is not supported with ZeRO stage 3",
-                _zero(3) | {"gradient_allreduce_op": "sum"},
-                {"gradient_allreduce_op": "mean"},
-            ),
-            raised(
-                "ValueError: gradient_allreduce_op='sum' is not supported with ZenFlow",
-                _zero(2, zenflow=_ZENFLOW, offload_optimizer={"device": "cpu"})
-                | {"gradient_allreduce_op": "Sum", "optimizer": {"params": {"torch_adam": None}}},
-                {"gradient_allreduce_op": "mean"},
-            ),
-            raised(
-                "ValueError: gradient_allreduce_op='sum' is not supported with DeepCompile",
-                _zero(1) | {"gradient_allreduce_op": "sum", "compile": {"deepcompile": True}},
-                {"gradient_allreduce_op": "mean"},
-            ),
-        ),
-    ),
-    Rule(
-        name="zero.unmanaged_accumulation",
-        check=_unmanaged,
-        source="runtime/engine.py:2030-2036",
-        witnesses=(
-            raised(
-                "AssertionError: managed_gradient_accumulation=False supports ZeRO overlap_comm",
-                _zero(1, overlap_comm=True) | {"managed_gradient_accumulation": False},
-                _zero(overlap_comm=False),
-            ),
-            raised(
-                "AssertionError: managed_gradient_accumulation=False is not supported with Deep",
-                {"managed_gradient_accumulation": False, "compile": {"deepcompile": True}},
-                {"compile": None},
-            ),
-        ),
-    ),
-    Rule(
-        name="zero.hpz_divides_world",
-        check=_hpz,
-        source="utils/groups.py:944",
-        witnesses=(
-            raised(
-                "AssertionError: 3 is not divisible by 2",
-                _zero(3, zero_hpz_partition_size=2),
-                _zero(zero_hpz_partition_size=3),
-                world=3,
-            ),
-        ),
-    ),
-    Rule(
-        name="zero.quantized_needs_cuda",
-        check=_quantized,
-        source="op_builder/cpu/no_impl.py:21",
-        witnesses=tuple(
-            raised(
-                "ValueError: This op had not been implemented on CPU backend",
-                _zero(3, **{name: True}),
-                _zero(**{name: None}),
-            )
-            for name in _QUANTIZED
-        ),
-    ),
-    Rule(
-        name="zero.sequential_gather",
-        check=_sequential,
-        source="runtime/engine.py:2742-2744",
-        witnesses=(
-            ignored(
-                _zero(3, stage3_allgather_sequential=True, stage3_prefetch_bucket_size=1000),
-                _zero(stage3_prefetch_bucket_size=1),
-                acts_with=_zero(stage3_allgather_sequential=False),
-            ),
-        ),
-    ),
-)

@@ -1,11 +1,13 @@
 """Setups for tests of the rules: a plain one that is legal and trains, and differences from it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from autotune.base.nested import merge
 from autotune.devices.hardware import Environment
-from autotune.engines.deepspeed.rules.base import Case, Setup
+from autotune.engines.deepspeed.rules import ALL_RULES, Rule
+from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
 from autotune.job.model import ModelShape
 from autotune.trial.transformer_shape import refusal
 
@@ -32,6 +34,18 @@ PLAIN_MODEL: dict[str, Any] = {
 
 SUPPORTS_TP = {"llama"}
 SUPPORTS_RECOMPUTE = {"llama", "gpt2"}
+
+
+def witnesses() -> Iterator[tuple[str, Rule[Setup], Witness]]:
+    """Every rule with each of its witnesses, under a name; each has its repaired case."""
+    for rule in ALL_RULES:
+        for number, witness in enumerate(rule.witnesses):
+            if witness.repaired is None:
+                broken = witness.broken
+                finding = rule.check(setup_of(broken, version=witness.deepspeed or NEWEST))
+                after = merge(broken.ds_config, finding.changes)
+                witness = replace(witness, repaired=replace(broken, ds_config=after))
+            yield f"{rule.name}-{number}", rule, witness
 
 
 def config_of(case: Case) -> dict[str, Any]:

@@ -11,13 +11,9 @@ from hypothesis import strategies as st
 from autotune.engines.deepspeed.rules import ALL_RULES, judge
 from autotune.engines.deepspeed.rules.base import Setup, changed
 from autotune.engines.deepspeed.rules.keys import SECTIONS
-from tests.engines.deepspeed.rules.cases import NEWEST, environment, setup, setup_of
+from tests.engines.deepspeed.rules.cases import NEWEST, environment, setup, setup_of, witnesses
 
-WITNESSES = [
-    pytest.param(rule, witness, id=f"{rule.name}-{number}")
-    for rule in ALL_RULES
-    for number, witness in enumerate(rule.witnesses)
-]
+WITNESSES = [pytest.param(rule, witness, id=name) for name, rule, witness in witnesses()]
 
 NEEDS_SOMEBODY = {
     "attention.flash",  # the script, or the environment

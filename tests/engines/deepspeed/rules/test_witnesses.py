@@ -10,10 +10,10 @@ import pytest
 
 from autotune.base.nested import merge
 from autotune.doctor.machine import has_libaio
-from autotune.engines.deepspeed.rules import ALL_RULES, judge
+from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import Case, Witness
 from autotune.engines.deepspeed.rules.releases import release_of
-from tests.engines.deepspeed.rules.cases import NEWEST, setup_of
+from tests.engines.deepspeed.rules.cases import NEWEST, setup_of, witnesses
 from tests.engines.deepspeed.rules.witness_runs import key_of, run_cases, swaps
 
 pytestmark = pytest.mark.real
@@ -21,11 +21,7 @@ pytestmark = pytest.mark.real
 INSTALLED = version("deepspeed")
 SWAPS = has_libaio()
 
-WITNESSES = [
-    pytest.param(witness, id=f"{rule.name}-{number}")
-    for rule in ALL_RULES
-    for number, witness in enumerate(rule.witnesses)
-]
+WITNESSES = [pytest.param(witness, id=name) for name, _, witness in witnesses()]
 
 UNEVEN: dict[str, dict[str, Any]] = {
     "even": {},

@@ -40,9 +40,8 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from autotune.fleet.node.shared_memory import remove_segments
-from autotune.trial.build_extension import without_debug_information
-from autotune.trial.prebuilt import load_as_built
+from autotune.fleet.node.ports import remove_segments
+from autotune.trial.prebuilt import load_as_built, without_debug_information
 from autotune.trial.readback import recomputed_layers
 from autotune.trial.scripts.train import (
     DTYPES,

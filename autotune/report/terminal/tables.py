@@ -1,0 +1,37 @@
+"""Tables and named facts, the same wherever a terminal shows them."""
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def plain_table(*columns: str) -> Table:
+    """A table without frames.
+
+    Args:
+        columns: Headers; `>` before one puts its cells to the right, `*` lets them wrap.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for column in columns:
+        name = column.lstrip(">*")
+        marks = column[: len(column) - len(name)]
+        table.add_column(
+            name,
+            justify="right" if ">" in marks else "left",
+            overflow="fold" if "*" in marks else "ellipsis",
+            no_wrap="*" not in marks,
+        )
+    return table
+
+
+def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
+    """Print each name with a text that wraps beside it."""
+    for name, text in facts:
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(min_width=10, style="cyan", no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row(name, Text(text))
+        console.print(grid)
