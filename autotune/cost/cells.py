@@ -9,11 +9,6 @@ _BLANK = {"", "-", "n/a", "na", "nan", "none", "null", "?"}
 class RowError(Exception):
     """A row cannot be predicted; the text says why, with the values."""
 
-    def __init__(self, reason: str, assumed: list[str]) -> None:
-        super().__init__(reason)
-        self.assumed = tuple(assumed)
-        """What had been taken for blank cells until then."""
-
 
 class Cells:
     """One row; remembers what was assumed for what it leaves open."""
@@ -43,7 +38,7 @@ class Cells:
         """
         if self.is_blank(key):
             if default is None:
-                raise self.error(f"{key} is blank")
+                raise RowError(f"{key} is blank")
             self.assume(key, default, why)
             return default
         text = self.text(key)
@@ -51,9 +46,9 @@ class Cells:
         try:
             value = float(text[:-1]) * 1000 if thousands else float(text)
         except ValueError:
-            raise self.error(f"{key}={text!r} is not a number") from None
+            raise RowError(f"{key}={text!r} is not a number") from None
         if not math.isfinite(value) or value <= 0:
-            raise self.error(f"{key}={text}: not above zero")
+            raise RowError(f"{key}={text}: not above zero")
         return value
 
     def count(
@@ -66,11 +61,7 @@ class Cells:
         """
         value = self.number(key, default, why)
         if value != int(value):
-            raise self.error(f"{key}={self.text(key)}: not a whole number")
+            raise RowError(f"{key}={self.text(key)}: not a whole number")
         if value > most:
-            raise self.error(f"{key}={self.text(key)}: more than {most:g}")
+            raise RowError(f"{key}={self.text(key)}: more than {most:g}")
         return float(value)
-
-    def error(self, reason: str) -> RowError:
-        """The reason why this row cannot be predicted."""
-        return RowError(reason, self.assumed)

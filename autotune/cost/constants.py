@@ -21,6 +21,7 @@ _HINT = "a mapping of the names in autotune/cost/constants.yaml to numbers"
 _LEAST = 1e-12
 """Least value of any constant: the fit works on their logarithms, and some divide."""
 _MOST_BY_SUFFIX = {"_share": 1.0, "_s": 3600.0, "_bytes": 2.0**50}
+"""Largest value that the end of a name allows: of a share, seconds, bytes."""
 _MOST = 1e6
 """Largest value of a constant that is a plain ratio."""
 
@@ -117,7 +118,7 @@ def load_constants(path: Path = SHIPPED) -> Constants:
         first = error.errors()[0]
         raise JobError(f"{path}: {first['loc'][0]}: {first['msg']}", _HINT) from error
     for name, value in dataclasses.asdict(constants).items():
-        most = _most_of(name)
+        most = next((most for end, most in _MOST_BY_SUFFIX.items() if name.endswith(end)), _MOST)
         # YAML reads yes and no as true and false, which would count as 1 and 0.
         if isinstance(data[name], bool) or not _LEAST <= value <= most:
             raise JobError(
@@ -141,8 +142,3 @@ def constants_of(environment: Environment) -> Constants:
         workspace_bytes=0.0,
         fragmentation=0.0,
     )
-
-
-def _most_of(name: str) -> float:
-    """The largest value that the end of the name allows: a share, seconds, bytes."""
-    return next((most for end, most in _MOST_BY_SUFFIX.items() if name.endswith(end)), _MOST)

@@ -34,7 +34,7 @@ def device_columns(accelerator: Accelerator, precision: str, per_node: float) ->
         "memory_bytes_per_s": _streamed(found.memory_bytes_per_s)
         or accelerator.memory_bytes_per_s,
         "cached_bytes_per_s": _streamed(found.cached_bytes_per_s),
-        "cache_bytes": found.cache_bytes,
+        "cache_bytes": found.cache_bytes or 0.0,
         "page_s": _clearing(found),
         "operand_elements_per_s": found.operand_elements_per_s.get(precision, 0.0),
         "nvlink_bytes_per_s": link_bytes_per_s,

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from autotune.base.errors import JobError
 from autotune.contract import read_bounded
+from autotune.cost.cells import Cells, RowError
 from autotune.cost.plans import Plans
-from autotune.cost.row import RowError, read_row
+from autotune.cost.row import read_row
 from autotune.devices.accelerators import Accelerator
 
 MAX_ROWS = 200_000
@@ -81,17 +82,15 @@ def rows_to_plans(
     assumed: list[tuple[str, ...]] = []
     reasons: list[str] = []
     for position, row in enumerate(rows):
-        inputs = {name: text for name, text in row.items() if name not in RESULT_COLUMNS}
+        cells = Cells({name: text for name, text in row.items() if name not in RESULT_COLUMNS})
+        reason = ""
         try:
-            read = read_row(inputs, table)
+            found.append(read_row(cells, table))
+            positions.append(position)
         except RowError as error:
-            assumed.append(error.assumed)
-            reasons.append(str(error))
-            continue
-        found.append(read.columns)
-        positions.append(position)
-        assumed.append(read.assumed)
-        reasons.append("")
+            reason = str(error)
+        assumed.append(tuple(cells.assumed))
+        reasons.append(reason)
     return PublishedRows(
         plans=Plans.of_rows(found) if found else None,
         positions=tuple(positions),

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from autotune.base.errors import FleetError
 from autotune.cost.cells import Cells, RowError
@@ -12,8 +11,6 @@ from autotune.cost.plans import Recompute, Tier
 from autotune.cost.row_model import read_model
 from autotune.cost.traits import Traits, traits_of
 from autotune.devices.accelerators import Accelerator, find_accelerator
-
-__all__ = ["ReadRow", "RowError", "read_row"]
 
 _MAX_DEVICES = 262_144
 """More than anybody has trained one model on."""
@@ -40,22 +37,12 @@ _LORA_SHARE = 0.01
 """Trained parameters of usual adapters over all: rank 8 to 64 on every matrix."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadRow:
-    """A row that can be predicted."""
-
-    columns: dict[str, float]
-    """Columns of `Plans` among others; those that are left out have their defaults."""
-    assumed: tuple[str, ...]
-
-
-def read_row(row: Mapping[str, str], table: Sequence[Accelerator]) -> ReadRow:
-    """Read one row.
+def read_row(cells: Cells, table: Sequence[Accelerator]) -> dict[str, float]:
+    """Columns of `Plans`, among others, of one row; those that are left out have their defaults.
 
     Raises:
         RowError: It cannot be predicted.
     """
-    cells = Cells(row)
     traits = _framework(cells)
     model = read_model(cells)
     layout = _layout(cells, traits, model)
@@ -95,7 +82,7 @@ def read_row(row: Mapping[str, str], table: Sequence[Accelerator]) -> ReadRow:
         columns["flat_buffers"] = columns["accumulate_bytes"] = 0.0
     if columns["vp"] == 1:
         columns["overlap_sends"] = 0.0
-    return ReadRow(columns=columns, assumed=tuple(cells.assumed))
+    return columns
 
 
 def _framework(cells: Cells) -> Traits:
@@ -104,7 +91,7 @@ def _framework(cells: Cells) -> Traits:
         cells.assume("framework", framework)
     traits = traits_of(framework)
     if traits is None:
-        raise cells.error(f"framework={framework!r} is not known")
+        raise RowError(f"framework={framework!r} is not known")
     return traits
 
 
@@ -116,34 +103,34 @@ def _layout(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[st
     ulysses = _ulysses(cells)
     split = tp * pp * cp * ulysses
     if n_gpus % split:
-        raise cells.error(
+        raise RowError(
             f"tp {tp:g} x pp {pp:g} x cp {cp:g} x ulysses {ulysses:g} = {split:g} does not divide "
             f"n_gpus={n_gpus:g}"
         )
     dp = cells.count("dp", n_gpus / split, "n_gpus over the other degrees")
     if dp * split != n_gpus:
-        raise cells.error(
+        raise RowError(
             f"dp {dp:g} x tp {tp:g} x pp {pp:g} x cp {cp:g} x ulysses {ulysses:g} = "
             f"{dp * split:g}, not n_gpus={n_gpus:g}"
         )
     layers, heads, seq_len = model["n_layers"], model["n_heads"], model["seq_len"]
     if heads % tp:
-        raise cells.error(f"n_heads={heads:g} is no multiple of tp={tp:g}")
+        raise RowError(f"n_heads={heads:g} is no multiple of tp={tp:g}")
     if pp * vp > layers:
-        raise cells.error(f"pp {pp:g} x vp {vp:g} is more than n_layers={layers:g}")
+        raise RowError(f"pp {pp:g} x vp {vp:g} is more than n_layers={layers:g}")
     # Megatron can count the embedding and the loss as a layer each
     # (account_for_*_in_pipeline_split).
     if vp > 1 and all((layers + extra) % (pp * vp) for extra in (0, 1, 2)):
-        raise cells.error(
+        raise RowError(
             f"n_layers={layers:g}, with embedding and loss {layers + 2:g}, is no multiple of "
             f"pp {pp:g} x vp {vp:g}"
         )
     if seq_len % (cp * ulysses):
-        raise cells.error(f"seq_len={seq_len:g} is no multiple of cp x ulysses = {cp * ulysses:g}")
+        raise RowError(f"seq_len={seq_len:g} is no multiple of cp x ulysses = {cp * ulysses:g}")
     micro_batch = cells.count("micro_batch")
     global_batch = cells.count("global_batch", most=1e12)
     if global_batch % (micro_batch * dp):
-        raise cells.error(
+        raise RowError(
             f"global_batch={global_batch:g} is no multiple of micro_batch {micro_batch:g} x dp "
             f"{dp:g}"
         )
@@ -165,7 +152,7 @@ def _ulysses(cells: Cells) -> float:
     found = re.fullmatch(r"ulysses\s*=\s*(\d{1,9})", cells.text("sp").lower())
     degree = float(found[1]) if found else 1.0
     if degree < 1:
-        raise cells.error(f"sp={cells.text('sp')}: below one")
+        raise RowError(f"sp={cells.text('sp')}: below one")
     return degree
 
 
@@ -178,19 +165,19 @@ def _sequence_parallel(cells: Cells, traits: Traits, tp: float) -> float:
     if text in {"no", "false", "0", "0.0", "off"}:
         return 0.0
     if text:
-        raise cells.error(f"sp={text!r} is not yes, no or ulysses=N")
+        raise RowError(f"sp={text!r} is not yes, no or ulysses=N")
     cells.assume("sp", "yes" if traits.sequence_parallel else "no", f"as {traits.name}")
     return float(traits.sequence_parallel)
 
 
 def _accelerator(cells: Cells, table: Sequence[Accelerator]) -> Accelerator:
     if cells.is_blank("gpu_type"):
-        raise cells.error("gpu_type is blank")
+        raise RowError("gpu_type is blank")
     memory_gib = None if cells.is_blank("gpu_mem_gb") else cells.number("gpu_mem_gb")
     try:
         found = find_accelerator(cells.text("gpu_type"), memory_gib=memory_gib, table=table)
     except FleetError as error:
-        raise cells.error(f"{error.message}; {error.hint}") from error
+        raise RowError(f"{error.message}; {error.hint}") from error
     if memory_gib is None:
         cells.assume("gpu_mem_gb", found.memory_bytes / 2**30, found.name)
     return found
@@ -204,10 +191,10 @@ def _precision(cells: Cells, accelerator: Accelerator) -> str:
     spelled = default if cells.is_blank("precision") else text
     precision = next((name for pattern, name in _PRECISIONS if pattern.search(spelled)), None)
     if precision is None:
-        raise cells.error(f"precision={text!r} is not fp32, fp16, bf16, fp8 or fp4")
+        raise RowError(f"precision={text!r} is not fp32, fp16, bf16, fp8 or fp4")
     if precision not in accelerator.peak_flops:
         known = ", ".join(accelerator.peak_flops)
-        raise cells.error(f"precision={precision}: {accelerator.name} has {known}")
+        raise RowError(f"precision={precision}: {accelerator.name} has {known}")
     return precision
 
 
@@ -263,7 +250,7 @@ def _network(
 
 def _described(cells: Cells, bytes_per_s: float) -> dict[str, float]:
     if not 0 < bytes_per_s < math.inf:
-        raise cells.error(f"interconnect={cells.text('interconnect')!r}: no rate above 0")
+        raise RowError(f"interconnect={cells.text('interconnect')!r}: no rate above 0")
     return {"network_bytes_per_s": bytes_per_s, **link_columns("network", None)}
 
 
@@ -287,15 +274,13 @@ def _zero(cells: Cells, traits: Traits, layout: Mapping[str, float]) -> dict[str
         stage = float(traits.zero_stage)
         cells.assume("zero_stage", traits.zero_stage, f"as {traits.name}")
     elif stage is None:
-        raise cells.error(f"zero_stage={text!r} is not 0 to 3, fsdp or ddp")
+        raise RowError(f"zero_stage={text!r} is not 0 to 3, fsdp or ddp")
     group = re.search(r"group (\d+)", text)
     shard_group = 0.0
     if group:
         shard_group = min(float(group[1]), ranks)
         if shard_group < 1 or ranks % shard_group:
-            raise cells.error(
-                f"zero_stage={text!r}: groups of {group[1]} do not tile dp={ranks:g}"
-            )
+            raise RowError(f"zero_stage={text!r}: groups of {group[1]} do not tile dp={ranks:g}")
     columns = {"zero_stage": stage, "shard_group": shard_group}
     if stage >= 2:
         columns["reduces_every_micro_batch"] = 1.0
@@ -319,7 +304,7 @@ def _kept(cells: Cells, traits: Traits, model: Mapping[str, float]) -> dict[str,
         recompute = Recompute.OPERATORS if traits.selective_operators else Recompute.SELECTIVE
     elif text not in {"none", "no", "false", "selective:[]"}:
         if "not set" not in text:
-            raise cells.error(f"recompute={text!r} is not none, selective, full or every_N")
+            raise RowError(f"recompute={text!r} is not none, selective, full or every_N")
         cells.assume("recompute", "none", text)
     if text.endswith("?"):
         cells.assume("recompute", text.rstrip("?"))
@@ -345,7 +330,7 @@ def _offload(cells: Cells, model: Mapping[str, float]) -> dict[str, float]:
         return {"offloaded_activations": min(1.0, float(layers[1]) / model["n_layers"])}
     tier = Tier.NVME if "nvme" in text else Tier.CPU if "cpu" in text else None
     if tier is None:
-        raise cells.error(f"offload={text!r} names neither cpu nor nvme")
+        raise RowError(f"offload={text!r} names neither cpu nor nvme")
     if "full" in text:
         cells.assume("offloaded_activations", 1, text)
     has_params = "param" in text

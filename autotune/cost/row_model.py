@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from autotune.cost.cells import Cells
+from autotune.cost.cells import Cells, RowError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,28 +58,25 @@ def read_model(cells: Cells) -> dict[str, float]:
     n_heads = cells.count("n_heads", most=100_000)
     n_kv_heads = cells.count("n_kv_heads", n_heads, "as n_heads", most=100_000)
     if n_heads % n_kv_heads:
-        raise cells.error(f"n_heads={n_heads:g} is no multiple of n_kv_heads={n_kv_heads:g}")
-    seq_len = cells.count("seq_len", most=100_000_000)
+        raise RowError(f"n_heads={n_heads:g} is no multiple of n_kv_heads={n_kv_heads:g}")
+    why = "by the model's family"
     default_ffn = 256.0 * math.ceil(family.ffn_ratio * hidden / 256)
-    ffn_hidden = cells.count("ffn_hidden", default_ffn, "by the model's family", most=10_000_000)
-    vocab = cells.count("vocab", family.vocab, "by the model's family", most=100_000_000)
-    head_dim = _head_dim(cells, family, hidden, n_heads)
     columns = {
         "n_layers": n_layers,
         "hidden": hidden,
-        "ffn_hidden": ffn_hidden,
         "n_heads": n_heads,
         "n_kv_heads": n_kv_heads,
-        "head_dim": head_dim,
-        "vocab": vocab,
-        "seq_len": seq_len,
+        "seq_len": cells.count("seq_len", most=100_000_000),
+        "ffn_hidden": cells.count("ffn_hidden", default_ffn, why, most=10_000_000),
+        "vocab": cells.count("vocab", family.vocab, why, most=100_000_000),
+        "head_dim": _head_dim(cells, family, hidden, n_heads),
         **_experts(cells),
     }
     gated, tied = _gate_and_tie(cells, family, columns)
     columns["gated_mlp"], columns["tied_embeddings"] = float(gated), float(tied)
     columns["learned_positions"] = float(not gated)
     if _count(columns, gated=gated, tied=tied) > _MAX_PARAMS:
-        raise cells.error(f"n_layers={n_layers:g} of hidden={hidden:g}: above 10^15 parameters")
+        raise RowError(f"n_layers={n_layers:g} of hidden={hidden:g}: above 10^15 parameters")
     return columns
 
 
@@ -90,7 +87,7 @@ def _head_dim(cells: Cells, family: Family, hidden: float, n_heads: float) -> fl
         cells.assume("head_dim", family.head_dim, "by the model's family")
         return family.head_dim
     if hidden % n_heads:
-        raise cells.error(
+        raise RowError(
             f"hidden={hidden:g} is no multiple of n_heads={n_heads:g}, and head_dim is not given"
         )
     return hidden / n_heads
@@ -101,12 +98,12 @@ def _experts(cells: Cells) -> dict[str, float]:
     ep = cells.count("ep", 1.0) if not cells.is_blank("ep") else 1.0
     if cells.is_blank("n_experts"):
         if ep > 1:
-            raise cells.error(f"ep={ep:g}, and n_experts is not given")
+            raise RowError(f"ep={ep:g}, and n_experts is not given")
         return {"n_experts": 0.0, "experts_per_token": 0.0, "ep": 1.0}
     n_experts = cells.count("n_experts", most=100_000)
     per_token = cells.count("experts_per_token", min(2.0, n_experts), most=100_000)
     if n_experts % ep or per_token > n_experts:
-        raise cells.error(f"n_experts={n_experts:g} do not go with ep={ep:g}, top {per_token:g}")
+        raise RowError(f"n_experts={n_experts:g} do not go with ep={ep:g}, top {per_token:g}")
     return {"n_experts": n_experts, "experts_per_token": per_token, "ep": ep}
 
 
@@ -117,7 +114,7 @@ def _gate_and_tie(cells: Cells, family: Family, sizes: dict[str, float]) -> tupl
         return family.gated, family.tied
     wanted = cells.number("params_b") * 1e9
     if wanted > _MAX_PARAMS:
-        raise cells.error(f"params_b={cells.text('params_b')}: above 10^15 parameters")
+        raise RowError(f"params_b={cells.text('params_b')}: above 10^15 parameters")
     cases = [(gated, tied) for gated in (False, True) for tied in (False, True)]
     # The family wins a tie, and what its parameters explain to a hundredth.
     cases.sort(key=lambda case: case != (family.gated, family.tied))

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.cost import traffic
 from autotune.cost.activations import activations_of
 from autotune.cost.compute import layer_times, logits_s, optimizer_s
 from autotune.cost.constants import Constants
 from autotune.cost.plans import PAGE_BYTES, Column, Plans
 from autotune.cost.sizes import Sizes
-from autotune.cost.traffic import traffic_of
 
 _LARGEST_KEPT_BLOCK_BYTES = 32.0 * 2**20
 """glibc maps a larger block on its own and unmaps it when it is freed: mallopt(3),
@@ -60,13 +60,15 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     memory. Source for the slowdown: Miao et al., Galvatron (arXiv:2211.13878).
     """
     layer = layer_times(p, s, c)
-    t = traffic_of(p, s, c)
-    context = _exposed(layer.attention_s, t.context_layer_s, c)
+    tensor_s, tensor_head_s = traffic.tensor_s(p, s, c), traffic.head_s(p, s, c)
+    expert_s = traffic.expert_s(p, s, c)
+    context_s = _exposed(layer.attention_s, traffic.context_s(p, s, c), c)
+    gather_s, reduce_s, gather_step_s = traffic.data_s(p, s, c)
     device_s = layer.forward_s + layer.backward_s
-    device_s = device_s + t.tensor_layer_s + t.expert_layer_s + context
+    device_s = device_s + tensor_s + expert_s + context_s
     layer_s = np.where(p.runs_ahead, _longer(device_s, layer.launch_s), device_s + layer.launch_s)
     logits = logits_s(p, s, c)
-    head = logits + t.tensor_head_s
+    head = logits + tensor_head_s
     layers = p.n_layers / p.pp
     micro_batches = p.grad_accum
     slowest = np.maximum(s.stage_layers * layer_s, np.floor(layers) * layer_s + head)
@@ -75,15 +77,17 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
     mean_s = total_s / p.pp
     bubble = micro_batches * (slowest - mean_s) + fill_s
     per_layer = micro_batches * layers
-    sends = micro_batches * _hidden(mean_s, t.pipeline_send_s, p.overlap_sends, c)
-    gather = micro_batches * _hidden(mean_s, t.gather_micro_batch_s, p.overlap_gather, c)
+    sends = micro_batches * _hidden(mean_s, traffic.pipeline_s(p, s, c), p.overlap_sends, c)
+    gather = micro_batches * _hidden(mean_s, gather_s, p.overlap_gather, c)
     backward_s = layers * layer.backward_s
     reductions = np.where(p.reduces_every_micro_batch, micro_batches, 1.0)
-    reduce = reductions * _hidden(backward_s, t.reduce_s, p.overlap_reduce, c)
+    reduce = reductions * _hidden(backward_s, reduce_s, p.overlap_reduce, c)
     forward_s = layers * layer.forward_s
-    gather_step = _hidden(forward_s, t.gather_step_s, p.overlap_gather, c)
+    gather_step = _hidden(forward_s, gather_step_s, p.overlap_gather, c)
     # Copy engines move these; the kernels hardly notice.
-    offload_micro = micro_batches * np.maximum(0.0, t.offload_micro_batch_s - mean_s)
+    offload_micro = micro_batches * np.maximum(
+        0.0, traffic.offload_micro_batch_s(p, s, c) - mean_s
+    )
 
     nodes = np.maximum(1.0, s.world / p.devices_per_node)
     parts = {
@@ -93,12 +97,12 @@ def step_times(p: Plans, s: Sizes, c: Constants) -> StepTimes:
         "logits_s": micro_batches * logits / p.pp,
         "recompute_s": per_layer * layer.recompute_s,
         "optimizer_s": optimizer_s(p, c, s.updated_params),
-        "tensor_comm_s": per_layer * t.tensor_layer_s + micro_batches * t.tensor_head_s / p.pp,
-        "expert_comm_s": per_layer * t.expert_layer_s,
-        "context_comm_s": per_layer * context,
+        "tensor_comm_s": per_layer * tensor_s + micro_batches * tensor_head_s / p.pp,
+        "expert_comm_s": per_layer * expert_s,
+        "context_comm_s": per_layer * context_s,
         "pipeline_comm_s": sends,
         "data_comm_s": gather + reduce + gather_step,
-        "offload_s": offload_micro + t.offload_step_s,
+        "offload_s": offload_micro + traffic.offload_step_s(p, s, c),
         "bubble_s": bubble,
         "pages_s": micro_batches * _pages_s(p, s, c),
     }

@@ -1,7 +1,5 @@
 """How long a rank communicates, by kind, before anything overlaps."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from autotune.cost import collectives
@@ -10,36 +8,16 @@ from autotune.cost.plans import Column, Plans, Recompute, Tier
 from autotune.cost.sizes import Sizes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """Seconds of one rank."""
-
-    tensor_layer_s: Column
-    """Tensor parallelism, per layer and micro-batch, forward, backward and recomputed."""
-    tensor_head_s: Column
-    """Communication of the logits, per micro-batch."""
-    expert_layer_s: Column
-    context_layer_s: Column
-    """Ring attention's keys and values, or Ulysses' exchanges."""
-    pipeline_send_s: Column
-    """Per micro-batch, what a stage waits for its neighbours' sends, both ways."""
-    gather_micro_batch_s: Column
-    """Parameters of stage 3, per micro-batch, forward and backward."""
-    reduce_s: Column
-    """Gradients: per micro-batch or per step, as `reduces_every_micro_batch` says."""
-    gather_step_s: Column
-    """Updated parameters of stages 1 and 2, per step."""
-    offload_micro_batch_s: Column
-    """Parameters and activations over the host's link."""
-    offload_step_s: Column
-    """Gradients down and updated parameters up."""
-
-
-def traffic_of(p: Plans, s: Sizes, c: Constants) -> Traffic:
-    """Communication of one rank.
+def data_s(p: Plans, s: Sizes, c: Constants) -> tuple[Column, Column, Column]:
+    """Communication between the data parallel ranks.
 
     Rank order is tensor, context, data, pipeline, as Megatron lays them out (megatron/core/
     parallel_state.py): tensor parallel ranks are neighbours, pipeline ranks are farthest apart.
+
+    Returns:
+        Gathers of stage 3's parameters, per micro-batch, forward and backward; reductions of
+        gradients, per micro-batch or per step, as `reduces_every_micro_batch` says; gathers of
+        the parameters that stages 1 and 2 updated, per step.
     """
     data_ranks = p.dp * p.cp * p.ulysses
     states = collectives.group(p, c, ranks=data_ranks, stride=p.tp)
@@ -71,17 +49,10 @@ def traffic_of(p: Plans, s: Sizes, c: Constants) -> Traffic:
     fetched_bytes = (gathered_bytes - _whole_elements(p, s) * p.gather_bytes) / fetches
     gather_micro = collectives.gather_s(shard, fetched_bytes, fetches)
     gather_micro = gather_micro + collectives.gather_s(backward_shard, fetched_bytes, fetches)
-    return Traffic(
-        tensor_layer_s=_tensor_s(p, s, c),
-        tensor_head_s=_head_s(p, s, c),
-        expert_layer_s=_expert_s(p, s, c),
-        context_layer_s=_context_s(p, s, c),
-        pipeline_send_s=_pipeline_s(p, s, c),
-        gather_micro_batch_s=is_3 * gather_micro / p.gather_speed,
-        reduce_s=np.where(is_3, reduced / p.gather_speed, reduced),
-        gather_step_s=is_sharded * (1 - is_3) * gather_step,
-        offload_micro_batch_s=_offload_micro_batch_s(p, s, c),
-        offload_step_s=_offload_step_s(p, s, c),
+    return (
+        is_3 * gather_micro / p.gather_speed,
+        np.where(is_3, reduced / p.gather_speed, reduced),
+        is_sharded * (1 - is_3) * gather_step,
     )
 
 
@@ -102,8 +73,8 @@ def _whole_elements(p: Plans, s: Sizes) -> Column:
     return s.stage_layers * layer / p.tp + vocab
 
 
-def _tensor_s(p: Plans, s: Sizes, c: Constants) -> Column:
-    """Two all-reduces forward and two backward of the layer's output.
+def tensor_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Tensor parallelism, per layer and micro-batch: two all-reduces forward and two backward.
 
     With sequence parallelism each is a reduce-scatter and an all-gather of the same volume, and
     the backward pass gathers the two inputs once more. Source: Shoeybi et al., Megatron-LM
@@ -118,16 +89,16 @@ def _tensor_s(p: Plans, s: Sizes, c: Constants) -> Column:
     return (reduced + extra) * (1.0 - p.overlap_tp)
 
 
-def _head_s(p: Plans, s: Sizes, c: Constants) -> Column:
-    """Logits that are gathered for the loss; backward each rank takes its part of the gradient."""
+def head_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Logits that are gathered for the loss, per micro-batch; backward each has its part."""
     g = collectives.group(p, c, ranks=p.tp, stride=1.0)
     again = 1.0 + np.greater(p.loss_chunk_tokens, 0)
     size_bytes = p.whole_logits * s.tokens * p.vocab * p.activation_bytes
     return np.greater(p.whole_logits, 0) * collectives.gather_s(g, size_bytes, again)
 
 
-def _expert_s(p: Plans, s: Sizes, c: Constants) -> Column:
-    """Tokens to their experts and back, forward and backward: four all-to-alls.
+def expert_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Tokens to their experts and back, per layer: four all-to-alls, forward and backward.
 
     Source: Lepikhin et al., GShard (arXiv:2006.16668).
     """
@@ -137,8 +108,8 @@ def _expert_s(p: Plans, s: Sizes, c: Constants) -> Column:
     return collectives.exchange_s(g, size_bytes, 4.0 + again)
 
 
-def _context_s(p: Plans, s: Sizes, c: Constants) -> Column:
-    """Ring attention passes keys and values round; Ulysses exchanges heads for tokens.
+def context_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Ring attention passes keys and values round, Ulysses exchanges heads for tokens; per layer.
 
     The ring sends the keys and values of the other cp - 1 ranks forward, and again with their
     gradients backward. Source: Liu et al., Ring Attention (arXiv:2310.01889), section 3. Ulysses
@@ -156,8 +127,8 @@ def _context_s(p: Plans, s: Sizes, c: Constants) -> Column:
     return passed + exchanged
 
 
-def _pipeline_s(p: Plans, s: Sizes, c: Constants) -> Column:
-    """Activations forward and gradients backward, once for every chunk of the rank's layers.
+def pipeline_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Activations forward and gradients backward, per micro-batch, for every chunk of layers.
 
     Source: Narayanan et al. (arXiv:2104.04473), sections 2.2 and 4.1: Megatron splits them over
     the tensor parallel ranks for the way.
@@ -167,8 +138,8 @@ def _pipeline_s(p: Plans, s: Sizes, c: Constants) -> Column:
     return collectives.send_s(g, size_bytes, 2.0 * p.vp)
 
 
-def _offload_micro_batch_s(p: Plans, s: Sizes, c: Constants) -> Column:
-    """Parameters up twice, and the offloaded activations down and up.
+def offload_micro_batch_s(p: Plans, s: Sizes, c: Constants) -> Column:
+    """Parameters up twice, and the offloaded activations down and up; per micro-batch.
 
     Each rank brings its own shard over its own link and gathers the rest from the others. Source:
     Rajbhandari et al., ZeRO-Infinity (arXiv:2104.07857), section 6.1.
@@ -184,7 +155,7 @@ def _offload_micro_batch_s(p: Plans, s: Sizes, c: Constants) -> Column:
     return params + 2.0 * p.offloaded_activations * kept_bytes / link
 
 
-def _offload_step_s(p: Plans, s: Sizes, c: Constants) -> Column:
+def offload_step_s(p: Plans, s: Sizes, c: Constants) -> Column:
     """Gradients to the host and updated parameters back, for an optimizer on the host.
 
     In mixed precision 2 bytes each way per parameter of the shard (Ren et al., ZeRO-Offload,

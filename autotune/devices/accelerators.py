@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from autotune.base.errors import FleetError, JobError
 from autotune.base.yaml_file import read_yaml
-from autotune.devices.probed import MeasuredEntry, MeasuredRates
+from autotune.devices.probed import MeasuredRates
 
 SHIPPED = Path(__file__).resolve().parent / "accelerators.yaml"
 
@@ -94,9 +94,6 @@ class Accelerator:
 
         A rack-wide domain is wider than its nodes, any other ends with the node. Where NVLink
         joins pairs alone, a ring through the node goes over the host's link.
-
-        Args:
-            per_node: Devices of one node.
         """
         if self.nvlink_domain > self.devices_per_node:
             return self.nvlink_bytes_per_s, float(self.nvlink_domain)
@@ -123,7 +120,7 @@ class _Entry(BaseModel):
     devices_per_node: _Count
     source: str
     achieved_source: str
-    measured: MeasuredEntry | None = None
+    measured: MeasuredRates | None = None
 
 
 class _File(BaseModel):
@@ -201,10 +198,11 @@ def read_accelerators(path: Path) -> tuple[Accelerator, ...]:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        is_probed = "measured" in first["loc"]
-        raise JobError(
-            f"{path}: {key}: {first['msg']}", _PROBE_HINT if is_probed else _HINT
-        ) from error
+        said = first["msg"].replace(
+            "Unexpected keyword argument", "Extra inputs are not permitted"
+        )
+        hint = _PROBE_HINT if "measured" in first["loc"] else _HINT
+        raise JobError(f"{path}: {key}: {said}", hint) from error
     return tuple(_accelerator(name, entry, path) for name, entry in file.accelerators.items())
 
 
@@ -230,7 +228,7 @@ def _accelerator(name: str, entry: _Entry, path: Path) -> Accelerator:
         devices_per_node=entry.devices_per_node,
         source=entry.source,
         achieved_source=entry.achieved_source,
-        measured=None if entry.measured is None else entry.measured.read(),
+        measured=entry.measured,
     )
 
 

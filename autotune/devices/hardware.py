@@ -8,7 +8,6 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,9 +77,13 @@ def detect_environment() -> Environment:
         FleetError: torch is missing, or `DS_ACCELERATOR` names an accelerator that is not there
             or that is not supported.
     """
-    torch, deepspeed = version_of("torch"), version_of("deepspeed") or ""
+    torch = version_of("torch")
     if torch is None:
         raise not_installed("torch")
+    versions: dict[str, Any] = {
+        "torch_version": torch,
+        "deepspeed_version": version_of("deepspeed") or "",
+    }
     accelerator, devices = find_accelerator()
     if accelerator == "cuda":
         names = {gpu.name for gpu in devices}
@@ -90,8 +93,7 @@ def detect_environment() -> Environment:
             device_name=devices[0].name,
             device_memory_bytes=min(gpu.memory_bytes for gpu in devices),
             peak_flops=peak_flops(devices[0].name) if len(names) == 1 else None,
-            deepspeed_version=deepspeed,
-            torch_version=torch,
+            **versions,
             precisions=_precisions(devices),
             has_flash_attention=importlib.util.find_spec("flash_attn") is not None,
         )
@@ -102,8 +104,7 @@ def detect_environment() -> Environment:
         device_name=cpu_name(),
         device_memory_bytes=int(usable_memory_bytes() * _HOST_SHARE / n_cores),
         peak_flops=None,
-        deepspeed_version=deepspeed,
-        torch_version=torch,
+        **versions,
         precisions=("fp32", "bf16", *(("fp16",) if cpu_has_fp16() else ())),
     )
 
@@ -141,14 +142,8 @@ def find_accelerator() -> tuple[str, list[Gpu]]:
 def peak_flops(device_name: str) -> float | None:
     """Dense bf16 (V100, T4: fp16) matrix peak of one GPU in FLOP/s, by its datasheet.
 
-    Args:
-        device_name: As NVML spells it, such as `NVIDIA A100-SXM4-80GB`.
-
-    Returns:
-        None for a device that is not in the table, and for a slice of one (MIG).
+    None: a device that is not in the table, or a slice of one (MIG).
     """
-    if "MIG" in device_name:
-        return None
     try:
         peaks = accelerators.find_accelerator(device_name).peak_flops
     except FleetError:
@@ -165,17 +160,20 @@ def visible_gpus() -> list[Gpu]:
     Raises:
         FleetError: The driver is there and does not answer for a GPU.
     """
-    with _nvml() as there:
-        if not there:
-            return []
-        try:
-            handles = _visible_handles(os.environ.get("CUDA_VISIBLE_DEVICES"))
-            return [_gpu(index, handle) for index, handle in enumerate(handles)]
-        except pynvml.NVMLError as error:
-            raise FleetError(
-                f"the NVIDIA driver does not answer for a GPU: {error}",
-                "see nvidia-smi; hide a broken one with CUDA_VISIBLE_DEVICES",
-            ) from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = _visible_handles(os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return [_gpu(index, handle) for index, handle in enumerate(handles)]
+    except pynvml.NVMLError as error:
+        raise FleetError(
+            f"the NVIDIA driver does not answer for a GPU: {error}",
+            "see nvidia-smi; hide a broken one with CUDA_VISIBLE_DEVICES",
+        ) from error
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def usable_cores() -> list[int]:
@@ -232,19 +230,6 @@ def torch_cuda_version() -> str | None:
         match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
         return match[1] if match else None
     return None
-
-
-@contextlib.contextmanager
-def _nvml() -> Iterator[bool]:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _visible_handles(visible: str | None) -> list[Any]:

@@ -46,10 +46,6 @@ class FidelityFile(BaseModel):
     def checked(self, *, shape: ModelShape, world: int) -> Fidelity:
         """What reduced trials run, if that is less than what the job asks for.
 
-        Args:
-            shape: Shape of the job's model.
-            world: The job's.
-
         Raises:
             JobError: It is not less, or replicas would have different shares of the batch.
         """

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -140,6 +140,10 @@ class Job:
         return int(limit_bytes * (1 - self.head_room))
 
 
+def _parsed(parse: Callable[..., float], key: str) -> BeforeValidator:
+    return BeforeValidator(lambda value: None if value is None else parse(value, where=key))
+
+
 class JobFile(BaseModel):
     """The job as a user writes it, in YAML or as flags."""
 
@@ -172,10 +176,7 @@ class JobFile(BaseModel):
         le=_LARGEST,
         description="of the search proper; left out: 20, with the sampler grid every candidate",
     )
-    budget: Annotated[
-        float | None,
-        BeforeValidator(lambda v: None if v is None else parse_seconds(v, where="budget")),
-    ] = None
+    budget: Annotated[float | None, _parsed(parse_seconds, "budget")] = None
     patience: int | None = Field(default=None, ge=1, le=_LARGEST)
     gpu_hours: float | None = Field(
         default=None,
@@ -190,10 +191,7 @@ class JobFile(BaseModel):
         allow_inf_nan=False,
         description="of one accelerator for an hour",
     )
-    memory_limit: Annotated[
-        int | None,
-        BeforeValidator(lambda v: None if v is None else parse_bytes(v, where="memory_limit")),
-    ] = None
+    memory_limit: Annotated[int | None, _parsed(parse_bytes, "memory_limit")] = None
     head_room: float = Field(default=0.0, ge=0, lt=1)
     trial_timeout: Annotated[
         float, BeforeValidator(lambda v: parse_seconds(v, where="trial_timeout"))
@@ -245,9 +243,7 @@ def read_job_file(path: Path) -> dict[str, Any]:
 def read_accelerators_of(job_file: Path | None, own: Path | None) -> tuple[Accelerator, ...]:
     """The table that a job's devices are described and predicted by, before the job is made.
 
-    Args:
-        job_file: YAML, or None.
-        own: The table that the user named beside the job; it comes before the job's.
+    `own` is the table that the user named beside the job; it comes before the job's.
 
     Raises:
         JobError: A file cannot be read, or the table is not one.
@@ -368,11 +364,7 @@ def _check_weighable(file: JobFile) -> None:
 def _fidelity(
     file: JobFile, model: Model, *, goes_by_forecast: bool, where: str
 ) -> Fidelity | None:
-    """Layers and world of the reduced trials.
-
-    Raises:
-        JobError: The model cannot run so, or nothing would learn from such trials.
-    """
+    """Layers and world of the reduced trials; refused where nothing would learn from them."""
     if file.fidelity is None:
         return None
     for key, teaches, needed in (
@@ -425,13 +417,15 @@ def _fix(item: Mapping[str, Any]) -> str:
         return f"mend {key}{about}"
     if item["type"] == "missing":
         return f"give --{key.replace('_', '-')}{about}, or `{key}:` in the job file"
-    bounds = {type(bound).__name__: bound for bound in field.metadata}
-    low = f"from {bounds['Ge'].ge}" if "Ge" in bounds else ""
-    low = f"above {bounds['Gt'].gt}" if "Gt" in bounds else low
-    high = f" to {bounds['Le'].le}" if "Le" in bounds else ""
-    high = f" to below {bounds['Lt'].lt}" if "Lt" in bounds else high
-    if low:
-        return f"give {key}{about} a number {low}{high}"
+    words = {"ge": "from", "gt": "above", "le": "to", "lt": "to below"}
+    bounds = [
+        f"{word} {getattr(bound, name)}"
+        for name, word in words.items()
+        for bound in field.metadata
+        if hasattr(bound, name)
+    ]
+    if bounds:
+        return f"give {key}{about} a number {' '.join(bounds)}"
     if "expected" in item.get("ctx", {}):
         return f"give {key}{about} one of {item['ctx']['expected']}"
     return f"mend {key}{about}" + ("" if field.is_required() else ", or leave it out")

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from autotune.base.errors import JobError
 from autotune.trial.scripts.train import add_adapters
 
 _EXPERT = re.compile(r"(^|\.)experts\.")
@@ -31,12 +32,8 @@ _TP_STYLES = {
 _TP_REFUSED = {"deberta", "flaubert", "fsmt", "gpt2", "led", "longformer", "xlm", "xlnet"}
 
 
-class NotUsableError(Exception):
+class NotUsableError(JobError):
     """The model cannot be built, or not be trained as it is."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 def main() -> None:
@@ -49,7 +46,7 @@ def answer(work: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     try:
         found = work(json.load(sys.stdin))
     except NotUsableError as error:
-        found = {"error": str(error), "hint": error.hint}
+        found = {"error": error.message, "hint": error.hint}
     Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -53,7 +53,7 @@ def figures_of(points: Sequence[Point], per_node: int, n_nodes: int = 1) -> Figu
     measured = MeasuredRates(
         memory_bytes_per_s=memory_bytes_per_s,
         cached_bytes_per_s=None if cached is None else cached.size_bytes / cached.slowest_s,
-        cache_bytes=0.0 if cached is None else cached.size_bytes / _STREAMED,
+        cache_bytes=None if cached is None else cached.size_bytes / _STREAMED,
         fresh_bytes_per_s=_rate(points, "fresh"),
         operand_elements_per_s={
             dtype: curve.elements_per_s

@@ -11,10 +11,9 @@ from autotune.base.errors import JobError
 from autotune.base.files import is_foreign, write_whole
 from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
-from autotune.devices.probed import UNITS, MeasuredRates
+from autotune.devices.probed import short
 from autotune.probe.curves import LinkCurve, ProductCurve
 from autotune.probe.figures import Figures
-from autotune.probe.points import short
 
 MARK = "# Measured by `python -m autotune probe`"
 _HEAD = f"""{MARK}; --accelerators of search, plan, explain and estimate reads it.
@@ -50,11 +49,12 @@ def check_writable(path: Path) -> None:
     folder = path.absolute().parent
     if not folder.is_dir():
         raise JobError(f"--out {path}: its folder is not there", f"make it, or {_NAME_HINT}")
+    attempt = path.with_name(f".{path.name}.try")
     try:
         foreign = is_foreign(path, MARK.encode())
         if not foreign:
-            write_whole(path.with_name(f".{path.name}.try"), lambda aside: aside.touch())
-            path.with_name(f".{path.name}.try").unlink()
+            write_whole(attempt, lambda aside: aside.touch())
+            attempt.unlink()
     except OSError as error:
         raise _not_written(path, error) from error
     if foreign:
@@ -125,8 +125,8 @@ def entry_of(
         "names": [rf"\b{pattern}", r"\bcpu\b"] if environment.accelerator == "cpu" else [pattern],
         "memory_gib": round(environment.device_memory_bytes / 2**30, 4),
         "memory_gb_per_s": short(base.memory_bytes_per_s / 1e9),
-        "tflops": _all_short(peaks, 1e12),
-        "achieved_tflops": _all_short(achieved, 1e12),
+        "tflops": _tera(peaks),
+        "achieved_tflops": _tera(achieved),
         "sustained_share": base.sustained_share,
         "nvlink_gb_per_s": short(base.nvlink_bytes_per_s / 1e9),
         "nvlink_domain": base.nvlink_domain,
@@ -135,38 +135,9 @@ def entry_of(
         "devices_per_node": base.devices_per_node,
         "source": source,
         "achieved_source": achieved_source,
-        "measured": _spelled(found),
+        "measured": found.spelled(),
     }
     return {base.name: entry}
-
-
-def _spelled(found: MeasuredRates) -> dict[str, Any]:
-    """As `MeasuredEntry` reads it; what is not there is left out."""
-    spelled: dict[str, Any] = {
-        key: short(getattr(found, field) / unit)
-        for key, (field, unit) in UNITS.items()
-        if getattr(found, field)
-    }
-    for name, link in (("link", found.link), ("network", found.network)):
-        if link is not None:
-            latency = {} if link.latency_s is None else {"latency_us": short(link.latency_s * 1e6)}
-            spelled[name] = {
-                "gb_per_s": short(link.bytes_per_s / 1e9),
-                **latency,
-                "all_reduce_speed": short(link.all_reduce_speed),
-                "all_to_all_speed": short(link.all_to_all_speed),
-                "send_speed": short(link.send_speed),
-            }
-    spelled["operand_gelements_per_s"] = _all_short(found.operand_elements_per_s, 1e9)
-    spelled["attention"] = {
-        dtype: {
-            "forward_gflops": short(rates.forward_flops_per_s / 1e9),
-            "backward_gflops": short(rates.backward_flops_per_s / 1e9),
-        }
-        for dtype, rates in found.attention.items()
-    }
-    spelled["logit_ns"] = {dtype: short(s * 1e9) for dtype, s in found.logit_s.items()}
-    return spelled
 
 
 def fits_of(figures: Figures) -> list[dict[str, Any]]:
@@ -200,5 +171,5 @@ def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "device"
 
 
-def _all_short(figures: Mapping[str, float], unit: float) -> dict[str, float]:
-    return {name: short(value / unit) for name, value in figures.items()}
+def _tera(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: short(value / 1e12) for name, value in figures.items()}

@@ -5,17 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from autotune.devices.probed import short
+
 LINK_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 """What the ranks do with each other, as the ranks name it."""
 _TIMED = ("seconds", "scatter")
 Span = Literal["node", "nodes", "all"]
 """Ranks that take part: those of one node, one of each node, or all; every such group does the
 same at the same time."""
-
-
-def short(value: float) -> float:
-    """As files keep it: four digits are more than repeats agree in."""
-    return float(f"{value:.4g}")
 
 
 @dataclass(frozen=True, kw_only=True)

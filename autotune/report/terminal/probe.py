@@ -64,7 +64,7 @@ def _rows(probe: Probe) -> list[tuple[str, ...]]:
     promised = None if its_class is None else its_class.memory_bytes_per_s
     rows.append(("memory stream", _rate(found.memory_bytes_per_s), _rate(promised), "-", "-"))
     for name, rate in (
-        (f"the same up to {format_bytes(found.cache_bytes)}", found.cached_bytes_per_s),
+        (f"the same up to {format_bytes(found.cache_bytes or 0.0)}", found.cached_bytes_per_s),
         ("the same, into new pages", found.fresh_bytes_per_s),
     ):
         if rate is not None:
