@@ -330,17 +330,29 @@ def search(
     """Run a search on a scripted fleet."""
     study.trials_folder.mkdir(parents=True, exist_ok=True)
     return run_search(
-        SearchContext(
-            job=job,
-            study=study,
+        context_of(
+            study,
+            job,
             fleet=fleet or ScriptedFleet(behave),
             engine=engine or ScriptedEngine(job, refused=refused),
-            environment=ENVIRONMENT,
             lattice=lattice or lattice_of(job, refused=refused),
             observer=observer or Notebook(),
             interrupt=interrupt or Patient(),
         )
     )
+
+
+def context_of(study: Study, job: Job, **changes: Any) -> SearchContext:
+    """What a search on a scripted fleet works with."""
+    given = {
+        "fleet": ScriptedFleet(realistic),
+        "engine": ScriptedEngine(job),
+        "lattice": lattice_of(job),
+        "observer": Notebook(),
+        "interrupt": Patient(),
+        **changes,
+    }
+    return SearchContext(job=job, study=study, environment=ENVIRONMENT, **given)
 
 
 def with_budget(job: Job, **changes: Any) -> Job:

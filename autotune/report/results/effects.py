@@ -133,5 +133,5 @@ def _pair(before: Row, after: Row, tried: Mapping[str, Tried], verdict: Verdict 
 def _interleaved(of: str, over: str, verdict: Verdict) -> Ratio:
     """The ratio, judged as the gain in the headline is."""
     gain = verdict.gain(of=of, over=over)
-    n_runs = verdict.n_runs[of], verdict.n_runs[over]
+    n_runs = verdict.figures[of].n_runs, verdict.figures[over].n_runs
     return Ratio(**vars(gain), basis=Basis.RUNS, n_runs=n_runs)

@@ -54,8 +54,7 @@ def make_rows(history: History, objective: Objective) -> list[Row]:
     rows = []
     for tried in history.tried:
         confirmed = None if verdict is None else verdict.figures.get(tried.candidate.hash)
-        n_runs = 1 if verdict is None else verdict.n_runs.get(tried.candidate.hash, 1)
-        rows.append(_row(tried, objective, confirmed, n_runs))
+        rows.append(_row(tried, objective, confirmed))
     return sorted(rows, key=lambda row: (row.figure is None, -row.rate, row.trial))
 
 
@@ -83,7 +82,7 @@ def _candidates(history: History, hashes: Collection[str]) -> tuple[Candidate, .
     return tuple(t.candidate for t in history.tried if t.candidate.hash in hashes)
 
 
-def _row(tried: Tried, objective: Objective, confirmed: Figure | None, n_runs: int) -> Row:
+def _row(tried: Tried, objective: Objective, confirmed: Figure | None) -> Row:
     result = _telling(tried)
     figure = confirmed
     if figure is None and result is not None and is_figure(result):
@@ -92,7 +91,7 @@ def _row(tried: Tried, objective: Objective, confirmed: Figure | None, n_runs: i
         trial=tried.trials[0].spec.identity.number if result is None else result.number,
         candidate=tried.candidate,
         figure=figure,
-        n_runs=n_runs,
+        n_runs=1 if figure is None else figure.n_runs,
         outcome=None if result is None else result.outcome,
         fits=figure is None or objective.fits(figure.peak_memory_bytes),
         is_disturbed=confirmed is None and result is not None and bool(result.disturbed),
