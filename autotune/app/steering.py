@@ -53,7 +53,6 @@ def steer(
             lessons=lessons,
             study=study_name(session.study.folder),
             forecaster=session.place.forecaster,
-            accelerators=session.table,
         )
     except AutotuneError as error:
         instead = "TPE proposes, for " if follows else ""
@@ -76,7 +75,7 @@ def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None
     name = study_name(session.study.folder)
     try:
         history = session.history_to_resume()
-        lessons = lessons_of(history, job, environment, study=name, accelerators=session.table)
+        lessons = lessons_of(history, job, environment, study=name)
         if lessons:
             keep_lessons(knowledge, name, lessons)
     except AutotuneError as error:

@@ -15,7 +15,8 @@ from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
 from autotune.space.rule import Violation, nothing_legal
-from autotune.space.space import Space, grid, load_space
+from autotune.space.space import grid, load_space
+from autotune.space.space_file import Space
 
 _ORDERED = ("int", "float")
 

@@ -107,7 +107,7 @@ class Outlook:
 
     def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
         """Candidates as of `Engine.plans`, with the links as they were described."""
-        plans = self.engine.plans(candidates, self.table, needs_shape=needs_shape)
+        plans = self.engine.plans(candidates, needs_shape=needs_shape)
         return dataclasses.replace(plans, **self.wishes.links())
 
     def predict(self, candidates: Sequence[Candidate]) -> Prediction:

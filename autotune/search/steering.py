@@ -25,7 +25,6 @@ from autotune.cost.knowledge import (
     recall_lessons,
 )
 from autotune.cost.residual import Seen
-from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.engines.base import bind_engine, find_engine
 from autotune.job.job import Job
@@ -254,7 +253,6 @@ def steering_of(
     lessons: Sequence[Lesson] = (),
     study: str = "",
     forecaster: Forecaster | None = None,
-    accelerators: Sequence[Accelerator] | None = None,
 ) -> Steering:
     """Steer by a model.
 
@@ -265,18 +263,16 @@ def steering_of(
         lessons: Of other studies, and perhaps of this one.
         study: The name by which this one's own lessons are left out.
         forecaster: The model; None: the analytic one.
-        accelerators: The table that it looks the device up in; None: the shipped one.
 
     Raises:
         FleetError: The accelerator is in no table, so nothing can be predicted.
         JobError: The model's sizes cannot be seen.
     """
     constants = constants_of(environment)
-    table = accelerators or shipped_accelerators()
     engine = bind_engine(job, environment)
 
     def analytic(candidates: Sequence[Candidate]) -> Forecast:
-        return forecast(engine.plans(candidates, table), constants)
+        return forecast(engine.plans(candidates), constants)
 
     forecaster = forecaster or analytic
     forecaster(lattice.candidates[:1])  # what cannot be predicted is said before anything runs
@@ -307,7 +303,6 @@ def lessons_of(
     environment: Environment,
     *,
     study: str,
-    accelerators: Sequence[Accelerator] | None = None,
 ) -> list[Lesson]:
     """What a search leaves for the next one, under a name in the file of lessons.
 
@@ -321,7 +316,7 @@ def lessons_of(
     if not told:
         return []
     ran = [t.candidate for t in told]
-    plans = bind_engine(job, environment).plans(ran, accelerators or shipped_accelerators())
+    plans = bind_engine(job, environment).plans(ran)
     situation = situation_of(job, environment)
     limit_bytes = Objective.of(job, environment).allowed_bytes
     return [
