@@ -30,7 +30,6 @@ from autotune.base.templates import Templates
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
-from autotune.devices.accelerators import shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, EnginePlugin, bind_engine
 from autotune.export.base import (
@@ -209,7 +208,7 @@ class EngineContract(Contract[EnginePlugin]):
         """Every candidate has a step time and a peak, and they are not all alike."""
         engine = self.bind()
         candidates = self.lattice(engine).candidates
-        plans = engine.plans(candidates, shipped_accelerators())
+        plans = engine.plans(candidates)
         predicted = predict(plans, constants_of(ENVIRONMENT))
         for column in (predicted.step_time_s, predicted.peak_memory_bytes):
             assert len(column) == len(candidates)

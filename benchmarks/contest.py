@@ -125,7 +125,7 @@ def sampled_order(sampler: str) -> Strategy:
 
     def order(group: Group, n_trials: int, seed: int) -> Sequence[int]:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        axes = make_axes(group.values, History())
+        axes = make_axes(_values(group), History())
         study = optuna.create_study(
             direction="maximize",
             sampler=load_plugin("sampler", sampler).make(n_budget=n_trials, seed=seed),
@@ -163,7 +163,7 @@ def calibrated_order(forecast_of: Callable[[Group], Forecast]) -> Strategy:
 
     def order(group: Group, n_trials: int, seed: int) -> Sequence[int]:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        axes = make_axes(group.values, History())
+        axes = make_axes(_values(group), History())
         columns = {
             name: [None if value is None else axes[name].encode(value) for value in column]
             for name, column in _columns(group).items()
@@ -216,7 +216,20 @@ def _nearest(
 
 
 def _columns(group: Group) -> dict[str, list[KnobValue | None]]:
-    return {name: [c.knobs.get(name) for c in group.configurations] for name in group.values}
+    return {name: [c.knobs.get(name) for c in group.configurations] for name in _values(group)}
+
+
+def _values(group: Group) -> dict[str, tuple[KnobValue, ...]]:
+    """Knob -> its values over the group, sorted; knobs that never vary are left out."""
+    found: dict[str, set[KnobValue]] = {}
+    for configuration in group.configurations:
+        for name, value in configuration.knobs.items():
+            found.setdefault(name, set()).add(value)
+    return {
+        name: tuple(sorted(values, key=lambda value: (isinstance(value, str), value)))
+        for name, values in found.items()
+        if len(values) > 1
+    }
 
 
 def _regrets(group: Group, order: Sequence[int]) -> tuple[float, ...]:
@@ -224,4 +237,5 @@ def _regrets(group: Group, order: Sequence[int]) -> tuple[float, ...]:
     best: NDArray[np.float64] = np.minimum.accumulate(
         [float("inf") if seconds is None else seconds for seconds in times]
     )
-    return tuple(float(seconds / group.best_step_time_s - 1) for seconds in best)
+    fastest = min(c.step_time_s for c in group.configurations if c.step_time_s is not None)
+    return tuple(float(seconds / fastest - 1) for seconds in best)

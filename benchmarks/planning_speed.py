@@ -61,7 +61,7 @@ def measure(n: int, repeats: int) -> dict[str, float]:
         outlook = open_outlook(None, job_keys(Path(folder)), wishes, engine="megatron")
     layouts = outlook.lattice.candidates
     assert isinstance(layouts, Layouts), "they are made in columns"
-    rate = measure_rate(outlook.columns(layouts), n, repeats)
+    rate = measure_rate(outlook.plans(layouts), n, repeats)
     times = []
     for _ in range(repeats):
         started = time.perf_counter()

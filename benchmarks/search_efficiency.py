@@ -37,8 +37,8 @@ from contest import (
 from autotune.base.errors import AutotuneError
 from autotune.cost.constants import Constants, load_constants
 from autotune.cost.forecast import Forecast
-from autotune.replay.forecast import forecast_of
 from autotune.replay.groups import Group, group_rows
+from autotune.replay.problem import forecast_of
 from autotune.replay.rows import read_rows
 
 ABOUT = {

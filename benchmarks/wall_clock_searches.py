@@ -29,7 +29,6 @@ from autotune.search.context import SearchContext
 from autotune.search.history import History, counting
 from autotune.search.interrupt import Interrupt
 from autotune.search.loop import run_search
-from autotune.search.recorded import history_to_resume
 from autotune.search.steering import steering_of
 from autotune.space.candidate import Candidate
 
@@ -61,12 +60,7 @@ class Table:
     @classmethod
     def of(cls, session: Session) -> "Table":
         """What the session's study holds."""
-        history = history_to_resume(
-            session.study,
-            job=session.job,
-            engine=session.engine,
-            environment=session.environment,
-        )
+        history = session.history_to_resume()
         rows = {}
         for tried in history.tried:
             result = tried.measured or tried.fault

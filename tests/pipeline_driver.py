@@ -50,7 +50,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         losses = [
             train_step(engine, spec, data) for data in [batches(told, engine)] * case["steps"]
         ]
-        found = read_back(engine)
+        found = read_back(engine, spec.engine.expected)
         return {
             "losses": losses,
             "norms": norms,

@@ -48,7 +48,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             fed, scale = batches(told, engine), gradient_scale(ds_config, spec.layout.sp)
             micro_steps = range(STEPS * spec.layout.grad_accum)
             losses = [micro_step(engine, next(fed), scale).item() for _ in micro_steps]
-        found = read_back(engine)
+        found = read_back(engine, spec.engine.expected)
         return {
             "read_back": found,
             "differences": differences(spec.engine.expected, found),

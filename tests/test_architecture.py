@@ -203,8 +203,8 @@ NAMES_DEEPSPEED = {
     "replay/problem.py": "columns of published runs",
     "report/explain/advice.py": "advice names knobs",
     "report/page/page.py": "a name in the page's template",
-    "search/environments.py": "versions that explain a difference",
-    "search/feasibility.py": "advice names knobs",
+    "search/answer.py": "advice names knobs",
+    "search/study_facts.py": "versions that explain a difference",
     "tracing/request.py": "whose ranks are traced",
 }
 """Every other file that names DeepSpeed, and why; an entry goes as soon as its file does not."""

@@ -202,8 +202,8 @@ def stuck(engine: DeepSpeedEngine, candidate: Candidate) -> Setup:
     return DeepSpeedEngine.setup(engine, replace(candidate, knobs=(("micro_batch", 1),)))
 
 
-def uniform(engine: DeepSpeedEngine, candidates: Sequence[Candidate], *others: Any) -> Plans:
-    return DeepSpeedEngine.plans(engine, [candidates[0]] * len(candidates), *others)
+def uniform(engine: DeepSpeedEngine, candidates: Sequence[Candidate]) -> Plans:
+    return DeepSpeedEngine.plans(engine, [candidates[0]] * len(candidates))
 
 
 @pytest.mark.parametrize(

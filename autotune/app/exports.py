@@ -19,7 +19,7 @@ from autotune.record.soak import SoakResult, digest_of, read_soak
 from autotune.record.spread import Spread, is_figure
 from autotune.record.study import Study, Trial
 from autotune.search.objective import figure_of
-from autotune.search.recorded import changes_since, engine_of, history_of
+from autotune.search.recorded import Task, history_of
 from autotune.space.candidate import Candidate, candidate_of
 
 
@@ -79,14 +79,15 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
     environment = _environment(facts, number)
     job = make_job(read_job_file(study.job_file), where=str(study.job_file))
     candidate = candidate_of(trials[number].spec)
-    engine = engine_of(candidate, job, bind_engine(job, environment))
-    _check_answers(study, trials[number], job=job, engine=engine, environment=environment)
+    engine = bind_engine(job, environment)
+    task = Task(job=job, environment=environment, engine=engine, study=study)
+    _check_answers(task, trials[number])
     return Chosen(
         trial=trials[number],
         candidate=candidate,
         job=job,
         environment=environment,
-        engine=engine,
+        engine=task.engine_of(candidate),
         answer=answer,
         spread=history_of(recorded, facts).spread,
     )
@@ -173,11 +174,9 @@ def _environment(facts: Mapping[str, Any], number: int) -> Environment:
     return environment
 
 
-def _check_answers(
-    study: Study, trial: Trial, *, job: Job, engine: Engine, environment: Environment
-) -> None:
+def _check_answers(task: Task, trial: Trial) -> None:
     """Refuse to hand out a trial's figures with files that it did not run."""
-    changes = changes_since(trial, study, job=job, engine=engine, environment=environment)
+    study, changes = task.study, task.changes_since(trial)
     if changes:
         more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise StudyError(

@@ -10,7 +10,7 @@ from autotune.base.errors import JobError, StudyError
 from autotune.base.plugins import load_plugin
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
-from autotune.engines.base import Engine, bind_engine
+from autotune.engines.base import bind_engine
 from autotune.export.door import export_handout, handout_of
 from autotune.fleet.base import Fleet, FleetPlugin, Place
 from autotune.job.adapters import with_rank
@@ -19,7 +19,7 @@ from autotune.planning.lattice import Lattice, lattice_of
 from autotune.record.study import Study
 from autotune.search.history import History
 from autotune.search.plan import Plan, make_plan
-from autotune.search.recorded import history_to_resume
+from autotune.search.recorded import Task
 from autotune.search.reduced import reduce_lattice
 from autotune.space.candidate import Candidate
 from autotune.space.knobs import canonical, explain, parse_settings
@@ -45,16 +45,12 @@ CPU_WORLD = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
+class Session(Task):
     """A job, what is legal for it here, and where its record is."""
 
-    job: Job
     job_data: Mapping[str, Any]
     """The job as YAML says it, readable from any folder."""
-    environment: Environment
-    engine: Engine
     lattice: Lattice
-    study: Study
     place: Place
     """Where its trials run, or what answers for them."""
     make_fleet: Callable[[], Fleet]
@@ -114,11 +110,7 @@ def plan_search(session: Session, *, fresh: bool) -> Plan:
         StudyError: The record cannot be read.
     """
     job, environment, study = session.job, session.environment, session.study
-    history = (
-        History()
-        if fresh
-        else history_to_resume(study, job=job, engine=session.engine, environment=environment)
-    )
+    history = History() if fresh else session.history_to_resume()
     reductions = reduce_lattice(job, session.lattice, session.engine)
     return make_plan(
         job, environment, session.lattice, study, history, reductions, origin=session.place.origin

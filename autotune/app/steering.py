@@ -20,8 +20,6 @@ from autotune.cost.knowledge import (
 from autotune.cost.problem import accelerator_of
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
-from autotune.search.objective import Objective
-from autotune.search.recorded import history_to_resume
 from autotune.search.steering import Steering, lessons_of, situation_of, steering_of
 
 FIGURES_FACT = "figures"
@@ -55,7 +53,6 @@ def steer(
             lessons=lessons,
             study=study_name(session.study.folder),
             forecaster=session.place.forecaster,
-            accelerators=session.table,
         )
     except AutotuneError as error:
         instead = "TPE proposes, for " if follows else ""
@@ -65,7 +62,7 @@ def steer(
         return None
     if not follows:
         return steering
-    if not steering.can_steer(Objective.of(job, environment)):
+    if not steering.steers:
         note("TPE proposes: predictions steer only the objective samples_per_s, by known knobs")
     elif steering.recalled is not None:
         note(f"{steering.recalled.n_trials} trials of other studies correct the forecast")
@@ -77,17 +74,8 @@ def keep(session: Session, note: Callable[[str], None], knowledge: Path) -> None
     job, environment = session.job, session.environment
     name = study_name(session.study.folder)
     try:
-        history = history_to_resume(
-            session.study, job=job, engine=session.engine, environment=environment
-        )
-        lessons = lessons_of(
-            history,
-            job,
-            environment,
-            Objective.of(job, environment),
-            study=name,
-            accelerators=session.table,
-        )
+        history = session.history_to_resume()
+        lessons = lessons_of(history, job, environment, study=name)
         if lessons:
             keep_lessons(knowledge, name, lessons)
     except AutotuneError as error:

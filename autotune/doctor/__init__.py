@@ -1,6 +1,6 @@
 """What this machine can do and what stands in the way; data for the command `doctor`."""
 
 from autotune.doctor.diagnosis import Device, Examination, Level, Machine, Remark, Speed
-from autotune.doctor.examine import diagnose
+from autotune.doctor.findings import diagnose
 
 __all__ = ["Device", "Examination", "Level", "Machine", "Remark", "Speed", "diagnose"]

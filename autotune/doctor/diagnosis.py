@@ -38,9 +38,9 @@ class Device:
     name: str
     busy: float | None
     """Share of the time it was in use by others (0 to 1); None if not reported."""
-    memory_bytes: int | None
+    memory_bytes: int | None = None
     """Memory of a GPU; None for a core."""
-    memory_used_bytes: int | None
+    memory_used_bytes: int | None = None
     """Memory of a GPU that anybody uses; None for a core."""
 
 

@@ -1,4 +1,4 @@
-"""Conclude from the facts: what is well, what would not work here, and how to mend it."""
+"""The diagnosis: what is well on this machine, what would not work, and how to mend it."""
 
 import statistics
 from collections.abc import Iterator
@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from autotune.base.units import format_bytes
-from autotune.doctor.diagnosis import Level, Machine, Remark, Speed
+from autotune.doctor.diagnosis import Examination, Level, Machine, Remark, Speed
+from autotune.doctor.machine import inspect_machine
+from autotune.doctor.speed import measure_speed
 from autotune.engines.deepspeed.rules.releases import TRIED, release_of
 
 MINIMUM_VERSIONS = {
@@ -43,13 +45,20 @@ _REMOVED = (
 )
 
 
-def conclude(machine: Machine, speed: Speed | None) -> tuple[Remark, ...]:
-    """All findings, in the order in which one would mend them.
+def diagnose(*, measure: bool = True) -> Examination:
+    """Examine this machine; a few seconds, and at most a minute where communication hangs.
 
-    Args:
-        machine: What is there.
-        speed: What was measured; None if nothing was.
+    To measure is to run the matrix product and the all-reduce, in processes of their own.
     """
+    machine = inspect_machine()
+    runs = measure and machine.packages["torch"] is not None and machine.accelerator is not None
+    devices = [device.index for device in machine.devices]
+    speed = measure_speed(machine.accelerator or "", devices) if runs else None
+    return Examination(machine=machine, speed=speed, findings=conclude(machine, speed))
+
+
+def conclude(machine: Machine, speed: Speed | None) -> tuple[Remark, ...]:
+    """All findings, in the order in which one would mend them; no speed: nothing was measured."""
     return (
         *_versions(machine),
         *_accelerator(machine),
@@ -64,16 +73,13 @@ def conclude(machine: Machine, speed: Speed | None) -> tuple[Remark, ...]:
 def _versions(machine: Machine) -> Iterator[Remark]:
     installed = {"python": machine.python, **machine.packages}
     for name, minimum in MINIMUM_VERSIONS.items():
-        version = installed.get(name)
+        version, fix = installed.get(name), f"pip install '{name}>={minimum}'"
+        if name == "python":
+            fix = f"use Python {minimum} or newer"
         if version is None:
-            yield _fail(name, "not installed", f"pip install '{name}>={minimum}'")
+            yield _fail(name, "not installed", fix)
         elif Version(version) < Version(minimum):
-            fix = f"pip install '{name}>={minimum}'"
-            yield _fail(
-                name,
-                f"{version} is too old: {minimum} or newer is needed",
-                f"use Python {minimum} or newer" if name == "python" else fix,
-            )
+            yield _fail(name, f"{version} is too old: {minimum} or newer is needed", fix)
         elif name == "deepspeed":
             yield _deepspeed(version)
         else:
@@ -107,8 +113,8 @@ def _accelerator(machine: Machine) -> Iterator[Remark]:
     if len(names) > 1:
         yield _warn(
             "accelerator",
-            f"unlike GPUs: {', '.join(names)}; the slowest sets the pace of every trial",
-            "choose alike ones with CUDA_VISIBLE_DEVICES",
+            f"the GPUs differ: {', '.join(names)}; the slowest sets the pace of every trial",
+            "choose GPUs of one kind with CUDA_VISIBLE_DEVICES",
         )
         return
     yield _ok("accelerator", f"{len(machine.devices)} {kind}(s): {', '.join(names)}")
@@ -217,7 +223,7 @@ def _features(machine: Machine) -> Iterator[Remark]:
         yield _warn(
             "removed",
             f"DeepSpeed {deepspeed} no longer has {'; '.join(what for _, what in gone)}",
-            f"who needs one: pip install 'deepspeed<{gone[0][0]}'",
+            f"if you need one: pip install 'deepspeed<{gone[0][0]}'",
         )
     if machine.tools.get("numactl") is None:
         yield _warn(

@@ -91,8 +91,6 @@ def _cores() -> tuple[Device, ...]:
             name=cpu_name(),
             # A container may number its cores beyond those it is shown.
             busy=percents[core] / 100 if core < len(percents) else None,
-            memory_bytes=None,
-            memory_used_bytes=None,
         )
         for core in usable_cores()
     )

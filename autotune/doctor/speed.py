@@ -17,12 +17,8 @@ TIMEOUT_S = 60.0
 def measure_speed(accelerator: str, devices: Sequence[int]) -> Speed:
     """Run the matrix product and the all-reduce: gloo over cores, NCCL over GPUs.
 
-    Args:
-        accelerator: `cpu` or `cuda`.
-        devices: Core numbers, or the indices of all visible GPUs.
-
-    Returns:
-        The figures; if a process failed or hung, `problem` and no figures.
+    The devices are core numbers, or the indices of all visible GPUs. If a process failed or hung,
+    there is a `problem` and no figures.
     """
     chosen = _spread(devices, MAX_CORES) if accelerator == "cpu" else tuple(devices)
     started_at_s = time.monotonic()

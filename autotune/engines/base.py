@@ -4,19 +4,23 @@ An `EnginePlugin` is registered by name (entry points of the group `autotune.eng
 a job and an environment; what it gives then is the `Engine` of that job.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from autotune.base.errors import JobError
 from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
-from autotune.devices.accelerators import Accelerator
+from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.devices.hardware import Environment, not_installed, version_of
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context
+from autotune.space.knobs import describe_candidate
 from autotune.space.rule import Violation
 
 
@@ -33,14 +37,29 @@ class RankSettings:
     import or at the first step may not."""
 
 
-class Engine(Protocol):
-    """A training engine for one job in one environment."""
+class Engine(ABC):
+    """A training engine for one job in one environment; most answers have a default of nothing."""
 
     name: str
+
+    def __init__(self, job: Job, environment: Environment) -> None:
+        """An engine; a subclass checks here whether it trains the job."""
+        self._job = job
+        self._environment = environment
 
     @property
     def context(self) -> Context:
         """The context that decides, for the job, which knobs act and what they mean."""
+        return Context.of(self._job, self._environment)
+
+    @cached_property
+    def accelerators(self) -> Sequence[Accelerator]:
+        """The table to look the environment's device up in: the job's entries, then the shipped.
+
+        Raises:
+            JobError: The job's file is not such a table.
+        """
+        return accelerators_with(self._job.accelerators)
 
     def layouts(self) -> Sequence[Candidate] | None:
         """Every legal candidate, where the engine lays the job out itself.
@@ -50,7 +69,9 @@ class Engine(Protocol):
         Raises:
             NothingFeasibleError: None is legal.
         """
+        return None
 
+    @abstractmethod
     def judge(self, candidate: Candidate) -> Sequence[Violation]:
         """The rules that a candidate breaks; empty for a legal one.
 
@@ -60,9 +81,11 @@ class Engine(Protocol):
 
     def describe(self, candidate: Candidate) -> str:
         """What a user has to set, in words."""
+        return describe_candidate(candidate, self.context)
 
     def steps(self, candidate: Candidate) -> Iterable[tuple[str, KnobValue]]:
         """Knobs with other values that `explain` compares the candidate with."""
+        return ()
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
         """What the live engine must read back of the candidate's run (`TrialSpec.expected`).
@@ -70,18 +93,26 @@ class Engine(Protocol):
         Raises:
             RenderError: A template or the base configuration does not render.
         """
+        return {}
 
     def ranks(self, candidate: Candidate) -> RankSettings:
         """What the candidate's ranks start with."""
+        return RankSettings()
 
+    @abstractmethod
     def files(self, candidate: Candidate) -> dict[str, str]:
-        """Configuration files of the candidate: path below `config/` -> text."""
+        """Configuration files of the candidate: path below `config/` -> text.
+
+        Raises:
+            RenderError: A template or the base configuration does not render.
+        """
 
     def ladder(self) -> Iterable[Sequence[Candidate]]:
         """The ladder of a careful user: rungs, the first choice first.
 
         Each candidate of a rung needs more memory than the one before, and is faster.
         """
+        return ()
 
     def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         """The command that builds, on a node, what the trials of some candidates load there.
@@ -91,30 +122,29 @@ class Engine(Protocol):
             build. The command says what it does, a line at a time; if it fails, its last line says
             why, and how to mend it.
         """
+        return ()
 
     def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
         """Keys of the user's base configuration that a knob overrides: key -> (theirs, ours)."""
+        return {}
 
     def baseline(self, path: Path) -> tuple["Engine", Candidate]:
         """A user's own configuration as a candidate, with the engine that renders it as it is.
 
         Raises:
             RenderError: The file cannot be read.
-            JobError: It trains something else than the job.
+            JobError: It trains something else than the job, or the engine reads no such files.
         """
+        raise JobError(
+            f"{path}: the engine {self.name} reads no configuration files", "leave --baseline out"
+        )
 
-    def plans(
-        self,
-        candidates: Sequence[Candidate],
-        accelerators: Sequence[Accelerator],
-        *,
-        needs_shape: bool = True,
-    ) -> Plans:
+    @abstractmethod
+    def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
         """Candidates as columns of the cost model, in their order.
 
         Args:
             candidates: At least one; legal ones of the job, or reduced forms of such.
-            accelerators: The table to look the environment's device up in.
             needs_shape: Whether the model's sizes are read; a trace does without.
 
         Raises:
@@ -123,7 +153,7 @@ class Engine(Protocol):
         """
 
 
-class EnginePlugin(Protocol):
+class EnginePlugin(ABC):
     """A training engine by name; made without arguments, and cheap to make."""
 
     name: str
@@ -133,45 +163,47 @@ class EnginePlugin(Protocol):
     """Knobs whose values the cost model tells apart by more than its error."""
     dialect: str
     """Name of the dialect that hands its configurations out where nobody names one."""
-    packages: tuple[str, ...]
+    packages: tuple[str, ...] = ()
     """What has to be installed where a trial is started; planning does without."""
-    no_trace: str
+    no_trace: str = ""
     """Why the memory of its ranks cannot be traced; empty: it can."""
-    is_driven: bool
+    is_driven: bool = False
     """Whether its trials can be run: a package offers its driver inside the ranks (entry points of
     the group `autotune.drivers`); else its candidates are planned, not tried."""
     config_file: str
     """Name of the file that holds a candidate, below a trial's `CONFIG_DIR`."""
 
     def knob_of(self, key: str) -> str:
-        """The knob that governs a dotted key of the configuration file; empty: none does."""
+        """The knob that governs a dotted key of the configuration file; empty: none does.
+
+        By default each knob is a key of its own.
+        """
+        return key if key in self.knobs else ""
 
     def rank_variables(self, accelerator: str, given: Mapping[str, str]) -> dict[str, str]:
-        """Variables with which ranks on this node find what was built for them.
+        """Variables, beside those given, with which ranks on this node find what was built."""
+        return {}
 
-        Args:
-            accelerator: `cpu` or `cuda`.
-            given: The environment that they are added to.
+    def build(self, accelerator: str, note: Callable[[str], None]) -> None:  # noqa: B027
+        """Build once what every trial loads, and say what is built, a line at a time.
+
+        Raises:
+            FleetError: A build failed; the message names its log.
         """
 
-    def build(self, accelerator: str, note: Callable[[str], None]) -> None:
-        """Build once what every trial loads, and say what is built, a line at a time."""
-
+    @abstractmethod
     def bind(self, job: Job, environment: Environment) -> Engine:
         """The engine of a job.
 
         Raises:
+            FleetError: The accelerator is in no table, and the engine needs its entry.
             RenderError: A template or the base configuration cannot be used.
             JobError: The job is none that the engine trains.
         """
 
 
 def find_engine(name: str, *, where: str = "") -> EnginePlugin:
-    """An installed engine by its name.
-
-    Args:
-        name: Name under which it is registered.
-        where: Flag or key that named it, for the error.
+    """An installed engine by its name; `where` is the flag or key that named it.
 
     Raises:
         JobError: There is none of that name.

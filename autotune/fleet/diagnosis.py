@@ -14,6 +14,7 @@ from autotune.contract import (
     RankReport,
     Use,
 )
+from autotune.fleet.node.telemetry import combined
 
 MAX_COLLECTIVES = 40
 """Collectives that a trial's result keeps: those that take longest."""
@@ -51,32 +52,11 @@ def use_of(reports: Sequence[RankReport], gpus: Sequence[GpuUse]) -> Use | None:
     cpu_s = [r.cpu_s for r in reports if r.cpu_s is not None]
     if not measured_s or len(cpu_s) < len(reports):
         return None
+    samples = [gpu.samples for gpu in gpus]
     return Use(
         cpu_s=sum(cpu_s),
         cpu_utilization=statistics.mean(cpu_s) / measured_s,
-        gpu=_together(gpus) if gpus else None,
-    )
-
-
-def _together(nodes: Sequence[GpuUse]) -> GpuUse:
-    """What the GPUs of several nodes did, combined; a gang has as many on each node."""
-
-    def known(figure: str) -> list[float]:
-        return [value for node in nodes if (value := getattr(node, figure)) is not None]
-
-    def mean(figure: str) -> float | None:
-        return statistics.mean(known(figure)) if known(figure) else None
-
-    energies = known("energy_j")
-    return GpuUse(
-        samples=min(node.samples for node in nodes),
-        utilization=mean("utilization"),
-        power_w=mean("power_w"),
-        energy_j=sum(energies) if len(energies) == len(nodes) else None,
-        clock_hz=mean("clock_hz"),
-        temperature_c=max(known("temperature_c"), default=None),
-        throttled=mean("throttled"),
-        throttle_reasons=sorted({reason for node in nodes for reason in node.throttle_reasons}),
+        gpu=combined(gpus, min(samples), [gpu.energy_j for gpu in gpus]) if gpus else None,
     )
 
 

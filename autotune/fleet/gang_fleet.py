@@ -77,7 +77,7 @@ class GangFleet:
             if time.monotonic() > deadline_s:
                 names = ", ".join(sorted({name for name, _ in self._reaping}))
                 raise FleetError(
-                    f"{names}: does not say that nothing runs there after {_END_WAIT_S:.0f} s",
+                    f"{names}: no answer after {_END_WAIT_S:.0f} s whether trials still run there",
                     "see what holds it up, or leave the node out",
                 )
             time.sleep(_PERIOD_S)
@@ -97,13 +97,19 @@ class GangFleet:
                 for node, process in list(builds.items()):
                     code = process.poll()
                     *lines, said[node] = (said[node] + process.receive()).split(b"\n")
+                    where = f"{node.name}: " if len(self._nodes) > 1 else ""
+                    texts = [f"{where}{x.decode(errors='replace')}" for x in lines if x.strip()]
+                    last = texts.pop() if code and texts else f"{where}exit code {code}"
+                    for text in texts:
+                        note(text)
+                    if code:
+                        raise FleetError(*last.rsplit("; ", 1))
                     if code is not None:
                         del builds[node]
-                    _pass_on(lines, node if len(self._nodes) > 1 else None, code, note)
                 time.sleep(_PERIOD_S)
             except KeyboardInterrupt:
                 interrupted = True
-                note("what is built is not interrupted half way: ending once it is done")
+                note("the build is not interrupted half way: ending once it is done")
         if interrupted:
             raise KeyboardInterrupt
 
@@ -327,19 +333,6 @@ def _started(transport: Transport, node: Node, module: str, *arguments: str) -> 
             f"{node.name}: no process can be started there: {error}",
             "see whether it is up and reached",
         ) from error
-
-
-def _pass_on(
-    lines: Sequence[bytes], node: Node | None, code: int | None, note: Callable[[str], None]
-) -> None:
-    """Tell what a node said while it was prepared, and raise what went wrong there."""
-    where = f"{node.name}: " if node is not None else ""
-    texts = [f"{where}{line.decode(errors='replace')}" for line in lines if line.strip()]
-    for text in texts if not code else texts[:-1]:
-        note(text)
-    if code:
-        last = (texts or [f"{where}exit code {code}"])[-1]
-        raise FleetError(*last.rsplit("; ", 1))
 
 
 class _Channel:

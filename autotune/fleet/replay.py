@@ -20,9 +20,8 @@ from autotune.fleet.base import Place
 from autotune.job.job import Job
 from autotune.job.model import model_from_config
 from autotune.planning.lattice import Lattice
-from autotune.replay.forecast import forecast_of
 from autotune.replay.groups import Configuration
-from autotune.replay.problem import ReplayProblem, read_problem
+from autotune.replay.problem import ReplayProblem, forecast_of, read_problem
 from autotune.space.candidate import Candidate
 
 _GIVEN_BY_TABLE = (
@@ -37,7 +36,10 @@ class Replay:
     def find(self, of: str, job_file: Path | None, flags: Mapping[str, Any]) -> "_ReplayedPlace":
         """See `FleetPlugin.find`: a CSV file, and after `#` which of its groups."""
         if not of:
-            raise JobError("--fleet replay: of which table?", "replay:FILE.csv or with #GROUP")
+            raise JobError(
+                "--fleet replay: no table is named",
+                "--fleet replay:FILE.csv or replay:FILE.csv#GROUP",
+            )
         if job_file is not None:
             raise JobError(
                 f"--fleet replay: the table says what is trained, not {job_file}",

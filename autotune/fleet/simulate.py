@@ -20,7 +20,6 @@ from autotune.base.errors import JobError
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
-from autotune.devices.accelerators import accelerators_with
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import Engine
 from autotune.fleet.answering import Answer, AnsweringFleet, result_of
@@ -86,10 +85,10 @@ class _SimulatedPlace(Place):
     def fleet_for(
         self, job: Job, engine: Engine, lattice: Lattice
     ) -> Callable[[], AnsweringFleet]:
-        constants, table = constants_of(self.environment), accelerators_with(job.accelerators)
+        constants = constants_of(self.environment)
 
         def say(candidate: Candidate) -> tuple[float, float]:
-            predicted = predict(engine.plans([candidate], table), constants)
+            predicted = predict(engine.plans([candidate]), constants)
             return float(predicted.step_time_s[0]), float(predicted.peak_memory_bytes[0])
 
         say(lattice.candidates[0])  # what cannot be predicted is said now

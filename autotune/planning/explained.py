@@ -11,7 +11,7 @@ from autotune.cost import Prediction
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
 from autotune.planning.outlook import Outlook
-from autotune.planning.ranking import MIN_FIT, place_of, ranked
+from autotune.planning.ranking import MIN_FIT, ranked
 from autotune.space.candidate import Candidate
 from autotune.space.rule import Violation
 
@@ -96,10 +96,7 @@ class Explained(Estimated):
     @property
     def cheapest_fit(self) -> Neighbour | None:
         """The fastest legal neighbour that fits; None: none does, or the candidate fits."""
-        if self.fit_probability >= self.min_fit:
-            return None
-        fitting = [n for n in self._legal if n.fit_probability >= self.min_fit]
-        return min(fitting, key=lambda n: n.step_time_s, default=None)
+        return None if self.fit_probability >= self.min_fit else _fastest(self._fitting)
 
     @property
     def cheapest_legal(self) -> Neighbour | None:
@@ -107,22 +104,21 @@ class Explained(Estimated):
 
         None: there is none, or the candidate is legal.
         """
-        if not self.violations:
-            return None
-        fitting = [n for n in self._legal if n.fit_probability >= self.min_fit]
-        return min(fitting or self._legal, key=lambda n: n.step_time_s, default=None)
+        legal = [neighbour for neighbour in self.neighbours if not neighbour.violations]
+        return _fastest(self._fitting or legal) if self.violations else None
 
     @property
-    def _legal(self) -> list[Neighbour]:
-        return [neighbour for neighbour in self.neighbours if not neighbour.violations]
+    def _fitting(self) -> list[Neighbour]:
+        likely = [n for n in self.neighbours if n.fit_probability >= self.min_fit]
+        return [neighbour for neighbour in likely if not neighbour.violations]
+
+
+def _fastest(neighbours: Sequence[Neighbour]) -> Neighbour | None:
+    return min(neighbours, key=lambda neighbour: neighbour.step_time_s, default=None)
 
 
 def estimate_candidate(outlook: Outlook, settings: Sequence[str]) -> Estimated:
-    """Predict one candidate, legal or not.
-
-    Args:
-        outlook: The job and the fleet.
-        settings: As of `explain_candidate`.
+    """Predict one candidate, legal or not; settings as of `explain_candidate`.
 
     Raises:
         JobError: A setting is not one.
@@ -136,10 +132,7 @@ def explain_candidate(
 ) -> Explained:
     """Explain one candidate.
 
-    Args:
-        outlook: The job and the fleet.
-        settings: `knob=value` each; other knobs are at their defaults (see `Outlook.read`).
-        min_fit: What counts as fitting.
+    Its settings are `knob=value` each, as `Outlook.read` takes them; at `min_fit` it fits.
 
     Raises:
         JobError: A setting is not one.
@@ -148,14 +141,14 @@ def explain_candidate(
     lattice = outlook.lattice
     found, own = outlook.predict(lattice.candidates), outlook.predict([candidate])
     index = lattice.candidates.index(candidate) if candidate in lattice.candidates else None
-    if index is None:
-        place = place_of(own, found, min_fit)
-    else:
-        place = int(np.flatnonzero(ranked(found, min_fit) == index)[0]) + 1
+    # Outside the lattice it is ranked behind its equals.
+    times_s = np.append(found.step_time_s, own.step_time_s)
+    order = ranked(times_s, np.append(found.fit_probability, own.fit_probability), min_fit)
+    at = len(lattice.candidates) if index is None else index
     return Explained(
         **judged(outlook, candidate, notes),
         prediction=own,
-        place=place,
+        place=int(np.flatnonzero(order == at)[0]) + 1,
         n_ranked=len(lattice.candidates) + (index is None),
         index=index,
         home="the lattice of layouts" if lattice.is_laid_out else f"the space {outlook.job.space}",

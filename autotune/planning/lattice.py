@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from autotune.contract import KnobValue
@@ -16,9 +15,9 @@ from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
 from autotune.space.rule import Violation, nothing_legal
-from autotune.space.space import Space, grid, load_space
+from autotune.space.space import grid, load_space
+from autotune.space.space_file import Space
 
-_DTYPES = {"int": "Int64", "float": "float64", "bool": "boolean", "choice": "string"}
 _ORDERED = ("int", "float")
 
 
@@ -65,26 +64,10 @@ class Lattice:
             if name not in self.values
         }
 
-    def frame(self) -> pd.DataFrame:
-        """The lattice as a table, a row per candidate, in order.
-
-        Columns: every knob (missing where it does not act), dp, grad_accum, hash.
-        """
-        columns = {
-            name: pd.Series([c.get(name) for c in self.candidates], dtype=_DTYPES[knob.kind])
-            for name, knob in self.context.knobs.items()
-            if any(name in c.values for c in self.candidates)
-        }
-        return pd.DataFrame(columns).assign(
-            dp=[c.dp for c in self.candidates],
-            grad_accum=[c.grad_accum for c in self.candidates],
-            hash=[c.hash for c in self.candidates],
-        )
-
     def nearest(
         self, values: Mapping[str, KnobValue], closed: Collection[str] = frozenset()
     ) -> Candidate | None:
-        """The candidate nearest to a proposal.
+        """The candidate nearest to a proposal; None if every one is closed.
 
         The distance adds up, over the knobs: for `int` knobs the difference of the logarithms
         (for `float` knobs, of the values) as a share of the lattice's span (what lies beyond
@@ -94,9 +77,6 @@ class Lattice:
         Args:
             values: Values of any knobs; the others are at their defaults.
             closed: Hashes of candidates that are not wanted.
-
-        Returns:
-            None if every candidate is closed.
         """
         distances = self.distances(values)
         for index in np.argsort(distances, kind="stable"):
@@ -128,18 +108,15 @@ class Lattice:
         """Knob -> coordinates, a number per candidate; NaN where the knob does not act."""
         names = {name for candidate in self.candidates for name in candidate.values}
         return {
-            name: np.array(
-                [
-                    self._coordinate(name, c[name]) if name in c.values else np.nan
-                    for c in self.candidates
-                ]
-            )
+            name: np.array([self._coordinate(name, c.get(name)) for c in self.candidates])
             for name in self.context.knobs
             if name in names
         }
 
-    def _coordinate(self, name: str, value: KnobValue) -> float:
+    def _coordinate(self, name: str, value: KnobValue | None) -> float:
         kind = self.context.knobs[name].kind
+        if value is None:
+            return float("nan")
         if kind == "int":
             return float(np.log2(int(value) + 1))
         if kind == "float":
@@ -181,30 +158,22 @@ def build_lattice(space: Space, engine: Engine) -> Lattice:
         RenderError: A template or the base configuration does not render.
         NothingFeasibleError: The rules refuse every candidate; the hint names the nearest change.
     """
-    context = engine.context
-    legal: list[Candidate] = []
-    counts: Counter[str] = Counter()
+    judged = [(candidate, engine.judge(candidate)) for candidate in grid(space, engine.context)]
+    legal = tuple(candidate for candidate, found in judged if not found)
+    refused = [(candidate, found) for candidate, found in judged if found]
+    counts = Counter(rule for _, found in refused for rule in {v.rule: v for v in found})
+    if refused and not legal:
+        closest, violations = min(refused, key=lambda each: len(each[1]))
+        said = f"space {space.name}: none of its {len(judged)} candidates is legal for this job"
+        raise nothing_legal(f"{said}; refused most by", counts, str(closest), violations)
     examples: dict[str, tuple[Candidate, Violation]] = {}
-    closest: tuple[Candidate, Sequence[Violation]] | None = None
-    grid_size = 0
-    for candidate in grid(space, context):
-        grid_size += 1
-        found = engine.judge(candidate)
-        if not found:
-            legal.append(candidate)
-            continue
-        counts.update({violation.rule for violation in found})
+    for candidate, found in refused:
         for violation in found:
             examples.setdefault(violation.rule, (candidate, violation))
-        if closest is None or len(found) < len(closest[1]):
-            closest = (candidate, found)
-    if closest is not None and not legal:
-        refused = f"space {space.name}: none of its {grid_size} candidates is legal for this job"
-        raise nothing_legal(f"{refused}; refused most by", counts, str(closest[0]), closest[1])
     return Lattice(
-        candidates=tuple(legal),
-        context=context,
-        grid_size=grid_size,
+        candidates=legal,
+        context=engine.context,
+        grid_size=len(judged),
         refused=dict(counts.most_common()),
         examples=examples,
     )

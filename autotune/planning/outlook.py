@@ -105,14 +105,14 @@ class Outlook:
                 found.setdefault(other, (name, value))
         return found
 
-    def columns(self, candidates: Sequence[Candidate]) -> Plans:
-        """Candidates in the model's columns, with the links as the table has them."""
-        return self.engine.plans(candidates, self.table)
+    def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
+        """Candidates as of `Engine.plans`, with the links as they were described."""
+        plans = self.engine.plans(candidates, needs_shape=needs_shape)
+        return dataclasses.replace(plans, **self.wishes.links())
 
     def predict(self, candidates: Sequence[Candidate]) -> Prediction:
-        """What the model says of some candidates, with the links as they were described."""
-        plans = dataclasses.replace(self.columns(candidates), **self.wishes.links())
-        return predict(plans, constants_of(self.environment))
+        """What the model says of some candidates."""
+        return predict(self.plans(candidates), constants_of(self.environment))
 
     def _candidate(self, values: Mapping[str, KnobValue]) -> Candidate:
         return Candidate.of(

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,18 +72,15 @@ def rank_lattice(
 ) -> Ranking:
     """Rank the lattice.
 
-    Args:
-        outlook: The job and the fleet.
-        min_fit: Candidates that fit less surely come last.
-        price_per_hour: Price of one accelerator; None where nobody said.
-        what_if: `key=value` each; what the fleet would be otherwise.
+    Candidates that fit less surely than `min_fit` come last. A what-if is a `key=value`: what the
+    fleet would be otherwise.
 
     Raises:
         JobError: A wish is not one.
     """
     candidates = outlook.lattice.candidates
     found = outlook.predict(candidates)
-    order = ranked(found, min_fit)
+    order = ranked(found.step_time_s, found.fit_probability, min_fit)
     return Ranking(
         job=outlook.job,
         environment=outlook.environment,
@@ -100,35 +98,12 @@ def rank_lattice(
     )
 
 
-def ranked(found: Prediction, min_fit: float) -> NDArray[np.intp]:
-    """Indices of candidates, fastest first; after them those that may not fit, surest first."""
-    return _in_order(found.step_time_s, found.fit_probability, min_fit)
-
-
-def place_of(candidate: Prediction, others: Prediction, min_fit: float) -> int:
-    """The rank that one candidate would have among others, from 1; it comes after its equals."""
-    times_s = np.append(others.step_time_s, candidate.step_time_s)
-    fit = np.append(others.fit_probability, candidate.fit_probability)
-    order = _in_order(times_s, fit, min_fit)
-    return int(np.flatnonzero(order == len(order) - 1)[0]) + 1
-
-
-def _in_order(
+def ranked(
     times_s: NDArray[np.float64], fit: NDArray[np.float64], min_fit: float
 ) -> NDArray[np.intp]:
+    """Indices of candidates, fastest first; after them those that may not fit, surest first."""
     fits = fit >= min_fit
     return np.lexsort((times_s, np.where(fits, 0.0, -fit), ~fits))
-
-
-_CHANGES: Mapping[str, str] = {
-    "bandwidth": "network",
-    "network": "network",
-    "nvlink": "nvlink",
-    "gpu": "gpu",
-    "memory": "memory",
-    "per_node": "per_node",
-}
-"""Key of a what-if -> what it changes."""
 
 
 def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Variant:
@@ -139,9 +114,9 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
             f"--what-if {wish}: not a change of the fleet",
             f"write it as bandwidth=20Gbps; keys: {', '.join(_CHANGES)}",
         )
-    other = _CHANGED[_CHANGES[key]](outlook, value, f"--what-if {wish}")
+    other = _CHANGES[key](outlook, value, f"--what-if {wish}")
     found = other.predict(outlook.lattice.candidates)
-    first = int(ranked(found, min_fit)[0])
+    first = int(ranked(found.step_time_s, found.fit_probability, min_fit)[0])
     return Variant(
         change=f"{key}={value}",
         best=first,
@@ -155,10 +130,8 @@ def _variant(outlook: Outlook, wish: str, *, best: int, min_fit: float) -> Varia
 def _with_link(name: str) -> Callable[[Outlook, str, str], Outlook]:
     def change(outlook: Outlook, value: str, where: str) -> Outlook:
         parse_rate(value, where=where)
-        wishes = outlook.wishes
-        if name == "network":
-            return dataclasses.replace(outlook, wishes=dataclasses.replace(wishes, network=value))
-        return dataclasses.replace(outlook, wishes=dataclasses.replace(wishes, nvlink=value))
+        wishes: dict[str, Any] = {name: value}
+        return dataclasses.replace(outlook, wishes=dataclasses.replace(outlook.wishes, **wishes))
 
     return change
 
@@ -184,13 +157,15 @@ def _with_per_node(outlook: Outlook, value: str, where: str) -> Outlook:
     return dataclasses.replace(outlook, environment=environment)
 
 
-_CHANGED: Mapping[str, Callable[[Outlook, str, str], Outlook]] = {
+_CHANGES: Mapping[str, Callable[[Outlook, str, str], Outlook]] = {
+    "bandwidth": _with_link("network"),
     "network": _with_link("network"),
     "nvlink": _with_link("nvlink"),
     "gpu": _with_gpu,
     "memory": _with_memory,
     "per_node": _with_per_node,
 }
+"""Key of a what-if -> the change that it is."""
 
 
 def _front(found: Prediction, order: NDArray[np.intp], min_fit: float) -> frozenset[int]:

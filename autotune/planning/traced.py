@@ -1,6 +1,5 @@
 """One candidate, its memory predicted from a traced step of the model's own code."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,11 +37,8 @@ class TracedEstimate(Judged):
 def trace_estimate(outlook: Outlook, settings: Sequence[str]) -> TracedEstimate:
     """Predict one candidate, legal or not, its memory also from a trace.
 
-    If the model's sizes cannot be seen, nothing but that memory is predicted.
-
-    Args:
-        outlook: The job and the fleet.
-        settings: `knob=value` each; other knobs are at their defaults (see `Outlook.read`).
+    If the model's sizes cannot be seen, nothing but that memory is predicted. The settings are as
+    `Outlook.read` takes them.
 
     Raises:
         JobError: A setting is not one, or the candidate's step cannot be traced.
@@ -56,8 +52,7 @@ def trace_estimate(outlook: Outlook, settings: Sequence[str]) -> TracedEstimate:
     candidate, notes = outlook.read(settings)
     is_seen = has_shape(job.model.shape)
     trace = trace_candidate(job, candidate, accelerator=environment.accelerator)
-    plans = outlook.engine.plans([candidate], outlook.table, needs_shape=is_seen)
-    plans = dataclasses.replace(plans, **outlook.wishes.links())
+    plans = outlook.plans([candidate], needs_shape=is_seen)
     constants = constants_of(environment)
     phases = {
         phase: memory_of_traced(plans, constants, _held(trace.traced, phase))

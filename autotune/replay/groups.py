@@ -14,7 +14,7 @@ _COUNTS = ("tp", "pp", "vp", "cp", "ep", "micro_batch")
 _USABLE_BASES = ("published", "published+HEAD recipe", "")
 """How a row's configuration may be known; a table that does not say is its owner's."""
 
-Problem = tuple[str, ...]
+_Knobs = tuple[tuple[str, KnobValue], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,36 +58,21 @@ class Group:
     @property
     def name(self) -> str:
         """In a few words: model, devices, global batch, sequence length."""
-        model = self.problem["model_name"] or (
-            f"{_plain(self.problem['n_layers'])}x{_plain(self.problem['hidden'])}"
-        )
+        said = {column: _plain(text) for column, text in self.problem.items()}
+        model = self.problem["model_name"] or f"{said['n_layers']}x{said['hidden']}"
         return (
-            f"{model}, {_plain(self.problem['n_gpus'])} x {self.problem['gpu_type']}, "
-            f"batch {_plain(self.problem['global_batch'])}, "
-            f"seq {_plain(self.problem['seq_len'])}"
+            f"{model}, {said['n_gpus']} x {self.problem['gpu_type']}, "
+            f"batch {said['global_batch']}, seq {said['seq_len']}"
         )
 
-    @cached_property
-    def best_step_time_s(self) -> float:
-        """Time of the fastest configuration; a group has at least one that ran."""
-        return min(c.step_time_s for c in self.configurations if c.step_time_s is not None)
 
-    @cached_property
-    def values(self) -> dict[str, tuple[KnobValue, ...]]:
-        """Knob -> its values over the group, sorted; knobs that never vary are left out."""
-        found: dict[str, set[KnobValue]] = {}
-        for configuration in self.configurations:
-            for name, value in configuration.knobs.items():
-                found.setdefault(name, set()).add(value)
-        return {
-            name: tuple(sorted(values, key=lambda value: (isinstance(value, str), value)))
-            for name, values in found.items()
-            if len(values) > 1
-        }
-
-
-def group_rows(rows: Iterable[MeasuredRow], *, fixed: Sequence[str] = ()) -> tuple[Group, ...]:
-    """Sort rows by the problem that they solve; what measured nothing is left out.
+def group_rows(
+    rows: Iterable[MeasuredRow],
+    *,
+    fixed: Sequence[str] = (),
+    blank: Mapping[str, KnobValue] | None = None,
+) -> tuple[Group, ...]:
+    """Groups in which something ran, in the order of their first rows.
 
     A row counts if it ran with a time, or ran out of memory; if all of its configuration is known
     (`fully_specified`, where the table has the column) and was not inferred by somebody.
@@ -95,21 +80,29 @@ def group_rows(rows: Iterable[MeasuredRow], *, fixed: Sequence[str] = ()) -> tup
     Args:
         rows: Rows of one table or several.
         fixed: Columns of the layout that are part of the problem here, not choices.
-
-    Returns:
-        Groups in which something ran, in the order of their first rows.
+        blank: Values of choices whose cells are blank; others are left out.
 
     Raises:
         JobError: A cell of a row that counts is not what its column holds.
     """
-    by_problem: dict[Problem, list[MeasuredRow]] = {}
-    for row in rows:
-        if _is_usable(row):
-            by_problem.setdefault(_problem_of(row, fixed), []).append(row)
-    groups = (_group(problem, of_it, fixed) for problem, of_it in by_problem.items())
-    return tuple(
-        group for group in groups if any(c.step_time_s is not None for c in group.configurations)
-    )
+    found: dict[tuple[str, ...], dict[_Knobs, list[MeasuredRow]]] = {}
+    for row in filter(_is_usable, rows):
+        # Where it is from, without the line: `owner/name@commit path`.
+        document = row.text("source").partition(":")[0]
+        named = (_plain(row.text(column)) for column in (*PROBLEM_COLUMNS, *fixed))
+        knobs = tuple(sorted({**(blank or {}), **_knobs_of(row, fixed)}.items()))
+        found.setdefault((document, *named), {}).setdefault(knobs, []).append(row)
+    groups = [
+        Group(
+            problem=dict(zip(("source", *PROBLEM_COLUMNS, *fixed), problem, strict=True)),
+            configurations=tuple(
+                Configuration(knobs=dict(knobs), rows=tuple(its))
+                for knobs, its in by_knobs.items()
+            ),
+        )
+        for problem, by_knobs in found.items()
+    ]
+    return tuple(g for g in groups if any(c.step_time_s is not None for c in g.configurations))
 
 
 def _is_usable(row: MeasuredRow) -> bool:
@@ -120,30 +113,6 @@ def _is_usable(row: MeasuredRow) -> bool:
         return False
     _ = row.peak_memory_bytes  # refused here, not when a search gets there
     return True
-
-
-def _problem_of(row: MeasuredRow, fixed: Sequence[str]) -> Problem:
-    named = (_plain(row.text(column)) for column in (*PROBLEM_COLUMNS, *fixed))
-    return (_document(row), *named)
-
-
-def _document(row: MeasuredRow) -> str:
-    """Where a row is from, without the line: `owner/name@commit path`."""
-    return row.text("source").partition(":")[0]
-
-
-def _group(problem: Problem, rows: Sequence[MeasuredRow], fixed: Sequence[str]) -> Group:
-    by_knobs: dict[tuple[tuple[str, KnobValue], ...], list[MeasuredRow]] = {}
-    for row in rows:
-        knobs = _knobs_of(row, fixed)
-        by_knobs.setdefault(tuple(sorted(knobs.items())), []).append(row)
-    return Group(
-        problem=dict(zip(("source", *PROBLEM_COLUMNS, *fixed), problem, strict=True)),
-        configurations=tuple(
-            Configuration(knobs=dict(knobs), rows=tuple(of_it))
-            for knobs, of_it in by_knobs.items()
-        ),
-    )
 
 
 def _knobs_of(row: MeasuredRow, fixed: Sequence[str]) -> dict[str, KnobValue]:

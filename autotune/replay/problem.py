@@ -15,6 +15,8 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.contract import KnobValue
+from autotune.cost.constants import Constants
+from autotune.cost.forecast import Forecast, forecast
 from autotune.cost.plans import Plans
 from autotune.cost.published import rows_to_plans
 from autotune.devices.accelerators import shipped_accelerators
@@ -31,8 +33,7 @@ _KNOB_OF = {
     "zero": "zero.stage",
     "recompute": "recompute",
 }
-_STAGES = ("0", "1", "2", "3")
-_RECOMPUTES = ("none", "full")
+_BLANK: Mapping[str, KnobValue] = {"tp": 1, "pp": 1, "cp": 1}
 _MOST_LISTED = 20
 _LEAST = 2
 """Configurations of a group that can be searched."""
@@ -85,17 +86,20 @@ class ReplayProblem:
     @cached_property
     def configurations(self) -> Mapping[Candidate, Configuration]:
         """The group's as candidates, in their order; no two are one candidate."""
-        return {
-            Candidate.of(
-                _knobs(configuration), world=self.world, global_batch=self.global_batch
-            ): configuration
-            for configuration in self.group.configurations
-        }
+        found = {}
+        for configuration in self.group.configurations:
+            knobs = {_KNOB_OF[column]: value for column, value in configuration.knobs.items()}
+            if "zero.stage" in knobs:
+                knobs["zero.stage"] = int(knobs["zero.stage"])
+            its = Candidate.of(knobs, world=self.world, global_batch=self.global_batch)
+            found[its] = configuration
+        return found
 
     @property
     def model_config(self) -> dict[str, Any]:
         """A Hugging Face config with the sizes of the table's model."""
-        size = {name: int(_first(value)) for name, value in self._sizes.items()}
+        names = ("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "head_dim", "vocab")
+        size = {name: int(_first(getattr(self.plans, name))) for name in (*names, "seq_len")}
         if not _first(self.plans.gated_mlp):
             return {
                 "model_type": "gpt2",
@@ -124,11 +128,6 @@ class ReplayProblem:
             "vocab_size": size["vocab"],
             "tie_word_embeddings": bool(_first(self.plans.tied_embeddings)),
         }
-
-    @property
-    def _sizes(self) -> dict[str, Any]:
-        names = ("n_layers", "hidden", "ffn_hidden", "n_heads", "n_kv_heads", "head_dim", "vocab")
-        return {name: getattr(self.plans, name) for name in (*names, "seq_len")}
 
     def _count(self, column: str) -> int:
         found = self.group.configurations[0].rows[0].count(column)
@@ -164,38 +163,38 @@ def read_problem(path: Path, wanted: str) -> ReplayProblem:
     return ReplayProblem(group=group, plans=read.plans)
 
 
+def forecast_of(group: Group, constants: Constants | None = None) -> Forecast:
+    """Predict every configuration of a group, each by the first of its rows.
+
+    Raises:
+        JobError: The model cannot predict one of them; the hint says why.
+    """
+    first: list[Mapping[str, str]] = [c.rows[0].cells for c in group.configurations]
+    read = rows_to_plans(first, shipped_accelerators())
+    if read.plans is None or len(read.positions) < len(first):
+        position, reason = next((i, why) for i, why in enumerate(read.reasons) if why)
+        raise JobError(
+            f"{group.configurations[position].rows[0].where}: cannot be predicted: {reason}",
+            "fill in the cell that it names, or leave the row out",
+        )
+    return forecast(read.plans, constants)
+
+
 def _searchable(rows: Sequence[MeasuredRow]) -> list[Group]:
-    complete = [
-        row
-        for row in rows
-        if all(row.text(name) for name in ("n_gpus", "global_batch", "seq_len", "micro_batch"))
-    ]
-    groups = map(_by_knobs, group_rows(complete, fixed=_fixed_columns(complete)))
+    needed = ("n_gpus", "global_batch", "seq_len", "micro_batch")
+    complete = [row for row in rows if all(map(row.text, needed))]
+    # A degree that is blank in one row and 1 in another makes them runs of one configuration.
+    groups = group_rows(complete, fixed=_fixed_columns(complete), blank=_BLANK)
     return [group for group in groups if len(group.configurations) >= _LEAST]
-
-
-def _by_knobs(group: Group) -> Group:
-    """A degree that is blank in one row and 1 in another makes them runs of one configuration."""
-    alike: dict[tuple[tuple[str, KnobValue], ...], list[Configuration]] = {}
-    for configuration in group.configurations:
-        knobs = tuple(sorted(_knobs(configuration).items()))
-        alike.setdefault(knobs, []).append(configuration)
-    return Group(
-        problem=group.problem,
-        configurations=tuple(
-            Configuration(knobs=of_it[0].knobs, rows=tuple(row for c in of_it for row in c.rows))
-            for of_it in alike.values()
-        ),
-    )
 
 
 def _fixed_columns(rows: Sequence[MeasuredRow]) -> tuple[str, ...]:
     """Columns that no knob says, and those of which some row says what no knob can."""
     fixed = list(_FIXED)
     stages = {row.text("zero_equiv") or row.text("zero_stage") for row in rows}
-    if not {stage.removesuffix(".0") for stage in stages} <= {*_STAGES, ""}:
+    if not {stage.removesuffix(".0") for stage in stages} <= {"0", "1", "2", "3", ""}:
         fixed.append("zero")
-    if not {row.text("recompute") for row in rows} <= {*_RECOMPUTES, ""}:
+    if not {row.text("recompute") for row in rows} <= {"none", "full", ""}:
         fixed.append("recompute")
     return tuple(fixed)
 
@@ -219,14 +218,6 @@ def _chosen(path: Path, groups: Sequence[Group], wanted: str) -> Group:
         + more,
         f"choose one by its number or a part of its name: --fleet replay:{path}#1",
     )
-
-
-def _knobs(configuration: Configuration) -> dict[str, KnobValue]:
-    knobs: dict[str, KnobValue] = {"tp": 1, "pp": 1, "sp": 1}
-    for column, value in configuration.knobs.items():
-        name = _KNOB_OF[column]
-        knobs[name] = int(value) if column == "zero" else value
-    return knobs
 
 
 def _first(column: Any) -> float:

@@ -76,10 +76,7 @@ class MeasuredRow:
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
-            raise JobError(
-                f"{self.where}: {column}: {text!r} is no number",
-                _FIX,
-            )
+            raise self._wrong(column, f"{text!r} is no number")
         return number
 
     def count(self, column: str) -> int | None:
@@ -92,14 +89,9 @@ class MeasuredRow:
         if number is None:
             return None
         if number < 1 or not number.is_integer():
-            raise JobError(
-                f"{self.where}: {column}: {self.text(column)!r} is no whole number of at least 1",
-                _FIX,
-            )
+            raise self._wrong(column, f"{self.text(column)!r} is no whole number of at least 1")
         if number > _MOST_COUNT:
-            raise JobError(
-                f"{self.where}: {column}: {self.text(column)!r} is above {_MOST_COUNT:g}", _FIX
-            )
+            raise self._wrong(column, f"{self.text(column)!r} is above {_MOST_COUNT:g}")
         return int(number)
 
     @property
@@ -111,8 +103,9 @@ class MeasuredRow:
         """
         word = self.text("status")
         if word.lower() not in _STATUSES:
-            raise JobError(
-                f"{self.where}: status: {word!r} is not known",
+            raise self._wrong(
+                "status",
+                f"{word!r} is not known",
                 f"use {', '.join(filter(None, _STATUSES))}, or leave it blank: a row with one of "
                 "the last two or a blank counts for nothing",
             )
@@ -141,10 +134,11 @@ class MeasuredRow:
     def _within(self, column: str, least: float, most: float) -> float | None:
         number = self.number(column)
         if number is not None and not least <= number <= most:
-            raise JobError(
-                f"{self.where}: {column}: {number:g} is not between {least:g} and {most:g}", _FIX
-            )
+            raise self._wrong(column, f"{number:g} is not between {least:g} and {most:g}")
         return number
+
+    def _wrong(self, column: str, said: str, fix: str = _FIX) -> JobError:
+        return JobError(f"{self.where}: {column}: {said}", fix)
 
 
 def read_rows(path: Path) -> tuple[MeasuredRow, ...]:

@@ -124,30 +124,25 @@ def _trial(
     worst_peak_bytes: float,
 ) -> FrozenTrial:
     """A platform fault becomes a failed trial; a configuration's fault breaks a constraint."""
-    values = tried.candidate.values
+    chosen = tried.candidate.values
     known: dict[str, Any] = {
-        "params": dict(values),
-        "distributions": {name: distributions[name] for name in values},
+        "params": dict(chosen),
+        "distributions": {name: distributions[name] for name in chosen},
         "user_attrs": _attributes(report, tried, row),
     }
     if tried.measured is None and tried.fault is None:
         return create_trial(state=TrialState.FAIL, **known)
     constraints = report.objective.constraints(tried, best_samples_per_s)
+    values = report.objective.values(tried, worst_peak_bytes)
+    if row.figure is not None and report.objective.directions[0] == "maximize":
+        values[0] = row.figure.samples_per_s
     return create_trial(
         state=TrialState.COMPLETE,
-        values=_values(report, tried, row, worst_peak_bytes),
+        values=values,
         constraints=constraints,
         system_attrs={"constraints": list(constraints.values())},
         **known,
     )
-
-
-def _values(report: StudyReport, tried: Tried, row: Row, worst_peak_bytes: float) -> list[float]:
-    """One per direction: the report's own figure where samples/s are wished for."""
-    values = report.objective.values(tried, worst_peak_bytes)
-    if row.figure is not None and report.objective.directions[0] == "maximize":
-        values[0] = row.figure.samples_per_s
-    return values
 
 
 def _distributions(tried: Sequence[Tried], knobs: Catalogue) -> dict[str, BaseDistribution]:
@@ -168,27 +163,28 @@ def _distribution(kind: str, values: tuple[KnobValue, ...]) -> BaseDistribution:
 
 def _attributes(report: StudyReport, tried: Tried, row: Row) -> dict[str, Any]:
     """What the report says of a candidate; None is left out."""
-    figure = row.figure
-    found = {
+    found: dict[str, Any] = {
         "trial": row.trial,
         "candidate_hash": tried.candidate.hash,
-        "outcome": None if row.outcome is None else row.outcome.value,
+        "outcome": row.outcome and row.outcome.value,
         "evidence": row.evidence or None,
-        "n_runs": row.n_runs if figure else None,
-        "samples_per_s": figure.samples_per_s if figure else None,
-        "samples_per_s_low": figure.low if figure else None,
-        "samples_per_s_high": figure.high if figure else None,
-        "peak_memory_bytes": figure.peak_memory_bytes if figure else None,
-        "is_best": row == report.best_row,
-        "is_baseline": row == report.baseline_row,
     }
+    if figure := row.figure:
+        found |= {
+            "n_runs": row.n_runs,
+            "samples_per_s": figure.samples_per_s,
+            "samples_per_s_low": figure.low,
+            "samples_per_s_high": figure.high,
+            "peak_memory_bytes": figure.peak_memory_bytes,
+        }
+    found |= {"is_best": row == report.best_row, "is_baseline": row == report.baseline_row}
     return {key: value for key, value in found.items() if value is not None}
 
 
 def _study_attributes(report: StudyReport) -> dict[str, Any]:
-    answer = {} if report.answer is None else report.answer.to_dict()
-    keys = ("speedup", "speedup_low", "speedup_high", "stop_reason")
-    return {
-        "objective": report.objective.wish.name,
-        **{key: answer[key] for key in keys if key in answer},
-    }
+    attributes = {"objective": report.objective.wish.name}
+    if report.answer is not None:
+        answer = report.answer.to_dict()
+        keys = ("speedup", "speedup_low", "speedup_high", "stop_reason")
+        attributes |= {key: answer[key] for key in keys}
+    return attributes

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.forecast import Forecast
+from autotune.cost.knowledge import Recalled
 from autotune.cost.normal import below, log_expected_gain
 from autotune.cost.residual import (
     MEMORY_PRIOR,
@@ -51,9 +52,8 @@ class Chooser:
 
     forecast: Forecast
     shots: Sequence[Shot]
-    known_times: Seen | None = None
-    """Errors of other studies."""
-    known_peaks: Seen | None = None
+    known: Recalled | None = None
+    """Errors of the forecast that others saw."""
     n_beside: int = 0
     """Trials of this search besides the shots: those of reduced candidates."""
     variation: float = 0.0
@@ -76,14 +76,14 @@ class Chooser:
             kept = is_open & ~self.is_dropped
             kept = kept if kept.any() else is_open
             return int(np.argmin(np.where(kept, self._overrun, np.inf)))
-        score = self._surprise() if self._explores else self._gain()
+        score = self._gain()
+        if (len(self.shots) + self.n_beside) % EXPLORE_EVERY == EXPLORE_EVERY - 1:
+            # How little is known of a row; among equals the faster.
+            score = self.time.deviation - 1e-3 * (self.log_seconds - self.log_seconds.min())
         return int(np.argmax(np.where(allowed, score, -np.inf)))
 
     def expected_gain(self, is_open: Flags) -> float:
         """What the next trial is expected to take off the best seconds so far, as a share of them.
-
-        Args:
-            is_open: By row.
 
         Returns:
             0 where no row is open that may be tried; infinity while nothing was measured.
@@ -102,7 +102,9 @@ class Chooser:
         Trials in flight count as if they measured what is expected.
         """
         features = self.forecast.features
-        seen = self._seen_times
+        seen = seen_times(self.forecast, self.shots)
+        if self.known is not None:
+            seen = Seen.join(seen, self.known.times)
         believed = calibrate(features, seen, TIME_PRIOR)
         running = _rows([shot for shot in self.shots if shot.is_running])
         if not len(running):
@@ -114,24 +116,21 @@ class Chooser:
     @cached_property
     def memory(self) -> Calibration:
         """What is believed of the peak's error."""
-        return calibrate(
-            _memory_features(self.forecast),
-            _with(seen_peaks(self.forecast, self.shots), self.known_peaks),
-            MEMORY_PRIOR,
-        )
+        seen = seen_peaks(self.forecast, self.shots)
+        if self.known is not None:
+            seen = Seen.join(seen, self.known.peaks)
+        return calibrate(_memory_features(self.forecast), seen, MEMORY_PRIOR)
 
     @cached_property
     def log_seconds(self) -> Floats:
         """Calibrated, by row."""
-        found: Floats = np.log(self.forecast.seconds) + self.time.mean
-        return found
+        return np.asarray(np.log(self.forecast.seconds) + self.time.mean)
 
     @cached_property
     def log_peak(self) -> Floats:
         """Calibrated, by row."""
         assert self.forecast.peak_bytes is not None, "asked for only where memory decides"
-        found: Floats = np.log(self.forecast.peak_bytes) + self.memory.mean
-        return found
+        return np.asarray(np.log(self.forecast.peak_bytes) + self.memory.mean)
 
     @cached_property
     def risk(self) -> Floats:
@@ -150,40 +149,26 @@ class Chooser:
         lost = _rows([shot for shot in self.shots if shot.is_out_of_memory])
         if not len(lost) or self.forecast.peak_bytes is None:
             return np.zeros(len(self.forecast), bool)
-        dropped: Flags = self.log_peak >= self.log_peak[lost].min()
-        return dropped
+        return np.asarray(self.log_peak >= self.log_peak[lost].min())
 
     def _allowed(self, is_open: Flags) -> Flags:
         """Open rows that fit surely enough to be tried."""
-        allowed: Flags = is_open & ~self.is_dropped & (self.risk <= self.allowed_risk)
-        return allowed
+        return np.asarray(is_open & ~self.is_dropped & (self.risk <= self.allowed_risk))
 
     @property
     def _measured(self) -> list[float]:
         """Logarithms of what was measured."""
         return [math.log(shot.seconds) for shot in self.shots if shot.seconds is not None]
 
-    @property
-    def _explores(self) -> bool:
-        """Whether this trial is one of the exploration share; the record alone decides."""
-        return (len(self.shots) + self.n_beside) % EXPLORE_EVERY == EXPLORE_EVERY - 1
-
     def _gain(self) -> Floats:
         """log(expected gain x P(fits)), by row."""
         measured = self._measured
         fits = np.log(np.maximum(1 - self.risk, 1e-12))
         if not measured:
-            found: Floats = fits - self.log_seconds
-            return found
+            return np.asarray(fits - self.log_seconds)
         deviation = np.hypot(self.time.deviation, self.variation)
         z = (min(measured) - self.log_seconds) / deviation
-        gain: Floats = np.log(deviation) + log_expected_gain(z) + fits
-        return gain
-
-    def _surprise(self) -> Floats:
-        """How little is known of a row; among equals the faster."""
-        found: Floats = self.time.deviation - 1e-3 * (self.log_seconds - self.log_seconds.min())
-        return found
+        return np.asarray(np.log(deviation) + log_expected_gain(z) + fits)
 
     @cached_property
     def _overrun(self) -> Floats:
@@ -194,12 +179,7 @@ class Chooser:
         limit_bytes = self.forecast.limit_bytes
         if limit_bytes is None or self.forecast.peak_bytes is None:
             return np.full(len(self.forecast), -np.inf)
-        found: Floats = (self.log_peak - math.log(limit_bytes)) / self.memory.deviation
-        return found
-
-    @property
-    def _seen_times(self) -> Seen:
-        return _with(seen_times(self.forecast, self.shots), self.known_times)
+        return (self.log_peak - math.log(limit_bytes)) / self.memory.deviation
 
 
 def seen_times(forecast: Forecast, shots: Sequence[Shot]) -> Seen:
@@ -225,10 +205,6 @@ def seen_peaks(forecast: Forecast, shots: Sequence[Shot]) -> Seen:
         reached - np.log(forecast.peak_bytes[rows]),
         [_side_of(shot) for shot in telling],
     )
-
-
-def _with(own: Seen, known: Seen | None) -> Seen:
-    return own if known is None else Seen.join(own, known)
 
 
 def _memory_features(forecast: Forecast) -> Features:

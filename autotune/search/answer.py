@@ -1,41 +1,50 @@
-"""What a search can say of its record at any moment: the standings and the final answer."""
+"""What a search says of its record: the standings, the answer, and why nothing is feasible."""
+
+from collections import Counter
+from collections.abc import Mapping
 
 from autotune.base.errors import AutotuneError, NothingFeasibleError
-from autotune.contract import Origin
+from autotune.base.units import format_bytes
+from autotune.contract import Origin, Outcome
 from autotune.record.answer import Problem, SearchAnswer, Standing, config_of
 from autotune.record.spread import is_figure
 from autotune.record.study import Study
 from autotune.search import confirm
 from autotune.search.base import StopReason
+from autotune.search.context import SearchContext
 from autotune.search.front import RULE, Figure, front_of
-from autotune.search.history import History, counting
+from autotune.search.history import History, counting, results
 from autotune.search.objective import Objective, figure_of
+from autotune.search.reduced import too_large
 from autotune.space.candidate import Candidate
+
+_CHANGES = (
+    ("recompute", "none", "recomputation (a space with recompute: [none, full])"),
+    ("offload.optimizer", "none", "optimizer offload to the host (--space zero_offload)"),
+    ("offload.param", "none", "parameter offload to the host (--space zero_offload)"),
+)
 
 
 class RecordStandings:
     """The standings of a record."""
 
-    def __init__(
-        self, study: Study, history: History, objective: Objective, *, engine: str
-    ) -> None:
-        self._study = study
-        self._engine = engine
+    def __init__(self, context: SearchContext, history: History) -> None:
+        self._context = context
         self._history = history
-        self._objective = objective
+        self._objective = context.objective
 
     def best(self) -> Standing | None:
         """The best candidate by its own trial."""
-        figures = self._own_figures()
+        figures = self._objective.figures(self._history)
         best = self._objective.best(figures)
-        return None if best is None else self._standing(self._named(best), figures[best], 1)
+        return None if best is None else self._standing(best, figures[best])
 
     def baseline(self, candidate: Candidate | None) -> Standing | None:
         """The baseline by its own trial."""
         tried = None if candidate is None else self._history.find(candidate)
         if tried is None or tried.measured is None or not is_figure(tried.measured):
             return None
-        return self._standing(tried.candidate, figure_of(tried.measured, tried.spread), 1)
+        return self._standing(tried.candidate.hash, figure_of(tried.measured, tried.spread))
 
     def final(
         self,
@@ -43,42 +52,40 @@ class RecordStandings:
         baseline: Candidate | None,
         comparison: confirm.FinalComparison | None,
         stop_reason: StopReason,
-        interrupted: bool,
-        origin: Origin = Origin.MEASURED,
     ) -> SearchAnswer:
         """The answer: from the final comparison where there was one, else from single trials."""
         verdict = None
         if comparison is not None:
             verdict = confirm.judge(comparison, self._history, self._objective)
-        own = self._own_figures()
+        own = self._objective.figures(self._history)
+        compared = {} if verdict is None else verdict.figures
+        figures = {**own, **compared}
+        best = self._objective.best(compared or own, beside=own)
         start, speedup = self.baseline(baseline), None
-        if verdict is None:
-            best = self._objective.best(own)
-        else:
-            best = self._objective.best(verdict.figures, beside=own)
+        if verdict is not None and baseline is not None and baseline.hash in compared:
             assert best is not None, "a verdict has at least one figure"
-            if baseline is not None and baseline.hash in verdict.figures:
-                start = self._compared(baseline.hash, verdict)
-                speedup = verdict.gain(best, baseline.hash)
-        front = self._front(verdict)
+            start = self._standing(baseline.hash, compared[baseline.hash])
+            speedup = verdict.gain(best, baseline.hash)
+        front = None  # by the final comparison's figures where there are any
+        if self._objective.wish.name == "pareto":
+            front = tuple(self._standing(key, figures[key]) for key in front_of(figures))
         return SearchAnswer(
-            study=self._study,
-            origin=origin,
+            study=self._context.study,
+            origin=self._context.origin,
             counts=self._history.counts,
             baseline=start,
-            best=self._compared(best, verdict) if best is not None and verdict else self.best(),
-            ties=() if best is None else self._ties(verdict, best),
+            best=None if best is None else self._standing(best, figures[best]),
+            ties=() if best is None else self._ties(figures, best, verdict),
             speedup=speedup,
             front=front,
             rule="" if front is None else RULE,
             stop_reason=stop_reason,
-            interrupted=interrupted,
+            interrupted=self._context.interrupt.draining,
         )
 
-    def _compared(self, key: str, verdict: confirm.Verdict) -> Standing:
-        return self._standing(self._named(key), verdict.figures[key], verdict.n_runs[key])
-
-    def _ties(self, verdict: confirm.Verdict | None, best: str) -> tuple[Standing, ...]:
+    def _ties(
+        self, figures: Mapping[str, Figure], best: str, verdict: confirm.Verdict | None
+    ) -> tuple[Standing, ...]:
         """Candidates that may be as fast as the best; where memory counts too, none is named.
 
         A candidate is among them if its interval overlaps the best's. Where both ran side by side
@@ -87,8 +94,6 @@ class RecordStandings:
         if self._objective.wish.name != "samples_per_s":
             return ()
         compared = {} if verdict is None else verdict.figures
-        n_runs = {} if verdict is None else verdict.n_runs
-        figures = {**self._own_figures(), **compared}
 
         def is_tied(key: str) -> bool:
             if verdict is not None and {key, best} <= set(compared):
@@ -97,50 +102,49 @@ class RecordStandings:
 
         tied = [key for key in figures if key != best and is_tied(key)]
         tied.sort(key=lambda key: (key not in compared, -figures[key].samples_per_s))
-        return tuple(
-            self._standing(self._named(key), figures[key], n_runs.get(key, 1)) for key in tied
-        )
+        return tuple(self._standing(key, figures[key]) for key in tied)
 
-    def _front(self, verdict: confirm.Verdict | None) -> tuple[Standing, ...] | None:
-        """The Pareto front, fastest first, by the final comparison's figures where there are."""
-        if self._objective.wish.name != "pareto":
-            return None
-        confirmed = {} if verdict is None else verdict.figures
-        n_runs = {} if verdict is None else verdict.n_runs
-        figures = {**self._own_figures(), **confirmed}
-        return tuple(
-            self._standing(self._named(key), figures[key], n_runs.get(key, 1))
-            for key in front_of(figures)
-        )
-
-    def _own_figures(self) -> dict[str, Figure]:
-        """What every feasible candidate achieved in its own trial, by hash."""
-        found = {t.candidate.hash: self._objective.figure(t) for t in self._history.tried}
-        return {key: figure for key, figure in found.items() if figure is not None}
-
-    def _named(self, key: str) -> Candidate:
-        return next(t.candidate for t in self._history.tried if t.candidate.hash == key)
-
-    def _standing(self, candidate: Candidate, figure: Figure, n_runs: int) -> Standing:
-        tried = self._history.find(candidate)
-        assert tried is not None, "a figure comes from a trial"
+    def _standing(self, key: str, figure: Figure) -> Standing:
+        tried = next(t for t in self._history.tried if t.candidate.hash == key)
         files = tried.measured or counting(tried.trials)
         assert files is not None, "a figure comes from a measured trial"
         return Standing(
             trial=files.number,
-            candidate=candidate,
+            candidate=tried.candidate,
             samples_per_s=figure.samples_per_s,
             samples_per_s_low=figure.low,
             samples_per_s_high=figure.high,
             peak_memory_bytes=figure.peak_memory_bytes,
-            config=config_of(self._study, files.number, self._engine),
-            n_runs=n_runs,
+            config=config_of(self._context.study, files.number, self._context.job.engine),
+            n_runs=figure.n_runs,
             n_disturbed=figure.n_disturbed,
         )
 
 
+def nothing_feasible(history: History, objective: Objective) -> NothingFeasibleError:
+    """The error for a search in which no trial ran within the limits."""
+    ended = results(history.trials)
+    if not ended:
+        return NothingFeasibleError(
+            "no candidate of the space is legal for this job, and no baseline either",
+            "see what the rules say with --dry-run; choose a global batch that the world divides, "
+            "or another space",
+        )
+    lines = [f"none of {len(ended)} trials ran within the limits:"]
+    for outcome, count in sorted(Counter(result.outcome for result in ended).items()):
+        first = next(result for result in ended if result.outcome is outcome)
+        evidence = first.evidence or (
+            f"peak memory {format_bytes(first.peak_memory_bytes)} is above the "
+            f"{format_bytes(objective.allowed_bytes)} that are allowed"
+        )
+        lines.append(f"  {outcome} x {count}, such as trial {first.number}: {evidence}")
+    if lost := too_large(history):
+        lines.append(f"  {len(lost)} more candidates ran out of memory with fewer layers already")
+    return NothingFeasibleError("\n".join(lines), _nearest_change(history, objective))
+
+
 def failed_answer(
-    error: AutotuneError, history: History, study: Study, origin: Origin = Origin.MEASURED
+    error: AutotuneError, history: History, study: Study, origin: Origin
 ) -> SearchAnswer:
     """The answer of a search that ended without a best candidate; nothing was compared."""
     nothing = isinstance(error, NothingFeasibleError)
@@ -151,3 +155,29 @@ def failed_answer(
         stop_reason="nothing is feasible" if nothing else "the devices failed: search again",
         problem=Problem(message=error.message, fix=error.hint),
     )
+
+
+def _nearest_change(history: History, objective: Objective) -> str:
+    ended = results(history.trials)
+    # An out-of-memory trial's peak is where it stopped, not what it would have needed.
+    whole = [r.peak_memory_bytes for r in ended if r.outcome.is_measured and r.peak_memory_bytes]
+    short_of_memory = bool(whole) or any(r.outcome is Outcome.OOM for r in ended)
+    if not short_of_memory:
+        last = ended[-1]
+        return f"see stderr.log of trial {last.number}; `autotune doctor` checks the machine"
+    allowed = format_bytes(objective.allowed_bytes)
+    seen = f"every trial ran out of the {allowed} that are allowed"
+    if whole:
+        peak = format_bytes(min(whole))
+        seen = f"the smallest peak of a trial that ran is {peak}, allowed are {allowed}"
+    tried = history.tried
+    changes = [f"more memory: {seen}"]
+    changes += [
+        change
+        for knob, neutral, change in _CHANGES
+        if all(t.candidate.get(knob, neutral) == neutral for t in tried)
+    ]
+    smallest = min(t.candidate.micro_batch for t in tried)
+    if smallest > 1:
+        changes.append(f"a micro_batch below {smallest}")
+    return "nearest changes: " + "; ".join(changes)

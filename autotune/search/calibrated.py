@@ -16,6 +16,7 @@ else it asks for is left to another sampler. It says what a trial needed with
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.contract import KnobValue
 from autotune.cost.forecast import Forecast
-from autotune.cost.residual import Seen
+from autotune.cost.knowledge import Recalled
 from autotune.search.acquisition import Chooser, Shot
 
 PEAK_ATTRIBUTE = "peak_memory_bytes"
@@ -47,8 +48,7 @@ class CalibratedSampler(BaseSampler):
         columns: Mapping[str, Sequence[KnobValue | None]],
         *,
         forecast: Forecast,
-        known_times: Seen | None = None,
-        known_peaks: Seen | None = None,
+        known: Recalled | None = None,
         n_beside: int = 0,
         closed: Collection[int] = (),
         others: BaseSampler | None = None,
@@ -61,8 +61,7 @@ class CalibratedSampler(BaseSampler):
                 where it does not act.
             forecast: What the model says of every candidate. For a study that maximises a rate its
                 `seconds` are the inverse of what the objective returns.
-            known_times: Errors of the forecast's seconds in other studies.
-            known_peaks: The same of its peaks.
+            known: Errors of the forecast that others saw.
             n_beside: Trials that taught these errors and are not in the study: every eighth
                 trial of all explores.
             closed: Rows that are not wanted.
@@ -76,10 +75,8 @@ class CalibratedSampler(BaseSampler):
         if not columns or not len(forecast) or set(lengths.values()) != {len(forecast)}:
             raise ValueError(f"columns of {lengths} rows, and a forecast of {len(forecast)}")
         self._columns = {name: list(column) for name, column in columns.items()}
-        self._forecast = forecast
-        self._known_times, self._known_peaks = known_times, known_peaks
-        self._n_beside = n_beside
-        self._closed = frozenset(closed)
+        self._chooser = Chooser(forecast=forecast, shots=(), known=known, n_beside=n_beside)
+        self._closed = list(closed)
         self._others = others or TPESampler(seed=seed, multivariate=True, constant_liar=True)
         self._row_of_key: dict[_Key, int] = {}
         for row, key in enumerate(zip(*self._columns.values(), strict=True)):
@@ -137,13 +134,10 @@ class CalibratedSampler(BaseSampler):
         """Passed on; the choice of a row is not random."""
         self._others.reseed_rng()
 
-    def chosen_row(self, number: int) -> int:
-        """The row of a trial that has asked for a knob of the columns and has not ended.
-
-        Args:
-            number: Number of the trial.
-        """
-        return self._chosen[number]
+    @property
+    def last_row(self) -> int:
+        """The row of the trial that was the last to ask for a knob of the columns."""
+        return self._chosen[max(self._chosen)]
 
     def _row_for(self, study: Study, trial: FrozenTrial) -> int:
         """The row of this trial, chosen when its first knob is asked for."""
@@ -153,26 +147,21 @@ class CalibratedSampler(BaseSampler):
 
     def _choose(self, study: Study, trial: FrozenTrial) -> int:
         past = [t for t in study.get_trials(deepcopy=False) if t.number != trial.number]
-        rows = {t.number: self._row_of(t) for t in past}
         maximizes = study.direction is StudyDirection.MAXIMIZE
         shots = [
-            _shot(t, row, maximizes=maximizes) for t in past if (row := rows[t.number]) is not None
+            _shot(t, row, maximizes=maximizes)
+            for t in past
+            if (row := self._row_of(t)) is not None
         ]
         has_others = any(set(t.params) - set(self._columns) for t in past)
-        is_open = np.ones(len(self._forecast), bool)
-        is_open[list(self._closed)] = False
+        is_open = np.ones(len(self._chooser.forecast), bool)
+        is_open[self._closed] = False
         if not has_others:  # else the same row is another candidate each time
             is_open[[shot.row for shot in shots]] = False
         if not is_open.any():
             is_open[:] = True  # a study that goes on after the last candidate may repeat
-        return Chooser(
-            forecast=self._forecast,
-            shots=shots,
-            known_times=self._known_times,
-            known_peaks=self._known_peaks,
-            n_beside=self._n_beside,
-            variation=VARIATION if has_others else 0.0,
-        ).choose(is_open)
+        variation = VARIATION if has_others else 0.0
+        return replace(self._chooser, shots=shots, variation=variation).choose(is_open)
 
     def _row_of(self, trial: FrozenTrial) -> int | None:
         """The row that a trial ran; None where it is none of them."""
@@ -187,18 +176,13 @@ def _shot(trial: FrozenTrial, row: int, *, maximizes: bool) -> Shot:
     if trial.state is not TrialState.COMPLETE:
         return Shot(row=row)
     peak_bytes = trial.user_attrs.get(PEAK_ATTRIBUTE)
-    is_over = (trial.constraints or {}).get(MEMORY_CONSTRAINT, 0.0) > 0
-    is_feasible = all(value <= 0 for value in (trial.constraints or {}).values())
-    value = trial.value
+    over, value = trial.constraints or {}, trial.value
+    is_out_of_memory = over.get(MEMORY_CONSTRAINT, 0.0) > 0 and peak_bytes is None
+    is_feasible = all(by <= 0 for by in over.values())
     seconds = None
     if is_feasible and value is not None and math.isfinite(value) and value > 0:
         seconds = 1 / value if maximizes else value
-    return Shot(
-        row=row,
-        seconds=seconds,
-        peak_bytes=peak_bytes,
-        is_out_of_memory=is_over and peak_bytes is None,
-    )
+    return Shot(row=row, seconds=seconds, peak_bytes=peak_bytes, is_out_of_memory=is_out_of_memory)
 
 
 def _check_allowed(name: str, value: KnobValue, distribution: BaseDistribution) -> None:

@@ -6,11 +6,12 @@ differ. The claimed gain therefore rests on fresh runs only.
 
 import math
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from autotune.base.student_t import CONFIDENCE, t_quantile
-from autotune.contract import Role, TrialResult
 from autotune.record.answer import Speedup
 from autotune.record.spread import is_figure, log_rate
 from autotune.record.study import Trial
@@ -28,6 +29,9 @@ MIN_ROUNDS = 2
 """Below two runs of each there is no between-run variance to speak of."""
 MAX_FINALISTS = 5
 
+_Runs = Mapping[tuple[str, int], Sequence[Trial]]
+"""Candidate's hash and round -> the trials of that run, repeats included."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinalComparison:
@@ -39,34 +43,34 @@ class FinalComparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paired:
-    """The runs of complete rounds, with what a round did to all of them taken out."""
-
-    means: dict[str, float]
-    """Mean of log samples/s over these rounds, by candidate hash."""
-    n_rounds: int
-    deviation: float
-    """Standard deviation of log samples/s that neither candidate nor round explains."""
-    degrees: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a comparison found."""
+    """What a comparison found; both by candidate hash."""
 
     figures: dict[str, Figure]
-    """Geometric mean of samples/s over the runs, with the interval of a re-run; by candidate
-    hash."""
-    n_runs: dict[str, int]
-    deviation: float
-    """Standard deviation of log samples/s between runs of one candidate, pooled over all."""
-    degrees: int
-    """Degrees of freedom of `deviation`."""
-    paired: Paired | None
-    """None where fewer than two candidates have two rounds in common."""
+    """Geometric mean of samples/s over the runs, with the interval of a re-run."""
+    logs: dict[str, dict[int, float]]
+    """log samples/s by round."""
+
+    @property
+    def degrees(self) -> int:
+        """Degrees of freedom of `deviation`."""
+        return sum(len(runs) - 1 for runs in self.logs.values())
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of log samples/s between runs of one candidate, pooled over all."""
+        runs = [np.array(list(by_round.values())) for by_round in self.logs.values()]
+        squares = sum(float(((own - own.mean()) ** 2).sum()) for own in runs)
+        return math.sqrt(squares / self.degrees)
 
     def gain(self, of: str, over: str) -> Speedup:
         """Ratio of two candidates' samples/s with its 95% interval, round by round.
+
+        Each round is a block of a randomized block design (Fisher, The Design of Experiments,
+        1935): a machine that slows down for minutes slows a whole round, and that is no noise of
+        the ratio. It costs degrees of freedom: on a machine without such drift the interval of two
+        candidates is half as wide again. Where fewer than two candidates have two rounds in
+        common, the pooled deviation stands in.
 
         The runs that choose the best also judge it, and the luckiest of five equals looks faster
         than the baseline too often. So the 95% hold for all the others against one of them at
@@ -76,14 +80,21 @@ class Verdict:
         The ratio of a candidate to itself is exactly 1; its interval then says how large a gain
         this comparison would have missed.
         """
-        if self.paired is None:
+        rounds = sorted(set.intersection(*(set(runs) for runs in self.logs.values())))
+        degrees = (len(self.logs) - 1) * (len(rounds) - 1)
+        if degrees < 1:
             ratio = self.figures[of].samples_per_s / self.figures[over].samples_per_s
-            error = self.deviation * math.sqrt(1 / self.n_runs[of] + 1 / self.n_runs[over])
+            n_runs = self.figures[of].n_runs, self.figures[over].n_runs
+            error = self.deviation * math.sqrt(1 / n_runs[0] + 1 / n_runs[1])
             degrees = self.degrees
         else:
-            ratio = math.exp(self.paired.means[of] - self.paired.means[over])
-            degrees = self.paired.degrees
-            error = self.paired.deviation * math.sqrt(2 / self.paired.n_rounds)
+            table = np.array([[runs[n] for n in rounds] for runs in self.logs.values()])
+            means = dict(zip(self.logs, table.mean(axis=1), strict=True))
+            ratio = math.exp(means[of] - means[over])
+            # What neither the candidates nor the rounds explain.
+            residuals = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0)
+            squares = float(((residuals + table.mean()) ** 2).sum())
+            error = math.sqrt(squares / degrees) * math.sqrt(2 / len(rounds))
         confidence = 1 - (1 - CONFIDENCE) / max(1, len(self.figures) - 1)
         half_width = t_quantile(confidence, degrees) * error
         return Speedup(
@@ -96,9 +107,10 @@ def finalists(history: History, objective: Objective) -> list[Candidate]:
 
     The comparison's runs are left out, so that a comparison cut short goes on as it was planned.
     """
-    tried = {t.candidate.hash: t for t in history.explored.tried}
-    figures = {key: f for key, t in tried.items() if (f := objective.figure(t)) is not None}
-    return [tried[key].candidate for key in objective.contenders(figures)[:MAX_FINALISTS]]
+    explored = history.explored
+    candidates = {tried.candidate.hash: tried.candidate for tried in explored.tried}
+    best = objective.contenders(objective.figures(explored))[:MAX_FINALISTS]
+    return [candidates[key] for key in best]
 
 
 def plan(
@@ -113,27 +125,21 @@ def plan(
     A comparison that was begun goes on while its members are the same: the runs of a new member
     would not be interleaved with the others' in rounds that are over.
 
-    Args:
-        history: The record.
-        objective: What is better.
-        baseline: Runs in every round; None where none runs.
-        left_s: Seconds of the budget that would be left without the comparison's trials.
+    The baseline, where there is one, runs in every round. `left_s` says how many seconds of the
+    budget would be left without some trials: those of the comparison.
     """
     contenders = finalists(history, objective)
     if not contenders:
         return None
-    begun = [t for t in history.trials if t.spec.identity.role is Role.CONFIRM]
-    last_begun = first_round_of(
-        max((t.spec.identity.confirm_round or 0 for t in begun), default=0)
-    )
-    for first_round in (last_begun, last_begun + ROUNDS):
+    begun = max((t.spec.identity.confirm_round or 0 for t in history.trials), default=0)
+    for first_round in (first_round_of(begun), first_round_of(begun) + ROUNDS):
         own = _runs_of(history, first_round)
         members, n_rounds = _affordable(contenders, baseline, own, left_s, run_s(history))
-        comparison = FinalComparison(members=members, first_round=first_round, n_rounds=n_rounds)
         if not n_rounds:
             return None
-        if _is_open_to(comparison, own):
-            return comparison
+        over = range(first_round, max((number for _, number in own), default=first_round))
+        if all((member.hash, number) in own for member in members for number in over):
+            return FinalComparison(members=members, first_round=first_round, n_rounds=n_rounds)
     raise AssertionError("a comparison without runs is open to everyone")
 
 
@@ -155,53 +161,35 @@ def run_s(history: History) -> float:
     return explored.typical_s + explored.slower_start_s + longer_s
 
 
-def next_run(
+def missing_runs(
     comparison: FinalComparison, history: History, *, seed: int, left_s: float = math.inf
-) -> tuple[Candidate, int] | None:
-    """The candidate and round to run next; None when the comparison is complete.
+) -> list[tuple[Candidate, int]]:
+    """The candidates and rounds that are still to run, in their order.
 
     The order is shuffled once by the seed and turned by one place per round, so that nobody always
     runs first, and drift (a warming machine) meets all alike.
 
-    Args:
-        comparison: What was planned.
-        history: The record.
-        seed: Seed of the order.
-        left_s: Seconds left of the budget. The plan did not pay for repeats of disturbed runs.
+    The plan did not pay for repeats of disturbed runs: none is repeated where that would take
+    time from planned runs, with `left_s` seconds left of the budget.
     """
     own = _runs_of(history, comparison.first_round)
-    to_repeat = _to_repeat(comparison, history, left_s)
     order = sorted(comparison.members, key=lambda member: member.hash)
     random.Random(seed).shuffle(order)
-    for turn in range(comparison.n_rounds):
-        round_number = comparison.first_round + turn
-        start = turn % len(order)
-        for member in (*order[start:], *order[:start]):
-            if not is_settled(_of(own, member, round_number), to_repeat):
-                return member, round_number
-    return None
+    planned = [
+        (order[(turn + place) % len(order)], comparison.first_round + turn)
+        for turn in range(comparison.n_rounds)
+        for place in range(len(order))
+    ]
 
+    def missing(to_repeat: frozenset[int]) -> list[tuple[Candidate, int]]:
+        return [
+            (member, number)
+            for member, number in planned
+            if not is_settled(own.get((member.hash, number), ()), to_repeat)
+        ]
 
-def n_missing(comparison: FinalComparison, history: History, *, left_s: float = math.inf) -> int:
-    """Runs that the comparison still needs; arguments as of `next_run`."""
-    return _n_unsettled(comparison, history, _to_repeat(comparison, history, left_s))
-
-
-def _to_repeat(comparison: FinalComparison, history: History, left_s: float) -> frozenset[int]:
-    """The disturbed runs to repeat; none where that would take time from planned runs."""
-    n_planned = _n_unsettled(comparison, history, frozenset())
-    is_paid_for = (n_planned + 1) * run_s(history) <= left_s
-    return history.to_repeat if is_paid_for else frozenset()
-
-
-def _n_unsettled(comparison: FinalComparison, history: History, to_repeat: Collection[int]) -> int:
-    own = _runs_of(history, comparison.first_round)
-    rounds = range(comparison.first_round, comparison.first_round + comparison.n_rounds)
-    return sum(
-        not is_settled(_of(own, member, round_number), to_repeat)
-        for member in comparison.members
-        for round_number in rounds
-    )
+    first = missing(frozenset())
+    return missing(history.to_repeat) if (len(first) + 1) * run_s(history) <= left_s else first
 
 
 def judge(comparison: FinalComparison, history: History, objective: Objective) -> Verdict | None:
@@ -209,83 +197,48 @@ def judge(comparison: FinalComparison, history: History, objective: Objective) -
 
     Work is on log samples/s, where run-to-run noise is a share and the same for all candidates,
     so its variance is pooled over them. A candidate's own interval says where a re-run would be,
-    as everywhere (`autotune.record.spread`). The gain is judged round by round, each a block of a
-    randomized block design (Fisher, The Design of Experiments, 1935): a machine that slows down
-    for minutes slows a whole round, and that is no noise of the ratio. It costs degrees of
-    freedom: on a machine without such drift the interval of two candidates is half as wide again.
+    as everywhere (`autotune.record.spread`).
 
     A candidate that failed or broke the memory limit in any run has no figure: it must not be
     handed out.
     """
     own = _runs_of(history, comparison.first_round)
     first_rounds = range(comparison.first_round, comparison.first_round + MIN_ROUNDS)
-    if not all(is_settled(_of(own, m, r)) for m in comparison.members for r in first_rounds):
+    needed = [own.get((m.hash, n), ()) for m in comparison.members for n in first_rounds]
+    if not all(map(is_settled, needed)):
         return None
-    counted: dict[str, dict[int, TrialResult]] = {}
-    peaks: dict[str, int | None] = {}
-    for member in comparison.members:
-        theirs = [t for t in own if t.spec.identity.candidate_hash == member.hash]
-        rounds = sorted({t.spec.identity.confirm_round or 0 for t in theirs})
-        runs = {n: counting(_of(own, member, n)) for n in rounds}
-        measured = {n: run for n, run in runs.items() if run is not None and is_figure(run)}
-        if not measured or any(_disqualifies(run, objective) for run in results(theirs)):
+    figures: dict[str, Figure] = {}
+    logs: dict[str, dict[int, float]] = {}
+    for key in (member.hash for member in comparison.members):
+        theirs = {number: own[key, number] for whose, number in sorted(own) if whose == key}
+        ended = [run for trials in theirs.values() for run in results(trials)]
+        counted = {number: counting(trials) for number, trials in theirs.items()}
+        runs = {n: run for n, run in counted.items() if run is not None and is_figure(run)}
+        failed = any(
+            run.outcome.is_config_fault or not objective.fits(run.peak_memory_bytes)
+            for run in ended
+        )
+        if failed or not runs:
             continue
-        counted[member.hash] = measured
-        known = [r.peak_memory_bytes for r in measured.values() if r.peak_memory_bytes is not None]
-        peaks[member.hash] = max(known, default=None)
-    logs = {key: {n: log_rate(r) for n, r in runs.items()} for key, runs in counted.items()}
-    degrees = sum(len(values) - 1 for values in logs.values())
-    if degrees < 1:
-        return None
-    squares = sum(
-        (x - _mean(values.values())) ** 2 for values in logs.values() for x in values.values()
-    )
-    deviation = math.sqrt(squares / degrees)
-    figures = {}
-    for key, by_round in counted.items():
-        interval = history.spread.interval(list(by_round.values()))
+        interval = history.spread.interval(list(runs.values()))
+        peaks = (run.peak_memory_bytes for run in runs.values())
         figures[key] = Figure(
             samples_per_s=interval.rate,
             low=interval.low,
             high=interval.high,
-            peak_memory_bytes=peaks[key],
-            n_disturbed=sum(bool(run.disturbed) for run in by_round.values()),
+            peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
+            n_runs=len(runs),
+            n_disturbed=sum(bool(run.disturbed) for run in runs.values()),
         )
-    return Verdict(
-        figures=figures,
-        n_runs={key: len(values) for key, values in logs.items()},
-        deviation=deviation,
-        degrees=degrees,
-        paired=_paired(logs),
-    )
-
-
-def _paired(logs: dict[str, dict[int, float]]) -> Paired | None:
-    """The residuals of the runs, once the means of candidates and rounds are taken out."""
-    complete = set.intersection(*(set(values) for values in logs.values()))
-    degrees = (len(logs) - 1) * (len(complete) - 1)
-    if degrees < 1:
-        return None
-    means = {key: _mean([values[n] for n in complete]) for key, values in logs.items()}
-    rounds = {n: _mean([values[n] for values in logs.values()]) for n in complete}
-    overall = _mean(means.values())
-    squares = sum(
-        (values[n] - means[key] - rounds[n] + overall) ** 2
-        for key, values in logs.items()
-        for n in complete
-    )
-    return Paired(
-        means=means,
-        n_rounds=len(complete),
-        deviation=math.sqrt(squares / degrees),
-        degrees=degrees,
-    )
+        logs[key] = {number: log_rate(run) for number, run in runs.items()}
+    verdict = Verdict(figures=figures, logs=logs)
+    return verdict if verdict.degrees >= 1 else None
 
 
 def _affordable(
     contenders: list[Candidate],
     baseline: Candidate | None,
-    own: Sequence[Trial],
+    own: _Runs,
     left_s: Callable[[Sequence[Trial]], float],
     run_s: float,
 ) -> tuple[tuple[Candidate, ...], int]:
@@ -297,39 +250,16 @@ def _affordable(
         for n_others in range(len(others), fewest - 1, -1):
             members = (*others[:n_others], *fixed)
             hashes = {member.hash for member in members}
-            theirs = [trial for trial in own if trial.spec.identity.candidate_hash in hashes]
+            theirs = [trial for (key, _), its in own.items() if key in hashes for trial in its]
             if members and len(members) * n_rounds * run_s <= left_s(theirs):
                 return members, n_rounds
     return (), 0
 
 
-def _is_open_to(comparison: FinalComparison, own: Sequence[Trial]) -> bool:
-    """Whether every member has run in every round that is over."""
-    begun = max((t.spec.identity.confirm_round or 0 for t in own), default=comparison.first_round)
-    return all(
-        _of(own, member, over)
-        for member in comparison.members
-        for over in range(comparison.first_round, begun)
-    )
-
-
-def _runs_of(history: History, first_round: int) -> list[Trial]:
-    rounds = range(first_round, first_round + ROUNDS)
-    return [t for t in history.trials if t.spec.identity.confirm_round in rounds]
-
-
-def _of(own: Sequence[Trial], member: Candidate, round_number: int) -> list[Trial]:
-    return [
-        t
-        for t in own
-        if t.spec.identity.candidate_hash == member.hash
-        and t.spec.identity.confirm_round == round_number
-    ]
-
-
-def _disqualifies(run: TrialResult, objective: Objective) -> bool:
-    return run.outcome.is_config_fault or not objective.fits(run.peak_memory_bytes)
-
-
-def _mean(values: Collection[float]) -> float:
-    return sum(values) / len(values)
+def _runs_of(history: History, first_round: int) -> _Runs:
+    own: dict[tuple[str, int], list[Trial]] = {}
+    for trial in history.trials:
+        number = trial.spec.identity.confirm_round
+        if number is not None and first_round <= number < first_round + ROUNDS:
+            own.setdefault((trial.spec.identity.candidate_hash, number), []).append(trial)
+    return own

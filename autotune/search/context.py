@@ -1,35 +1,24 @@
 """What a search works with: one value for the loop, its stages and everything they call."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from autotune.contract import Origin
-from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine
 from autotune.fleet.base import Fleet
-from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
-from autotune.record.study import Study
 from autotune.search.base import Observer
 from autotune.search.interrupt import Interrupt
 from autotune.search.objective import Objective
+from autotune.search.recorded import Task
 from autotune.search.steering import Steering
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SearchContext:
+class SearchContext(Task):
     """A job with everything that its search needs."""
 
-    job: Job
-    """What to tune."""
-    study: Study
-    """The record; the only state there is."""
     fleet: Fleet
     """Where trials run."""
-    engine: Engine
-    """What a candidate means."""
-    environment: Environment
-    """The devices and versions at hand."""
     lattice: Lattice
     """The legal candidates."""
     observer: Observer
@@ -43,6 +32,9 @@ class SearchContext:
     """Whether the best runs again beside the baseline; a table would only repeat itself."""
     origin: Origin = Origin.MEASURED
     """Where the figures come from."""
+    notes: list[str] = field(default_factory=list)
+    """What was said so far."""
+    _said: set[str] = field(default_factory=set)
 
     @cached_property
     def objective(self) -> Objective:
@@ -51,7 +43,14 @@ class SearchContext:
 
     def note(self, text: str) -> None:
         """Say something worth saying."""
+        self.notes.append(text)
         self.observer.on_note(text)
+
+    def note_once(self, of: str, text: str) -> None:
+        """Say it unless something was said of the same before."""
+        if of not in self._said:
+            self._said.add(of)
+            self.note(text)
 
     @property
     def capacity(self) -> int:

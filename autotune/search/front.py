@@ -27,8 +27,10 @@ class Figure:
     high: float
     peak_memory_bytes: int | None
     """None where the device's meter said nothing; such a candidate is taken to fit."""
+    n_runs: int = 1
+    """Sets of processes behind it."""
     n_disturbed: int = 0
-    """Runs behind it that something else on the machine disturbed."""
+    """Runs of these that something else on the machine disturbed."""
 
     def overlaps(self, other: "Figure") -> bool:
         """Whether the intervals have a rate in common: then nobody knows which is faster."""
@@ -56,46 +58,31 @@ def front_of(figures: Mapping[str, Figure]) -> list[str]:
 
 
 def knee(figures: Mapping[str, Figure], everyone: Mapping[str, Figure]) -> str:
-    """The key of the best of `figures` by `RULE`, on the scale of everyone's front.
-
-    Args:
-        figures: To choose from; at least one.
-        everyone: The figures of the front: `figures` and others.
-    """
+    """The key of the best of `figures` by `RULE`, on the scale of everyone's front."""
     front = front_of(everyone)
-    scaled = _Scale(front, everyone)
+    at = _scaled(front, everyone)
     eligible = [key for key in front if key in figures] or front_of(figures)
-    return max(eligible, key=lambda key: (scaled.score(key), everyone[key].samples_per_s))
+    return max(eligible, key=lambda key: (at[key][0] - at[key][1], everyone[key].samples_per_s))
 
 
 def nearest_on_front(best: str, figures: Mapping[str, Figure]) -> list[str]:
     """The front by distance from one of its points, that point first."""
     front = front_of(figures)
-    scaled = _Scale(front, figures)
-    return sorted(front, key=lambda key: (key != best, scaled.distance(key, best)))
+    at = _scaled(front, figures)
+    return sorted(front, key=lambda key: (key != best, math.dist(at[key], at[best])))
 
 
-class _Scale:
-    """Both axes of a front from 0 to 1."""
-
-    def __init__(self, front: list[str], figures: Mapping[str, Figure]) -> None:
-        self._figures = figures
-        rates = [figures[key].samples_per_s for key in front]
-        peaks = [peak_of(figures[key]) for key in front]
-        self._slowest, self._rates = min(rates), max(rates) - min(rates)
-        # A front without peaks is one point, the fastest.
-        self._smallest, self._peaks = min(peaks), max(peaks) - min(peaks) if len(front) > 1 else 0
-
-    def score(self, key: str) -> float:
-        rate, peak = self._at(key)
-        return rate - peak
-
-    def distance(self, key: str, other: str) -> float:
-        (rate, peak), (other_rate, other_peak) = self._at(key), self._at(other)
-        return math.hypot(rate - other_rate, peak - other_peak)
-
-    def _at(self, key: str) -> tuple[float, float]:
-        figure = self._figures[key]
-        rate = (figure.samples_per_s - self._slowest) / self._rates if self._rates else 0.0
-        peak = (peak_of(figure) - self._smallest) / self._peaks if self._peaks else 0.0
-        return rate, peak
+def _scaled(front: list[str], figures: Mapping[str, Figure]) -> dict[str, tuple[float, float]]:
+    """The figures with both axes of the front, rate and peak, from 0 to 1."""
+    rates = [figures[key].samples_per_s for key in front]
+    peaks = [peak_of(figures[key]) for key in front]
+    # A front without peaks is one point, the fastest.
+    range_of_peaks = max(peaks) - min(peaks) if len(front) > 1 else 0
+    range_of_rates = max(rates) - min(rates)
+    return {
+        key: (
+            (figure.samples_per_s - min(rates)) / range_of_rates if range_of_rates else 0.0,
+            (peak_of(figure) - min(peaks)) / range_of_peaks if range_of_peaks else 0.0,
+        )
+        for key, figure in figures.items()
+    }

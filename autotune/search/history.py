@@ -90,17 +90,9 @@ class History:
         to_repeat: frozenset[int] | None = None,
         of_reduced: bool = False,
     ) -> None:
-        """Group trials.
-
-        Args:
-            trials: Trials of one job.
-            to_repeat: That of the record that the trials are a part of; None: they are all of it.
-            of_reduced: Whether `trials` are to be the reduced ones.
-        """
+        """Group the trials of one job; a part of a record takes the `to_repeat` of all of it."""
         self._of_reduced = of_reduced
-        self._trials: dict[int, Trial] = {}
-        for trial in trials:
-            self.put(trial)
+        self._trials = {trial.spec.identity.number: trial for trial in trials}
         if to_repeat is not None:
             self.to_repeat = to_repeat
 
@@ -144,18 +136,18 @@ class History:
         for trial in self.trials:
             groups.setdefault(trial.spec.identity.candidate_hash, []).append(trial)
         return tuple(
-            self._tried(candidate_of(group[0].spec), tuple(group)) for group in groups.values()
+            Tried(
+                candidate=candidate_of(group[0].spec),
+                trials=tuple(group),
+                to_repeat=self.to_repeat,
+                spread=self.spread,
+            )
+            for group in groups.values()
         )
 
     def find(self, candidate: Candidate) -> Tried | None:
         """What the record holds of a candidate."""
-        trials = tuple(t for t in self.trials if t.spec.identity.candidate_hash == candidate.hash)
-        return self._tried(candidate, trials) if trials else None
-
-    def _tried(self, candidate: Candidate, trials: tuple[Trial, ...]) -> Tried:
-        return Tried(
-            candidate=candidate, trials=trials, to_repeat=self.to_repeat, spread=self.spread
-        )
+        return next((t for t in self.tried if t.candidate.hash == candidate.hash), None)
 
     @cached_property
     def spread(self) -> Spread:
@@ -226,11 +218,9 @@ def counting(trials: Sequence[Trial]) -> TrialResult | None:
 
 
 def owed_repeat(trials: Sequence[Trial], to_repeat: Collection[int]) -> int | None:
-    """Number of the disturbed trial that is still to be repeated; None: there is none.
+    """Number of a candidate's disturbed trial that is still to be repeated; None: there is none.
 
-    Args:
-        trials: Trials of one candidate, from one round where they are of the final comparison.
-        to_repeat: As `History.to_repeat`.
+    Of the final comparison, the trials are those of one round.
     """
     result = counting(trials)
     return result.number if result is not None and result.number in to_repeat else None

@@ -7,16 +7,13 @@ from typing import Any
 
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.contract import Outcome
-from autotune.engines.base import Engine
 from autotune.fleet.base import Handle
 from autotune.record.study import Trial, lost_result
 from autotune.search.base import Running
 from autotune.search.context import SearchContext
 from autotune.search.history import History, busy_s, intervals, results
-from autotune.search.recorded import answers_for
 from autotune.search.trial_spec import Run, make_spec
-from autotune.space.candidate import Candidate, candidate_of
-from autotune.space.rule import Violation
+from autotune.space.candidate import candidate_of
 
 POLL_S = 0.1
 """Time between two looks at the trials; the coordinator shares the processor with CPU ranks."""
@@ -39,11 +36,8 @@ class TrialsInFlight:
         self._context = context
         self._study = context.study
         self._note = context.note
-        self._engine_of: dict[str, Engine] = {}
-        self._overridden_said: set[str] = set()
         self._handles: list[Handle] = []
         self._n_faults_in_a_row = 0
-        self._quarantined_said: set[str] = set()
 
     @property
     def n_running(self) -> int:
@@ -64,9 +58,7 @@ class TrialsInFlight:
                 self._study.write_result(trial.folder, result)
                 trial = Trial(folder=trial.folder, spec=trial.spec, result=result)
                 n_lost += 1
-            engine = self.engine_of(candidate_of(trial.spec))
-            job, environment = self._context.job, self._context.environment
-            if answers_for(trial, self._study, job=job, engine=engine, environment=environment):
+            if self._context.is_answered_by(trial):
                 self.history.put(trial)
             else:
                 left_out.append(trial.spec.identity.number)
@@ -81,41 +73,18 @@ class TrialsInFlight:
         for folder in recorded.unreadable:
             self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
 
-    def render_with(self, candidate: Candidate, engine: Engine) -> None:
-        """Render a candidate with an engine of its own from now on.
-
-        The user's own baseline keeps the keys that no knob knows: one candidate, one rendering.
-        """
-        self._engine_of[candidate.hash] = engine
-
-    def engine_of(self, candidate: Candidate) -> Engine:
-        """The engine that renders a candidate."""
-        return self._engine_of.get(candidate.hash, self._context.engine)
-
-    def violations(self, candidate: Candidate) -> Sequence[Violation]:
-        """The rules that a candidate breaks as it would be rendered."""
-        return self.engine_of(candidate).judge(candidate)
-
-    def used_s(self, trials: Sequence[Trial] | None = None) -> float:
-        """Wall-clock seconds with at least one trial in flight, earlier sessions included.
-
-        Args:
-            trials: Those of the record that count; all of them by default.
-        """
+    def used_s(self, without: Sequence[Trial] = ()) -> float:
+        """Wall-clock seconds with a trial in flight, earlier sessions included; these left out."""
         now = time.time()
         running = [(now - shown.elapsed_s, now) for shown in self.running()]
-        counted = self.history.recorded if trials is None else trials
+        numbers = {trial.spec.identity.number for trial in without}
+        counted = [t for t in self.history.recorded if t.spec.identity.number not in numbers]
         return busy_s([*intervals(counted), *running])
 
     def left_s(self, without: Sequence[Trial] = ()) -> float:
-        """Seconds left of the budget, these trials not counted; infinity without a budget."""
+        """Seconds left of the budget, as `used_s` counts them; infinity without a budget."""
         budget_s = self._context.job.budget.time_s
-        if budget_s is None:
-            return math.inf
-        numbers = {trial.spec.identity.number for trial in without}
-        return budget_s - self.used_s(
-            [t for t in self.history.recorded if t.spec.identity.number not in numbers]
-        )
+        return math.inf if budget_s is None else budget_s - self.used_s(without)
 
     def start(self, run: Run) -> None:
         """Write a trial into the record and start it.
@@ -124,7 +93,7 @@ class TrialsInFlight:
             StudyError: The record cannot be written.
             FleetError: No gang is free.
         """
-        engine = self.engine_of(run.candidate)
+        engine = self._context.engine_of(run.candidate)
         spec = make_spec(
             run,
             study=self._study.name,
@@ -139,16 +108,14 @@ class TrialsInFlight:
         self.history.put(Trial(folder=folder, spec=spec, result=None))
         before = {result.number: result for result in results(self.history.recorded)}
         if run.retry_of is not None:
-            why = before[run.retry_of]
-            self._note(
-                f"trial {spec.identity.number}: trial {run.retry_of} again, which the platform "
-                f"ended: {why.outcome}: {why.evidence}"
-            )
+            result = before[run.retry_of]
+            why = f"which the platform ended: {result.outcome}: {result.evidence}"
         elif run.repeat_of is not None:
-            self._note(
-                f"trial {spec.identity.number}: trial {run.repeat_of} again, which was disturbed: "
-                f"{before[run.repeat_of].disturbed}"
-            )
+            why = f"which was disturbed: {before[run.repeat_of].disturbed}"
+        else:
+            return
+        again = run.repeat_of if run.retry_of is None else run.retry_of
+        self._note(f"trial {spec.identity.number}: trial {again} again, {why}")
 
     def collect(self) -> bool:
         """Write the results of the trials that have ended; says whether there were any.
@@ -200,38 +167,33 @@ class TrialsInFlight:
 
     def running(self) -> tuple[Running, ...]:
         """The trials in flight, for the live view."""
-        shown = []
-        for handle in self._handles:
-            progress = handle.progress()
-            shown.append(
-                Running(
-                    number=handle.spec.identity.number,
-                    role=handle.spec.identity.role,
-                    candidate=candidate_of(handle.spec),
-                    fidelity=handle.spec.identity.fidelity,
-                    phase=progress.phase,
-                    elapsed_s=progress.elapsed_s,
-                )
+        return tuple(
+            Running(
+                number=spec.identity.number,
+                role=spec.identity.role,
+                candidate=candidate_of(spec),
+                fidelity=spec.identity.fidelity,
+                phase=progress.phase,
+                elapsed_s=progress.elapsed_s,
             )
-        return tuple(shown)
+            for spec, progress in ((h.spec, h.progress()) for h in self._handles)
+        )
 
     def _say_overridden(self, overridden: Mapping[str, Sequence[Any]]) -> None:
         """Say once which keys of the user's own configuration do not run as written."""
         for key, (theirs, ours) in overridden.items():
-            if key not in self._overridden_said:
-                self._overridden_said.add(key)
-                instead = "left out" if ours is None else f"now {ours!r}"
-                self._note(f"your configuration's {key}={theirs!r} is {instead}")
+            instead = "left out" if ours is None else f"now {ours!r}"
+            said = f"your configuration's {key}={theirs!r} is {instead}"
+            self._context.note_once(f"overridden {key}", said)
 
     def _say_quarantined(self) -> None:
         """Say once which devices run no more trials of this search."""
         for slot in self._context.fleet.quarantined():
-            if slot not in self._quarantined_said:
-                self._quarantined_said.add(slot)
-                self._note(
-                    f"{slot} is left out from now on: the platform ended trials of different "
-                    "candidates there, one after the other, and elsewhere it did not"
-                )
+            self._context.note_once(
+                f"quarantined {slot}",
+                f"{slot} is left out from now on: the platform ended trials of different "
+                "candidates there, one after the other, and elsewhere it did not",
+            )
 
     def _count_faults(self, outcome: Outcome) -> None:
         self._n_faults_in_a_row = self._n_faults_in_a_row + 1 if outcome.is_platform_fault else 0

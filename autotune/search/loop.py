@@ -1,14 +1,12 @@
 """The coordinator: baseline, search, final comparison; one thread, no state but the record."""
 
 import time
-from dataclasses import replace
 
 from autotune.record.answer import SearchAnswer
 from autotune.search import confirm
-from autotune.search.answer import RecordStandings
-from autotune.search.base import Observer, Snapshot, Stage, StopReason
+from autotune.search.answer import RecordStandings, nothing_feasible
+from autotune.search.base import Snapshot, Stage, StopReason
 from autotune.search.context import SearchContext
-from autotune.search.feasibility import nothing_feasible
 from autotune.search.history import results
 from autotune.search.in_flight import POLL_S, TrialsInFlight
 from autotune.search.stages import BaselineStage, ComparisonStage, ProposalStage, SearchStage
@@ -28,8 +26,7 @@ def run_search(context: SearchContext) -> SearchAnswer:
         StudyError: The record cannot be read or written; what has ended before is in it.
         FleetError: The fleet cannot hold the job's world, or ends one trial after the other.
     """
-    observer = _LastNote(context.observer)
-    search = _Search(replace(context, observer=observer), observer)
+    search = _Search(context)
     try:
         return search.run()
     except BaseException:
@@ -37,25 +34,11 @@ def run_search(context: SearchContext) -> SearchAnswer:
         raise
 
 
-class _LastNote:
-    """An observer that knows the last note; implements `Observer`."""
-
-    def __init__(self, observer: Observer) -> None:
-        self.on_snapshot = observer.on_snapshot
-        self._observer = observer
-        self.text = ""
-
-    def on_note(self, note: str) -> None:
-        self.text = note
-        self._observer.on_note(note)
-
-
 class _Search:
     """Drives the stages, one after the other, and shows how far they are."""
 
-    def __init__(self, context: SearchContext, last_note: _LastNote) -> None:
+    def __init__(self, context: SearchContext) -> None:
         self._context = context
-        self._last_note = last_note
         self.flight = TrialsInFlight(context)
         self._baseline = BaselineStage(context, self.flight)
         self._proposals = ProposalStage(context, self.flight, self._baseline)
@@ -82,8 +65,6 @@ class _Search:
             baseline=self._baseline.candidate,
             comparison=None if self._comparison is None else self._comparison.planned,
             stop_reason=stop,
-            interrupted=context.interrupt.draining,
-            origin=context.origin,
         )
 
     def _compare(self) -> None:
@@ -91,15 +72,17 @@ class _Search:
         if not context.compares:
             context.note("no final comparison: what answers would only repeat itself")
             return
-        stage = ComparisonStage(context, self.flight, self._baseline.candidate)
-        if stage.planned is None:
+        history, left_s = self.flight.history, self.flight.left_s
+        baseline = self._baseline.candidate
+        planned = confirm.plan(history, context.objective, baseline, left_s=left_s)
+        if planned is None:
             context.note(
                 "no time left for the final comparison: figures are those of single trials"
             )
             return
-        self._comparison = stage
-        if stage.next_run() is not None:
-            self._drive(stage)
+        self._comparison = ComparisonStage(context, self.flight, planned)
+        if self._comparison.missing:
+            self._drive(self._comparison)
 
     def _drive(self, stage: SearchStage) -> None:
         """Start what a stage asks for, as many at a time as it may, until it asks no more."""
@@ -130,10 +113,7 @@ class _Search:
 
     @property
     def _standings(self) -> RecordStandings:
-        context = self._context
-        return RecordStandings(
-            context.study, self.flight.history, context.objective, engine=context.job.engine
-        )
+        return RecordStandings(self._context, self.flight.history)
 
     def _show(self, stage: Stage) -> None:
         standings, history = self._standings, self.flight.history
@@ -150,7 +130,7 @@ class _Search:
                 best=standings.best(),
                 elapsed_s=used_s,
                 time_left_s=self._time_left_s(stage, used_s),
-                note=self._last_note.text,
+                note=self._context.notes[-1] if self._context.notes else "",
             )
         )
 
@@ -163,9 +143,8 @@ class _Search:
         if typical_s is None:
             return None
         n_search = 0 if stage is Stage.CONFIRM else self._proposals.n_left
-        n_confirm = 2 * confirm.ROUNDS
-        if self._comparison is not None:
-            n_confirm = self._comparison.n_left
+        comparison = self._comparison
+        n_confirm = 2 * confirm.ROUNDS if comparison is None else len(comparison.missing)
         left_s = n_search / self._context.capacity * typical_s
         left_s += n_confirm * confirm.run_s(history)
         return left_s if budget_s is None else min(left_s, max(0.0, budget_s - used_s))

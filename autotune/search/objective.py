@@ -34,7 +34,7 @@ class Objective:
         return cls(wish=job.objective, allowed_bytes=limit_bytes * (1 - job.head_room))
 
     def fits(self, peak_memory_bytes: int | None) -> bool:
-        """Whether a peak keeps within what is allowed."""
+        """Whether a peak keeps within what is allowed; an unknown one is taken to."""
         return peak_memory_bytes is None or self._over_memory(peak_memory_bytes) <= 0
 
     def _over_memory(self, peak_memory_bytes: int) -> float:
@@ -53,24 +53,25 @@ class Objective:
             return None
         return figure_of(result, tried.spread)
 
+    def figures(self, history: History) -> dict[str, Figure]:
+        """The figures of all candidates that have one, by hash."""
+        found = {tried.candidate.hash: self.figure(tried) for tried in history.tried}
+        return {key: figure for key, figure in found.items() if figure is not None}
+
     def losing_step_time_s(self, history: History, global_batch: int) -> float | None:
         """The step time above which a trial has clearly lost, for it to stop early; None: never.
 
         The optimistic end of its prediction interval is then under `LOSING_SHARE` of the best
         samples/s so far. Where memory is minimised, the floor of samples/s takes the place of that
         share if it is lower; on a front of speed against memory a slow candidate may stand.
-
-        Args:
-            history: What was tried.
-            global_batch: Samples per optimizer step.
         """
         if self.wish.name == "pareto":
             return None
-        figures = [f for tried in history.tried if (f := self.figure(tried)) is not None]
+        figures = self.figures(history)
         if not figures:
             return None
-        share = min(LOSING_SHARE, self.wish.floor) if self.wish.name == "peak_memory" else None
-        slowest = (share or LOSING_SHARE) * max(figure.samples_per_s for figure in figures)
+        share = min(LOSING_SHARE, self.wish.floor if self.wish.name == "peak_memory" else 1.0)
+        slowest = share * max(figure.samples_per_s for figure in figures.values())
         return global_batch / slowest * math.exp(history.spread.half_width())
 
     @property
@@ -85,9 +86,7 @@ class Objective:
     ) -> str | None:
         """The key of the best figure; the first of equals.
 
-        Args:
-            figures: To choose from.
-            beside: Figures that cannot be chosen but are part of the front (Pareto objective).
+        Those `beside` cannot be chosen but are part of the front (Pareto objective).
         """
         if not figures:
             return None
@@ -132,11 +131,9 @@ class Objective:
         return [] if best is None else [best]
 
     def values(self, tried: Tried, worst_peak_bytes: float) -> list[float]:
-        """What the sampler is told: samples/s to maximise, peak bytes to minimise, or both.
+        """What the sampler is told of a settled candidate: samples/s, peak bytes, or both.
 
-        Args:
-            tried: A settled candidate.
-            worst_peak_bytes: Peak that stands in for a configuration without one of its own.
+        The worst peak stands in for a configuration without one of its own.
         """
         result = tried.measured
         rate = 0.0 if result is None else result.samples_per_s or 0.0

@@ -7,19 +7,17 @@ changed space is just other distributions. 500 trials cost about 0.1 s.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    IntDistribution,
-)
-from optuna.samplers import TPESampler
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.contract import KnobValue
 from autotune.search.calibrated import PEAK_ATTRIBUTE
-from autotune.search.history import History, Tried
+from autotune.search.history import History
 from autotune.search.objective import Objective
 
 _MAX_STARTUP_TRIALS = 10
@@ -31,7 +29,6 @@ handling was measured with)."""
 class Axis:
     """A knob as Optuna sees it."""
 
-    name: str
     values: tuple[KnobValue, ...]
     is_log2: bool
     """Powers of two are whole logarithms, so that the sampler knows that 4 lies between 2 and 8;
@@ -60,7 +57,8 @@ def make_axes(space: Mapping[str, Sequence[KnobValue]], history: History) -> dic
     for name, listed in space.items():
         recorded = [t.candidate[name] for t in history.tried if name in t.candidate.values]
         values = tuple(dict.fromkeys([*listed, *recorded]))
-        axes[name] = Axis(name=name, values=values, is_log2=all(map(_is_power_of_two, values)))
+        is_log2 = all(type(v) is int and v > 0 and v.bit_count() == 1 for v in values)
+        axes[name] = Axis(values=values, is_log2=is_log2)
     return axes
 
 
@@ -73,10 +71,31 @@ def sampler_seed(seed: int, history: History) -> int:
     return int(numbers.generate_state(1)[0])
 
 
+def ask(
+    sampler: BaseSampler,
+    axes: Mapping[str, Axis],
+    history: History,
+    objective: Objective,
+    *,
+    is_whole: bool = False,
+) -> dict[str, KnobValue]:
+    """A value of every knob, as a sampler of Optuna's proposes; arguments as of `told_trials`."""
+    # It would warn of every knob that acts only at some stages and so is sampled on its own.
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(directions=objective.directions, sampler=sampler)
+    study.add_trials(told_trials(axes, history, objective, is_whole=is_whole))
+    trial = study.ask({name: axis.distribution for name, axis in axes.items()})
+    return {name: axis.decode(trial.params[name]) for name, axis in axes.items()}
+
+
 def told_trials(
     axes: Mapping[str, Axis], history: History, objective: Objective, *, is_whole: bool = False
 ) -> list[FrozenTrial]:
     """The record in Optuna's terms, one trial per candidate.
+
+    A fault of the configuration becomes a complete trial with its constraints: Optuna would
+    propose a failed one again half of the time. A trial that the platform ended says nothing of
+    the candidate and becomes a failed one.
 
     Args:
         axes: The knobs.
@@ -86,60 +105,32 @@ def told_trials(
             out, since TPE models it where it acts. A Gaussian process sees only the knobs that all
             trials have and draws the others blindly, so there the knob stands at its first value.
     """
-    tried = history.tried
-    figures = [figure for t in tried if (figure := objective.figure(t)) is not None]
-    best = max((figure.samples_per_s for figure in figures), default=0.0)
-    peaks = [t.measured.peak_memory_bytes or 0 for t in tried if t.measured is not None]
+    rates = [figure.samples_per_s for figure in objective.figures(history).values()]
+    peaks = [t.measured.peak_memory_bytes or 0 for t in history.tried if t.measured is not None]
     worst_peak_bytes = max([objective.allowed_bytes, *peaks])
     idle = {name: axis.values[0] for name, axis in axes.items()} if is_whole else {}
-    return [_told(t, axes, objective, best, worst_peak_bytes, idle) for t in tried]
-
-
-def _told(
-    tried: Tried,
-    axes: Mapping[str, Axis],
-    objective: Objective,
-    best_samples_per_s: float,
-    worst_peak_bytes: float,
-    idle: Mapping[str, KnobValue],
-) -> FrozenTrial:
-    """A candidate as Optuna is told of it.
-
-    A fault of the configuration becomes a complete trial with its constraints: Optuna would
-    propose a failed one again half of the time. A trial that the platform ended says nothing of
-    the candidate and becomes a failed one. Knobs that do not act stand at their idle value, or are
-    left out where they have none.
-    """
-    values = {**idle, **tried.candidate.values}
-    active = {name: axis for name, axis in axes.items() if name in values}
-    params = {name: axis.encode(values[name]) for name, axis in active.items()}
-    distributions = {name: axis.distribution for name, axis in active.items()}
-    if tried.measured is None and tried.fault is None:
-        state = TrialState.RUNNING if tried.is_running else TrialState.FAIL
-        return create_trial(state=state, params=params, distributions=distributions)
-    return create_trial(
-        state=TrialState.COMPLETE,
-        values=objective.values(tried, worst_peak_bytes),
-        params=params,
-        distributions=distributions,
-        constraints=objective.constraints(tried, best_samples_per_s),
-        user_attrs=_peak_attribute(tried),
-    )
-
-
-def _peak_attribute(tried: Tried) -> dict[str, int]:
-    """What the calibrated sampler reads."""
-    peak_bytes = None if tried.measured is None else tried.measured.peak_memory_bytes
-    return {} if peak_bytes is None else {PEAK_ATTRIBUTE: peak_bytes}
+    told = []
+    for tried in history.tried:
+        values = {**idle, **tried.candidate.values}
+        active = {name: axis for name, axis in axes.items() if name in values}
+        facts: dict[str, Any] = {
+            "params": {name: axis.encode(values[name]) for name, axis in active.items()},
+            "distributions": {name: axis.distribution for name, axis in active.items()},
+        }
+        measured = tried.measured
+        if measured is None and tried.fault is None:
+            facts["state"] = TrialState.RUNNING if tried.is_running else TrialState.FAIL
+        else:
+            facts["values"] = objective.values(tried, worst_peak_bytes)
+            facts["constraints"] = objective.constraints(tried, max(rates, default=0.0))
+        if measured is not None and measured.peak_memory_bytes is not None:
+            facts["user_attrs"] = {PEAK_ATTRIBUTE: measured.peak_memory_bytes}
+        told.append(create_trial(**facts))
+    return told
 
 
 def tpe_sampler(n_budget: int, seed: int) -> TPESampler:
-    """Optuna's TPE with the settings of a search.
-
-    Args:
-        n_budget: Trials of the whole search.
-        seed: Seed of its draws.
-    """
+    """Optuna's TPE with the settings of a search of so many trials."""
     return TPESampler(
         seed=seed,
         n_startup_trials=n_random_trials(n_budget),
@@ -151,7 +142,3 @@ def tpe_sampler(n_budget: int, seed: int) -> TPESampler:
 def n_random_trials(n_budget: int) -> int:
     """Random proposals before a sampler models; at most half of the search's trials."""
     return min(_MAX_STARTUP_TRIALS, n_budget // 2)
-
-
-def _is_power_of_two(value: KnobValue) -> bool:
-    return type(value) is int and value > 0 and value & (value - 1) == 0

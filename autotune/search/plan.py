@@ -90,8 +90,8 @@ class Plan:
     @property
     def total_s(self) -> float:
         """Wall-clock seconds: the search's trials side by side, all others one at a time."""
-        total_s = self._one_at_a_time_s
-        total_s += math.ceil(self.search_trials / self.at_once) * self.trial_s
+        rounds = math.ceil(self.search_trials / self.at_once)
+        total_s = self._one_at_a_time_s + rounds * self.trial_s
         return total_s if self.budget_s is None else min(total_s, self.budget_s)
 
     @property
@@ -105,9 +105,8 @@ class Plan:
     @property
     def price(self) -> float | None:
         """Price of those hours; None where nobody said what one costs."""
-        return (
-            None if self.price_per_hour is None else self.accelerator_hours * self.price_per_hour
-        )
+        price = self.price_per_hour
+        return None if price is None else self.accelerator_hours * price
 
     @property
     def _one_at_a_time_s(self) -> float:
@@ -115,13 +114,8 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return {
-            **dataclasses.asdict(self),
-            "trials": self.trials,
-            "total_s": self.total_s,
-            "accelerator_hours": self.accelerator_hours,
-            "price": self.price,
-        }
+        derived = ("trials", "total_s", "accelerator_hours", "price")
+        return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in derived}}
 
 
 def make_plan(
@@ -134,17 +128,7 @@ def make_plan(
     *,
     origin: Origin = Origin.MEASURED,
 ) -> Plan:
-    """Work out what a search would run.
-
-    Args:
-        job: The job.
-        environment: The devices at hand.
-        lattice: The legal candidates.
-        study: Where the record is, or will be.
-        history: The trials that are in it; empty for a fresh start.
-        reductions: The reduced forms of the candidates, where the job asks for such trials.
-        origin: What answers for the trials; a table's answers are not compared again.
-    """
+    """Work out what a search would run; a table's answers are not compared again."""
     runs = origin is Origin.MEASURED
     measured_s = history.typical_s
     untried = len(lattice.candidates) - len(history.tried)

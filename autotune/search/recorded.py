@@ -7,6 +7,8 @@ candidates alone would give an edited file the figures of the old one.
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from autotune.base.errors import JobError, RenderError
@@ -24,99 +26,91 @@ _MISSING = object()
 
 
 def history_of(recorded: Recorded, facts: Mapping[str, Any]) -> History:
-    """The trials of a record that answer for the job and configuration that it last searched.
-
-    Args:
-        recorded: The record.
-        facts: The study's, which say what the last search left out.
-    """
+    """The trials that answer for the job that was last searched, as the study's facts say."""
     left_out = left_out_of(facts)
     return History(
         trial for trial in recorded.trials if trial.spec.identity.number not in left_out
     )
 
 
-def history_to_resume(
-    study: Study, *, job: Job, engine: Engine, environment: Environment
-) -> History:
-    """The trials of a record that a search for a job goes on from.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Task:
+    """A job with the engine that renders it on the devices at hand, and where its record is."""
 
-    Raises:
-        StudyError: The record cannot be read.
-        JobError: The user's own baseline trains something else than the job.
-        RenderError: It cannot be read.
-    """
-    history = History()
-    for trial in study.trials():
-        its = engine_of(candidate_of(trial.spec), job, engine)
-        if answers_for(trial, study, job=job, engine=its, environment=environment):
-            history.put(trial)
-    return history
+    job: Job
+    """What to tune."""
+    environment: Environment
+    """The devices and versions at hand."""
+    engine: Engine
+    """What a candidate means."""
+    study: Study
+    """The record; the only state there is."""
 
+    @cached_property
+    def users(self) -> tuple[Engine, Candidate] | None:
+        """The user's own baseline, and the engine that keeps the keys of its file no knob knows.
 
-def engine_of(candidate: Candidate, job: Job, engine: Engine) -> Engine:
-    """What renders a candidate: the user's own baseline keeps keys of its file that no knob knows.
+        Raises:
+            JobError: The file trains something else than the job.
+            RenderError: It cannot be read.
+        """
+        return None if self.job.baseline is None else self.engine.baseline(self.job.baseline)
 
-    Raises:
-        JobError: That file trains something else than the job.
-        RenderError: It cannot be read.
-    """
-    if job.baseline is not None:
-        theirs, baseline = engine.baseline(job.baseline)
-        if baseline == candidate:
-            return theirs
-    return engine
+    def engine_of(self, candidate: Candidate) -> Engine:
+        """What renders a candidate; raises as `users`."""
+        if self.users is not None and self.users[1] == candidate:
+            return self.users[0]
+        return self.engine
 
+    def history_to_resume(self) -> History:
+        """The trials of the record that a search goes on from.
 
-def answers_for(
-    trial: Trial, study: Study, *, job: Job, engine: Engine, environment: Environment
-) -> bool:
-    """Whether a trial ran what its candidate would run now; arguments as of `changes_since`."""
-    try:
-        return not changes_since(trial, study, job=job, engine=engine, environment=environment)
-    except (RenderError, JobError):
-        return False
+        Raises:
+            StudyError: The record cannot be read.
+        """
+        return History(trial for trial in self.study.trials() if self.is_answered_by(trial))
 
+    def is_answered_by(self, trial: Trial) -> bool:
+        """Whether a trial ran what its candidate would run now."""
+        try:
+            return not self.changes_since(trial)
+        except (RenderError, JobError):
+            return False
 
-def changes_since(
-    trial: Trial, study: Study, *, job: Job, engine: Engine, environment: Environment
-) -> list[str]:
-    """What a trial ran otherwise than its candidate would run now; empty: it answers for the job.
+    def changes_since(self, trial: Trial) -> list[str]:
+        """What a trial ran otherwise than its candidate would run now; empty: it answers.
 
-    Args:
-        trial: One of the study's.
-        study: Holds the trial's configuration files.
-        job: What is asked now.
-        engine: Renders the trial's candidate now.
-        environment: The devices; their memory is the limit where the job names none.
+        Returns:
+            `seq_len was 64, is 128`, each: of the job, or else of the configuration files.
 
-    Returns:
-        `seq_len was 64, is 128`, each: of the job, or else of the configuration files.
-
-    Raises:
-        RenderError: The candidate's configuration does not render any more.
-        JobError: The job's model is not one to leave layers out of, as the trial did.
-    """
-    candidate = candidate_of(trial.spec)
-    own = Candidate.of(candidate.values, world=job.world, global_batch=job.global_batch)
-    if trial.spec.identity.fidelity is not None:
-        own = own.reduced(trial.spec.identity.fidelity)
-    ran, runs = trial.spec.workload, workload_of(job, own)
-    then = _facts(ran, trial.spec.layout, trial.spec.measure.memory_limit_bytes)
-    now = _facts(
-        runs,
-        layout_of(own, environment.accelerator),
-        job.enforced_limit_bytes(environment.device_memory_bytes),
-    )
-    now = json.loads(json.dumps(now))  # as the record has been
-    if then != now:
-        return list(_said(then, now))
-    if ran.digest and ran.digest != runs.digest:  # records of schema 1 name none
-        return [f"its training script was {ran.digest}, is {runs.digest}"]
-    recorded, rendered = study.read_files(trial), engine.files(candidate)
-    if recorded == rendered:
-        return []
-    return list(_said(_leaves(recorded), _leaves(rendered))) or ["its files are written otherwise"]
+        Raises:
+            RenderError: The candidate's configuration does not render any more.
+            JobError: The job's model is not one to leave layers out of, as the trial did.
+        """
+        job, environment = self.job, self.environment
+        candidate = candidate_of(trial.spec)
+        own = Candidate.of(candidate.values, world=job.world, global_batch=job.global_batch)
+        if trial.spec.identity.fidelity is not None:
+            own = own.reduced(trial.spec.identity.fidelity)
+        ran, runs = trial.spec.workload, workload_of(job, own)
+        then = _facts(ran, trial.spec.layout, trial.spec.measure.memory_limit_bytes)
+        now = _facts(
+            runs,
+            layout_of(own, environment.accelerator),
+            job.enforced_limit_bytes(environment.device_memory_bytes),
+        )
+        now = json.loads(json.dumps(now))  # as the record has been
+        if then != now:
+            return list(_said(then, now))
+        if ran.digest and ran.digest != runs.digest:  # records of schema 1 name none
+            return [f"its training script was {ran.digest}, is {runs.digest}"]
+        recorded = self.study.read_files(trial)
+        rendered = self.engine_of(candidate).files(candidate)
+        if recorded == rendered:
+            return []
+        return list(_said(_leaves(recorded), _leaves(rendered))) or [
+            "its files are written otherwise"
+        ]
 
 
 _GOES_ON = ("seed", "settings", "script", "folder", "digest")

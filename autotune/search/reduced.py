@@ -98,19 +98,10 @@ class ReducedTrials:
     def __init__(
         self, context: SearchContext, forms: Mapping[str, Candidate], steering: Steering
     ) -> None:
-        """Take what there is to choose from.
-
-        Args:
-            context: The search.
-            forms: As in `Reductions`.
-            steering: What chooses, and is taught.
-        """
-        self._job = context.job
-        self._forms = forms
+        """Take the forms of `Reductions`, and what chooses among them and is taught."""
+        self.forms = forms
+        self._context = context
         self._steering = steering
-        self._objective = context.objective
-        self._note = context.note
-        self._said: set[str] = set()
         self._by_hash = {candidate.hash: candidate for candidate in context.lattice.candidates}
 
     @classmethod
@@ -120,7 +111,7 @@ class ReducedTrials:
         reductions = reduce_lattice(job, context.lattice, context.engine)
         if job.fidelity is None or reductions is None:
             return None
-        if steering is None or not steering.can_steer(context.objective):
+        if steering is None or not steering.steers:
             context.note("no reduced trials: there is no forecast that they could teach")
             return None
         context.note(
@@ -131,60 +122,40 @@ class ReducedTrials:
             context.note(refused)
         return cls(context, reductions.forms, steering)
 
-    @property
-    def n_forms(self) -> int:
-        """Candidates that have a reduced trial."""
-        return len(self._forms)
+    def next(self, history: History, *, used_s: float) -> tuple[Candidate, Candidate] | None:
+        """The reduced form to run next, and its candidate; None: it is time for full trials.
 
-    def next(self, history: History, *, used_s: float) -> Candidate | None:
-        """The candidate whose reduced form to run next; None: it is time for full trials.
-
-        Args:
-            history: The record.
-            used_s: Wall-clock seconds that trials took so far.
+        Trials took `used_s` seconds of wall-clock so far.
         """
-        self._say_too_large(history)
-        of_reduced = history.reduced
-        if not self._has_time(history, used_s):
+        for candidate_hash, number in too_large(history).items():
+            self._context.note_once(
+                f"too large {candidate_hash}",
+                f"trial {number} ran out of memory with fewer layers: so would its candidate, "
+                "which is not tried",
+            )
+        job, reduced = self._context.job, history.reduced
+        time_s, typical_s = job.budget.time_s, reduced.typical_s or history.typical_s or 0.0
+        if time_s is not None and used_s + typical_s > time_s * SHARE:
             return None
-        for tried in of_reduced.tried:
+        for tried in reduced.tried:
             full = self._by_hash.get(tried.trials[0].spec.identity.reduced_of or "")
             # One of another fidelity than is asked for now is left as it is.
-            is_wanted = full is not None and self._forms.get(full.hash) == tried.candidate
-            if tried.is_owed and is_wanted:
-                return full
-        if len(searched(of_reduced)) >= n_reduced(self._job.budget.trials):
+            if full and tried.is_owed and self.forms.get(full.hash) == tried.candidate:
+                return tried.candidate, full
+        if len(searched(reduced)) >= n_reduced(job.budget.trials):
             return None
         begun = {
-            t.trials[0].spec.identity.reduced_of or "" for t in of_reduced.tried if not t.is_owed
+            t.trials[0].spec.identity.reduced_of or "" for t in reduced.tried if not t.is_owed
         }
-        return self._steering.propose(
+        chosen = self._steering.propose(
             history,
-            self._objective,
             # Candidates that the model cannot tell apart need no second trial with fewer layers.
             closed={
                 *(t.candidate.hash for t in history.tried),
                 *self._steering.alike(begun),
-                *(self._by_hash.keys() - self._forms.keys()),
+                *(self._by_hash.keys() - self.forms.keys()),
             },
-            n_budget=self._job.budget.trials,
-            seed=self._job.seed,
+            n_budget=job.budget.trials,
+            seed=job.seed,
         )
-
-    def form_of(self, candidate: Candidate) -> Candidate:
-        """What the reduced trial of a candidate runs that `next` chose."""
-        return self._forms[candidate.hash]
-
-    def _has_time(self, history: History, used_s: float) -> bool:
-        time_s = self._job.budget.time_s
-        typical_s = history.reduced.typical_s or history.typical_s or 0.0
-        return time_s is None or used_s + typical_s <= time_s * SHARE
-
-    def _say_too_large(self, history: History) -> None:
-        for candidate_hash, number in too_large(history).items():
-            if candidate_hash not in self._said:
-                self._said.add(candidate_hash)
-                self._note(
-                    f"trial {number} ran out of memory with fewer layers: so would its candidate, "
-                    "which is not tried"
-                )
+        return None if chosen is None else (self.forms[chosen.hash], chosen)

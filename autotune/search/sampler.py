@@ -54,9 +54,6 @@ class Sampler(ABC):
     def propose(self, request: Request) -> Candidate | None:
         """The candidate to try next; the same request gives the same one.
 
-        Args:
-            request: The state of the search.
-
         Returns:
             A candidate of the lattice that is not closed; None if every one is closed.
 

@@ -6,6 +6,7 @@ their losses must be the same. Then it trains on for the other half.
 """
 
 import dataclasses
+import itertools
 import shutil
 import statistics
 from collections.abc import Callable, Sequence
@@ -89,11 +90,35 @@ def soak_trials(
         StudyError: The record cannot be written.
         FleetError: No gang is free.
     """
+
+    def run(checkpoint: Checkpoint) -> Half | None:
+        half = _half_of(spec, record.next_number(), minutes, checkpoint)
+        handle = fleet.submit(half, record.write_spec(half, files))
+        said_s = _SAY_EVERY_S
+        result: TrialResult | None = None
+        try:
+            while (result := handle.poll()) is None:
+                if interrupt.draining:
+                    return None
+                progress = handle.progress()
+                if progress.elapsed_s >= said_s:
+                    note(f"soak: {progress.phase}, {format_seconds(progress.elapsed_s)}")
+                    said_s += _SAY_EVERY_S
+                interrupt.wait(_POLL_S)
+        finally:
+            # Whatever happened, nothing runs on and the record says how it ended.
+            if result is None:
+                handle.cancel()
+                result = handle.wait(CANCEL_WAIT_S)
+            if result is not None:
+                record.write_result(handle.folder, result)
+        reports = read_reports(handle.folder, half.layout.world)
+        return Half(spec=half, result=result, reports=reports)
+
     folder = record.trial_folder(record.next_number()).resolve() / "checkpoint"
     try:
         note(f"soak: {format_seconds(minutes * 30)}, then a checkpoint")
-        saves = Checkpoint(folder=str(folder), steps_after=STEPS_COMPARED)
-        first = _run(_half_of(spec, record, minutes, saves), files, record, fleet, interrupt, note)
+        first = run(Checkpoint(folder=str(folder), steps_after=STEPS_COMPARED))
         if first is None:
             return None
         if not first.result.outcome.is_measured:
@@ -104,10 +129,7 @@ def soak_trials(
             f"train for {format_seconds(minutes * 30)}"
         )
         steps = int(first.reports[0].checkpoint["steps"])
-        resumes = Checkpoint(folder=str(folder), resumes_at=steps)
-        second = _run(
-            _half_of(spec, record, minutes, resumes), files, record, fleet, interrupt, note
-        )
+        second = run(Checkpoint(folder=str(folder), resumes_at=steps))
         return None if second is None else ([first, second], size_bytes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -176,8 +198,8 @@ def growth_of(halves: Sequence[Half]) -> list[Growth]:
     found: dict[str, Growth] = {}
     for report in (report for half in halves for report in half.reports):
         for growth in _growth_on(report):
-            before = found.get(growth.meter)
-            if before is None or growth.slope_bytes_per_hour > before.slope_bytes_per_hour:
+            before = found.setdefault(growth.meter, growth)
+            if growth.slope_bytes_per_hour > before.slope_bytes_per_hour:
                 found[growth.meter] = growth
     return list(found.values())
 
@@ -230,27 +252,24 @@ def _growth_on(report: RankReport) -> list[Growth]:
         return []
     hours = [sample["elapsed_s"] / 3600 for sample in samples]
     watched = hours[-1] - hours[0]
-    meters = [name for name in samples[0] if name != "elapsed_s"]
-    made = []
-    for meter in meters:
-        sizes = [sample[meter] for sample in samples]
-        allowed_bytes = max(GROWTH_SHARE * statistics.median(sizes), GROWTH_BYTES)
-        made.append(
-            Growth(
-                meter=meter,
-                slope_bytes_per_hour=_slope(hours, sizes),
-                allowed_bytes_per_hour=allowed_bytes / watched,
-                watched_s=watched * 3600,
-            )
+    sizes = {name: [s[name] for s in samples] for name in samples[0] if name != "elapsed_s"}
+    return [
+        Growth(
+            meter=meter,
+            slope_bytes_per_hour=_slope(hours, its),
+            allowed_bytes_per_hour=max(GROWTH_SHARE * statistics.median(its), GROWTH_BYTES)
+            / watched,
+            watched_s=watched * 3600,
         )
-    return made
+        for meter, its in sizes.items()
+    ]
 
 
-def _half_of(spec: TrialSpec, record: Study, minutes: float, checkpoint: Checkpoint) -> TrialSpec:
+def _half_of(spec: TrialSpec, number: int, minutes: float, checkpoint: Checkpoint) -> TrialSpec:
     budget_s = minutes * 60 / 2
     return dataclasses.replace(
         spec,
-        identity=dataclasses.replace(spec.identity, number=record.next_number(), role=Role.SOAK),
+        identity=dataclasses.replace(spec.identity, number=number, role=Role.SOAK),
         # Every sample is as long as the longest there is room for.
         workload=dataclasses.replace(spec.workload, lengths={}),
         measure=Measure(
@@ -268,54 +287,14 @@ def _half_of(spec: TrialSpec, record: Study, minutes: float, checkpoint: Checkpo
     )
 
 
-def _run(
-    spec: TrialSpec,
-    files: dict[str, str],
-    record: Study,
-    fleet: Fleet,
-    interrupt: Interrupt,
-    note: Callable[[str], None],
-) -> Half | None:
-    folder = record.write_spec(spec, files)
-    handle = fleet.submit(spec, folder)
-    said_s = _SAY_EVERY_S
-    result: TrialResult | None = None
-    try:
-        while (result := handle.poll()) is None:
-            if interrupt.draining:
-                return None
-            progress = handle.progress()
-            if progress.elapsed_s >= said_s:
-                note(f"soak: {progress.phase}, {format_seconds(progress.elapsed_s)}")
-                said_s += _SAY_EVERY_S
-            interrupt.wait(_POLL_S)
-    finally:
-        # Whatever happened, nothing runs on and the record says how it ended.
-        if result is None:
-            handle.cancel()
-            result = handle.wait(CANCEL_WAIT_S)
-        if result is not None:
-            record.write_result(folder, result)
-    return Half(spec=spec, result=result, reports=read_reports(folder, spec.layout.world))
-
-
 def _slope(times: Sequence[float], values: Sequence[float]) -> float:
     """How fast values grow: the median slope of all pairs (Theil and Sen), 0 below two times.
 
     It is a median because memory grows in steps and jumps: a jump that is not repeated is no
     growth.
-
-    Args:
-        times: In any unit, not all equal.
-        values: One per time.
-
-    Returns:
-        Units of `values` per unit of `times`.
     """
+    pairs = itertools.combinations(zip(times, values, strict=True), 2)
     slopes = [
-        (values[j] - values[i]) / (times[j] - times[i])
-        for i in range(len(times))
-        for j in range(i + 1, len(times))
-        if times[j] != times[i]
+        (after - value) / (later - at) for (at, value), (later, after) in pairs if later != at
     ]
     return statistics.median(slopes) if slopes else 0.0

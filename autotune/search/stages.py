@@ -1,70 +1,112 @@
 """The stages of a search: which run each asks for next, until it asks no more."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 
 from autotune.base.plugins import load_plugin
 from autotune.contract import Role
 from autotune.search import confirm
 from autotune.search.base import Stage, StopReason
-from autotune.search.baseline import find_baseline
 from autotune.search.context import SearchContext
 from autotune.search.history import History, owed_repeat, results
 from autotune.search.in_flight import TrialsInFlight
 from autotune.search.reduced import ReducedTrials, too_large
 from autotune.search.sampler import Request, Sampler
-from autotune.search.stop import has_time, n_done, searched, why_stop
+from autotune.search.stop import has_time, n_done, searched, weigh_trial, why_stop
 from autotune.search.trial_spec import Run
-from autotune.search.trial_worth import weigh_trial
 from autotune.space.candidate import Candidate
 
 
-class SearchStage(Protocol):
+class SearchStage(ABC):
     """A part of a search that runs trials."""
 
     name: Stage
 
+    def __init__(self, context: SearchContext, flight: TrialsInFlight) -> None:
+        self._context = context
+        self._flight = flight
+
     @property
     def at_once(self) -> int:
         """How many of its trials may run at a time."""
+        return 1
 
+    @abstractmethod
     def next_run(self) -> Run | None:
         """What to start next; None: nothing, until a trial has ended."""
 
+    @property
+    def _history(self) -> History:
+        return self._flight.history
 
-class BaselineStage:
+    def _run(
+        self,
+        candidate: Candidate,
+        role: Role,
+        *,
+        confirm_round: int | None = None,
+        reduced_of: Candidate | None = None,
+    ) -> Run:
+        """A run that knows whether it repeats one that the platform ended or disturbed."""
+        context, whole = self._context, self._history
+        history = whole if reduced_of is None else whole.reduced
+        tried = history.find(candidate)
+        before = [
+            trial
+            for trial in (() if tried is None else tried.trials)
+            if trial.spec.identity.confirm_round == confirm_round
+        ]
+        repeat_of = owed_repeat(before, history.to_repeat)
+        failed = [
+            result.number
+            for result in results(before)
+            if result.outcome.is_platform_fault
+            and (repeat_of is None or result.number > repeat_of)
+        ]
+        losing_step_time_s = None
+        if role is Role.SEARCH and reduced_of is None:
+            losing_step_time_s = context.objective.losing_step_time_s(
+                history.explored, context.job.global_batch
+            )
+        predicted = None
+        if context.steering is not None and role in (Role.BASELINE, Role.SEARCH):
+            predicted = context.steering.predict(whole, candidate)
+        return Run(
+            candidate=candidate,
+            role=role,
+            confirm_round=confirm_round,
+            retry_of=failed[-1] if failed else None,
+            repeat_of=repeat_of,
+            losing_step_time_s=losing_step_time_s,
+            predicted=predicted,
+            reduced_of=reduced_of,
+        )
+
+
+class BaselineStage(SearchStage):
     """Finds the baseline: the user's own configuration, or the ladder's."""
 
     name = Stage.BASELINE
-    at_once = 1
 
     def __init__(self, context: SearchContext, flight: TrialsInFlight) -> None:
-        """Read the user's own configuration, if the job names one.
-
-        Raises:
-            RenderError: It cannot be read.
-            JobError: It trains something else than the job.
-        """
-        self._context = context
-        self._flight = flight
+        """Read the user's own configuration, if the job names one; raises as `Task.users`."""
+        super().__init__(context, flight)
         self.candidate: Candidate | None = None
         """The baseline; None while none has run."""
-        self.users: Candidate | None = None
+        self.users = None if context.users is None else context.users[1]
         """What the user's own file describes; None: there is no such file."""
-        if context.job.baseline is not None:
-            engine, self.users = context.engine.baseline(context.job.baseline)
-            flight.render_with(self.users, engine)
 
     def next_run(self) -> Run | None:
         """The next rung of the ladder that the record does not answer for."""
         context, theirs = self._context, self.users
         try:
             if theirs is None:
-                self.candidate = find_baseline(context.engine.ladder(), self._runs)
+                self.candidate = _climb(context.engine.ladder(), self._runs)
             else:
                 self.candidate = theirs if self._runs(theirs) else None
         except _UntriedError as untried:
             if self._has_time():
-                return run_of(context, self._flight.history, untried.candidate, Role.BASELINE)
+                return self._run(untried.candidate, Role.BASELINE)
             context.note("the time budget ends before a baseline is found: no speedup to report")
             return None
         if self.candidate is None:
@@ -73,18 +115,18 @@ class BaselineStage:
 
     def _runs(self, candidate: Candidate) -> bool:
         """Whether the candidate is legal and ran within the limits."""
-        tried = self._flight.history.explored.find(candidate)
+        context, tried = self._context, self._history.explored.find(candidate)
         # Where there is no time to repeat a disturbed trial, its result counts as it is.
         if tried is not None and (tried.is_settled or (tried.measured and not self._has_time())):
-            return self._context.objective.figure(tried) is not None
-        if violations := self._flight.violations(candidate):
-            if theirs := self._context.job.baseline:
-                self._context.note(f"{theirs}: {violations[0].message}; {violations[0].fix}")
+            return context.objective.figure(tried) is not None
+        if violations := context.engine_of(candidate).judge(candidate):
+            if theirs := context.job.baseline:
+                context.note(f"{theirs}: {violations[0].message}; {violations[0].fix}")
             return False
         raise _UntriedError(candidate)
 
     def _has_time(self) -> bool:
-        return self._flight.left_s() >= (self._flight.history.typical_s or 0.0)
+        return self._flight.left_s() >= (self._history.typical_s or 0.0)
 
 
 class _UntriedError(Exception):
@@ -95,7 +137,32 @@ class _UntriedError(Exception):
         self.candidate = candidate
 
 
-class ProposalStage:
+def _climb(
+    ladder: Iterable[Sequence[Candidate]], runs: Callable[[Candidate], bool]
+) -> Candidate | None:
+    """Climb a ladder (as of `Engine.ladder`), then bisect the rung that holds.
+
+    On each rung the largest candidate comes first (one trial where it runs), then the smallest
+    (one trial more to leave a rung that is hopeless), then bisection between them. With more
+    answers it takes the same way again, so an interrupted climb resumes.
+    """
+    for rung in ladder:
+        if runs(rung[-1]):
+            return rung[-1]
+        if len(rung) == 1 or not runs(rung[0]):
+            continue
+        good, bad = 0, len(rung) - 1
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if runs(rung[middle]):
+                good = middle
+            else:
+                bad = middle
+        return rung[good]
+    return None
+
+
+class ProposalStage(SearchStage):
     """The search proper: reduced trials first, then what the sampler proposes."""
 
     name = Stage.SEARCH
@@ -103,8 +170,7 @@ class ProposalStage:
     def __init__(
         self, context: SearchContext, flight: TrialsInFlight, baseline: BaselineStage
     ) -> None:
-        self._context = context
-        self._flight = flight
+        super().__init__(context, flight)
         self._baseline = baseline
         self._sampler: Sampler = load_plugin("sampler", context.job.sampler)
         self._reduced = ReducedTrials.of(context)
@@ -119,7 +185,7 @@ class ProposalStage:
     @property
     def n_budget(self) -> int:
         """Trials that it may run."""
-        n_forms = 0 if self._reduced is None else self._reduced.n_forms
+        n_forms = 0 if self._reduced is None else len(self._reduced.forms)
         return min(
             self._context.job.budget.trials, len(self._context.lattice.candidates) + n_forms
         )
@@ -127,43 +193,40 @@ class ProposalStage:
     @property
     def n_left(self) -> int:
         """Trials of these that have not ended."""
-        return max(0, self.n_budget - n_done(self._flight.history))
+        return max(0, self.n_budget - n_done(self._history))
 
     def next_run(self) -> Run | None:
         """A run that is owed, or the next proposal; None: there is none, and `stop` says why."""
-        context, history = self._context, self._flight.history
+        context, history = self._context, self._history
         used_s = self._flight.used_s()
         kept_s = 2 * confirm.ROUNDS * confirm.run_s(history)
         budget = context.job.budget
         if has_time(history, budget, used_s=used_s, kept_s=kept_s):
             for tried in history.tried:
+                owed = tried.candidate
                 # Rules may have changed since: an upgraded engine, another override.
-                is_owed = tried.is_owed and tried.is_searched
-                if is_owed and not self._flight.violations(tried.candidate):
-                    return run_of(context, history, tried.candidate, Role.SEARCH)
+                if tried.is_owed and tried.is_searched and not context.engine_of(owed).judge(owed):
+                    return self._run(owed, Role.SEARCH)
         self.stop = why_stop(history, context.objective, budget, used_s=used_s, kept_s=kept_s)
         if self.stop is not None:
             return None
-        full = None if self._reduced is None else self._reduced.next(history, used_s=used_s)
-        candidate = full or self._propose()
+        reduced = None if self._reduced is None else self._reduced.next(history, used_s=used_s)
+        candidate, full = reduced or (self._propose(), None)
         if candidate is None or not self._pays():
             self.stop = StopReason.EXHAUSTED if candidate is None else StopReason.GAIN
             return None
-        if self._reduced is not None and full is not None:
-            form = self._reduced.form_of(full)
-            return run_of(context, history, form, Role.SEARCH, reduced_of=full)
-        return run_of(context, history, candidate, Role.SEARCH)
+        return self._run(candidate, Role.SEARCH, reduced_of=full)
 
     def _propose(self) -> Candidate | None:
         """The candidate to try next; None when all were."""
-        context, history, closed = self._context, self._flight.history, self._closed()
-        if self._baseline.users is not None and not searched(history):
+        context, closed = self._context, self._closed()
+        if self._baseline.users is not None and not searched(self._history):
             # The search starts from what the user runs today: mostly one knob away.
             return context.lattice.nearest(self._baseline.users.values, closed)
         return self._sampler.propose(
             Request(
                 lattice=context.lattice,
-                history=history,
+                history=self._history,
                 objective=context.objective,
                 closed=closed,
                 n_budget=self.n_budget,
@@ -174,10 +237,10 @@ class ProposalStage:
 
     def _pays(self) -> bool:
         """Whether another trial is expected to save more of the training than it costs."""
-        context, history = self._context, self._flight.history
+        context, history = self._context, self._history
         if context.steering is None or context.job.budget.gpu_hours is None:
             return True
-        gain = context.steering.expected_gain(history, context.objective, self._closed())
+        gain = context.steering.expected_gain(history, self._closed())
         weighed = weigh_trial(
             gain, history, context.objective, context.job, baseline=self._baseline.candidate
         )
@@ -187,84 +250,32 @@ class ProposalStage:
 
     def _closed(self) -> set[str]:
         """Hashes of the candidates that need no further trial."""
-        history = self._flight.history
-        tried = {t.candidate.hash for t in history.tried if not t.is_owed}
-        return tried | too_large(history).keys()
+        tried = {t.candidate.hash for t in self._history.tried if not t.is_owed}
+        return tried | too_large(self._history).keys()
 
 
-class ComparisonStage:
+class ComparisonStage(SearchStage):
     """The final comparison: the best ones and the baseline again, in turns."""
 
     name = Stage.CONFIRM
-    at_once = 1
 
     def __init__(
-        self, context: SearchContext, flight: TrialsInFlight, baseline: Candidate | None
+        self,
+        context: SearchContext,
+        flight: TrialsInFlight,
+        planned: confirm.FinalComparison,
     ) -> None:
-        """Plan it, as far as the time goes."""
-        self._context = context
-        self._flight = flight
-        self.planned = confirm.plan(
-            flight.history, context.objective, baseline, left_s=flight.left_s
-        )
-        """Who runs in which rounds; None: there is no time for it."""
+        super().__init__(context, flight)
+        self.planned = planned
+
+    @property
+    def missing(self) -> list[tuple[Candidate, int]]:
+        """The candidates and rounds that are still to come."""
+        seed, left_s = self._context.job.seed, self._flight.left_s()
+        return confirm.missing_runs(self.planned, self._history, seed=seed, left_s=left_s)
 
     def next_run(self) -> Run | None:
         """The next run of the rounds."""
-        if self.planned is None:
-            return None
-        context, history = self._context, self._flight.history
-        chosen = confirm.next_run(
-            self.planned, history, seed=context.job.seed, left_s=self._flight.left_s()
-        )
-        if chosen is None:
-            return None
-        return run_of(context, history, chosen[0], Role.CONFIRM, confirm_round=chosen[1])
-
-    @property
-    def n_left(self) -> int:
-        """Runs that are missing."""
-        if self.planned is None:
-            return 0
-        return confirm.n_missing(self.planned, self._flight.history, left_s=self._flight.left_s())
-
-
-def run_of(
-    context: SearchContext,
-    whole: History,
-    candidate: Candidate,
-    role: Role,
-    *,
-    confirm_round: int | None = None,
-    reduced_of: Candidate | None = None,
-) -> Run:
-    """A run that knows whether it repeats one that the platform ended or disturbed."""
-    history = whole if reduced_of is None else whole.reduced
-    tried = history.find(candidate)
-    before = [
-        trial
-        for trial in (tried.trials if tried is not None else ())
-        if trial.spec.identity.confirm_round == confirm_round
-    ]
-    failed = [r.number for r in results(before) if r.outcome.is_platform_fault]
-    repeat_of = owed_repeat(before, history.to_repeat)
-    if repeat_of is not None:
-        failed = [number for number in failed if number > repeat_of]
-    losing_step_time_s = None
-    if role is Role.SEARCH and reduced_of is None:
-        losing_step_time_s = context.objective.losing_step_time_s(
-            history.explored, context.job.global_batch
-        )
-    predicted = None
-    if context.steering is not None and role in (Role.BASELINE, Role.SEARCH):
-        predicted = context.steering.predict(whole, context.objective, candidate)
-    return Run(
-        candidate=candidate,
-        role=role,
-        confirm_round=confirm_round,
-        retry_of=failed[-1] if failed else None,
-        repeat_of=repeat_of,
-        losing_step_time_s=losing_step_time_s,
-        predicted=predicted,
-        reduced_of=reduced_of,
-    )
+        if missing := self.missing:
+            return self._run(missing[0][0], Role.CONFIRM, confirm_round=missing[0][1])
+        return None

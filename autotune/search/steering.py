@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import starmap
 
 import numpy as np
-import optuna
 
 from autotune.contract import KnobValue, Predicted
 from autotune.cost.constants import constants_of
@@ -25,7 +25,6 @@ from autotune.cost.knowledge import (
     recall_lessons,
 )
 from autotune.cost.residual import Seen
-from autotune.devices.accelerators import Accelerator, shipped_accelerators
 from autotune.devices.hardware import Environment
 from autotune.engines.base import bind_engine, find_engine
 from autotune.job.job import Job
@@ -34,7 +33,7 @@ from autotune.search.acquisition import Chooser, Shot, seen_peaks, seen_times
 from autotune.search.calibrated import VARIATION, CalibratedSampler
 from autotune.search.history import History, Tried
 from autotune.search.objective import Objective
-from autotune.search.optuna_study import make_axes, sampler_seed, told_trials, tpe_sampler
+from autotune.search.optuna_study import ask, make_axes, sampler_seed, tpe_sampler
 from autotune.space.candidate import Candidate
 
 _NORMAL = 1.96
@@ -52,16 +51,19 @@ class Steering:
     """A lattice with what is said of it before any trial."""
 
     lattice: Lattice
+    objective: Objective
+    """What is better, and how much memory there is."""
     forecaster: Forecaster
     recalled: Recalled | None = None
     """What other studies saw of the forecast's errors."""
 
-    def can_steer(self, objective: Objective) -> bool:
+    @property
+    def steers(self) -> bool:
         """Whether a proposal would be worth more than TPE's.
 
         It is for speed only, and only where candidates differ in what the model tells apart.
         """
-        return objective.wish.name == "samples_per_s" and bool(self.knobs)
+        return self.objective.wish.name == "samples_per_s" and bool(self.knobs)
 
     @property
     def knobs(self) -> tuple[str, ...]:
@@ -70,112 +72,69 @@ class Steering:
         return tuple(name for name in known if name in self.lattice.values)
 
     def propose(
-        self,
-        history: History,
-        objective: Objective,
-        closed: Set[str],
-        *,
-        n_budget: int,
-        seed: int,
+        self, history: History, closed: Set[str], *, n_budget: int, seed: int
     ) -> Candidate | None:
-        """The candidate to try next.
-
-        Args:
-            history: What was tried; the same history and seed give the same proposal.
-            objective: What is feasible.
-            closed: Hashes of candidates that are not wanted.
-            n_budget: Trials of the whole search.
-            seed: The job's seed.
-
-        Returns:
-            None if every candidate is closed.
-        """
+        """The candidate to try next, as of `Sampler.propose` with a `Request` of these."""
         rows = self._rows(history, closed)
-        if not rows.n_open:
+        if len(rows.closed) == len(rows.keys):
             return None
         axes = make_axes(self.lattice.values, history)
         columns = {
             name: [None if value is None else axes[name].encode(value) for value in column]
             for name, column in zip(self.knobs, zip(*rows.keys, strict=True), strict=True)
         }
-        drawn = sampler_seed(seed, history)
-        times, peaks = self._known(history, objective, self.lattice.candidates[0])
+        # The study maximises samples/s: per sample, as their inverse is.
+        seconds = rows.forecast.seconds / self.lattice.context.global_batch
         sampler = CalibratedSampler(
             columns,
-            forecast=replace(
-                rows.forecast,
-                # The study maximises samples/s: per sample, as their inverse is.
-                seconds=rows.forecast.seconds / self.lattice.context.global_batch,
-                limit_bytes=objective.allowed_bytes,
-            ),
-            known_times=times,
-            known_peaks=peaks,
+            forecast=replace(rows.forecast, seconds=seconds),
+            known=self._known(history, self.lattice.candidates[0]),
             n_beside=len(history.reduced.tried),
             closed=rows.closed,
-            others=tpe_sampler(n_budget, drawn),
+            others=tpe_sampler(n_budget, sampler_seed(seed, history)),
         )
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        study = optuna.create_study(directions=objective.directions, sampler=sampler)
-        study.add_trials(told_trials(axes, history, objective))
-        trial = study.ask({name: axis.distribution for name, axis in axes.items()})
-        values = {name: axis.decode(trial.params[name]) for name, axis in axes.items()}
-        chosen = rows.keys[sampler.chosen_row(trial.number)]
+        values = ask(sampler, axes, history, self.objective)
+        chosen = rows.keys[sampler.last_row]
         others = {c.hash for c in self.lattice.candidates if self._key(c) != chosen}
         # Among these, take the one whose reduced trial is why they were chosen.
         ran = {t.trials[0].spec.identity.reduced_of for t in history.reduced.tried if t.measured}
         for candidate in self.lattice.candidates:
             if candidate.hash in ran - closed - others:
                 return candidate
-        return self.lattice.nearest({**self.lattice.constants, **values}, {*closed, *others})
+        return self.lattice.nearest({**self.lattice.constants, **values}, closed | others)
 
-    def expected_gain(
-        self, history: History, objective: Objective, closed: Collection[str]
-    ) -> float:
+    def expected_gain(self, history: History, closed: Collection[str]) -> float:
         """What another trial is expected to take off the best step time, as a share of it.
-
-        Args:
-            history: What was tried.
-            objective: What is feasible.
-            closed: As for `propose`.
 
         Returns:
             Infinity while nothing feasible was measured, 0 where nothing is left that may fit.
         """
         rows = self._rows(history, closed)
         row_of = {key: row for row, key in enumerate(rows.keys)}
-        chooser = self._chooser(
-            rows.forecast,
-            objective,
-            [
-                _shot(
-                    row_of[self._key(t.candidate)],
-                    t,
-                    is_feasible=objective.figure(t) is not None,
-                )
+        feasible = self.objective.figures(history)
+        chooser = Chooser(
+            forecast=rows.forecast,
+            shots=[
+                _shot(row_of[self._key(t.candidate)], t, is_feasible=t.candidate.hash in feasible)
                 for t in history.tried
             ],
-            known=self._known(history, objective, self.lattice.candidates[0]),
+            known=self._known(history, self.lattice.candidates[0]),
             variation=VARIATION if set(self.lattice.values) - set(self.knobs) else 0.0,
         )
         is_open = np.ones(len(rows.keys), bool)
         is_open[list(rows.closed)] = False
         return chooser.expected_gain(is_open)
 
-    def predict(self, history: History, objective: Objective, candidate: Candidate) -> Predicted:
+    def predict(self, history: History, candidate: Candidate) -> Predicted:
         """What a trial of a candidate is expected to measure, by all that ran so far.
 
-        Args:
-            history: What was tried.
-            objective: Says how much memory there is.
-            candidate: A candidate, of the lattice or not; it may be a reduced form.
+        The candidate may be outside the lattice, and a reduced form.
         """
         told = [t for t in _telling(history) if _kind(t.candidate) == _kind(candidate)]
-        said = self.forecaster([*(t.candidate for t in told), candidate])
-        believed = self._chooser(
-            said,
-            objective,
-            [_shot(row, t) for row, t in enumerate(told)],
-            known=self._known(history, objective, candidate),
+        believed = Chooser(
+            forecast=self._forecast([*(t.candidate for t in told), candidate]),
+            shots=[_shot(row, t) for row, t in enumerate(told)],
+            known=self._known(history, candidate),
         )
         # The difference between runs adds to the uncertainty of the figure itself.
         deviations = float(believed.time.deviation[-1]), VARIATION, history.spread.variance**0.5
@@ -197,52 +156,36 @@ class Steering:
         keys = {self._key(c) for c in self.lattice.candidates if c.hash in hashes}
         return {c.hash for c in self.lattice.candidates if self._key(c) in keys}
 
-    def _known(
-        self, history: History, objective: Objective, of: Candidate
-    ) -> tuple[Seen | None, Seen | None]:
-        """What is known of the model's errors in seconds and peaks, besides trials of one kind.
+    def _known(self, history: History, of: Candidate) -> Recalled | None:
+        """What is known of the model's errors besides trials of the candidate's kind.
 
         It comes from other studies, and from trials of this one that ran more or fewer layers or
         accelerators. The model errs differently there, so each kind counts as a study of its own.
         """
         known = self.recalled
-        times = None if known is None else known.times
-        peaks = None if known is None else known.peaks
         kinds: dict[_Kind, list[Tried]] = {}
         for tried in _telling(history):
             if _kind(tried.candidate) != _kind(of):
                 kinds.setdefault(_kind(tried.candidate), []).append(tried)
         first = 1 if known is None else 1 + max(*known.times.study, *known.peaks.study, 0)
         for number, tries in enumerate(kinds.values(), start=first):
-            said = self.forecaster([t.candidate for t in tries])
-            said = replace(said, limit_bytes=objective.allowed_bytes)
+            said = self._forecast([t.candidate for t in tries])
             shots = [_shot(row, t) for row, t in enumerate(tries)]
-            own = seen_times(said, shots), seen_peaks(said, shots)
-            its_times, its_peaks = (s.elsewhere(number, kinship=STUDY_KINSHIP) for s in own)
-            times = its_times if times is None else Seen.join(times, its_times)
-            peaks = its_peaks if peaks is None else Seen.join(peaks, its_peaks)
-        return times, peaks
+            times, peaks = (
+                seen(said, shots).elsewhere(number, kinship=STUDY_KINSHIP)
+                for seen in (seen_times, seen_peaks)
+            )
+            if known is not None:
+                times, peaks = Seen.join(known.times, times), Seen.join(known.peaks, peaks)
+            known = Recalled(times=times, peaks=peaks, n_trials=len(times.study))
+        return known
 
-    def _chooser(
-        self,
-        said: Forecast,
-        objective: Objective,
-        shots: Sequence[Shot],
-        *,
-        known: tuple[Seen | None, Seen | None],
-        variation: float = 0.0,
-    ) -> Chooser:
-        return Chooser(
-            forecast=replace(said, limit_bytes=objective.allowed_bytes),
-            shots=shots,
-            known_times=known[0],
-            known_peaks=known[1],
-            variation=variation,
-        )
+    def _forecast(self, candidates: Sequence[Candidate]) -> Forecast:
+        return replace(self.forecaster(candidates), limit_bytes=self.objective.allowed_bytes)
 
     @cached_property
     def _lattice_forecast(self) -> Forecast:
-        return self.forecaster(self.lattice.candidates)
+        return self._forecast(self.lattice.candidates)
 
     def _rows(self, history: History, closed: Collection[str]) -> "_Rows":
         """The lattice, and what was tried besides, by known choice."""
@@ -250,7 +193,7 @@ class Steering:
         strays = [t.candidate for t in history.tried if t.candidate.hash not in in_lattice]
         said = self._lattice_forecast
         if strays:
-            said = Forecast.join(said, self.forecaster(strays))
+            said = Forecast.join(said, self._forecast(strays))
         candidates = [*self.lattice.candidates, *strays]
         members: dict[_Key, list[int]] = {}
         for index, candidate in enumerate(candidates):
@@ -271,6 +214,14 @@ class Steering:
         return tuple(candidate.get(name) for name in self.knobs)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Rows:
+    keys: tuple[_Key, ...]
+    forecast: Forecast
+    """For each row, what is predicted of its candidate with the lowest time."""
+    closed: tuple[int, ...]
+
+
 def _telling(history: History) -> list[Tried]:
     """What ran or ran out of memory, reduced or not."""
     tried = [*history.tried, *history.reduced.tried]
@@ -280,18 +231,6 @@ def _telling(history: History) -> list[Tried]:
 def _kind(candidate: Candidate) -> _Kind:
     """What candidates of one job have in common, and in which their reduced forms differ."""
     return candidate.layers, candidate.world
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Rows:
-    keys: tuple[_Key, ...]
-    forecast: Forecast
-    """For each row, what is predicted of its candidate with the lowest time."""
-    closed: tuple[int, ...]
-
-    @property
-    def n_open(self) -> int:
-        return len(self.keys) - len(self.closed)
 
 
 def _shot(row: int, tried: Tried, *, is_feasible: bool = True) -> Shot:
@@ -314,7 +253,6 @@ def steering_of(
     lessons: Sequence[Lesson] = (),
     study: str = "",
     forecaster: Forecaster | None = None,
-    accelerators: Sequence[Accelerator] | None = None,
 ) -> Steering:
     """Steer by a model.
 
@@ -322,26 +260,25 @@ def steering_of(
         job: What is trained.
         environment: Where.
         lattice: The legal candidates.
-        lessons: Lessons of other studies.
+        lessons: Of other studies, and perhaps of this one.
         study: The name by which this one's own lessons are left out.
         forecaster: The model; None: the analytic one.
-        accelerators: The table that it looks the device up in; None: the shipped one.
 
     Raises:
         FleetError: The accelerator is in no table, so nothing can be predicted.
         JobError: The model's sizes cannot be seen.
     """
     constants = constants_of(environment)
-    table = accelerators or shipped_accelerators()
     engine = bind_engine(job, environment)
 
     def analytic(candidates: Sequence[Candidate]) -> Forecast:
-        return forecast(engine.plans(candidates, table), constants)
+        return forecast(engine.plans(candidates), constants)
 
     forecaster = forecaster or analytic
     forecaster(lattice.candidates[:1])  # what cannot be predicted is said before anything runs
     return Steering(
         lattice=lattice,
+        objective=Objective.of(job, environment),
         forecaster=forecaster,
         recalled=recall_lessons(
             lessons, situation=situation_of(job, environment), study=study, constants=constants
@@ -364,20 +301,12 @@ def lessons_of(
     history: History,
     job: Job,
     environment: Environment,
-    objective: Objective,
     *,
     study: str,
-    accelerators: Sequence[Accelerator] | None = None,
 ) -> list[Lesson]:
-    """What a search leaves for the next one: what ran or ran out of memory, reduced or not.
+    """What a search leaves for the next one, under a name in the file of lessons.
 
-    Args:
-        history: The record.
-        job: What was trained.
-        environment: Where.
-        objective: Says how much memory there was.
-        study: Its name in the file of lessons.
-        accelerators: As for `steering_of`.
+    It is what ran or ran out of memory, reduced or not.
 
     Raises:
         FleetError: As `steering_of`.
@@ -387,18 +316,19 @@ def lessons_of(
     if not told:
         return []
     ran = [t.candidate for t in told]
-    plans = bind_engine(job, environment).plans(ran, accelerators or shipped_accelerators())
+    plans = bind_engine(job, environment).plans(ran)
     situation = situation_of(job, environment)
+    limit_bytes = Objective.of(job, environment).allowed_bytes
     return [
         Lesson(
             situation=situation,
             study=study,
-            plan=columns_of(plans, row),
-            seconds=None if tried.measured is None else tried.measured.step_time_s,
+            plan=columns_of(plans, shot.row),
+            seconds=shot.seconds,
             # A meter may read nothing; a peak of 0 bytes teaches nothing.
-            peak_bytes=(tried.measured.peak_memory_bytes or None) if tried.measured else None,
-            is_out_of_memory=tried.is_out_of_memory,
-            limit_bytes=objective.allowed_bytes,
+            peak_bytes=shot.peak_bytes or None,
+            is_out_of_memory=shot.is_out_of_memory,
+            limit_bytes=limit_bytes,
         )
-        for row, tried in enumerate(told)
+        for shot in starmap(_shot, enumerate(told))
     ]

@@ -1,12 +1,41 @@
-"""When a search stops proposing: trials, time, no gain."""
+"""When a search stops proposing: trials, time, no gain, or none that pays."""
 
-from autotune.job.job import Budget
+import math
+from dataclasses import dataclass
+
+from autotune.job.job import Budget, Job
 from autotune.search.base import StopReason
 from autotune.search.history import History, Tried, results
 from autotune.search.objective import Objective
+from autotune.space.candidate import Candidate
 
 CONFIRM_SHARE = 1 / 3
 """Largest share of a time budget that is kept back for the final comparison."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialBalance:
+    """What another trial is expected to save and to cost, in accelerators times hours."""
+
+    saved_hours: float
+    """Infinite while nothing was measured."""
+    cost_hours: float
+    price_per_hour: float | None = None
+
+    @property
+    def pays(self) -> bool:
+        """Whether it saves more than it costs."""
+        return self.saved_hours >= self.cost_hours
+
+    def __str__(self) -> str:
+        return (
+            f"another trial is expected to save {self._worded(self.saved_hours)} of the training "
+            f"and costs {self._worded(self.cost_hours)}"
+        )
+
+    def _worded(self, hours: float) -> str:
+        priced = "" if self.price_per_hour is None else f" ({hours * self.price_per_hour:.2g})"
+        return f"{hours:.2g} GPU-hours{priced}"
 
 
 def searched(history: History) -> list[Tried]:
@@ -37,15 +66,7 @@ def has_time(history: History, budget: Budget, *, used_s: float, kept_s: float) 
 def why_stop(
     history: History, objective: Objective, budget: Budget, *, used_s: float, kept_s: float
 ) -> StopReason | None:
-    """The reason not to try another candidate; None to go on.
-
-    Args:
-        history: What was tried.
-        objective: What is better.
-        budget: The job's.
-        used_s: As for `has_time`.
-        kept_s: As for `has_time`.
-    """
+    """The reason not to try another candidate; None to go on; seconds as of `has_time`."""
     if len(searched(history)) + len(searched(history.reduced)) >= budget.trials:
         return StopReason.TRIALS
     if not has_time(history, budget, used_s=used_s, kept_s=kept_s):
@@ -55,11 +76,44 @@ def why_stop(
     return None
 
 
+def weigh_trial(
+    expected_gain: float,
+    history: History,
+    objective: Objective,
+    job: Job,
+    *,
+    baseline: Candidate | None,
+) -> TrialBalance:
+    """Weigh another trial.
+
+    The training's hours are those at the baseline's speed; what was found since has made them
+    fewer. Without a baseline they are those at the best speed so far.
+
+    Args:
+        expected_gain: What the trial is expected to take off the best step time, as a share.
+        history: What was tried.
+        objective: What is feasible.
+        job: Names the training's hours.
+        baseline: The candidate that the hours are meant for, if one ran.
+    """
+    assert job.budget.gpu_hours is not None, "asked for only where the job names the hours"
+    rates = {key: f.samples_per_s for key, f in objective.figures(history).items()}
+    cost_hours = job.world * (history.typical_s or 0.0) / 3600
+    saved_hours = math.inf
+    if rates:
+        best = max(rates.values())
+        left_share = 1.0 if baseline is None else rates.get(baseline.hash, best) / best
+        saved_hours = job.budget.gpu_hours * left_share * expected_gain
+    return TrialBalance(
+        saved_hours=saved_hours, cost_hours=cost_hours, price_per_hour=job.price_per_hour
+    )
+
+
 def _n_since_gain(history: History, objective: Objective) -> int:
     """Settled trials of the search since the last gain; all of them while there is none."""
-    tried = {t.candidate.hash: t for t in history.tried}
-    figures = {key: f for key, t in tried.items() if (f := objective.figure(t)) is not None}
-    gained_at = max((_number(tried[key]) for key in objective.leaders(figures)), default=-1)
+    leaders = objective.leaders(objective.figures(history))
+    gained = [_number(t) for t in history.tried if t.candidate.hash in leaders]
+    gained_at = max(gained, default=-1)
     return sum(t.is_settled and _number(t) > gained_at for t in searched(history))
 
 

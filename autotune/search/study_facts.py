@@ -1,35 +1,91 @@
 """Facts of a search that its trials do not hold; `autotune.record.facts` reads them."""
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+from autotune.devices.hardware import Environment
+from autotune.record.study import Trial
 from autotune.search.context import SearchContext
-from autotune.search.environments import environments_of
+from autotune.search.recorded import Task
 
 
 def save_facts(context: SearchContext, *, left_out: Sequence[int]) -> None:
-    """Keep the devices, the model's shape, and who is left out.
+    """Keep the devices, the model's shape, and which trials ran another job or configuration.
 
-    Args:
-        context: The search; its observer is told what changed since the last trials.
-        left_out: Numbers of the record's trials that ran another job or configuration.
+    The observer is told what changed since the last trials.
 
     Raises:
         StudyError: The record cannot be read or written.
     """
-    job, environment, study = context.job, context.environment, context.study
+    model, study = context.job.model, context.study
     state = study.read_state()
     facts = {
-        "environment": dataclasses.asdict(environment),
-        "environments": environments_of(
-            study, state, job=job, environment=environment, note=context.note
-        ),
+        "environment": dataclasses.asdict(context.environment),
+        "environments": environments_of(context, state, context.note),
         "model": {
-            "name": job.model.name,
-            "shape": dataclasses.asdict(job.model.shape),
-            "source": job.model.source,
+            "name": model.name,
+            "shape": dataclasses.asdict(model.shape),
+            "source": model.source,
         },
         "left_out": list(left_out),
         "stop_reason": None,
     }
     study.write_state({**state, **facts})
+
+
+def environments_of(
+    task: Task, facts: Mapping[str, Any], note: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Where a study's trials ran: each environment with the number of the first trial there.
+
+    They are those that the facts list, and the one at hand if it is new. Where the facts say
+    nothing, the trials are asked: `study.json` may be lost.
+
+    Raises:
+        StudyError: The record cannot be read.
+    """
+    here = _as_json(task.environment)
+    listed = facts.get("environments")
+    known = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
+    if not known and (trials := task.study.trials()):
+        note("study.json does not say where the trials ran: taken from what they say themselves")
+        known = _told_by(trials, task)
+    changed = [key for key in here if known and known[-1].get(key) != here[key]]
+    if changed:
+        note(f"{', '.join(changed)} changed since the last trials: --fresh starts anew")
+    if changed or not known:
+        known = [*known, {"since_trial": task.study.next_number(), **here}]
+    return known
+
+
+def _told_by(trials: Iterable[Trial], task: Task) -> list[dict[str, Any]]:
+    """Where trials ran as far as they say so themselves.
+
+    The versions are those that its ranks reported, or those of the trial before. The devices are
+    taken for those at hand unless the trial names another accelerator or, where that is theirs,
+    another memory limit: then an entry without devices says that nobody knows.
+    """
+    job, environment = task.job, task.environment
+    here = _as_json(environment)
+    limit_bytes = job.enforced_limit_bytes(environment.device_memory_bytes)
+    found: list[dict[str, Any]] = []
+    told: dict[str, str] = {}
+    last: dict[str, Any] | None = None
+    for trial in trials:
+        spec, versions = trial.spec, {} if trial.result is None else trial.result.versions
+        told |= {f"{p}_version": versions[p] for p in ("deepspeed", "torch") if p in versions}
+        is_here = spec.layout.accelerator == environment.accelerator and (
+            job.memory_limit_bytes is not None or spec.measure.memory_limit_bytes == limit_bytes
+        )
+        entry = {**here, **told} if is_here else {}
+        if entry != last:
+            found.append({"since_trial": spec.identity.number, **entry})
+            last = entry
+    return found
+
+
+def _as_json(environment: Environment) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(environment)))
+    return read

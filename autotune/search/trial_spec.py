@@ -83,9 +83,15 @@ def make_spec(
         RenderError: The candidate's configuration does not render.
     """
     candidate, ranks = run.candidate, engine.ranks(run.candidate)
-    is_warm = environment.accelerator == "cpu" and ranks.may_start_warm and _may_be_warm(run)
-    start = Start.WARM if is_warm else Start.COLD
-    candidate = run.candidate
+    explores = run.role in (Role.BASELINE, Role.SEARCH)
+    # Warm ranks are forked from a process that has imported everything. The claim rests on cold
+    # starts, and a platform fault is answered by one.
+    may_be_warm = explores and run.retry_of is None and ranks.may_start_warm
+    is_warm = environment.accelerator == "cpu" and may_be_warm
+    measure = CONFIRM_MEASURE
+    if run.role is not Role.CONFIRM:
+        measure = WARM_MEASURE if is_warm else MEASURE
+        measure = dataclasses.replace(measure, losing_step_time_s=run.losing_step_time_s)
     return TrialSpec(
         identity=Identity(
             study=study,
@@ -107,37 +113,15 @@ def make_spec(
             binds_cores=ranks.binds_cores,
         ),
         measure=dataclasses.replace(
-            _measure(run, start),
+            measure,
             memory_limit_bytes=job.enforced_limit_bytes(environment.device_memory_bytes),
             timeout_s=job.trial_timeout_s,
-            diagnoses=job.diagnose and _is_diagnosed(run),
-            start=start,
+            # The final comparison runs nothing but its steps, since the claim rests on it; and
+            # what bounds a reduced run need not bound the candidate.
+            diagnoses=job.diagnose and explores and run.reduced_of is None,
+            start=Start.WARM if is_warm else Start.COLD,
         ),
         provenance=Provenance(
             retry_of=run.retry_of, repeat_of=run.repeat_of, predicted=run.predicted
         ),
     )
-
-
-def _is_diagnosed(run: Run) -> bool:
-    """Whether a trial says what bounds it.
-
-    The claim rests on the final comparison, so its trials run nothing but their steps. And what
-    bounds a reduced run need not bound the candidate.
-    """
-    return run.role in (Role.BASELINE, Role.SEARCH) and run.reduced_of is None
-
-
-def _measure(run: Run, start: Start) -> Measure:
-    if run.role is Role.CONFIRM:
-        return CONFIRM_MEASURE
-    measure = MEASURE if start is Start.COLD else WARM_MEASURE
-    return dataclasses.replace(measure, losing_step_time_s=run.losing_step_time_s)
-
-
-def _may_be_warm(run: Run) -> bool:
-    """Whether a trial's ranks may be forked from a process that has imported everything.
-
-    The claim rests on cold starts, and a platform fault is answered by one.
-    """
-    return run.role in (Role.BASELINE, Role.SEARCH) and run.retry_of is None

@@ -126,12 +126,7 @@ def candidate_of(spec: TrialSpec) -> Candidate:
 
 
 def layout_of(candidate: Candidate, accelerator: str) -> Layout:
-    """How the ranks of a candidate's trial share the work.
-
-    Args:
-        candidate: What the trial runs.
-        accelerator: `cpu` or `cuda`.
-    """
+    """How the ranks of a candidate's trial share the work, on `cpu` or `cuda`."""
     return Layout(
         accelerator=accelerator,
         world=candidate.world,

@@ -16,6 +16,7 @@ from autotune.job.job import DEFAULT_ENGINE, DEFAULT_WORKLOAD, Job
 from autotune.job.model import ModelShape
 
 Knobs = Mapping[str, KnobValue]
+Kind = Literal["int", "float", "bool", "choice"]
 
 MAX_VALUE = 10**12
 """Largest value of an `int` knob: more elements than any device holds."""
@@ -69,11 +70,7 @@ class Context:
     ) -> Self:
         """The context of a job on the devices of an environment.
 
-        Args:
-            job: The job.
-            environment: The devices.
-            base: Knobs that the base configuration sets.
-            optimizer: Type of the optimizer, where the base configuration has a say in it.
+        A base configuration may set knobs, and have a say in the type of the optimizer.
         """
         return cls(
             model=job.model.shape,
@@ -109,14 +106,12 @@ class Knob:
     """One choice to make."""
 
     name: str
-    group: str
-    """The page of the documentation that it stands on."""
-    kind: Literal["int", "float", "bool", "choice"]
-    """`int` and `float` knobs are ordered; powers of two are offered to the sampler as their
-    logarithm."""
     default: KnobValue
-    """What runs when nobody chooses: the engine's own default, or the neutral value."""
+    """What runs when nobody chooses: the engine's own default, or the neutral value. Its type is
+    that of all values."""
     help: str
+    group: str = ""
+    """The section of the documentation that it stands in."""
     is_always_shown: bool = False
     """Whether a candidate in words names it also where nobody has to set it."""
     scope: str = "always"
@@ -146,14 +141,17 @@ class Knob:
     fold: Callable[[KnobValue, Knobs, Context], KnobValue] = _unchanged
     """The one value that stands for all that mean the same run as the value given."""
 
+    @property
+    def kind(self) -> Kind:
+        """The type of its values, text being a choice; `int` and `float` knobs are ordered."""
+        return _KIND_OF[type(self.default)]
+
     def is_active(self, values: Knobs, context: Context) -> bool:
         """Whether the knob changes the run, given the other knobs."""
         if self.by_script and self.name not in context.applied:
             return False
-        for other, allowed in self.when.items():
-            if values.get(other) not in allowed:
-                return False
-        return self.acts(values, context)
+        is_possible = all(values.get(other) in allowed for other, allowed in self.when.items())
+        return is_possible and self.acts(values, context)
 
     def default_for(self, values: Knobs) -> KnobValue:
         """What runs when nobody chooses, given the other knobs."""
@@ -163,11 +161,9 @@ class Knob:
         return self.default
 
     def check(self, value: object, *, where: str) -> KnobValue:
-        """A value as written by a user, in the knob's type.
+        """A value from YAML or the command line, in the knob's type; `5e8` is a whole number.
 
-        Args:
-            value: From YAML, or text from the command line; `5e8` is a whole number.
-            where: The file and key, or the flag, for the error.
+        `where` is the file and key, or the flag, for the error.
 
         Raises:
             JobError: The value is not one of this knob's; the hint names the nearest that is.
@@ -224,6 +220,7 @@ def knobs_of(engine: str) -> Catalogue:
     return found
 
 
+_KIND_OF: Mapping[type, Kind] = {int: "int", float: "float", bool: "bool", str: "choice"}
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "choice": "text"}
 
 

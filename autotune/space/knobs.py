@@ -53,11 +53,8 @@ def canonical(values: Knobs, context: Context) -> dict[str, KnobValue]:
     """One value for every knob that acts; equal for any two mappings that mean the same run.
 
     Knobs that are not named get the base configuration's value or the engine's default, those
-    that change nothing here are left out, and values that mean the same run become one.
-
-    Args:
-        values: Legal values by knob name (see `Knob.check`).
-        context: The job's shapes, and the engine's knobs.
+    that change nothing here are left out, and values that mean the same run become one. The values
+    given are legal (see `Knob.check`).
 
     Raises:
         JobError: A name is not a knob.
@@ -65,14 +62,10 @@ def canonical(values: Knobs, context: Context) -> dict[str, KnobValue]:
     knobs = context.knobs
     for name in values.keys() - knobs.keys():
         knob_named(name, knobs, where="candidate")
+    chosen = {**context.base, **values}
     settled: dict[str, KnobValue] = {}
     for name, knob in knobs.items():
-        if name in values:
-            settled[name] = values[name]
-        elif name in context.base:
-            settled[name] = context.base[name]
-        else:
-            settled[name] = knob.default_for(settled)
+        settled[name] = chosen[name] if name in chosen else knob.default_for(settled)
     for name, knob in knobs.items():
         if knob.is_active(settled, context):
             settled[name] = knob.fold(settled[name], settled, context)
@@ -133,10 +126,7 @@ def steps_of(
 ) -> Iterator[tuple[str, KnobValue]]:
     """Knobs with values to try beside a candidate's own, in the order of the knobs.
 
-    Args:
-        candidate: Where they start; a knob that does not act there has no steps.
-        knobs: Those to try.
-        more: Knob -> values to try besides one step up and down.
+    A knob that does not act there has no steps; `more` has values to try besides them.
     """
     for name, knob in knobs.items():
         for value in (*_steps(knob, candidate.get(name)), *more.get(name, ())):
@@ -147,16 +137,16 @@ def _steps(knob: Knob, own: KnobValue | None) -> Iterator[KnobValue]:
     """Values beside a knob's own; none where it does not act."""
     if own is None:
         return
-    if knob.choices and knob.kind != "int":
-        wanted: tuple[KnobValue, ...] = tuple(v for v in knob.choices if v != own)
+    is_int = knob.kind == "int"
+    wanted: Iterable[KnobValue] = ()  # a share has no step that means the same everywhere
+    if knob.choices and is_int:
+        wanted = (v for v in knob.choices if abs(int(v) - int(own)) == 1)
+    elif knob.choices:
+        wanted = (v for v in knob.choices if v != own)
     elif knob.kind == "bool":
         wanted = (not own,)
-    elif knob.kind == "int" and knob.choices:
-        wanted = tuple(v for v in knob.choices if abs(int(v) - int(own)) == 1)
-    elif knob.kind == "int":
+    elif is_int:
         wanted = (int(own) * _STEP, int(own) // _STEP)
-    else:
-        return  # shares have no step that means the same everywhere; the space's values are tried
     for value in wanted:
         try:
             yield knob.check(value, where="explain")

@@ -111,12 +111,11 @@ class Rule(Generic[S]):
         return self.witnesses[0].consequence if self.witnesses else "raised"
 
 
-def rule(
-    name: str, source: str, *witnesses: Proof
-) -> Callable[[Callable[[S], Finding | None]], Rule[S]]:
-    """Makes a rule of the check that it stands above; the arguments are the fields of `Rule`."""
+def rule(source: str, *witnesses: Proof) -> Callable[[Callable[[S], Finding | None]], Rule[S]]:
+    """Makes a rule of the check below it: `_hpz_with_tp` in zeropp.py is `zeropp.hpz_with_tp`."""
 
     def of(check: Callable[[S], Finding | None]) -> Rule[S]:
+        name = f"{check.__module__.rpartition('.')[2]}.{check.__name__.lstrip('_')}"
         return Rule(name=name, check=check, witnesses=witnesses, source=source)
 
     return of

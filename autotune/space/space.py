@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -12,29 +11,14 @@ from autotune.contract import KnobValue
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context
 from autotune.space.knobs import canonical
-from autotune.space.space_file import Domain, read_space_file
+from autotune.space.space_file import Domain, Space, read_space_file
 
 MAX_COMBINATIONS = 200_000
 """More than this many combinations of values are refused: building the lattice takes minutes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Space:
-    """A set of knobs with their values."""
-
-    name: str
-    description: str
-    domains: Mapping[str, Domain]
-    """Knob -> values, in an order in which a knob comes after those in its `when`."""
-    path: Path
-
-
 def load_space(name_or_path: str, knobs: Catalogue) -> Space:
-    """Read a space.
-
-    Args:
-        name_or_path: Name of a shipped space, or the path of a YAML file.
-        knobs: Those that it may name.
+    """Read a shipped space by its name, or the YAML file at a path.
 
     Raises:
         JobError: There is no such space, or the file is not valid.
@@ -49,13 +33,7 @@ def load_space(name_or_path: str, knobs: Catalogue) -> Space:
             f"space: {name_or_path!r} is neither a shipped space nor a file",
             f"{guess}shipped spaces: {', '.join(shipped_spaces())}; or the path of a YAML file",
         )
-    file = read_space_file(path, knobs)
-    return Space(
-        name=file.name,
-        description=file.description,
-        domains=_in_order(file.domains, knobs),
-        path=path,
-    )
+    return read_space_file(path, knobs)
 
 
 def grid(space: Space, context: Context) -> Iterator[Candidate]:
@@ -106,17 +84,3 @@ def _applies(
         chosen.get(other, catalogue[other].default_for(chosen)) in allowed
         for other, allowed in (*catalogue[name].when.items(), *domain.when)
     )
-
-
-def _in_order(domains: Mapping[str, Domain], knobs: Catalogue) -> dict[str, Domain]:
-    """The list's order, but for knobs that wait for those in their `when`."""
-    waiting = {name: domains[name] for name in knobs if name in domains}
-    ordered: dict[str, Domain] = {}
-    while waiting:
-        name = next(
-            name
-            for name, domain in waiting.items()
-            if not any(other in waiting for other, _ in domain.when)
-        )
-        ordered[name] = waiting.pop(name)
-    return ordered

@@ -5,9 +5,10 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,15 +83,17 @@ class Domain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckedFile:
-    """A space file that holds only legal knobs and values."""
+class Space:
+    """A set of legal knobs with their values."""
 
     name: str
     description: str
-    domains: dict[str, Domain]
+    domains: Mapping[str, Domain]
+    """Knob -> values, in an order in which a knob comes after those in its `when`."""
+    path: Path
 
 
-def read_space_file(path: Path, knobs: Catalogue) -> CheckedFile:
+def read_space_file(path: Path, knobs: Catalogue) -> Space:
     """Read and check a space.
 
     Raises:
@@ -103,9 +106,13 @@ def read_space_file(path: Path, knobs: Catalogue) -> CheckedFile:
         name: _domain(knob_named(name, knobs, where=f"{where}: knobs"), written, where, knobs)
         for name, written in file.knobs.items()
     }
-    for name, domain in domains.items():
-        _check_when(name, domain, domains, where)
-    return CheckedFile(name=file.name, description=file.description, domains=domains)
+    _check_when(domains, where)
+    return Space(
+        name=file.name,
+        description=file.description,
+        domains=_in_order(domains, knobs),
+        path=path,
+    )
 
 
 def schema(knobs: Catalogue) -> dict[str, Any]:
@@ -235,38 +242,39 @@ def _tupled(written: dict[str, object]) -> dict[str, object]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in written.items()}
 
 
-def _check_when(name: str, domain: Domain, domains: dict[str, Domain], where: str) -> None:
-    for other, allowed in domain.when:
-        key = f"{where}: knobs.{name}.when"
-        chain = [name, other]
-        while chain[-1] != name and len(chain) <= len(domains):
-            following = domains[chain[-1]].when if chain[-1] in domains else ()
-            step = next((o for o, _ in following if _leads_to(o, name, domains)), None)
-            if step is None:
-                break
-            chain.append(step)
-        if chain[-1] == name:
-            raise JobError(
-                f"{key}: a circle: {' -> '.join(chain)}", "let one of them stand without `when`"
-            )
-        if other in domains and not allowed & set(domains[other].values):
-            raise JobError(
-                f"{key}: {other} never is {_listed(allowed)} in this space: it has "
-                f"{_listed(domains[other].values)}",
-                "name a value that it has, or leave this knob out",
-            )
+def _check_when(domains: Mapping[str, Domain], where: str) -> None:
+    try:
+        TopologicalSorter(
+            {name: [other for other, _ in domain.when] for name, domain in domains.items()}
+        ).prepare()
+    except CycleError as error:
+        circle = error.args[1][::-1]  # each waits for the next
+        raise JobError(
+            f"{where}: knobs.{circle[0]}.when: a circle: {' -> '.join(circle)}",
+            "let one of them stand without `when`",
+        ) from None
+    for name, domain in domains.items():
+        for other, allowed in domain.when:
+            if other in domains and not allowed & set(domains[other].values):
+                raise JobError(
+                    f"{where}: knobs.{name}.when: {other} never is {_listed(allowed)} in this "
+                    f"space: it has {_listed(domains[other].values)}",
+                    "name a value that it has, or leave this knob out",
+                )
 
 
-def _leads_to(start: str, goal: str, domains: dict[str, Domain]) -> bool:
-    seen, frontier = set(), [start]
-    while frontier:
-        name = frontier.pop()
-        if name == goal:
-            return True
-        if name not in seen:
-            seen.add(name)
-            frontier += [other for other, _ in domains[name].when] if name in domains else []
-    return False
+def _in_order(domains: Mapping[str, Domain], knobs: Catalogue) -> dict[str, Domain]:
+    """The list's order, but for knobs that wait for those in their `when`."""
+    waiting = {name: domains[name] for name in knobs if name in domains}
+    ordered: dict[str, Domain] = {}
+    while waiting:
+        name = next(
+            name
+            for name, domain in waiting.items()
+            if not any(other in waiting for other, _ in domain.when)
+        )
+        ordered[name] = waiting.pop(name)
+    return ordered
 
 
 def _listed(values: Iterable[object]) -> str:

@@ -28,10 +28,6 @@ class WorkloadPlugin(ABC):
     def workload(self, job: Job, candidate: Candidate) -> Workload:
         """What a trial of a candidate trains, for the record, a soak and an export alike.
 
-        Args:
-            job: What is tuned.
-            candidate: Whose settings the script applies.
-
         Raises:
             JobError: The job is none that it trains, or its model is not one to leave layers out
                 of, as the candidate asks.

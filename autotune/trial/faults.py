@@ -53,12 +53,10 @@ class ReadBackError(RuntimeError):
 
 
 def outcome_of(error: BaseException, phase: Phase) -> Outcome:
-    """Name the outcome of an exception that ended a rank.
+    """Name the outcome of an exception, or of its causes, that ended a rank in a phase.
 
-    Args:
-        error: What was raised; its causes are looked at too.
-        phase: The phase that the rank was in. What the engine raises while it is set up or in its
-            first steps it would raise again: the configuration's fault.
+    What the engine raises while it is set up or in its first steps it would raise again: the
+    configuration's fault.
     """
     if isinstance(error, NonFiniteLossError):
         return Outcome.NONFINITE

@@ -5,7 +5,7 @@ layers), because DeepSpeed's configuration classes accept most settings that it 
 what no object holds (the micro-batch) is asked of the engine's configuration.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import deepspeed.comm as dist
@@ -21,8 +21,10 @@ from deepspeed.utils import groups
 _DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
-def read_back(engine: Any) -> dict[str, Any]:
+def read_back(engine: Any, asked: Iterable[str]) -> dict[str, Any]:
     """Read the configuration that a live DeepSpeed engine trains with.
+
+    Names asked for are also looked for among the attributes of ZeRO's optimizer.
 
     Returns:
         By name; sizes are in elements. A name that means nothing at the engine's stage is absent.
@@ -70,7 +72,10 @@ def read_back(engine: Any) -> dict[str, Any]:
         found |= _read_stage_1_and_2(optimizer)
     elif isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
         found |= _read_stage_3(engine, optimizer)
-    return found
+    else:
+        return found
+    held = {name: getattr(optimizer, name, None) for name in asked}
+    return {n: v for n, v in held.items() if isinstance(v, bool | int | float | str)} | found
 
 
 def _read_pipeline(engine: Any) -> dict[str, Any]:
@@ -178,13 +183,7 @@ def _read_stage_1_and_2(optimizer: DeepSpeedZeroOptimizer) -> dict[str, Any]:
     masters = optimizer.single_partition_of_fp32_groups
     held = {tensor.device.type for tensor in masters}
     return _read_dtypes(optimizer, masters) | {
-        "contiguous_gradients": bool(optimizer.contiguous_gradients),
-        "reduce_scatter": bool(optimizer.reduce_scatter),
-        "round_robin_gradients": bool(optimizer.round_robin_gradients),
         "offload_optimizer": _device(optimizer.cpu_offload and held == {"cpu"}),
-        "reduce_bucket_size": optimizer.reduce_bucket_size,
-        "allgather_bucket_size": optimizer.allgather_bucket_size,
-        "overlap_comm": bool(optimizer.overlap_comm),
     }
 
 
@@ -198,10 +197,7 @@ def _read_stage_3(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> dict
         _read_dtypes(optimizer, masters)
         | _read_swapping(engine, optimizer)
         | {
-            "contiguous_gradients": bool(optimizer.contiguous_gradients),
-            "reduce_scatter": bool(optimizer.reduce_scatter),
             "max_reuse_distance": private["max_reuse_dist_in_numel"],
-            "sub_group_size": optimizer.sub_group_size,
             "n_sub_groups": len(optimizer.fp16_groups),
             "hpz_partition_size": _hpz_partition_size(),
             "quantized_weights": bool(private["zero_quantized_weights"]),
@@ -211,7 +207,6 @@ def _read_stage_3(engine: Any, optimizer: DeepSpeedZeroOptimizer_Stage3) -> dict
             "offload_param": _offload(
                 parameters.offload_device is not None, optimizer.params_in_nvme_and_cpu
             ),
-            "reduce_bucket_size": optimizer.reduce_bucket_size,
             "overlap_comm": _overlaps(engine, optimizer),
             "prefetch_bucket_size": private["prefetch_bucket_sz"],
             "max_live_parameters": private["max_n_available_params"],

@@ -17,9 +17,8 @@ from autotune.trial.launcher import end_with_parent
 def report(measure: Callable[[str, int], dict[str, Any]]) -> NoReturn:
     """Measure, write, and leave without waiting for destructors.
 
-    Args:
-        measure: Is given the accelerator and the local rank; it imports torch, after the process
-            is pinned.
+    `measure` is given the accelerator and the local rank; it imports torch, after the process is
+    pinned.
     """
     end_with_parent()
     folder, accelerator, devices = Path(sys.argv[1]), sys.argv[2], sys.argv[3]

@@ -91,9 +91,6 @@ def steady_from(samples: Sequence[float]) -> int | None:
     in Simulation Output, 1997): warm-up ends at the sample d for which sum((x - mean)^2) /
     (n - d)^2 of the samples from d on is smallest. A series whose d lies in the second half is too
     short to tell. The rule gets `_tamed` samples: a single one that stands out would mislead it.
-
-    Args:
-        samples: In the order in which they were measured.
     """
     n = len(samples)
     tamed = _tamed(samples)

@@ -192,9 +192,9 @@ class _Aftermath:
         """The first step was applied."""
         from autotune.trial.readback import differences, read_back
 
-        report = self._reporter.report
-        report.read_back = read_back(self._engine)
-        report.differences = differences(self._spec.engine.expected, report.read_back)
+        report, expected = self._reporter.report, self._spec.engine.expected
+        report.read_back = read_back(self._engine, expected)
+        report.differences = differences(expected, report.read_back)
         if report.differences:
             raise ReadBackError("; ".join(report.differences))
 

@@ -31,7 +31,7 @@ def outlook():
 
 def test_the_ranking_is_of_what_predict_says(outlook):
     found = rank_lattice(outlook)
-    seconds = predict(outlook.columns(outlook.lattice.candidates)).step_time_s
+    seconds = predict(outlook.plans(outlook.lattice.candidates)).step_time_s
     fits = found.prediction.fit_probability >= found.min_fit
     assert 0 < found.n_likely < len(found.candidates)
     assert int(found.order[0]) == np.flatnonzero(fits)[np.argmin(seconds[fits])]

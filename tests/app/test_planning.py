@@ -149,7 +149,8 @@ def test_a_candidate_is_explained_by_its_rank_and_its_neighbours(outlook):
     found = explain_candidate(outlook, ["zero.stage=1", "micro_batch=4"])
     assert not found.violations
     everyone = outlook.predict(outlook.lattice.candidates)
-    place = int(np.flatnonzero(ranked(everyone, 0.9) == found.index)[0]) + 1
+    order = ranked(everyone.step_time_s, everyone.fit_probability, 0.9)
+    place = int(np.flatnonzero(order == found.index)[0]) + 1
     assert found.is_in_lattice
     assert (found.place, found.n_ranked) == (place, len(outlook.lattice.candidates))
     assert found.fit_probability < 0.5

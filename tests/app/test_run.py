@@ -19,7 +19,6 @@ from autotune.fleet.transports.local import Here
 from autotune.record.study import Study
 from autotune.report.results.study import read_report
 from autotune.search.history import History
-from autotune.search.objective import Objective
 from autotune.search.steering import lessons_of
 from tests.report.test_terminal import shown
 from tests.search.scripted import (
@@ -125,9 +124,7 @@ def taught(file: Path, ratio: float) -> None:
         for number, (size, recompute) in enumerate(product((1, 2, 4), ("none", "full")))
     ]
     history = History(trial(spec, ok(spec, rate_of(spec))) for spec in specs)
-    lessons = lessons_of(
-        history, job, ENVIRONMENT, Objective.of(job, ENVIRONMENT), study="another"
-    )
+    lessons = lessons_of(history, job, ENVIRONMENT, study="another")
     factors = [ratio if spec.identity.knobs["recompute"] == "full" else 1.0 for spec in specs]
     changed = [
         dataclasses.replace(lesson, seconds=(lesson.seconds or 0.0) * factor)

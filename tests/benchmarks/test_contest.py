@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.replay.forecast import forecast_of
 from autotune.replay.groups import Group, group_rows
+from autotune.replay.problem import forecast_of
 from autotune.replay.rows import read_rows
 from benchmarks.contest import (
     Run,

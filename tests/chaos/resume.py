@@ -60,9 +60,6 @@ def resume(search: Search, before: Digests) -> History:
                 interrupt=Interrupt(),
             )
         )
-        assert session.job.baseline is not None
-        theirs, candidate = session.engine.baseline(session.job.baseline)
-        flight.render_with(candidate, theirs)
         flight.recover()
     finally:
         study.unlock()

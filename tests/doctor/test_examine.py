@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from autotune.doctor import Level, Speed, diagnose, examine, machine
+from autotune.doctor import Level, Speed, diagnose, findings, machine
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
             problem="rank 0: no route",
         )
 
-    monkeypatch.setattr(examine, "measure_speed", measure_speed)
+    monkeypatch.setattr(findings, "measure_speed", measure_speed)
     monkeypatch.setattr(machine, "_BUSY_SAMPLE_S", 0.01)
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     return calls

@@ -1,5 +1,4 @@
 import numpy as np
-import pandas as pd
 import pytest
 
 from autotune.base.errors import NothingFeasibleError
@@ -126,24 +125,6 @@ def test_nothing_legal_says_which_rules_and_what_would_do(space_file):
     assert "8 != 12" in caught.value.hint
     assert "micro_batch 2" in caught.value.hint
     assert "stage 2" not in caught.value.hint
-
-
-def test_the_frame_has_a_column_per_knob_and_a_row_per_candidate(zero):
-    frame = zero.frame()
-    assert list(frame.columns) == [
-        *(name for name in KNOBS if any(name in c.values for c in zero.candidates)),
-        "dp",
-        "grad_accum",
-        "hash",
-    ]
-    assert len(frame) == len(zero.candidates)
-    row = len(frame) - 1
-    candidate = zero.candidates[row]
-    assert frame.loc[row, "hash"] == candidate.hash
-    assert (frame["micro_batch"] * frame["dp"] * frame["grad_accum"] == 24).all()
-    assert pd.isna(frame.loc[frame["zero.stage"] == 0, "reduce_bucket_size"]).all()
-    assert frame["overlap_comm"].dtype == "boolean"
-    assert frame["micro_batch"].dtype == "Int64"
 
 
 def test_values_are_those_that_vary(zero):

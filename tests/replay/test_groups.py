@@ -6,7 +6,7 @@ from typing import Any
 from autotune.contract import Outcome
 from autotune.replay.groups import Group, group_rows
 from autotune.replay.rows import read_rows
-from tests.replay.tables import row, sweep, write
+from tests.replay.tables import row, write
 
 
 def groups_of(tmp_path: Path, *rows: dict[str, Any], fixed: tuple[str, ...] = ()) -> list[Group]:
@@ -20,7 +20,6 @@ def test_rows_of_one_problem_are_one_group_wherever_they_stand_in_its_file(tmp_p
     )
     assert group.name == "made-up, 8 x A100, batch 32, seq 1024"
     assert [c.knobs["tp"] for c in group.configurations] == [1, 2]
-    assert group.values == {"tp": (1, 2)}
 
 
 def test_another_batch_precision_or_document_is_another_problem(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_a_problem_on_which_nothing_ran_is_no_group(tmp_path: Path) -> None:
 def test_a_fixed_column_is_part_of_the_problem(tmp_path: Path) -> None:
     groups = groups_of(tmp_path, row(tp=1), row(tp=2), row(tp=2, pp=2), fixed=("tp",))
     assert [len(group.configurations) for group in groups] == [1, 2]
-    assert groups[1].values == {"pp": (1, 2)}
+    assert [c.knobs["pp"] for c in groups[1].configurations] == [1, 2]
 
 
 def test_the_stage_that_a_framework_names_otherwise_is_read_from_its_equivalent(
@@ -76,11 +75,3 @@ def test_the_stage_that_a_framework_names_otherwise_is_read_from_its_equivalent(
 ) -> None:
     (group,) = groups_of(tmp_path, row(zero_stage="1.0"), row(zero_stage="", tp=2))
     assert [c.knobs.get("zero") for c in group.configurations] == ["1", None]
-
-
-def test_the_best_is_the_fastest(tmp_path: Path) -> None:
-    (group,) = groups_of(tmp_path, *sweep())
-    assert group.best_step_time_s == min(
-        c.step_time_s for c in group.configurations if c.step_time_s
-    )
-    assert len(group.configurations) == len(sweep())

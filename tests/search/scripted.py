@@ -1,7 +1,7 @@
 """A fleet that answers from a formula, and a job, an engine and a lattice to go with it."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,8 @@ from typing import Any
 from autotune.base.errors import FleetError
 from autotune.contract import KnobValue, Outcome, Phase, Role, TrialResult, TrialSpec
 from autotune.cost.plans import Plans
-from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine, RankSettings
+from autotune.engines.base import Engine
 from autotune.engines.deepspeed.ladder import ladder
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.fleet.base import Handle, Progress
@@ -220,8 +219,8 @@ class ScriptedFleet:
         return [spec for spec in self.specs if spec.identity.role is role]
 
 
-class ScriptedEngine:
-    """Implements `Engine` without templates."""
+class ScriptedEngine(Engine):
+    """Renders no templates."""
 
     name = "deepspeed"  # whose knobs its candidates have
 
@@ -233,30 +232,17 @@ class ScriptedEngine:
         own: Candidate | None = None,
         refused: Callable[[Candidate], bool] = lambda _: False,
     ) -> None:
-        self._job = job
+        super().__init__(job, ENVIRONMENT)
         self._refused = refused
         self._tag = tag
         self._own = own
-
-    @property
-    def context(self) -> Context:
-        return Context.of(self._job, ENVIRONMENT)
-
-    def ranks(self, candidate: Candidate) -> RankSettings:
-        return RankSettings()
 
     def judge(self, candidate: Candidate) -> list[Violation]:
         violation = Violation(rule="test.refused", message="refused", fix="another")
         return [violation] if self._refused(candidate) else []
 
-    def layouts(self) -> None:
-        return None
-
     def describe(self, candidate: Candidate) -> str:
         return str(candidate)
-
-    def steps(self, candidate: Candidate) -> list[tuple[str, KnobValue]]:
-        return []
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
         return {"stage": candidate["zero.stage"]}
@@ -267,20 +253,8 @@ class ScriptedEngine:
     def ladder(self) -> Iterable[Sequence[Candidate]]:
         return ladder(self._job, self.context)
 
-    def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
-        return ()
-
-    def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
-        return {}
-
-    def plans(
-        self,
-        candidates: Sequence[Candidate],
-        accelerators: Sequence[Accelerator],
-        *,
-        needs_shape: bool = True,
-    ) -> Plans:
-        return plans_of(candidates, self._job, ENVIRONMENT, accelerators=accelerators)
+    def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
+        return plans_of(candidates, self._job, ENVIRONMENT)
 
     def baseline(self, path: Path) -> tuple["ScriptedEngine", Candidate]:
         assert self._own is not None
@@ -330,17 +304,29 @@ def search(
     """Run a search on a scripted fleet."""
     study.trials_folder.mkdir(parents=True, exist_ok=True)
     return run_search(
-        SearchContext(
-            job=job,
-            study=study,
+        context_of(
+            study,
+            job,
             fleet=fleet or ScriptedFleet(behave),
             engine=engine or ScriptedEngine(job, refused=refused),
-            environment=ENVIRONMENT,
             lattice=lattice or lattice_of(job, refused=refused),
             observer=observer or Notebook(),
             interrupt=interrupt or Patient(),
         )
     )
+
+
+def context_of(study: Study, job: Job, **changes: Any) -> SearchContext:
+    """What a search on a scripted fleet works with."""
+    given = {
+        "fleet": ScriptedFleet(realistic),
+        "engine": ScriptedEngine(job),
+        "lattice": lattice_of(job),
+        "observer": Notebook(),
+        "interrupt": Patient(),
+        **changes,
+    }
+    return SearchContext(job=job, study=study, environment=ENVIRONMENT, **given)
 
 
 def with_budget(job: Job, **changes: Any) -> Job:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.cost.forecast import Forecast
+from autotune.cost.knowledge import Recalled
 from autotune.cost.residual import Features, Seen
 from autotune.search.acquisition import EXPLORE_EVERY, LAST_RISK, Chooser, Shot
 
@@ -135,7 +136,8 @@ def test_what_other_studies_saw_steers_the_first_trial() -> None:
         study=np.ones(N, np.intp),
         kinship=np.ones(N),
     )
-    chosen = Chooser(forecast=forecast(), shots=[], known_times=theirs).choose(every())
+    known = Recalled(times=theirs, peaks=theirs, n_trials=N)
+    chosen = Chooser(forecast=forecast(), shots=[], known=known).choose(every())
     truth = forecast().seconds * np.exp(2.0 * at.shares[:, 1])
     assert abs(chosen - int(np.argmin(truth))) <= 1
     assert chosen > 0

@@ -68,6 +68,14 @@ def forecaster(candidates: Sequence[Candidate]) -> Forecast:
     )
 
 
+def steering(job: Job, lattice: Lattice | None = None) -> Steering:
+    return Steering(
+        lattice=lattice or lattice_of(job),
+        objective=Objective.of(job, ENVIRONMENT),
+        forecaster=forecaster,
+    )
+
+
 def smaller(spec: TrialSpec) -> TrialResult:
     """As `realistic`, faster and smaller with fewer layers, and slower on fewer devices."""
     layers = None if spec.identity.fidelity is None else spec.identity.fidelity.layers
@@ -105,7 +113,7 @@ class Searched:
                 lattice=lattice,
                 observer=self.notebook,
                 interrupt=interrupt or Patient(),
-                steering=Steering(lattice=lattice, forecaster=forecaster) if steers else None,
+                steering=steering(job, lattice) if steers else None,
             )
         )
 
@@ -212,26 +220,22 @@ def history_of(
 def test_what_reduced_trials_saw_decides_what_runs_in_full() -> None:
     job = make()
     lattice = lattice_of(job)
-    its = Steering(lattice=lattice, forecaster=forecaster)
-    objective = Objective.of(job, ENVIRONMENT)
+    its = steering(job, lattice)
     dark_horse = lattice.candidates[13]
 
     def run(spec: TrialSpec, candidate: Candidate) -> TrialResult:
         faster = 3.0 if candidate == dark_horse else 1.0
         return ok(spec, rate_of(spec) / depth(1) * faster)
 
-    blind = its.propose(History(), objective, set(), n_budget=8, seed=0)
-    taught = its.propose(
-        history_of(job, Fidelity(layers=1), run), objective, set(), n_budget=8, seed=0
-    )
+    blind = its.propose(History(), set(), n_budget=8, seed=0)
+    taught = its.propose(history_of(job, Fidelity(layers=1), run), set(), n_budget=8, seed=0)
     assert blind != dark_horse
     assert taught == dark_horse
 
 
 def test_a_full_trial_is_predicted_better_for_the_reduced_ones() -> None:
     job = make()
-    its = Steering(lattice=lattice_of(job), forecaster=forecaster)
-    objective = Objective.of(job, ENVIRONMENT)
+    its = steering(job)
     off = 1.5
     taught = history_of(
         job, Fidelity(layers=1), lambda spec, _: ok(spec, rate_of(spec) / depth(1) / off)
@@ -239,12 +243,12 @@ def test_a_full_trial_is_predicted_better_for_the_reduced_ones() -> None:
     candidate = lattice_of(job).candidates[5]
     spec = spec_of(job, 99, candidate, None)
     true_s = spec.layout.global_batch / rate_of(spec) * off
-    before = its.predict(History(), objective, candidate)
-    after = its.predict(taught, objective, candidate)
+    before = its.predict(History(), candidate)
+    after = its.predict(taught, candidate)
     assert abs(np.log(after.step_time_s / true_s)) < 0.5 * abs(np.log(before.step_time_s / true_s))
     assert after.step_time_low_s < true_s < after.step_time_high_s
     # Weaker than the candidate's own trial: the interval stays wider.
-    own = its.predict(History([trial(spec, ok(spec, rate_of(spec) / off))]), objective, candidate)
+    own = its.predict(History([trial(spec, ok(spec, rate_of(spec) / off))]), candidate)
     assert after.step_time_high_s / after.step_time_low_s > (
         own.step_time_high_s / own.step_time_low_s
     )
@@ -252,11 +256,10 @@ def test_a_full_trial_is_predicted_better_for_the_reduced_ones() -> None:
 
 def test_a_reduced_trial_is_predicted_as_what_it_runs() -> None:
     job = make()
-    its = Steering(lattice=lattice_of(job), forecaster=forecaster)
+    its = steering(job)
     candidate = lattice_of(job).candidates[5]
-    objective = Objective.of(job, ENVIRONMENT)
     form = candidate.reduced(Fidelity(layers=1))
-    whole, part = (its.predict(History(), objective, c) for c in (candidate, form))
+    whole, part = (its.predict(History(), c) for c in (candidate, form))
     assert part.step_time_s / whole.step_time_s == pytest.approx(depth(1), rel=0.05)
     assert part.peak_memory_bytes < whole.peak_memory_bytes
 
@@ -292,7 +295,7 @@ def test_a_candidate_that_is_too_large_in_part_is_not_run_whole(study: Study) ->
 
 
 def test_where_nothing_fits_reduced_trials_are_counted_apart(study: Study) -> None:
-    with pytest.raises(NothingFeasibleError, match=r"candidates more .* with fewer layers") as end:
+    with pytest.raises(NothingFeasibleError, match=r"more candidates .* with fewer layers") as end:
         Searched(study, make(trials=8, fidelity="layers=1"), lambda s: fault(s, Outcome.OOM))
     n_full = sum(t.spec.identity.fidelity is None for t in study.trials())
     assert f"none of {n_full} trials" in end.value.message
@@ -391,7 +394,6 @@ def test_a_reduced_trial_of_another_model_is_left_out(study: Study) -> None:
 def test_what_was_reduced_teaches_other_studies_as_what_it_was(tmp_path: Path) -> None:
     job = make()
     history = history_of(job, Fidelity(layers=1), lambda spec, _: ok(spec, rate_of(spec)))
-    objective = Objective.of(job, ENVIRONMENT)
-    lessons = lessons_of(history, job, ENVIRONMENT, objective, study="one")
+    lessons = lessons_of(history, job, ENVIRONMENT, study="one")
     assert len(lessons) == len(history.reduced.tried)
     assert {lesson.plan["n_layers"] for lesson in lessons} == {1.0}

@@ -22,6 +22,7 @@ from tests.search.scripted import (
     ScriptedEngine,
     ScriptedFleet,
     candidate,
+    context_of,
     fault,
     lattice_of,
     make,
@@ -355,11 +356,10 @@ def test_single_trials_tie_where_their_intervals_overlap(study: Study):
         lattice=lattice_of(job, stages=(0,), recompute=("none",)),
     )
     own = History(t for t in study.trials() if t.spec.identity.role is not Role.CONFIRM)
-    answer = RecordStandings(study, own, Objective.of(job, ENVIRONMENT), engine=job.engine).final(
+    answer = RecordStandings(context_of(study, job), own).final(
         baseline=candidate(job, zero__stage=0, micro_batch=8),
         comparison=None,
         stop_reason=None,
-        interrupted=True,
     )
     assert answer.best is not None
     assert [tie.candidate.micro_batch for tie in answer.ties] == [4]

@@ -13,7 +13,7 @@ from autotune.job.job import Job
 from autotune.record.study import Trial
 from autotune.search.history import History
 from autotune.search.objective import METER_SLACK, Objective
-from autotune.search.optuna_study import make_axes, told_trials
+from autotune.search.optuna_study import ask, make_axes, sampler_seed, told_trials
 from autotune.search.samplers.of_optuna import Gp, OptunasSampler, Random, Tpe
 from autotune.search.trial_spec import Run, make_spec
 from tests.search.scripted import (
@@ -181,15 +181,29 @@ def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPat
     assert "pip install 'autotune[gp]'" in caught.value.hint
 
 
+def proposed(
+    sampler: OptunasSampler,
+    space: Mapping[str, Sequence[KnobValue]],
+    history: History,
+    job: Job | None = None,
+    *,
+    n_budget: int,
+    seed: int,
+) -> dict[str, KnobValue]:
+    its = sampler.make(n_budget=n_budget, seed=sampler_seed(seed, history))
+    is_whole = sampler.tells_idle_knobs
+    return ask(its, make_axes(space, history), history, objective(job), is_whole=is_whole)
+
+
 @pytest.mark.parametrize("sampler", [Tpe(), Random(), Gp()], ids=["tpe", "random", "gp"])
 def test_the_same_history_and_seed_give_the_same_proposal(
     history: History, sampler: OptunasSampler
 ):
-    def ask(seed: int) -> dict[str, KnobValue]:
-        return sampler.propose_values(SPACE, history, objective(), n_budget=2, seed=seed)
+    def asked(seed: int) -> dict[str, KnobValue]:
+        return proposed(sampler, SPACE, history, n_budget=2, seed=seed)
 
-    assert ask(3) == ask(3)
-    assert len({str(ask(seed)) for seed in range(4)}) > 1
+    assert asked(3) == asked(3)
+    assert len({str(asked(seed)) for seed in range(4)}) > 1
 
 
 def test_proposals_of_one_seed_differ_as_the_record_grows(history: History):
@@ -197,13 +211,13 @@ def test_proposals_of_one_seed_differ_as_the_record_grows(history: History):
     for number in range(20, 28):
         spec = spec_of(make(), number, zero__stage=0, micro_batch=1)
         history.put(trial(spec, fault(spec, Outcome.LAUNCH)))
-        values = Random().propose_values(SPACE, history, objective(), n_budget=8, seed=0)
+        values = proposed(Random(), SPACE, history, n_budget=8, seed=0)
         seen.add(str(values))
     assert len(seen) > 3
 
 
 def test_a_space_without_a_choice_still_proposes(history: History):
-    assert Tpe().propose_values({}, history, objective(), n_budget=4, seed=0) == {}
+    assert proposed(Tpe(), {}, history, n_budget=4, seed=0) == {}
 
 
 def share_of_oom(sampler: OptunasSampler, seed: int) -> float:
@@ -214,7 +228,7 @@ def share_of_oom(sampler: OptunasSampler, seed: int) -> float:
     space: Mapping[str, Sequence[KnobValue]] = lattice.values
     history, ooms = History(), []
     for number in range(40):
-        values = sampler.propose_values(space, history, objective(job), n_budget=40, seed=seed)
+        values = proposed(sampler, space, history, job, n_budget=40, seed=seed)
         chosen = {name.replace(".", "__"): value for name, value in values.items()}
         spec = spec_of(job, number, **chosen)
         result = realistic(spec)

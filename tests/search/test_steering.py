@@ -56,7 +56,11 @@ def forecaster(candidates: "list[Candidate] | tuple[Candidate, ...]") -> Forecas
 
 
 def steering(job: Job, lattice: Lattice | None = None) -> Steering:
-    return Steering(lattice=lattice or lattice_of(job), forecaster=forecaster)
+    return Steering(
+        lattice=lattice or lattice_of(job),
+        objective=Objective.of(job, ENVIRONMENT),
+        forecaster=forecaster,
+    )
 
 
 def run(
@@ -127,11 +131,11 @@ def history_of(job: Job, *endings: tuple[dict[str, object], TrialResult | None])
 
 def test_the_same_record_gives_the_same_proposal(study: Study) -> None:
     job = make()
-    its, objective = steering(job), Objective.of(job, ENVIRONMENT)
-    first = its.propose(History(), objective, set(), n_budget=8, seed=0)
+    its = steering(job)
+    first = its.propose(History(), set(), n_budget=8, seed=0)
     assert first is not None
-    assert first == its.propose(History(), objective, set(), n_budget=8, seed=0)
-    assert first == steering(job).propose(History(), objective, set(), n_budget=8, seed=0)
+    assert first == its.propose(History(), set(), n_budget=8, seed=0)
+    assert first == steering(job).propose(History(), set(), n_budget=8, seed=0)
 
 
 def test_a_candidate_outside_the_lattice_teaches_and_is_not_proposed() -> None:
@@ -141,7 +145,7 @@ def test_a_candidate_outside_the_lattice_teaches_and_is_not_proposed() -> None:
     spec = spec_of(job, 0, zero__stage=0, micro_batch=1, recompute="none")
     history = History([trial(spec, ok(spec, 100.0))])
     its = steering(job, lattice)
-    proposed = its.propose(history, Objective.of(job, ENVIRONMENT), set(), n_budget=8, seed=0)
+    proposed = its.propose(history, set(), n_budget=8, seed=0)
     assert proposed in lattice.candidates
     assert len(lattice.candidates) < len(whole.candidates)
 
@@ -167,23 +171,20 @@ def test_knobs_that_the_model_does_not_know_are_left_to_tpe() -> None:
     closed: set[str] = set()
     proposed = []
     for _ in range(len(lattice.candidates)):
-        found = its.propose(History(), Objective.of(job, ENVIRONMENT), closed, n_budget=8, seed=1)
+        found = its.propose(History(), closed, n_budget=8, seed=1)
         assert found is not None
         proposed.append(found)
         closed.add(found.hash)
     assert len(set(proposed)) == len(lattice.candidates)
-    assert (
-        its.propose(History(), Objective.of(job, ENVIRONMENT), closed, n_budget=8, seed=1) is None
-    )
+    assert its.propose(History(), closed, n_budget=8, seed=1) is None
 
 
 def test_only_speed_is_steered_for_and_only_where_something_is_known() -> None:
     job = make()
-    its = steering(job)
-    assert its.can_steer(Objective.of(job, ENVIRONMENT))
-    assert not its.can_steer(Objective.of(make(objective="pareto"), ENVIRONMENT))
+    assert steering(job).steers
+    assert not steering(make(objective="pareto")).steers
     one = lattice_of(job, stages=(0,), micro_batches=(2,), recompute=("none",))
-    assert not steering(job, one).can_steer(Objective.of(job, ENVIRONMENT))
+    assert not steering(job, one).steers
 
 
 @pytest.mark.parametrize("objective", ["pareto", "peak_memory"])
@@ -204,14 +205,13 @@ def test_a_search_leaves_lessons_for_the_next_one() -> None:
             trial(broken, fault(broken, Outcome.INVALID)),
         ]
     )
-    objective = Objective.of(job, ENVIRONMENT)
-    lessons = lessons_of(history, job, ENVIRONMENT, objective, study="one")
+    lessons = lessons_of(history, job, ENVIRONMENT, study="one")
     assert [lesson.is_out_of_memory for lesson in lessons] == [False, True]
     assert lessons[0].seconds == pytest.approx(job.global_batch / 100.0)
     assert lessons[0].peak_bytes == 5 * GIB
-    assert lessons[1].limit_bytes == objective.allowed_bytes
+    assert lessons[1].limit_bytes == Objective.of(job, ENVIRONMENT).allowed_bytes
     assert lessons[0].situation == situation_of(job, ENVIRONMENT)
-    assert lessons_of(History(), job, ENVIRONMENT, objective, study="one") == []
+    assert lessons_of(History(), job, ENVIRONMENT, study="one") == []
 
 
 def test_the_analytic_model_steers_with_what_other_studies_saw() -> None:
@@ -220,8 +220,7 @@ def test_the_analytic_model_steers_with_what_other_studies_saw() -> None:
         trial(spec, ok(spec, rate_of(spec)))
         for spec in [spec_of(job, n, zero__stage=n, micro_batch=4) for n in range(4)]
     )
-    objective = Objective.of(job, ENVIRONMENT)
-    lessons = lessons_of(history, job, ENVIRONMENT, objective, study="one")
+    lessons = lessons_of(history, job, ENVIRONMENT, study="one")
     its = steering_of(job, ENVIRONMENT, lattice_of(job), lessons=lessons, study="two")
     assert its.recalled is not None
     assert len(its.recalled.times.log_ratio) == 4
@@ -229,7 +228,7 @@ def test_the_analytic_model_steers_with_what_other_studies_saw() -> None:
         steering_of(job, ENVIRONMENT, lattice_of(job), lessons=lessons, study="one").recalled
         is None
     )
-    proposed = its.propose(History(), objective, set(), n_budget=8, seed=0)
+    proposed = its.propose(History(), set(), n_budget=8, seed=0)
     assert proposed in lattice_of(job).candidates
 
 

@@ -15,7 +15,7 @@ from autotune.search.context import SearchContext
 from autotune.search.history import History
 from autotune.search.loop import run_search
 from autotune.search.objective import Objective
-from autotune.search.trial_worth import TrialBalance, weigh_trial
+from autotune.search.stop import TrialBalance, weigh_trial
 from tests.search.scripted import (
     ENVIRONMENT,
     Notebook,

@@ -48,7 +48,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             engine.step()
             losses.append(loss.item())
         after = values_of(engine.module)
-        found = read_back(engine)
+        found = read_back(engine, spec.engine.expected)
         return {
             "names": list(after),
             "changed": [name for name in after if not torch.equal(before[name], after[name])],

@@ -82,7 +82,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             loss = torch.stack([loss.detach().float() for loss in of_step]).mean()
             torch.distributed.all_reduce(loss)
             losses.append(loss.item() / spec.layout.world)
-        found = read_back(engine)
+        found = read_back(engine, spec.engine.expected)
         return {
             "losses": losses,
             "norms": norms,

@@ -15,13 +15,16 @@ from autotune.base.errors import RenderError
 from autotune.base.nested import look_up, without
 from autotune.base.secrecy import HIDDEN, holds_secret, masked
 from autotune.contract import KnobValue, read_bounded
-from autotune.engines.deepspeed.keys import PATHS, SECTIONS, governed_keys, read_knob
+from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules.keys import SPELLINGS
 
 _PRECISIONS = ("bf16", "bfloat16", "fp16")
 
 MONITORS = ("comet", "csv_monitor", "tensorboard", "wandb")
 """Sections that would have every trial write to the network or the disk in the user's name."""
+
+SECTIONS = ("offload.optimizer", "offload.param")
+"""Knobs whose key is a section that other knobs, and the user's own options, stand in."""
 
 Note = tuple[Any, Any]
 """What became of a key: (the user's value, what runs instead or None if the key is left out)."""
@@ -110,12 +113,8 @@ def knobs_of(config: Mapping[str, Any], path: Path) -> dict[str, KnobValue]:
     Raises:
         JobError: A value is not one of the knob's.
     """
-    found: dict[str, KnobValue] = {}
-    for knob in PATHS:
-        value = read_knob(config, knob, where=str(path))
-        if value is not None:
-            found[knob] = value
-    return found
+    read = {n: knob.read(config, where=str(path)) for n, knob in KNOBS.items() if knob.key}
+    return {name: value for name, value in read.items() if value is not None}
 
 
 def leftover(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +124,7 @@ def leftover(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     rest = dict(config)
     batch = ("train_batch_size", "gradient_accumulation_steps")
-    governed = [key for knob in PATHS if knob not in SECTIONS for key in governed_keys(knob)]
+    governed = [key for name in KNOBS.keys() - set(SECTIONS) for key in KNOBS[name].keys]
     for key in (*batch, *governed):
         rest = without(rest, key)
     return {key: value for key, value in rest.items() if value != {}}

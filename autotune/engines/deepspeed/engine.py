@@ -6,7 +6,8 @@ candidate. Every key of the user's that gives way is named by `overridden`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from autotune.base.nested import clashes, look_up, merge, without
 from autotune.base.templates import Templates, canonical_json
 from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
-from autotune.devices.accelerators import Accelerator
 from autotune.devices.hardware import Environment
-from autotune.engines.base import RankSettings
+from autotune.engines.base import Engine, RankSettings
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.ds_config_file import (
+    SECTIONS,
     Note,
     knobs_of,
     leftover,
@@ -32,7 +33,6 @@ from autotune.engines.deepspeed.expected import (
     expected,
     recompute_interval,
 )
-from autotune.engines.deepspeed.keys import PATHS, SECTIONS, governed_keys
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.engines.deepspeed.knobs.situation import ADAM, optimizer_implementation
@@ -45,7 +45,7 @@ from autotune.engines.deepspeed.rules.zero import inert_keys
 from autotune.job.job import DEFAULT_OPTIMIZER, Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
-from autotune.space.knobs import canonical, describe_candidate, steps_of
+from autotune.space.knobs import canonical, steps_of
 from autotune.space.rule import Violation
 from autotune.space.space import load_space
 from autotune.trial.engines.deepspeed import CONFIG_FILE
@@ -59,6 +59,11 @@ _IMPLEMENTATIONS: Mapping[str, Mapping[str, bool]] = {
 }
 """What `optimizer.implementation` adds to the optimizer's parameters."""
 
+_PLAIN = tuple(
+    (*knob.key.rpartition(".")[::2], name) for name, knob in KNOBS.items() if knob.is_plain
+)
+"""Section, key and knob of each value that is written as it is."""
+
 _LAYOUT = (
     *("train_batch_size", "tensor_parallel", "fp16", "bf16"),
     *("sequence_parallel_size", "data_parallel_size"),
@@ -66,25 +71,7 @@ _LAYOUT = (
 """Keys that a base configuration cannot keep when the rendered one leaves them out."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Base:
-    """A user's ds_config.json as the layer under the knobs."""
-
-    config: Mapping[str, Any]
-    knobs: Mapping[str, KnobValue]
-    notes: Mapping[str, Note]
-
-
-_NO_BASE = _Base(config={}, knobs={}, notes={})
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rendered:
-    ds_config: dict[str, Any]
-    overridden: dict[str, Note]
-
-
-class DeepSpeedEngine:
+class DeepSpeedEngine(Engine):
     """DeepSpeed for one job in one environment."""
 
     name = "deepspeed"
@@ -95,19 +82,23 @@ class DeepSpeedEngine:
         Raises:
             RenderError: A template or the base configuration cannot be used.
         """
-        self._job = job
         known = environment.deepspeed_version or NEWEST_READ  # where it is not installed
-        self._environment = replace(environment, deepspeed_version=known)
+        super().__init__(job, replace(environment, deepspeed_version=known))
         self._templates = Templates(job.templates)
         self._pipeline_refusal = refusal(
             job.model.source, seq_len=job.seq_len, lengths=job.lengths.as_spec()
         )
-        self._use_base(_NO_BASE if job.base_config is None else _read_base(job.base_config))
+        base: tuple[dict[str, Any], dict[str, Note]] = ({}, {})
+        self._base_knobs: Mapping[str, KnobValue] = {}
+        if job.base_config is not None:
+            base = read_ds_config(job.base_config)
+            self._base_knobs = knobs_of(base[0], job.base_config)
+        self._use_base(*base)
 
     @property
     def context(self) -> Context:
         """The context that decides which knobs act, with what the base configuration sets."""
-        base = {**_implementation_of(self._job), **self._base.knobs}
+        base = {**_implementation_of(self._job), **self._base_knobs}
         return Context.of(self._job, self._environment, base=base, optimizer=self.optimizer)
 
     @property
@@ -116,19 +107,8 @@ class DeepSpeedEngine:
         return str(self._optimizer_section.get("type", "")).lower()
 
     def judge(self, candidate: Candidate) -> list[Violation]:
-        """The rules that a candidate breaks.
-
-        Raises:
-            RenderError: As `setup`.
-        """
+        """The rules that a candidate breaks; see `Engine.judge`."""
         return judge(self.setup(candidate))
-
-    def layouts(self) -> None:
-        """There are none: the space says what is tried."""
-
-    def describe(self, candidate: Candidate) -> str:
-        """What a user has to set, in words."""
-        return describe_candidate(candidate, self.context)
 
     def steps(self, candidate: Candidate) -> Iterator[tuple[str, KnobValue]]:
         """Each knob a step up and down, and at the values of the job's space."""
@@ -144,7 +124,7 @@ class DeepSpeedEngine:
         job = self._job
         model = job.model_with(candidate.layers)
         return Setup(
-            ds_config=self._render(candidate).ds_config,
+            ds_config=self._render(candidate)[0],
             world=candidate.world,
             tp=candidate.tp,
             pp=candidate.pp,
@@ -166,10 +146,7 @@ class DeepSpeedEngine:
         )
 
     def ranks(self, candidate: Candidate) -> RankSettings:
-        """Variables and cores of the candidate's ranks.
-
-        Ranks that compile on import or at the first step start cold: `compile`, Muon's kernels.
-        """
+        """See `Engine.ranks`; Muon's kernels compile on import, `compile` at the first step."""
         return RankSettings(
             environment=environment_of(candidate.values),
             binds_cores=candidate.get("core_binding") == "ranks",
@@ -177,21 +154,11 @@ class DeepSpeedEngine:
         )
 
     def files(self, candidate: Candidate) -> dict[str, str]:
-        """The candidate's `ds_config.json`, in canonical form.
-
-        Raises:
-            RenderError: As `setup`.
-        """
-        return {CONFIG_FILE: canonical_json(self._render(candidate).ds_config)}
+        """The candidate's `ds_config.json`, in canonical form."""
+        return {CONFIG_FILE: canonical_json(self._render(candidate)[0])}
 
     def expected(self, candidate: Candidate) -> dict[str, Any]:
-        """What the live engine must read back, from the configuration that would run.
-
-        Names as in `autotune.trial.readback`; one that has no meaning there is left out.
-
-        Raises:
-            RenderError: As `setup`.
-        """
+        """What the live engine must read back, from the configuration that would run."""
         return expected(self.setup(candidate), self._job.model.source)
 
     def ladder(self) -> Iterator[list[Candidate]]:
@@ -206,7 +173,7 @@ class DeepSpeedEngine:
 
     def overridden(self, candidate: Candidate) -> Mapping[str, Note]:
         """Keys of the user's file that do not run as written: key -> (theirs, ours or None)."""
-        return self._render(candidate).overridden
+        return self._render(candidate)[1]
 
     def baseline(self, path: Path) -> tuple["DeepSpeedEngine", Candidate]:
         """A user's ds_config.json as a candidate, with the engine that renders it.
@@ -218,42 +185,36 @@ class DeepSpeedEngine:
             RenderError: The file cannot be read.
             JobError: It trains something else than the job: another batch, precision or world.
         """
-        knobs, rest, notes = self._read_candidate(path)
-        engine = object.__new__(DeepSpeedEngine)
-        engine._job, engine._environment = self._job, self._environment
-        engine._templates = self._templates
-        engine._pipeline_refusal = self._pipeline_refusal
-        engine._use_base(
-            _Base(config=rest, knobs={}, notes=notes), optimizer=self._optimizer_section
-        )
+        config, notes = read_ds_config(path)
+        self._check_same_training(config, notes, path)
+        tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
+        sp = _whole(config, "sequence_parallel_size", path) or 1
+        micro_batch = _micro_batch(config, self._job, tp, sp, path)
+        chosen = {**knobs_of(config, path), "micro_batch": micro_batch}
+        context = replace(self.context, base=_implementation_of(self._job))
+        knobs = canonical(chosen, context)
+        for name, theirs in chosen.items():
+            if (ours := knobs.get(name)) != theirs and name not in SECTIONS:
+                notes[KNOBS[name].key] = (theirs, ours)  # it changes nothing, or folds
+        engine = copy(self)
+        engine._base_knobs = {}
+        engine._use_base(leftover(config), notes, optimizer=self._optimizer_section)
         candidate = Candidate.of(knobs, world=self._job.world, global_batch=self._job.global_batch)
         return engine, candidate
 
-    def plans(
-        self,
-        candidates: Sequence[Candidate],
-        accelerators: Sequence[Accelerator],
-        *,
-        needs_shape: bool = True,
-    ) -> Plans:
-        """Candidates as columns of the cost model.
-
-        Raises:
-            FleetError: The accelerator is in no table.
-            JobError: The model's sizes cannot be seen, or there is no candidate.
-        """
+    def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
+        """See `Engine.plans`."""
         return plans_of(
             candidates,
             self._job,
             self._environment,
-            accelerators=accelerators,
+            accelerators=self.accelerators,
             needs_shape=needs_shape,
         )
 
-    def _read_candidate(
-        self, path: Path
-    ) -> tuple[dict[str, KnobValue], dict[str, Any], dict[str, Note]]:
-        config, notes = read_ds_config(path)
+    def _check_same_training(
+        self, config: Mapping[str, Any], notes: Mapping[str, Note], path: Path
+    ) -> None:
         precision = precision_of(config)
         if precision == "fp32" and notes.keys() & {"bf16.enabled", "fp16.enabled"}:
             precision = self._job.precision  # "auto": the caller's to decide
@@ -268,42 +229,38 @@ class DeepSpeedEngine:
                 "a baseline",
                 "name a file without one",
             )
-        tp = _whole(config.get("tensor_parallel", {}), "autotp_size", path) or 1
-        sp = _whole(config, "sequence_parallel_size", path) or 1
-        micro_batch = _micro_batch(config, self._job, tp, sp, path)
-        chosen = {**knobs_of(config, path), "micro_batch": micro_batch}
-        context = replace(self.context, base=_implementation_of(self._job))
-        knobs = canonical(chosen, context)
-        for name, theirs in chosen.items():
-            if (ours := knobs.get(name)) != theirs and name not in SECTIONS:
-                notes[PATHS[name]] = (theirs, ours)  # it changes nothing, or folds
-        return knobs, leftover(config), notes
 
-    def _use_base(self, base: _Base, optimizer: Mapping[str, Any] | None = None) -> None:
+    def _use_base(
+        self,
+        config: Mapping[str, Any],
+        notes: dict[str, Note],
+        optimizer: Mapping[str, Any] | None = None,
+    ) -> None:
         """Take a base configuration; what every candidate gets from it is worked out once."""
-        theirs = base.config.get("optimizer")
+        theirs = config.get("optimizer")
         ours = self._optimizer_section = optimizer or _optimizer(self._job, theirs)
-        notes = dict(base.notes)
         if theirs is not None and _same_type(ours, theirs):
             notes.update(clashes({"optimizer": theirs}, {"optimizer": ours}))
         elif theirs is not None:
             notes["optimizer"] = (theirs, ours)
-        rest = without(base.config, "optimizer")
-        self._base = _Base(config=rest, knobs=base.knobs, notes=notes)
+        self._base, self._notes = without(config, "optimizer"), notes
         self._constants = {
             "precision": self._job.precision,
             "nvme_path": None if self._job.nvme_path is None else str(self._job.nvme_path),
             "largest_param": self._job.model.shape.largest_param,
-            "gradient_clipping": base.config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
+            "gradient_clipping": config.get("gradient_clipping", DEFAULT_GRADIENT_CLIPPING),
         }
         self._optimizer, self._implementation = dict(ours), None
         if self.optimizer in ADAM:
             # The knob chooses among the implementations.
             self._implementation = optimizer_implementation(ours.get("params"))
             self._optimizer = without(without(ours, "params.torch_adam"), "params.fused")
-        self._stage = {"zero.stage": base.knobs.get("zero.stage", KNOBS["zero.stage"].default)}
+        self._stage = {
+            "zero.stage": self._base_knobs.get("zero.stage", KNOBS["zero.stage"].default)
+        }
 
-    def _render(self, candidate: Candidate) -> _Rendered:
+    def _render(self, candidate: Candidate) -> tuple[dict[str, Any], dict[str, Note]]:
+        """The configuration, and the keys of the base that give way to it."""
         knobs = {**self._stage, **candidate.values}
         tuned = self._templates.json(
             TEMPLATE,
@@ -312,6 +269,7 @@ class DeepSpeedEngine:
                 "optimizer": self._implemented(knobs),
                 "dp": candidate.dp,
                 "knobs": knobs,
+                "plain": _plain(knobs),
                 "tp": candidate.tp,
                 "pp": candidate.pp,
                 "recompute_interval": recompute_interval(str(knobs.get("recompute", "none"))),
@@ -323,9 +281,7 @@ class DeepSpeedEngine:
         )
         _refuse_auto(tuned)
         _check_obeyed(tuned, candidate)
-        if not self._base.config and not self._base.notes:
-            return _Rendered(ds_config=tuned, overridden={})
-        return self._over_base(tuned, candidate)
+        return self._over_base(tuned, candidate) if self._base or self._notes else (tuned, {})
 
     def _implemented(self, knobs: Mapping[str, KnobValue]) -> Mapping[str, Any]:
         """The optimizer section, with the implementation that the candidate chooses."""
@@ -333,8 +289,10 @@ class DeepSpeedEngine:
         switches = _IMPLEMENTATIONS.get(chosen)
         return merge(self._optimizer, {"params": switches}) if switches else self._optimizer
 
-    def _over_base(self, tuned: dict[str, Any], candidate: Candidate) -> _Rendered:
-        under: Mapping[str, Any] = self._base.config
+    def _over_base(
+        self, tuned: dict[str, Any], candidate: Candidate
+    ) -> tuple[dict[str, Any], dict[str, Note]]:
+        under: Mapping[str, Any] = self._base
         overridden: dict[str, Note] = {}
         for key in _governed(tuned, candidate):
             theirs = look_up(under, key)
@@ -342,7 +300,7 @@ class DeepSpeedEngine:
                 overridden[key] = (theirs, None)
                 under = without(under, key)
         overridden.update(clashes(under, tuned))
-        for key, (theirs, ours) in self._base.notes.items():
+        for key, (theirs, ours) in self._notes.items():
             overridden[key] = (theirs, look_up(tuned, key) if ours is None else ours)
         merged = merge(under, tuned)
         # A user's file is written for one stage; at another, some of its keys mean nothing.
@@ -351,7 +309,16 @@ class DeepSpeedEngine:
             if look_up(tuned, key) is None:
                 overridden[key] = (look_up(under, key), None)
                 merged = without(merged, key)
-        return _Rendered(ds_config=merged, overridden=overridden)
+        return merged, overridden
+
+
+def _plain(knobs: Mapping[str, KnobValue]) -> dict[str, dict[str, KnobValue]]:
+    """Section -> its keys that hold a knob's value as it is; dotted, and empty at the top."""
+    sections: dict[str, dict[str, KnobValue]] = {section: {} for section, _, _ in _PLAIN}
+    for section, key, name in _PLAIN:
+        if name in knobs:
+            sections[section][key] = knobs[name]
+    return sections
 
 
 def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:
@@ -360,27 +327,20 @@ def _governed(tuned: Mapping[str, Any], candidate: Candidate) -> list[str]:
     They are the keys of the layout, of the candidate's knobs, and of knobs that cannot act at its
     stage; a key that merely changes nothing here stays as the user wrote it.
     """
-    stage = look_up(tuned, PATHS["zero.stage"])
-    dead = [knob for knob in PATHS if stage not in KNOBS[knob].when.get("zero.stage", (stage,))]
-    ours = [knob for knob in PATHS if knob in candidate.values or knob in dead]
-    return [*_LAYOUT, *(key for knob in ours for key in governed_keys(knob))]
-
-
-def _read_base(path: Path) -> _Base:
-    config, notes = read_ds_config(path)
-    return _Base(config=config, knobs=knobs_of(config, path), notes=notes)
+    stage = KNOBS["zero.stage"].read(tuned)
+    ours = [
+        knob
+        for name, knob in KNOBS.items()
+        if name in candidate.values or stage not in knob.when.get("zero.stage", (stage,))
+    ]
+    return [*_LAYOUT, *(key for knob in ours for key in knob.keys)]
 
 
 def _micro_batch(config: Mapping[str, Any], job: Job, tp: int, sp: int, path: Path) -> int:
     """Samples per rank and forward pass, as DeepSpeed would work them out of the batch keys."""
-    total, micro, accum = (
-        _whole(config, key, path)
-        for key in (
-            "train_batch_size",
-            "train_micro_batch_size_per_gpu",
-            "gradient_accumulation_steps",
-        )
-    )
+    total = _whole(config, "train_batch_size", path)
+    micro = _whole(config, "train_micro_batch_size_per_gpu", path)
+    accum = _whole(config, "gradient_accumulation_steps", path)
     if job.world % (tp * sp):
         named = f"autotp_size {tp}" if sp == 1 else f"{tp} * sequence_parallel_size {sp}"
         raise JobError(
@@ -433,13 +393,13 @@ def _implementation_of(job: Job) -> Mapping[str, KnobValue]:
 def _check_obeyed(tuned: Mapping[str, Any], candidate: Candidate) -> None:
     """A template that ignores a knob would make two candidates the same run."""
     for knob, asked in candidate.knobs:
-        if knob not in PATHS or (knob, asked) == ("compile", "torch"):  # a call, no key
+        if not KNOBS[knob].key or (knob, asked) == ("compile", "torch"):  # a call, no key
             continue
         if knob == "tp" and candidate.pp > 1:  # the transformer's, in its script
             continue
         if (written := config_value(tuned, knob)) != asked:
             raise RenderError(
-                f"template {TEMPLATE}: {PATHS[knob]} came out as {written!r} where the knob "
+                f"template {TEMPLATE}: {KNOBS[knob].key} came out as {written!r} where the knob "
                 f"{knob} is {asked!r}",
                 f"use knobs[{knob!r}] in the template, or take the knob out of the space",
             )

@@ -6,46 +6,15 @@ Names as in `autotune.trial.readback`; one that has no meaning in the setup is l
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.base.nested import look_up
 from autotune.contract import KnobValue
-from autotune.engines.deepspeed.keys import PATHS, read_knob
 from autotune.engines.deepspeed.knobs import KNOBS
+from autotune.engines.deepspeed.knobs.offload import ZENFLOW
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.dtypes import uses_bf16_optimizer
 from autotune.job.model import ModelShape
 
 DEFAULT_GRADIENT_CLIPPING = 1.0
 """DeepSpeed's own (its runtime/constants.py); written out, because older releases had 0."""
-
-_ZERO = {
-    "offload_optimizer": "offload.optimizer",
-    "contiguous_gradients": "contiguous_gradients",
-    "reduce_scatter": "reduce_scatter",
-    "reduce_bucket_size": "reduce_bucket_size",
-    "overlap_comm": "overlap_comm",
-}
-_BELOW_STAGE_3 = {
-    "allgather_bucket_size": "allgather_bucket_size",
-    "round_robin_gradients": "round_robin_gradients",
-}
-_ZENFLOW = {
-    "zenflow": "zenflow",
-    "zenflow_topk_ratio": "zenflow.topk_ratio",
-    "zenflow_select_interval": "zenflow.select_interval",
-}
-_STAGE_3 = {
-    "offload_param": "offload.param",
-    "prefetch_bucket_size": "stage3.prefetch_bucket_size",
-    "param_persistence_threshold": "stage3.param_persistence_threshold",
-    "max_live_parameters": "stage3.max_live_parameters",
-    "max_reuse_distance": "stage3.max_reuse_distance",
-    "sub_group_size": "stage3.sub_group_size",
-    "hpz_partition_size": "zeropp.hpz_partition_size",
-    "quantized_weights": "zeropp.quantized_weights",
-    "quantized_gradients": "zeropp.quantized_gradients",
-    "super_offload": "offload.super",
-}
-"""Name read back -> knob, where ZeRO's optimizer holds the value as it was written."""
 
 
 def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,19 +44,15 @@ def expected(setup: Setup, source: Mapping[str, Any]) -> dict[str, Any]:
         found["optimizer"] = optimizer_class(setup)
     if stage > 0:
         found["grad_accum_dtype"] = _dtype(config, "grad_accum_dtype", precision)
-    if uses_bf16_optimizer(setup):
+    if stage == 0 or uses_bf16_optimizer(setup):
         return found
-    names = _STAGE_3 | _ZERO if stage == 3 else (_BELOW_STAGE_3 | _ZERO if stage else {})
-    found |= {name: config_value(config, knob) for name, knob in names.items()}
-    if setup.zero.get("zenflow"):
-        found |= {name: config_value(config, knob) for name, knob in _ZENFLOW.items()}
-    return found | _derived(setup) if stage else found
+    return found | _as_written(setup) | _derived(setup)
 
 
 def config_value(config: Mapping[str, Any], knob: str) -> KnobValue:
     """What a configuration sets for a knob; the engine's default where it is silent."""
-    value = read_knob(config, knob)
-    stage = look_up(config, PATHS["zero.stage"]) or 0
+    value = KNOBS[knob].read(config)
+    stage = KNOBS["zero.stage"].read(config) or 0
     return KNOBS[knob].default_for({"zero.stage": stage}) if value is None else value
 
 
@@ -112,6 +77,18 @@ def _of_the_script(setup: Setup) -> dict[str, Any]:
     return found
 
 
+def _as_written(setup: Setup) -> dict[str, KnobValue]:
+    """Values that ZeRO's optimizer holds as the configuration has them."""
+    config = setup.ds_config
+    return {
+        knob.read_back: config_value(config, name)
+        for name, knob in KNOBS.items()
+        if knob.read_back
+        and all(config_value(config, other) in allowed for other, allowed in knob.when.items())
+        and (setup.zero.get("zenflow") or not knob.key.startswith(ZENFLOW))
+    }
+
+
 def _derived(setup: Setup) -> dict[str, Any]:
     """Values that follow from several keys together."""
     config, stage = setup.ds_config, setup.stage
@@ -130,15 +107,6 @@ def _derived(setup: Setup) -> dict[str, Any]:
     if stage == 3:
         size = int(config_value(config, "zeropp.hpz_partition_size"))
         found["hpz_partition_size"] = max(1, min(size, setup.world))
-        if setup.optimizer_offload != "none":
-            found["offload_ratio"] = config_value(config, "offload.ratio")
-        if setup.optimizer_offload == "nvme":
-            found["offload_pipeline"] = config_value(config, "offload.pipeline")
-        if setup.param_offload == "nvme":
-            count = config_value(config, "offload.param_buffer_count")
-            found["offload_param_buffer_count"] = count
-            kept = config_value(config, "offload.param_max_in_cpu")
-            found["offload_param_max_in_cpu"] = kept
     return found
 
 

@@ -55,19 +55,16 @@ def extensions_folder(accelerator: str, variables: Mapping[str, str] = os.enviro
 def needed(accelerator: str, *, nvme: bool = False) -> tuple[str, ...]:
     """Extensions that trials on this accelerator load.
 
-    Args:
-        accelerator: `cpu` or `cuda`.
-        nvme: Whether any of them swaps to a disk. The extension for that needs libaio's headers,
-            which many machines lack: it is asked for only then.
+    The one for disks needs libaio's headers, which many machines lack: it is asked for only where
+    a trial swaps (`nvme`).
     """
     return (*NEEDED[accelerator], *(filter(_exists, _NVME) if nvme else ()))
 
 
 def built(accelerator: str, *, nvme: bool = False) -> list[str]:
     """The needed extensions whose build in the folder has ended well."""
-    folder = extensions_folder(accelerator)
-    names = needed(accelerator, nvme=nvme)
-    return [name for name in names if (folder / name / BUILT_FILE).exists()]
+    missing = _missing(accelerator, nvme)
+    return [name for name in needed(accelerator, nvme=nvme) if name not in missing]
 
 
 def stale_locks(accelerator: str) -> list[Path]:
@@ -92,11 +89,6 @@ def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = Fals
 
     The compilers run in sessions of their own and hold the lock themselves, so that an interrupt
     or the end of this process never kills a compiler half way.
-
-    Args:
-        accelerator: `cpu` or `cuda`.
-        on_line: Told what is being built, a line at a time.
-        nvme: As in `needed`.
 
     Raises:
         FleetError: A build failed; the message names its log.
@@ -149,11 +141,7 @@ def environment(accelerator: str, variables: Mapping[str, str] = os.environ) -> 
 
     This interpreter's folder of commands leads `PATH`, as in an activated environment: the ninja
     of one version does not read the log of another and compiles all again, in the middle of a
-    trial.
-
-    Args:
-        accelerator: `cpu` or `cuda`.
-        variables: What the process would have without them.
+    trial. `variables` is what the process would have without them.
     """
     commands = sysconfig.get_path("scripts")
     return {
@@ -204,8 +192,8 @@ def _wait_for(
 
 
 def _missing(accelerator: str, nvme: bool) -> list[str]:
-    there = built(accelerator, nvme=nvme)
-    return [name for name in needed(accelerator, nvme=nvme) if name not in there]
+    folder, names = extensions_folder(accelerator), needed(accelerator, nvme=nvme)
+    return [name for name in names if not (folder / name / BUILT_FILE).exists()]
 
 
 def _lock_files(folder: Path) -> list[Path]:

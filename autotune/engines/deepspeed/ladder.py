@@ -16,12 +16,7 @@ STAGES = (0, 1, 2, 3)
 
 
 def ladder(job: Job, context: Context) -> Iterator[list[Candidate]]:
-    """Stage by stage, the power-of-two micro-batches; none where no size divides the global batch.
-
-    Args:
-        job: The job.
-        context: Its shapes, and what the user's base configuration sets.
-    """
+    """Stage by stage, the power-of-two micro-batches; none where none divides the global batch."""
     share, rest = divmod(job.global_batch, job.world)
     sizes = [] if rest else [2**k for k in range(share.bit_length()) if share % 2**k == 0]
     for recompute in ("none", "full") if job.model.supports_recompute else ("none",):

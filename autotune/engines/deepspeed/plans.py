@@ -1,6 +1,6 @@
 """Candidates of a job under DeepSpeed, as the columns of `Plans`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 
 K = TypeVar("K")
+Floats = NDArray[np.float64]
 
 _TIERS = {"none": Tier.DEVICE, "cpu": Tier.CPU, "nvme": Tier.NVME}
 _EVERY = "every_"
@@ -62,99 +63,93 @@ def plans_of(
 
     A knob that does not act is at the value that changes nothing. The model knows nothing of the
     ratio of offload, ZenFlow, allocators of GPUs and binding to cores: candidates that differ in
-    these alone look alike.
-
-    Args:
-        candidates: At least one; legal ones of the job, or reduced forms of such.
-        job: What is trained.
-        environment: Where. Its accelerators are one node's.
-        accelerators: The table to look its device up in; the shipped one by default.
-        needs_shape: Whether the model's sizes are read; a trace does without.
-
-    Raises:
-        FleetError: The accelerator is in no table.
-        JobError: The model's sizes cannot be seen (a factory's), or there is no candidate.
+    these alone look alike. Arguments and errors are those of `Engine.plans`; the table of
+    accelerators is the shipped one by default.
     """
     if not candidates:
         raise JobError("no candidates to predict", "give at least one")
-    stages = _column(candidates, lambda c: _number(c, "zero.stage", 0))
     table = accelerators or shipped_accelerators()
     columns = {
         **_ENGINE,
         **(
-            _alike(candidates, lambda c: c.layers, lambda layers: model_columns(job, layers))
+            _alike([c.layers for c in candidates], lambda layers: model_columns(job, layers))
             if needs_shape
             else unseen_model_columns(job)
         ),
         **_alike(
-            candidates,
-            lambda c: c.world,
-            lambda w: fleet_columns(job, environment, table, world=w),
+            [c.world for c in candidates],
+            lambda world: fleet_columns(job, environment, table, world=world),
         ),
         **_layout(candidates),
-        **_dtypes(candidates, job, stages),
+        **_dtypes(candidates, job),
         **_kept(candidates),
-        **_zero(candidates, stages),
+        **_zero(candidates),
         **_kernels(candidates, job),
     }
     return Plans(**columns)
 
 
-def _alike(
-    candidates: Sequence[Candidate],
-    kind: Callable[[Candidate], K],
-    columns: Callable[[K], Mapping[str, float]],
-) -> dict[str, Column]:
+def _alike(kinds: Sequence[K], columns: Callable[[K], Mapping[str, float]]) -> dict[str, Column]:
     """Columns in which only reduced forms differ; plain numbers where all candidates are alike."""
-    kinds = [kind(candidate) for candidate in candidates]
-    of_kind = {each: columns(each) for each in set(kinds)}
+    of_kind = {kind: columns(kind) for kind in set(kinds)}
     first = of_kind[kinds[0]]
     if len(of_kind) == 1:
         return dict(first)
+    return {name: _floats(of_kind[kind][name] for kind in kinds) for name in first}
+
+
+def _floats(values: Iterable[float]) -> Floats:
+    return np.array(list(values), dtype=np.float64)
+
+
+def _values(candidates: Sequence[Candidate], knob: str, otherwise: KnobValue) -> list[KnobValue]:
+    """A knob's value in each candidate; `otherwise` where it does not act."""
+    values = (candidate.get(knob) for candidate in candidates)
+    return [otherwise if value is None else value for value in values]
+
+
+def _numbers(candidates: Sequence[Candidate], knob: str, otherwise: KnobValue) -> Floats:
+    return _floats(map(float, _values(candidates, knob, otherwise)))
+
+
+def _spelled(
+    candidates: Sequence[Candidate], knob: str, otherwise: str, meanings: Mapping[str, float]
+) -> Floats:
+    """What each candidate's choice means as a number."""
+    return _floats(meanings[str(v)] for v in _values(candidates, knob, otherwise))
+
+
+def _layout(candidates: Sequence[Candidate]) -> dict[str, Floats]:
     return {
-        name: np.array([of_kind[each][name] for each in kinds], dtype=np.float64) for name in first
+        "dp": _floats(c.dp for c in candidates),
+        "tp": _floats(c.tp for c in candidates),
+        "pp": _floats(c.pp for c in candidates),
+        "ulysses": _floats(c.sp for c in candidates),
+        "ep": _numbers(candidates, "ep", 1),
+        "micro_batch": _floats(c.micro_batch for c in candidates),
+        "grad_accum": _floats(c.grad_accum for c in candidates),
     }
 
 
-def _layout(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64]]:
-    return {
-        "dp": _column(candidates, lambda c: c.dp),
-        "tp": _column(candidates, lambda c: c.tp),
-        "pp": _column(candidates, lambda c: c.pp),
-        "ulysses": _column(candidates, lambda c: c.sp),
-        "ep": _column(candidates, lambda c: _number(c, "ep", 1)),
-        "micro_batch": _column(candidates, lambda c: c.micro_batch),
-        "grad_accum": _column(candidates, lambda c: c.grad_accum),
-    }
-
-
-def _dtypes(
-    candidates: Sequence[Candidate], job: Job, stages: NDArray[np.float64]
-) -> dict[str, Any]:
+def _dtypes(candidates: Sequence[Candidate], job: Job) -> dict[str, Any]:
     """Bytes per parameter, as DeepSpeed holds them.
 
     Its ZeRO optimizers keep a flat fp32 copy of their partition, in fp32 training as well. Source:
     DeepSpeed, runtime/zero/stage_1_and_2.py and stage3.py (`single_partition_of_fp32_groups`,
     `fp32_partitioned_groups_flat`).
     """
-    model_bytes = _BYTES[job.precision]
-
-    def dtype_bytes(knob: str) -> NDArray[np.float64]:
-        spelled = {**_BYTES, "model": model_bytes}
-        return _column(candidates, lambda c: spelled[str(c.get(knob) or "model")])
-
-    states = {"fp32": 4.0, "model": model_bytes}
-    master = _column(candidates, lambda c: states[str(c.get("master_dtype") or "fp32")])
-    moments = _column(candidates, lambda c: states[str(c.get("optimizer_states_dtype") or "fp32")])
-    keeps_copy = (stages >= 1) | (model_bytes < 4)
+    own = _BYTES[job.precision]
+    spelled = {**_BYTES, "model": own}
+    master = _spelled(candidates, "master_dtype", "fp32", spelled)
+    moments = _spelled(candidates, "optimizer_states_dtype", "fp32", spelled)
+    keeps_copy = (_numbers(candidates, "zero.stage", 0) >= 1) | (own < 4)
+    is_quantized = _numbers(candidates, "zeropp.quantized_weights", False)
     return {
-        "weight_bytes": model_bytes,
-        "activation_bytes": model_bytes,
-        "gather_bytes": _column(
-            candidates, lambda c: 1.0 if c.get("zeropp.quantized_weights") else model_bytes
-        ),
-        "grad_bytes": dtype_bytes("grad_accum_dtype"),
-        "reduce_bytes": dtype_bytes("communication_dtype"),
+        "weight_bytes": own,
+        "activation_bytes": own,
+        "gather_bytes": np.where(is_quantized, 1.0, own),
+        "grad_bytes": _spelled(candidates, "grad_accum_dtype", "model", spelled),
+        "reduce_bytes": _spelled(candidates, "communication_dtype", "model", spelled),
         "optimizer_bytes": keeps_copy * master + _n_moments(job) * moments,
     }
 
@@ -167,80 +162,58 @@ def _n_moments(job: Job) -> int:
     return _MOMENTS.get(kind, 2)
 
 
-def _kept(candidates: Sequence[Candidate]) -> dict[str, NDArray[np.float64]]:
+def _kept(candidates: Sequence[Candidate]) -> dict[str, Floats]:
     """What is recomputed and offloaded.
 
     In a pipeline `every_K` recomputes all layers, K at once; the model takes it for full.
     """
-    kinds = [str(c.get("recompute") or "none") for c in candidates]
+    kinds = [str(kind) for kind in _values(candidates, "recompute", "none")]
     return {
-        "recompute": np.array(
-            [float(Recompute.NONE if kind == "none" else Recompute.FULL) for kind in kinds]
+        "recompute": _floats(Recompute.NONE if k == "none" else Recompute.FULL for k in kinds),
+        "recompute_every": _floats(
+            float(kind.removeprefix(_EVERY)) if kind.startswith(_EVERY) and c.pp == 1 else 1.0
+            for kind, c in zip(kinds, candidates, strict=True)
         ),
-        "recompute_every": np.array(
-            [
-                float(kind.removeprefix(_EVERY)) if kind.startswith(_EVERY) and c.pp == 1 else 1.0
-                for kind, c in zip(kinds, candidates, strict=True)
-            ]
-        ),
-        "optimizer_tier": _tier(candidates, "offload.optimizer"),
-        "param_tier": _tier(candidates, "offload.param"),
+        "optimizer_tier": _spelled(candidates, "offload.optimizer", "none", _TIERS),
+        "param_tier": _spelled(candidates, "offload.param", "none", _TIERS),
     }
 
 
-def _tier(candidates: Sequence[Candidate], knob: str) -> NDArray[np.float64]:
-    return _column(candidates, lambda c: _TIERS[str(c.get(knob) or "none")])
+def _zero(candidates: Sequence[Candidate]) -> dict[str, Floats]:
+    stages = _numbers(candidates, "zero.stage", 0)
+    hpz = _numbers(candidates, "zeropp.hpz_partition_size", 1)
 
+    def elements(knob: str, otherwise: int) -> Floats:
+        return np.maximum(1.0, _numbers(candidates, knob, otherwise))
 
-def _zero(
-    candidates: Sequence[Candidate], stages: NDArray[np.float64]
-) -> dict[str, NDArray[np.float64]]:
-    overlaps = _column(candidates, lambda c: bool(c.get("overlap_comm", False)))
     return {
         "zero_stage": stages,
         "flat_buffers": ((stages == 1) | (stages == 2)) * 1.0,
-        "overlap_reduce": overlaps,
+        "overlap_reduce": _numbers(candidates, "overlap_comm", False),
         # Stage 3 prefetches whatever `overlap_comm` says; stages 1 and 2 gather at the step's end.
         "overlap_gather": (stages == 3) * 1.0,
         "reduces_every_micro_batch": (stages >= 2) * 1.0,
-        "gather_group": _column(
-            candidates, lambda c: _above_one(_number(c, "zeropp.hpz_partition_size", 1))
-        ),
-        "reduce_bucket_elements": _elements(candidates, "reduce_bucket_size", 5e8),
-        "gather_bucket_elements": _elements(candidates, "allgather_bucket_size", 5e8),
-        "prefetch_elements": _elements(candidates, "stage3.prefetch_bucket_size", 5e7),
-        "live_elements": _elements(candidates, "stage3.max_live_parameters", 1e9),
-        "persistent_elements": _column(
-            candidates, lambda c: _number(c, "stage3.param_persistence_threshold", 1e5)
-        ),
+        "gather_group": np.where(hpz > 1, hpz, 0.0),  # 0 stands for the whole group
+        "reduce_bucket_elements": elements("reduce_bucket_size", 500_000_000),
+        "gather_bucket_elements": elements("allgather_bucket_size", 500_000_000),
+        "prefetch_elements": elements("stage3.prefetch_bucket_size", 50_000_000),
+        "live_elements": elements("stage3.max_live_parameters", 1_000_000_000),
+        "persistent_elements": _numbers(candidates, "stage3.param_persistence_threshold", 100_000),
     }
 
 
-def _elements(candidates: Sequence[Candidate], knob: str, otherwise: float) -> NDArray[np.float64]:
-    return _column(candidates, lambda c: max(1.0, _number(c, knob, otherwise)))
-
-
-def _above_one(size: float) -> float:
-    """0 stands for the whole group."""
-    return size if size > 1 else 0.0
-
-
-def _kernels(candidates: Sequence[Candidate], job: Job) -> dict[str, NDArray[np.float64]]:
-    def compiled(name: str) -> NDArray[np.float64]:
-        value = _COMPILED[name]
-        return _column(candidates, lambda c: value if c.get("compile", "none") != "none" else 0.0)
-
+def _kernels(candidates: Sequence[Candidate], job: Job) -> dict[str, Floats]:
     copies = _activation_copies(job.model.source.get("config") or {})
+    is_compiled = _floats(v != "none" for v in _values(candidates, "compile", "none"))
     return {
+        **{name: is_compiled * value for name, value in _COMPILED.items()},
         # Our own pipeline's stages take torch's fused functions.
-        "activation_copies": _column(candidates, lambda c: copies if c.pp == 1 else 0.0),
-        "flash_attention": _column(candidates, lambda c: c.get("attention") != "eager"),
-        "fused_kernels": compiled("fused_kernels"),
-        "launch_free": compiled("launch_free"),
+        "activation_copies": _floats(copies if c.pp == 1 else 0.0 for c in candidates),
+        "flash_attention": _floats(c.get("attention") != "eager" for c in candidates),
         # The knob acts on CPU ranks alone.
-        "clears_pages": _column(candidates, lambda c: c.get("host_allocator") == "default"),
-        "keeps_heap": _column(candidates, lambda c: c.get("host_allocator") == "keep"),
-        "loss_chunk_tokens": _column(candidates, lambda c: _number(c, "loss_chunk_tokens", 0)),
+        "clears_pages": _floats(c.get("host_allocator") == "default" for c in candidates),
+        "keeps_heap": _floats(c.get("host_allocator") == "keep" for c in candidates),
+        "loss_chunk_tokens": _numbers(candidates, "loss_chunk_tokens", 0),
     }
 
 
@@ -249,14 +222,3 @@ def _activation_copies(config: Mapping[str, Any]) -> float:
     if config.get("model_type") == "gpt2":
         name = config.get("activation_function", "gelu_new")  # transformers' own default
     return _ACTIVATION_COPIES.get(str(name), 0.0)
-
-
-def _number(candidate: Candidate, knob: str, otherwise: float) -> float:
-    value: KnobValue | None = candidate.get(knob)
-    return otherwise if value is None else float(value)
-
-
-def _column(
-    candidates: Sequence[Candidate], value: Callable[[Candidate], float]
-) -> NDArray[np.float64]:
-    return np.array([value(candidate) for candidate in candidates], dtype=np.float64)

@@ -4,7 +4,6 @@ Nothing of Megatron is imported: its layouts are planned where it is not install
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.cost.problem import accelerator_of, fleet_columns, model_columns
 from autotune.cost.traits import FRAMEWORKS
-from autotune.devices.accelerators import Accelerator, accelerators_with
+from autotune.devices.accelerators import accelerators_with
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, RankSettings
 from autotune.engines.megatron.knobs import KNOBS, columns_of
@@ -23,7 +22,6 @@ from autotune.engines.megatron.layouts import QUARTERS, Layouts, lay_out
 from autotune.engines.megatron.rules import RULES, Counts, LayoutTask, Rows, chunk_layers
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
-from autotune.space.knob import Context
 from autotune.space.knobs import describe_candidate, steps_of
 from autotune.space.rule import Violation, judge_by
 
@@ -44,8 +42,8 @@ _STEPS = {name: KNOBS[name] for name in sorted(KNOBS, key=lambda n: _KINDS.index
 """The knobs in the order in which `explain` moves them."""
 
 
-class MegatronEngine:
-    """Megatron-LM for one job on one fleet; implements `Engine`."""
+class MegatronEngine(Engine):
+    """Megatron-LM for one job on one fleet."""
 
     name = "megatron"
 
@@ -56,14 +54,8 @@ class MegatronEngine:
             FleetError: The accelerator is in no table.
             JobError: The job is not one that Megatron-LM trains, or its sizes cannot be seen.
         """
-        self._job = job
-        self._environment = environment
+        super().__init__(job, environment)
         self._task = task_of(job, environment)
-
-    @property
-    def context(self) -> Context:
-        """The job's shapes, and the knobs."""
-        return Context.of(self._job, self._environment)
 
     def layouts(self) -> Layouts:
         """Every legal layout.
@@ -115,39 +107,8 @@ class MegatronEngine:
         }
         return {LAYOUT_FILE: canonical_json({**candidate.values, "dp": candidate.dp, **told})}
 
-    def ladder(self) -> Iterator[list[Candidate]]:
-        """No rungs: nobody has tried yet where a careful user of Megatron starts."""
-        return iter(())
-
-    def preparation(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
-        """Nothing is built."""
-        return ()
-
-    def overridden(self, candidate: Candidate) -> Mapping[str, tuple[Any, Any]]:
-        """No keys: there is no configuration of the user's under a layout."""
-        return {}
-
-    def baseline(self, path: Path) -> tuple[Engine, Candidate]:
-        """There is none.
-
-        Raises:
-            JobError: Always.
-        """
-        raise _only_with_files("baseline")
-
-    def plans(
-        self,
-        candidates: Sequence[Candidate],
-        accelerators: Sequence[Accelerator],
-        *,
-        needs_shape: bool = True,
-    ) -> Plans:
-        """The layouts in the cost model's columns, in their order.
-
-        Raises:
-            FleetError: The accelerator is in no table, or lacks the precision.
-            JobError: The model's sizes cannot be seen (a factory's).
-        """
+    def plans(self, candidates: Sequence[Candidate], *, needs_shape: bool = True) -> Plans:
+        """The layouts in the cost model's columns; see `Engine.plans`."""
         job = self._job
         if isinstance(candidates, Layouts):
             rows = candidates.columns
@@ -158,7 +119,7 @@ class MegatronEngine:
         model = model_columns(job)
         columns: dict[str, Any] = {
             **model,
-            **fleet_columns(job, self._environment, accelerators),
+            **fleet_columns(job, self._environment, self.accelerators),
             **_MEGATRON,
             **_DTYPES[job.precision],
             "flash_attention": float(self._task.fused_attention),

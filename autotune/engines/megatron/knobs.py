@@ -18,8 +18,6 @@ _HIGHEST = 2**31 - 1
 def _degree(name: str, text: str, *, is_always_shown: bool = False) -> Knob:
     return Knob(
         name=name,
-        group="layout",
-        kind="int",
         default=1,
         minimum=1,
         maximum=_HIGHEST,
@@ -29,7 +27,7 @@ def _degree(name: str, text: str, *, is_always_shown: bool = False) -> Knob:
 
 
 def _switch(name: str, text: str) -> Knob:
-    return Knob(name=name, group="layout", kind="bool", default=False, help=text)
+    return Knob(name=name, default=False, help=text)
 
 
 _ENTRIES = (
@@ -47,8 +45,6 @@ _ENTRIES = (
     _switch("distributed_optimizer", "whether optimizer states are sharded"),
     Knob(
         name="recompute",
-        group="layout",
-        kind="choice",
         default="none",
         choices=tuple(RECOMPUTE),
         pattern=r"block_[1-9]\d{0,8}",

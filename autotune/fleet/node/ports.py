@@ -39,10 +39,7 @@ class PortLease:
 
 
 def lease_port(address: str = LOOPBACK) -> PortLease:
-    """Find a port that nobody listens on and nobody leased.
-
-    Args:
-        address: Address of this node on which its trial will listen.
+    """Find a port of an address of this node that nobody listens on and nobody leased.
 
     Raises:
         FleetError: None of 200 random ports is free, or the folder of leases cannot be written.

@@ -3,7 +3,7 @@
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,17 @@ class Reading:
     """Energy since the driver was loaded."""
     clock_hz: float | None = None
     temperature_c: float | None = None
-    throttle_reasons: int = 0
+    throttle_bits: int = 0
+
+    @property
+    def throttled(self) -> float:
+        """1 if the driver holds the clock down, else 0."""
+        return float(bool(self.throttle_reasons))
+
+    @property
+    def throttle_reasons(self) -> list[str]:
+        """Why it does."""
+        return [name for bit, name in _REASONS.items() if self.throttle_bits & bit]
 
 
 @dataclass
@@ -106,7 +116,7 @@ def read_device(driver: Any, device: int, handle: Any) -> Reading:
         energy_j=ask("TotalEnergyConsumption", read=lambda mj: mj / 1e3),
         clock_hz=ask("ClockInfo", driver.NVML_CLOCK_SM, read=lambda mhz: mhz * 1e6),
         temperature_c=ask("Temperature", driver.NVML_TEMPERATURE_GPU, read=float),
-        throttle_reasons=ask("CurrentClocksThrottleReasons", read=int) or 0,
+        throttle_bits=ask("CurrentClocksThrottleReasons", read=int) or 0,
     )
 
 
@@ -117,18 +127,31 @@ def use_between(readings: Sequence[Reading], start_s: float, end_s: float) -> Gp
     if not inside:
         return None
     energies = [_energy_j([r for r in readings if r.device == d], start_s, end_s) for d in devices]
-    known = [energy for energy in energies if energy is not None]
-    held = [r.throttle_reasons & sum(_REASONS) for r in inside]
+    return combined(inside, len(inside) // len(devices), energies)
+
+
+def combined(
+    seen: Sequence[Reading | GpuUse], samples: int, energies: Sequence[float | None]
+) -> GpuUse:
+    """Several readings, or the GPUs of several nodes with as many each, in one."""
+
+    def known(figure: str) -> list[float]:
+        return [value for each in seen if (value := getattr(each, figure)) is not None]
+
+    def mean(figure: str) -> float | None:
+        return statistics.mean(known(figure)) if known(figure) else None
+
+    measured = [energy for energy in energies if energy is not None]
     return GpuUse(
-        samples=len(inside) // len(devices),
-        utilization=_mean(r.utilization for r in inside),
-        power_w=_mean(r.power_w for r in inside),
+        samples=samples,
+        utilization=mean("utilization"),
+        power_w=mean("power_w"),
         # The sum would be too low if it lacked a device of the gang.
-        energy_j=sum(known) if len(known) == len(devices) else None,
-        clock_hz=_mean(r.clock_hz for r in inside),
-        temperature_c=max((t for r in inside if (t := r.temperature_c) is not None), default=None),
-        throttled=sum(map(bool, held)) / len(held),
-        throttle_reasons=[name for bit, name in _REASONS.items() if any(h & bit for h in held)],
+        energy_j=sum(measured) if len(measured) == len(energies) else None,
+        clock_hz=mean("clock_hz"),
+        temperature_c=max(known("temperature_c"), default=None),
+        throttled=mean("throttled"),
+        throttle_reasons=sorted({reason for each in seen for reason in each.throttle_reasons}),
     )
 
 
@@ -149,8 +172,3 @@ def _at(points: Sequence[tuple[float, float]], at_s: float) -> float:
     if x1 == x0:
         return y1
     return y0 + (y1 - y0) * (at_s - x0) / (x1 - x0)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.mean(known) if known else None

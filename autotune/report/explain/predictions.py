@@ -45,26 +45,19 @@ def peak_memory(trial: Trial) -> Case | None:
 
 def predicted_rate(spec: TrialSpec) -> str:
     """`61.2 (52.4 to 71.5)` samples/s; empty where nothing was predicted."""
-    said = spec.provenance.predicted
-    if said is None:
+    if (said := spec.provenance.predicted) is None:
         return ""
-    rate, low, high = (
-        format_rate(spec.layout.global_batch / seconds)
-        for seconds in (said.step_time_s, said.step_time_high_s, said.step_time_low_s)
-    )
+    seconds = (said.step_time_s, said.step_time_high_s, said.step_time_low_s)
+    rate, low, high = (format_rate(spec.layout.global_batch / each_s) for each_s in seconds)
     return f"{rate} ({low} to {high})"
 
 
 def predicted_memory(spec: TrialSpec) -> str:
     """`812 MiB (700 MiB to 942 MiB)`; empty where nothing was predicted."""
-    said = spec.provenance.predicted
-    if said is None:
+    if (said := spec.provenance.predicted) is None:
         return ""
-    peak, low, high = map(
-        format_bytes,
-        (said.peak_memory_bytes, said.peak_memory_low_bytes, said.peak_memory_high_bytes),
-    )
-    return f"{peak} ({low} to {high})"
+    low, high = format_bytes(said.peak_memory_low_bytes), format_bytes(said.peak_memory_high_bytes)
+    return f"{format_bytes(said.peak_memory_bytes)} ({low} to {high})"
 
 
 def _describe(name: str, cases: Sequence[Case]) -> str:

@@ -10,7 +10,6 @@ from autotune.base.units import format_bytes, format_seconds
 from autotune.contract import Collective, Diagnosis, Split, TrialResult, TrialSpec, Use
 from autotune.record.bottleneck import Bottleneck, Bound, bottleneck, bubble_share, shares_of_calls
 from autotune.record.facts import environment_at
-from autotune.record.study import Trial
 from autotune.record.table import energy_per_sample_j, peak_flops_of
 from autotune.report.explain.advice import Advice, advise, describe_advice
 from autotune.report.explain.predictions import predicted_memory, predicted_rate
@@ -58,25 +57,31 @@ class Explanation:
 def explain(report: StudyReport, number: int, row: Mapping[str, Any]) -> Explanation | None:
     """Explain a trial; None where it had no diagnostic pass.
 
-    Args:
-        report: The study.
-        number: Number of the trial.
-        row: The trial's row of the table, which says how many FLOP/s it reached.
+    Its row of the table says how many FLOP/s it reached.
     """
     trial = report.trial(number)
     if trial is None or trial.result is None or trial.result.diagnosis is None:
         return None
     diagnosis = trial.result.diagnosis
     found = bottleneck(trial.spec, diagnosis)
-    tflops = _number(row, "tflops_per_device")
+    tflops = row.get("tflops_per_device")
+    candidate = candidate_of(trial.spec)
+    # Also for what is nearly as large.
+    bounds = (found.bound, *found.rivals) if found else ()
     return Explanation(
         trial=number,
         spec=trial.spec,
         result=trial.result,
         diagnosis=diagnosis,
         bottleneck=found,
-        advice=[] if found is None else _advice(report, trial, diagnosis, found),
-        flops_per_s=None if tflops is None else tflops * 1e12,
+        advice=[
+            each
+            for bound in bounds
+            for each in advise(
+                bound, trial.spec, diagnosis, candidate, report.context, report.history
+            )
+        ],
+        flops_per_s=None if pd.isna(tflops) else float(tflops) * 1e12,
         peak_flops=peak_flops_of(trial.spec, environment_at(report.facts, number)),
     )
 
@@ -100,8 +105,12 @@ def describe(explanation: Explanation) -> list[tuple[str, str]]:
     if rate := predicted_rate(explanation.spec):
         facts.append(("predicted", f"{rate} samples/s; {predicted_memory(explanation.spec)}"))
     facts += [("collective", _collective(c)) for c in diagnosis.collectives[:_MAX_COLLECTIVES]]
-    if (unlogged := _unlogged(diagnosis)) is not None:
-        facts.append(("unseen", unlogged))
+    split = diagnosis.split
+    is_seen = split is None or split.communication_s < _LEAST_SHARE * split.step_s
+    # The comms logger cannot have seen the communication in the profile.
+    if not (is_seen or diagnosis.collectives):
+        text = "collectives that do not go through DeepSpeed: their sizes are unknown"
+        facts.append(("unseen", text))
     if explanation.result.use is not None:
         facts += _use(explanation, explanation.result.use)
     if diagnosis.problem:
@@ -109,30 +118,14 @@ def describe(explanation: Explanation) -> list[tuple[str, str]]:
     return facts
 
 
-def _number(row: Mapping[str, Any], column: str) -> float | None:
-    value = row.get(column)
-    return None if value is None or pd.isna(value) else float(value)
-
-
-def _advice(
-    report: StudyReport, trial: Trial, diagnosis: Diagnosis, found: Bottleneck
-) -> list[Advice]:
-    """Advice for the bound, and for what is nearly as large."""
-    candidate = candidate_of(trial.spec)
-    return [
-        each
-        for bound in (found.bound, *found.rivals)
-        for each in advise(bound, trial.spec, diagnosis, candidate, report.context, report.history)
-    ]
+def _large(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {s:.0%}" for name, s in shares.items() if s >= _LEAST_SHARE)
 
 
 def _step(diagnosis: Diagnosis, split: Split) -> str:
-    shares = [
-        f"{name} {share:.0%}"
-        for name, share in shares_of_calls(split).items()
-        if share >= _LEAST_SHARE
-    ]
-    text = f"{', '.join(shares)} on rank {diagnosis.rank}, which waits least for others"
+    text = (
+        f"{_large(shares_of_calls(split))} on rank {diagnosis.rank}, which waits least for others"
+    )
     if diagnosis.waiting_s >= _LEAST_SHARE * split.step_s:
         text += f"; the others wait {diagnosis.waiting_s / split.step_s:.0%} of a step more"
     if split.overlapped_s >= _LEAST_SHARE * split.step_s:
@@ -153,12 +146,8 @@ def _bound(explanation: Explanation, found: Bottleneck) -> str:
     named = [found.bound, *found.rivals]
     text = " and ".join(bound.value for bound in named)
     text += f": {found.shares[found.bound]:.0%} of a step, {_EXPLAINED[found.bound]}"
-    rest = [
-        f"{bound.value} {share:.0%}"
-        for bound, share in found.shares.items()
-        if bound is not found.bound and share >= _LEAST_SHARE
-    ]
-    text += f"; then {', '.join(rest)}" if rest else ""
+    rest = _large({b.value: share for b, share in found.shares.items() if b is not found.bound})
+    text += f"; then {rest}" if rest else ""
     layout = explanation.spec.layout
     if layout.pp > 1:
         text += (
@@ -191,16 +180,6 @@ def _collective(one: Collective) -> str:
 
 def _milliseconds(duration_s: float) -> str:
     return f"{duration_s * 1e3:.3g} ms"
-
-
-def _unlogged(diagnosis: Diagnosis) -> str | None:
-    """What the comms logger cannot have seen of the communication in the profile."""
-    split = diagnosis.split
-    if split is None or diagnosis.collectives:
-        return None
-    if split.communication_s < _LEAST_SHARE * split.step_s:
-        return None
-    return "collectives that do not go through DeepSpeed: their sizes are unknown"
 
 
 def _use(explanation: Explanation, use: Use) -> list[tuple[str, str]]:

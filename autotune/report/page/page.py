@@ -30,20 +30,20 @@ def render_page(
     *,
     snapshot: Snapshot | None = None,
 ) -> str:
-    """The page.
-
-    Args:
-        report: The study.
-        frame: Its table.
-        templates: Where `report/study.html.j2` is looked for.
-        snapshot: What a running search says of itself; None: no search is running.
+    """The page, of `report/study.html.j2`; a snapshot is what a running search says of itself.
 
     Raises:
         RenderError: A template of the user's does not render.
     """
-    standings = _standings(report, snapshot)
+    running = None if snapshot is None or snapshot.stage is Stage.DONE else snapshot
+    # The best so far, or the answer's.
+    shown = running or report.answer
+    standings: Standings = {
+        "best": shown.best if shown else None,
+        "baseline": shown.baseline if shown else None,
+    }
     shares = importance_of(report)
-    drawn = [
+    drawn = (
         charts.best_and_baseline(report, standings),
         charts.history(report),
         charts.speed_and_memory(report, standings),
@@ -52,20 +52,20 @@ def render_page(
         charts.outcomes(report),
         charts.phases(report),
         charts.steps(report),
-    ]
+    )
     named = {chart.name: chart for chart in drawn if chart is not None}
     best = standings["best"]
     config = None if best is None else page_tables.config_of(report, best.trial)
     values = {
         **page_values(list(named.values())),
         "title": report.study,
-        "refresh_s": REFRESH_S if _is_running(snapshot) else None,
+        "refresh_s": REFRESH_S if running else None,
         "place": describe_place(report),
         "job": _job(report),
-        "running": _running(snapshot),
+        "running": "" if running is None else _running(running),
         "headline": _headline(report),
         "on_cpu": report.context.accelerator == "cpu",
-        "verdict": describe_verdict(report) if not _is_running(snapshot) else [],
+        "verdict": [] if running else describe_verdict(report),
         "named": {name: named.get(name) for name in _CHARTS},
         "change": page_tables.change(report, standings),
         "ds_config": None if config is None else canonical_json(config),
@@ -94,21 +94,7 @@ def page_values(drawn: Sequence[Chart]) -> dict[str, Any]:
     }
 
 
-def _standings(report: StudyReport, snapshot: Snapshot | None) -> Standings:
-    """The answer's, or the best so far."""
-    shown = snapshot if _is_running(snapshot) else report.answer
-    if shown is None:
-        return {"best": None, "baseline": None}
-    return {"best": shown.best, "baseline": shown.baseline}
-
-
-def _is_running(snapshot: Snapshot | None) -> bool:
-    return snapshot is not None and snapshot.stage is not Stage.DONE
-
-
-def _running(snapshot: Snapshot | None) -> str:
-    if snapshot is None or snapshot.stage is Stage.DONE:
-        return ""
+def _running(snapshot: Snapshot) -> str:
     left = snapshot.time_left_s
     return (
         f"running: {snapshot.stage.value}, {snapshot.n_done} of {snapshot.n_budget} trials, "

@@ -17,6 +17,7 @@ from autotune.report.explain.trial import describe, explain, rows_of
 from autotune.report.page.charts import Standings
 from autotune.report.results.details import describe_cost, describe_gain, describe_setting
 from autotune.report.results.effects import changes_of
+from autotune.report.results.rows import describe_evidence
 from autotune.report.results.study import StudyReport
 from autotune.report.words import format_interval, format_rate
 from autotune.space.candidate import candidate_of
@@ -111,8 +112,7 @@ def _said_by(trial: Trial) -> str:
         return trial.problem
     said = []
     if result.outcome is not Outcome.OK:
-        source = f" [{result.evidence_source}]" if result.evidence_source else ""
-        said.append(f"{result.evidence}{source}")
+        said.append(describe_evidence(result))
     if result.outcome.is_measured and result.disturbed:
         said.append(f"disturbed: {result.disturbed}")
     return "; ".join(said) or trial.problem
@@ -126,19 +126,18 @@ def trials(report: StudyReport, standings: Standings) -> list[dict[str, str]]:
 
 def _trial(trial: Trial, report: StudyReport, marks: Mapping[int, str]) -> dict[str, str]:
     spec, result = trial.spec, trial.result
+    identity = spec.identity
     rate = None if result is None else result.samples_per_s
     interval = ""
     if result is not None and is_figure(result):
         predicted = report.history.spread.interval([result])
         interval = format_interval(predicted.low, predicted.high)
     peak_bytes = None if result is None else result.peak_memory_bytes
-    round_number = (
-        "" if spec.identity.confirm_round is None else f", round {spec.identity.confirm_round}"
-    )
+    its_round = "" if identity.confirm_round is None else f", round {identity.confirm_round}"
     return {
-        "number": str(spec.identity.number),
-        "mark": marks.get(spec.identity.number, ""),
-        "role": f"{spec.identity.role.value}{round_number}",
+        "number": str(identity.number),
+        "mark": marks.get(identity.number, ""),
+        "role": f"{identity.role.value}{its_round}",
         "outcome": "running" if result is None else result.outcome.value,
         "rate": "" if rate is None else format_rate(rate),
         "interval": interval,

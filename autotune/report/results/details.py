@@ -26,11 +26,11 @@ def describe_details(
 ) -> list[tuple[str, str]]:
     """What the page shows and the verdict does not, fact by fact, as (name, text).
 
-    Args:
-        report: The study.
-        shares: Importance by knob; None: too little is known.
+    `shares` is the importance by knob; None: too little is known.
     """
-    facts = [("by knob", text) for text in _changes(report)]
+    best, baseline = report.best_trial, report.baseline_trial
+    changes = [] if best is None or baseline is None else changes_of(report, best, baseline)
+    facts = [("by knob", _change(change)) for change in changes]
     if not (report.answer and report.answer.front) and (front := pareto_front(report.rows)):
         facts.append(("front", describe_front(front)))
     if shares is not None:
@@ -88,25 +88,22 @@ def describe_front(front: Sequence[Row]) -> str:
 
 def describe_importance(shares: Mapping[str, float]) -> str:
     """`zero.stage 71%, micro_batch 29%; below 0.5%: tp`."""
-    text = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if _counts(share))
-    rest = [name for name, share in shares.items() if not _counts(share)]
+    text = ", ".join(f"{name} {s:.0%}" for name, s in shares.items() if s >= LEAST_SHARE)
+    rest = [name for name, share in shares.items() if share < LEAST_SHARE]
     return f"{text}; below {LEAST_SHARE:.1%}: {', '.join(rest)}" if rest else text
 
 
 def describe_bounds(report: StudyReport) -> list[str]:
     """What the best and the baseline mostly wait for, where they had a diagnostic pass."""
-    numbers = {report.best_trial, report.baseline_trial}
     said = []
     for trial in report.history.trials:
-        found = None
-        if trial.result is not None and trial.spec.identity.number in numbers:
-            found = bottleneck(trial.spec, trial.result.diagnosis)
-        if found is not None:
-            said.append(
-                f"trial {trial.spec.identity.number}: {found.bound.value}, "
-                f"{found.shares[found.bound]:.0%} of a step; "
-                f"`report --trial {trial.spec.identity.number}` explains it"
-            )
+        number, result = trial.spec.identity.number, trial.result
+        if result is None or number not in (report.best_trial, report.baseline_trial):
+            continue
+        if found := bottleneck(trial.spec, result.diagnosis):
+            share = f"{found.shares[found.bound]:.0%} of a step"
+            how = f"`report --trial {number}` explains it"
+            said.append(f"trial {number}: {found.bound.value}, {share}; {how}")
     return said
 
 
@@ -124,19 +121,8 @@ def describe_phases(ended: Sequence[TrialResult]) -> str:
     return f"{shares} of the time of {len(ended)} trials"
 
 
-def _changes(report: StudyReport) -> list[str]:
-    best, baseline = report.best_trial, report.baseline_trial
-    if best is None or baseline is None:
-        return []
-    return [_change(change) for change in changes_of(report, best, baseline)]
-
-
 def _change(change: Change) -> str:
     text = f"{change.knob} {describe_setting(change.before)} -> {describe_setting(change.after)}: "
     if not change.pairs:
         return text + _NOT_ALONE
     return f"{text}{describe_gain(change.pairs)}; memory {describe_cost(change.pairs)}"
-
-
-def _counts(share: float) -> bool:
-    return share >= LEAST_SHARE

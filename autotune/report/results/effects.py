@@ -49,13 +49,7 @@ class Change:
 
 
 def changes_of(report: StudyReport, best: int, baseline: int) -> list[Change]:
-    """The knobs that the best sets otherwise than the baseline, in the order of the knobs.
-
-    Args:
-        report: The study.
-        best: Trial that stands for the best.
-        baseline: Trial that stands for the baseline.
-    """
+    """The knobs that the best trial sets otherwise than the baseline's."""
     ours, theirs = report.row_of(best), report.row_of(baseline)
     if ours is None or theirs is None:
         return []
@@ -86,52 +80,43 @@ def _pairs(
 
     Pairs from the final comparison come first, then those that hold the best or the baseline.
     """
+
+    def others(trial: int) -> dict[str, KnobValue]:
+        return {other: value for other, value in settings[trial].items() if other != name}
+
     tried = {t.candidate.hash: t for t in report.history.tried}
     verdict = last_verdict(report.history, report.objective)
     measured = [row for row in report.rows if row.figure is not None]
-    found = []
-    for a, b in itertools.permutations(measured, 2):
-        theirs, ours = settings[a.trial], settings[b.trial]
-        if theirs.get(name) != before or ours.get(name) != after:
-            continue
-        if _without(theirs, name) == _without(ours, name):
-            found.append(_pair(a, b, tried, verdict))
-    named = (report.best_row, report.baseline_row)
-    ends = {row.trial for row in named if row is not None}
-    return tuple(
-        sorted(
-            found,
-            key=lambda p: (not p.is_interleaved, -len({p.before, p.after} & ends), p.after),
-        )
-    )
-
-
-def _without(settings: Mapping[str, KnobValue], name: str) -> dict[str, KnobValue]:
-    return {other: value for other, value in settings.items() if other != name}
+    found = [
+        _pair(a, b, tried, verdict)
+        for a, b in itertools.permutations(measured, 2)
+        if settings[a.trial].get(name) == before and settings[b.trial].get(name) == after
+        if others(a.trial) == others(b.trial)
+    ]
+    ends = {row.trial for row in (report.best_row, report.baseline_row) if row is not None}
+    found.sort(key=lambda p: (not p.is_interleaved, -len({p.before, p.after} & ends), p.after))
+    return tuple(found)
 
 
 def _pair(before: Row, after: Row, tried: Mapping[str, Tried], verdict: Verdict | None) -> Pair:
     peaks = [row.figure.peak_memory_bytes if row.figure else None for row in (after, before)]
     of, over = after.candidate.hash, before.candidate.hash
-    gain = None
-    if verdict is not None and {of, over} <= set(verdict.figures):
-        gain = _interleaved(of, over, verdict)
-    return Pair(
-        before=before.trial,
-        after=after.trial,
-        ratio=gain
-        or ratio_of(
+    is_interleaved = verdict is not None and {of, over} <= set(verdict.figures)
+    if verdict is not None and is_interleaved:
+        # Judged as the gain in the headline is.
+        n_runs = verdict.figures[of].n_runs, verdict.figures[over].n_runs
+        gain = verdict.gain(of=of, over=over)
+        ratio = Ratio(**vars(gain), basis=Basis.RUNS, n_runs=n_runs)
+    else:
+        ratio = ratio_of(
             telling_runs(tried[of].trials),
             telling_runs(tried[over].trials),
             spreads=(tried[of].spread, tried[over].spread),
-        ),
-        is_interleaved=gain is not None,
+        )
+    return Pair(
+        before=before.trial,
+        after=after.trial,
+        ratio=ratio,
+        is_interleaved=is_interleaved,
         memory_bytes=None if None in peaks else (peaks[0] or 0) - (peaks[1] or 0),
     )
-
-
-def _interleaved(of: str, over: str, verdict: Verdict) -> Ratio:
-    """The ratio, judged as the gain in the headline is."""
-    gain = verdict.gain(of=of, over=over)
-    n_runs = verdict.n_runs[of], verdict.n_runs[over]
-    return Ratio(**vars(gain), basis=Basis.RUNS, n_runs=n_runs)

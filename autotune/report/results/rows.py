@@ -1,6 +1,5 @@
 """The rows of the terminal report: one per candidate, the fastest first, failures last."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from autotune.contract import Outcome, Role, TrialResult
@@ -44,18 +43,12 @@ class Row:
 
 
 def make_rows(history: History, objective: Objective) -> list[Row]:
-    """One row per candidate of the record.
-
-    Args:
-        history: The trials.
-        objective: Says what the memory limit allows.
-    """
+    """One row per candidate of the record; the objective says what the memory limit allows."""
     verdict = last_verdict(history, objective)
     rows = []
     for tried in history.tried:
         confirmed = None if verdict is None else verdict.figures.get(tried.candidate.hash)
-        n_runs = 1 if verdict is None else verdict.n_runs.get(tried.candidate.hash, 1)
-        rows.append(_row(tried, objective, confirmed, n_runs))
+        rows.append(_row(tried, objective, confirmed))
     return sorted(rows, key=lambda row: (row.figure is None, -row.rate, row.trial))
 
 
@@ -72,19 +65,17 @@ def last_verdict(history: History, objective: Objective) -> confirm.Verdict | No
         if (t.spec.identity.confirm_round or 0) >= first_round
     }
     comparison = confirm.FinalComparison(
-        members=_candidates(history, hashes),
+        members=tuple(t.candidate for t in history.tried if t.candidate.hash in hashes),
         first_round=first_round,
         n_rounds=last - first_round + 1,
     )
     return confirm.judge(comparison, history, objective)
 
 
-def _candidates(history: History, hashes: Collection[str]) -> tuple[Candidate, ...]:
-    return tuple(t.candidate for t in history.tried if t.candidate.hash in hashes)
-
-
-def _row(tried: Tried, objective: Objective, confirmed: Figure | None, n_runs: int) -> Row:
-    result = _telling(tried)
+def _row(tried: Tried, objective: Objective, confirmed: Figure | None) -> Row:
+    # A fault comes before a measurement that another run of the same candidate reached.
+    ended = [t.result for t in tried.trials if t.result is not None]
+    result = tried.fault or tried.measured or (ended[-1] if ended else None)
     figure = confirmed
     if figure is None and result is not None and is_figure(result):
         figure = figure_of(result, tried.spread)
@@ -92,21 +83,14 @@ def _row(tried: Tried, objective: Objective, confirmed: Figure | None, n_runs: i
         trial=tried.trials[0].spec.identity.number if result is None else result.number,
         candidate=tried.candidate,
         figure=figure,
-        n_runs=n_runs,
+        n_runs=1 if figure is None else figure.n_runs,
         outcome=None if result is None else result.outcome,
         fits=figure is None or objective.fits(figure.peak_memory_bytes),
         is_disturbed=confirmed is None and result is not None and bool(result.disturbed),
-        evidence="" if result is None or result.outcome is Outcome.OK else _evidence(result),
+        evidence=describe_evidence(result) if result and result.outcome is not Outcome.OK else "",
     )
 
 
-def _telling(tried: Tried) -> TrialResult | None:
-    """A fault comes before a measurement that another run of the same candidate reached."""
-    ended = [t.result for t in tried.trials if t.result is not None]
-    return tried.fault or tried.measured or (ended[-1] if ended else None)
-
-
-def _evidence(result: TrialResult) -> str:
-    if not result.evidence_source:
-        return result.evidence
-    return f"{result.evidence} [{result.evidence_source}]"
+def describe_evidence(result: TrialResult) -> str:
+    """The line that an outcome was read from, and where it stands."""
+    return result.evidence + (f" [{result.evidence_source}]" if result.evidence_source else "")

@@ -13,12 +13,8 @@ class Calibrated(Tpe):
     def propose(self, request: Request) -> Candidate | None:
         """The candidate of the best row of the forecast."""
         steering = request.steering
-        if steering is None or not steering.can_steer(request.objective):
+        if steering is None or not steering.steers:
             return super().propose(request)
         return steering.propose(
-            request.history,
-            request.objective,
-            request.closed,
-            n_budget=request.n_budget,
-            seed=request.seed,
+            request.history, request.closed, n_budget=request.n_budget, seed=request.seed
         )

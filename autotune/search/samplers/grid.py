@@ -39,13 +39,9 @@ def least_used(
     *,
     seed: int,
 ) -> int:
-    """Which open candidate has the values that were tried least often so far.
+    """Which open candidate has the values that were tried least often; the seed orders equals.
 
-    Args:
-        columns: Knob -> its value in every candidate, None where it does not act.
-        is_tried: By candidate.
-        is_open: By candidate; one is at least.
-        seed: Seed of the order among equals.
+    A knob's column has its value in every candidate, None where it does not act.
     """
     usage = np.where(is_open, _usage(columns, is_tried), np.inf)
     ties = np.flatnonzero(usage <= usage.min() + 1e-9)

@@ -4,21 +4,16 @@ The lattice then finds the nearest candidate that is legal and open.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
-import optuna
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler
 
 from autotune.base.errors import JobError
-from autotune.contract import KnobValue
-from autotune.search.history import History
-from autotune.search.objective import Objective
 from autotune.search.optuna_study import (
+    ask,
     make_axes,
     n_random_trials,
     sampler_seed,
-    told_trials,
     tpe_sampler,
 )
 from autotune.search.sampler import Request, Sampler
@@ -36,53 +31,15 @@ class OptunasSampler(Sampler):
 
     @abstractmethod
     def make(self, *, n_budget: int, seed: int) -> BaseSampler:
-        """The sampler as Optuna has it.
-
-        Args:
-            n_budget: Trials of the whole search; at most half of them are random.
-            seed: Seed of its draws.
-        """
+        """The sampler as Optuna has it; at most half of a search's trials are random."""
 
     def propose(self, request: Request) -> Candidate | None:
         """The open candidate that is nearest to the values that Optuna proposes."""
-        lattice = request.lattice
-        values = self.propose_values(
-            lattice.values,
-            request.history,
-            request.objective,
-            n_budget=request.n_budget,
-            seed=request.seed,
-        )
+        lattice, history = request.lattice, request.history
+        sampler = self.make(n_budget=request.n_budget, seed=sampler_seed(request.seed, history))
+        axes = make_axes(lattice.values, history)
+        values = ask(sampler, axes, history, request.objective, is_whole=self.tells_idle_knobs)
         return lattice.nearest({**lattice.constants, **values}, request.closed)
-
-    def propose_values(
-        self,
-        space: Mapping[str, Sequence[KnobValue]],
-        history: History,
-        objective: Objective,
-        *,
-        n_budget: int,
-        seed: int,
-    ) -> dict[str, KnobValue]:
-        """A value of every knob.
-
-        Args:
-            space: Values per knob.
-            history: What was tried; the same history and seed give the same proposal.
-            objective: What is better and what is feasible.
-            n_budget: Trials of the whole search.
-            seed: The job's seed.
-        """
-        # It would warn of every knob that acts only at some stages and so is sampled on its own.
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        axes = make_axes(space, history)
-        study = optuna.create_study(
-            directions=objective.directions,
-            sampler=self.make(n_budget=n_budget, seed=sampler_seed(seed, history)),
-        )
-        study.add_trials(told_trials(axes, history, objective, is_whole=self.tells_idle_knobs))
-        trial = study.ask({name: axis.distribution for name, axis in axes.items()})
-        return {name: axis.decode(trial.params[name]) for name, axis in axes.items()}
 
 
 class Tpe(OptunasSampler):

@@ -18,11 +18,7 @@ _USED_BY_ALL = ("deepspeed", "autotune.trial.readback", "autotune.trial.scripts.
 
 
 def load_code(accelerator: str) -> None:
-    """Load what every rank uses, whatever it trains; a second call costs nothing.
-
-    Args:
-        accelerator: `cpu` or `cuda`.
-    """
+    """Load what every rank on `cpu` or `cuda` uses; a second call costs nothing."""
     for module in _USED_BY_ALL:
         importlib.import_module(module)
     from autotune.trial.prebuilt import NEEDED, load_as_built, load_now, reuse_cpu_info
@@ -65,10 +61,7 @@ def on_initialize(
 ) -> None:
     """Make `deepspeed.initialize` use the candidate's configuration.
 
-    Args:
-        config: The candidate's.
-        before: Called when the training script initializes its engine.
-        after: Called with that engine.
+    `before` is called when the training script initializes its engine, `after` with that engine.
     """
     import deepspeed
 

@@ -369,15 +369,10 @@ def split_attention(model: Any, *, sp: int, micro_batch: int) -> Any:
 
 
 def own_piece(inputs: Inputs, *, sp: int, rank: int) -> Inputs:
-    """A rank's piece of samples that all ranks of its group hold whole.
+    """A rank's piece of samples (samples, tokens) that all `sp` ranks of its group hold whole.
 
     Labels are shifted before they are cut: the last token of a piece is followed by the first of
     the next. A mask is left out: padding stands at the right, where nothing before it attends.
-
-    Args:
-        inputs: `input_ids` and `labels`, (samples, tokens).
-        sp: Ranks that share a sample.
-        rank: Position of this one in its group.
 
     Returns:
         What a Hugging Face model takes: the piece, the positions and successors of its tokens, and

@@ -342,9 +342,7 @@ def layer_specs(build: Build) -> list[LayerSpec]:
 def next_token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mean cross entropy of each token's successor, in fp32.
 
-    Args:
-        logits: (samples, tokens, vocabulary).
-        labels: (samples, tokens): the tokens themselves, or `IGNORED`.
+    Logits are (samples, tokens, vocabulary); labels (samples, tokens): the tokens, or `IGNORED`.
     """
     targets = functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
     return functional.cross_entropy(

@@ -34,7 +34,8 @@ from autotune.search.trial_spec import Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Context
 from autotune.space.knobs import canonical
-from autotune.space.space import Space, combinations, load_space
+from autotune.space.space import combinations, load_space
+from autotune.space.space_file import Space
 from tests.engines.deepspeed.rules.cases import NEWEST
 from tests.jobs import CPU, tiny_job
 

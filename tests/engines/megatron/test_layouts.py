@@ -306,7 +306,7 @@ def job(folder, **changes):
 
 
 def plans_of(asked, candidates):
-    return MegatronEngine(asked, GPU).plans(candidates, shipped_accelerators())
+    return MegatronEngine(asked, GPU).plans(candidates)
 
 
 def test_columns_say_what_a_layout_is(tmp_path):

@@ -110,7 +110,7 @@ def test_a_gang_that_is_known_in_part_has_no_energy():
     ],
 )
 def test_an_idle_device_is_not_throttled(bits, throttled, reasons):
-    found = use_between([reading(1.0, throttle_reasons=bits)], 0.0, 2.0)
+    found = use_between([reading(1.0, throttle_bits=bits)], 0.0, 2.0)
     assert (found.throttled, found.throttle_reasons) == (throttled, reasons)
 
 

@@ -1,8 +1,10 @@
-"""DeepSpeed's knobs: a file for each page of the documentation; here all of them, in order.
+"""DeepSpeed's knobs: a file for each section of the documentation; here all of them, in order.
 
-Adding one is an entry in a file of this folder and a line in the template. The evidence in the
-entries is DeepSpeed 0.19.8.
+Adding one is an entry in a file of this folder. The evidence in the entries is DeepSpeed 0.19.8.
 """
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 from autotune.engines.deepspeed.knobs import (
     compute,
@@ -12,19 +14,19 @@ from autotune.engines.deepspeed.knobs import (
     process,
     zero,
 )
-from autotune.space.knob import Catalogue
+from autotune.engines.deepspeed.knobs.base import DeepSpeedKnob
 
-KNOBS: Catalogue = {
-    knob.name: knob
-    for knob in (
-        *layout.ENTRIES,
-        *offload.ENTRIES,
-        *precision.ENTRIES,
-        *zero.ENTRIES,
-        *zero.ZEROPP,
-        *offload.DETAILS,
-        *compute.ENTRIES,
-        *process.ENTRIES,
-    )
+_GROUPS = (
+    ("layout", layout.ENTRIES),
+    ("offload", offload.ENTRIES),
+    ("precision", precision.ENTRIES),
+    ("zero", zero.ENTRIES),
+    ("zeropp", zero.ZEROPP),
+    ("offload", offload.DETAILS),
+    ("compute", compute.ENTRIES),
+    ("process", process.ENTRIES),
+)
+KNOBS: Mapping[str, DeepSpeedKnob] = {
+    knob.name: replace(knob, group=group) for group, entries in _GROUPS for knob in entries
 }
 """Knobs by name, in an order in which a knob comes after those that it looks at."""

@@ -1,8 +1,18 @@
 """Knobs of the computation itself: attention, loss, compilation, the optimizer's kernel."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.base.nested import look_up
 from autotune.contract import KnobValue
-from autotune.engines.deepspeed.knobs.situation import ADAM, has_adam, has_pipeline
-from autotune.space.knob import Context, Knob, Knobs
+from autotune.engines.deepspeed.knobs.base import DeepSpeedKnob
+from autotune.engines.deepspeed.knobs.situation import (
+    ADAM,
+    has_adam,
+    has_pipeline,
+    optimizer_implementation,
+)
+from autotune.space.knob import Context, Knobs
 
 
 def _is_hugging_face(values: Knobs, context: Context) -> bool:
@@ -24,12 +34,19 @@ def _has_a_choice(_: Knobs, context: Context) -> bool:
     return has_adam(context)
 
 
+def _read_compile(config: Mapping[str, Any]) -> Any:
+    # Without it a script may call engine.compile() or not: the file does not say.
+    return "deepcompile" if look_up(config, "compile.deepcompile") is True else None
+
+
+def _read_implementation(config: Mapping[str, Any]) -> Any:
+    return optimizer_implementation(look_up(config, "optimizer.params"))
+
+
 ENTRIES = (
-    Knob(
+    DeepSpeedKnob(
         name="attention",
         by_script=True,
-        group="compute",
-        kind="choice",
         default="default",
         choices=("default", "eager", "sdpa", "flash_attention_2"),
         scope="for Hugging Face models without a pipeline",
@@ -39,11 +56,9 @@ ENTRIES = (
         "where the model has it",
         source="transformers: _attn_implementation",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="loss_chunk_tokens",
         by_script=True,
-        group="compute",
-        kind="int",
         default=0,
         scope="without a pipeline, for Hugging Face models whose loss is known to be plain cross "
         "entropy",
@@ -53,11 +68,11 @@ ENTRIES = (
         "backward, so that the logits of all tokens never exist at once; 0: all at once",
         source="autotune/trial/scripts/train.py",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="compile",
+        key="compile.deepcompile",
+        reader=_read_compile,
         by_script=True,
-        group="compute",
-        kind="choice",
         default="none",
         choices=("none", "torch", "deepcompile"),
         fold=_fold_compile,
@@ -65,10 +80,11 @@ ENTRIES = (
         help="compile the model with torch.compile, or with DeepSpeed's passes over its graph",
         source="runtime/engine.py: compile, get_deepcompile_backend",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="optimizer.implementation",
-        group="compute",
-        kind="choice",
+        key="optimizer.params.torch_adam",
+        more_keys=("optimizer.params.fused",),
+        reader=_read_implementation,
         default="deepspeed",
         choices=("deepspeed", "torch", "torch_fused"),
         scope=f"for {' and '.join(ADAM)}",

@@ -1,9 +1,14 @@
 """Knobs of the layout: what is sharded, split and recomputed, and how many samples at once."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.base.nested import look_up
 from autotune.contract import KnobValue
+from autotune.engines.deepspeed.knobs.base import DeepSpeedKnob
 from autotune.engines.deepspeed.knobs.situation import degree, has_pipeline
 from autotune.engines.deepspeed.knobs.stages import stages
-from autotune.space.knob import Context, Knob, Knobs
+from autotune.space.knob import Context, Knobs
 
 
 def _fold_recompute(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
@@ -22,11 +27,23 @@ def _has_experts(_: Knobs, context: Context) -> bool:
     return context.model.n_experts > 0 and context.is_hugging_face
 
 
+def _read_sequence(config: Mapping[str, Any]) -> Any:
+    # With the pass it is the compiler's degree: the script must not split once more.
+    passes = look_up(config, "compile.passes")
+    has_auto_sp = isinstance(passes, list) and "autosp" in passes
+    return None if has_auto_sp else look_up(config, "sequence_parallel_size")
+
+
+def _read_experts(config: Mapping[str, Any]) -> Any:
+    section = look_up(config, "expert_parallel")
+    is_on = isinstance(section, Mapping) and section.get("enabled")
+    return section.get("autoep_size") if is_on else None
+
+
 ENTRIES = (
-    Knob(
+    DeepSpeedKnob(
         name="zero.stage",
-        group="layout",
-        kind="int",
+        key="zero_optimization.stage",
         is_always_shown=True,
         default=0,
         choices=(0, 1, 2, 3),
@@ -34,41 +51,41 @@ ENTRIES = (
         "states, 2 and gradients, 3 and parameters)",
         source="runtime/zero/config.py",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="tp",
-        group="layout",
-        kind="int",
+        key="tensor_parallel.autotp_size",
+        by_template=True,
         default=1,
         minimum=1,
         help="tensor parallel degree (DeepSpeed AutoTP; its split layers in a pipeline)",
         source="module_inject/auto_tp.py",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="pp",
         by_script=True,
-        group="layout",
-        kind="int",
         default=1,
         minimum=1,
         help="pipeline parallel degree: stages of about as many parameters each (DeepSpeed's "
         "PipelineModule); from 2 on our own transformer of the model's shapes is trained",
         source="runtime/pipe/module.py",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="sp",
+        key="sequence_parallel_size",
+        more_keys=("data_parallel_size",),
+        reader=_read_sequence,
         by_script=True,
-        group="layout",
-        kind="int",
         default=1,
         minimum=1,
         help="sequence parallel degree (Ulysses): ranks that share each sample, a piece of its "
         "sequence each, and in attention a part of the heads each",
         source="runtime/sequence_parallel/ulysses_sp.py",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="ep",
-        group="layout",
-        kind="int",
+        key="expert_parallel.autoep_size",
+        more_keys=("expert_parallel.enabled",),
+        reader=_read_experts,
         default=1,
         minimum=1,
         scope="for Mixtral-like models built from a Hugging Face config",
@@ -77,10 +94,9 @@ ENTRIES = (
         "experts of each layer are spread; 1: every rank has all of them",
         source="module_inject/auto_ep.py",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="micro_batch",
-        group="layout",
-        kind="int",
+        key="train_micro_batch_size_per_gpu",
         is_always_shown=True,
         default=1,
         minimum=1,
@@ -88,11 +104,9 @@ ENTRIES = (
         "batch",
         source="runtime/config.py: _set_batch_related_parameters",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="recompute",
         by_script=True,
-        group="layout",
-        kind="choice",
         default="none",
         choices=("none", "full"),
         pattern=r"every_([2-9]|[1-9]\d{1,3})",

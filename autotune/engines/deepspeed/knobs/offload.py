@@ -1,13 +1,23 @@
 """Knobs of offload: optimizer states and parameters on the host or on a disk."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autotune.base.nested import look_up
 from autotune.contract import KnobValue
+from autotune.engines.deepspeed.knobs.base import DeepSpeedKnob
 from autotune.engines.deepspeed.knobs.situation import (
     at_stages,
     elements_in_partition,
     has_adam,
     has_pipeline,
 )
-from autotune.space.knob import Context, Knob, Knobs
+from autotune.space.knob import Context, Knobs
+
+_OPTIMIZER = "zero_optimization.offload_optimizer"
+_PARAM = "zero_optimization.offload_param"
+ZENFLOW = "zero_optimization.zenflow"
+_HAS_ZENFLOW = {"zenflow": ("sequential", "overlap")}
 
 
 def _fold_optimizer(value: KnobValue, values: Knobs, _: Context) -> KnobValue:
@@ -27,14 +37,6 @@ def _splits_states(values: Knobs, context: Context) -> bool:
     )
 
 
-def _swaps_states(values: Knobs, _: Context) -> bool:
-    return values.get("offload.optimizer") == "nvme"
-
-
-def _swaps_parameters(values: Knobs, _: Context) -> bool:
-    return values.get("offload.param") == "nvme"
-
-
 def _fold_kept(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
     return min(int(value), elements_in_partition(values, context))
 
@@ -48,17 +50,50 @@ def _may_select(values: Knobs, context: Context) -> bool:
     return _is_on_host(values, context) and not has_pipeline(values)
 
 
-def _has_zenflow(values: Knobs, _: Context) -> bool:
-    return values.get("zenflow", "none") != "none"
+def _device(section: str) -> Callable[[Mapping[str, Any]], Any]:
+    def read(config: Mapping[str, Any]) -> Any:
+        found = look_up(config, section)
+        return found.get("device", "none") if isinstance(found, Mapping) else found
+
+    return read
+
+
+_PIPELINES = {
+    (True, True): "both",
+    (True, False): "read",
+    (False, True): "write",
+    (False, False): "none",
+}
+
+
+def _read_pipeline(config: Mapping[str, Any]) -> Any:
+    ways = [look_up(config, f"{_OPTIMIZER}.pipeline_{way}") for way in ("read", "write")]
+    return None if ways == [None, None] else _PIPELINES[ways[0] is True, ways[1] is True]
+
+
+def _read_zenflow(config: Mapping[str, Any]) -> Any:
+    section = look_up(config, ZENFLOW)
+    if not isinstance(section, Mapping):
+        return None
+    return "overlap" if section.get("overlap_step") is True else "sequential"
+
+
+def _read_interval(config: Mapping[str, Any]) -> Any:
+    """The interval in optimizer steps, where the file counts micro-batches; None: none is set."""
+    select, update = (look_up(config, f"{ZENFLOW}.{of}_interval") for of in ("select", "update"))
+    if type(select) is not int or type(update) is not int or select < update or update < 1:
+        return None
+    return select // update
 
 
 ENTRIES = (
-    Knob(
+    DeepSpeedKnob(
         # At stage 0 it would swap the optimizer's kernel and offload nothing
         # (engine.py: _configure_basic_optimizer).
         name="offload.optimizer",
-        group="offload",
-        kind="choice",
+        key=_OPTIMIZER,
+        reader=_device(_OPTIMIZER),
+        read_back="offload_optimizer",
         default="none",
         choices=("none", "cpu", "nvme"),
         scope="at stages 1 to 3; nvme at stage 3, and below it means cpu",
@@ -67,11 +102,12 @@ ENTRIES = (
         help="where optimizer states live and are updated; nvme: on the job's `nvme_path`",
         source="runtime/zero/offload_config.py",
     ),
-    Knob(
+    DeepSpeedKnob(
         # Nothing but the stage 3 branch hands it on (engine.py: _configure_zero_optimizer).
         name="offload.param",
-        group="offload",
-        kind="choice",
+        key=_PARAM,
+        reader=_device(_PARAM),
+        read_back="offload_param",
         default="none",
         choices=("none", "cpu", "nvme"),
         scope="at stage 3",
@@ -83,60 +119,61 @@ ENTRIES = (
 """Other knobs look at these two, so they come early in the registry."""
 
 DETAILS = (
-    Knob(
+    DeepSpeedKnob(
         name="offload.ratio",
-        group="offload",
-        kind="float",
+        key=f"{_OPTIMIZER}.ratio",
+        read_back="offload_ratio",
         default=1.0,
         maximum=1.0,
         scope="on a GPU at stage 3 with the optimizer on the host and several sub-groups",
-        when=at_stages(3),
+        when=at_stages(3) | {"offload.optimizer": ("cpu", "nvme")},
         acts=_splits_states,
         help="share of the optimizer states that is offloaded; the rest stays on the device",
         source="runtime/zero/stage3.py: _create_fp32_partitions, _optimizer_step",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="offload.pipeline",
-        group="offload",
-        kind="choice",
+        key=f"{_OPTIMIZER}.pipeline_read",
+        more_keys=(f"{_OPTIMIZER}.pipeline_write", f"{_OPTIMIZER}.buffer_count"),
+        reader=_read_pipeline,
+        read_back="offload_pipeline",
         default="none",
         choices=("none", "read", "write", "both"),
         scope="at stage 3 with the optimizer on nvme",
-        when=at_stages(3),
-        acts=_swaps_states,
+        when=at_stages(3) | {"offload.optimizer": ("nvme",)},
         help="overlap reading the next sub-group's states, or writing the last one's, with the "
         "update; each takes four more buffers of a sub-group on the host",
         source="runtime/swap_tensor/pipelined_optimizer_swapper.py",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="offload.param_buffer_count",
-        group="offload",
-        kind="int",
+        key=f"{_PARAM}.buffer_count",
+        more_keys=(f"{_PARAM}.buffer_size",),
+        read_back="offload_param_buffer_count",
         default=5,
         minimum=1,
         scope="at stage 3 with parameters on nvme",
-        when=at_stages(3),
-        acts=_swaps_parameters,
+        when=at_stages(3) | {"offload.param": ("nvme",)},
         help="buffers of the largest parameter's size that hold partitions on their way",
         source="runtime/swap_tensor/partitioned_param_swapper.py",
     ),
-    Knob(
+    DeepSpeedKnob(
         # stage3.py: _create_param_groups_fp16_flat_cpu_memory
         name="offload.param_max_in_cpu",
-        group="offload",
-        kind="int",
+        key=f"{_PARAM}.max_in_cpu",
+        read_back="offload_param_max_in_cpu",
         default=1_000_000_000,
         scope="at stage 3 with parameters on nvme",
-        when=at_stages(3),
-        acts=_swaps_parameters,
+        when=at_stages(3) | {"offload.param": ("nvme",)},
         fold=_fold_kept,
         help="elements of a rank's parameters that stay on the host all the same; 0 swaps all",
         source="runtime/zero/stage3.py: _create_param_groups_fp16_flat_cpu_memory",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="offload.super",
-        group="offload",
-        kind="bool",
+        key=f"{_OPTIMIZER}.super_offload",
+        by_template=True,
+        read_back="super_offload",
         default=False,
         scope="at stage 3 with the optimizer on the host",
         when=at_stages(3),
@@ -146,10 +183,11 @@ DETAILS = (
         "hosts with a fast link (GH200, GB200)",
         source="runtime/superoffload/superoffload_stage3.py",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="zenflow",
-        group="offload",
-        kind="choice",
+        key=ZENFLOW,
+        reader=_read_zenflow,
+        read_back="zenflow",
         default="none",
         choices=("none", "sequential", "overlap"),
         scope="at stages 1 and 2, and on a GPU at stage 3, with Adam on the host and no pipeline",
@@ -161,29 +199,28 @@ DETAILS = (
         "step late",
         source="runtime/zenflow/engine.py",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="zenflow.topk_ratio",
-        group="offload",
-        kind="float",
+        key=f"{ZENFLOW}.topk_ratio",
+        read_back="zenflow_topk_ratio",
         default=0.1,
         minimum=0.001,
         maximum=0.999,
         scope="with zenflow",
-        when=at_stages(1, 2, 3),
-        acts=_has_zenflow,
+        when=_HAS_ZENFLOW,
         help="share of the columns that are selected",
         changes_training="more columns are updated at once",
         source="runtime/zenflow/zenflow_config.py",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="zenflow.select_interval",
-        group="offload",
-        kind="int",
+        key=f"{ZENFLOW}.select_interval",
+        reader=_read_interval,
+        read_back="zenflow_select_interval",
         default=1,
         minimum=1,
         scope="with zenflow",
-        when=at_stages(1, 2, 3),
-        acts=_has_zenflow,
+        when=_HAS_ZENFLOW,
         help="optimizer steps after which columns are selected anew",
         changes_training="columns are selected by older gradients",
         source="runtime/zenflow/engine.py: configure_zenflow",

@@ -1,8 +1,22 @@
 """Knobs of number formats: of accumulated gradients, master weights and optimizer states."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.base.nested import look_up
 from autotune.contract import KnobValue
+from autotune.engines.deepspeed.knobs.base import DeepSpeedKnob
 from autotune.engines.deepspeed.knobs.situation import at_stages, shards_gradients
-from autotune.space.knob import Context, Knob, Knobs
+from autotune.space.knob import Context, Knobs
+
+_DTYPES = {
+    "float32": "fp32",
+    "float": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+}
+"""DeepSpeed's other names of data types."""
 
 
 def _fold_accumulation(value: KnobValue, _: Knobs, context: Context) -> KnobValue:
@@ -20,13 +34,35 @@ def _has_low_masters(values: Knobs, context: Context) -> bool:
     return low and context.precision == "bf16" and _has_low_precision(values, context)
 
 
+def _read_accumulation(config: Mapping[str, Any]) -> Any:
+    value = look_up(config, "data_types.grad_accum_dtype")
+    return None if value is None else _DTYPES.get(str(value).removeprefix("torch."), value)
+
+
+def _read_masters(config: Mapping[str, Any]) -> Any:
+    key = "master_weights_and_grads"
+    return _either(config, f"bf16.bf16_{key}", f"fp16.fp16_{key}")
+
+
+def _read_states(config: Mapping[str, Any]) -> Any:
+    return _either(config, "bf16.bf16_optimizer_states")
+
+
+def _either(config: Mapping[str, Any], *keys: str) -> str | None:
+    """`model` where a switch is on, `fp32` where one is off and none is on."""
+    switches = [look_up(config, key) for key in keys]
+    if any(switch is True for switch in switches):
+        return "model"
+    return "fp32" if any(switch is False for switch in switches) else None
+
+
 ENTRIES = (
-    Knob(
+    DeepSpeedKnob(
         # Stage 0 takes no other than the training precision (engine.py:
         # _do_optimizer_sanity_check).
         name="grad_accum_dtype",
-        group="precision",
-        kind="choice",
+        key="data_types.grad_accum_dtype",
+        reader=_read_accumulation,
         default="model",
         choices=("model", "fp32", "fp16", "bf16"),
         scope="at stages 1 to 3",
@@ -37,10 +73,11 @@ ENTRIES = (
         changes_training="fp32 sums are more exact, and cost two bytes more per gradient",
         source="runtime/engine.py: get_data_types, _do_optimizer_sanity_check",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="master_dtype",
-        group="precision",
-        kind="choice",
+        key="bf16.bf16_master_weights_and_grads",
+        more_keys=("fp16.fp16_master_weights_and_grads",),
+        reader=_read_masters,
         default="fp32",
         choices=("fp32", "model"),
         scope="at stages 1 to 3 in bf16 and fp16; with fp32 states only with Adam on the host",
@@ -50,10 +87,10 @@ ENTRIES = (
         changes_training="small updates are lost: master weights have 16 bits",
         source="runtime/base_optimizer.py: _configure_master_weights",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="optimizer_states_dtype",
-        group="precision",
-        kind="choice",
+        key="bf16.bf16_optimizer_states",
+        reader=_read_states,
         default="fp32",
         choices=("fp32", "model"),
         scope="in bf16 at stages 1 to 3 with master_dtype model",

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from autotune.contract import KnobValue
-from autotune.space.knob import Context, Knob, Knobs
+from autotune.engines.deepspeed.knobs.base import DeepSpeedKnob
+from autotune.space.knob import Context, Knobs
 
 _VARIABLES: Mapping[tuple[str, KnobValue], Mapping[str, str]] = {
     # The old name: torch before 2.9 reads no other, and later ones still read it.
@@ -35,10 +36,8 @@ def _is_cuda(_: Knobs, context: Context) -> bool:
 
 
 ENTRIES = (
-    Knob(
+    DeepSpeedKnob(
         name="allocator",
-        group="process",
-        kind="choice",
         default="default",
         choices=("default", "expandable_segments"),
         scope="on a GPU",
@@ -47,10 +46,8 @@ ENTRIES = (
         help="torch's CUDA allocator: fixed segments, or ones that grow, which fragment less",
         source="torch: PYTORCH_CUDA_ALLOC_CONF",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="host_allocator",
-        group="process",
-        kind="choice",
         default="default",
         choices=("default", "keep"),
         scope="for CPU ranks on Linux with glibc",
@@ -59,11 +56,9 @@ ENTRIES = (
         "waits for their pages to be cleared again; keep: the process keeps them, for more memory",
         source="mallopt(3): M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD",
     ),
-    Knob(
+    DeepSpeedKnob(
         # A CPU rank has a core as its device and is always bound to it.
         name="core_binding",
-        group="process",
-        kind="choice",
         default="none",
         choices=("none", "ranks"),
         scope="on a GPU",

@@ -9,7 +9,7 @@ from autotune.space.knob import Context, Knobs
 ADAM = ("adam", "adamw")
 
 
-def at_stages(*stages: int) -> Mapping[str, tuple[KnobValue, ...]]:
+def at_stages(*stages: int) -> dict[str, tuple[KnobValue, ...]]:
     """ZeRO stages at which a knob can act at all (`Knob.when`)."""
     return {"zero.stage": stages}
 
@@ -94,11 +94,7 @@ def is_bf16_optimizer(
 ) -> bool:
     """Whether DeepSpeed takes its BF16_Optimizer, which is given none of ZeRO's settings.
 
-    Args:
-        stage: ZeRO stage.
-        precision: What the model trains in: `bf16`, `fp16` or `fp32`.
-        grad_accum_dtype: What gradients are accumulated in, in the same words.
-        optimizer_offload: `none`, `cpu` or `nvme`; DeepSpeed asks for `cpu` alone.
+    Of the offloaded optimizers it asks for `cpu` alone.
 
     Source: engine.py: _do_optimizer_sanity_check, _configure_bf16_optimizer.
     """

@@ -1,6 +1,7 @@
 """Knobs of ZeRO: how gradients are reduced, and how stage 3 gathers parameters."""
 
 from autotune.contract import KnobValue
+from autotune.engines.deepspeed.knobs.base import DeepSpeedKnob
 from autotune.engines.deepspeed.knobs.situation import (
     at_stages,
     communicates,
@@ -17,7 +18,7 @@ from autotune.engines.deepspeed.knobs.situation import (
     shards_gradients,
     stage,
 )
-from autotune.space.knob import Context, Knob, Knobs, never
+from autotune.space.knob import Context, Knobs, never
 
 
 def _fold_gathered(value: KnobValue, values: Knobs, context: Context) -> KnobValue:
@@ -105,10 +106,10 @@ def _quantizes_gradients(values: Knobs, context: Context) -> bool:
 
 
 ENTRIES = (
-    Knob(
+    DeepSpeedKnob(
         name="contiguous_gradients",
-        group="zero",
-        kind="bool",
+        key="zero_optimization.contiguous_gradients",
+        read_back="contiguous_gradients",
         default=True,
         scope="at stages 1 to 3; below stage 3 not where the optimizer is offloaded",
         when=at_stages(1, 2, 3),
@@ -117,10 +118,10 @@ ENTRIES = (
         "with overlap_comm below stage 3), no fragments",
         source="runtime/zero/stage_1_and_2.py: reduce_independent_p_g_buckets_and_remove_grads",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="reduce_scatter",
-        group="zero",
-        kind="bool",
+        key="zero_optimization.reduce_scatter",
+        read_back="reduce_scatter",
         default=True,
         scope="at stages 1 to 3 over more than one rank where gradients are contiguous",
         when=at_stages(1, 2, 3),
@@ -129,10 +130,10 @@ ENTRIES = (
         source="runtime/zero/stage_1_and_2.py: average_tensor; stage3.py: "
         "__reduce_and_partition_ipg_grads",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="round_robin_gradients",
-        group="zero",
-        kind="bool",
+        key="zero_optimization.round_robin_gradients",
+        read_back="round_robin_gradients",
         default=False,
         scope="at stages 1 and 2 over more than one rank",
         when=at_stages(1, 2),
@@ -141,13 +142,13 @@ ENTRIES = (
         "the same time",
         source="runtime/zero/stage_1_and_2.py: _round_robin_reorder",
     ),
-    Knob(
+    DeepSpeedKnob(
         # Stage 0 reduces by a constant of its own (engine.py: MEMORY_OPT_ALLREDUCE_SIZE). Above
         # all gradients of a rank nothing changes but an allocation that is never filled
         # (stage_1_and_2.py: setup_buckets; stage3.py: _setup_for_real_optimizer).
         name="reduce_bucket_size",
-        group="zero",
-        kind="int",
+        key="zero_optimization.reduce_bucket_size",
+        read_back="reduce_bucket_size",
         default=500_000_000,
         minimum=1,
         scope="at stages 1 to 3",
@@ -157,12 +158,12 @@ ENTRIES = (
         help="gradient elements reduced at once",
         source="runtime/zero/stage_1_and_2.py: setup_buckets",
     ),
-    Knob(
+    DeepSpeedKnob(
         # Read only where torch lacks all_gather_into_tensor (utils.py: all_gather_dp_groups);
         # every torch that this package supports has it. Stage 3 is not even given it.
         name="allgather_bucket_size",
-        group="zero",
-        kind="int",
+        key="zero_optimization.allgather_bucket_size",
+        read_back="allgather_bucket_size",
         default=500_000_000,
         minimum=2,
         scope="nowhere with torch 1.13 or newer",
@@ -172,11 +173,11 @@ ENTRIES = (
         help="parameter elements gathered at once after the optimizer step",
         source="runtime/utils.py: all_gather_dp_groups",
     ),
-    Knob(
+    DeepSpeedKnob(
         # config.py: overlap_comm_valid
         name="overlap_comm",
-        group="zero",
-        kind="bool",
+        key="zero_optimization.overlap_comm",
+        read_back="overlap_comm",
         default=False,
         default_when={("zero.stage", 3): True},
         scope="at stages 1 and 2, and on a GPU at stage 3",
@@ -185,11 +186,11 @@ ENTRIES = (
         help="reduce gradients while backward still runs; doubles the bucket at stages 1 and 2",
         source="runtime/zero/config.py: overlap_comm_valid",
     ),
-    Knob(
+    DeepSpeedKnob(
         # parameter_offload.py: mark_persistent_parameters
         name="stage3.param_persistence_threshold",
-        group="zero",
-        kind="int",
+        key="zero_optimization.stage3_param_persistence_threshold",
+        read_back="param_persistence_threshold",
         default=100_000,
         scope="at stage 3 where parameters are fetched (dp above 1, or offloaded to the host)",
         when=at_stages(3),
@@ -198,10 +199,10 @@ ENTRIES = (
         help="parameters of at most this many elements stay gathered",
         source="runtime/zero/parameter_offload.py: mark_persistent_parameters",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="stage3.max_live_parameters",
-        group="zero",
-        kind="int",
+        key="zero_optimization.stage3_max_live_parameters",
+        read_back="max_live_parameters",
         default=1_000_000_000,
         minimum=1,
         scope="at stage 3 where parameters are fetched ahead",
@@ -211,10 +212,10 @@ ENTRIES = (
         help="fetch ahead only while fewer parameter elements than this are gathered",
         source="runtime/zero/partitioned_param_coordinator.py: fetch_sub_module",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="stage3.prefetch_bucket_size",
-        group="zero",
-        kind="int",
+        key="zero_optimization.stage3_prefetch_bucket_size",
+        read_back="prefetch_bucket_size",
         default=50_000_000,
         scope="at stage 3 where parameters are fetched and some are not persistent",
         when=at_stages(3),
@@ -223,10 +224,10 @@ ENTRIES = (
         help="parameter elements fetched ahead of use; 0 fetches none ahead",
         source="runtime/zero/partitioned_param_coordinator.py: fetch_sub_module",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="stage3.max_reuse_distance",
-        group="zero",
-        kind="int",
+        key="zero_optimization.stage3_max_reuse_distance",
+        read_back="max_reuse_distance",
         default=1_000_000_000,
         scope="at stage 3 where parameters are fetched and some are not persistent",
         when=at_stages(3),
@@ -235,10 +236,10 @@ ENTRIES = (
         help="a parameter that is used again within this many elements stays gathered",
         source="runtime/zero/partitioned_param_coordinator.py: __params_to_release",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="stage3.sub_group_size",
-        group="zero",
-        kind="int",
+        key="zero_optimization.sub_group_size",
+        read_back="sub_group_size",
         default=1_000_000_000,
         minimum=1,
         scope="at stage 3",
@@ -248,12 +249,12 @@ ENTRIES = (
         "working memory, and more steps",
         source="runtime/zero/stage3.py: _create_fp16_sub_groups",
     ),
-    Knob(
+    DeepSpeedKnob(
         # Stage 0: engine.py: allreduce_bucket; 1 and 2: stage_1_and_2.py: allreduce_bucket;
         # 3: stage3.py: __avg_scatter_grads.
         name="communication_dtype",
-        group="zero",
-        kind="choice",
+        key="communication_data_type",
+        by_template=True,
         default="model",
         choices=("model", "fp32", "fp16", "bf16"),
         scope="where gradients are reduced over more than one rank, and sp is 1",
@@ -266,10 +267,10 @@ ENTRIES = (
 )
 
 ZEROPP = (
-    Knob(
+    DeepSpeedKnob(
         name="zeropp.hpz_partition_size",
-        group="zeropp",
-        kind="int",
+        key="zero_optimization.zero_hpz_partition_size",
+        read_back="hpz_partition_size",
         default=1,
         minimum=1,
         scope="at stage 3 over more than one rank",
@@ -280,10 +281,10 @@ ZEROPP = (
         "that backward gathers within it; 1 keeps none",
         source="utils/groups.py: _create_zero_param_parallel_group",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="zeropp.quantized_weights",
-        group="zeropp",
-        kind="bool",
+        key="zero_optimization.zero_quantized_weights",
+        read_back="quantized_weights",
         default=False,
         scope="at stage 3 over more than one rank",
         when=at_stages(3),
@@ -293,10 +294,10 @@ ZEROPP = (
         changes_training="parameters are rounded to int8 on their way",
         source="runtime/zero/partition_parameters.py: CUDAQuantizer",
     ),
-    Knob(
+    DeepSpeedKnob(
         name="zeropp.quantized_gradients",
-        group="zeropp",
-        kind="bool",
+        key="zero_optimization.zero_quantized_gradients",
+        read_back="quantized_gradients",
         default=False,
         scope="at stage 3 over more than one node",
         when=at_stages(3),

@@ -5,7 +5,6 @@ from autotune.space.rule import Finding, rule
 
 
 @rule(
-    "attention.flash",
     "transformers, modeling_utils.py: _check_and_adjust_attn_implementation",
     raised(
         "(ImportError|ValueError): .*[Ff]lash.?[Aa]tt",
@@ -16,10 +15,10 @@ from autotune.space.rule import Finding, rule
 def _flash(setup: Setup) -> Finding | None:
     if setup.attention != "flash_attention_2":
         return None
-    if setup.environment.accelerator != "cuda":
+    if setup.accelerator != "cuda":
         return Finding(
             message=f"attention=flash_attention_2 on the accelerator "
-            f"{setup.environment.accelerator}: it needs a CUDA device",
+            f"{setup.accelerator}: it needs a CUDA device",
             advice="set attention to sdpa",
         )
     if not setup.environment.has_flash_attention:

@@ -80,6 +80,11 @@ class Setup:
     """Whether the model's attention is known to be split right by Ulysses."""
 
     @property
+    def accelerator(self) -> str:
+        """`cpu`, `cuda` or another kind of device."""
+        return self.environment.accelerator
+
+    @property
     def version(self) -> str:
         """Release of DeepSpeed."""
         return self.environment.deepspeed_version

@@ -9,7 +9,6 @@ _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
 
 
 @rule(
-    "batch.no_size",
     "runtime/config.py: _set_batch_related_parameters",
     raised("AssertionError: Either train_batch_size", {_MICRO: None}, {_MICRO: 1}),
 )
@@ -21,7 +20,6 @@ def _no_size(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "batch.not_positive",
     "runtime/config.py: _batch_assertion",
     raised("AssertionError: Train batch size: 0", {_MICRO: 0}),
     raised("AssertionError: Train batch size: 0", {_ACCUM: 0}, {_ACCUM: 1}),
@@ -45,7 +43,6 @@ def _not_positive(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "batch.product",
     "runtime/config.py:590-605",
     raised(r"AssertionError: .* 5 != 1 \* 2 \* 2", {_TOTAL: 5}),
     raised(r"AssertionError: .* 5 != 1 \* 2 \* 2", {_TOTAL: 5, _ACCUM: None}),
@@ -69,7 +66,6 @@ def _product(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "batch.total_under_tp",
     "runtime/config.py:456-474: the world is not divided by autotp_size",
     raised(r"AssertionError: .* 2 != 1 \* 2 \* 2", {_TOTAL: 2} | autotp(), tp=2),
     differs(
@@ -98,7 +94,6 @@ def _total_under_tp(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "batch.global_batch",
     "the global batch is part of the problem, not a knob",
     differs({"samples_per_step": 4}, global_batch=8),
 )

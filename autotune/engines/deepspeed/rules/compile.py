@@ -5,7 +5,6 @@ from autotune.space.rule import Finding, rule
 
 
 @rule(
-    "compile.deepcompile_needs_cuda",
     "compile/util.py: is_deepcompile_supported",
     raised(
         ".",
@@ -15,13 +14,13 @@ from autotune.space.rule import Finding, rule
         repaired={"compile": "torch"},
     ),
 )
-def _needs_cuda(setup: Setup) -> Finding | None:
+def _deepcompile_needs_cuda(setup: Setup) -> Finding | None:
     if setup.section("compile").get("deepcompile") is not True:
         return None
-    if setup.environment.accelerator == "cuda" or setup.compile == "none":
+    if setup.accelerator == "cuda" or setup.compile == "none":
         return None
     return Finding(
         message="compile.deepcompile=true: its passes need a CUDA device, the accelerator is "
-        f"{setup.environment.accelerator}",
+        f"{setup.accelerator}",
         changes={"compile": {"deepcompile": None}},
     )

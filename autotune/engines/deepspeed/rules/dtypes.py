@@ -3,18 +3,8 @@
 from autotune.engines.deepspeed.knobs.situation import is_bf16_optimizer
 from autotune.engines.deepspeed.rules.adam import CPU_ADAM, uses_cpu_adam
 from autotune.engines.deepspeed.rules.base import Setup, differs, ignored, offload, zero
+from autotune.engines.deepspeed.rules.values import CANONICAL
 from autotune.space.rule import Finding, rule
-
-CANONICAL = {
-    name: short
-    for short, names in {
-        "fp16": ("fp16", "float16", "half", "torch.float16"),
-        "bf16": ("bf16", "bfloat16", "torch.bfloat16"),
-        "fp32": ("fp32", "float32", "float", "torch.float32"),
-    }.items()
-    for name in names
-}
-"""DeepSpeed's words for a format (runtime/config.py: DtypeEnum) -> ours."""
 
 OFFLOADED_STATES_SINCE = "0.19.1"  # DeepSpeed's pull request 8010
 MASTERS, STATES = "bf16_master_weights_and_grads", "bf16_optimizer_states"
@@ -33,7 +23,6 @@ def uses_bf16_optimizer(setup: Setup) -> bool:
 
 
 @rule(
-    "dtypes.masters_of_bf16_optimizer",
     "runtime/engine.py: _configure_bf16_optimizer",
     ignored(
         zero(1) | _LOW | {"data_types": {"grad_accum_dtype": "fp32"}},
@@ -41,7 +30,7 @@ def uses_bf16_optimizer(setup: Setup) -> bool:
         precision="bf16",
     ),
 )
-def _bf16_optimizer(setup: Setup) -> Finding | None:
+def _masters_of_bf16_optimizer(setup: Setup) -> Finding | None:
     if setup.bf16.get(MASTERS) is not True or not uses_bf16_optimizer(setup):
         return None
     return Finding(
@@ -52,7 +41,6 @@ def _bf16_optimizer(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "dtypes.offloaded_states",
     "runtime/base_optimizer.py of 0.18.6 and 0.19.4: bf16_optimizer_states",
     differs(
         {"states_dtype": "float32"},

@@ -33,7 +33,6 @@ def _undivided(setup: Setup, total: int, of_what: str) -> Finding | None:
 
 
 @rule(
-    "experts.world",
     "module_inject/auto_ep_folding.py: build_folding_spec",
     raised(
         "ValueError: expert_parallel.autoep_size",
@@ -48,7 +47,6 @@ def _world(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "experts.count",
     "module_inject/auto_ep_config.py: validate_autoep_post_detection",
     raised(
         "ValueError: num_experts=3 in layer .* is not divisible",
@@ -62,11 +60,7 @@ def _count(setup: Setup) -> Finding | None:
     return _undivided(setup, experts, "experts of a layer")
 
 
-@rule(
-    "experts.dense",
-    "module_inject/auto_ep.py: ep_parser finds nothing to replace",
-    ignored(_spread()),
-)
+@rule("module_inject/auto_ep.py: ep_parser finds nothing to replace", ignored(_spread()))
 def _dense(setup: Setup) -> Finding | None:
     if setup.ep == 1 or setup.model is None or setup.model.n_experts:
         return None
@@ -77,7 +71,6 @@ def _dense(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "experts.sequence",
     "runtime/engine.py: _configure_expert_parallel; parallel_state_sp.py: "
     "get_model_parallel_world_size",
     raised(
@@ -98,7 +91,6 @@ def _sequence(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "experts.second_copy",
     "runtime/engine.py: _validate_zero3_moe_compatibility",
     raised(
         "AssertionError: AutoEP with ZeRO Stage 3 does not support hpZeRO",
@@ -106,7 +98,7 @@ def _sequence(setup: Setup) -> Finding | None:
         model=_EXPERTS,
     ),
 )
-def _secondary(setup: Setup) -> Finding | None:
+def _second_copy(setup: Setup) -> Finding | None:
     size = setup.zero.get("zero_hpz_partition_size", 1)
     if setup.ep == 1 or setup.stage != 3 or not ELEMENTS.accepts(size) or int(size) <= 1:
         return None
@@ -118,7 +110,6 @@ def _secondary(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "experts.adapters",
     "module_inject/auto_ep.py: ep_parser, with adapters on all linear layers; on "
     "attention alone stage 1 fails in _configure_optimizer",
     raised(
@@ -132,7 +123,6 @@ def _adapters(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "experts.stage_3",
     "runtime/engine.py of 0.19.2: _configure_zero_optimizer; DeepSpeed PR 8060",
     raised(
         "AssertionError: MoE not supported with Stage 3",
@@ -154,11 +144,10 @@ def _stage_3(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "experts.clipping_at_stage_0",
     "runtime/engine.py: clip_fp32_gradients; runtime/utils.py: clip_grad_norm_",
     differs({"norm_is_whole": False}, _spread(0), model=_EXPERTS),
 )
-def _clipping(setup: Setup) -> Finding | None:
+def _clipping_at_stage_0(setup: Setup) -> Finding | None:
     if setup.ep == 1 or setup.stage or not setup.clipping:
         return None
     return _against(

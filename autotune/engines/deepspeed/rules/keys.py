@@ -5,10 +5,9 @@ Read off the releases in `releases.READ`; a test compares the table with the ins
 lacks a key, so a release between two that were read is given the benefit of the doubt.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
-from autotune.engines.deepspeed.rules.releases import is_at_least, release_of
 from autotune.engines.deepspeed.rules.values import (
     ANY,
     BOOL,
@@ -24,7 +23,6 @@ from autotune.engines.deepspeed.rules.values import (
     Key,
     Section,
     choice,
-    choice_of_any_case,
     integer,
     number,
     optional,
@@ -153,7 +151,7 @@ SECTIONS: Mapping[str, Section] = {
             "seq_parallel_communication_data_type": COMMUNICATION_DTYPE,
             "prescale_gradients": BOOL,
             "gradient_predivide_factor": number(),
-            "gradient_allreduce_op": since("0.19.0", choice_of_any_case("mean", "sum")),
+            "gradient_allreduce_op": since("0.19.0", choice("mean", "sum", any_case=True)),
             "disable_allgather": BOOL,
             "disable_python_gc": since("0.19.7", BOOL),
             "zero_allow_untested_optimizer": BOOL,
@@ -328,37 +326,12 @@ def plain_keys(version: str) -> Mapping[str, Mapping[str, Check]]:
 
     Left out are keys that it lacks or refuses, deprecated ones, and second spellings.
     """
-    known = removed_keys(version), missing_keys(version)
     odd = {*DEPRECATED, *SPELLINGS}
     return {
         path: {
             name: key.accepts
             for name, key in section.keys.items()
-            if not any(name in names.get(path, ()) for names in known) and name not in odd
+            if name not in odd and not key.is_removed(version) and not key.is_missing(version)
         }
         for path, section in SECTIONS.items()
     }
-
-
-@lru_cache(maxsize=64)
-def removed_keys(version: str) -> Mapping[str, frozenset[str]]:
-    """Section -> keys that a release of DeepSpeed refuses because it removed them."""
-    return _select(lambda key: bool(key.removed_in) and is_at_least(version, key.removed_in))
-
-
-@lru_cache(maxsize=64)
-def missing_keys(version: str) -> Mapping[str, frozenset[str]]:
-    """Section -> keys that a release of DeepSpeed does not know yet."""
-    return _select(lambda key: bool(key.absent_through) and not _after(version, key))
-
-
-def _after(version: str, key: Key) -> bool:
-    return release_of(version) > release_of(key.absent_through)
-
-
-def _select(wanted: Callable[[Key], bool]) -> Mapping[str, frozenset[str]]:
-    found = {
-        path: frozenset(name for name, key in section.keys.items() if wanted(key))
-        for path, section in SECTIONS.items()
-    }
-    return {path: names for path, names in found.items() if names}

@@ -5,7 +5,6 @@ from autotune.space.rule import Finding, rule
 
 
 @rule(
-    "loss.chunks_of_another_loss",
     "autotune/trial/scripts/train.py: it takes the model's body and head apart",
     raised(
         "AttributeError: 'PlainModel' object has no attribute 'base_model'",
@@ -14,7 +13,7 @@ from autotune.space.rule import Finding, rule
         repaired={"loss_chunk_tokens": 0},
     ),
 )
-def _unknown(setup: Setup) -> Finding | None:
+def _chunks_of_another_loss(setup: Setup) -> Finding | None:
     if setup.loss_chunk_tokens == 0 or setup.supports_loss_chunks:
         return None
     return Finding(

@@ -9,7 +9,6 @@ _EVERY = re.compile(r"every_(\d{1,9})")
 
 
 @rule(
-    "model.seq_len",
     "learned position embeddings are a table with one row per position",
     raised(
         "IndexError: index out of range",
@@ -28,7 +27,6 @@ def _seq_len(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "model.recompute_unsupported",
     "transformers: gradient_checkpointing_enable",
     *(
         raised(
@@ -43,7 +41,7 @@ def _seq_len(setup: Setup) -> Finding | None:
         )
     ),
 )
-def _unsupported(setup: Setup) -> Finding | None:
+def _recompute_unsupported(setup: Setup) -> Finding | None:
     if setup.recompute == "none" or setup.supports_recompute:
         return None
     return Finding(
@@ -53,11 +51,10 @@ def _unsupported(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "model.recompute_every",
     "autotune/trial/scripts/train.py: layers 0, K, 2K, ...",
     ignored(recompute="every_5", repaired={"recompute": "every_2"}),
 )
-def _every(setup: Setup) -> Finding | None:
+def _recompute_every(setup: Setup) -> Finding | None:
     if setup.recompute in ("none", "full"):
         return None
     match = _EVERY.fullmatch(setup.recompute)

@@ -22,7 +22,6 @@ def swapped(name: str, **keys: Any) -> dict[str, Any]:
 
 
 @rule(
-    "nvme.pipeline_buffers",
     "runtime/swap_tensor/pipelined_optimizer_swapper.py: _swap_in_optimizer_state",
     raised(
         r"^AssertionError: (PipelinedOptimizerSwapper ran out of swap buffers.*)?$",

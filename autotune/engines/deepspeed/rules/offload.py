@@ -23,14 +23,13 @@ def _is_super(setup: Setup) -> bool:
 
 
 @rule(
-    "offload.param_needs_stage_3",
     "runtime/engine.py: _configure_zero_optimizer passes it to stage 3 only",
     *(
         ignored(zero(stage, offload_param={"device": "cpu"}), acts_with=zero(3))
         for stage in (0, 2)
     ),
 )
-def _param_stage(setup: Setup) -> Finding | None:
+def _param_needs_stage_3(setup: Setup) -> Finding | None:
     if setup.param_offload == "none" or setup.stage == 3:
         return None
     return Finding(
@@ -42,7 +41,6 @@ def _param_stage(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "offload.optimizer_at_stage_0",
     "runtime/engine.py:2384: zero_use_cpu_optimizer does not ask for the stage",
     differs(
         {"optimizer": "DeepSpeedCPUAdam", "optimizer_offload": False},
@@ -50,7 +48,7 @@ def _param_stage(setup: Setup) -> Finding | None:
         zero(1),
     ),
 )
-def _optimizer_stage(setup: Setup) -> Finding | None:
+def _optimizer_at_stage_0(setup: Setup) -> Finding | None:
     if setup.optimizer_offload == "none" or setup.stage > 0:
         return None
     return Finding(
@@ -62,7 +60,6 @@ def _optimizer_stage(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "offload.nvme_without_path",
     "runtime/zero/partition_parameters.py:1225-1230",
     raised(
         "TypeError: expected str, bytes or os.PathLike object",
@@ -75,7 +72,7 @@ def _optimizer_stage(setup: Setup) -> Finding | None:
         zero(offload_param={"device": "cpu"}),
     ),
 )
-def _nvme_path(setup: Setup) -> Finding | None:
+def _nvme_without_path(setup: Setup) -> Finding | None:
     if setup.stage != 3:
         return None
     found = [
@@ -94,7 +91,6 @@ def _nvme_path(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "offload.nvme_needs_stage_3",
     "runtime/zero/stage_1_and_2.py:220",
     differs(
         {"optimizer_offload": True, "optimizer_swap": False},
@@ -102,7 +98,7 @@ def _nvme_path(setup: Setup) -> Finding | None:
         takes_back=True,
     ),
 )
-def _nvme_stage(setup: Setup) -> Finding | None:
+def _nvme_needs_stage_3(setup: Setup) -> Finding | None:
     if setup.optimizer_offload != "nvme" or setup.stage not in (1, 2):
         return None
     return Finding(
@@ -113,7 +109,6 @@ def _nvme_stage(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "offload.ratio_needs_stage_3",
     "runtime/zero/config.py:396-400",
     raised(
         "Partial offloading only supported for ZeRO Stage 3",
@@ -121,7 +116,7 @@ def _nvme_stage(setup: Setup) -> Finding | None:
         zero(3),
     ),
 )
-def _ratio_stage(setup: Setup) -> Finding | None:
+def _ratio_needs_stage_3(setup: Setup) -> Finding | None:
     if _ratio(setup) >= 1 or setup.stage == 3:
         return None
     return Finding(
@@ -132,13 +127,12 @@ def _ratio_stage(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "offload.ratio_needs_cpu_adam",
     "runtime/zero/stage3.py:313-316",
     raised(
         "AssertionError: Hybrid Optimizer Only Supports DeepSpeedCPUAdam", offload(3, ratio=0.5)
     ),
 )
-def _ratio_optimizer(setup: Setup) -> Finding | None:
+def _ratio_needs_cpu_adam(setup: Setup) -> Finding | None:
     if _ratio(setup) >= 1 or setup.stage != 3:
         return None
     if setup.optimizer_offload == "none" or uses_cpu_adam(setup):
@@ -153,11 +147,10 @@ def _ratio_optimizer(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "offload.super_needs_stage_3",
     "runtime/engine.py: super_offload is asked at stage 3 only",
     ignored(CPU_ADAM | offload(2, super_offload=True)),
 )
-def _super_stage(setup: Setup) -> Finding | None:
+def _super_needs_stage_3(setup: Setup) -> Finding | None:
     if not _is_super(setup) or setup.stage == 3:
         return None
     return Finding(
@@ -168,18 +161,17 @@ def _super_stage(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "offload.super_needs_cuda",
     "runtime/superoffload/superoffload_stage3.py:20-24",
     raised(
         "AssertionError: SuperOffload only supports NVIDIA CUDA GPUs",
         CPU_ADAM | offload(3, super_offload=True),
     ),
 )
-def _super_cuda(setup: Setup) -> Finding | None:
-    if not _is_super(setup) or setup.stage != 3 or setup.environment.accelerator == "cuda":
+def _super_needs_cuda(setup: Setup) -> Finding | None:
+    if not _is_super(setup) or setup.stage != 3 or setup.accelerator == "cuda":
         return None
     return Finding(
         message="zero_optimization.offload_optimizer.super_offload=true needs CUDA, the "
-        f"accelerator is {setup.environment.accelerator}",
+        f"accelerator is {setup.accelerator}",
         changes=zero(offload_optimizer={"super_offload": None}),
     )

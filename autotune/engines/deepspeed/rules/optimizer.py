@@ -31,7 +31,6 @@ _TESTED_WITH_ZERO = frozenset({"adagrad", "adam", "adamw", "lion", "muon"})
 
 
 @rule(
-    "optimizer.unknown_type",
     "runtime/engine.py:2018",
     raised(
         "AssertionError: AdamX is not a supported DeepSpeed Optimizer",
@@ -51,20 +50,15 @@ def _unknown_type(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "optimizer.unknown_param",
     "the constructors of ops/adam and torch.optim",
-    raised(
-        "TypeError: .* unexpected keyword argument 'learning_rate'", params(learning_rate=1e-3)
-    ),
-    raised(
-        "TypeError: .* unexpected keyword argument 'foreach'", optimizer("AdamW", foreach=True)
-    ),
-    raised(
-        "TypeError: .* unexpected keyword argument 'bias_correction'", params(bias_correction=True)
-    ),
-    raised(
-        "TypeError: .* unexpected keyword argument 'set_grad_none'",
-        optimizer("AdamW", set_grad_none=True) | offload(1),
+    *(
+        raised(f"TypeError: .* unexpected keyword argument '{name}'", ds_config)
+        for name, ds_config in (
+            ("learning_rate", params(learning_rate=1e-3)),
+            ("foreach", optimizer("AdamW", foreach=True)),
+            ("bias_correction", params(bias_correction=True)),
+            ("set_grad_none", optimizer("AdamW", set_grad_none=True) | offload(1)),
+        )
     ),
 )
 def _unknown_param(setup: Setup) -> Finding | None:
@@ -88,15 +82,13 @@ def _unknown_param(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "optimizer.amsgrad",
     "ops/adam/fused_adam.py, cpu_adam.py",
-    raised(
-        "RuntimeError: FusedAdam does not support the AMSGrad variant",
-        optimizer("AdamW", amsgrad=True),
-    ),
-    raised(
-        "RuntimeError: DeepSpeedCPUAdam does not support the AMSGrad variant",
-        optimizer("AdamW", amsgrad=True) | offload(1),
+    *(
+        raised(
+            f"RuntimeError: {kind} does not support the AMSGrad variant",
+            zero_section | optimizer("AdamW", amsgrad=True),
+        )
+        for kind, zero_section in (("FusedAdam", {}), ("DeepSpeedCPUAdam", offload(1)))
     ),
 )
 def _amsgrad(setup: Setup) -> Finding | None:
@@ -115,7 +107,6 @@ def _amsgrad(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "optimizer.max_grad_norm",
     "runtime/engine.py:2481-2484",
     raised("ValueError: 'max_grad_norm' is not supported", params(max_grad_norm=0.5)),
 )
@@ -131,11 +122,10 @@ def _max_grad_norm(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "optimizer.untested_with_zero",
     "runtime/engine.py:2298-2301",
     raised("AssertionError: You are using an untested ZeRO Optimizer", optimizer("SGD") | zero(1)),
 )
-def _untested(setup: Setup) -> Finding | None:
+def _untested_with_zero(setup: Setup) -> Finding | None:
     name = setup.optimizer
     if setup.stage == 0 or not name or name in _TESTED_WITH_ZERO:
         return None
@@ -151,7 +141,6 @@ def _untested(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "optimizer.needs_cuda",
     "op_builder/cpu/no_impl.py:21",
     *(
         raised(
@@ -163,7 +152,7 @@ def _untested(setup: Setup) -> Finding | None:
     ),
 )
 def _needs_cuda(setup: Setup) -> Finding | None:
-    if setup.environment.accelerator != "cpu" or setup.optimizer not in ("lamb", "lion"):
+    if setup.accelerator != "cpu" or setup.optimizer not in ("lamb", "lion"):
         return None
     if setup.optimizer == "lion" and setup.optimizer_offload != "none":
         return None
@@ -175,13 +164,12 @@ def _needs_cuda(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "optimizer.muon_scatters",
     "runtime/zero/stage3.py:360",
     raised(
         "ValueError: Muon and reduce scatter cannot be used together", optimizer("Muon") | zero(3)
     ),
 )
-def _muon(setup: Setup) -> Finding | None:
+def _muon_scatters(setup: Setup) -> Finding | None:
     scatters = setup.zero.get("reduce_scatter") is not False
     if setup.optimizer != "muon" or setup.stage != 3 or not scatters:
         return None
@@ -193,7 +181,6 @@ def _muon(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "optimizer.one_bit_with_zero",
     "runtime/engine.py before 0.19.7: _configure_basic_optimizer",
     *(
         # Repaired by its type: at stage 0 the optimizer itself needs CUDA.
@@ -206,7 +193,7 @@ def _muon(setup: Setup) -> Finding | None:
         for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
     ),
 )
-def _one_bit(setup: Setup) -> Finding | None:
+def _one_bit_with_zero(setup: Setup) -> Finding | None:
     if setup.optimizer not in REMOVED_OPTIMIZERS or setup.stage == 0:
         return None
     if setup.is_at_least(OPTIMIZERS_REMOVED_IN):

@@ -24,7 +24,6 @@ WHOLE: Mapping[str, Any] = {"fix": {"tensor_parallel": None}, "repaired": {"tp":
 
 
 @rule(
-    "parallel.world",
     "utils/groups.py: _init_tp_mesh_device; ranks left over raise, the others train",
     raised("IndexError: list index out of range", autotp(), world=3, tp=2, **WHOLE),
 )
@@ -42,7 +41,7 @@ def _world(setup: Setup) -> Finding | None:
     )
 
 
-@rule("parallel.degree", "runtime/engine.py: autotp_size", differs({"tp": 1, "dp": 2}, tp=2))
+@rule("runtime/engine.py: autotp_size", differs({"tp": 1, "dp": 2}, tp=2))
 def _degree(setup: Setup) -> Finding | None:
     size = autotp_size(setup.ds_config)
     # The layers of a pipeline are split as they are built, and not by AutoTP.
@@ -57,7 +56,6 @@ def _degree(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "parallel.tp_sizes",
     "runtime/engine.py:1020",
     raised(
         r"ValueError: tensor_parallel.tp.tp_size \(4\) does not match",
@@ -72,7 +70,7 @@ def _degree(setup: Setup) -> Finding | None:
         takes_back=True,
     ),
 )
-def _sizes(setup: Setup) -> Finding | None:
+def _tp_sizes(setup: Setup) -> Finding | None:
     section = setup.section("tensor_parallel")
     if not section:
         return None
@@ -92,7 +90,6 @@ def _sizes(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "parallel.model",
     "module_inject/auto_tp.py",
     *(
         raised(f"AssertionError: {what}", autotp(), tp=2, model={"architecture": name}, **WHOLE)
@@ -113,7 +110,6 @@ def _model(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "parallel.adapters",
     "module_inject/auto_tp.py: _replace_module; peft's layers show the frozen weight as their own",
     raised(
         "AssertionError: loss must be a scalar tensor",
@@ -136,7 +132,6 @@ def _adapters(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "parallel.liger_loss",
     "runtime/engine.py: _apply_autotp_partitioning",
     raised(
         "ValueError: vocab_parallel_ce_backend='liger' requires",
@@ -144,7 +139,7 @@ def _adapters(setup: Setup) -> Finding | None:
         tp=2,
     ),
 )
-def _liger(setup: Setup) -> Finding | None:
+def _liger_loss(setup: Setup) -> Finding | None:
     section = setup.section("tensor_parallel")
     if section.get("vocab_parallel_ce_backend") != "liger" or autotp_size(setup.ds_config) == 1:
         return None
@@ -160,7 +155,6 @@ def _liger(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "parallel.sequence",
     "deepspeed/__init__.py:543-546, runtime/config.py:456-474",
     raised(
         "RuntimeError: Mesh should not be bigger than default world size",

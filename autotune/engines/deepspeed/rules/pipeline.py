@@ -9,7 +9,6 @@ from autotune.space.rule import Finding, rule
 
 
 @rule(
-    "pipeline.stage",
     "runtime/pipe/engine.py: __init__",
     *(
         raised(
@@ -32,7 +31,6 @@ def _stage(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "pipeline.model",
     "autotune/trial/transformer_shape.py",
     *(
         raised(f"NoPipelineError: {pattern}", zero(1), model=model, pp=2, repaired={"pp": 1})
@@ -59,7 +57,6 @@ def n_layers(model: ModelShape) -> int:
 
 
 @rule(
-    "pipeline.layers",
     "runtime/utils.py: partition_uniform; autotune/trial/scripts/transformer.py asks "
     "before, since ranks without a layer fail alone and leave the others waiting",
     raised(
@@ -82,7 +79,6 @@ def _layers(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "pipeline.heads",
     "autotune/trial/scripts/transformer.py: make_pipeline",
     raised(
         "ValueError: tp=2 does not divide 4 heads and 1 key-value heads",
@@ -110,7 +106,6 @@ def _heads(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "pipeline.clipping_at_stage_0",
     "runtime/utils.py: clip_grad_norm_ counts a parameter where the rank is the first "
     "of its model-parallel group (runtime/pipe/topology.py: get_model_parallel_rank)",
     differs(
@@ -120,7 +115,7 @@ def _heads(setup: Setup) -> Finding | None:
         pp=2,
     ),
 )
-def _clipping(setup: Setup) -> Finding | None:
+def _clipping_at_stage_0(setup: Setup) -> Finding | None:
     if setup.pp == 1 or setup.stage != 0 or setup.dtype != "fp32" or not setup.clipping:
         return None
     return Finding(
@@ -133,7 +128,6 @@ def _clipping(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "pipeline.bf16_at_stage_0",
     "runtime/engine.py: _do_optimizer_sanity_check",
     differs({"wrapper": "BF16_Optimizer"}, {"bf16": {"enabled": True}}, precision="bf16", pp=2),
 )
@@ -147,12 +141,8 @@ def _bf16_at_stage_0(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "pipeline.overlap_comm",
-    "runtime/engine.py: _configure_zero_optimizer",
-    ignored(zero(1, overlap_comm=True), pp=2),
-)
-def _overlap(setup: Setup) -> Finding | None:
+@rule("runtime/engine.py: _configure_zero_optimizer", ignored(zero(1, overlap_comm=True), pp=2))
+def _overlap_comm(setup: Setup) -> Finding | None:
     if setup.pp == 1 or setup.zero.get("overlap_comm") is not True:
         return None
     return Finding(

@@ -3,7 +3,6 @@
 from typing import Any
 
 from autotune.engines.deepspeed.rules.adam import (
-    CPU_ADAM,
     adam_in_words,
     cpu_adam_by,
     uses_cpu_adam,
@@ -18,12 +17,12 @@ from autotune.engines.deepspeed.rules.base import (
     zero,
 )
 from autotune.engines.deepspeed.rules.dtypes import (
-    CANONICAL,
     MASTERS,
     OFFLOADED_STATES_SINCE,
     STATES,
     uses_bf16_optimizer,
 )
+from autotune.engines.deepspeed.rules.values import CANONICAL
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
 from autotune.space.rule import Finding, Patch, rule
 
@@ -39,7 +38,6 @@ _WITH_STATES = _masters("bf16", **{STATES: True})
 
 
 @rule(
-    "precision.fp16_and_bf16",
     "runtime/config.py:511",
     raised(
         "AssertionError: bfloat16 and fp16 modes cannot be simultaneously enabled",
@@ -48,7 +46,7 @@ _WITH_STATES = _masters("bf16", **{STATES: True})
         precision="bf16",
     ),
 )
-def _both(setup: Setup) -> Finding | None:
+def _fp16_and_bf16(setup: Setup) -> Finding | None:
     if setup.section("fp16").get("enabled") is not True or setup.bf16.get("enabled") is not True:
         return None
     message = "fp16.enabled and bf16.enabled are both true"
@@ -59,11 +57,10 @@ def _both(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "precision.bfloat16_beside_bf16",
     "runtime/precision_config.py: get_bfloat16_config",
     ignored({"bf16": {"enabled": False}, "bfloat16": {"enabled": True}}, acts_with={"bf16": None}),
 )
-def _two_bf16(setup: Setup) -> Finding | None:
+def _bfloat16_beside_bf16(setup: Setup) -> Finding | None:
     if setup.ds_config.get("bf16") is not None and "bfloat16" in setup.ds_config:
         return Finding(
             message="bf16 and bfloat16 are the same section: DeepSpeed reads bf16 and ignores "
@@ -74,13 +71,12 @@ def _two_bf16(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "precision.other_than_asked",
     "runtime/engine.py: the sections decide, nothing else",
     differs({"dtype": "float32"}, precision="bf16"),
 )
 def _other_than_asked(setup: Setup) -> Finding | None:
     wanted, found = setup.precision, setup.dtype
-    if wanted is None or found == wanted or _both.check(setup):
+    if wanted is None or found == wanted or _fp16_and_bf16.check(setup):
         return None
     names = {"fp16": "fp16", "bf16": setup.bf16_name if found == "bf16" else "bf16"}
     changes = {
@@ -94,7 +90,6 @@ def _other_than_asked(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "precision.unsupported",
     "runtime/engine.py: _do_sanity_check",
     raised(
         "ValueError: Type fp16 is not supported on your device",
@@ -117,7 +112,6 @@ def _unsupported(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "precision.loss_scale",
     "runtime/precision_config.py: _validate_dynamic_loss_scale_params",
     *(
         raised(
@@ -146,7 +140,6 @@ def _loss_scale(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "precision.param_dtype",
     "runtime/engine.py:1812-1829",
     raised(
         "AssertionError: data_types.param_dtype='bf16' conflicts",
@@ -156,7 +149,7 @@ def _loss_scale(setup: Setup) -> Finding | None:
 )
 def _param_dtype(setup: Setup) -> Finding | None:
     wanted = setup.section("data_types").get("param_dtype")
-    if wanted is None or CANONICAL.get(wanted) == setup.dtype or _both.check(setup):
+    if wanted is None or CANONICAL.get(wanted) == setup.dtype or _fp16_and_bf16.check(setup):
         return None
     return Finding(
         message=f"data_types.param_dtype={wanted}, while the model trains in {setup.dtype}",
@@ -165,7 +158,6 @@ def _param_dtype(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "precision.accumulation_at_stage_0",
     "runtime/engine.py:2323",
     raised(
         "NotImplementedError: unsupported mix of",
@@ -174,10 +166,10 @@ def _param_dtype(setup: Setup) -> Finding | None:
         precision="bf16",
     ),
 )
-def _accumulation(setup: Setup) -> Finding | None:
+def _accumulation_at_stage_0(setup: Setup) -> Finding | None:
     wanted = setup.section("data_types").get("grad_accum_dtype")
     is_same = wanted is None or CANONICAL.get(wanted) == setup.dtype
-    if is_same or setup.stage != 0 or _both.check(setup):
+    if is_same or setup.stage != 0 or _fp16_and_bf16.check(setup):
         return None
     return Finding(
         message=f"data_types.grad_accum_dtype={wanted} with a {setup.dtype} model at stage 0: "
@@ -197,7 +189,6 @@ def _low_masters(setup: Setup) -> tuple[str, str] | None:
 
 
 @rule(
-    "precision.master_weights_stage",
     "runtime/config.py:702-709",
     *(
         raised(
@@ -208,7 +199,7 @@ def _low_masters(setup: Setup) -> tuple[str, str] | None:
         for name in ("fp16", "bf16")
     ),
 )
-def _masters_stage(setup: Setup) -> Finding | None:
+def _master_weights_stage(setup: Setup) -> Finding | None:
     if setup.stage > 0 or (found := _low_masters(setup)) is None:
         return None
     section, key = found
@@ -219,7 +210,6 @@ def _masters_stage(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "precision.master_weights_offload",
     "runtime/base_optimizer.py:507-518, zero/stage_1_and_2.py:331, zero/stage3.py:299",
     *(
         raised(
@@ -227,19 +217,16 @@ def _masters_stage(setup: Setup) -> Finding | None:
             ds_config,
             precision=precision,
         )
-        for stage, precision, ds_config, fix in (
-            (2, "bf16", _masters("bf16") | zero(2), {"bf16": {STATES: True}}),
-            (1, "fp16", _masters("fp16") | offload(1), CPU_ADAM),
-            (2, "bf16", _WITH_STATES | offload(2), CPU_ADAM),
-            (
-                *(2, "bf16", _WITH_STATES | offload(2) | optimizer("Adagrad")),
-                {"bf16": {MASTERS: False, STATES: None}},
-            ),
-            (2, "bf16", _masters("bf16") | zenflow_config(), {"bf16": {MASTERS: False}}),
+        for stage, precision, ds_config in (
+            (2, "bf16", _masters("bf16") | zero(2)),
+            (1, "fp16", _masters("fp16") | offload(1)),
+            (2, "bf16", _WITH_STATES | offload(2)),
+            (2, "bf16", _WITH_STATES | offload(2) | optimizer("Adagrad")),
+            (2, "bf16", _masters("bf16") | zenflow_config()),
         )
     ),
 )
-def _masters_offload(setup: Setup) -> Finding | None:
+def _master_weights_offload(setup: Setup) -> Finding | None:
     if setup.stage == 0 or (found := _low_masters(setup)) is None:
         return None
     section, key = found
@@ -262,7 +249,6 @@ def _masters_offload(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "precision.optimizer_states_alone",
     "runtime/config.py:714",
     raised(
         "AssertionError: bf16_optimizer_states requires",
@@ -270,7 +256,7 @@ def _masters_offload(setup: Setup) -> Finding | None:
         precision="bf16",
     ),
 )
-def _states_alone(setup: Setup) -> Finding | None:
+def _optimizer_states_alone(setup: Setup) -> Finding | None:
     if setup.bf16.get(STATES) is not True or setup.bf16.get(MASTERS) is True:
         return None
     return Finding(

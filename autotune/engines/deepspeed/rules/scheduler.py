@@ -33,7 +33,6 @@ def _scheduler(kind: str, **params: Any) -> dict[str, Any]:
 
 
 @rule(
-    "scheduler.unknown_type",
     "runtime/engine.py: _scheduler_from_config",
     raised(
         "AssertionError: DeepSpeed does not recognize LR scheduler WarmupCosine",
@@ -54,7 +53,6 @@ def _unknown_type(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "scheduler.params",
     "runtime/engine.py: _scheduler_from_config, runtime/lr_schedules.py",
     raised(
         r"TypeError: .* argument after \*\* must be a mapping, not NoneType",

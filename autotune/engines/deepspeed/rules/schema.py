@@ -37,6 +37,9 @@ _LIKENESS = 0.75
 less alike."""
 
 
+_RENAMED = {"topk": None, "topk_ratio": 0.1}
+
+
 def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
     told: list[str] = []
     open_questions: list[str] = []
@@ -70,20 +73,16 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
 
 
 @rule(
-    "schema.section_value",
     "runtime/zero/config.py, offload_config.py, precision_config.py: pydantic fields",
     raised("stage\n.*Input should be 0, 1, 2", zero("two"), zero(2)),
     raised("stage\n.*Input should be 0, 1, 2", zero(4), zero(3)),
     *(
-        raised(pattern, zero(stage, **{name: bad}), zero(**{name: good}))
-        for pattern, stage, name, bad, good in (
-            ("reduce_bucket_size\n.*greater than 0", 2, "reduce_bucket_size", 0, 1),
-            ("reduce_bucket_size\n.*fractional part", 2, "reduce_bucket_size", 1.5, 2e3),
-            (
-                "stage3_prefetch_bucket_size\n.*greater than or equal to 0",
-                *(3, "stage3_prefetch_bucket_size", -1, 0),
-            ),
-            ("overlap_comm\n.*valid boolean", 2, "overlap_comm", "maybe", True),
+        raised(f"{name}\n.*{what}", zero(stage, **{name: bad}), zero(**{name: good}))
+        for name, what, stage, bad, good in (
+            ("reduce_bucket_size", "greater than 0", 2, 0, 1),
+            ("reduce_bucket_size", "fractional part", 2, 1.5, 2e3),
+            ("stage3_prefetch_bucket_size", "greater than or equal to 0", 3, -1, 0),
+            ("overlap_comm", "valid boolean", 2, "maybe", True),
         )
     ),
     raised(
@@ -124,20 +123,14 @@ def _section_value(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "schema.top_level_value",
     "runtime/config.py: read without a check, used where it hurts or as it is",
+    raised("TypeError: '>' not supported", {"train_micro_batch_size_per_gpu": "1"}),
+    raised("TypeError: '>' not supported", {"gradient_clipping": "1.0"}),
     *(
-        raised(pattern, {name: bad}, {name: good})
-        for pattern, name, bad, good in (
-            ("TypeError: '>' not supported", "train_micro_batch_size_per_gpu", "1", 1),
-            ("TypeError: '>' not supported", "gradient_clipping", "1.0", 1.0),
-            (
-                "ValueError: Invalid communication_data_type",
-                "communication_data_type",
-                "fp8",
-                "fp32",
-            ),
-            ("ValueError: Invalid gradient_allreduce_op", "gradient_allreduce_op", "max", "mean"),
+        raised(f"ValueError: Invalid {name}", {name: bad}, {name: good})
+        for name, bad, good in (
+            ("communication_data_type", "fp8", "fp32"),
+            ("gradient_allreduce_op", "max", "mean"),
         )
     ),
     raised("TypeError: .* must be a mapping", {"zero_optimization": "stage 2"}, zero(2)),
@@ -169,7 +162,6 @@ def _auto(setup: Setup, *, strict: bool) -> list[tuple[str, str]]:
 
 
 @rule(
-    "schema.auto_unresolved",
     "runtime/config.py:596: compares the text with 0; runtime/lr_schedules.py",
     raised(
         "TypeError: '>' not supported",
@@ -194,11 +186,7 @@ def _auto_unresolved(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "schema.auto_dropped",
-    "runtime/config_utils.py:54-57",
-    ignored(zero(2, reduce_bucket_size="auto")),
-)
+@rule("runtime/config_utils.py:54-57", ignored(zero(2, reduce_bucket_size="auto")))
 def _auto_dropped(setup: Setup) -> Finding | None:
     found = _auto(setup, strict=True)
     if not found:
@@ -237,45 +225,38 @@ def _is_remark(name: object) -> bool:
 
 
 @rule(
-    "schema.unknown_key",
     "runtime/config_utils.py: extra=forbid in DeepSpeed's pydantic sections",
-    raised("overlap_com\n.*Extra inputs are not permitted", zero(2, overlap_com=True)),
-    raised(
-        "offload_optimizer.pin_mem\n.*Extra inputs are not permitted", offload(2, pin_mem=True)
-    ),
-    raised(
-        "zenflow.topk\n.*Extra inputs are not permitted",
-        zenflow_config(topk=0.1),
-        zero(zenflow={"topk": None, "topk_ratio": 0.1}),
-    ),
-    raised(
-        "leaf_module.topk\n.*Extra inputs are not permitted", zero(3, leaf_module={"topk": 0.1})
+    *(
+        raised(f"{name}\n.*Extra inputs are not permitted", ds_config, fix)
+        for name, ds_config, fix in (
+            ("overlap_com", zero(2, overlap_com=True), None),
+            ("offload_optimizer.pin_mem", offload(2, pin_mem=True), None),
+            ("zenflow.topk", zenflow_config(topk=0.1), zero(zenflow=_RENAMED)),
+            ("leaf_module.topk", zero(3, leaf_module={"topk": 0.1}), None),
+        )
     ),
 )
-def _unknown_strict(setup: Setup) -> Finding | None:
+def _unknown_key(setup: Setup) -> Finding | None:
     return _unknown(setup, strict=True, top_level=False)
 
 
 @rule(
-    "schema.unknown_top_level_key",
     "runtime/config.py: reads the keys that it knows",
     ignored({"gradient_cliping": 0.01}, {"gradient_cliping": None}),
 )
-def _unknown_top_level(setup: Setup) -> Finding | None:
+def _unknown_top_level_key(setup: Setup) -> Finding | None:
     return _unknown(setup, strict=False, top_level=True)
 
 
 @rule(
-    "schema.unknown_plain_key",
     "runtime/config.py: reads the keys that it knows",
     ignored(zero(1) | {"data_types": {"grad_acum_dtype": "bf16"}}, {"data_types": None}),
 )
-def _unknown_plain(setup: Setup) -> Finding | None:
+def _unknown_plain_key(setup: Setup) -> Finding | None:
     return _unknown(setup, strict=False, top_level=False)
 
 
 @rule(
-    "schema.deprecated_with_new",
     "runtime/config_utils.py:90",
     *(
         raised(
@@ -292,7 +273,7 @@ def _unknown_plain(setup: Setup) -> Finding | None:
         )
     ),
 )
-def _deprecated_pair(setup: Setup) -> Finding | None:
+def _deprecated_with_new(setup: Setup) -> Finding | None:
     found = [(old, new) for old, new in DEPRECATED.items() if {old, new} <= setup.zero.keys()]
     if not found:
         return None
@@ -304,7 +285,6 @@ def _deprecated_pair(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "schema.spelled_twice",
     "runtime/zero/config.py: field name and alias",
     raised(
         "prefetch_bucket_size\n.*Extra inputs are not permitted",
@@ -329,5 +309,6 @@ BLOCKING = (_section_value, _top_level_value, _auto_unresolved, _auto_dropped)
 """Rules after which the others would read nonsense: where one of these refuses, only these do."""
 
 KEY_RULES = (
-    *(_unknown_strict, _unknown_top_level, _unknown_plain, _deprecated_pair, _spelled_twice),
+    *(_unknown_key, _unknown_top_level_key, _unknown_plain_key),
+    *(_deprecated_with_new, _spelled_twice),
 )

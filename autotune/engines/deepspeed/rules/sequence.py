@@ -22,7 +22,6 @@ def _raised(pattern: str, ds_config: dict[str, Any] = _ON, **more: Any) -> Witne
 
 
 @rule(
-    "sequence.release",
     "ulysses_sp.py: register_with_transformers (no such file before 0.17.0); DeepSpeed PR 7638",
     _raised(
         "ModuleNotFoundError: No module named 'deepspeed.runtime.sequence_parallel",
@@ -40,7 +39,6 @@ def _release(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "sequence.world",
     "parallel_state_sp.py: initialize_sequence_parallel",
     _raised(r"RuntimeError: world_size \(3\) is not divisible", world=3),
 )
@@ -56,7 +54,6 @@ def _world(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "sequence.degree",
     "runtime/config.py: where zero.Init reads the world without the script's groups; "
     "the engine itself goes by the groups alone",
     ignored(sp_by_script=2),
@@ -73,7 +70,6 @@ def _degree(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "sequence.heads",
     "ulysses_sp.py: UlyssesSPAttentionHF",
     _raised(
         "ValueError: Attention head count 3 is not divisible by SP size 2",
@@ -93,7 +89,6 @@ def _heads(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "sequence.kv_heads",
     "ulysses_sp.py: UlyssesSPAttentionHF; fewer than sp are repeated",
     _raised(
         "ValueError: KV attention head count 3 is not divisible by SP size 2",
@@ -114,7 +109,6 @@ def _kv_heads(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "sequence.length",
     "ulysses_sp.py: UlyssesSPDataLoaderAdapter.refill; autotune/trial/scripts/train.py",
     raised(
         "ValueError: 15 tokens cannot be split over 2 ranks",
@@ -136,7 +130,6 @@ def _length(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "sequence.attention",
     "ulysses_sp.py: register_with_transformers",
     raised(
         "ValueError: eager attn_implementation isn't currently supported",
@@ -157,7 +150,6 @@ def _attention(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "sequence.model",
     "ulysses_sp.py: uattn_wrapper drops the mask; autotune/job/model_families.py",
     _raised(
         "AttributeError: .* has no attribute 'num_key_value_heads'", model={"architecture": "gpt2"}
@@ -179,7 +171,6 @@ def _model(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "sequence.other_splits",
     "runtime/engine.py: _configure_tensor_parallel_states puts its own mpu in place",
     _raised(
         "AssertionError: Data inconsistency within the TP group", _ON | autotp(), tp=2, world=4
@@ -197,7 +188,6 @@ def _other_splits(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "sequence.bf16_optimizer",
     "utils/bwc.py: bwc_tensor_model_parallel_rank; parallel_state_sp.py: get_model_parallel_rank",
     raised(
         "RuntimeError: stack expects a non-empty TensorList",
@@ -221,7 +211,6 @@ def _bf16_optimizer(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "sequence.not_scattered",
     "runtime/zero/stage3.py: __reduce_and_partition_ipg_grads; tests/trial/test_split_real.py",
     raised(
         "ValueError: reduce_scatter=false at stage 3",

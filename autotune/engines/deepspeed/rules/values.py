@@ -26,6 +26,14 @@ class Key:
     """The first release that refuses the key, with any value; empty: none does."""
     why_removed: str = ""
 
+    def is_removed(self, version: str) -> bool:
+        """Whether a release of DeepSpeed refuses the key because it removed it."""
+        return bool(self.removed_in) and is_at_least(version, self.removed_in)
+
+    def is_missing(self, version: str) -> bool:
+        """Whether a release of DeepSpeed does not know the key yet."""
+        return bool(self.absent_through) and is_at_least(self.absent_through, version)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
@@ -64,22 +72,13 @@ def number(low: float = -_MAX_FLOAT, high: float = _MAX_FLOAT) -> Key:
     return Key(wants=" ".join(["a number", *bounds]), accepts=accepts)
 
 
-def choice(*values: str) -> Key:
+def choice(*values: str, any_case: bool = False) -> Key:
     """One of a few words."""
-    known = frozenset(values)
-    return Key(
-        wants="one of " + ", ".join(values),
-        accepts=lambda value: isinstance(value, str) and value in known,
-    )
 
+    def accepts(value: Any) -> bool:
+        return isinstance(value, str) and (value.lower() if any_case else value) in values
 
-def choice_of_any_case(*values: str) -> Key:
-    """One of a few words, in any case."""
-    known = frozenset(values)
-    return Key(
-        wants="one of " + ", ".join(values),
-        accepts=lambda value: isinstance(value, str) and value.lower() in known,
-    )
+    return Key(wants="one of " + ", ".join(values), accepts=accepts)
 
 
 def optional(key: Key) -> Key:
@@ -118,11 +117,14 @@ NAMES = Key(
     wants="a name or a list of names",
     accepts=lambda v: all(isinstance(n, str) for n in v) if type(v) is list else type(v) is str,
 )
-DTYPE = choice(
-    *("fp16", "float16", "half", "torch.float16", "bf16", "bfloat16", "torch.bfloat16"),
-    *("fp32", "float32", "float", "torch.float32"),
-)
-COMMUNICATION_DTYPE = optional(choice_of_any_case("fp32", "fp16", "bf16"))
+CANONICAL = {
+    **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), "fp16"),
+    **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
+    **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), "fp32"),
+}
+"""DeepSpeed's words for a format (runtime/config.py: DtypeEnum) -> ours."""
+DTYPE = choice(*CANONICAL)
+COMMUNICATION_DTYPE = optional(choice("fp32", "fp16", "bf16", any_case=True))
 ELEMENTS = integer(0)
 STAGE = Key(
     wants="one of 0, 1, 2, 3", accepts=lambda v: type(v) in (int, float) and v in (0, 1, 2, 3)

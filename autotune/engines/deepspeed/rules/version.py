@@ -1,6 +1,6 @@
 """What the installed release of DeepSpeed no longer has, or not yet."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from autotune.engines.deepspeed.rules.adam import CPU_ADAM, params_of
 from autotune.engines.deepspeed.rules.base import (
@@ -12,11 +12,11 @@ from autotune.engines.deepspeed.rules.base import (
     removal,
     zero,
 )
-from autotune.engines.deepspeed.rules.keys import SECTIONS, missing_keys, removed_keys
+from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.nvme import SWAPPED_MODEL, swapped
 from autotune.engines.deepspeed.rules.parallel import WHOLE, autotp_size
 from autotune.engines.deepspeed.rules.sections import dotted, sections
-from autotune.engines.deepspeed.rules.values import Section
+from autotune.engines.deepspeed.rules.values import Key, Section
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
 from autotune.space.rule import Finding, rule
 
@@ -46,20 +46,17 @@ _KEPT_IN_MEMORY = 1_000_000_000
 _FLAT_BUFFER_BROKEN_IN, _FLAT_BUFFER_MENDED_IN = "0.18.7", "0.19.0"
 
 
-def _given(setup: Setup, names: Mapping[str, frozenset[str]]) -> list[tuple[str, str, Section]]:
-    """Path, name and section of the keys of a configuration that are among some names."""
-    if not names:
-        return []
+def _given(setup: Setup, is_odd: Callable[[Key, str], bool]) -> list[tuple[str, str, Section]]:
+    """Path, name and section of the keys of a configuration that are odd in its release."""
     return [
         (path, name, section)
         for path, content, section in sections(setup.ds_config)
         for name in content
-        if name in names.get(path, ())
+        if (key := section.keys.get(name)) is not None and is_odd(key, setup.version)
     ]
 
 
 @rule(
-    "version.removed_key",
     "runtime/config.py:80-141, DeepSpeed issue 8489",
     *(
         raised(
@@ -72,7 +69,7 @@ def _given(setup: Setup, names: Mapping[str, frozenset[str]]) -> list[tuple[str,
     ),
 )
 def _removed_key(setup: Setup) -> Finding | None:
-    found = _given(setup, removed_keys(setup.version))
+    found = _given(setup, Key.is_removed)
     if not found:
         return None
     told = [
@@ -88,7 +85,6 @@ def _removed_key(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "version.missing_key",
     "the same fields, read off the releases that keys.py names",
     raised(
         "Extra inputs are not permitted", zero(1, parameter_alignment=True), deepspeed="0.19.6"
@@ -96,7 +92,7 @@ def _removed_key(setup: Setup) -> Finding | None:
 )
 def _missing_key(setup: Setup) -> Finding | None:
     version = setup.version
-    found = _given(setup, missing_keys(version))
+    found = _given(setup, Key.is_missing)
     if not found:
         return None
     told = [
@@ -114,7 +110,6 @@ def _missing_key(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "version.removed_optimizer",
     "runtime/engine.py:2018",
     *(
         raised(
@@ -133,7 +128,7 @@ def _removed_optimizer(setup: Setup) -> Finding | None:
         f"{OPTIMIZERS_REMOVED_IN} on; this is {setup.version}"
     )
     heir, known = REMOVED_OPTIMIZERS[setup.optimizer]
-    if heir == "Lamb" and setup.environment.accelerator == "cpu":
+    if heir == "Lamb" and setup.accelerator == "cpu":
         return Finding(message=message, advice="choose another optimizer.type, such as AdamW")
     params = dict.fromkeys(name for name in setup.optimizer_params if name not in known)
     changes = {"type": heir, "params": params} if params else {"type": heir}
@@ -141,7 +136,6 @@ def _removed_optimizer(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "version.autotp_by_script",
     "__init__.py of 0.16.9 and 0.17.6: only tp_model_init splits; DeepSpeed PR 7806",
     raised(
         # A GPU goes on and trains the whole model (read, not run); CPU ranks get no
@@ -167,7 +161,6 @@ def _autotp_by_script(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "version.autotp_at_stage_3",
     "runtime/engine.py:514 of 0.18.9: _configure_tensor_parallel_states",
     raised(
         "AssertionError: .*compatibility between 'autotp' and 'zero_stage = 3'",
@@ -190,7 +183,6 @@ def _autotp_at_stage_3(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "version.autotp_uneven_heads",
     "module_inject/layers.py of 0.18.9, 0.19.6; DeepSpeed PR 8185",
     raised(
         "RuntimeError: shape .* is invalid for input of size",
@@ -216,7 +208,6 @@ def _autotp_uneven_heads(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "version.bf16_without_zero",
     "runtime/engine.py:1041, 1370 of 0.16.9; DeepSpeed PR 7515",
     differs(
         {"wrapper": "BF16_Optimizer"},
@@ -237,7 +228,6 @@ def _bf16_without_zero(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "version.flat_buffer_on_cpu",
     "runtime/zero/stage_1_and_2.py:413 of 0.18.9; DeepSpeed PR 7828, mended by 7948",
     raised(
         "RuntimeError: Output 0 of Split.* is a view and is being modified inplace",
@@ -247,7 +237,7 @@ def _bf16_without_zero(setup: Setup) -> Finding | None:
     ),
 )
 def _flat_buffer_on_cpu(setup: Setup) -> Finding | None:
-    if setup.environment.accelerator != "cpu" or setup.stage not in (1, 2) or setup.dp == 1:
+    if setup.accelerator != "cpu" or setup.stage not in (1, 2) or setup.dp == 1:
         return None
     if not setup.is_at_least(_FLAT_BUFFER_BROKEN_IN, before=_FLAT_BUFFER_MENDED_IN):
         return None
@@ -261,7 +251,6 @@ def _flat_buffer_on_cpu(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "version.param_nvme_on_cpu",
     "runtime/swap_tensor/utils.py:100 of 0.18.6; accelerator/cpu_accelerator.py",
     raised(
         "AssertionError",
@@ -272,7 +261,7 @@ def _flat_buffer_on_cpu(setup: Setup) -> Finding | None:
 )
 def _param_nvme_on_cpu(setup: Setup) -> Finding | None:
     section = setup.zero_section("offload_param")
-    if setup.environment.accelerator != "cpu" or setup.stage != 3:
+    if setup.accelerator != "cpu" or setup.stage != 3:
         return None
     if section.get("device") != "nvme" or setup.is_at_least(_CPU_PINS_SINCE):
         return None
@@ -292,7 +281,6 @@ def _param_nvme_on_cpu(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "version.zenflow_untested",
     "runtime/zero/utils.py of 0.18.6, 0.19.0 and 0.19.4: ZERO_SUPPORTED_OPTIMIZERS",
     raised(
         "AssertionError: You are using an untested ZeRO Optimizer",
@@ -316,7 +304,6 @@ def _zenflow_untested(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "version.fp16_masters",
     "runtime/config.py of 0.16.9: _do_error_check; DeepSpeed PR 7700",
     raised(
         "AssertionError: Fp16_master_weights_and_grads is only supported with ZeRO",

@@ -22,14 +22,13 @@ def zenflow_config(stage: int = 2, **keys: Any) -> dict[str, Any]:
 
 
 @rule(
-    "zenflow.needs_offload",
     "runtime/zenflow/zenflow_stage_1_and_2.py: _configure_zenflow",
     raised(
         "ValueError: Zenflow must be used with cpu offload",
         merge(zenflow_config(), zero(offload_optimizer=None)),
     ),
 )
-def _offload(setup: Setup) -> Finding | None:
+def _needs_offload(setup: Setup) -> Finding | None:
     if not _section(setup) or setup.stage == 3 or setup.optimizer_offload != "none":
         return None
     return Finding(
@@ -39,30 +38,24 @@ def _offload(setup: Setup) -> Finding | None:
     )
 
 
-@rule(
-    "zenflow.stage_3_needs_cuda",
-    "runtime/zenflow/engine_stage3.py: device='cuda'",
-    raised(".", zenflow_config(3)),
-)
-def _stage_3(setup: Setup) -> Finding | None:
-    if not _section(setup) or setup.stage != 3 or setup.environment.accelerator == "cuda":
+@rule("runtime/zenflow/engine_stage3.py: device='cuda'", raised(".", zenflow_config(3)))
+def _stage_3_needs_cuda(setup: Setup) -> Finding | None:
+    if not _section(setup) or setup.stage != 3 or setup.accelerator == "cuda":
         return None
     return Finding(
         message="zero_optimization.zenflow at stage 3 needs a CUDA device, the accelerator is "
-        f"{setup.environment.accelerator}",
+        f"{setup.accelerator}",
         changes=zero(2),
     )
 
 
 @rule(
-    "zenflow.batch",
-    "runtime/zenflow/engine.py:69",
-    differs({"grad_accum": 1}, zenflow_config(update_interval=1)),
+    "runtime/zenflow/engine.py:69", differs({"grad_accum": 1}, zenflow_config(update_interval=1))
 )
 def _batch(setup: Setup) -> Finding | None:
     section = _section(setup)
     accum = setup.ds_config.get("gradient_accumulation_steps") or 1
-    if not section or (setup.stage == 3 and setup.environment.accelerator != "cuda"):
+    if not section or (setup.stage == 3 and setup.accelerator != "cuda"):
         return None
     every = section.get("update_interval", "auto")
     if every == accum:
@@ -75,7 +68,6 @@ def _batch(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "zenflow.selection",
     "runtime/zenflow/engine.py: configure_zenflow",
     raised("Warning: If use auto select strategy", zenflow_config(select_strategy="auto")),
     raised(
@@ -83,11 +75,11 @@ def _batch(setup: Setup) -> Finding | None:
     ),
     raised("ValueError: Select interval must be greater", zenflow_config(select_interval=1)),
 )
-def _select(setup: Setup) -> Finding | None:
+def _selection(setup: Setup) -> Finding | None:
     section = _section(setup)
     every, select = (section.get(f"{what}_interval", "auto") for what in ("update", "select"))
     strategy = section.get("select_strategy", "auto")
-    if not section or (setup.stage == 3 and setup.environment.accelerator != "cuda"):
+    if not section or (setup.stage == 3 and setup.accelerator != "cuda"):
         return None
     given = f"zero_optimization.zenflow.select_interval={select}"
     if strategy == "auto" and select != "auto":

@@ -9,6 +9,8 @@ from autotune.engines.deepspeed.rules.zenflow import zenflow_config
 from autotune.space.rule import Finding, rule
 
 _BUCKETS = (1, 2)
+_UNCLIPPED = {"gradient_clipping": 0.0}
+_BF16_OPTIMIZER = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
 _QUANTIZED = (
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
@@ -63,7 +65,6 @@ def _has_deepcompile(setup: Setup) -> bool:
 
 
 @rule(
-    "zero.inert_key",
     "runtime/engine.py: _configure_zero_optimizer passes each stage its own keys",
     *(
         ignored(zero(stage, **{name: value}), acts_with=None if acts_at is None else zero(acts_at))
@@ -82,7 +83,7 @@ def _has_deepcompile(setup: Setup) -> bool:
         )
     ),
 )
-def _inert(setup: Setup) -> Finding | None:
+def _inert_key(setup: Setup) -> Finding | None:
     found = inert_keys(setup.zero)
     if not found:
         return None
@@ -98,11 +99,10 @@ def _inert(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "zero.disable_allgather",
     "runtime/config.py: parsed; runtime/engine.py: no reader",
     ignored({"disable_allgather": True} | zero(2)),
 )
-def _no_effect(setup: Setup) -> Finding | None:
+def _disable_allgather(setup: Setup) -> Finding | None:
     if setup.ds_config.get("disable_allgather") is not True:
         return None
     return Finding(
@@ -112,7 +112,6 @@ def _no_effect(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "zero.odd_allgather_bucket",
     "runtime/zero/stage_1_and_2.py:389",
     *(
         raised(
@@ -122,7 +121,7 @@ def _no_effect(setup: Setup) -> Finding | None:
         for stage in _BUCKETS
     ),
 )
-def _odd_bucket(setup: Setup) -> Finding | None:
+def _odd_allgather_bucket(setup: Setup) -> Finding | None:
     size = setup.zero.get("allgather_bucket_size")
     if size is None or setup.stage not in _BUCKETS or size % 2 == 0:
         return None
@@ -136,14 +135,13 @@ def _odd_bucket(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "zero.legacy_stage_1",
     "runtime/engine.py:2650",
     raised(
         "Exception: The deprecated version of ZeRO Stage 1 is not supported",
         zero(1, legacy_stage1=True),
     ),
 )
-def _legacy(setup: Setup) -> Finding | None:
+def _legacy_stage_1(setup: Setup) -> Finding | None:
     if setup.zero.get("legacy_stage1") is not True or setup.stage == 0:
         return None
     return Finding(
@@ -153,11 +151,10 @@ def _legacy(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "zero.no_gradient_norm",
     "runtime/zero/config.py:389-393, stage_1_and_2.py:212-218, engine.py:2307",
     raised(
         "compute_grad_norm=false is supported only with ZeRO Stage 1 or 2",
-        zero(3, compute_grad_norm=False) | {"gradient_clipping": 0.0},
+        _UNCLIPPED | zero(3, compute_grad_norm=False),
         zero(2),
     ),
     raised(
@@ -166,21 +163,15 @@ def _legacy(setup: Setup) -> Finding | None:
     ),
     raised(
         "ValueError: .*compute_grad_norm=false does not support optimizer offload",
-        zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"})
-        | {"gradient_clipping": 0.0},
+        _UNCLIPPED | zero(2, compute_grad_norm=False, offload_optimizer={"device": "cpu"}),
     ),
     raised(
         "ValueError: .*compute_grad_norm=false does not support ZeRO Stage 1 with BF16",
-        zero(1, compute_grad_norm=False)
-        | {
-            "gradient_clipping": 0.0,
-            "bf16": {"enabled": True},
-            "data_types": {"grad_accum_dtype": "fp32"},
-        },
+        _UNCLIPPED | _BF16_OPTIMIZER | zero(1, compute_grad_norm=False),
         precision="bf16",
     ),
 )
-def _no_norm(setup: Setup) -> Finding | None:
+def _no_gradient_norm(setup: Setup) -> Finding | None:
     if setup.zero.get("compute_grad_norm") is not False:
         return None
     changes = zero(compute_grad_norm=True)
@@ -199,7 +190,6 @@ def _no_norm(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "zero.prescaled_scatter",
     "runtime/zero/stage_1_and_2.py:346-351, stage3.py:392-396",
     raised(
         "AssertionError: pre-scale gradients is not yet supported with ZeRO-2",
@@ -211,7 +201,7 @@ def _no_norm(setup: Setup) -> Finding | None:
         zero(reduce_scatter=False),
     ),
 )
-def _prescale(setup: Setup) -> Finding | None:
+def _prescaled_scatter(setup: Setup) -> Finding | None:
     if setup.stage < 2 or setup.zero.get("reduce_scatter") is False:
         return None
     if setup.stage == 2 and _sums(setup):
@@ -233,7 +223,6 @@ def _prescale(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "zero.sum",
     "runtime/config.py: _do_error_check",
     *(
         raised(
@@ -263,7 +252,6 @@ def _sum(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "zero.unmanaged_accumulation",
     "runtime/engine.py:2030-2036",
     raised(
         "AssertionError: managed_gradient_accumulation=False supports ZeRO overlap_comm",
@@ -275,7 +263,7 @@ def _sum(setup: Setup) -> Finding | None:
         {"compile": None},
     ),
 )
-def _unmanaged(setup: Setup) -> Finding | None:
+def _unmanaged_accumulation(setup: Setup) -> Finding | None:
     if setup.ds_config.get("managed_gradient_accumulation") is not False:
         return None
     if _has_deepcompile(setup):
@@ -293,7 +281,6 @@ def _unmanaged(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "zero.hpz_divides_world",
     "utils/groups.py:944",
     raised(
         "AssertionError: 3 is not divisible by 2",
@@ -302,7 +289,7 @@ def _unmanaged(setup: Setup) -> Finding | None:
         world=3,
     ),
 )
-def _hpz(setup: Setup) -> Finding | None:
+def _hpz_divides_world(setup: Setup) -> Finding | None:
     size = setup.zero.get("zero_hpz_partition_size", 1)
     if setup.stage != 3 or size <= 1:
         return None
@@ -318,7 +305,6 @@ def _hpz(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "zero.quantized_needs_cuda",
     "op_builder/cpu/no_impl.py:21",
     *(
         raised(
@@ -327,8 +313,8 @@ def _hpz(setup: Setup) -> Finding | None:
         for name in _QUANTIZED
     ),
 )
-def _quantized(setup: Setup) -> Finding | None:
-    if setup.environment.accelerator != "cpu" or setup.stage != 3:
+def _quantized_needs_cuda(setup: Setup) -> Finding | None:
+    if setup.accelerator != "cpu" or setup.stage != 3:
         return None
     found = [name for name in _QUANTIZED if setup.zero.get(name) is True]
     if not found:
@@ -341,14 +327,13 @@ def _quantized(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "zero.sequential_gather",
     "runtime/engine.py:2742-2744",
     ignored(
         zero(3, stage3_allgather_sequential=True, stage3_prefetch_bucket_size=1000),
         acts_with=zero(stage3_allgather_sequential=False),
     ),
 )
-def _sequential(setup: Setup) -> Finding | None:
+def _sequential_gather(setup: Setup) -> Finding | None:
     given, first, second = setup.zero, "stage3_prefetch_bucket_size", "prefetch_bucket_size"
     name = second if second in given and first not in given else first
     size = given.get(name, 1)

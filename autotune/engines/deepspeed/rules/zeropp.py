@@ -5,13 +5,12 @@ from autotune.space.rule import Finding, rule
 
 
 def _quantizes(setup: Setup, what: str) -> bool:
-    if setup.stage != 3 or setup.environment.accelerator == "cpu":
+    if setup.stage != 3 or setup.accelerator == "cpu":
         return False
     return setup.zero.get(f"zero_quantized_{what}") is True
 
 
 @rule(
-    "zeropp.hpz_with_tp",
     "utils/groups.py: _create_zero_param_parallel_group counts ranks of the world",
     raised(
         # Two of four ranks train silently on weights that belong to no model: the loss of the
@@ -35,7 +34,6 @@ def _hpz_with_tp(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "zeropp.qgz_scatters",
     "runtime/zero/stage3.py:390",
     raised(
         "AssertionError: when enable all_to_all_reduce",
@@ -55,7 +53,6 @@ def _qgz_scatters(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "zeropp.qgz_within_a_node",
     "runtime/zero/stage3.py: __avg_scatter_grads",
     ignored(zero(3, zero_quantized_gradients=True), accelerator="cuda"),
 )
@@ -72,7 +69,6 @@ def _qgz_within_a_node(setup: Setup) -> Finding | None:
 
 
 @rule(
-    "zeropp.qwz_with_autocast",
     "runtime/torch_autocast.py:30",
     raised(
         "AssertionError",
@@ -82,7 +78,7 @@ def _qgz_within_a_node(setup: Setup) -> Finding | None:
         accelerator="cuda",
     ),
 )
-def _qwz_autocast(setup: Setup) -> Finding | None:
+def _qwz_with_autocast(setup: Setup) -> Finding | None:
     is_autocast = setup.section("torch_autocast").get("enabled") is True
     if not is_autocast or not _quantizes(setup, "weights"):
         return None

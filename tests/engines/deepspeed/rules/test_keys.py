@@ -5,8 +5,9 @@ import warnings
 
 import pytest
 
-from autotune.engines.deepspeed.rules.keys import SECTIONS, SPELLINGS, missing_keys, removed_keys
+from autotune.engines.deepspeed.rules.keys import SECTIONS, SPELLINGS
 from autotune.engines.deepspeed.rules.releases import is_at_least
+from autotune.engines.deepspeed.rules.values import Key
 
 pytestmark = pytest.mark.real
 
@@ -63,6 +64,11 @@ def _newer_zero_classes():
     return found
 
 
+def keys_that(is_so, version, path):
+    """The keys of a section that a release has removed, or lacks."""
+    return {name for name, key in SECTIONS[path].keys.items() if is_so(key, version)}
+
+
 def test_strict_sections_hold_the_keys_of_the_installed_classes(installed):
     version, classes = installed
     assert set(classes) == {p for p, section in SECTIONS.items() if section.is_strict(version)}
@@ -70,8 +76,8 @@ def test_strict_sections_hold_the_keys_of_the_installed_classes(installed):
         theirs = set()
         for name, field in config_class.model_fields.items():
             theirs |= {name, field.alias or name}
-        gone = removed_keys(version).get(path, frozenset())
-        absent = missing_keys(version).get(path, frozenset())
+        gone = keys_that(Key.is_removed, version, path)
+        absent = keys_that(Key.is_missing, version, path)
         assert set(SECTIONS[path].keys) - gone - absent == theirs, path
 
 
@@ -79,7 +85,7 @@ def test_second_spellings_are_the_installed_aliases(installed):
     version, classes = installed
     fields = classes["zero_optimization"].model_fields
     aliases = {name: field.alias for name, field in fields.items() if field.alias}
-    absent = missing_keys(version).get("zero_optimization", frozenset())
+    absent = keys_that(Key.is_missing, version, "zero_optimization")
     assert {ours: alias for ours, alias in SPELLINGS.items() if alias not in absent} == aliases
 
 
@@ -107,16 +113,19 @@ def test_removed_keys_are_those_that_the_installed_release_names(installed):
     version, _ = installed
     if not is_at_least(version, "0.19.7"):
         pytest.skip(f"DeepSpeed {version} keeps no list of removed keys")
-    ours = removed_keys(version)
-    assert ours[""] == set(config._REMOVED_TOP_LEVEL_CONFIG_KEYS)
-    assert ours["zero_optimization"] == set(config._REMOVED_ZERO_CONFIG_KEYS)
+    theirs = {
+        "": config._REMOVED_TOP_LEVEL_CONFIG_KEYS,
+        "zero_optimization": config._REMOVED_ZERO_CONFIG_KEYS,
+    }
+    for path, names in theirs.items():
+        assert keys_that(Key.is_removed, version, path) == set(names)
 
 
 def test_top_level_keys_are_read_by_the_installed_release(installed):
     """Every name that DeepSpeed's constants give to a key of the file's top is in the table."""
     from deepspeed.runtime import constants
 
-    absent = missing_keys(installed[0]).get("", frozenset())
+    absent = keys_that(Key.is_missing, installed[0], "")
     for name in (
         *("TRAIN_BATCH_SIZE", "TRAIN_MICRO_BATCH_SIZE_PER_GPU", "GRADIENT_ACCUMULATION_STEPS"),
         *("OPTIMIZER", "SCHEDULER", "GRADIENT_CLIPPING", "COMMUNICATION_DATA_TYPE", "DATA_TYPES"),

@@ -74,14 +74,10 @@ _CONFIGS = st.dictionaries(
 )
 
 
-def test_rule_names_are_unique_and_carry_their_subject():
+def test_rule_names_are_unique():
     names = [rule.name for rule in ALL_RULES]
     assert len(set(names)) == len(names)
     for rule in ALL_RULES:
-        assert (
-            rule.check.__module__
-            == f"autotune.engines.deepspeed.rules.{rule.name.partition('.')[0]}"
-        )
         assert rule.witnesses
         assert rule.source
 

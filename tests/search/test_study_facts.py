@@ -6,16 +6,21 @@ from typing import Any
 import pytest
 
 from autotune.contract import TrialResult, TrialSpec
+from autotune.devices.hardware import Environment
+from autotune.job.job import Job
 from autotune.record.facts import environment_at
 from autotune.record.study import Study
-from autotune.search.environments import environments_of
-from tests.search.scripted import ENVIRONMENT, Notebook, make, realistic, search
+from autotune.search.recorded import Task
+from autotune.search.study_facts import environments_of
+from tests.search.scripted import ENVIRONMENT, Notebook, ScriptedEngine, make, realistic, search
+
+
+def task(study: Study, job: Job, environment: Environment = ENVIRONMENT) -> Task:
+    return Task(job=job, environment=environment, engine=ScriptedEngine(job), study=study)
 
 
 def listed(study: Study, notebook: Notebook, **job: Any) -> list[dict[str, Any]]:
-    return environments_of(
-        study, {}, job=make(**job), environment=ENVIRONMENT, note=notebook.on_note
-    )
+    return environments_of(task(study, make(**job)), {}, notebook.on_note)
 
 
 def test_a_lost_study_json_is_written_anew_for_all_trials(study: Study):
@@ -61,7 +66,7 @@ def test_trials_on_other_devices_are_not_taken_for_these(study: Study, devices: 
     elsewhere = {"accelerator": "cuda"} if devices == "accelerator" else {"device_memory_bytes": 7}
     here = replace(ENVIRONMENT, **elsewhere)
     notes = Notebook()
-    found = environments_of(study, {}, job=make(**wide), environment=here, note=notes.on_note)
+    found = environments_of(task(study, make(**wide), here), {}, notes.on_note)
     assert found[0] == {"since_trial": 0}
     assert found[1]["since_trial"] == study.next_number()
     assert environment_at({"environments": found}, 0) is None
