@@ -14,7 +14,7 @@ import json
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -35,7 +35,6 @@ from autotune.engines.base import Engine, EnginePlugin, bind_engine
 from autotune.export.base import (
     Dialect,
     Handout,
-    Launch,
     Launcher,
     MeasuredFigures,
     RecordDialect,
@@ -192,9 +191,7 @@ class EngineContract(Contract[EnginePlugin]):
         for candidate in self.lattice(self.bind()).candidates[:8]:
             files = self.bind().files(candidate)
             assert files == self.bind().files(candidate)
-            for path in files:
-                assert not Path(path).is_absolute(), f"{path} is not below config/"
-                assert ".." not in Path(path).parts, f"{path} is not below config/"
+            _check_below(files, "config/")
 
     def test_it_says_what_the_live_engine_must_read_back(self) -> None:
         """As JSON, and no less than nothing: a trial whose engine says otherwise is invalid."""
@@ -237,37 +234,38 @@ class DialectContract(Contract[Dialect]):
     def test_its_files_stand_below_the_folder(self) -> None:
         """None is outside, and none is what marks the folder as an export."""
         for handout in self.handouts():
-            files = self.make().files(handout, _launch(self.make(), handout), _templates(handout))
+            templates = _templates(handout)
+            launch = launch_of(self.make(), handout, templates)
+            files = self.make().files(handout, launch, templates)
             assert files, "it writes nothing"
-            for name in files:
-                assert not Path(name).is_absolute(), f"{name} is not below the folder"
-                assert ".." not in Path(name).parts, f"{name} is not below the folder"
-                assert name != MARKER_FILE, f"{name} marks the export, whatever the dialect"
+            _check_below(files, "the folder")
+            assert MARKER_FILE not in files, "that marks the export, whatever the dialect"
+
+    def exported(self, handout: Handout) -> dict[str, str]:
+        """The files of a configuration in a new folder."""
+        with tempfile.TemporaryDirectory() as folder:
+            return self.export(handout, Path(folder))
 
     def test_its_script_is_one_of_its_files(self) -> None:
         """What a launcher is told to start is there."""
-        handout, script = self.handouts()[0], self.make().script
-        with tempfile.TemporaryDirectory() as folder:
-            assert script is None or script in self.export(handout, Path(folder))
+        script = self.make().script
+        assert script is None or script in self.exported(self.handouts()[0])
 
     def test_it_writes_the_same_files_each_time(self) -> None:
         """An export follows from the handout alone, so that two of them can be compared."""
         for handout in self.handouts():
-            with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-                assert self.export(handout, Path(one)) == self.export(handout, Path(other))
+            assert self.exported(handout) == self.exported(handout)
 
     def test_two_configurations_are_two_exports(self) -> None:
         """What was chosen reaches the files."""
         first, second = self.handouts()[:2]
-        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-            assert self.export(first, Path(one)) != self.export(second, Path(other))
+        assert self.exported(first) != self.exported(second)
 
     def test_it_hands_out_what_was_measured_and_what_was_not(self) -> None:
         """A configuration may come from a search, from a plan or from nowhere."""
         handout = self.handouts()[0]
         for changes in ({"figures": None}, {"figures": FIGURES}, {"prediction": {"rank": 1}}):
-            with tempfile.TemporaryDirectory() as folder:
-                assert self.export(replace(handout, **changes), Path(folder))
+            assert self.exported(replace(handout, **changes))
 
     def test_it_writes_over_its_own_files_and_nobody_else_s(self) -> None:
         """The refusal names the files and the way out, and leaves them as they are."""
@@ -367,10 +365,9 @@ class LauncherContract(Contract[Launcher]):
     def test_its_files_stand_below_the_folder(self) -> None:
         """None is outside, and none takes the script's place."""
         for handout in self.handouts():
-            for name in self.files(handout):
-                assert not Path(name).is_absolute(), f"{name} is not below the folder"
-                assert ".." not in Path(name).parts, f"{name} is not below the folder"
-                assert name not in (self.script, MARKER_FILE)
+            files = self.files(handout)
+            _check_below(files, "the folder")
+            assert not files.keys() & {self.script, MARKER_FILE}
 
     def test_the_world_is_started(self) -> None:
         """Another number of ranks is started otherwise."""
@@ -413,14 +410,7 @@ class FleetContract(Contract[FleetPlugin]):
     def submit(self, session: Session, fleet: Fleet, number: int = 0) -> Handle:
         """Start a trial as a search does."""
         run = Run(candidate=session.lattice.candidates[0], role=Role.SEARCH)
-        spec = make_spec(
-            run,
-            study=session.study.name,
-            number=number,
-            job=session.job,
-            engine=session.engine,
-            environment=session.environment,
-        )
+        spec = _spec_of(run, number, session.job, session.engine, session.environment)
         spec = replace(spec, measure=replace(spec.measure, max_steps=spec.measure.min_steps))
         files = session.engine.files(run.candidate)
         return fleet.submit(spec, session.study.write_spec(spec, files))
@@ -584,11 +574,10 @@ def _templates(handout: Handout) -> Templates:
     return Templates(handout.job.templates)
 
 
-def _launch(dialect: Dialect, handout: Handout) -> Launch | None:
-    if dialect.script is None:
-        return None
-    launcher: Launcher = load_plugin("launcher", dialect.launcher)
-    return launch_of(launcher, handout, dialect.script, _templates(handout))
+def _check_below(names: Iterable[str], folder: str) -> None:
+    for name in names:
+        inside = not Path(name).is_absolute() and ".." not in Path(name).parts
+        assert inside, f"{name} is not below {folder}"
 
 
 def _handouts(changes: Mapping[str, Any]) -> list[Handout]:
@@ -619,9 +608,11 @@ def _studied(results: Path) -> Study:
     return study
 
 
-def _spec_of(run: Run, number: int, job: Job, engine: Engine) -> TrialSpec:
+def _spec_of(
+    run: Run, number: int, job: Job, engine: Engine, environment: Environment = ENVIRONMENT
+) -> TrialSpec:
     return make_spec(
-        run, study=job.study, number=number, job=job, engine=engine, environment=ENVIRONMENT
+        run, study=job.study, number=number, job=job, engine=engine, environment=environment
     )
 
 
@@ -637,11 +628,10 @@ class _UnrunSearch:
     def __init__(self) -> None:
         self._job = make_job(JOB, where="contract")
         self._engine = bind_engine(self._job, ENVIRONMENT)
-        lattice = lattice_of(self._job, self._engine)
-        self.lattice = lattice
+        self.lattice = lattice_of(self._job, self._engine)
         self.closed: set[str] = set()
         self._history = History()
-        self.narrow(lattice.candidates[:: 1 + len(lattice.candidates) // 16])
+        self.narrow(self.lattice.candidates[:: 1 + len(self.lattice.candidates) // 16])
 
     def narrow(self, candidates: Sequence[Candidate]) -> None:
         """Search in some of the candidates only, with what is predicted of these."""

@@ -89,13 +89,12 @@ def _cells(
         "pred_fit_probability": predicted.fit_probability,
         "pred_host_memory_gb": predicted.host_memory_bytes / _GIB,
     }
-    for field in dataclasses.fields(predicted.times):
-        if field.name != "step_s":
-            columns[f"pred_{field.name}"] = getattr(predicted.times, field.name)
-    for field in dataclasses.fields(predicted.memory):
-        if field.name not in {"peak_bytes", "host_bytes"}:
-            name = f"pred_{field.name.removesuffix('_bytes')}_gb"
-            columns[name] = getattr(predicted.memory, field.name) / _GIB
+    for name, values in vars(predicted.times).items():
+        if name != "step_s":
+            columns[f"pred_{name}"] = values
+    for name, values in vars(predicted.memory).items():
+        if name not in {"peak_bytes", "host_bytes"}:
+            columns[f"pred_{name.removesuffix('_bytes')}_gb"] = values / _GIB
     found = [
         {name: f"{values[i]:.{_DIGITS}g}" for name, values in columns.items()}
         for i in range(len(plans))

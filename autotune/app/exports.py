@@ -1,5 +1,6 @@
 """A study's best configuration, one trial's, or the study itself, in somebody's files."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,10 @@ from autotune.base.errors import StudyError
 from autotune.contract import Origin
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, bind_engine, find_engine
-from autotune.export.base import MeasuredFigures, RecordDialect
+from autotune.export.base import Handout, MeasuredFigures, RecordDialect
 from autotune.export.door import export_handout, export_record, find_dialect, handout_of
 from autotune.job.fidelity import describe_fidelity
-from autotune.job.job import Job, make_job, read_job_file
+from autotune.job.job import make_job, read_job_file
 from autotune.record.answer import SearchAnswer, answer_of
 from autotune.record.facts import environment_at, environment_of, origin_of
 from autotune.record.soak import SoakResult, digest_of, read_soak
@@ -25,26 +26,15 @@ from autotune.space.candidate import Candidate, candidate_of
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A trial's configuration with everything that it needs to be run or handed out."""
+    """A trial's configuration, to be run or handed out."""
 
     trial: Trial
-    candidate: Candidate
-    job: Job
-    environment: Environment
-    """Where the trial ran."""
     engine: Engine
-    answer: SearchAnswer | None
-    """None while the search has not ended."""
-    spread: Spread
-    """How much runs of one candidate of the study differ."""
+    handout: Handout
 
 
 def find_chosen(study: Study, *, trial: int | None) -> Chosen:
-    """A study's best configuration, or one trial's.
-
-    Args:
-        study: A study with trials.
-        trial: Number of the trial; None for the best.
+    """A study's best configuration, or that of the trial of a number.
 
     Raises:
         StudyError: There is no such trial, no best one yet, or the job or a file that it names
@@ -79,18 +69,21 @@ def find_chosen(study: Study, *, trial: int | None) -> Chosen:
     environment = _environment(facts, number)
     job = make_job(read_job_file(study.job_file), where=str(study.job_file))
     candidate = candidate_of(trials[number].spec)
-    engine = bind_engine(job, environment)
-    task = Task(job=job, environment=environment, engine=engine, study=study)
+    task = Task(
+        job=job, environment=environment, engine=bind_engine(job, environment), study=study
+    )
     _check_answers(task, trials[number])
-    return Chosen(
-        trial=trials[number],
-        candidate=candidate,
+    engine = task.engine_of(candidate)
+    handout = handout_of(
+        candidate,
+        engine=engine,
         job=job,
         environment=environment,
-        engine=task.engine_of(candidate),
-        answer=answer,
-        spread=history_of(recorded, facts).spread,
+        study=study.name,
+        figures=_figures(answer, trials[number], history_of(recorded, facts).spread),
+        soak=_soak_of(study, candidate, engine),
     )
+    return Chosen(trial=trials[number], engine=engine, handout=handout)
 
 
 def export_study(
@@ -125,26 +118,13 @@ def export_study(
                 "leave --trial out",
             )
         return export_record(study, out, to=to, dialect=dialect)
-    chosen = find_chosen(study, trial=trial)
-    handout = handout_of(
-        chosen.candidate,
-        engine=chosen.engine,
-        job=chosen.job,
-        environment=chosen.environment,
-        study=study.name,
-        figures=_figures(chosen.answer, chosen.trial, chosen.spread),
-        soak=_soak_of(study, chosen),
-    )
+    handout = find_chosen(study, trial=trial).handout
     to = to or find_engine(handout.engine).dialect
     return export_handout(handout, out, to=to, launcher=launcher)
 
 
 def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:
-    """Check that the figures which are handed out were measured here.
-
-    Raises:
-        StudyError: It was not.
-    """
+    """Check that the figures which are handed out were measured here."""
     origin = origin_of(facts)
     if origin is not Origin.MEASURED:
         raise StudyError(
@@ -154,13 +134,12 @@ def _check_measured(study: Study, facts: Mapping[str, Any]) -> None:
         )
 
 
-def _soak_of(study: Study, chosen: Chosen) -> SoakResult | None:
+def _soak_of(study: Study, candidate: Candidate, engine: Engine) -> SoakResult | None:
     """The study's soak, if it was of this configuration to the letter."""
     soak = read_soak(study.folder)
-    if soak is None or soak.candidate_hash != chosen.candidate.hash:
+    if soak is None or soak.candidate_hash != candidate.hash:
         return None
-    is_same = soak.ds_config_digest == digest_of(chosen.engine.files(chosen.candidate))
-    return soak if is_same else None
+    return soak if soak.ds_config_digest == digest_of(engine.files(candidate)) else None
 
 
 def _environment(facts: Mapping[str, Any], number: int) -> Environment:
@@ -194,20 +173,15 @@ def _figures(answer: SearchAnswer | None, trial: Trial, spread: Spread) -> Measu
     standing = next((s for s in standings if s is not None and s.trial == number), None)
     if answer is not None and standing is not None:
         baseline = answer.baseline
-        speedup = answer.speedup if standing is answer.best else None
+        known = {field.name for field in dataclasses.fields(MeasuredFigures)}
+        shared = {name: value for name, value in vars(standing).items() if name in known}
+        gain = answer.speedup if standing is answer.best else None
+        if gain is not None:
+            shared |= {"speedup": gain.ratio, "speedup_low": gain.low, "speedup_high": gain.high}
         return MeasuredFigures(
-            trial=number,
-            n_runs=standing.n_runs,
-            n_disturbed=standing.n_disturbed,
-            samples_per_s=standing.samples_per_s,
-            samples_per_s_low=standing.samples_per_s_low,
-            samples_per_s_high=standing.samples_per_s_high,
+            **shared,
             step_time_s=trial.spec.layout.global_batch / standing.samples_per_s,
-            peak_memory_bytes=standing.peak_memory_bytes,
             baseline_samples_per_s=None if baseline is None else baseline.samples_per_s,
-            speedup=None if speedup is None else speedup.ratio,
-            speedup_low=None if speedup is None else speedup.low,
-            speedup_high=None if speedup is None else speedup.high,
         )
     if result is None or not is_figure(result):
         return None

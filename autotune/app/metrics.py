@@ -2,14 +2,13 @@
 
 import dataclasses
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from autotune import __version__
 from autotune.base.errors import AutotuneError, StudyError
-from autotune.base.files import refuse_foreign, write_whole
+from autotune.base.files import refuse_foreign, try_folder, write_whole
 from autotune.contract import Outcome
 from autotune.record.study import Study, Trial
 from autotune.report.metrics import MARK, render_metrics
@@ -117,13 +116,5 @@ def check_writable(path: Path) -> None:
     if not os.path.isdir(folder):
         raise StudyError(f"{path}: its folder is not there", "make it, or name another file")
     refuse_foreign(path, MARK.encode(), "as metrics by autotune")
-    try:
-        # As it will be written: aside, then moved; what is there keeps standing.
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}.") as aside:
-            aside.write(MARK.encode())
-            aside.flush()
-    except OSError as error:
-        raise StudyError(
-            f"{path}: cannot be written: {error.strerror or error}",
-            "mend the folder's permissions, free some space, or name another file",
-        ) from error
+    hint = "mend the folder's permissions, free some space, or name another file"
+    try_folder(folder, named=path, hint=hint)

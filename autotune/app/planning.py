@@ -58,14 +58,7 @@ def open_outlook(
 def export_ranked(
     outlook: Outlook, kept: Ranking, rank: int, folder: Path, to: str | None = None
 ) -> list[Path]:
-    """Write the files of a ranked candidate, with what was predicted of it.
-
-    Args:
-        outlook: The job and the fleet.
-        kept: Its lattice, ranked.
-        rank: From 1.
-        folder: Where to.
-        to: Name of a dialect; None: the engine's own.
+    """Write the files of the candidate of a rank, from 1, with what was predicted of it.
 
     Raises:
         JobError: There is no such rank or dialect.

@@ -157,14 +157,9 @@ def _run(
 
 
 def _check_origin(session: Session) -> None:
-    """See that no study holds figures of two kinds.
-
-    Raises:
-        StudyError: It would.
-    """
+    """See that no study holds figures of two kinds."""
     study = session.study
-    others = _origins_of(study) - {session.place.origin}
-    if others:
+    if others := _origins_of(study) - {session.place.origin}:
         raise StudyError(
             f"study {study.name} holds {' and '.join(sorted(others))} figures, and these would be "
             f"{session.place.origin}",

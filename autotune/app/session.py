@@ -1,12 +1,12 @@
 """A job with everything that it needs on this machine; nothing runs here."""
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import JobError, StudyError
+from autotune.base.errors import JobError
+from autotune.base.files import try_folder
 from autotune.base.plugins import load_plugin
 from autotune.devices.accelerators import Accelerator, accelerators_with, shipped_accelerators
 from autotune.devices.hardware import Environment, detect_environment
@@ -84,7 +84,8 @@ def open_session(
     load_plugin("sampler", job.sampler).check_installed()
     table = accelerators_with(job.accelerators)
     study = Study(results, job.study)
-    _check_writable(study.folder)
+    hint = "name a folder that you may write, such as --results ~/autotune"
+    try_folder(study.folder, named=study.folder, hint=hint)
     engine = place.bind(job)
     if job.baseline is not None:
         # Read once before anything runs: a file that cannot be used is a matter of the command.
@@ -120,15 +121,9 @@ def plan_search(session: Session, *, fresh: bool) -> Plan:
 def render(
     job_file: Path | None, flags: Mapping[str, Any], settings: Sequence[str], out: Path, *, to: str
 ) -> tuple[list[Path], list[str]]:
-    """Write the files of one candidate.
+    """Write the files of the candidate of some `knob=value` settings, by the dialect `to`.
 
-    Args:
-        job_file: YAML, or None.
-        flags: Keys of the job that come before the file's.
-        settings: `knob=value` each; other knobs are at the base configuration's value or the
-            engine's default.
-        out: Folder to write.
-        to: Name of a dialect.
+    Other knobs are at the base configuration's value or the engine's default.
 
     Returns:
         The files, and what has to be said of the settings.
@@ -183,19 +178,6 @@ def read_job(
     job = make_job(data, where=where, flags=given)
     readable = resolve_paths(data, Path.cwd())
     return job, {**readable, "study": job.study, "lengths": job.lengths.as_yaml()}
-
-
-def _check_writable(folder: Path) -> None:
-    """Try what the search will do first, and leave nothing behind."""
-    try:
-        above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        with tempfile.TemporaryDirectory(dir=above, prefix=".probe-"):
-            pass
-    except OSError as error:
-        raise StudyError(
-            f"{folder}: cannot be written: {error.strerror}",
-            "name a folder that you may write, such as --results ~/autotune",
-        ) from error
 
 
 def _defaults(given: Mapping[str, Any], environment: Environment) -> dict[str, Any]:

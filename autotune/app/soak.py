@@ -38,8 +38,7 @@ def soak_study(study: Study, *, minutes: float, note: Note) -> SoakResult | None
         StudyError: There is no best one, another process holds the study, or the disk is full.
         FleetError: The devices are not there.
     """
-    _check(minutes)
-    environment = detect_environment()
+    environment = _checked_machine(minutes)
     subject = _of_study(study, environment)
     study.lock()
     try:
@@ -52,18 +51,14 @@ def soak_study(study: Study, *, minutes: float, note: Note) -> SoakResult | None
 
 
 def soak_export(folder: Path, *, minutes: float, note: Note) -> SoakResult | None:
-    """Soak the configuration in an export's folder, within the memory limit that it names.
-
-    Returns:
-        As `soak_study`.
+    """Soak the configuration in an export's folder, within its memory limit; see `soak_study`.
 
     Raises:
         JobError: The minutes are no length of time, or the folder holds no export.
         StudyError: It is of other devices, another soak holds the folder, or it cannot be written.
         FleetError: The devices are not there.
     """
-    _check(minutes)
-    environment = detect_environment()
+    environment = _checked_machine(minutes)
     subject = read_export(folder, environment, measure=MEASURE)
     _check_devices(subject.spec.layout.accelerator, environment)
     if subject.spec.measure.memory_limit_bytes is None:
@@ -71,11 +66,12 @@ def soak_export(folder: Path, *, minutes: float, note: Note) -> SoakResult | Non
     return _soak(subject, environment, minutes, note)
 
 
-def _check(minutes: float) -> None:
+def _checked_machine(minutes: float) -> Environment:
     if not 0 < minutes <= MAX_MINUTES:
         raise JobError(
             f"minutes: {minutes} is no length of a soak", f"give more than 0, up to {MAX_MINUTES}"
         )
+    return detect_environment()
 
 
 def _soak(
@@ -117,7 +113,7 @@ def _result(
     problems = problems_of(halves, growth)
     times_s = [seconds for half in halves for seconds in half.result.step_times_s]
     rates = [half.result.samples_per_s for half in halves if half.result.samples_per_s]
-    peaks = [half.result.peak_memory_bytes for half in halves]
+    peaks = [half.result.peak_memory_bytes for half in halves if half.result.peak_memory_bytes]
     return SoakResult(
         passed=not problems,
         problems=problems,
@@ -130,7 +126,7 @@ def _result(
         minutes=sum(times_s) / 60,
         steps=len(times_s),
         samples_per_s=min(rates, default=None),
-        peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
+        peak_memory_bytes=max(peaks, default=None),
         memory_limit_bytes=subject.spec.measure.memory_limit_bytes,
         growth=growth,
         checkpoint=resumed_of(halves, size),
@@ -143,13 +139,14 @@ def _result(
 
 def _of_study(study: Study, environment: Environment) -> Subject:
     chosen = find_chosen(study, trial=None)
-    _check_devices(chosen.environment.accelerator, environment)
+    handout, engine = chosen.handout, chosen.engine
+    _check_devices(handout.environment.accelerator, environment)
     spec = make_spec(
-        Run(candidate=chosen.candidate, role=Role.SOAK),
+        Run(candidate=handout.candidate, role=Role.SOAK),
         study=study.name,
         number=0,
-        job=chosen.job,
-        engine=chosen.engine,
+        job=handout.job,
+        engine=engine,
         environment=environment,
     )
     return Subject(
@@ -157,9 +154,9 @@ def _of_study(study: Study, environment: Environment) -> Subject:
         folder=study.folder,
         trial=chosen.trial.spec.identity.number,
         spec=spec,
-        files=chosen.engine.files(chosen.candidate),
-        preparation=chosen.engine.preparation([chosen.candidate]),
-        n_params=chosen.job.model.shape.n_params,
+        files=dict(handout.files),
+        preparation=engine.preparation([handout.candidate]),
+        n_params=handout.job.model.shape.n_params,
     )
 
 

@@ -6,34 +6,33 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What a module is asked, and what is said where there is no answer."""
+def ask(
+    module: str,
+    request: Mapping[str, Any],
+    *,
+    about: str,
+    doing: str,
+    timeout_s: float,
+    if_slow: str,
+    if_dead: str,
+) -> dict[str, Any]:
+    """The answer of a module to a request. It sees no GPU.
 
-    module: str
-    """Run as `python -m MODULE ANSWER < request`; it writes a JSON object to that file, which is
-    the answer, or has `error` and `hint`."""
-    request: Mapping[str, Any]
-    about: str
-    """What the errors begin with."""
-    doing: str
-    """What the child does, as in `building it ended with code 1`."""
-    timeout_s: float
-    if_slow: str
-    """What may help where that is over."""
-    if_dead: str
-    """What may help where the process ended without an answer."""
-
-
-def ask(question: Question) -> dict[str, Any]:
-    """The module's answer. It sees no GPU.
+    Args:
+        module: Run as `python -m MODULE ANSWER < request`; it writes a JSON object to that file,
+            which is the answer, or has `error` and `hint`.
+        request: As JSON.
+        about: What the errors begin with.
+        doing: What the child does, as in `building it ended with code 1`.
+        timeout_s: Time for an answer.
+        if_slow: What may help where that is over.
+        if_dead: What may help where the process ended without an answer.
 
     Raises:
         JobError: There is none, or it is an error.
@@ -42,14 +41,14 @@ def ask(question: Question) -> dict[str, Any]:
     paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory(prefix="autotune-child-") as folder:
         answer = Path(folder) / "answer.json"
-        command = [sys.executable, "-P", "-m", question.module, str(answer)]
+        command = [sys.executable, "-P", "-m", module, str(answer)]
         try:
             done = subprocess.run(
                 command,
-                input=json.dumps(question.request),
+                input=json.dumps(request),
                 capture_output=True,
                 text=True,
-                timeout=question.timeout_s,
+                timeout=timeout_s,
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(paths),
@@ -58,16 +57,16 @@ def ask(question: Question) -> dict[str, Any]:
             )
         except subprocess.TimeoutExpired as error:
             raise JobError(
-                f"{question.about}: {question.doing} is not done after {question.timeout_s:.0f} s",
-                question.if_slow,
+                f"{about}: {doing} is not done after {timeout_s:.0f} s",
+                if_slow,
             ) from error
         if not answer.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise JobError(
-                f"{question.about}: {question.doing} ended with code {done.returncode}: {last}",
-                question.if_dead,
+                f"{about}: {doing} ended with code {done.returncode}: {last}",
+                if_dead,
             )
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     if "error" in found:
-        raise JobError(f"{question.about}: {found['error']}", found["hint"])
+        raise JobError(f"{about}: {found['error']}", found["hint"])
     return found

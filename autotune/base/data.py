@@ -8,10 +8,7 @@ _IN_CHECKOUT = {"recorded": "results/recorded"}
 
 
 def data_folder(name: str) -> Path:
-    """Folder of shipped data.
-
-    Args:
-        name: `search_spaces`, `templates` or `recorded`.
+    """Folder of shipped data: `search_spaces`, `templates` or `recorded`.
 
     Raises:
         FileNotFoundError: The installation lacks it.

@@ -46,14 +46,7 @@ def refuse_foreign(path: Path, marker: bytes, by: str) -> None:
 
 
 def write_text(path: Path, text: str, *, error: type[AutotuneError], hint: str) -> None:
-    """Write a file as `write_whole` does, its folder too where that is not there.
-
-    Args:
-        path: The file.
-        text: What it will hold.
-        error: Raised where it cannot be written.
-        hint: What to do then.
-    """
+    """Write a file as `write_whole` does, and its folder; raise `error` where that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda aside: aside.write_bytes(text.encode("utf-8")))
@@ -62,12 +55,23 @@ def write_text(path: Path, text: str, *, error: type[AutotuneError], hint: str) 
         raise error(f"{path}: cannot be written: {reason}", hint) from failure
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write aside, then move; a file that is there keeps its permissions.
+def try_folder(folder: Path, *, named: Path, hint: str) -> None:
+    """Write into a folder, or the nearest above it that is there, and leave nothing behind.
 
-    Args:
-        path: The file to write; its folder is there.
-        write: Is given the file to write instead.
+    Raises:
+        StudyError: `named` cannot be written.
+    """
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with tempfile.NamedTemporaryFile(dir=there, prefix=".probe-") as aside:
+            aside.write(b"a byte")
+            aside.flush()
+    except OSError as error:
+        raise StudyError(f"{named}: cannot be written: {error.strerror or error}", hint) from error
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Have a file written aside, then move it; one that is there keeps its permissions.
 
     Raises:
         OSError: The disk is full or the folder cannot be written; the old file still stands.

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_MISSING = object()
-
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Lay `over` over `under`, section by section; neither is changed."""
@@ -35,9 +33,7 @@ def look_up(config: Mapping[str, Any], path: str) -> Any:
     """The value at a dotted path, None where there is none (JSON's null counts as none)."""
     value: Any = config
     for key in path.split("."):
-        value = value.get(key, _MISSING) if isinstance(value, Mapping) else _MISSING
-        if value is _MISSING:
-            return None
+        value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 

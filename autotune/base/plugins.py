@@ -5,7 +5,6 @@ ones too. A plug-in is a class that is made without arguments; its contract is i
 `autotune.testing`.
 """
 
-from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -15,15 +14,6 @@ from autotune.base.errors import AutotuneError, JobError
 
 Kind = Literal["engine", "workload", "fleet", "dialect", "launcher", "sampler"]
 
-_GROUPS: dict[Kind, str] = {
-    "engine": "autotune.engines",
-    "workload": "autotune.workloads",
-    "fleet": "autotune.fleets",
-    "dialect": "autotune.dialects",
-    "launcher": "autotune.launchers",
-    "sampler": "autotune.samplers",
-}
-
 
 def plugin_names(kind: Kind) -> list[str]:
     """Names of all plug-ins of a kind that are installed, in alphabetical order."""
@@ -31,12 +21,7 @@ def plugin_names(kind: Kind) -> list[str]:
 
 
 def load_plugin(kind: Kind, name: str, *, where: str = "") -> Any:
-    """Make the plug-in of this name.
-
-    Args:
-        kind: What it is.
-        name: Under which it is offered.
-        where: Flag or key that named it, for the error; by default the kind.
+    """Make the plug-in of this name; `where` is the flag or key that named it, for the error.
 
     Raises:
         JobError: There is none of that name, or it cannot be loaded.
@@ -50,8 +35,7 @@ def load_plugin(kind: Kind, name: str, *, where: str = "") -> Any:
             f"{guess}installed: {', '.join(sorted(offered)) or 'none'}",
         )
     try:
-        make: Callable[[], Any] = offered[name].load()
-        return make()
+        return offered[name].load()()
     except AutotuneError:
         raise
     except Exception as error:
@@ -63,4 +47,4 @@ def load_plugin(kind: Kind, name: str, *, where: str = "") -> Any:
 
 @cache
 def _offered(kind: Kind) -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=_GROUPS[kind])}
+    return {point.name: point for point in entry_points(group=f"autotune.{kind}s")}

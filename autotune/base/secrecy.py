@@ -25,15 +25,14 @@ def holds_secret(name: object, value: Any) -> bool:
 
 def masked(section: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a section with `***` for its secrets, at any depth."""
-    return {key: _masked(key, value) for key, value in section.items()}
+    return {
+        key: masked(value)
+        if isinstance(value, Mapping)
+        else (HIDDEN if holds_secret(key, value) else value)
+        for key, value in section.items()
+    }
 
 
 def masked_text(text: str) -> str:
     """A JSON text with `***` for its secret strings and lists; all else as it is written."""
     return _PAIR.sub(lambda pair: f'{pair[1]}"{HIDDEN}"' if is_secret(pair[2]) else pair[0], text)
-
-
-def _masked(key: object, value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return masked(value)
-    return HIDDEN if holds_secret(key, value) else value

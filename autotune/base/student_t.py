@@ -15,12 +15,8 @@ def t_quantile(p: float, degrees: int) -> float:
     (Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4); bisection
     inverts it to the precision of a float.
 
-    Args:
-        p: Probability, at least 0.5 and below 1.
-        degrees: Degrees of freedom, at least 1.
-
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: `p` is not from 0.5 to below 1, or there is no degree of freedom.
     """
     if not 0.5 <= p < 1 or degrees < 1:
         raise ValueError(f"t quantile of p={p} with {degrees} degrees of freedom")

@@ -66,9 +66,8 @@ def _bounded_memory() -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = held_bytes + MAX_BYTES
-    for other in (soft, hard):
-        limit = limit if other == resource.RLIM_INFINITY else min(limit, other)
+    others = [other for other in (soft, hard) if other != resource.RLIM_INFINITY]
+    limit = min([held_bytes + MAX_BYTES, *others])
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:
         yield

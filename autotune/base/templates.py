@@ -12,7 +12,8 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -60,11 +61,7 @@ class Templates:
         self._compiled: dict[str, Template] = {}
 
     def text(self, name: str, values: Mapping[str, Any]) -> str:
-        """Render a template.
-
-        Args:
-            name: Path below a templates folder, such as `launch/launch.sh.j2`.
-            values: What the template may use.
+        """Render a template, by its path below a templates folder: `launch/launch.sh.j2`.
 
         Raises:
             RenderError: There is no such template, or it does not render; the error names the
@@ -87,17 +84,15 @@ class Templates:
         text = self.text(name, values)
         try:
             parsed = _DECODER.decode(text)
-            _check_finite(parsed)
         except ValueError as error:
             raise RenderError(
                 f"template {name}: the result is not valid JSON: {error}{_line_of(error, text)}",
                 "mend the template; values go through `| tojson`",
             ) from error
         if not isinstance(parsed, dict):
-            raise RenderError(
-                f"template {name}: the result is a JSON {type(parsed).__name__}, not an object",
-                "write one { ... }",
-            )
+            kind = type(parsed).__name__
+            said = f"template {name}: the result is a JSON {kind}, not an object"
+            raise RenderError(said, "write one { ... }")
         return parsed
 
     def _compile(self, name: str) -> Template:
@@ -149,7 +144,11 @@ class _StrictEnvironment(SandboxedEnvironment):
             auto_reload=False,
         )
         self.filters.update(
-            tojson=_to_json, sh=_to_shell, html=_to_html, script=_to_script, text=_to_text
+            tojson=_to_json,
+            sh=_filter(lambda value: shlex.quote(str(value))),
+            html=_filter(lambda value: html.escape(str(value))),
+            script=_filter(_to_script),
+            text=_filter(str),
         )
 
     @staticmethod
@@ -165,22 +164,14 @@ def _to_json(value: Any) -> Encoded:
     return Encoded(_ENCODER.encode(_defined(value)))
 
 
-def _to_shell(value: Any) -> Encoded:
-    return Encoded(shlex.quote(str(_defined(value))))
-
-
-def _to_html(value: Any) -> Encoded:
-    return Encoded(html.escape(str(_defined(value)), quote=True))
-
-
-def _to_script(value: Any) -> Encoded:
+def _to_script(value: Any) -> str:
     # Nothing is unescaped inside a script element, and `</script` or `<!--` would end it.
-    text = _ENCODER.encode(_defined(value))
-    return Encoded(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+    text = _ENCODER.encode(value)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _to_text(value: Any) -> Encoded:
-    return Encoded(_defined(value))
+def _filter(encode: Callable[[Any], str]) -> Callable[[Any], Encoded]:
+    return lambda value: Encoded(encode(_defined(value)))
 
 
 def _defined(value: Any) -> Any:
@@ -208,19 +199,17 @@ def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not a JSON number")
 
 
-def _check_finite(value: Any) -> None:
-    if isinstance(value, dict):
-        for item in value.values():
-            _check_finite(item)
-    elif isinstance(value, list):
-        for item in value:
-            _check_finite(item)
-    elif isinstance(value, float) and not math.isfinite(value):
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
         raise ValueError("a number is too large")
+    return value
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True, allow_nan=False)
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite
+)
 
 
 def _over_limit(error: BaseException | None) -> str:
@@ -255,13 +244,8 @@ def _explain(error: Exception, name: str, template: Template) -> RenderError:
 
 def _where(trace: TracebackType | None) -> tuple[str, int] | None:
     """Jinja rewrites tracebacks so that a template's frames carry its own file and line."""
-    found = None
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if file.endswith(".j2"):
-            found = (file, trace.tb_lineno)
-        trace = trace.tb_next
-    return found
+    found = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
+    return next((place for place in reversed(found) if place[0].endswith(".j2")), None)
 
 
 def _line_of(error: ValueError, text: str) -> str:

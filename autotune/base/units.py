@@ -5,24 +5,14 @@ read as decimal and binary respectively, as `dd` and most launchers do.
 """
 
 import re
+from collections.abc import Mapping
 
 from autotune.base.errors import JobError
 
-_BYTES_PER_UNIT = {
-    "": 1,
-    "B": 1,
-    "K": 2**10,
-    "KIB": 2**10,
-    "KB": 10**3,
-    "M": 2**20,
-    "MIB": 2**20,
-    "MB": 10**6,
-    "G": 2**30,
-    "GIB": 2**30,
-    "GB": 10**9,
-    "T": 2**40,
-    "TIB": 2**40,
-    "TB": 10**12,
+_BYTES_PER_UNIT = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("", 1024), ("IB", 1024), ("B", 1000))
 }
 _BYTES_PER_S_PER_UNIT = {
     "Mbps": 1e6 / 8,
@@ -35,7 +25,7 @@ _BYTES_PER_S_PER_UNIT = {
 }
 """A small b is a bit."""
 _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z/]*)\s*")
 
 
 def parse_bytes(text: str | int, *, where: str) -> int:
@@ -48,14 +38,12 @@ def parse_bytes(text: str | int, *, where: str) -> int:
     Raises:
         JobError: The text is not a positive size.
     """
-    match = _NUMBER_AND_UNIT.fullmatch(str(text))
-    if match is None or match[2].upper() not in _BYTES_PER_UNIT:
-        raise JobError(f"{where}: {text!r} is not a size", "write it as 24GiB, 800MiB or 16GB")
-    size_bytes = float(match[1]) * _BYTES_PER_UNIT[match[2].upper()]
-    if not match[2] and 0 < size_bytes < 2**20:
-        raise JobError(f"{where}: {text!r} is not a size with a unit", f"such as {match[1]}GiB")
-    _check_range(size_bytes if size_bytes >= 1 else 0, text, where=where)
-    return int(size_bytes)
+    how = "write it as 24GiB, 800MiB or 16GB"
+    size_bytes = _parse(str(text).upper(), _BYTES_PER_UNIT, where, f"{text!r} is not a size", how)
+    if str(text).strip()[-1].isdigit() and 0 < size_bytes < 2**20:
+        hint = f"such as {str(text).strip()}GiB"
+        raise JobError(f"{where}: {text!r} is not a size with a unit", hint)
+    return int(_in_range(size_bytes if size_bytes >= 1 else 0, text, where))
 
 
 def parse_seconds(text: str | float, *, where: str) -> float:
@@ -64,12 +52,8 @@ def parse_seconds(text: str | float, *, where: str) -> float:
     Raises:
         JobError: The text is not a positive duration.
     """
-    match = _NUMBER_AND_UNIT.fullmatch(str(text))
-    if match is None or match[2].lower() not in _SECONDS_PER_UNIT:
-        raise JobError(f"{where}: {text!r} is not a duration", "write it as 90s, 20m or 1.5h")
-    duration_s = float(match[1]) * _SECONDS_PER_UNIT[match[2].lower()]
-    _check_range(duration_s, text, where=where)
-    return duration_s
+    how, said = "write it as 90s, 20m or 1.5h", f"{text!r} is not a duration"
+    return _in_range(_parse(str(text).lower(), _SECONDS_PER_UNIT, where, said, how), text, where)
 
 
 def parse_rate(text: str, *, where: str) -> float:
@@ -78,15 +62,9 @@ def parse_rate(text: str, *, where: str) -> float:
     Raises:
         JobError: The text is not a positive rate with its unit.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*", text)
-    if match is None or match[2] not in _BYTES_PER_S_PER_UNIT:
-        raise JobError(
-            f"{where}: {text!r} is not a rate",
-            f"write it as 400Gbps or 50GB/s; units: {', '.join(_BYTES_PER_S_PER_UNIT)}",
-        )
-    bytes_per_s = float(match[1]) * _BYTES_PER_S_PER_UNIT[match[2]]
-    _check_range(bytes_per_s, text, where=where)
-    return bytes_per_s
+    how = f"write it as 400Gbps or 50GB/s; units: {', '.join(_BYTES_PER_S_PER_UNIT)}"
+    said = f"{text!r} is not a rate"
+    return _in_range(_parse(text, _BYTES_PER_S_PER_UNIT, where, said, how), text, where)
 
 
 def format_bytes(size_bytes: float | None) -> str:
@@ -115,8 +93,15 @@ def format_seconds(duration_s: float | None) -> str:
     return f"{whole_s // 3600} h {whole_s % 3600 // 60:02d} min"
 
 
-def _check_range(value: float, text: str | float, *, where: str) -> None:
-    if value <= 0:
-        raise JobError(f"{where}: {text!r} is not above zero", "leave it out for no limit")
-    if value >= 2**63:
-        raise JobError(f"{where}: {text!r} is too large", "leave it out for no limit")
+def _parse(text: str, units: Mapping[str, float], where: str, said: str, how: str) -> float:
+    match = _NUMBER_AND_UNIT.fullmatch(text)
+    if match is None or match[2] not in units:
+        raise JobError(f"{where}: {said}", how)
+    return float(match[1]) * units[match[2]]
+
+
+def _in_range(value: float, text: str | float, where: str) -> float:
+    if 0 < value < 2**63:
+        return value
+    what = "too large" if value > 0 else "not above zero"
+    raise JobError(f"{where}: {text!r} is {what}", "leave it out for no limit")

@@ -17,15 +17,16 @@ _UNFIT = re.compile("[\0\ud800-\udfff]")
 HINT = "write `key: value` lines"
 
 
+def _at(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
 class _StrictLoader(yaml.SafeLoader):
     """YAML without what hides mistakes or explodes: no aliases, no key twice."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(
-                problem="aliases are not allowed: write the value out",
-                problem_mark=self.get_mark(),
-            )
+            raise _at("aliases are not allowed: write the value out", self.get_mark())
         node: yaml.Node | None = super().compose_node(parent, index)
         return node
 
@@ -34,27 +35,20 @@ class _StrictLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise yaml.MarkedYAMLError(
-                        problem=f"the key {key.value!r} stands here twice",
-                        problem_mark=key.start_mark,
-                    )
+                    raise _at(f"the key {key.value!r} stands here twice", key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
     def construct_yaml_str(self, node: yaml.ScalarNode) -> str:
         value: str = super().construct_yaml_str(node)
         if _UNFIT.search(value):
-            raise yaml.MarkedYAMLError(
-                problem="a text with a character that no text has", problem_mark=node.start_mark
-            )
+            raise _at("a text with a character that no text has", node.start_mark)
         return value
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         value: int = super().construct_yaml_int(node)
         if value.bit_length() > _MAX_NUMBER_BITS:
-            raise yaml.MarkedYAMLError(
-                problem="no number is so long", problem_mark=node.start_mark
-            )
+            raise _at("no number is so long", node.start_mark)
         return value
 
 
@@ -63,11 +57,7 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:str", _StrictLoader.construct_y
 
 
 def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
-    """Read a YAML mapping.
-
-    Args:
-        path: The file.
-        hint: What such a file should hold.
+    """Read a YAML mapping; the hint says what such a file should hold.
 
     Raises:
         JobError: The file cannot be read, is too large or not YAML, has a key twice or an alias,
@@ -84,12 +74,7 @@ def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, path: Path, *, hint: str = HINT) -> dict[str, Any]:
-    """The mapping that a YAML text holds.
-
-    Args:
-        text: The text.
-        path: The file that it is from, for the error.
-        hint: What such a file should hold.
+    """The mapping that a YAML text holds; the path and the hint are for the error.
 
     Raises:
         JobError: It is not YAML, has a key twice or an alias, or is no mapping.

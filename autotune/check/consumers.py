@@ -112,21 +112,15 @@ def is_known_value(name: str, value: Any) -> bool:
 
 
 def known_values(arguments: Mapping[str, Any], world: int | None) -> dict[str, Any]:
-    """Key, dotted -> what Trainer puts there, as far as the arguments that were given say.
-
-    Args:
-        arguments: Those that `is_known_value` lets pass.
-        world: Ranks; None where unknown.
-    """
+    """Key, dotted -> what Trainer puts there, as far as arguments say (`is_known_value`)."""
     known: dict[str, Any] = {
         argument.key: arguments[argument.name]
         for argument in ARGUMENTS
         if arguments.get(argument.name) is not None
     }
-    if known.get("scheduler.params.warmup_num_steps") is not None:
-        known["scheduler.params.warmup_num_steps"] = max(
-            1, known["scheduler.params.warmup_num_steps"]
-        )
+    warmup = "scheduler.params.warmup_num_steps"
+    if warmup in known:
+        known[warmup] = max(1, known[warmup])
     for one, other in (("fp16", "bf16"), ("bf16", "fp16")):
         if arguments.get(one) is True and arguments.get(other) is None:
             known[f"{other}.enabled"] = False

@@ -148,16 +148,10 @@ def _membership(
             start, end = member.start, members[index + 1].start
         yield _Edit(start=start, end=end, text="")
     if written:
-        gap = text[_end_of_blank(text, members[0].start) : members[0].start] or " "
+        before = text[: members[0].start]
+        gap = before[len(before.rstrip(" \t\r\n")) :] or " "
         at = kept[-1].value.end
         yield _Edit(start=at, end=at, text="".join(f",{gap}{one}" for one in written))
-
-
-def _end_of_blank(text: str, at: int) -> int:
-    """Where the white space before a position begins."""
-    while at and text[at - 1] in " \t\r\n":
-        at -= 1
-    return at
 
 
 def _margins(text: str, node: _Value, depth: int) -> tuple[str, str]:

@@ -55,13 +55,6 @@ class LaunchLine:
     """Who reads the configuration; None where the line does not tell."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Line:
-    launcher: Mapping[str, Any]
-    script: Mapping[str, Any]
-    kind: str
-
-
 def read_launch(line: str) -> LaunchLine:
     """Read a line that starts `deepspeed`, `torchrun`, `accelerate launch` or a script.
 
@@ -70,10 +63,9 @@ def read_launch(line: str) -> LaunchLine:
     """
     if not line.strip():
         raise JobError("--launch is empty", "give the line that starts the training, or leave it")
-    parsed = _parse(line)
-    world, per_node = _ranks(parsed)
-    script, launcher = parsed.script, parsed.launcher
-    by_accelerate = parsed.kind == "accelerate"
+    kind, launcher, script = _parse(line)
+    world, per_node = _ranks(kind, launcher)
+    by_accelerate = kind == "accelerate"
     config, consumer = None, None
     if isinstance(script.get("deepspeed"), str):
         config, consumer = script["deepspeed"], Consumer.TRAINER
@@ -93,7 +85,8 @@ def read_launch(line: str) -> LaunchLine:
     )
 
 
-def _parse(line: str) -> _Line:
+def _parse(line: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The kind of launcher, its flags, and those of the script."""
     try:
         words = shlex.split(line.replace("\\\n", " "))
     except ValueError as error:
@@ -102,11 +95,7 @@ def _parse(line: str) -> _Line:
     script_at = next(
         (at for at, word in enumerate(words) if _is_script(words, at, word)), len(words)
     )
-    return _Line(
-        kind=kind,
-        launcher=dict(_flags(words[:script_at])),
-        script=dict(_flags(words[script_at + 1 :])),
-    )
+    return kind, dict(_flags(words[:script_at])), dict(_flags(words[script_at + 1 :]))
 
 
 def _launcher(word: str) -> str:
@@ -152,21 +141,20 @@ def text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _ranks(line: _Line) -> tuple[int | None, int | None]:
+def _ranks(kind: str, flags: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """All ranks, and those of one node."""
-    flags = line.launcher
-    if line.kind == "accelerate":
+    if kind == "accelerate":
         # Without num_machines the YAML decides, also one that the line does not name.
         world, nodes = _count(flags, "num_processes"), _count(flags, "num_machines")
         return world, (world // nodes if world and nodes and world % nodes == 0 else None)
-    if line.kind == "torchrun":
+    if kind == "torchrun":
         given = "nproc_per_node" if "nproc_per_node" in flags else "nproc"
         per_node = _count(flags, given, default=1, words=_DEVICE_KINDS)
         if _RANGE.fullmatch(str(flags.get("nnodes"))):
             return None, per_node
         nodes = _count(flags, "nnodes", default=1)
         return (per_node and nodes and per_node * nodes), per_node
-    if line.kind == "deepspeed":
+    if kind == "deepspeed":
         if isinstance(flags.get("include"), str):
             return _included(flags["include"])
         per_node = _count(flags, "num_gpus", words=_ALL)

@@ -23,6 +23,7 @@ from autotune.space.rule import Patch, UnknownFactError, Violation, listed
 
 _MOST_FIXES = 100
 """More than there are rules: a fix that calls for another ends somewhere."""
+_KEY_TWICE = "file.key_twice"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,13 +171,11 @@ class _WorldlessSetup(Setup):
 def check(source: Source, environment: Environment) -> CheckReport:
     """Judge a configuration, and mend it one fix at a time until nothing changes any more."""
     first = _look(source.config, source, environment)
-    twice = _twice(source)
-    asked = (_marked(source), twice, _not_launched(source))
-    around = [one for one in asked if one is not None]
+    around = list(_of_the_file(source))
     before = (*first.violations, *around)
     found = [Found(violation=violation, after_fix=False) for violation in before]
     changes, left = _mend(source, environment, first, found)
-    can_edit = source.can_edit and twice is None
+    can_edit = source.can_edit and all(one.rule != _KEY_TWICE for one in around)
     return CheckReport(
         source=source,
         environment=environment,
@@ -273,42 +272,32 @@ def _nested(source: Source, changes: Patch) -> Patch:
     return changes
 
 
-def _not_launched(source: Source) -> Violation | None:
-    if source.launched is None:
-        return None
-    return Violation(
-        rule="file.not_launched",
-        message=f"the launch line names {source.launched}, this is {source.path}: what it starts "
-        "reads nothing of this",
-        fix=f"check {source.launched}, or name {source.path} in the line",
-        consequence="ignored",
-    )
-
-
-def _marked(source: Source) -> Violation | None:
-    if source.consumer is Consumer.DEEPSPEED or not source.text.startswith(BYTE_ORDER_MARK):
-        return None
-    if not source.can_edit:
-        return None
-    return Violation(
-        rule="file.byte_order_mark",
-        message=f"{source.path} begins with a byte order mark: DeepSpeed reads past it, "
-        f"{source.consumer} does not",
-        fix="save it as UTF-8 without the mark",
-    )
-
-
-def _twice(source: Source) -> Violation | None:
-    names = duplicates(source.text) if source.can_edit else []
-    if not names:
-        return None
-    # DeepSpeed refuses it in a file that it reads itself (runtime/config.py: DeepSpeedConfig); for
-    # Trainer and accelerate it is accelerate that reads, with a plain json.load.
-    is_refused = source.consumer is Consumer.DEEPSPEED and not source.at
-    then = "DeepSpeed refuses the file" if is_refused else "the last one counts"
-    return Violation(
-        rule="file.key_twice",
-        message=f"{listed(names, ', ')}: written twice in one section, and {then}",
-        fix="keep one of them; no other fix is written before",
-        consequence="raised" if is_refused else "ignored",
-    )
+def _of_the_file(source: Source) -> Iterator[Violation]:
+    """What is wrong with the file itself, and with what is said of it."""
+    reads_itself = source.consumer is Consumer.DEEPSPEED
+    if source.can_edit and not reads_itself and source.text.startswith(BYTE_ORDER_MARK):
+        yield Violation(
+            rule="file.byte_order_mark",
+            message=f"{source.path} begins with a byte order mark: DeepSpeed reads past it, "
+            f"{source.consumer} does not",
+            fix="save it as UTF-8 without the mark",
+        )
+    if source.can_edit and (names := duplicates(source.text)):
+        # DeepSpeed refuses it in a file that it reads itself (runtime/config.py: DeepSpeedConfig);
+        # for Trainer and accelerate it is accelerate that reads, with a plain json.load.
+        is_refused = reads_itself and not source.at
+        then = "DeepSpeed refuses the file" if is_refused else "the last one counts"
+        yield Violation(
+            rule=_KEY_TWICE,
+            message=f"{listed(names, ', ')}: written twice in one section, and {then}",
+            fix="keep one of them; no other fix is written before",
+            consequence="raised" if is_refused else "ignored",
+        )
+    if source.launched is not None:
+        yield Violation(
+            rule="file.not_launched",
+            message=f"the launch line names {source.launched}, this is {source.path}: what it "
+            "starts reads nothing of this",
+            fix=f"check {source.launched}, or name {source.path} in the line",
+            consequence="ignored",
+        )

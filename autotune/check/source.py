@@ -99,11 +99,7 @@ class Source:
 
 
 class _Accelerate:
-    """What an accelerate YAML says; of no file: nothing.
-
-    Raises:
-        JobError: Its section is none, or a count in it is none.
-    """
+    """What an accelerate YAML says; of no file: nothing."""
 
     def __init__(self, data: Mapping[str, Any], path: Path | None) -> None:
         self.path, self.data = path, data

@@ -12,7 +12,7 @@ from rich.text import Text
 from autotune.base.errors import AutotuneError, ExitCode
 
 # Each adds its commands to `cli`.
-from autotune.cli import find, measure, predict, results, verify  # noqa: F401  they add their commands
+from autotune.cli import find, predict, results, verify  # noqa: F401  they add their commands
 from autotune.cli.base import PROGRESS, cli, is_debugging
 
 
@@ -25,29 +25,18 @@ def main() -> None:
         if end.code == ExitCode.INTERRUPTED:
             PROGRESS.print("interrupted: nothing that ended is lost", highlight=False)
         raise
-    except AutotuneError as error:
+    except (AutotuneError, OSError) as error:
+        # OSError: such as a full disk under the table; what has ended is in the record already.
         _explain(error)
-        sys.exit(error.exit_code)
-    except OSError as error:
-        # Such as a full disk under the table: what has ended is in the record already.
-        if is_debugging():
-            traceback.print_exc()
-        PROGRESS.print(Text(f"error: {error}", style="red"))
-        _print_notes(error)
-        sys.exit(ExitCode.INVALID_INPUT)
+        sys.exit(getattr(error, "exit_code", ExitCode.INVALID_INPUT))
 
 
-def _explain(error: AutotuneError) -> None:
+def _explain(error: AutotuneError | OSError) -> None:
     """What is wrong and how to mend it; the traceback only where it was asked for."""
     if is_debugging():
         traceback.print_exception(error)
-    PROGRESS.print(Text(f"error: {error.message}", style="red"))
-    if error.hint:
-        PROGRESS.print(Text(f"  fix: {error.hint}"))
-    _print_notes(error)
-
-
-def _print_notes(error: BaseException) -> None:
-    """What went wrong on top of it."""
-    for note in getattr(error, "__notes__", ()):
+    PROGRESS.print(Text(f"error: {getattr(error, 'message', error)}", style="red"))
+    if hint := getattr(error, "hint", ""):
+        PROGRESS.print(Text(f"  fix: {hint}"))
+    for note in getattr(error, "__notes__", ()):  # what went wrong on top of it
         PROGRESS.print(Text(f"  also: {note}"))

@@ -7,15 +7,6 @@ standard library alone.
 import dataclasses
 from typing import Any
 
-from autotune.contract.diagnosis import (
-    Collective,
-    CollectiveCalls,
-    Diagnosis,
-    GpuUse,
-    RankDiagnosis,
-    Split,
-    Use,
-)
 from autotune.contract.files import (
     CONFIG_DIR,
     NODE_FILE,
@@ -34,10 +25,17 @@ from autotune.contract.files import (
     write_json,
 )
 from autotune.contract.result import (
+    Collective,
+    CollectiveCalls,
+    Diagnosis,
+    GpuUse,
     NodeReport,
+    RankDiagnosis,
     RankReport,
+    Split,
     Surroundings,
     TrialResult,
+    Use,
 )
 from autotune.contract.spec import (
     SPEC_SCHEMA_VERSION,

@@ -167,12 +167,7 @@ def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
 
 
 def _rebuilt(kind: Any, data: Any) -> Any:
-    """JSON data as a value of a type.
-
-    Raises:
-        TypeError: It is of another type.
-        ValueError: It is no value of an enum, or a field inside it is wrong.
-    """
+    """JSON data as a value of a type."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return data
@@ -200,13 +195,8 @@ def _rebuilt(kind: Any, data: Any) -> Any:
 def check_figures(name: str, values: Iterable[float | None], *, zero: bool = False) -> None:
     """Check that times, rates or counts, where there are any, can be such.
 
-    Args:
-        name: What they are, for the error.
-        values: Those that are None are not looked at.
-        zero: Whether one may be 0.
-
     Raises:
-        ContractError: One is not above 0, no number, or absurdly large: it comes of damage.
+        ContractError: One is not above 0 (or 0, with `zero`), or absurdly large: of damage.
     """
     for value in values:
         if value is not None and not (0 < value <= _MAX_FIGURE or (zero and value == 0)):

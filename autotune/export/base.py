@@ -115,6 +115,8 @@ class Launcher(ABC):
 class Launch:
     """What a launcher made of a handout."""
 
+    name: str
+    """The launcher's."""
     files: Mapping[str, str]
     usage: str
 

@@ -58,17 +58,7 @@ def handout_of(
     soak: SoakResult | None = None,
     prediction: Mapping[str, Any] | None = None,
 ) -> Handout:
-    """A candidate with what its engine says of it.
-
-    Args:
-        candidate: What to hand out.
-        engine: Renders the candidate.
-        job: What it was tuned for.
-        environment: Where its figures were measured, or where it was rendered.
-        study: The study that it is from.
-        figures: What was measured; None: it was not tried, and the README says so.
-        soak: What a soak of it found; None: it was not soaked, and the README says so.
-        prediction: What the cost model says of it.
+    """A candidate with what its engine says of it; of the arguments see `Handout`.
 
     Raises:
         RenderError: The candidate's configuration does not render.
@@ -110,9 +100,6 @@ def export_handout(
         to: Name of the dialect.
         launcher: Name of what starts its script; None: the dialect's own.
 
-    Returns:
-        The files written.
-
     Raises:
         JobError: There is no such dialect or launcher.
         RenderError: The dialect does not write configurations of that engine, a template does
@@ -130,11 +117,8 @@ def export_handout(
             f"leave --to out: the engine names its own; {to} is for {', '.join(dialect.engines)}",
         )
     templates = Templates(handout.job.templates)
-    name, launch = None, None
-    if dialect.script is not None:
-        name = launcher or dialect.launcher
-        launch = launch_of(load_plugin("launcher", name), handout, dialect.script, templates)
-    elif launcher is not None:
+    launch = launch_of(dialect, handout, templates, launcher=launcher)
+    if launch is None and launcher is not None:
         raise RenderError(f"launcher {launcher}: --to {to} has no script to start", "leave it out")
     files = {**dialect.files(handout, launch, templates), **(launch.files if launch else {})}
     if handout.prediction is not None:
@@ -142,7 +126,7 @@ def export_handout(
     marker = {
         "schema_version": MARKER_VERSION,
         "dialect": to,
-        "launcher": name,
+        "launcher": launch and launch.name,
         "engine": handout.engine,
         "study": handout.study,
         "trial": None if handout.figures is None else handout.figures.trial,
@@ -150,16 +134,20 @@ def export_handout(
     return write_export(folder, files, marker=marker)
 
 
-def launch_of(launcher: Launcher, handout: Handout, script: str, templates: Templates) -> Launch:
-    """What a launcher makes of a handout.
+def launch_of(
+    dialect: Dialect, handout: Handout, templates: Templates, *, launcher: str | None = None
+) -> Launch | None:
+    """What a launcher, by default the dialect's own, makes of a handout; None: nothing to start.
 
     Raises:
+        JobError: There is no such launcher.
         RenderError: A template does not render.
     """
-    return Launch(
-        files=launcher.files(handout, script, templates),
-        usage=launcher.usage(handout, script, templates),
-    )
+    if dialect.script is None:
+        return None
+    name, asked = launcher or dialect.launcher, (handout, dialect.script, templates)
+    starter: Launcher = load_plugin("launcher", name)
+    return Launch(name=name, files=starter.files(*asked), usage=starter.usage(*asked))
 
 
 def export_record(study: Study, path: Path, *, to: str, dialect: RecordDialect) -> list[Path]:
@@ -180,15 +168,7 @@ def export_record(study: Study, path: Path, *, to: str, dialect: RecordDialect) 
 def write_export(
     folder: Path, files: Mapping[str, str], *, marker: Mapping[str, Any]
 ) -> list[Path]:
-    """Write the files of an export; those of an earlier one are replaced.
-
-    Args:
-        folder: Where to; made if it is not there.
-        files: Path below it -> text.
-        marker: What the export's marker says.
-
-    Returns:
-        The files written.
+    """Write the files of an export, by path below the folder; those of an earlier one go.
 
     Raises:
         RenderError: The folder cannot be written, or holds such files of somebody else's.

@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from autotune.base.child_process import Question, ask
+from autotune.base.child_process import ask
 from autotune.base.errors import JobError
 from autotune.contract import read_bounded
 from autotune.job.adapters import Lora
@@ -225,13 +225,11 @@ def _built(name: str, source: dict[str, Any], *, where: str) -> Model:
 def _probe(source: dict[str, Any], *, where: str) -> dict[str, Any]:
     """Build the model without memory in a process of its own and ask it for its shape."""
     return ask(
-        Question(
-            module="autotune.job.model_probe",
-            request=source,
-            about=f"model: {where}",
-            doing="building it",
-            timeout_s=_PROBE_TIMEOUT_S,
-            if_slow="a factory builds the module alone: no data, no weights, no network",
-            if_dead="build it in a Python shell to see why",
-        )
+        module="autotune.job.model_probe",
+        request=source,
+        about=f"model: {where}",
+        doing="building it",
+        timeout_s=_PROBE_TIMEOUT_S,
+        if_slow="a factory builds the module alone: no data, no weights, no network",
+        if_dead="build it in a Python shell to see why",
     )

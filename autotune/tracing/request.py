@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.base.child_process import Question, ask
+from autotune.base.child_process import ask
 from autotune.base.errors import JobError
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
@@ -54,15 +54,13 @@ def trace_candidate(job: Job, candidate: Candidate, *, accelerator: str) -> Trac
             "leave out `lengths` for batches of the longest samples, or leave out --trace",
         )
     found = ask(
-        Question(
-            module="autotune.tracing.child",
-            request=_request(job, candidate, accelerator),
-            about=f"--trace: model {job.model.name!r}",
-            doing="tracing its step",
-            timeout_s=_TIMEOUT_S,
-            if_slow="a model with many kinds of layers is traced whole: trace a shallower one",
-            if_dead="run its forward pass in a Python shell to see why",
-        )
+        module="autotune.tracing.child",
+        request=_request(job, candidate, accelerator),
+        about=f"--trace: model {job.model.name!r}",
+        doing="tracing its step",
+        timeout_s=_TIMEOUT_S,
+        if_slow="a model with many kinds of layers is traced whole: trace a shallower one",
+        if_dead="run its forward pass in a Python shell to see why",
     )
     return Trace(
         traced=Traced.from_dict(found),

@@ -112,7 +112,7 @@ def test_figures_of_another_configuration_are_not_handed_out(
     study = finished(tmp_path, engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
     (study.folder / "base.json").write_text('{"gradient_clipping": 0.5}', encoding="utf-8")
     study.job_file.write_text(yaml.safe_dump(JOB), encoding="utf-8")
-    assert find_chosen(study, trial=None).job.seq_len == 64
+    assert find_chosen(study, trial=None).handout.job.seq_len == 64
     study.job_file.write_text(yaml.safe_dump(JOB | edit), encoding="utf-8")
     for trial in (None, 0):
         with pytest.raises(StudyError) as caught:

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from autotune.app.exports import export_study
 from autotune.contract import NODE_FILE, RANKS_DIR, Role
+from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.fleet.transports.base import Transport
 from autotune.record.study import Study
 from autotune.testing import (
@@ -21,6 +24,9 @@ from autotune.testing import (
     TransportContract,
     WorkloadContract,
 )
+from tests.report.test_terminal import finished
+from tests.search.scripted import ENVIRONMENT
+from tests.search.scripted import JOB as SCRIPTED
 from tests.trials import CPU
 
 HERE = Path(__file__).resolve().parent
@@ -134,6 +140,18 @@ def test_the_toy_dialect_is_written_with_the_toy_launcher(tmp_path: Path) -> Non
     assert "seq 2); do RANK=$rank python show.py" in (out / "loop.sh").read_text(encoding="utf-8")
     marker = json.loads((out / "autotune_export.json").read_text(encoding="utf-8"))
     assert (marker["dialect"], marker["launcher"]) == ("toy-ini", "toy-loop")
+
+
+def test_a_study_is_handed_out_with_the_toy_launcher(tmp_path: Path) -> None:
+    study = finished(tmp_path / "results", engine=lambda job: DeepSpeedEngine(job, ENVIRONMENT))
+    study.job_file.write_text(yaml.safe_dump(SCRIPTED), encoding="utf-8")
+    out = tmp_path / "out"
+    export_study(study, out, launcher="toy-loop")
+    assert "RANK=$rank python train.py" in (out / "loop.sh").read_text(encoding="utf-8")
+    assert not (out / "launch.sh").exists()
+    assert "sh loop.sh" in (out / "README.md").read_text(encoding="utf-8")
+    marker = json.loads((out / "autotune_export.json").read_text(encoding="utf-8"))
+    assert (marker["dialect"], marker["launcher"]) == ("deepspeed", "toy-loop")
 
 
 def test_the_toy_engine_searches(tmp_path: Path) -> None:

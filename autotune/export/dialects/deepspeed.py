@@ -29,11 +29,7 @@ class DeepSpeedFiles(Dialect):
     def files(
         self, handout: Handout, launch: Launch | None, templates: Templates
     ) -> dict[str, str]:
-        """The files of an export.
-
-        Raises:
-            RenderError: A template does not render.
-        """
+        """See `Dialect.files`."""
         assert launch is not None, "it has a script"
         settings = {**script_settings(handout.workload, handout.layout), **handout.settings}
         values = _values(handout, launch, settings)
@@ -50,27 +46,20 @@ class DeepSpeedFiles(Dialect):
         if "config" in handout.job.model.source:
             files["model/config.json"] = canonical_json(handout.job.model.source["config"])
         if handout.figures is not None:
+            measured = {
+                name: getattr(handout, name) for name in ("figures", "environment", "soak")
+            }
             files[FIGURES_FILE] = canonical_json(
-                {
-                    "figures": dataclasses.asdict(handout.figures),
-                    "environment": dataclasses.asdict(handout.environment),
-                    "soak": None if handout.soak is None else dataclasses.asdict(handout.soak),
-                }
+                {name: value and dataclasses.asdict(value) for name, value in measured.items()}
             )
         return files
 
 
 def _training_script(handout: Handout) -> str:
-    """The script that the trials ran.
-
-    Raises:
-        RenderError: It cannot be read.
-    """
+    """The script that the trials ran."""
     script = handout.workload.script
-    if not script:
-        return _script(DeepSpeedFiles.script)
     try:
-        return Path(script).read_text(encoding="utf-8")
+        return Path(script).read_text(encoding="utf-8") if script else _script("train.py")
     except (OSError, ValueError) as error:
         raise RenderError(f"{script}: cannot be read: {error}", "mend the file") from error
 
@@ -84,7 +73,7 @@ def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[
     """What the templates may use."""
     candidate, environment = handout.candidate, handout.environment
     config = json.loads(handout.files[CONFIG_FILE])
-    limit_bytes = settings["memory_limit_bytes"]
+    limit_bytes, soak = settings["memory_limit_bytes"], handout.soak
     limit = "the device's own" if limit_bytes is None else format_bytes(limit_bytes)
     return {
         "recompute": "none",
@@ -100,8 +89,8 @@ def _values(handout: Handout, launch: Launch, settings: dict[str, Any]) -> dict[
         "has_config": "config" in handout.job.model.source,
         "knobs": [(name, format_value(value)) for name, value in candidate.knobs],
         "figures": [] if handout.figures is None else _figure_rows(handout.figures),
-        "soak": "" if handout.soak is None else describe_soak(handout.soak),
-        "problems": [] if handout.soak is None else handout.soak.problems,
+        "soak": "" if soak is None else describe_soak(soak),
+        "problems": [] if soak is None else soak.problems,
         "environment": [
             ("device", f"{environment.device_name} ({environment.accelerator})"),
             ("DeepSpeed", environment.deepspeed_version),

@@ -21,11 +21,7 @@ class MegatronArguments(Dialect):
     def files(
         self, handout: Handout, launch: Launch | None, templates: Templates
     ) -> dict[str, str]:
-        """The files of an export.
-
-        Raises:
-            RenderError: A template does not render.
-        """
+        """See `Dialect.files`."""
         values = _values(handout)
         return {
             **handout.files,

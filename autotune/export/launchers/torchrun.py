@@ -11,19 +11,11 @@ class Torchrun(Launcher):
     """`launch.sh`, which starts the script with `torch.distributed.run`."""
 
     def files(self, handout: Handout, script: str, templates: Templates) -> dict[str, str]:
-        """The one script.
-
-        Raises:
-            RenderError: The template does not render.
-        """
+        """The one script; see `Launcher.files`."""
         return {"launch.sh": templates.text("launch/launch.sh.j2", _values(handout, script))}
 
     def usage(self, handout: Handout, script: str, templates: Templates) -> str:
-        """Its two commands; for several machines, what each of them has to be told.
-
-        Raises:
-            RenderError: The template does not render.
-        """
+        """Its two commands; for several machines, what each of them has to be told."""
         return templates.text("launch/torchrun.md.j2", _values(handout, script))
 
 
