@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -37,6 +37,7 @@ def _refuse_next_to_nothing(value: float) -> float:
 
 _Positive = Annotated[float, Field(ge=_LEAST, le=_MOST)]
 _RateOrNone = Annotated[float, Field(ge=0, le=_MOST), AfterValidator(_refuse_next_to_nothing)]
+_Name = TypeVar("_Name", bound=str)
 _Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
@@ -72,8 +73,7 @@ class Accelerator:
     @property
     def half(self) -> str:
         """The precision of attention and logits where layers run in a narrower one."""
-        wanted = (name for name in ("bf16", "fp16", "fp32") if name in self.achieved_flops)
-        return next(wanted, next(iter(self.achieved_flops)))
+        return _half_of(self.achieved_flops)
 
     def rate(self, precision: str) -> float:
         """FLOP/s that large matrix products reach.
@@ -100,6 +100,11 @@ class Accelerator:
         is_joined = self.nvlink_domain >= min(per_node, self.devices_per_node)
         rate = self.nvlink_bytes_per_s if is_joined else 0.0
         return rate or self.host_bytes_per_s, per_node
+
+
+def _half_of(rates: Mapping[_Name, float]) -> _Name:
+    wanted: tuple[Any, ...] = ("bf16", "fp16", "fp32")
+    return next((name for name in wanted if name in rates), next(iter(rates)))
 
 
 class _Entry(BaseModel):
@@ -246,8 +251,5 @@ def _patterns(name: str, texts: Iterable[str], path: Path) -> Iterable[re.Patter
 def _achieved(entry: _Entry) -> dict[str, float]:
     """By precision; what was not measured is the share of the peak that half precision reaches."""
     known = entry.achieved_tflops
-    reference: Precision = next(
-        (key for key in ("bf16", "fp16", "fp32") if key in known), next(iter(known))
-    )
-    share = known[reference] / entry.tflops[reference]
+    share = known[_half_of(known)] / entry.tflops[_half_of(known)]
     return {key: known.get(key, share * peak) * _TERA for key, peak in entry.tflops.items()}

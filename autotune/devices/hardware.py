@@ -192,12 +192,7 @@ def usable_memory_bytes() -> int:
 
 def cpu_name() -> str:
     """The processor as the kernel names it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return "CPU"
+    return _cpuinfo("model name") or "CPU"
 
 
 def cpu_has_fp16() -> bool:
@@ -205,11 +200,17 @@ def cpu_has_fp16() -> bool:
 
     It is what DeepSpeed's CPU accelerator asks torch (`is_fp16_supported`).
     """
+    known = {"avx512_fp16", "amx_fp16", "avx_ne_convert"}
+    return not known.isdisjoint(_cpuinfo("flags").split())
+
+
+def _cpuinfo(key: str) -> str:
+    """What the kernel says of the first processor; empty where it does not."""
     with contextlib.suppress(OSError):
-        flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        known = {"avx512_fp16", "amx_fp16", "avx_ne_convert"}
-        return flags is not None and not known.isdisjoint(flags[1].split())
-    return False
+        text = Path("/proc/cpuinfo").read_text()
+        found = re.search(rf"^{key}\s*:(.*)$", text, re.MULTILINE)
+        return found[1].strip() if found else ""
+    return ""
 
 
 def version_of(package: str) -> str | None:

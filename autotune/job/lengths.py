@@ -34,10 +34,8 @@ class Lengths:
 
     def as_spec(self) -> dict[str, Any]:
         """`TrialSpec.lengths`."""
-        if self.kind == "fixed":
-            return {}
-        if self.kind == "packed":
-            return {"kind": "packed"}
+        if self.kind != "histogram":
+            return {} if self.kind == "fixed" else {"kind": "packed"}
         return {
             "kind": "histogram",
             "histogram": [list(pair) for pair in self.histogram],
@@ -81,7 +79,7 @@ def parse_lengths(value: Any) -> Lengths:
     if value in ("fixed", "packed"):
         return Lengths(kind=value)
     if isinstance(value, str | Path):
-        return Lengths(kind="histogram", histogram=_from_csv(Path(value)))
+        value = {"histogram": value}
     if not isinstance(value, Mapping) or "histogram" not in value:
         raise JobError(f"lengths: {value!r} is not allowed", _ALLOWED)
     unknown = [str(key) for key in value if key not in _KEYS]

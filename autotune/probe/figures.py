@@ -1,5 +1,6 @@
 """What the points come to: the figures that the cost model takes, and how well each is known."""
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -132,14 +133,8 @@ def _beyond(
     if measured.link is None or measured.network is None:
         return {}
     near, far = (
-        Link(
-            bytes_per_s=link.bytes_per_s,
-            hop_s=link.latency_s or 0.0,
-            all_reduce_speed=link.all_reduce_speed,
-            all_to_all_speed=link.all_to_all_speed,
-            send_speed=link.send_speed,
-        )
-        for link in (measured.link, measured.network)
+        Link(hop_s=said.pop("latency_s") or 0.0, **said)
+        for said in map(dataclasses.asdict, (measured.link, measured.network))
     )
     everyone = ring(near, far, ranks=float(per_node * n_nodes), local=float(per_node))
     return {

@@ -36,14 +36,11 @@ def conclude(
     Without `its_class`, the entry of the devices in the shipped table, there is no such entry, or
     its figures are an estimate.
     """
-    of_class: tuple[str, ...] = ()
-    if its_class is not None:
-        of_class = (*_below_class(figures, its_class), *_slow_network(figures, its_class))
     return (
         *_slow_devices(points, names),
         *_slow_pairs(points, names, "nodes"),
         *_slow_pairs(points, names, "node"),
-        *of_class,
+        *(() if its_class is None else _below_class(figures, its_class)),
         *_scattered(points),
         *_badly_fitted(figures),
         *_beyond(figures),
@@ -94,41 +91,40 @@ def _slow_pairs(points: Sequence[Point], names: Sequence[str], span: Span) -> It
 
 
 def _below_class(figures: Figures, its_class: Accelerator) -> Iterator[str]:
-    """Against what the shipped table says that the devices reach."""
-    reached = figures.measured
-    promises = its_class.achieved_flops
+    """Against what the shipped table says that the devices reach.
+
+    Networks are compared with what training gets of the vendor's own, by the model's constants.
+    """
+    reached, promises = figures.measured, its_class.achieved_flops
     datasheet = its_class.memory_bytes_per_s * STREAM_SHARE
-    for what, found, promised, unit in (
-        *(
-            (f"{dtype} products", curve.best_flops_per_s, promises.get(dtype), "FLOP/s")
-            for dtype, curve in figures.products.items()
+    compared = [
+        (f"{dtype} products", curve.best_flops_per_s, promises.get(dtype), "FLOP/s")
+        for dtype, curve in figures.products.items()
+    ]
+    below = f"{its_class.name} reaches"
+    advice = "look for a power limit, heat, other work or a wrong entry"
+    rows: list[tuple[str, float | None, float | None, str, str, str]] = [
+        *((*row, below, advice) for row in compared),
+        ("memory", reached.memory_bytes_per_s, datasheet, "B/s", below, advice),
+        ("host link", reached.host_bytes_per_s, its_class.host_bytes_per_s, "B/s", below, advice),
+        (
+            "network between nodes",
+            None if reached.network is None else reached.network.bytes_per_s,
+            its_class.network_bytes_per_s * load_constants().network_share,
+            "B/s per device",
+            f"training gets in the vendor's system of {its_class.name}",
+            "look at the cards and the switch, unless yours is another network",
         ),
-        ("memory", reached.memory_bytes_per_s, datasheet, "B/s"),
-        ("host link", reached.host_bytes_per_s, its_class.host_bytes_per_s, "B/s"),
-    ):
+    ]
+    for what, found, promised, unit, below, advice in rows:
         if found is None or promised is None:
             continue
         behind = 1.0 - found / promised
         if behind > SLOW_CLASS:
             yield (
-                f"{what}: {found:.3g} {unit}, {behind:.0%} below what {its_class.name} reaches "
-                f"({promised:.3g}); look for a power limit, heat, other work or a wrong entry"
+                f"{what}: {found:.3g} {unit}, {behind:.0%} below what {below} ({promised:.3g}); "
+                f"{advice}"
             )
-
-
-def _slow_network(figures: Figures, its_class: Accelerator) -> Iterator[str]:
-    """Against what training gets of the vendor's own network, by the model's constants."""
-    if figures.measured.network is None:
-        return
-    found = figures.measured.network.bytes_per_s
-    promised = its_class.network_bytes_per_s * load_constants().network_share
-    behind = 1.0 - found / promised
-    if behind > SLOW_CLASS:
-        yield (
-            f"network between nodes: {found:.3g} B/s per device, {behind:.0%} below what training "
-            f"gets in the vendor's system of {its_class.name} ({promised:.3g}); look at the cards "
-            "and the switch, unless yours is another network"
-        )
 
 
 def _scattered(points: Sequence[Point]) -> Iterator[str]:
