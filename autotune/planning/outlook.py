@@ -41,11 +41,6 @@ class FleetWishes:
                 f"--per-node {self.per_node}: not above zero", "accelerators of one node"
             )
 
-    @property
-    def describes_a_fleet(self) -> bool:
-        """Whether anything but the table is wished for."""
-        return any((self.gpu, self.per_node, self.network, self.nvlink))
-
     def links(self) -> dict[str, float]:
         """Columns of `Plans` that the described links change.
 
