@@ -162,8 +162,9 @@ class Recalled:
 
     times: Seen
     peaks: Seen
-    n_trials: int
-    """Trials that the errors come from; a trial may have taught times, peaks or both."""
+    n_trials: int = 0
+    """Trials of other studies that the errors come from, for people to read; a trial may have
+    taught times, peaks or both."""
 
 
 def choose_lessons(

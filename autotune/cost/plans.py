@@ -62,12 +62,10 @@ class Columns:
         """The rows of both; what is alike for all rows is the first's."""
         found = self.columns()
         for name, theirs in other.columns().items():
-            if theirs is None:
-                found[name] = None
-            elif isinstance(found[name], np.ndarray):
-                found[name] = np.concatenate([found[name], theirs])
+            if isinstance(found[name], np.ndarray):
+                found[name] = None if theirs is None else np.concatenate([found[name], theirs])
             elif isinstance(found[name], Columns):
-                found[name] = found[name].join(theirs)
+                found[name] = None if theirs is None else found[name].join(theirs)
         return type(self)(**found)
 
     def __len__(self) -> int:

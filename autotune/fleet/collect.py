@@ -127,7 +127,7 @@ def _outcome(
     failed = [(r.outcome, r) for r in reports if r.outcome is not None]
     if failed:
         outcome, cause = min(
-            failed, key=lambda each: ((*_CAUSES_FIRST, each[0]).index(each[0]), each[1].ended_at_s)
+            failed, key=lambda each: (_rank_of_cause(each[0]), each[1].ended_at_s)
         )
         if outcome is Outcome.COMM and silent is not None:
             return silent
@@ -142,6 +142,10 @@ def _outcome(
     code = next((code for code in codes if code), codes[0])
     evidence = evidence or ending.problem or f"the launcher ended with code {code}"
     return Outcome.LAUNCH, evidence, source
+
+
+def _rank_of_cause(outcome: Outcome) -> int:
+    return _CAUSES_FIRST.index(outcome) if outcome in _CAUSES_FIRST else len(_CAUSES_FIRST)
 
 
 def _killed_silently(

@@ -116,14 +116,14 @@ def _below_class(figures: Figures, its_class: Accelerator) -> Iterator[str]:
             "look at the cards and the switch, unless yours is another network",
         ),
     ]
-    for what, found, promised, unit, below, advice in rows:
+    for what, found, promised, unit, standard, remedy in rows:
         if found is None or promised is None:
             continue
         behind = 1.0 - found / promised
         if behind > SLOW_CLASS:
             yield (
-                f"{what}: {found:.3g} {unit}, {behind:.0%} below what {below} ({promised:.3g}); "
-                f"{advice}"
+                f"{what}: {found:.3g} {unit}, {behind:.0%} below what {standard} "
+                f"({promised:.3g}); {remedy}"
             )
 
 

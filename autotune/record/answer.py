@@ -72,7 +72,7 @@ class _Ending:
     rule: str = ""
     """How the best one of the front was chosen; empty without one."""
     stop_reason: str
-    interrupted: bool = False
+    interrupted: bool
     origin: Origin = Origin.MEASURED
     """Where the figures come from."""
     problem: Problem | None = None
@@ -84,6 +84,7 @@ class SearchAnswer(_Ending):
     """What a search answers."""
 
     study: Study
+    interrupted: bool = False
     baseline: Standing | None = None
     best: Standing | None = None
     ties: tuple[Standing, ...] = ()
@@ -192,7 +193,6 @@ class _KeptStanding(_Figures):
 class _Kept(_Ending):
     """As `SearchAnswer.to_dict` writes it; what is found anew is left out."""
 
-    interrupted: bool
     baseline: _KeptStanding | None
     best: _KeptStanding | None
     ties: list[_KeptStanding]

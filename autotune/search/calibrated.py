@@ -136,7 +136,7 @@ class CalibratedSampler(BaseSampler):
 
     @property
     def last_row(self) -> int:
-        """The row of the trial that was the last to ask for a knob of the columns."""
+        """The row of the newest trial that asked for a knob of the columns and has not ended."""
         return self._chosen[max(self._chosen)]
 
     def _row_for(self, study: Study, trial: FrozenTrial) -> int:

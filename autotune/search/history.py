@@ -135,19 +135,21 @@ class History:
         groups: dict[str, list[Trial]] = {}
         for trial in self.trials:
             groups.setdefault(trial.spec.identity.candidate_hash, []).append(trial)
-        return tuple(
-            Tried(
-                candidate=candidate_of(group[0].spec),
-                trials=tuple(group),
-                to_repeat=self.to_repeat,
-                spread=self.spread,
-            )
-            for group in groups.values()
-        )
+        return tuple(self._tried(candidate_of(group[0].spec), group) for group in groups.values())
 
     def find(self, candidate: Candidate) -> Tried | None:
         """What the record holds of a candidate."""
-        return next((t for t in self.tried if t.candidate.hash == candidate.hash), None)
+        # By the recorded hash: to make each trial's candidate anew takes forty times as long.
+        group = [t for t in self.trials if t.spec.identity.candidate_hash == candidate.hash]
+        return self._tried(candidate, group) if group else None
+
+    def _tried(self, candidate: Candidate, group: Sequence[Trial]) -> Tried:
+        return Tried(
+            candidate=candidate,
+            trials=tuple(group),
+            to_repeat=self.to_repeat,
+            spread=self.spread,
+        )
 
     @cached_property
     def spread(self) -> Spread:

@@ -177,7 +177,7 @@ class Steering:
             )
             if known is not None:
                 times, peaks = Seen.join(known.times, times), Seen.join(known.peaks, peaks)
-            known = Recalled(times=times, peaks=peaks, n_trials=len(times.study))
+            known = Recalled(times=times, peaks=peaks)
         return known
 
     def _forecast(self, candidates: Sequence[Candidate]) -> Forecast:

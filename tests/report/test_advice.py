@@ -44,7 +44,7 @@ def advice(bound: Bound, *seen: object, **knobs: KnobValue) -> dict[str, Advice]
 def test_every_rule_names_a_knob_and_the_page_names_every_rule() -> None:
     page = DOCS.read_text(encoding="utf-8")
     for bound, rules in RULES.items():
-        for knob, _, _ in rules:
+        for knob, *_ in rules:
             assert knob in KNOBS
             assert f"| {bound.value} | `{knob}` |" in page
     assert set(RULES) == set(Bound)

@@ -76,7 +76,7 @@ class Agent:
             kill_all(Path(arguments["folder"]))
             sweep_segments()
             _say("reaped", folder=arguments["folder"])
-        return command != "close"
+        return command in ("start", "end", "reap")
 
     def _start(self, part: NodePart) -> None:
         try:

@@ -315,7 +315,7 @@ def _oom_kills() -> int:
     """How often the kernel has killed for memory, in this process's cgroup or on the machine."""
     counted = cgroup.oom_kills()
     if counted is None:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, StopIteration):
             lines = Path("/proc/vmstat").read_text(encoding="utf-8").splitlines()
-            counted = int(dict(line.split() for line in lines).get("oom_kill", 0))
+            counted = next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
     return counted or 0

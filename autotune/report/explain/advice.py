@@ -5,7 +5,7 @@ device can run, and the batch still divides. The rules say whether the configura
 a trial says whether it is faster: the advice names that trial where the study has one.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,96 +103,180 @@ def _doubled(case: _Case) -> int:
     return 2 * case.layout.micro_batch
 
 
-RULES: Mapping[Bound, Mapping[tuple[str, Callable[[_Case], bool], Any], str]] = {
-    Bound.COMMUNICATION: {
-        ("tp", lambda c: c.layout.tp > 1, lambda c: c.layout.tp // 2): "tensor parallel ranks "
-        "reduce activations in every layer, forward and backward: fewer of them, fewer of those",
-        ("sp", lambda c: c.layout.sp > 1, lambda c: c.layout.sp // 2): "ranks that share a "
-        "sample exchange activations in every layer, forward and backward: fewer of them, fewer "
-        "of those",
-        ("micro_batch", lambda c: c.stage >= 2 and c.accumulates, _doubled): "ZeRO 2 reduces "
-        "gradients, and ZeRO 3 gathers parameters too, in every micro-batch: half as many, half "
-        "as often",
-        ("micro_batch", lambda c: c.layout.tp > 1 and c.accumulates and c.small, _doubled): "the "
-        "collectives of tensor parallelism are small, one message per layer and micro-batch: "
-        "fewer and larger ones",
-        ("reduce_bucket_size", lambda c: c.small, lambda c: 4 * c.number("reduce_bucket_size")): (
+RULES: Mapping[Bound, Sequence[tuple[str, Callable[[_Case], bool], Any, str]]] = {
+    Bound.COMMUNICATION: (
+        (
+            "tp",
+            lambda c: c.layout.tp > 1,
+            lambda c: c.layout.tp // 2,
+            "tensor parallel ranks reduce activations in every layer, forward and backward: "
+            "fewer of them, fewer of those",
+        ),
+        (
+            "sp",
+            lambda c: c.layout.sp > 1,
+            lambda c: c.layout.sp // 2,
+            "ranks that share a sample exchange activations in every layer, forward and "
+            "backward: fewer of them, fewer of those",
+        ),
+        (
+            "micro_batch",
+            lambda c: c.stage >= 2 and c.accumulates,
+            _doubled,
+            "ZeRO 2 reduces gradients, and ZeRO 3 gathers parameters too, in every micro-batch: "
+            "half as many, half as often",
+        ),
+        (
+            "micro_batch",
+            lambda c: c.layout.tp > 1 and c.accumulates and c.small,
+            _doubled,
+            "the collectives of tensor parallelism are small, one message per layer and "
+            "micro-batch: fewer and larger ones",
+        ),
+        (
+            "reduce_bucket_size",
+            lambda c: c.small,
+            lambda c: 4 * c.number("reduce_bucket_size"),
             "most of it goes into messages below 1 MiB, which cost their latency: reduce more "
-            "gradients at once"
+            "gradients at once",
         ),
         (
             "stage3.param_persistence_threshold",
             lambda c: c.small,
             lambda c: max(100_000, 10 * c.number("stage3.param_persistence_threshold")),
-        ): "most of it goes into messages below 1 MiB: keep small parameters gathered, for their "
-        "memory",
+            "most of it goes into messages below 1 MiB: keep small parameters gathered, for "
+            "their memory",
+        ),
         (
             "stage3.prefetch_bucket_size",
             lambda c: c.small,
             lambda c: max(1_000_000, 4 * c.number("stage3.prefetch_bucket_size")),
-        ): "most of it goes into messages below 1 MiB: fetch more parameters at once, ahead",
-        ("overlap_comm", lambda c: c.is_on_gpu, True): "reduce gradients while backward still "
-        "runs",
-        ("zero.stage", lambda c: c.stage == 3, 2): "stage 3 gathers every parameter in forward "
-        "and in backward; stage 2 once a step, for the memory of the parameters",
-        ("zero.stage", lambda c: c.stage == 2 and c.accumulates, 1): "stage 1 reduces gradients "
-        "once a step, stage 2 in every micro-batch; it keeps whole gradients",
-    },
-    Bound.MEMORY: {
-        ("zero.stage", lambda c: c.stage == 0 and c.optimizer_leads and c.layout.dp > 1, 1): (
-            "without ZeRO every rank updates every parameter; at stage 1 each updates its part"
+            "most of it goes into messages below 1 MiB: fetch more parameters at once, ahead",
+        ),
+        (
+            "overlap_comm",
+            lambda c: c.is_on_gpu,
+            True,
+            "reduce gradients while backward still runs",
+        ),
+        (
+            "zero.stage",
+            lambda c: c.stage == 3,
+            2,
+            "stage 3 gathers every parameter in forward and in backward; stage 2 once a step, "
+            "for the memory of the parameters",
+        ),
+        (
+            "zero.stage",
+            lambda c: c.stage == 2 and c.accumulates,
+            1,
+            "stage 1 reduces gradients once a step, stage 2 in every micro-batch; it keeps whole "
+            "gradients",
+        ),
+    ),
+    Bound.MEMORY: (
+        (
+            "zero.stage",
+            lambda c: c.stage == 0 and c.optimizer_leads and c.layout.dp > 1,
+            1,
+            "without ZeRO every rank updates every parameter; at stage 1 each updates its part",
         ),
         (
             "optimizer.implementation",
             lambda c: c.optimizer_leads and c.get("optimizer.implementation") == "torch",
             "torch_fused",
-        ): "the update is the larger part of it: one kernel that passes over the states once",
-        ("attention", lambda c: c.get("attention") == "eager", "sdpa"): "eager attention writes "
-        "the scores of all pairs to memory",
-        ("host_allocator", lambda c: c.get("host_allocator") == "default", "keep"): "on CPU "
-        "ranks the kernel clears the pages of large blocks again in every step",
-        ("compile", lambda c: c.get("compile") == "none", "torch"): "compiled operations that "
-        "follow one another pass over memory once",
-    },
-    Bound.COMPUTE: {
-        ("recompute", lambda c: c.get("recompute") not in (None, "none"), "none"): (
-            "recomputation runs the forward of its layers a second time; it saves the memory of "
-            "their activations"
+            "the update is the larger part of it: one kernel that passes over the states once",
         ),
-        ("loss_chunk_tokens", lambda c: c.number("loss_chunk_tokens") > 0, 0): "a chunked loss "
-        "computes its logits again in backward; it saves their memory",
-        ("micro_batch", lambda c: c.accumulates, _doubled): "larger matrices come nearer the "
-        "device's peak",
-    },
-    Bound.HOST: {
+        (
+            "attention",
+            lambda c: c.get("attention") == "eager",
+            "sdpa",
+            "eager attention writes the scores of all pairs to memory",
+        ),
+        (
+            "host_allocator",
+            lambda c: c.get("host_allocator") == "default",
+            "keep",
+            "on CPU ranks the kernel clears the pages of large blocks again in every step",
+        ),
+        (
+            "compile",
+            lambda c: c.get("compile") == "none",
+            "torch",
+            "compiled operations that follow one another pass over memory once",
+        ),
+    ),
+    Bound.COMPUTE: (
+        (
+            "recompute",
+            lambda c: c.get("recompute") not in (None, "none"),
+            "none",
+            "recomputation runs the forward of its layers a second time; it saves the memory of "
+            "their activations",
+        ),
+        (
+            "loss_chunk_tokens",
+            lambda c: c.number("loss_chunk_tokens") > 0,
+            0,
+            "a chunked loss computes its logits again in backward; it saves their memory",
+        ),
+        (
+            "micro_batch",
+            lambda c: c.accumulates,
+            _doubled,
+            "larger matrices come nearer the device's peak",
+        ),
+    ),
+    Bound.HOST: (
         (
             "offload.optimizer",
             lambda c: c.is_on_gpu and c.get("offload.optimizer") in ("cpu", "nvme"),
             "none",
-        ): "the host updates the parameters: on the device that is memory bandwidth of the "
-        "device's, if its states fit there",
+            "the host updates the parameters: on the device that is memory bandwidth of the "
+            "device's, if its states fit there",
+        ),
         (
             "offload.ratio",
             lambda c: float(c.values.get("offload.ratio", 0)) > 0,
             lambda c: float(c.values["offload.ratio"]) / 2,
-        ): "the host updates all of the offloaded parameters: leave a part on the device",
-        ("micro_batch", lambda c: c.accumulates, _doubled): "each micro-batch launches every "
-        "operation once more: half as many",
-        ("compile", lambda c: c.get("compile") == "none", "torch"): "a compiled model launches "
-        "fewer operations",
-        ("core_binding", lambda c: c.get("core_binding") == "none", "ranks"): "ranks whose "
-        "threads share cores keep one another from launching",
-    },
-    Bound.BUBBLE: {
-        ("micro_batch", lambda c: c.layout.micro_batch > 1, lambda c: c.layout.micro_batch // 2): (
-            "the bubble is (pp - 1) / (micro-batches + pp - 1): twice as many micro-batches"
+            "the host updates all of the offloaded parameters: leave a part on the device",
         ),
-        ("pp", lambda c: c.layout.pp > 1, lambda c: c.layout.pp // 2): "the bubble is (pp - 1) / "
-        "(micro-batches + pp - 1): fewer stages",
-    },
+        (
+            "micro_batch",
+            lambda c: c.accumulates,
+            _doubled,
+            "each micro-batch launches every operation once more: half as many",
+        ),
+        (
+            "compile",
+            lambda c: c.get("compile") == "none",
+            "torch",
+            "a compiled model launches fewer operations",
+        ),
+        (
+            "core_binding",
+            lambda c: c.get("core_binding") == "none",
+            "ranks",
+            "ranks whose threads share cores keep one another from launching",
+        ),
+    ),
+    Bound.BUBBLE: (
+        (
+            "micro_batch",
+            lambda c: c.layout.micro_batch > 1,
+            lambda c: c.layout.micro_batch // 2,
+            "the bubble is (pp - 1) / (micro-batches + pp - 1): twice as many micro-batches",
+        ),
+        (
+            "pp",
+            lambda c: c.layout.pp > 1,
+            lambda c: c.layout.pp // 2,
+            "the bubble is (pp - 1) / (micro-batches + pp - 1): fewer stages",
+        ),
+    ),
 }
-"""Bound -> the changes that may address it, each as `(knob, when, to): reason`; `to` is the value
-to try, or a function of the case. docs/explain.md lists them."""
+"""Bound -> the changes that may address it, each as (knob, when, to, reason); `to` is the value to
+try, or a function of the case. docs/explain.md lists them."""
 
 
 def advise(
@@ -210,7 +294,7 @@ def advise(
     case = _Case(spec=spec, diagnosis=diagnosis, values=candidate.values, context=context)
     own = history.find(candidate)
     found = []
-    for (knob, when, to), reason in RULES[bound].items():
+    for knob, when, to, reason in RULES[bound]:
         if knob not in case.values or not when(case):
             continue
         after = to(case) if callable(to) else to

@@ -48,12 +48,10 @@ def change(report: StudyReport, standings: Standings) -> dict[str, Any] | None:
 def config_of(report: StudyReport, trial: int) -> dict[str, Any] | None:
     """A trial's configuration as it ran, its secrets masked; None where it is gone or damaged."""
     engine, one = find_engine(report.context.engine), report.trial(trial)
+    if one is None:
+        return None
     try:
-        return (
-            None
-            if one is None
-            else masked(read_json(one.folder / CONFIG_DIR / engine.config_file))
-        )
+        return masked(read_json(one.folder / CONFIG_DIR / engine.config_file))
     except ContractError:
         return None
 
