@@ -30,8 +30,8 @@ def requests(monkeypatch):
         parts={Part(phase=StepPhase.FORWARD, place="layers"): dict.fromkeys(Kind, 0.0)},
     )
 
-    def answer(question):
-        seen.append(question.request)
+    def answer(*, request, **_):
+        seen.append(request)
         return {**step.as_dict(), "depths": [4], "took_s": 1.0}
 
     monkeypatch.setattr(asked, "ask", answer)
