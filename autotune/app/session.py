@@ -128,7 +128,8 @@ def render(
 ) -> tuple[list[Path], list[str]]:
     """Write the files of the candidate of some `knob=value` settings, by the dialect `to`.
 
-    By default that is the engine's own. Other knobs are at the base configuration's value or the engine's default.
+    By default that is the engine's own. Other knobs are at the base configuration's value or the
+    engine's default.
 
     Returns:
         The files, and what has to be said of the settings.
