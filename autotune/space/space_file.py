@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.base.yaml_file import read_yaml
 from autotune.contract import KnobValue
-from autotune.job.job import DEFAULT_ENGINE
 from autotune.space.knob import MAX_VALUE, Catalogue, Knob, knobs_of
 from autotune.space.knobs import knob_named
 

@@ -42,8 +42,9 @@ def witnesses() -> Iterator[tuple[str, Rule[Setup], Witness]]:
         for number, witness in enumerate(rule.witnesses):
             if witness.repaired is None:
                 broken = witness.broken
-                finding = rule.check(setup_of(broken, version=witness.deepspeed or NEWEST))
-                after = merge(broken.ds_config, finding.changes)
+                after = broken.ds_config
+                for found in rule.findings(setup_of(broken, version=witness.deepspeed or NEWEST)):
+                    after = merge(after, found.changes)
                 witness = replace(witness, repaired=replace(broken, ds_config=after))
             yield f"{rule.name}-{number}", rule, witness
 
