@@ -251,9 +251,7 @@ def _waits(domains: Mapping[str, Domain], knobs: Catalogue) -> dict[str, set[str
     }
 
 
-def _check_when(
-    domains: Mapping[str, Domain], waits: Mapping[str, set[str]], where: str
-) -> None:
+def _check_when(domains: Mapping[str, Domain], waits: Mapping[str, set[str]], where: str) -> None:
     try:
         TopologicalSorter(waits).prepare()
     except CycleError as error:
