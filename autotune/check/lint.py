@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.base.errors import ExitCode
@@ -36,8 +36,20 @@ class Found:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        told = asdict(self.violation)
-        return {**told, "changes": masked(told["changes"]), "after_fix": self.after_fix}
+        told = self.violation
+        return {
+            "rule": told.rule,
+            "level": told.level,
+            "message": told.message,
+            "fix": told.fix,
+            "changes": masked(told.changes),
+            "choices": [
+                {"words": str(choice), "changes": masked(choice.changes)}
+                for choice in told.choices
+            ],
+            "consequence": told.consequence,
+            "after_fix": self.after_fix,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

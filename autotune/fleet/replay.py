@@ -12,7 +12,7 @@ import numpy as np
 from autotune.base.errors import JobError
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.cost.forecast import Forecast
-from autotune.devices.hardware import Environment, version_of
+from autotune.devices.hardware import Environment, versions_here
 from autotune.engines.base import Engine
 from autotune.engines.replayed import ReplayedEngine
 from autotune.fleet.answering import Answer, AnsweringFleet, result_of
@@ -71,8 +71,7 @@ class _ReplayedPlace(Place):
             device_name=problem.device_name,
             device_memory_bytes=problem.device_memory_bytes,
             peak_flops=None,
-            deepspeed_version=version_of("deepspeed") or "0",
-            torch_version=version_of("torch") or "0",
+            **versions_here(unknown="0"),
         )
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", problem.group.name).strip("-.")
         self._said = {

@@ -300,5 +300,6 @@ def test_the_answer_for_programs(tmp_path):
     assert json.loads(json.dumps(answer)) == answer
     assert (answer["would_run"], answer["would_run_after_fix"]) == (False, True)
     first = answer["findings"][0]
-    assert set(first) == {"rule", "message", "fix", "changes", "consequence", "after_fix"}
+    keys = {"rule", "level", "message", "fix", "changes", "choices", "consequence", "after_fix"}
+    assert set(first) == keys
     assert first["changes"] == {"zero_optimization": {"overlap_com": None, "overlap_comm": True}}

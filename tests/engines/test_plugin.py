@@ -2,12 +2,13 @@ import dataclasses
 
 import pytest
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.errors import FleetError, JobError
 from autotune.devices.hardware import Environment
 from autotune.engines import base
 from autotune.engines.base import bind_engine, check_installed, find_engine
 from autotune.fleet.transports.local import Here
-from autotune.job.job import DEFAULT_ENGINE, make_job
+from autotune.job.job import make_job
 
 ENVIRONMENT = Environment(
     accelerator="cpu",

@@ -68,7 +68,7 @@ def render_page(
         "verdict": [] if running else describe_verdict(report),
         "named": {name: named.get(name) for name in _CHARTS},
         "change": page_tables.change(report, standings),
-        "ds_config": None if config is None else canonical_json(config),
+        "config": None if config is None else canonical_json(config),
         "importance_said": _importance_said(report, shares is not None),
         "evidence": page_tables.evidence(report),
         "outcome_names": [outcome.value for outcome in report.counts],
