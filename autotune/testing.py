@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+from packaging.version import Version
 
 from autotune.app.session import Session, open_session
 from autotune.base.errors import AutotuneError, FleetError, RenderError, StudyError
@@ -31,6 +32,7 @@ from autotune.contract import Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
+from autotune.engines.advice import COMMON
 from autotune.engines.base import Engine, EnginePlugin, bind_engine
 from autotune.export.base import (
     Dialect,
@@ -148,6 +150,26 @@ class EngineContract(Contract[EnginePlugin]):
             others = {*knob.when, *(other for other, _ in knob.default_when)}
             assert others <= before, f"{name} comes before {others - before}"
             before.add(name)
+
+    def test_it_advises_its_own_knobs(self) -> None:
+        """Beside the advice that all share; what saves memory there says which value does not."""
+        plugin = self.make()
+        for bound, rules in plugin.advice.items():
+            own = {knob for knob, *_ in set(rules) - set(COMMON[bound])}
+            assert own <= plugin.knobs.keys(), f"{bound}: {own - plugin.knobs.keys()}"
+        for knob, neutral, words in plugin.saves_memory:
+            assert knob in plugin.knobs, f"{words}: {knob} is not a knob"
+            assert plugin.knobs[knob].check(neutral, where="saves_memory") == neutral
+
+    def test_it_knows_its_packages(self) -> None:
+        """Releases are in order, and what is compiled is either built or missing."""
+        plugin = self.make()
+        for package in plugin.packages:
+            for releases in (package.tried, [release for release, _ in package.removed]):
+                assert list(releases) == sorted(releases, key=Version)
+                assert all(Version(each) >= Version(package.least) for each in releases)
+        compiled = plugin.compiled("cpu")
+        assert not set(compiled.built) & set(compiled.missing)
 
     def test_it_is_driven_as_it_says(self) -> None:
         """A package offers its driver where trials of it can be run, and nowhere else."""
