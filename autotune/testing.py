@@ -15,7 +15,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 from packaging.version import Version
 
 from autotune.app.session import Session, open_session
-from autotune.base.errors import AutotuneError, FleetError, RenderError, StudyError
+from autotune.base.errors import AutotuneError, FleetError, JobError, RenderError, StudyError
 from autotune.base.plugins import Kind, load_plugin, plugin_names
 from autotune.base.templates import Templates
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
@@ -47,6 +47,7 @@ from autotune.export.door import (
     export_record,
     handout_of,
     launch_of,
+    read_export,
 )
 from autotune.fleet.base import Fleet, FleetPlugin, Handle
 from autotune.fleet.gang_fleet import AGENT
@@ -58,7 +59,7 @@ from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.sampler import Request, Sampler
 from autotune.search.steering import steering_of
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.trial_spec import MEASURE, Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.rule import Violation
 from autotune.space.workload import WorkloadPlugin
@@ -277,6 +278,15 @@ class DialectContract(Contract[Dialect]):
         """An export follows from the handout alone, so that two of them can be compared."""
         for handout in self.handouts():
             assert self.exported(handout) == self.exported(handout)
+
+    def test_it_reads_back_what_it_wrote(self) -> None:
+        """A soak of an export runs just that; a dialect may say that it reads nothing."""
+        for handout in self.handouts():
+            with tempfile.TemporaryDirectory() as folder, suppress(JobError):
+                self.export(handout, Path(folder))
+                found = read_export(Path(folder), handout.environment, measure=MEASURE)
+                assert found.files == handout.files
+                assert found.spec.layout == handout.layout
 
     def test_two_configurations_are_two_exports(self) -> None:
         """What was chosen reaches the files."""

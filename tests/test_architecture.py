@@ -185,7 +185,6 @@ NAMES_DEEPSPEED = {
     "app/soak.py": "a field of soak.json",
     "cost/traits.py": "frameworks of published runs, by their names",
     "export/dialects/deepspeed.py": "its dialect",
-    "export/exported.py": "an export of its dialect, read back",
     "record/answer.py": "a key of study.json",
     "record/soak.py": "a field of soak.json",
     "replay/problem.py": "columns of published runs",
