@@ -210,6 +210,7 @@ def _read(
         layout=layout,
         workload=workload,
         engine=EngineSettings(
+            name=DeepSpeedFiles.engines[0],
             expected=expected(setup, workload.model),
             environment=dict(settings["environment_variables"]),
             binds_cores=bool(settings["binds_cores"]),
