@@ -179,7 +179,11 @@ def export_record(study: Study, path: Path, *, to: str, dialect: RecordDialect) 
         raise StudyError(f"{path}: is a folder", "name the file to write, such as study.journal")
     refuse_foreign(path, dialect.mark, f"by `autotune export --to {to}`")
     hint = "name a file in a folder that you may write with --out"
-    write_text(path, dialect.text(study), error=StudyError, hint=hint)
+    try:
+        text = dialect.text(study)
+    except OSError as error:  # a dialect may need files of its own on the way
+        raise StudyError(f"{path}: cannot be written: {error.strerror or error}", hint) from error
+    write_text(path, text, error=StudyError, hint=hint)
     return [path]
 
 
