@@ -56,7 +56,7 @@ class _Search:
         if not context.interrupt.draining:
             context.note(f"search ends: {stop}")
             if self._standings.best() is None:
-                raise nothing_feasible(self.flight.history, context.objective)
+                raise nothing_feasible(self.flight.history, context)
             self._compare()
         if context.interrupt.draining:
             stop = StopReason.INTERRUPTED
