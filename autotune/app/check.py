@@ -10,7 +10,7 @@ from autotune.base.files import write_text
 from autotune.check import CheckReport, read_source
 from autotune.check import check as judge_source
 from autotune.check.consumers import Consumer
-from autotune.check.fixes import Chosen, Option, Question, parse_chosen
+from autotune.check.fixes import Option, Question, Reply, parse_chosen
 from autotune.check.source import ACCELERATORS
 from autotune.devices.hardware import Environment, version_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
@@ -75,7 +75,7 @@ def check_file(
     ):
         asked.add(open_[0].violation.message)
         if (option := ask(open_[0])) is not None:
-            chosen.append(Chosen(rule=open_[0].violation.rule, number=option.number))
+            chosen.append(Reply(rule=open_[0].violation.rule, number=option.number))
             report = judge_source(source, environment, chosen)
     return report
 

@@ -10,7 +10,7 @@ from autotune.base.secrecy import masked, masked_text
 from autotune.check import huggingface
 from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates, is_json
-from autotune.check.fixes import Chosen, Question, Terms, mend
+from autotune.check.fixes import Question, Reply, Terms, mend
 from autotune.check.source import Source
 from autotune.check.written import not_edited, text_after, words_for
 from autotune.devices.hardware import Environment
@@ -205,7 +205,7 @@ class _WorldlessSetup(Setup):
         return super().__getattribute__(name)
 
 
-def check(source: Source, environment: Environment, chosen: Sequence[Chosen] = ()) -> CheckReport:
+def check(source: Source, environment: Environment, chosen: Sequence[Reply] = ()) -> CheckReport:
     """Judge a configuration, and mend it until nothing changes any more.
 
     Raises:
