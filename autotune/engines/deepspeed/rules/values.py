@@ -236,7 +236,7 @@ def since(absent_through: str, key: Key) -> Key:
 
 
 def unwritable(kind: str) -> Key:
-    """Of a class that no file can write."""
+    """A value of a class that no file can write."""
     return Key(wants=f"{kind}, which no file can hold", accepts=lambda _: False)
 
 
