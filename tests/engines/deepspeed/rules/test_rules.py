@@ -106,7 +106,8 @@ def test_the_fix_for_machines_makes_every_rule_silent(rule, witness):
     broken = setup_of(witness.broken, version=witness.deepspeed or NEWEST)
     (violation,) = judge(broken)
     for choice in violation.choices:
-        assert judge(replace(broken, ds_config=changed(broken.ds_config, choice.changes))) == []
+        chosen = replace(broken, ds_config=changed(broken.ds_config, choice.changes))
+        assert rule.name not in [one.rule for one in judge(chosen)]
     if not violation.changes:
         assert violation.fix
         assert rule.name in NEEDS_SOMEBODY
