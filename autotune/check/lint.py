@@ -13,7 +13,7 @@ from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates, edited
 from autotune.check.source import Source
 from autotune.devices.hardware import Environment
-from autotune.engines.deepspeed.ds_config_file import BYTE_ORDER_MARK
+from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, changed
 from autotune.engines.deepspeed.rules.parallel import autotp_size

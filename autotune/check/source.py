@@ -11,8 +11,8 @@ from autotune.base.yaml_file import parse_yaml
 from autotune.check.consumers import FILLED, Consumer, autos
 from autotune.check.launch import LaunchLine, count, read_launch, text_or_none, typed
 from autotune.contract import ContractError, read_json
-from autotune.engines.deepspeed.ds_config_file import parse_json, read_text
-from autotune.export.dialects.deepspeed import SETTINGS_FILE
+from autotune.engines.deepspeed.ds_config_text import parse_config, read_text
+from autotune.trial.engines.deepspeed import SETTINGS_FILE
 
 ACCELERATE_OWNED = (
     *("gradient_accumulation_steps", "gradient_clipping", "zero_stage"),
@@ -213,7 +213,7 @@ def read_source(
 
 def _parse(text: str, path: Path) -> dict[str, Any]:
     is_yaml = path.suffix in _YAML
-    return _bounded(parse_yaml(text, path) if is_yaml else parse_json(text, path), path)
+    return _bounded(parse_yaml(text, path) if is_yaml else parse_config(text, path)[0], path)
 
 
 def _bounded(data: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def _follow(name: str, base: Path) -> tuple[Path, str, dict[str, Any]]:
             f"{base}: names {name!r}, which is not there", "check the ds_config.json itself"
         )
     text = read_text(path)
-    return path, text, _bounded(parse_json(text, path), path)
+    return path, text, _bounded(parse_config(text, path)[0], path)
 
 
 def _section_as_config(file: _Accelerate) -> dict[str, Any]:

@@ -21,10 +21,9 @@ from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed import extensions
 from autotune.engines.deepspeed.expected import expected
 from autotune.engines.deepspeed.rules.base import Setup
-from autotune.export.dialects.deepspeed import SETTINGS_FILE
 from autotune.record.soak import digest_of
 from autotune.space.built_in import script_digest
-from autotune.trial.engines.deepspeed import CONFIG_FILE
+from autotune.trial.engines.deepspeed import CONFIG_FILE, SETTINGS_FILE
 
 _LEAST = {
     **dict.fromkeys(("world", "tp", "pp", "sp", "dp", "global_batch", "seq_len"), 1),

@@ -8,7 +8,7 @@ import yaml
 from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.check import read_source
 from autotune.check.consumers import Consumer
-from autotune.engines.deepspeed.ds_config_file import parse_json
+from autotune.engines.deepspeed.ds_config_text import parse_config
 from tests.check.files import AUTO, checked, messages, rules, write
 
 RAW = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
@@ -208,7 +208,7 @@ def test_what_cannot_be_read_is_named(tmp_path, text, name, error, said):
 @pytest.mark.parametrize("text", ["", " \n", "\ufeff"])
 def test_an_empty_file_is_told_as_such(tmp_path, text):
     with pytest.raises(RenderError) as raised:
-        parse_json(text, tmp_path / "ds_config.json")
+        parse_config(text, tmp_path / "ds_config.json")
     assert raised.value.message == f"{tmp_path / 'ds_config.json'}: is empty"
     assert "write one { ... }" in raised.value.hint
 

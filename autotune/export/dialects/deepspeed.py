@@ -12,12 +12,11 @@ from autotune.base.units import format_bytes, format_seconds
 from autotune.export.base import Dialect, Handout, Launch, MeasuredFigures
 from autotune.record.soak import describe_soak
 from autotune.space.candidate import format_value
-from autotune.trial.engines.deepspeed import CONFIG_FILE
+from autotune.trial.engines.deepspeed import CONFIG_FILE, SETTINGS_FILE
 from autotune.trial.scripts.lengths import is_drawn
 from autotune.trial.transformer_shape import script_settings
 
 FIGURES_FILE = "figures.json"
-SETTINGS_FILE = "settings.json"
 
 
 class DeepSpeedFiles(Dialect):

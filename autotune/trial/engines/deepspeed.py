@@ -12,6 +12,8 @@ from autotune.contract import CONFIG_DIR, TrialSpec
 
 CONFIG_FILE = "ds_config.json"
 """Name of a candidate's configuration, below `CONFIG_DIR`."""
+SETTINGS_FILE = "settings.json"
+"""Name of what the script beside a configuration reads: DeepSpeed has no key for it."""
 
 _USED_BY_ALL = ("deepspeed", "autotune.trial.readback", "autotune.trial.scripts.train")
 """What every trial imports: once in a warm template, and before the memory base is taken."""
