@@ -240,7 +240,8 @@ def torch_cuda_version() -> str | None:
 
 def _visible_handles(nvml: ModuleType, visible: str | None) -> list[Any]:
     """As CUDA reads the variable: indices or UUID prefixes, cut at the first that is not there."""
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    n_handles = nvml.nvmlDeviceGetCount()
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(n_handles)]
     if visible is None:
         return handles
     chosen: list[Any] = []

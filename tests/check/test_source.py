@@ -213,23 +213,6 @@ def test_an_empty_file_is_told_as_such(tmp_path, text):
     assert "write one { ... }" in raised.value.hint
 
 
-@pytest.mark.parametrize(
-    ("text", "is_hjson"),
-    [
-        ('{"train_batch_size": 1, // all ranks\n "bf16": {}}', True),
-        ('{"train_batch_size": 1,}', True),
-        ('{"train_batch_size": 1', False),
-        ("train", False),
-    ],
-)
-def test_what_only_deepspeed_reads_is_told_as_such(tmp_path, text, is_hjson):
-    pytest.importorskip("hjson")
-    with pytest.raises(RenderError, match="not valid JSON") as raised:
-        read_source(write(tmp_path, text))
-    assert ("DeepSpeed itself reads it as Hjson" in raised.value.message) is is_hjson
-    assert ("no comments" in raised.value.hint) is is_hjson
-
-
 def test_a_file_that_is_named_is_held_to_the_same_depth(tmp_path):
     write(tmp_path, '{"a":' * 60 + "1" + "}" * 60, "deep.json")
     with pytest.raises(RenderError, match=r"deep\.json: sections inside of more than 50"):

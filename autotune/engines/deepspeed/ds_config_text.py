@@ -89,13 +89,14 @@ def _read(path: Path) -> bytes:
         return sys.stdin.buffer.read(MAX_BYTES + 1)
     # Without O_NONBLOCK the opening of a pipe waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    is_handed = stat.S_ISFIFO(mode) and _HANDED.fullmatch(str(path)) is not None
+    if not (stat.S_ISREG(mode) or is_handed):
+        os.close(descriptor)
+        kind = "folder" if stat.S_ISDIR(mode) else "device or a pipe"
+        raise RenderError(f"{path}: is a {kind}, not a file", "name a ds_config.json")
+    os.set_blocking(descriptor, True)
     with open(descriptor, "rb") as file:
-        mode = os.fstat(descriptor).st_mode
-        is_handed = stat.S_ISFIFO(mode) and _HANDED.fullmatch(str(path)) is not None
-        if not (stat.S_ISREG(mode) or is_handed):
-            kind = "folder" if stat.S_ISDIR(mode) else "device or a pipe"
-            raise RenderError(f"{path}: is a {kind}, not a file", "name a ds_config.json")
-        os.set_blocking(descriptor, True)
         return file.read(MAX_BYTES + 1)
 
 
