@@ -1,7 +1,6 @@
 """Keeps the metrics of a running search in files that Prometheus' collectors read."""
 
 import dataclasses
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -113,8 +112,8 @@ def check_writable(path: Path) -> None:
             of ours.
     """
     folder = path.absolute().parent
-    if not os.path.isdir(folder):
-        raise StudyError(f"{path}: its folder is not there", "make it, or name another file")
     refuse_foreign(path, MARK.encode(), "as metrics by autotune")
+    if not folder.is_dir():
+        raise StudyError(f"{path}: its folder is not there", "make it, or name another file")
     hint = "mend the folder's permissions, free some space, or name another file"
     try_folder(folder, named=path, hint=hint)

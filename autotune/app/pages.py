@@ -92,7 +92,7 @@ class PageWriter(Observer):
             return
         if snapshot is not None and not self._is_told:
             self._is_told = True
-            self._observer.on_note(f"{page} shows this search, and loads itself again")
+            self._observer.on_note(f"{page} shows this search and reloads itself")
         now_s = time.monotonic()
         self._not_before_s = now_s + (now_s - began_s) / _SHARE_OF_TIME
 

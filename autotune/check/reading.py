@@ -26,9 +26,6 @@ Syntax = Literal["json", "hjson", "yaml"]
 _YAML = (".yaml", ".yml")
 _EXPONENT = re.compile(r"\d[eE]\d|\d[eE][-+]\d")
 
-_MOST_DEPTH = 50
-"""Sections inside of each other: far above any ds_config, far below what Python's stack takes."""
-
 _SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
 """Other names of a TrainingArguments field: axolotl's."""
 
@@ -101,10 +98,6 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
         data, is_hjson = parse_yaml(text, path, reads_exponents=reads_exponents), False
     else:
         data, is_hjson = parse_config(text, path)
-    if _depth(data) > _MOST_DEPTH:
-        raise RenderError(
-            f"{path}: sections inside of more than {_MOST_DEPTH} others", "mend the file there"
-        )
     return Parsed(data=data, syntax="yaml" if is_yaml else "hjson" if is_hjson else "json")
 
 
@@ -300,16 +293,6 @@ def _inside(here: ReadConfig) -> list[ReadConfig]:
     if not found:
         raise NotADsConfigError(here.path, gone or kind_of(here.config, here.path))
     return list({(one.path, one.at): one for one in found}.values())
-
-
-def _depth(data: Any) -> int:
-    """Levels of sections and lists; without recursion, which is what it guards."""
-    depth, level = 0, [data]
-    while level:
-        depth += 1
-        nested = [one for one in level if isinstance(one, dict | list)]
-        level = [i for one in nested for i in (one.values() if isinstance(one, dict) else one)]
-    return depth
 
 
 def _at(data: Any, at: tuple[str, ...]) -> Mapping[str, Any]:

@@ -73,6 +73,20 @@ def check(
 
 
 @cli.command()
+def rule(
+    name: Annotated[
+        str | None, typer.Argument(help="Such as batch.product; without one all are listed.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Explain a rule of check: what breaks it, and what the engine does then."""
+    from autotune.check.rules_page import markdown_of, page_of, rule_names
+
+    text = "\n".join(rule_names()) if name is None else markdown_of(page_of(name))
+    DATA.out(text.rstrip(), highlight=False)
+
+
+@cli.command()
 def soak(
     study: StudyName = None,
     export: Annotated[

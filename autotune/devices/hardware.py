@@ -9,7 +9,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,6 +47,14 @@ class Environment:
     """Whether the package flash_attn is installed, and there is a CUDA device to run it on."""
 
 
+VERSIONED = tuple(
+    each.name.removesuffix("_version")
+    for each in fields(Environment)
+    if each.name.endswith("_version")
+)
+"""Packages whose versions are part of an environment: a trial elsewhere is another trial."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One visible GPU as NVML sees it now."""
@@ -76,13 +84,9 @@ def detect_environment() -> Environment:
         FleetError: torch is missing, or `DS_ACCELERATOR` names an accelerator that is not there
             or that is not supported.
     """
-    torch = version_of("torch")
-    if torch is None:
+    if version_of("torch") is None:
         raise not_installed("torch")
-    versions: dict[str, Any] = {
-        "torch_version": torch,
-        "deepspeed_version": version_of("deepspeed") or "",
-    }
+    versions = versions_here()
     accelerator, devices = find_accelerator()
     if accelerator == "cuda":
         names = {gpu.name for gpu in devices}
@@ -106,6 +110,11 @@ def detect_environment() -> Environment:
         **versions,
         precisions=("fp32", "bf16", *(("fp16",) if cpu_has_fp16() else ())),
     )
+
+
+def versions_here(*, unknown: str = "") -> dict[str, Any]:
+    """The installed versions, by an environment's fields; `unknown` where one is not installed."""
+    return {f"{package}_version": version_of(package) or unknown for package in VERSIONED}
 
 
 def not_installed(package: str) -> FleetError:

@@ -136,7 +136,9 @@ class Engine(ABC):
             JobError: It trains something else than the job, or the engine reads no such files.
         """
         raise JobError(
-            f"{path}: the engine {self.name} reads no configuration files", "leave --baseline out"
+            f"{path}: --baseline takes a ds_config.json of DeepSpeed, and the engine {self.name} "
+            "reads none",
+            "leave --baseline out",
         )
 
     @abstractmethod

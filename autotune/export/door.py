@@ -10,7 +10,7 @@ from autotune.base.plugins import load_plugin
 from autotune.base.templates import Templates, canonical_json
 from autotune.contract import ContractError, read_json
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine
+from autotune.engines.base import Engine, find_engine
 from autotune.export.base import (
     Dialect,
     Handout,
@@ -90,14 +90,14 @@ def handout_of(
 
 
 def export_handout(
-    handout: Handout, folder: Path, *, to: str, launcher: str | None = None
+    handout: Handout, folder: Path, *, to: str | None, launcher: str | None = None
 ) -> list[Path]:
     """Write a configuration's files; those of an earlier export are replaced.
 
     Args:
         handout: What to hand out.
         folder: Where to; made if it is not there.
-        to: Name of the dialect.
+        to: Name of the dialect; None: the engine's own.
         launcher: Name of what starts its script; None: the dialect's own.
 
     Raises:
@@ -105,6 +105,7 @@ def export_handout(
         RenderError: The dialect does not write configurations of that engine, a template does
             not render, the folder cannot be written, or holds such files of somebody else's.
     """
+    to = to or find_engine(handout.engine).dialect
     dialect = find_dialect(to)
     if isinstance(dialect, RecordDialect):
         raise RenderError(
@@ -161,7 +162,11 @@ def export_record(study: Study, path: Path, *, to: str, dialect: RecordDialect) 
         raise StudyError(f"{path}: is a folder", "name the file to write, such as study.journal")
     refuse_foreign(path, dialect.mark, f"by `autotune export --to {to}`")
     hint = "name a file in a folder that you may write with --out"
-    write_text(path, dialect.text(study), error=StudyError, hint=hint)
+    try:
+        text = dialect.text(study)
+    except OSError as error:  # a dialect may need files of its own on the way
+        raise StudyError(f"{path}: cannot be written: {error.strerror or error}", hint) from error
+    write_text(path, text, error=StudyError, hint=hint)
     return [path]
 
 

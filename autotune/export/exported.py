@@ -30,6 +30,8 @@ _LEAST = {
     **dict.fromkeys(("seed", "loss_chunk_tokens"), 0),
 }
 """Settings that are whole numbers -> the least that each may be."""
+_WORDS = ("recompute", "attention", "compile")
+"""Settings that are text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,9 @@ def _read(
     told = {"sp": 1, **settings}  # older exports say none
     for name, least in _LEAST.items():
         _whole(told, name, least=least)
+    for name in _WORDS:
+        if not isinstance(told[name], str):
+            raise ValueError(f"{name}: {str(told[name])[:60]!r} is no text")
     told["micro_batch"] = _whole(config, "train_micro_batch_size_per_gpu")
     told["grad_accum"] = _whole(config, "gradient_accumulation_steps")
     if "factory" not in told:

@@ -15,12 +15,12 @@ from typing import Any
 
 import pandas as pd
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.errors import StudyError
 from autotune.base.files import write_whole
 from autotune.base.plugins import load_plugin
 from autotune.contract import Phase, TrialResult, TrialSpec
 from autotune.devices.hardware import Environment
-from autotune.job.job import DEFAULT_ENGINE
 from autotune.job.model import ModelShape, train_flops_per_token
 from autotune.record.bottleneck import bottleneck, shares_of_calls
 from autotune.record.facts import ModelFacts, engine_name_of, environment_at, left_out_of, model_of

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.check import CheckReport, check, read_source
-from tests.engines.deepspeed.rules.cases import NEWEST, environment
+from autotune.engines.deepspeed.rules.plain import environment
+from tests.engines.deepspeed.rules.cases import NEWEST
 
 AUTO = {
     "train_batch_size": "auto",

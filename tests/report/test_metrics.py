@@ -275,6 +275,13 @@ def test_somebody_elses_file_is_left_alone(tmp_path: Path) -> None:
     check_writable(tmp_path / "new.prom")
 
 
+def test_a_path_that_cannot_be_looked_at_is_not_taken_for_one_that_is_missing(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(StudyError, match="cannot be read: File name too long"):
+        check_writable(tmp_path / ("long" * 100) / "x.prom")
+
+
 def test_a_folder_that_cannot_be_written_is_said_before_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,7 +179,7 @@ def test_the_writer_keeps_the_page_up_and_hands_everything_on(tmp_path: Path) ->
     assert "<body data-refresh-s" in page.read_text(encoding="utf-8")
     writer.on_snapshot(snapshot)
     writer.on_note("a note")
-    told = f"{page} shows this search, and loads itself again"
+    told = f"{page} shows this search and reloads itself"
     assert (len(notebook.snapshots), notebook.notes) == (2, [told, "a note"])
     writer.close()
     assert "<body data-refresh-s" not in page.read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.base.errors import RenderError
+from autotune.base.nested import MAX_DEPTH, is_too_deep
 
 BYTE_ORDER_MARK = "\ufeff"
 """Mark that some editors put before a text; DeepSpeed skips it."""
@@ -57,7 +58,7 @@ def parse_config(text: str, path: Path) -> tuple[dict[str, Any], bool]:
     DeepSpeed reads every file with one (runtime/config.py: DeepSpeedConfig).
 
     Raises:
-        RenderError: It is neither JSON nor Hjson, or not an object.
+        RenderError: It is neither JSON nor Hjson, not an object, or nested too deep.
     """
     plain = text.removeprefix(BYTE_ORDER_MARK)
     if not plain.strip():
@@ -70,13 +71,24 @@ def parse_config(text: str, path: Path) -> tuple[dict[str, Any], bool]:
         if data is None:
             _refuse(path, error)
         is_hjson = True
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise _too_deep(path) from error
+    except ValueError as error:
         _refuse(path, error)
     if not isinstance(data, dict):
         raise RenderError(
             f"{path}: holds a {type(data).__name__}, not an object", "write one { ... }"
         )
+    if is_too_deep(data):
+        raise _too_deep(path)
     return data, is_hjson
+
+
+def _too_deep(path: Path) -> RenderError:
+    return RenderError(
+        f"{path}: sections and lists are nested deeper than {MAX_DEPTH} levels",
+        "remove levels: no key of DeepSpeed's needs so many",
+    )
 
 
 def _refuse(path: Path, error: Exception) -> NoReturn:

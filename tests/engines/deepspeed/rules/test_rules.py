@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from autotune.engines.deepspeed.rules import ALL_RULES, judge
 from autotune.engines.deepspeed.rules.base import Setup, changed
 from autotune.engines.deepspeed.rules.keys import SECTIONS
-from tests.engines.deepspeed.rules.cases import NEWEST, environment, setup, setup_of, witnesses
+from autotune.engines.deepspeed.rules.plain import environment
+from tests.engines.deepspeed.rules.cases import NEWEST, setup, setup_of, witnesses
 
 WITNESSES = [pytest.param(rule, witness, id=name) for name, rule, witness in witnesses()]
 

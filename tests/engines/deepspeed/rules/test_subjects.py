@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from autotune.engines.deepspeed.rules import judge
+from autotune.engines.deepspeed.rules.plain import environment
 from autotune.engines.deepspeed.rules.zero import ACTS_AT, inert_keys
-from tests.engines.deepspeed.rules.cases import environment, setup
+from tests.engines.deepspeed.rules.cases import setup
 
 CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
 CPU = {"device": "cpu"}
