@@ -85,7 +85,7 @@ FILE_RULES: Mapping[str, FileRule] = {
         says="The configuration of a DeepSpeedStrategy has gradient_accumulation_steps. Lightning "
         "refuses it: it hands over its Trainer's accumulate_grad_batches.",
         level="error",
-        source="lightning/pytorch/strategies/deepspeed.py: _format_batch_size_and_grad_accum_config",
+        source="lightning/pytorch/strategies/deepspeed.py: DeepSpeedStrategy",
     ),
     "megatron_deepspeed.micro_batch_size": FileRule(
         says="--micro-batch-size differs from train_micro_batch_size_per_gpu: Megatron-DeepSpeed "
@@ -94,8 +94,8 @@ FILE_RULES: Mapping[str, FileRule] = {
         source=_MEGATRON,
     ),
     "megatron_deepspeed.global_batch_size": FileRule(
-        says="--global-batch-size differs from train_batch_size: Megatron-DeepSpeed counts samples "
-        "by its own, and DeepSpeed accumulates for the other.",
+        says="--global-batch-size differs from train_batch_size: Megatron-DeepSpeed counts "
+        "samples by its own, and DeepSpeed accumulates for the other.",
         level="warning",
         source=_MEGATRON,
     ),
