@@ -75,8 +75,9 @@ class PageWriter(Observer):
         self._observer.on_note(note)
 
     def close(self) -> None:
-        """Write the page of the search that has ended."""
-        self._write(None)
+        """Write the page of the search that has ended; none of one that ended before it began."""
+        if self._study.state_file.exists():
+            self._write(None)
 
     def _write(self, snapshot: Snapshot | None) -> None:
         if self._is_broken:

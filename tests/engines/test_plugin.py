@@ -40,7 +40,7 @@ def test_an_engine_that_is_not_installed_is_answered_with_those_that_are():
 def test_a_plugin_names_what_it_is_without_a_job():
     engine = find_engine("deepspeed")
     assert engine.name == "deepspeed"
-    assert engine.packages == ("deepspeed",)
+    assert [package.name for package in engine.packages] == ["deepspeed"]
     assert next(iter(engine.knobs)) == "zero.stage"
 
 

@@ -197,6 +197,13 @@ def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: P
     assert "report.html is not kept up" in notebook.notes[0]
 
 
+def test_a_search_that_was_interrupted_before_it_began_has_no_page(tmp_path: Path) -> None:
+    study, notebook = Study(tmp_path, "early"), Notebook()
+    study.lock()
+    PageWriter(study, notebook).close()
+    assert (notebook.notes, study.page_file.exists()) == ([], False)
+
+
 def test_a_user_s_template_comes_first(tmp_path: Path) -> None:
     study = finished(tmp_path / "results")
     own = tmp_path / "own" / "report"
