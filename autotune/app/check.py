@@ -11,7 +11,7 @@ from autotune.check import CheckReport, read_source
 from autotune.check import check as judge_source
 from autotune.check.consumers import Consumer
 from autotune.check.fixes import Option, Question, Reply, parse_chosen
-from autotune.check.source import ACCELERATORS
+from autotune.check.layout import ACCELERATORS
 from autotune.devices.hardware import Environment, version_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 
