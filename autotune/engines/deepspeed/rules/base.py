@@ -94,6 +94,14 @@ class Setup:
         is_late = bool(before) and is_at_least(self.version, before)
         return is_at_least(self.version, release) and not is_late
 
+    def with_config(self, ds_config: Mapping[str, Any]) -> "Setup":
+        """The same setup with another configuration; nothing of it needs to be known."""
+        other = object.__new__(type(self))
+        kept = {each.name for each in fields(self)}
+        vars(other).update({name: value for name, value in vars(self).items() if name in kept})
+        vars(other)["ds_config"] = ds_config
+        return other
+
     def section(self, name: str) -> Mapping[str, Any]:
         """A section of the configuration by its top-level name; empty where there is none."""
         return as_section(self.ds_config.get(name))

@@ -50,7 +50,9 @@ NEEDS_SOMEBODY = {
     "scheduler.warmup_type",
     "schema.auto_unresolved",
     "schema.section_value",
+    "schema.spelled_twice",  # which of two values
     "schema.top_level_value",
+    "schema.unknown_key",  # what it was to be
     "sequence.attention",  # the layout, the model and the job are not in the configuration
     "sequence.heads",
     "sequence.kv_heads",
