@@ -76,7 +76,8 @@ class Constructor:
 
     def wants(self, parameter: str) -> str:
         """What a value must be, for people; empty where it is no number."""
-        return _wants(self.refuses.get(parameter, {}))
+        refused = self.refuses.get(parameter)
+        return _wants(refused) if refused else ""
 
 
 def sample_name(value: Any) -> str:
