@@ -9,7 +9,7 @@ from autotune.base.files import write_text
 from autotune.check import CheckReport, read_source
 from autotune.check import check as judge_source
 from autotune.check.consumers import Consumer
-from autotune.check.source import ACCELERATORS
+from autotune.check.layout import ACCELERATORS
 from autotune.devices.hardware import Environment, version_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from autotune.engines.deepspeed.ds_config_file import BYTE_ORDER_MARK
+from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.engines.deepspeed.rules.base import as_section, changed
 from autotune.space.rule import Patch
 

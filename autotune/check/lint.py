@@ -13,7 +13,7 @@ from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates, edited
 from autotune.check.source import Source
 from autotune.devices.hardware import Environment
-from autotune.engines.deepspeed.ds_config_file import BYTE_ORDER_MARK
+from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, changed
 from autotune.engines.deepspeed.rules.parallel import autotp_size
@@ -264,7 +264,7 @@ def _world(
 ) -> tuple[int | None, str]:
     """Ranks: as they were given, else as the batch sizes of the file imply them."""
     if source.world is not None:
-        return source.world, "given"
+        return source.world, source.world_because
     given = [None if (name,) in unknown else config.get(name) for name in BATCH_KEYS]
     sizes = [size for size in given if type(size) is int and size > 0]
     if len(sizes) < len(given):
@@ -286,7 +286,8 @@ def _nested(source: Source, changes: Patch) -> Patch:
 
 def _of_the_file(source: Source) -> Iterator[Violation]:
     """What is wrong with the file itself, and with what is said of it."""
-    reads_itself = source.consumer is Consumer.DEEPSPEED
+    yield from source.refused
+    reads_itself = source.consumer is Consumer.DEEPSPEED and not source.reader
     if source.can_edit and not reads_itself and source.text.startswith(BYTE_ORDER_MARK):
         yield Violation(
             rule="file.byte_order_mark",

@@ -3,7 +3,6 @@
 import textwrap
 
 from rich.console import Console
-from rich.syntax import Syntax
 from rich.text import Text
 
 from autotune.check import CheckReport, Found
@@ -91,6 +90,8 @@ def _visible(text: str) -> str:
 def _print_diff(console: Console, diff: str) -> None:
     """In colour for people; to a pipe as it is, for `patch`."""
     if console.is_terminal:
+        from rich.syntax import Syntax  # Pygments, which a pipe needs not wait for
+
         text = "\n".join(map(_visible, diff.removesuffix("\n").split("\n")))
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
     else:

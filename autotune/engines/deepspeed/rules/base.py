@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from autotune.base.nested import merge
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.job.model import ModelShape
+from autotune.job.model_shape import ModelShape
 from autotune.space.rule import Consequence, Finding, Patch
 
 BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
