@@ -184,18 +184,10 @@ NAMES_DEEPSPEED = {
     "app/check.py": "the check of ds_config files",
     "app/soak.py": "a field of soak.json",
     "cost/traits.py": "frameworks of published runs, by their names",
-    "doctor/findings.py": "what its releases took out",
-    "doctor/machine.py": "its package and its extensions",
     "export/dialects/deepspeed.py": "its dialect",
-    "export/exported.py": "an export of its dialect, read back",
-    "fleet/node/ports.py": "the files that its CPU ranks leave behind",
     "record/answer.py": "a key of study.json",
-    "record/bottleneck.py": "what an offloaded optimizer explains",
     "record/soak.py": "a field of soak.json",
     "replay/problem.py": "columns of published runs",
-    "report/explain/advice.py": "advice names knobs",
-    "search/answer.py": "advice names knobs",
-    "tracing/request.py": "whose ranks are traced",
 }
 """Every other file that names DeepSpeed, and why; an entry goes as soon as its file does not."""
 

@@ -83,7 +83,10 @@ class MetricsWriter(Observer):
     def _tell(self, path: Path, error: Exception) -> None:
         if path not in self._told:
             self._told.add(path)
-            said = error.message if isinstance(error, AutotuneError) else repr(error)
+            if isinstance(error, OSError) and error.strerror:
+                said = f"cannot be written: {error.strerror}"
+            else:
+                said = error.message if isinstance(error, AutotuneError) else repr(error)
             self._observer.on_note(f"{path}: not kept up: {said.splitlines()[0]}")
 
     def _render(self, snapshot: Snapshot) -> str:

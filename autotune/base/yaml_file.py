@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from autotune.base.errors import JobError
+from autotune.base.nested import MAX_DEPTH, is_too_deep
 from autotune.contract import read_bounded
 
 MAX_FILE_BYTES = 1_000_000
@@ -77,14 +78,21 @@ def parse_yaml(text: str, path: Path, *, hint: str = HINT) -> dict[str, Any]:
     """The mapping that a YAML text holds; the path and the hint are for the error.
 
     Raises:
-        JobError: It is not YAML, has a key twice or an alias, or is no mapping.
+        JobError: It is not YAML, has a key twice or an alias, is nested too deep, or is no
+            mapping.
     """
     try:
         data = _StrictLoader(text).get_single_data()
-    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+    except RecursionError as error:
+        raise _too_deep(path) from error
+    except (yaml.YAMLError, ValueError, TypeError) as error:
         raise JobError(f"{path}: not valid YAML: {error}", "mend it at the place named") from error
+    if data is None:
+        raise JobError(f"{path}: is empty", hint)
     if not isinstance(data, dict):
         raise JobError(f"{path}: holds a {type(data).__name__}, not a mapping", hint)
+    if is_too_deep(data):
+        raise _too_deep(path)
     return data
 
 
@@ -97,3 +105,10 @@ def refuse_switch(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("should not be true or false (in YAML also yes, no, on, off)")
     return value
+
+
+def _too_deep(path: Path) -> JobError:
+    return JobError(
+        f"{path}: sections and lists are nested deeper than {MAX_DEPTH} levels",
+        "remove levels: no key needs so many",
+    )

@@ -31,9 +31,6 @@ _YAML = (".yaml", ".yml")
 _UNSAID = -1
 """`num_processes` of an accelerate YAML that leaves it to the launch line (config_args.py)."""
 
-_MOST_DEPTH = 50
-"""Sections inside of each other: far above any ds_config, far below what Python's stack takes."""
-
 _SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
 """Other names of a TrainingArguments field: axolotl's."""
 
@@ -213,26 +210,7 @@ def read_source(
 
 def _parse(text: str, path: Path) -> dict[str, Any]:
     is_yaml = path.suffix in _YAML
-    return _bounded(parse_yaml(text, path) if is_yaml else parse_json(text, path), path)
-
-
-def _bounded(data: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The same, refused where it is so deep that whoever walks through it runs out of stack."""
-    if _depth(data) > _MOST_DEPTH:
-        raise RenderError(
-            f"{path}: sections inside of more than {_MOST_DEPTH} others", "mend the file there"
-        )
-    return data
-
-
-def _depth(data: Any) -> int:
-    """Levels of sections and lists; without recursion, which is what it guards."""
-    depth, level = 0, [data]
-    while level:
-        depth += 1
-        nested = [one for one in level if isinstance(one, dict | list)]
-        level = [i for one in nested for i in (one.values() if isinstance(one, dict) else one)]
-    return depth
+    return parse_yaml(text, path) if is_yaml else parse_json(text, path)
 
 
 def _follow(name: str, base: Path) -> tuple[Path, str, dict[str, Any]]:
@@ -247,7 +225,7 @@ def _follow(name: str, base: Path) -> tuple[Path, str, dict[str, Any]]:
             f"{base}: names {name!r}, which is not there", "check the ds_config.json itself"
         )
     text = read_text(path)
-    return path, text, _bounded(parse_json(text, path), path)
+    return path, text, parse_json(text, path)
 
 
 def _section_as_config(file: _Accelerate) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.errors import RenderError, StudyError
 from autotune.base.files import refuse_foreign, write_text
 from autotune.base.plugins import load_plugin
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import ContractError, read_json
+from autotune.contract import ContractError, Measure, read_json
 from autotune.devices.hardware import Environment
 from autotune.engines.base import Engine, find_engine
 from autotune.export.base import (
@@ -18,6 +19,7 @@ from autotune.export.base import (
     Launcher,
     MeasuredFigures,
     RecordDialect,
+    Subject,
 )
 from autotune.job.job import Job
 from autotune.record.soak import SoakResult
@@ -133,6 +135,21 @@ def export_handout(
         "trial": None if handout.figures is None else handout.figures.trial,
     }
     return write_export(folder, files, marker=marker)
+
+
+def read_export(folder: Path, environment: Environment, *, measure: Measure) -> Subject:
+    """An export read back by the dialect that wrote it; see `Dialect.read`.
+
+    Raises:
+        JobError: The folder holds no export, or one that is not read back.
+    """
+    try:
+        told = read_json(folder / MARKER_FILE).get("dialect")
+    except ContractError:
+        told = None  # an older export
+    name = told if isinstance(told, str) else find_engine(DEFAULT_ENGINE).dialect
+    dialect: Dialect = load_plugin("dialect", name, where=str(folder / MARKER_FILE))
+    return dialect.read(folder, environment, measure=measure)
 
 
 def launch_of(

@@ -42,13 +42,15 @@ class Replay:
             )
         if job_file is not None:
             raise JobError(
-                f"--fleet replay: the table says what is trained, not {job_file}",
+                f"--fleet replay: {job_file}: the table says what is trained, so no job is read",
                 "leave the job file out",
             )
         if clash := [name for name in _GIVEN_BY_TABLE if name in flags]:
+            flags_named = ", ".join(f"--{name.replace('_', '-')}" for name in clash)
             raise JobError(
-                f"--fleet replay: the table says {', '.join(clash)}",
-                f"leave --{clash[0].replace('_', '-')} out",
+                f"--fleet replay: {flags_named}: cannot be chosen, since the runs of the table "
+                "were made already",
+                f"leave out {flags_named}",
             )
         if "fidelity" in flags:
             raise JobError("--fleet replay: a table has no reduced runs", "leave --fidelity out")

@@ -187,7 +187,7 @@ def schema_of(engine: str) -> tuple[Column, ...]:
         f"knob.{name}": f"{_DTYPE_OF_KNOB[knob.kind]}: {knob.help}; empty where it does not act"
         for name, knob in plugin.knobs.items()
     }
-    packages = ("python", "torch", *plugin.packages, "transformers", "peft")
+    packages = ("python", "torch", *(p.name for p in plugin.packages), "transformers", "peft")
     columns |= _ASKED | _MEASURED
     columns |= {f"version.{p}": f"string: version of {p} in the trial" for p in packages}
     return tuple(_column(name, text) for name, text in (columns | _PROVENANCE).items())

@@ -14,8 +14,7 @@ from autotune.app.exports import export_study
 from autotune.base.errors import ExitCode, JobError, StudyError
 from autotune.contract import Outcome, Role, TrialSpec
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from autotune.export.door import export_handout, handout_of
-from autotune.export.exported import read_export
+from autotune.export.door import export_handout, handout_of, read_export
 from autotune.job.adapters import Lora
 from autotune.job.lengths import Lengths
 from autotune.record.soak import SOAK_FILE, SoakResult, read_soak, write_soak

@@ -192,7 +192,7 @@ def test_a_section_inside_arguments_is_mended_there(tmp_path):
         ("a: 1\na: 2", "x.yml", JobError, "the key 'a' stands here twice"),
         ("deepspeed: &x {a: 1, self: *x}", "x.yml", JobError, "aliases are not allowed"),
         ("a: &x [1, 1]\nb: [*x, *x]", "x.yml", JobError, "aliases are not allowed"),
-        ('{"a":' * 60 + "1" + "}" * 60, "x.json", RenderError, "more than 50 others"),
+        ('{"a":' * 60 + "1" + "}" * 60, "x.json", RenderError, "deeper than 50 levels"),
         ("deepspeed:", "x.yml", JobError, "no DeepSpeed configuration"),
         ("deepspeed: gone.json", "x.yml", RenderError, "'gone.json', which is not there"),
     ],
@@ -232,7 +232,7 @@ def test_what_only_deepspeed_reads_is_told_as_such(tmp_path, text, is_hjson):
 
 def test_a_file_that_is_named_is_held_to_the_same_depth(tmp_path):
     write(tmp_path, '{"a":' * 60 + "1" + "}" * 60, "deep.json")
-    with pytest.raises(RenderError, match=r"deep\.json: sections inside of more than 50"):
+    with pytest.raises(RenderError, match=r"deep\.json: .* deeper than 50 levels"):
         read_source(write(tmp_path, "deepspeed: deep.json", "x.yml"))
 
 

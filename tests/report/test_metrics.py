@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(
         clock.now_s += 10
         writer.on_snapshot(samples.snapshot())
     assert len(notebook.notes) == 1
-    assert notebook.notes[0].startswith(f"{gone}: not kept up: ")
+    assert notebook.notes[0].startswith(f"{gone}: not kept up: cannot be written: ")
     assert study.metrics_file.exists(), "the other file is"
     gone.parent.mkdir()
     clock.now_s += 10

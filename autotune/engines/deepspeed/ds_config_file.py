@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import RenderError
-from autotune.base.nested import look_up, without
+from autotune.base.nested import MAX_DEPTH, is_too_deep, look_up, without
 from autotune.base.secrecy import HIDDEN, holds_secret, masked
 from autotune.contract import KnobValue, read_bounded
 from autotune.engines.deepspeed.knobs import KNOBS
@@ -50,7 +50,7 @@ def parse_json(text: str, path: Path) -> dict[str, Any]:
     """The object that a text holds.
 
     Raises:
-        RenderError: It is not JSON, or not an object.
+        RenderError: It is not JSON, not an object, or nested too deep.
     """
     if not text.removeprefix(BYTE_ORDER_MARK).strip():
         raise RenderError(f"{path}: is empty", "write one { ... }, or name another file")
@@ -58,7 +58,9 @@ def parse_json(text: str, path: Path) -> dict[str, Any]:
         data = json.loads(
             text.removeprefix(BYTE_ORDER_MARK), parse_constant=_finite, parse_float=_finite
         )
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise _too_deep(path) from error
+    except ValueError as error:
         message, hint = f"{path}: not valid JSON: {error}", "mend the file there"
         if _is_hjson(text):
             message += "; DeepSpeed itself reads it as Hjson, Trainer and accelerate do not"
@@ -68,6 +70,8 @@ def parse_json(text: str, path: Path) -> dict[str, Any]:
         raise RenderError(
             f"{path}: holds a {type(data).__name__}, not an object", "write one { ... }"
         )
+    if is_too_deep(data):
+        raise _too_deep(path)
     return data
 
 
@@ -136,6 +140,13 @@ def precision_of(config: Mapping[str, Any]) -> str:
         if config.get(name, {}).get("enabled") is True:
             return name
     return "fp32"
+
+
+def _too_deep(path: Path) -> RenderError:
+    return RenderError(
+        f"{path}: sections and lists are nested deeper than {MAX_DEPTH} levels",
+        "remove levels: no key of DeepSpeed's needs so many",
+    )
 
 
 def _is_hjson(text: str) -> bool:

@@ -132,7 +132,7 @@ def _headline(report: StudyReport) -> dict[str, str] | None:
     interval = f"95% interval {low:.2f} to {high:.2f}"
     words = f"{rate}, {gain}, {interval}"
     if report.objective.wish.name != "samples_per_s":
-        said = "faster" if low > 1 else "slower" if high < 1 else "not told apart from it"
+        said = "faster" if low > 1 else "slower" if high < 1 else "no proven difference"
         peaks = f"Peak {describe_peaks(best, baseline)}"
         return {"figure": peaks, "words": f"{words}: {said}.", "tone": ""}
     # The large print must not claim what the interval does not.
