@@ -85,14 +85,14 @@ class Source:
     """For an export: how its script splits the training."""
 
     @property
-    def can_edit(self) -> bool:
-        """Whether the text can be mended: YAML is not edited."""
-        return self.path.suffix not in _YAML
+    def is_yaml(self) -> bool:
+        """Whether the text is YAML; else it is JSON."""
+        return self.path.suffix in _YAML
 
     @property
     def can_write(self) -> bool:
         """Whether a fix may be written: into no file but the one that was named."""
-        return self.can_edit and self.path == self.asked
+        return self.path == self.asked
 
 
 class _Accelerate:
