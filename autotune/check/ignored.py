@@ -28,6 +28,11 @@ class Ignored:
     lines: Mapping[int, tuple[str, ...]]
     """Line, from 1 -> rules that are ignored there."""
 
+    @property
+    def is_nothing(self) -> bool:
+        """Whether every finding is wanted."""
+        return not (self.everywhere or self.lines)
+
     def holds(self, rule: str, line: int) -> bool:
         """Whether a finding of a rule at a line is not wanted."""
         patterns = (*self.everywhere, *self.lines.get(line, ()))

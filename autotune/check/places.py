@@ -9,7 +9,6 @@ from functools import cached_property
 import yaml
 
 from autotune.check.edit import is_json, key_starts
-
 from autotune.space.rule import Patch, Violation
 
 Path = tuple[str, ...]

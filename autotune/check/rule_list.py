@@ -1,4 +1,4 @@
-"""Every rule of `check` by its name: those of DeepSpeed, of the file itself, of other consumers."""
+"""Every rule of `check` by its name: of DeepSpeed, of the file itself, of other consumers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

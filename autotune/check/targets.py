@@ -62,7 +62,8 @@ def _targets(name: str) -> Iterator[Target]:
         return
     if not below:
         raise JobError(
-            f"{name}: no file to check", f"name a file, or a folder with {', '.join(SUFFIXES)} files"
+            f"{name}: no file to check",
+            f"name a file, or a folder with {', '.join(SUFFIXES)} files",
         )
     yield from (Target(path=one, is_named=False) for one in below)
 

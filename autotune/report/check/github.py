@@ -3,17 +3,17 @@
 Their form: https://docs.github.com/actions/reference/workflow-commands-for-github-actions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from autotune.check import CheckReport, Unread
+from autotune.check.run import CheckRun
 from autotune.space.rule import Level
 
 _COMMANDS: dict[Level, str] = {"error": "error", "warning": "warning", "note": "notice"}
 
 
-def github_lines(reports: Sequence[CheckReport], unread: Sequence[Unread]) -> Iterator[str]:
+def github_lines(run: CheckRun) -> Iterator[str]:
     """A command for every finding, and for every file that could not be read."""
-    for report in reports:
+    for report in run.reports:
         for found in report.found:
             told = found.violation
             yield _command(
@@ -24,7 +24,7 @@ def github_lines(reports: Sequence[CheckReport], unread: Sequence[Unread]) -> It
                 col=str(found.place.column),
                 title=told.rule,
             )
-    for one in unread:
+    for one in run.unread:
         yield _command("error", str(one), file=str(one.path), line="1", title="cannot be read")
 
 

@@ -3,36 +3,38 @@
 Its form: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from autotune import __version__
-from autotune.check import CheckReport, Found, Unread
+from autotune.check import CheckReport, Found
 from autotune.check.rules_page import markdown_of, page_of
+from autotune.check.run import CheckRun
 from autotune.space.rule import Level
 
-_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
 
 _UNREAD = "file.unread"
 
 
-def sarif_log(reports: Sequence[CheckReport], unread: Sequence[Unread]) -> dict[str, Any]:
+def sarif_log(run: CheckRun) -> dict[str, Any]:
     """One run of the tool, with the rules that found something."""
-    found = [(report, one) for report in reports for one in report.found]
+    found = [(report, one) for report in run.reports for one in report.found]
     names = sorted({one.violation.rule for _, one in found})
     rules = [_rule(name) for name in names]
-    if unread:
+    if run.unread:
         rules.append({"id": _UNREAD, "shortDescription": {"text": "The file cannot be read."}})
     results = [_result(report, one, names.index(one.violation.rule)) for report, one in found]
     results += [
         _located(_UNREAD, len(names), "error", str(one), one.path, line=1, column=1)
-        for one in unread
+        for one in run.unread
     ]
     driver = {"name": "autotune", "version": __version__, "rules": rules}
-    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
-    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+    log = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [log]}
 
 
 def _rule(name: str) -> dict[str, Any]:
