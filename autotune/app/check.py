@@ -1,17 +1,21 @@
 """`check`: read a configuration with what goes with it, judge it, write the fix."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.files import write_text
-from autotune.check import CheckReport, read_source
-from autotune.check import check as judge_source
+from autotune.check import CheckReport, NotADsConfigError, Source, check, read_sources
 from autotune.check.consumers import Consumer
-from autotune.check.fixes import Chosen, Option, Question, parse_chosen
-from autotune.check.source import ACCELERATORS
+from autotune.check.fixes import Option, Question, Reply, parse_chosen
+from autotune.check.ignored import known_rules
+from autotune.check.launch import read_launch
+from autotune.check.layout import ACCELERATORS
+from autotune.check.run import CheckRun, Unread
+from autotune.check.targets import targets_of
 from autotune.devices.hardware import Environment, version_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 
@@ -62,18 +66,24 @@ class CheckFlags:
                     f"--deepspeed-version {self.deepspeed_version} is no version",
                     "such as 0.19.8",
                 ) from error
+        known_rules(self.ignore, "--ignore")
+        if self.launch is not None:
+            read_launch(self.launch)
 
 
 Ask = Callable[[Question], Option | None]
 """Puts a question to the user, who answers with an option or leaves it open."""
 
 
-def check_files(names: Sequence[str], flags: CheckFlags, ask: Ask | None = None) -> CheckRun:
-    """Judge files; nothing is written.
+def check_files(
+    names: Sequence[str], flags: CheckFlags, *, fix: bool = False, ask: Ask | None = None
+) -> CheckRun:
+    """Judge files.
 
     Args:
         names: Files, folders, patterns, or `-` for standard input.
         flags: What is said of all of them.
+        fix: Whether to write the fixes.
         ask: Asked only where a file does not pass without an answer.
 
     Raises:
@@ -84,9 +94,14 @@ def check_files(names: Sequence[str], flags: CheckFlags, ask: Ask | None = None)
     unread: list[Unread] = []
     others: list[Path] = []
     targets = targets_of(names)
+    if flags.choose and len(targets) > 1:
+        raise JobError(
+            f"--choose {flags.choose[0]} with {len(targets)} files: a choice is of one file",
+            "check the files one by one",
+        )
     for target in targets:
         try:
-            reports += check_file(target.path, flags, ask)
+            reports += check_file(target.path, flags, fix=fix, ask=ask)
         except NotADsConfigError as error:
             if target.is_named:
                 unread.append(Unread(path=target.path, error=error))
@@ -98,22 +113,34 @@ def check_files(names: Sequence[str], flags: CheckFlags, ask: Ask | None = None)
     return CheckRun(reports=reports, unread=unread, others=others, is_one_file=is_one)
 
 
-def check_file(path: Path, flags: CheckFlags, ask: Ask | None = None) -> list[CheckReport]:
-    """Judge the configurations of one file; nothing is written.
+def check_file(
+    path: Path, flags: CheckFlags, *, fix: bool = False, ask: Ask | None = None
+) -> list[CheckReport]:
+    """Judge the configurations of one file; the arguments are those of `check_files`.
 
     Raises:
-        RenderError: A file cannot be read.
+        RenderError: A file cannot be read, or its folder not be written to.
         NotADsConfigError: It holds no DeepSpeed configuration.
         JobError: What the launch line or another file says is not one of its values.
     """
-    sources = read_sources(
+    sources = _read(path, flags)
+    reports = []
+    for number in range(len(sources)):
+        report = _judged(sources[number], flags, ask)
+        reports.append(report)
+        if fix and write_fix(report) and number + 1 < len(sources):
+            sources = _read(path, flags)  # the text of the others has moved
+    return reports
+
+
+def _read(path: Path, flags: CheckFlags) -> list[Source]:
+    return read_sources(
         path,
         world=flags.world,
         launch=flags.launch,
         accelerate=flags.accelerate,
         consumer=None if flags.consumer is None else Consumer(flags.consumer),
     )
-    return [_judged(source, flags, ask) for source in sources]
 
 
 def _judged(source: Source, flags: CheckFlags, ask: Ask | None) -> CheckReport:
@@ -128,22 +155,25 @@ def _judged(source: Source, flags: CheckFlags, ask: Ask | None) -> CheckReport:
     ):
         asked.add(open_[0].violation.message)
         if (option := ask(open_[0])) is not None:
-            chosen.append(Chosen(rule=open_[0].violation.rule, number=option.number))
+            chosen.append(Reply(rule=open_[0].violation.rule, number=option.number))
             report = check(source, environment, chosen, flags.ignore)
     return report
 
 
-def write_fix(report: CheckReport) -> None:
+def write_fix(report: CheckReport) -> bool:
     """Write the fixed text in place of the file that was named, aside first, and of no other.
 
-    Nothing is written where the file would not run afterwards.
+    Returns:
+        Whether it was written: not where the file would not run afterwards.
 
     Raises:
         RenderError: The folder cannot be written to.
     """
-    if report.fixed_text is not None and report.is_written(fixed=True):
-        path = report.source.path.resolve()
-        write_text(path, report.fixed_text, error=RenderError, hint="check the folder")
+    if report.fixed_text is None or not report.is_written(fixed=True):
+        return False
+    path = report.source.path.resolve()
+    write_text(path, report.fixed_text, error=RenderError, hint="check the folder")
+    return True
 
 
 def _environment(accelerator: str, deepspeed_version: str | None) -> Environment:

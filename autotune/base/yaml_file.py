@@ -57,6 +57,17 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_y
 _StrictLoader.add_constructor("tag:yaml.org,2002:str", _StrictLoader.construct_yaml_str)
 
 
+class _ExponentLoader(_StrictLoader):
+    """The same, with 5e8 and 1e-4 as numbers, which are text in YAML 1.1."""
+
+
+_ExponentLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
 def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
     """Read a YAML mapping; the hint says what such a file should hold.
 
@@ -74,15 +85,25 @@ def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
     return parse_yaml(text, path, hint=hint)
 
 
-def parse_yaml(text: str, path: Path, *, hint: str = HINT) -> dict[str, Any]:
+def parse_yaml(
+    text: str, path: Path, *, hint: str = HINT, reads_exponents: bool = False
+) -> dict[str, Any]:
     """The mapping that a YAML text holds; the path and the hint are for the error.
+
+    Args:
+        text: One document.
+        path: Where it is from.
+        hint: What such a file should hold.
+        reads_exponents: Whether `5e8` is a number, as to OmegaConf and jsonargparse; to PyYAML,
+            which follows YAML 1.1, it is text, since it has neither point nor sign.
 
     Raises:
         JobError: It is not YAML, has a key twice or an alias, is nested too deep, or is no
             mapping.
     """
     try:
-        data = _StrictLoader(text).get_single_data()
+        loader = _ExponentLoader if reads_exponents else _StrictLoader
+        data = loader(text).get_single_data()
     except RecursionError as error:
         raise _too_deep(path) from error
     except (yaml.YAMLError, ValueError, TypeError) as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from autotune.engines.deepspeed.ds_config_file import BYTE_ORDER_MARK
+from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
@@ -44,14 +44,6 @@ class _Member:
     start: int
     """Where its key begins."""
     value: _Value
-
-
-def is_json(text: str) -> bool:
-    """Whether a text is one JSON object, with a byte order mark or without."""
-    try:
-        return isinstance(json.loads(text.removeprefix(BYTE_ORDER_MARK)), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def edited(text: str, wanted: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import yaml
 from autotune.base.errors import AutotuneError
 from autotune.base.yaml_file import parse_yaml
 from autotune.check.edit import Edit, plain, renames, same_data, spliced
-from autotune.engines.deepspeed.ds_config_file import BYTE_ORDER_MARK
+from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 
 _COMMENT = re.compile(r"(?:^|(?<=\s))#[^\r\n]*", re.MULTILINE)
 _STEP = "  "
@@ -23,7 +23,9 @@ class _TooOddError(Exception):
     """The text is written in a way that is not edited."""
 
 
-def edited_yaml(text: str, wanted: Mapping[str, Any]) -> str | None:
+def edited_yaml(
+    text: str, wanted: Mapping[str, Any], *, reads_exponents: bool = False
+) -> str | None:
     """A YAML text that says what is wanted, and differs from the first where it has to.
 
     None where that cannot be done with every comment kept.
@@ -31,20 +33,25 @@ def edited_yaml(text: str, wanted: Mapping[str, Any]) -> str | None:
     Args:
         text: A valid YAML mapping.
         wanted: All that the text is to say; the order of its keys does not matter.
+        reads_exponents: Whether its reader takes 5e8 for a number.
     """
     if text.startswith(BYTE_ORDER_MARK):
-        after = edited_yaml(text.removeprefix(BYTE_ORDER_MARK), wanted)
+        bare = text.removeprefix(BYTE_ORDER_MARK)
+        after = edited_yaml(bare, wanted, reads_exponents=reads_exponents)
         return None if after is None else BYTE_ORDER_MARK + after
     for carries in (True, False):
         with contextlib.suppress(_TooOddError, AutotuneError):
-            after = spliced(text, _Yaml(text, wanted, carries=carries).edits())
-            if same_data(_parsed(after), wanted) and _comments(after) == _comments(text):
+            data = _parsed(text, reads_exponents)
+            after = spliced(text, _Yaml(text, data, wanted, carries=carries).edits())
+            if same_data(_parsed(after, reads_exponents), wanted) and _comments(
+                after
+            ) == _comments(text):
                 return after
     return None
 
 
-def _parsed(text: str) -> dict[str, Any]:
-    return parse_yaml(text, Path("the text"))
+def _parsed(text: str, reads_exponents: bool) -> dict[str, Any]:
+    return parse_yaml(text, Path("the text"), reads_exponents=reads_exponents)
 
 
 def _composed(text: str) -> yaml.MappingNode:
@@ -99,9 +106,11 @@ def _end(node: yaml.Node) -> int:
 class _Yaml:
     """The edits that make a YAML text say what is wanted."""
 
-    def __init__(self, text: str, wanted: Mapping[str, Any], *, carries: bool) -> None:
+    def __init__(
+        self, text: str, data: Mapping[str, Any], wanted: Mapping[str, Any], *, carries: bool
+    ) -> None:
         self._text, self._wanted, self._carries = text, wanted, carries
-        self._root, self._data = _composed(text), _parsed(text)
+        self._root, self._data = _composed(text), data
         self._newline = "\r\n" if "\r\n" in text else "\n"
         self._carried: dict[tuple[str, str], str] = {}
         """Comments behind keys that move: name and value -> the comment."""

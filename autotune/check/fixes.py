@@ -17,7 +17,7 @@ from autotune.engines.deepspeed.rules.base import BATCH_KEYS, changed
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.space.rule import Patch, Violation
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 Look = Callable[[Mapping[str, Any]], Sequence[Violation]]
 
 _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
@@ -25,7 +25,7 @@ _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
 _MOST_STEPS = 100
 """More than there are rules: a fix that calls for another ends somewhere."""
 
-_TRAINED: tuple[Path, ...] = (
+_TRAINED: tuple[KeyPath, ...] = (
     *((name,) for name in ("train_batch_size", _MICRO, "optimizer", "scheduler")),
     *((name,) for name in ("gradient_clipping", "amp", "fp16", "bf16", "bfloat16", "data_types")),
     *((name,) for name in ("torch_autocast", "sequence_parallel_size", "tensor_parallel")),
@@ -74,7 +74,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class Reply:
     """An answer of the user's."""
 
     rule: str
@@ -108,7 +108,7 @@ class Terms:
     written into the file."""
 
 
-def parse_chosen(text: str) -> Chosen:
+def parse_chosen(text: str) -> Reply:
     """An answer as it stands on the command line.
 
     Raises:
@@ -119,11 +119,11 @@ def parse_chosen(text: str) -> Chosen:
         raise JobError(
             f"--choose {text} is not RULE=N", "such as --choose batch.product=1; check lists them"
         )
-    return Chosen(rule=rule, number=int(number))
+    return Reply(rule=rule, number=int(number))
 
 
 def mend(
-    config: Mapping[str, Any], look: Look, terms: Terms, chosen: Sequence[Chosen] = ()
+    config: Mapping[str, Any], look: Look, terms: Terms, chosen: Sequence[Reply] = ()
 ) -> Mended:
     """Mend what needs nobody, and then what was chosen, until nothing changes any more.
 
@@ -193,12 +193,12 @@ def _compatible(
     """Patches that can be laid over a configuration at once, each at places of its own."""
     told = [(patch, list(_pieces(config, patch))) for patch in patches]
     told = [(patch, pieces) for patch, pieces in told if pieces and terms.words(config, patch)]
-    wanted: dict[Path, set[str]] = {}
+    wanted: dict[KeyPath, set[str]] = {}
     for _, pieces in told:
         for path, _, new in pieces:
             wanted.setdefault(path, set()).add(repr(new))
-    taken: set[Path] = set()
-    above: set[Path] = set()
+    taken: set[KeyPath] = set()
+    above: set[KeyPath] = set()
     for patch, pieces in told:
         paths = [path for path, _, _ in pieces]
         over = {path[:depth] for path in paths for depth in range(1, len(path))}
@@ -241,13 +241,13 @@ def _questions(
 
 
 def _next(
-    waiting: Sequence[Chosen],
+    waiting: Sequence[Reply],
     questions: Sequence[Question],
     numbers: Mapping[str, Mapping[str, int]],
-) -> tuple[Chosen, Option]:
+) -> tuple[Reply, Option]:
     """The first answer that fits what is open now."""
     opened = {
-        Chosen(rule=question.violation.rule, number=option.number): option
+        Reply(rule=question.violation.rule, number=option.number): option
         for question in questions
         for option in question.options
     }
@@ -267,8 +267,8 @@ def _next(
 class _Move:
     """A key or a section that goes, and where its values come again."""
 
-    old: Path
-    to: Mapping[Path, Path]
+    old: KeyPath
+    to: Mapping[KeyPath, KeyPath]
     """Each value's place below `old` -> its new place in the configuration."""
 
 
@@ -316,13 +316,13 @@ class _Sorted:
             )
         )
 
-    def _gives_way(self, path: Path, knows_world: bool) -> bool:
+    def _gives_way(self, path: KeyPath, knows_world: bool) -> bool:
         """Whether only the accumulation changes, and the global batch is stated and stays."""
         total = self.config.get(_TOTAL)
         is_stated = type(total) is int and self.changes.get(_TOTAL, total) == total
         return path == (_ACCUM,) and is_stated and knows_world and _MICRO not in self.changes
 
-    def _may_add(self, path: Path, value: Any, knows_world: bool) -> bool:
+    def _may_add(self, path: KeyPath, value: Any, knows_world: bool) -> bool:
         if path == (_ACCUM,):
             return self._gives_way(path, knows_world)
         if path == ("zero_optimization", "stage"):
@@ -374,8 +374,8 @@ def _number(value: Any) -> int | float | None:
 
 
 def _pieces(
-    config: Mapping[str, Any], changes: Patch, at: Path = ()
-) -> Iterator[tuple[Path, Any, Any]]:
+    config: Mapping[str, Any], changes: Patch, at: KeyPath = ()
+) -> Iterator[tuple[KeyPath, Any, Any]]:
     """What changes do: place, the value that goes and the one that comes, `_MISSING` for none."""
     for name, new in changes.items():
         old, path = config.get(name, _MISSING), (*at, name)
@@ -393,7 +393,7 @@ def _pieces(
             yield path, old, new
 
 
-def _leaves(value: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _leaves(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from _leaves(inner, (*at, str(name)))
@@ -401,12 +401,12 @@ def _leaves(value: Any, at: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield at, value
 
 
-def _moves(gone: Sequence[tuple[Path, Any]], added: Mapping[Path, Any]) -> Iterator[_Move]:
+def _moves(gone: Sequence[tuple[KeyPath, Any]], added: Mapping[KeyPath, Any]) -> Iterator[_Move]:
     free = dict(added)
     for old, value in gone:
         if _is_read(old) and (old[-1], "gradient_clipping") not in _HEIRS:
             continue  # where it stands it says something, and elsewhere something else
-        to: dict[Path, Path] = {}
+        to: dict[KeyPath, KeyPath] = {}
         for below, leaf in _leaves(value):
             if leaf is None:
                 continue  # comes along, see `_after`
@@ -424,7 +424,7 @@ def _moves(gone: Sequence[tuple[Path, Any]], added: Mapping[Path, Any]) -> Itera
         free |= {place: added[place] for place in to.values()}
 
 
-def _is_read(path: Path) -> bool:
+def _is_read(path: KeyPath) -> bool:
     """Whether some release of DeepSpeed reads a key where it stands, under its present name."""
     section = SECTIONS.get(".".join(path[:-1]))
     if section is None:
@@ -434,7 +434,7 @@ def _is_read(path: Path) -> bool:
     return key is not None and not key.removed_in and not is_old
 
 
-def _says(old: Path, value: Any, new: Path, there: Any) -> bool:
+def _says(old: KeyPath, value: Any, new: KeyPath, there: Any) -> bool:
     """Whether a value that is added says, at its place, what one that goes said."""
     if (old[-1], new[-1]) in _HEIRS:
         is_device = new[-1] == "device"
@@ -460,7 +460,7 @@ def _is_alike(one: str, other: str) -> bool:
     return one == other or SequenceMatcher(None, one, other).ratio() >= _LIKENESS
 
 
-def _only(changes: Patch, kept: set[Path], at: Path = ()) -> dict[str, Any]:
+def _only(changes: Patch, kept: set[KeyPath], at: KeyPath = ()) -> dict[str, Any]:
     """Changes of some places alone."""
     found: dict[str, Any] = {}
     for name, value in changes.items():
@@ -486,7 +486,7 @@ def _after(config: Mapping[str, Any], changes: Patch) -> dict[str, Any]:
     return after
 
 
-def _with_null(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _with_null(config: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:
     if len(path) == 1:
         return {path[0]: None, **config}
     inner = config.get(path[0])

@@ -53,14 +53,14 @@ def ignored_in(
     Raises:
         JobError: One of them is no rule and no pattern that fits one, or the key holds no list.
     """
-    everywhere = [*_known(flags, "--ignore"), *_known(_by_key(config, name), name)]
+    everywhere = [*known_rules(flags, "--ignore"), *known_rules(_by_key(config, name), name)]
     lines: dict[int, tuple[str, ...]] = {}
     is_above_all = True
     for number, line in enumerate(text.split("\n"), start=1):
         is_alone = _ALONE.fullmatch(line.rstrip("\r")) is not None
         found = _COMMENT.search(line)
         if found is not None:
-            rules = tuple(_known(_names(found["rules"]), f"{name}:{number}"))
+            rules = tuple(known_rules(_names(found["rules"]), f"{name}:{number}"))
             if is_alone and is_above_all:
                 everywhere += rules
             else:
@@ -86,8 +86,8 @@ def _names(text: str) -> list[str]:
     return [one for one in re.split(r"[,\s]+", text) if one]
 
 
-def _known(patterns: Iterable[str], where: str) -> list[str]:
-    """The same, where each fits a rule."""
+def known_rules(patterns: Iterable[str], where: str) -> list[str]:
+    """Names and patterns of rules, as they are; a JobError where one fits no rule."""
     patterns = list(patterns)
     for pattern in patterns:
         if not any(fnmatchcase(rule, pattern) for rule in rule_names()):

@@ -10,14 +10,14 @@ from typing import Any
 from autotune.base.secrecy import masked, masked_text
 from autotune.check import huggingface
 from autotune.check.consumers import Consumer
-from autotune.check.edit import duplicates, is_json
-from autotune.check.fixes import Chosen, Question, Terms, mend
+from autotune.check.edit import duplicates
+from autotune.check.fixes import Question, Reply, Terms, mend
 from autotune.check.ignored import ignored_in
 from autotune.check.places import Place, Places, places_in
 from autotune.check.source import Source
 from autotune.check.written import not_edited, text_after, words_for
 from autotune.devices.hardware import Environment
-from autotune.engines.deepspeed.ds_config_file import BYTE_ORDER_MARK
+from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.parallel import autotp_size
@@ -235,7 +235,7 @@ class _WorldlessSetup(Setup):
 def check(
     source: Source,
     environment: Environment,
-    chosen: Sequence[Chosen] = (),
+    chosen: Sequence[Reply] = (),
     ignore: Sequence[str] = (),
 ) -> CheckReport:
     """Judge a configuration, and mend it until nothing changes any more.
@@ -316,7 +316,7 @@ class _Wishes:
 
     @cached_property
     def _places(self) -> Places:
-        return places_in(self._source.text, self._source.at, is_yaml=self._source.is_yaml)
+        return places_in(self._source.text, self._source.at, self._source.syntax)
 
 
 def _look(
@@ -368,7 +368,7 @@ def _world(
 ) -> tuple[int | None, str]:
     """Ranks: as they were given, else as the batch sizes of the file imply them."""
     if source.world is not None:
-        return source.world, "given"
+        return source.world, source.world_because
     given = [None if (name,) in unknown else config.get(name) for name in BATCH_KEYS]
     sizes = [size for size in given if type(size) is int and size > 0]
     if len(sizes) < len(given):
@@ -384,15 +384,16 @@ def _world(
 
 def _of_the_file(source: Source) -> Iterator[Violation]:
     """What is wrong with the file itself, and with what is said of it."""
-    reads_itself = source.consumer is Consumer.DEEPSPEED
-    if not source.is_yaml and not reads_itself and source.text.startswith(BYTE_ORDER_MARK):
+    yield from source.refused
+    reads_itself = source.consumer is Consumer.DEEPSPEED and not source.reader
+    if source.syntax != "yaml" and not reads_itself and source.text.startswith(BYTE_ORDER_MARK):
         yield Violation(
             rule="file.byte_order_mark",
             message=f"{source.path} begins with a byte order mark: DeepSpeed reads past it, "
             f"{source.consumer} does not",
             fix="save it as UTF-8 without the mark",
         )
-    if is_json(source.text) and (names := duplicates(source.text)):
+    if source.syntax == "json" and (names := duplicates(source.text)):
         # DeepSpeed refuses it in a file that it reads itself (runtime/config.py: DeepSpeedConfig);
         # for Trainer and accelerate it is accelerate that reads, with a plain json.load.
         is_refused = reads_itself and not source.at

@@ -8,7 +8,8 @@ from functools import cached_property
 
 import yaml
 
-from autotune.check.edit import is_json, key_starts
+from autotune.check.edit import key_starts
+from autotune.check.reading import Syntax
 from autotune.space.rule import Patch, Violation
 
 Path = tuple[str, ...]
@@ -16,6 +17,7 @@ Path = tuple[str, ...]
 _HJSON = re.compile(
     r"""(?:\#|//)[^\n]*|/\*.*?\*/       # a comment
     |(?P<key>"[^"\n]*"|'[^'\n]*'|[^\s:{}\[\],"'\#/]+)[ \t]*:
+     (?:[ \t]*[^\s\d{}\[\]"',\#/tfn-][^\n]*)?  # a text without quotes ends with its line
     |"(?:\\.|[^"\\\n])*"             # a text
     |(?P<open>\{)|(?P<close>\})""",
     re.VERBOSE | re.DOTALL,
@@ -63,11 +65,11 @@ class Places:
         return [0, *(match.end() for match in re.finditer("\n", self.text))]
 
 
-def places_in(text: str, at: Path, *, is_yaml: bool) -> Places:
+def places_in(text: str, at: Path, syntax: Syntax) -> Places:
     """The keys of a file that was read without an error."""
-    if is_yaml:
+    if syntax == "yaml":
         starts = dict(_yaml_starts(yaml.compose(text, Loader=yaml.SafeLoader), ()))
-    elif is_json(text):
+    elif syntax == "json":
         starts = key_starts(text)
     else:
         starts = _hjson_starts(text)

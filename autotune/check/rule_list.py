@@ -21,11 +21,18 @@ class FileRule:
 
 _ACCELERATE = "accelerate/utils/dataclasses.py"
 _TRAINER = "transformers/integrations/deepspeed.py"
+_MEGATRON = "Megatron-DeepSpeed: megatron/arguments.py, megatron/training.py"
 
 FILE_RULES: Mapping[str, FileRule] = {
     "file.byte_order_mark": FileRule(
         says="The file begins with a byte order mark. DeepSpeed reads past it; Trainer and "
         "accelerate refuse the file.",
+        level="error",
+        source="deepspeed/runtime/config.py, accelerate/utils/deepspeed.py",
+    ),
+    "file.hjson": FileRule(
+        says="The file is Hjson: it has comments, a comma at an end or text without quotes. "
+        "DeepSpeed reads that; Trainer, accelerate and others read JSON alone.",
         level="error",
         source="deepspeed/runtime/config.py, accelerate/utils/deepspeed.py",
     ),
@@ -76,6 +83,30 @@ FILE_RULES: Mapping[str, FileRule] = {
         "something else and reads nothing of the section.",
         level="warning",
         source="accelerate/commands/launch.py",
+    ),
+    "lightning.accumulation": FileRule(
+        says="The configuration of a DeepSpeedStrategy has gradient_accumulation_steps. Lightning "
+        "refuses it: it hands over its Trainer's accumulate_grad_batches.",
+        level="error",
+        source="lightning/pytorch/strategies/deepspeed.py: DeepSpeedStrategy",
+    ),
+    "megatron_deepspeed.micro_batch_size": FileRule(
+        says="--micro-batch-size differs from train_micro_batch_size_per_gpu: Megatron-DeepSpeed "
+        "loads batches of its own size, and DeepSpeed counts with the other.",
+        level="warning",
+        source=_MEGATRON,
+    ),
+    "megatron_deepspeed.global_batch_size": FileRule(
+        says="--global-batch-size differs from train_batch_size: Megatron-DeepSpeed counts "
+        "samples by its own, and DeepSpeed accumulates for the other.",
+        level="warning",
+        source=_MEGATRON,
+    ),
+    "megatron_deepspeed.zero_stage": FileRule(
+        says="--zero-stage differs from zero_optimization.stage: Megatron-DeepSpeed builds the "
+        "model for its own, and DeepSpeed trains with the other.",
+        level="warning",
+        source=_MEGATRON,
     ),
 }
 

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.base.yaml_file import parse_yaml
-from autotune.check.edit import edited, is_json, plain
+from autotune.check.edit import edited, plain, same_data
 from autotune.check.edit_yaml import edited_yaml
+from autotune.check.reading import parsed
 from autotune.check.source import Source
-from autotune.engines.deepspeed.ds_config_file import BYTE_ORDER_MARK, parse_json
 from autotune.engines.deepspeed.rules.base import changed
 from autotune.space.rule import Patch, in_words
 
@@ -28,9 +27,15 @@ _ACCELERATE_KEYS: Mapping[tuple[str, ...], str] = {
 
 def not_edited(source: Source) -> str:
     """Why a file is never written into; empty where it can be."""
-    if source.is_yaml or is_json(source.text):
+    if source.syntax == "hjson":
+        return "it is Hjson, and only JSON and YAML are edited"
+    if "[" in "".join(source.at):
+        return "the section stands in a list"
+    if is_accelerates(source):
         return ""
-    return "it is Hjson, and only JSON and YAML are edited"
+    if source.is_made:
+        return f"{source.reader} makes the configuration out of keys of its own"
+    return "" if _read(source) else "the text does not hold the section as it is read"
 
 
 def text_after(source: Source, config: Mapping[str, Any]) -> str | None:
@@ -38,9 +43,10 @@ def text_after(source: Source, config: Mapping[str, Any]) -> str | None:
 
     None where its own words do not say that, or where a comment would be lost.
     """
-    if not_edited(source):
+    read = None if not_edited(source) else _read(source)
+    if read is None:
         return None
-    data = _data(source)
+    data, reads_exponents = read
     wanted: Mapping[str, Any]
     if is_accelerates(source):
         patch = _accelerates(source, source.config, config)
@@ -48,9 +54,9 @@ def text_after(source: Source, config: Mapping[str, Any]) -> str | None:
             return None
         wanted = changed(data, {_ACCELERATE_SECTION[0]: patch})
     else:
-        wanted = _placed(data, source.at, config)
-    if source.is_yaml:
-        return edited_yaml(source.text, wanted)
+        wanted = _placed(data, source.at, source.config, config)
+    if source.syntax == "yaml":
+        return edited_yaml(source.text, wanted, reads_exponents=reads_exponents)
     return edited(source.text, wanted)
 
 
@@ -66,25 +72,40 @@ def is_accelerates(source: Source) -> bool:
     return source.at == _ACCELERATE_SECTION
 
 
-def _data(source: Source) -> dict[str, Any]:
-    if source.is_yaml:
-        return parse_yaml(source.text.removeprefix(BYTE_ORDER_MARK), source.path)
-    return parse_json(source.text, source.path)
+def _read(source: Source) -> tuple[dict[str, Any], bool] | None:
+    """The file's data, and whether 5e8 in its YAML is a number; None: it has no such section."""
+    for reads_exponents in (False, True):
+        data = parsed(source.text, source.path, reads_exponents=reads_exponents).data
+        there: Any = data
+        for name in source.at:
+            there = there.get(name) if isinstance(there, Mapping) else None
+        is_there = isinstance(there, Mapping) and all(
+            name in there and same_data(there[name], value)
+            for name, value in source.config.items()
+        )
+        if is_there or is_accelerates(source):
+            return data, reads_exponents
+    return None
 
 
 def _placed(
-    data: Mapping[str, Any], at: tuple[str, ...], config: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    if not at:
-        return config
-    return {**data, at[0]: _placed(data[at[0]], at[1:], config)}
+    data: Mapping[str, Any],
+    at: tuple[str, ...],
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The file's data with another configuration; keys beside it are somebody else's, and stay."""
+    if at:
+        return {**data, at[0]: _placed(data[at[0]], at[1:], before, after)}
+    return {**{name: value for name, value in data.items() if name not in before}, **after}
 
 
 def _accelerates(
     source: Source, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Patch | None:
     """What makes one configuration of another in accelerate's words; None where they lack one."""
-    written = _data(source)[_ACCELERATE_SECTION[0]]
+    read = _read(source)
+    written = (read[0].get(_ACCELERATE_SECTION[0]) if read else None) or {}
     patch: dict[str, Any] = {}
     for path, value in _differences(before, after):
         names = [name for key, name in _ACCELERATE_KEYS.items() if key[: len(path)] == path]

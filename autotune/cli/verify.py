@@ -85,7 +85,7 @@ def check(
 
     Ends with 2 if a file would not run, with 3 if one cannot be read, else with 0.
     """
-    from autotune.app.check import CheckFlags, check_files, write_fix
+    from autotune.app.check import CheckFlags, check_files
     from autotune.report.check.text import asker, print_run
 
     form = CheckFormat.JSON if as_json else form
@@ -99,10 +99,8 @@ def check(
         choose=choose or (),
         ignore=ignore or (),
     )
-    found = check_files(files, flags, asker(DATA) if fix and form is CheckFormat.TEXT else None)
-    if fix:
-        for report in found.reports:
-            write_fix(report)
+    ask = asker(DATA) if fix and form is CheckFormat.TEXT else None
+    found = check_files(files, flags, fix=fix, ask=ask)
     if form is CheckFormat.TEXT:
         print_run(DATA, found, fixed=fix, quiet=quiet, strict=strict)
     else:

@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Generic, Literal, Protocol, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from autotune.base.errors import NothingFeasibleError
 from autotune.base.secrecy import HIDDEN, holds_secret
+
+if TYPE_CHECKING:  # `check` judges one setup, and must not wait for NumPy
+    import numpy as np
+    from numpy.typing import NDArray
 
 S = TypeVar("S")
 """What an engine's rules judge: its own value of what would really run."""
@@ -126,7 +127,7 @@ class Rule(Generic[S]):
     """Where the engine says so: a file, an issue, a measurement."""
     reads: tuple[str, ...] = ()
     """Columns that `holds` looks at."""
-    holds: Callable[[S], NDArray[np.bool_]] | None = None
+    holds: "Callable[[S], NDArray[np.bool_]] | None" = None
     """The same for many setups at once, a value each; None: the engine judges them one by one."""
 
     def findings(self, setup: S) -> Sequence[Finding]:

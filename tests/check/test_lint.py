@@ -215,8 +215,8 @@ def test_one_value_that_nobody_can_read_does_not_hide_the_rest(tmp_path):
 def test_a_section_that_is_none_leaves_other_values_judged(tmp_path, config):
     """What such a section holds is not known; the text beside it is no number all the same."""
     report = checked(write(tmp_path, config), world=4)
-    assert rules(report) == ["schema.top_level_value"]
-    assert all(name in messages(report, "schema.top_level_value") for name in config)
+    assert rules(report) == ["schema.top_level_value"] * 2
+    assert [found.violation.at for found in report.found] == [(name,) for name in config]
 
 
 def test_a_key_written_twice_stops_the_fix(tmp_path):
@@ -278,30 +278,23 @@ def test_only_a_name_that_is_much_alike_is_taken_for_another(tmp_path):
     config = {"train_micro_batch_size_per_gpu": 1, "comms_config": {}, "gradient_cliping": 1.0}
     report = checked(write(tmp_path, config))
     after = json.loads(report.fixed_text)
-    assert after == {
-        "train_micro_batch_size_per_gpu": 1,
-        "comms_config": {},
-        "gradient_clipping": 1.0,
-    }
+    del config["gradient_cliping"]
+    assert after == config | {"gradient_clipping": 1.0}
 
 
 def test_of_many_unknown_keys_the_first_are_named_and_the_rest_counted(tmp_path):
     unknown = {f"{'x' * 9}{at}": at for at in range(1_000)}
     report = checked(write(tmp_path, {"train_batch_size": 1, **unknown}))
-    (found,) = report.found
-    assert found.violation.message.count("nothing that is known is like it") == 20
-    assert found.violation.message.endswith("; 980 more")
-    assert found.violation.fix.endswith(f"remove {'x' * 9}19 and 980 more")
-    assert found.violation.changes == dict.fromkeys(unknown)
+    *named, rest = [found.violation for found in report.found]
+    assert [found.at for found in named] == [(name,) for name in list(unknown)[:50]]
+    assert rest.message == "950 more keys of the file are none of DeepSpeed's"
     assert report.fixed_text is None
-    report = all_chosen(report.source.path)
-    assert json.loads(report.fixed_text) == {"train_batch_size": 1}
 
 
 def test_keys_that_torch_compile_had_are_refused(tmp_path):
     config = AUTO | {"compile": {"disable": False, "backend": "inductor"}}
     report = checked(write(tmp_path, config))
-    assert rules(report) == ["schema.unknown_key"]
+    assert rules(report) == ["schema.unknown_key"] * 2
     assert "compile.disable" in messages(report, "schema.unknown_key")
 
 
@@ -318,6 +311,17 @@ def test_the_answer_for_programs(tmp_path):
     needed = [one["choose"] for one in answer["to_choose"] if one["is_needed"]]
     assert needed == ["version.removed_optimizer=1"]
     first = answer["findings"][0]
-    keys = {"rule", "level", "message", "fix", "changes", "choices", "consequence", "after_fix"}
+    keys = {
+        "rule",
+        "level",
+        "line",
+        "column",
+        "message",
+        "fix",
+        "changes",
+        "choices",
+        "consequence",
+        "after_fix",
+    }
     assert set(first) == keys
     assert first["changes"] == {"zero_optimization": {"overlap_com": None, "overlap_comm": True}}

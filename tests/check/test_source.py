@@ -8,7 +8,7 @@ import yaml
 from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.check import read_source
 from autotune.check.consumers import Consumer
-from autotune.engines.deepspeed.ds_config_file import parse_json
+from autotune.engines.deepspeed.ds_config_text import parse_config
 from tests.check.files import AUTO, all_chosen, checked, messages, rules, write
 
 RAW = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
@@ -210,26 +210,9 @@ def test_what_cannot_be_read_is_named(tmp_path, text, name, error, said):
 @pytest.mark.parametrize("text", ["", " \n", "\ufeff"])
 def test_an_empty_file_is_told_as_such(tmp_path, text):
     with pytest.raises(RenderError) as raised:
-        parse_json(text, tmp_path / "ds_config.json")
+        parse_config(text, tmp_path / "ds_config.json")
     assert raised.value.message == f"{tmp_path / 'ds_config.json'}: is empty"
     assert "write one { ... }" in raised.value.hint
-
-
-@pytest.mark.parametrize(
-    ("text", "is_hjson"),
-    [
-        ('{"train_batch_size": 1, // all ranks\n "bf16": {}}', True),
-        ('{"train_batch_size": 1,}', True),
-        ('{"train_batch_size": 1', False),
-        ("train", False),
-    ],
-)
-def test_what_only_deepspeed_reads_is_told_as_such(tmp_path, text, is_hjson):
-    pytest.importorskip("hjson")
-    with pytest.raises(RenderError, match="not valid JSON") as raised:
-        read_source(write(tmp_path, text))
-    assert ("DeepSpeed itself reads it as Hjson" in raised.value.message) is is_hjson
-    assert ("no comments" in raised.value.hint) is is_hjson
 
 
 def test_a_file_that_is_named_is_held_to_the_same_depth(tmp_path):

@@ -27,7 +27,9 @@ TEXT = """\
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     report = checked(write(Path(), TEXT, "100%, a:b.json"))
-    gone = Unread(path=Path("gone.json"), error=RenderError("gone.json: cannot be read", "name it"))
+    gone = Unread(
+        path=Path("gone.json"), error=RenderError("gone.json: cannot be read", "name it")
+    )
     return CheckRun(reports=[report], unread=[gone])
 
 

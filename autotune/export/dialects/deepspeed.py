@@ -28,12 +28,11 @@ from autotune.export.base import Dialect, Handout, Launch, MeasuredFigures, Subj
 from autotune.record.soak import describe_soak, digest_of
 from autotune.space.built_in import script_digest
 from autotune.space.candidate import format_value
-from autotune.trial.engines.deepspeed import CONFIG_FILE
+from autotune.trial.engines.deepspeed import CONFIG_FILE, SETTINGS_FILE
 from autotune.trial.scripts.lengths import is_drawn
 from autotune.trial.transformer_shape import script_settings
 
 FIGURES_FILE = "figures.json"
-SETTINGS_FILE = "settings.json"
 _LEAST = {
     **dict.fromkeys(("world", "tp", "pp", "sp", "dp", "global_batch", "seq_len"), 1),
     **dict.fromkeys(("seed", "loss_chunk_tokens"), 0),

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from rich.console import Console
-from rich.syntax import Syntax
 from rich.text import Text
 
 from autotune.check import CheckReport, Found
@@ -165,6 +164,8 @@ def _visible(text: str) -> str:
 def _print_diff(console: Console, diff: str) -> None:
     """In colour for people; to a pipe as it is, for `patch`."""
     if console.is_terminal:
+        from rich.syntax import Syntax  # Pygments, which a pipe needs not wait for
+
         text = "\n".join(map(_visible, diff.removesuffix("\n").split("\n")))
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
     else:
@@ -201,7 +202,8 @@ def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
     n = len(run.reports) + len(run.unread)
     said = "; ".join(filter(None, told)) or "all would run"
     others = len(run.others)
-    skipped = f" ({others} more hold no DeepSpeed configuration)" if others else ""
+    more = "1 more file holds" if others == 1 else f"{others} more files hold"
+    skipped = f" ({more} no DeepSpeed configuration)" if others else ""
     return f"{n} {'configuration' if n == 1 else 'configurations'} checked{skipped}: {said}"
 
 

@@ -101,7 +101,7 @@ def describe_advice(advice: Advice) -> str:
     """`micro_batch 4 -> 8: half as many ...; trial 7 tried it: 1.08x (1.01 to 1.16) ...`."""
     change = f"{advice.knob} {format_value(advice.before)} -> {format_value(advice.after)}"
     if advice.tried is None:
-        return f"{change}: {advice.reason}; not tried in this study"
+        return f"{change}: {advice.reason}; this change alone was not tried"
     found = "it has no figure" if advice.ratio is None else describe_ratio(advice.ratio)
     return f"{change}: {advice.reason}; trial {advice.tried} tried it: {found}"
 
