@@ -398,7 +398,9 @@ SECTIONS: Mapping[str, Section] = {
             "elasticity": removed("0.19.8", "elastic training is gone: state the batch sizes"),
             "graph_harvesting": removed("0.19.8", "graph harvesting is gone"),
             "curriculum_learning": removed(
-                "0.19.8", "it moved to data_efficiency.data_sampling.curriculum_learning"
+                "0.19.8",
+                "data_efficiency.data_sampling.curriculum_learning is another form of it, with "
+                "an index of the samples for each of its curriculum_metrics",
             ),
             "progressive_layer_drop": removed("0.19.8", "progressive layer drop is gone"),
         },
@@ -530,9 +532,10 @@ here (`pipeline`, `datastates_ckpt`, what a curriculum holds, ...) are not looke
 def plain_keys(version: str) -> Mapping[str, Mapping[str, Check]]:
     """Section -> key -> check, of the keys that a release reads under this name alone.
 
-    Left out are keys that it lacks or refuses, deprecated ones, and second spellings.
+    Left out are keys that it lacks or refuses, deprecated ones, second spellings, and sections
+    that rules look into which the search need not ask.
     """
-    odd = {*DEPRECATED, *SPELLINGS}
+    odd = {*DEPRECATED, *SPELLINGS, "bfloat16", *_MONITORS, "data_efficiency"}
     return {
         path: {
             name: key.accepts

@@ -27,7 +27,7 @@ from autotune.engines.deepspeed.rules.base import (
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.engines.deepspeed.rules.sections import PARAMS, dotted, is_auto, sections
 from autotune.engines.deepspeed.rules.spelling import misspelt
-from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section
+from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section, as_pydantic
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
 from autotune.space.rule import Choice, Finding, rule
 
@@ -453,6 +453,56 @@ def _either(given: Mapping[str, Any], second: str, first: str, relation: str) ->
 
 
 @rule(
+    "runtime/config_utils.py: _process_deprecated_field; precision_config.py: BFLOAT16_OLD",
+    converted(zero(1, cpu_offload=True), precision="fp32"),
+    converted(zero(1, cpu_offload=False)),
+    converted(zero(3, cpu_offload_param=True)),
+    converted(zero(3, stage3_gather_fp16_weights_on_model_save=True)),
+    converted({"bfloat16": {"enabled": True}}, precision="bf16"),
+)
+def _deprecated_name(setup: Setup) -> list[Finding]:
+    found = [(old, new) for old, new in DEPRECATED.items() if old in setup.zero]
+    return [
+        Finding(
+            message=f"zero_optimization.{old} is the deprecated name of {new}",
+            at=(f"zero_optimization.{old}",),
+            changes=zero(**{old: None, **_renewed(new, setup.zero[old])}),
+        )
+        for old, new in found
+        if new not in setup.zero and _asks(setup, old) is not REFUSED
+    ] + list(_old_bf16(setup))
+
+
+def _asks(setup: Setup, old: str) -> Any:
+    return SECTIONS["zero_optimization"].keys[old].taken(setup.zero[old])
+
+
+def _renewed(new: str, value: Any) -> dict[str, Any]:
+    """What a deprecated key says, in the words of the new one."""
+    is_asked = as_pydantic("bool", value) is True
+    if new.startswith("offload"):
+        return {new: {"device": "cpu"}} if is_asked else {}
+    return {new: is_asked}
+
+
+def _old_bf16(setup: Setup) -> Iterator[Finding]:
+    config = setup.ds_config
+    if setup.bf16_name != "bfloat16" or not isinstance(config.get("bfloat16"), Mapping):
+        return
+    yield Finding(
+        message="bfloat16 is the old name of bf16",
+        at=("bfloat16",),
+        changes={"bfloat16": None, "bf16": _with_autos(config["bfloat16"])},
+    )
+
+
+def _with_autos(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A section with those of its values that only its consumer knows: the file says "auto"."""
+    hidden = [name for name in SECTIONS["bf16"].keys if name in section and name not in [*section]]
+    return {**dict(section.items()), **dict.fromkeys(hidden, "auto")}
+
+
+@rule(
     "runtime/zero/config.py: field name and alias",
     raised(
         "prefetch_bucket_size\n.*Extra inputs are not permitted",
@@ -471,5 +521,5 @@ BLOCKING = (_section_value, _top_level_value, _auto_unresolved, _auto_dropped)
 
 KEY_RULES = (
     *(_unknown_key, _unknown_top_level_key, _unknown_plain_key),
-    *(_deprecated_with_new, _spelled_twice),
+    *(_deprecated_with_new, _deprecated_name, _spelled_twice),
 )

@@ -39,6 +39,10 @@ NEEDS_SOMEBODY = {
     "schema.section_value",
     "schema.spelled_twice",  # which of two values
     "schema.top_level_value",
+    "data.curriculum",  # the metrics, the most tokens, the schedule
+    "data.dynamic_batching",
+    "data.random_ltd",
+    "monitors.not_installed",  # a package, or none of it
     "schema.unknown_key",  # what it was to be
     "sequence.attention",  # the layout, the model and the job are not in the configuration
     "sequence.heads",
@@ -51,6 +55,8 @@ NEEDS_SOMEBODY = {
     "version.autotp_by_script",  # the layout, or another DeepSpeed
     "version.autotp_uneven_heads",
     "version.flat_buffer_on_cpu",  # no sharding, or all of it
+    "version.missing_key",  # another DeepSpeed, or not at all
+    "version.removed_key",  # what takes its place
     "version.removed_optimizer",  # 1-bit LAMB where there is no LAMB
 }
 
