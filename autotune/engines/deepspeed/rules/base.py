@@ -257,6 +257,8 @@ class Case:
     loss_chunk_tokens: int = 0
     compile: str = "none"
     sp_by_script: int = 1
+    script_optimizer: str = ""
+    """The optimizer of torch.optim that the script hands to DeepSpeed; empty: none."""
     precision: str = "fp32"
     global_batch: int | None = None
     """None: what the configuration amounts to."""

@@ -24,7 +24,13 @@ NEEDS_SOMEBODY = {
     "model.recompute_unsupported",
     "model.seq_len",
     "offload.nvme_without_path",  # which disk
+    "optimizer.amsgrad",  # another Adam, or a plain one
+    "optimizer.muon_param",  # which was meant
     "optimizer.needs_cuda",  # another optimizer trains something else
+    "optimizer.never_trains",
+    "optimizer.no_type",  # the script's, or one of the file
+    "optimizer.param_value",  # which value
+    "optimizer.unknown_param",  # which was meant
     "optimizer.unknown_type",
     "parallel.adapters",
     "pipeline.heads",
@@ -33,8 +39,15 @@ NEEDS_SOMEBODY = {
     "parallel.model",
     "parallel.world",
     "precision.unsupported",
-    "scheduler.params",  # how long the training is
+    "scheduler.missing_params",  # how long the training is
+    "scheduler.never_made",  # another scheduler trains something else
+    "scheduler.no_type",
+    "scheduler.param_value",  # which value
+    "scheduler.torch_under_wrapper",
+    "scheduler.unknown_param",  # which was meant
     "scheduler.unknown_type",
+    "scheduler.warmup_beyond_total",  # how long the training is
+    "scheduler.warmup_type",
     "schema.auto_unresolved",
     "schema.section_value",
     "schema.spelled_twice",  # which of two values

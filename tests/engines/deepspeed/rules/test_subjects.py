@@ -89,7 +89,10 @@ LEGAL = {
     "every layer": ({}, {"recompute": "full"}),
     "every second layer": ({}, {"recompute": "every_2"}),
     "exactly as long as the model": ({}, {"model": {"max_seq_len": 16}}),
-    "an untested optimizer at stage 0": ({"optimizer": {"type": "SGD"}}, {}),
+    "an untested optimizer at stage 0": (
+        {"optimizer": {"type": "SGD", "params": {"torch_adam": None}}},
+        {},
+    ),
     "a group as large as the world": (zero(3, zero_hpz_partition_size=2), {}),
 }
 

@@ -106,6 +106,7 @@ def _run_of(key: str, case: Case) -> dict[str, Any]:
         "loss_chunk_tokens": case.loss_chunk_tokens,
         "compile": case.compile,
         "sp": case.sp_by_script,
+        "optimizer": case.script_optimizer,
         "precision": case.precision,
         "seq_len": case.seq_len,
         "fp16_supported": case.fp16_supported,
