@@ -292,6 +292,11 @@ STEPS = Key(
 """Steps from one to the next: DeepSpeed takes the remainder of a division by it."""
 TEXT = Key(wants="text", accepts=lambda v: isinstance(v, str) and v != "auto")
 MAPPING = Key(wants="a section", accepts=lambda v: type(v) is dict or isinstance(v, Mapping))
+TIMERS = replace(
+    MAPPING,
+    converts=lambda v: {} if isinstance(v, (str, list)) and "throughput" not in v else REFUSED,
+)
+"""DeepSpeed asks whether `throughput` is in it."""
 FILLED_TEXT = Key(wants="text, and not empty", accepts=lambda v: TEXT.accepts(v) and v != "")
 SWITCHED_SECTION = replace(MAPPING, converts=_switched)
 TEXTS = Key(

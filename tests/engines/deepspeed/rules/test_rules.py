@@ -49,6 +49,7 @@ NEEDS_SOMEBODY = {
     "scheduler.warmup_beyond_total",  # how long the training is
     "scheduler.warmup_type",
     "schema.auto_unresolved",
+    "schema.deprecated_pin_memory",  # of which of two offloads
     "schema.section_value",
     "schema.spelled_twice",  # which of two values
     "schema.top_level_value",
