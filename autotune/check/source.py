@@ -67,14 +67,9 @@ class Source:
     """What the reader refuses or overrules, whatever DeepSpeed does with the configuration."""
 
     @property
-    def can_edit(self) -> bool:
-        """Whether the text can be mended: JSON alone is edited, outside of lists."""
-        return self.syntax == "json" and not self.is_made and "[" not in "".join(self.at)
-
-    @property
     def can_write(self) -> bool:
         """Whether a fix may be written: into no file but the one that was named."""
-        return self.can_edit and self.path == self.asked and self.path.is_file()
+        return self.path == self.asked and self.path.is_file()
 
 
 def read_source(path: Path, **how: Any) -> Source:

@@ -9,7 +9,7 @@ from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.check import read_source
 from autotune.check.consumers import Consumer
 from autotune.engines.deepspeed.ds_config_text import parse_config
-from tests.check.files import AUTO, checked, messages, rules, write
+from tests.check.files import AUTO, all_chosen, checked, messages, rules, write
 
 RAW = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
 ACCELERATE = {
@@ -39,15 +39,17 @@ def test_a_section_of_an_accelerate_file_is_judged(tmp_path):
     report = checked(yaml_file(tmp_path, wrong))
     assert rules(report) == ["offload.param_needs_stage_3"]
     assert report.diff == ""
+    report = all_chosen(path)
+    assert "-  offload_param_device: cpu" in report.diff, "in accelerate's own words"
 
 
 def test_the_file_that_an_accelerate_file_names_is_judged(tmp_path):
-    inner = write(tmp_path, AUTO | {"steps_per_print": 10})
+    inner = write(tmp_path, AUTO | {"zero_optimization": {"stage": 2, "overlap_com": True}})
     named = {"deepspeed_config": {"deepspeed_config_file": inner.name}, "num_processes": 2}
     report = checked(yaml_file(tmp_path, named))
     assert report.source.path == inner
     assert (report.source.consumer, report.world) == (Consumer.ACCELERATE, 2)
-    assert '-  "steps_per_print": 10' in report.diff
+    assert '-    "overlap_com": true' in report.diff
     assert not report.source.can_write
 
 
