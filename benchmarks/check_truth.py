@@ -182,7 +182,7 @@ def differences(mutant: Mutant, reads: Mapping[str, Any]) -> Iterator[str]:
         number = _number(value)
         if number is not None and number != held:
             yield f"{key}={value!r}, runs {held!r}"
-    yield from _precision(config, reads)
+    yield from _precision(config, reads, mutant.consumer)
     yield from _devices(config, reads)
     yield from _optimizer(config, reads)
 
@@ -237,7 +237,9 @@ def _held(reads: Mapping[str, Any]) -> dict[str, Any]:
     return held | {f"optimizer.params.{name}": group[name] for name in names if name in group}
 
 
-def _precision(config: Mapping[str, Any], reads: Mapping[str, Any]) -> Iterator[str]:
+def _precision(
+    config: Mapping[str, Any], reads: Mapping[str, Any], consumer: str
+) -> Iterator[str]:
     on = [
         name
         for name in ("fp16", "bf16", "bfloat16")
@@ -247,6 +249,8 @@ def _precision(config: Mapping[str, Any], reads: Mapping[str, Any]) -> Iterator[
     if any(value not in (True, False, None) for value in said):
         return
     found = CANONICAL[reads["dtype"]]
+    if not on and consumer != "deepspeed":
+        return  # Trainer's arguments and accelerate's own file decide
     wanted = CANONICAL[on[0]] if on else "fp32"
     if found != wanted:
         yield f"{on[0] if on else 'bf16' if found == 'bf16' else 'fp16'}={on}, runs {found}"

@@ -32,6 +32,8 @@ MOST_MICRO_BATCHES = 4
 ANSWER = "answer-{}.json"
 LOG = "log-{}.txt"
 NOT_BUILT = "this extension is not built:"
+LACKING = (NOT_BUILT, "failed to build/load")
+"""The second is what some of DeepSpeed's optimizers make of the first."""
 NO_MEMORY = ("can't allocate memory", "MemoryError", "bad_alloc", "not enough memory")
 
 Job = Mapping[str, Any]
@@ -200,7 +202,7 @@ def look(running: Running) -> dict[str, Any] | None:
     answer = failed[0] if failed else running.answers[0]
     if answer["error"] and any(word in answer["error"] for word in NO_MEMORY):
         answer["error"] = f"memory: {answer['error']}"
-    if answer["error"] and NOT_BUILT in answer["error"]:
+    if answer["error"] and any(word in answer["error"] for word in LACKING):
         answer["error"] = f"not built: {answer['error']}"
     return {**answer, "seconds": round(seconds, 2)}
 

@@ -685,7 +685,7 @@ def _combination(rng: Random, config: Config) -> Config | None:
     if precision in ("bf16", "bfloat16", "both"):
         config["bf16" if precision == "both" else precision] = {"enabled": True}
     if rng.random() < 0.9:
-        kinds = ("Adam", "AdamW", "Lamb", "Lion", "Adagrad", "SGD", "Muon", "MuAdam", "RMSprop")
+        kinds = ("Adam", "AdamW", "Lamb", "Lion", "Adagrad", "SGD", "Muon", "RMSprop")
         params: Config = {"lr": 1e-3}
         if rng.random() < 0.3:
             params["torch_adam"] = True
