@@ -9,7 +9,7 @@ FUZZ   ?=
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check chaos fuzz format install extensions versions gpu-accept record clean
+.PHONY: demo test check chaos fuzz format install extensions versions gpu-accept record constructors clean
 
 demo: extensions  ## search on this machine's own devices; ends with a table and files
 	$(BIN)/python -m autotune search --yes $(SEARCH)
@@ -71,6 +71,9 @@ gpu-accept: extensions
 record: extensions
 	$(BIN)/python -m tests.record_knobs > results/recorded/knobs-cpu-2.json
 	$(BIN)/python -m autotune.report.knobs_page > docs/knobs.md
+
+constructors: extensions  ## what optimizers and schedulers take, asked of the installed ones
+	$(BIN)/python -m tests.record_constructors
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

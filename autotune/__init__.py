@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+DEFAULT_ENGINE = "deepspeed"
+"""Name of the engine where nobody names one: commands and ranks read it here for nothing."""
+
 
 def load(study: "str | Path", results: "str | Path" = "results") -> "DataFrame":
     """The table of a study as a pandas frame, one row per trial.

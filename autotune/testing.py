@@ -15,22 +15,24 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+from packaging.version import Version
 
 from autotune.app.session import Session, open_session
-from autotune.base.errors import AutotuneError, FleetError, RenderError, StudyError
+from autotune.base.errors import AutotuneError, FleetError, JobError, RenderError, StudyError
 from autotune.base.plugins import Kind, load_plugin, plugin_names
 from autotune.base.templates import Templates
 from autotune.contract import Outcome, Role, TrialResult, TrialSpec
 from autotune.cost.constants import constants_of
 from autotune.cost.predict import predict
 from autotune.devices.hardware import Environment
+from autotune.engines.advice import COMMON
 from autotune.engines.base import Engine, EnginePlugin, bind_engine
 from autotune.export.base import (
     Dialect,
@@ -45,6 +47,7 @@ from autotune.export.door import (
     export_record,
     handout_of,
     launch_of,
+    read_export,
 )
 from autotune.fleet.base import Fleet, FleetPlugin, Handle
 from autotune.fleet.gang_fleet import AGENT
@@ -56,7 +59,7 @@ from autotune.search.history import History
 from autotune.search.objective import Objective
 from autotune.search.sampler import Request, Sampler
 from autotune.search.steering import steering_of
-from autotune.search.trial_spec import Run, make_spec
+from autotune.search.trial_spec import MEASURE, Run, make_spec
 from autotune.space.candidate import Candidate
 from autotune.space.rule import Violation
 from autotune.space.workload import WorkloadPlugin
@@ -148,6 +151,26 @@ class EngineContract(Contract[EnginePlugin]):
             others = {*knob.when, *(other for other, _ in knob.default_when)}
             assert others <= before, f"{name} comes before {others - before}"
             before.add(name)
+
+    def test_it_advises_its_own_knobs(self) -> None:
+        """Beside the advice that all share; what saves memory there says which value does not."""
+        plugin = self.make()
+        for bound, rules in plugin.advice.items():
+            own = {knob for knob, *_ in set(rules) - set(COMMON[bound])}
+            assert own <= plugin.knobs.keys(), f"{bound}: {own - plugin.knobs.keys()}"
+        for knob, neutral, words in plugin.saves_memory:
+            assert knob in plugin.knobs, f"{words}: {knob} is not a knob"
+            assert plugin.knobs[knob].check(neutral, where="saves_memory") == neutral
+
+    def test_it_knows_its_packages(self) -> None:
+        """Releases are in order, and what is compiled is either built or missing."""
+        plugin = self.make()
+        for package in plugin.packages:
+            for releases in (package.tried, [release for release, _ in package.removed]):
+                assert list(releases) == sorted(releases, key=Version)
+                assert all(Version(each) >= Version(package.least) for each in releases)
+        compiled = plugin.compiled("cpu")
+        assert not set(compiled.built) & set(compiled.missing)
 
     def test_it_is_driven_as_it_says(self) -> None:
         """A package offers its driver where trials of it can be run, and nowhere else."""
@@ -255,6 +278,15 @@ class DialectContract(Contract[Dialect]):
         """An export follows from the handout alone, so that two of them can be compared."""
         for handout in self.handouts():
             assert self.exported(handout) == self.exported(handout)
+
+    def test_it_reads_back_what_it_wrote(self) -> None:
+        """A soak of an export runs just that; a dialect may say that it reads nothing."""
+        for handout in self.handouts():
+            with tempfile.TemporaryDirectory() as folder, suppress(JobError):
+                self.export(handout, Path(folder))
+                found = read_export(Path(folder), handout.environment, measure=MEASURE)
+                assert found.files == handout.files
+                assert found.spec.layout == handout.layout
 
     def test_two_configurations_are_two_exports(self) -> None:
         """What was chosen reaches the files."""

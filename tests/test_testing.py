@@ -14,6 +14,7 @@ import pytest
 from autotune.contract import Workload
 from autotune.cost.plans import Plans
 from autotune.devices.hardware import Environment
+from autotune.engines.base import EnginePackage
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.plugin import DeepSpeed
 from autotune.engines.deepspeed.rules.base import Setup
@@ -193,6 +194,14 @@ class Patched(DeepSpeed):
         return engine
 
 
+class Strange(Patched):
+    saves_memory = (("no_such_knob", "none", "nothing that anybody can do"),)
+
+
+class Disordered(Patched):
+    packages = (EnginePackage(name="x", title="X", least="1.0", tried=("2.0", "1.5")),)
+
+
 def curt(engine: DeepSpeedEngine, candidate: Candidate) -> list[Violation]:
     return [replace(violation, fix="") for violation in DeepSpeedEngine.judge(engine, candidate)]
 
@@ -210,6 +219,8 @@ def uniform(engine: DeepSpeedEngine, candidates: Sequence[Candidate]) -> Plans:
     ("engine", "at"),
     [
         (Patched(dict(reversed(DeepSpeed.knobs.items()))), "closed_list"),
+        (Strange(), "own_knobs"),
+        (Disordered(), "its_packages"),
         (Patched(judge=curt), "way_out"),
         (Patched(setup=stuck, files=lambda *_: {}), "two_runs"),
         (Patched(files=lambda *_: {"a.json": str(uuid4())}), "same_files"),

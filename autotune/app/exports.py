@@ -9,14 +9,14 @@ from typing import Any
 from autotune.base.errors import StudyError
 from autotune.contract import Origin
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine, bind_engine, find_engine
+from autotune.engines.base import Engine, bind_engine
 from autotune.export.base import Handout, MeasuredFigures, RecordDialect
 from autotune.export.door import export_handout, export_record, find_dialect, handout_of
 from autotune.job.fidelity import describe_fidelity
 from autotune.job.job import make_job, read_job_file
 from autotune.record.answer import SearchAnswer, answer_of
 from autotune.record.facts import environment_at, environment_of, origin_of
-from autotune.record.soak import SoakResult, digest_of, read_soak
+from autotune.record.soak import SoakResult, read_soak
 from autotune.record.spread import Spread, is_figure
 from autotune.record.study import Study, Trial
 from autotune.search.objective import figure_of
@@ -119,7 +119,6 @@ def export_study(
             )
         return export_record(study, out, to=to, dialect=dialect)
     handout = find_chosen(study, trial=trial).handout
-    to = to or find_engine(handout.engine).dialect
     return export_handout(handout, out, to=to, launcher=launcher)
 
 
@@ -139,7 +138,7 @@ def _soak_of(study: Study, candidate: Candidate, engine: Engine) -> SoakResult |
     soak = read_soak(study.folder)
     if soak is None or soak.candidate_hash != candidate.hash:
         return None
-    return soak if soak.ds_config_digest == digest_of(engine.files(candidate)) else None
+    return soak if soak.is_of(engine.files(candidate)) else None
 
 
 def _environment(facts: Mapping[str, Any], number: int) -> Environment:

@@ -1,7 +1,6 @@
 """Keeps the metrics of a running search in files that Prometheus' collectors read."""
 
 import dataclasses
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,7 +83,10 @@ class MetricsWriter(Observer):
     def _tell(self, path: Path, error: Exception) -> None:
         if path not in self._told:
             self._told.add(path)
-            said = error.message if isinstance(error, AutotuneError) else repr(error)
+            if isinstance(error, OSError) and error.strerror:
+                said = f"cannot be written: {error.strerror}"
+            else:
+                said = error.message if isinstance(error, AutotuneError) else repr(error)
             self._observer.on_note(f"{path}: not kept up: {said.splitlines()[0]}")
 
     def _render(self, snapshot: Snapshot) -> str:
@@ -113,8 +115,8 @@ def check_writable(path: Path) -> None:
             of ours.
     """
     folder = path.absolute().parent
-    if not os.path.isdir(folder):
-        raise StudyError(f"{path}: its folder is not there", "make it, or name another file")
     refuse_foreign(path, MARK.encode(), "as metrics by autotune")
+    if not folder.is_dir():
+        raise StudyError(f"{path}: its folder is not there", "make it, or name another file")
     hint = "mend the folder's permissions, free some space, or name another file"
     try_folder(folder, named=path, hint=hint)

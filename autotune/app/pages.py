@@ -75,8 +75,9 @@ class PageWriter(Observer):
         self._observer.on_note(note)
 
     def close(self) -> None:
-        """Write the page of the search that has ended."""
-        self._write(None)
+        """Write the page of the search that has ended; none of one that ended before it began."""
+        if self._study.state_file.exists():
+            self._write(None)
 
     def _write(self, snapshot: Snapshot | None) -> None:
         if self._is_broken:
@@ -92,7 +93,7 @@ class PageWriter(Observer):
             return
         if snapshot is not None and not self._is_told:
             self._is_told = True
-            self._observer.on_note(f"{page} shows this search, and loads itself again")
+            self._observer.on_note(f"{page} shows this search and reloads itself")
         now_s = time.monotonic()
         self._not_before_s = now_s + (now_s - began_s) / _SHARE_OF_TIME
 

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune import DEFAULT_ENGINE
 from autotune.app.session import read_job
 from autotune.base.errors import JobError
 from autotune.devices.hardware import detect_environment
 from autotune.engines.base import bind_engine, find_engine
 from autotune.export.door import export_handout, handout_of
-from autotune.job.job import DEFAULT_ENGINE, read_accelerators_of
+from autotune.job.job import read_accelerators_of
 from autotune.planning.lattice import lattice_of
 from autotune.planning.outlook import FleetWishes, Outlook, described
 from autotune.planning.ranking import Ranking
@@ -75,4 +76,4 @@ def export_ranked(
         environment=outlook.environment,
         prediction=ranking_as_dict(kept, [rank])["candidates"][0],
     )
-    return export_handout(handout, folder, to=to or find_engine(outlook.job.engine).dialect)
+    return export_handout(handout, folder, to=to)

@@ -119,11 +119,17 @@ def plan_search(session: Session, *, fresh: bool) -> Plan:
 
 
 def render(
-    job_file: Path | None, flags: Mapping[str, Any], settings: Sequence[str], out: Path, *, to: str
+    job_file: Path | None,
+    flags: Mapping[str, Any],
+    settings: Sequence[str],
+    out: Path,
+    *,
+    to: str | None,
 ) -> tuple[list[Path], list[str]]:
     """Write the files of the candidate of some `knob=value` settings, by the dialect `to`.
 
-    Other knobs are at the base configuration's value or the engine's default.
+    By default that is the engine's own. Other knobs are at the base configuration's value or the
+    engine's default.
 
     Returns:
         The files, and what has to be said of the settings.

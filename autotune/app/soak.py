@@ -7,7 +7,8 @@ from autotune.app.exports import export_study, find_chosen
 from autotune.base.errors import JobError, StudyError
 from autotune.contract import Role
 from autotune.devices.hardware import Environment, detect_environment
-from autotune.export.exported import Subject, read_export
+from autotune.export.base import Subject
+from autotune.export.door import read_export
 from autotune.fleet.transports.local import local_fleet
 from autotune.record.soak import SOAK_FOLDER, SoakResult, digest_of, write_soak
 from autotune.record.study import Study

@@ -1,7 +1,20 @@
-"""Nested mappings: laying one over another, and reaching into one by a dotted path."""
+"""Nested mappings: their depth, laying one over another, reaching into one by a dotted path."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+MAX_DEPTH = 50
+"""Levels of a user's file: far above any ds_config, far below what Python's stack takes."""
+
+
+def is_too_deep(data: Any) -> bool:
+    """Whether sections and lists are nested deeper than `MAX_DEPTH`."""
+    depth, level = 0, [data]  # a recursion would run out of the stack that this protects
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        nested = [one for one in level if isinstance(one, dict | list)]
+        level = [i for one in nested for i in (one.values() if isinstance(one, dict) else one)]
+    return depth > MAX_DEPTH
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from autotune.base.errors import JobError
+from autotune.base.nested import MAX_DEPTH, is_too_deep
 from autotune.contract import read_bounded
 
 MAX_FILE_BYTES = 1_000_000
@@ -56,6 +57,17 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_y
 _StrictLoader.add_constructor("tag:yaml.org,2002:str", _StrictLoader.construct_yaml_str)
 
 
+class _ExponentLoader(_StrictLoader):
+    """The same, with 5e8 and 1e-4 as numbers, which are text in YAML 1.1."""
+
+
+_ExponentLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
 def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
     """Read a YAML mapping; the hint says what such a file should hold.
 
@@ -73,18 +85,35 @@ def read_yaml(path: Path, *, hint: str = HINT) -> dict[str, Any]:
     return parse_yaml(text, path, hint=hint)
 
 
-def parse_yaml(text: str, path: Path, *, hint: str = HINT) -> dict[str, Any]:
+def parse_yaml(
+    text: str, path: Path, *, hint: str = HINT, reads_exponents: bool = False
+) -> dict[str, Any]:
     """The mapping that a YAML text holds; the path and the hint are for the error.
 
+    Args:
+        text: One document.
+        path: Where it is from.
+        hint: What such a file should hold.
+        reads_exponents: Whether `5e8` is a number, as to OmegaConf and jsonargparse; to PyYAML,
+            which follows YAML 1.1, it is text, since it has neither point nor sign.
+
     Raises:
-        JobError: It is not YAML, has a key twice or an alias, or is no mapping.
+        JobError: It is not YAML, has a key twice or an alias, is nested too deep, or is no
+            mapping.
     """
     try:
-        data = _StrictLoader(text).get_single_data()
-    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+        loader = _ExponentLoader if reads_exponents else _StrictLoader
+        data = loader(text).get_single_data()
+    except RecursionError as error:
+        raise _too_deep(path) from error
+    except (yaml.YAMLError, ValueError, TypeError) as error:
         raise JobError(f"{path}: not valid YAML: {error}", "mend it at the place named") from error
+    if data is None:
+        raise JobError(f"{path}: is empty", hint)
     if not isinstance(data, dict):
         raise JobError(f"{path}: holds a {type(data).__name__}, not a mapping", hint)
+    if is_too_deep(data):
+        raise _too_deep(path)
     return data
 
 
@@ -97,3 +126,10 @@ def refuse_switch(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("should not be true or false (in YAML also yes, no, on, off)")
     return value
+
+
+def _too_deep(path: Path) -> JobError:
+    return JobError(
+        f"{path}: sections and lists are nested deeper than {MAX_DEPTH} levels",
+        "remove levels: no key needs so many",
+    )

@@ -1,19 +1,30 @@
-"""Changes of a JSON text that leave everything else as it was written."""
+"""Changes of a file's text that leave everything else as it was written."""
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from difflib import SequenceMatcher
 from typing import Any
 
-from autotune.engines.deepspeed.ds_config_file import BYTE_ORDER_MARK
-from autotune.engines.deepspeed.rules.base import as_section, changed
-from autotune.space.rule import Patch
+from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
+_MOST_COMPARED = 100
+"""Keys of one section that are looked through for the new names of others."""
+_LIKENESS = 0.6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """A stretch of a text, and what stands there instead."""
+
+    start: int
+    end: int
+    """One past its last character."""
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,37 +46,62 @@ class _Member:
     value: _Value
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Edit:
-    start: int
-    end: int
-    text: str
-
-
-def edited(text: str, changes: Patch) -> str:
-    """A JSON text after changes.
+def edited(text: str, wanted: Mapping[str, Any]) -> str:
+    """A JSON text that says what is wanted, and differs from the first where it has to.
 
     Args:
         text: A valid JSON object, with a byte order mark or without.
-        changes: Nested as the text; None takes a key away.
+        wanted: All that the text is to say; the order of its keys does not matter.
     """
     if text.startswith(BYTE_ORDER_MARK):
-        return BYTE_ORDER_MARK + edited(text.removeprefix(BYTE_ORDER_MARK), changes)
+        return BYTE_ORDER_MARK + edited(text.removeprefix(BYTE_ORDER_MARK), wanted)
     root = _value(text, _skip(text, 0))
+    after = spliced(text, _Json(text, root, wanted).edits())
+    assert same_data(json.loads(after), wanted), "the text says what is wanted"
+    return after
+
+
+def spliced(text: str, edits: Iterable[Edit]) -> str:
+    """A text after edits that do not overlap."""
     after, at = "", 0
-    for edit in sorted(_edits(text, root, changes, depth=1), key=lambda e: (e.start, e.end)):
+    for edit in sorted(edits, key=lambda e: (e.start, e.end)):
         after += text[at : edit.start] + edit.text
         at = edit.end
-    after += text[at:]
-    wanted = changed(json.loads(text), changes)
-    assert json.loads(after) == wanted, "the text says what the changes say"
-    return after
+    return after + text[at:]
+
+
+def same_data(one: Any, other: Any) -> bool:
+    """Whether two values are the same, type by type, whatever the order of keys."""
+    return plain(one) == plain(other)
+
+
+def plain(value: Any) -> str:
+    """A value as text: to Python, 16.0 is 16 and 1 is True."""
+    return json.dumps(value, sort_keys=True, default=repr)
+
+
+def renames(gone: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, str]:
+    """Old name -> new name, where a key comes with the value of one that goes, or much like it."""
+    found: dict[str, str] = {}
+    free = dict(added) if max(len(gone), len(added)) <= _MOST_COMPARED else {}
+    for old, value in gone.items():
+        likeness = {
+            name: SequenceMatcher(None, str(old), str(name)).ratio()
+            + (plain(there) == plain(value))
+            for name, there in free.items()
+            if isinstance(value, Mapping) is isinstance(there, Mapping)
+        }
+        best = max(likeness, key=lambda name: likeness[name], default=None)
+        if best is not None and likeness[best] >= _LIKENESS:
+            found[old] = best
+            del free[best]
+    return found
 
 
 def duplicates(text: str) -> list[str]:
     """Dotted names of keys that an object of the text holds more than once."""
-    plain = text.removeprefix(BYTE_ORDER_MARK)
-    return list(_duplicates(_value(plain, _skip(plain, 0)), ""))
+    bare = text.removeprefix(BYTE_ORDER_MARK)
+    return list(_duplicates(_value(bare, _skip(bare, 0)), ""))
 
 
 def _duplicates(value: _Value, path: str) -> Iterator[str]:
@@ -97,79 +133,104 @@ def _skip(text: str, at: int) -> int:
     return blank.end()
 
 
-def _edits(text: str, node: _Value, changes: Patch, depth: int) -> Iterator[_Edit]:
-    members = node.members or ()
-    last = {member.name: member for member in members}  # JSON's last one counts
-    renames = _renames(changes, last, text)
-    gone = [m for m in members if m.name in changes and changes[m.name] is None]
-    gone = [m for m in gone if m.name not in renames]
-    added: dict[str, Any] = {}
-    for name, value in changes.items():
-        member = last.get(name)
-        section = as_section(value) is value
-        plain = changed({}, value) if section else value
-        if name in renames:
-            assert member is not None
-            text_of_key = f"{json.dumps(renames[name])}: "
-            yield _Edit(start=member.start, end=member.value.start, text=text_of_key)
-        elif value is None or name in renames.values():
-            continue
-        elif member is None:
-            added[name] = plain
-        elif section and member.value.members is not None:
-            yield from _edits(text, member.value, value, depth + 1)
-        else:
-            yield _Edit(start=member.value.start, end=member.value.end, text=json.dumps(plain))
-    yield from _membership(text, node, gone, added, depth)
+class _Json:
+    """The edits that make a JSON text say what is wanted."""
 
+    def __init__(self, text: str, root: _Value, wanted: Mapping[str, Any]) -> None:
+        self._text, self._root, self._wanted = text, root, wanted
+        self._written: dict[str, str] = {}
+        """Numbers that go, as they are written; they may come again elsewhere."""
 
-def _membership(
-    text: str, node: _Value, gone: list[_Member], added: dict[str, Any], depth: int
-) -> Iterator[_Edit]:
-    """Take members out of an object and put others at its end."""
-    members = node.members or ()
-    # By place, each once: a file may hold tens of thousands of keys.
-    going = {member.start for member in gone}
-    kept = [member for member in members if member.start not in going]
-    written = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in added.items()]
-    if not kept:
-        if not gone and not written:
+    def edits(self) -> Iterator[Edit]:
+        self._collect(self._root, self._wanted)
+        yield from self._of(self._root, self._wanted, depth=1)
+
+    def _collect(self, node: _Value, wanted: Any) -> None:
+        """Keep the spelling of numbers below sections and keys that go: 5e8 stays 5e8."""
+        if node.members is None:
+            raw = self._text[node.start : node.end]
+            value = json.loads(raw)
+            if isinstance(value, float):
+                self._written.setdefault(json.dumps(value), raw)
             return
-        inner, outer = _margins(text, node, depth)
-        body = inner + f",{inner}".join(written) + outer if written else ""
-        yield _Edit(start=node.start, end=node.end, text=f"{{{body}}}")
-        return
-    for index, member in enumerate(members):
-        if member.start not in going:
-            continue
-        if kept[0].start < member.start:
-            start, end = members[index - 1].value.end, member.value.end
-        else:
-            start, end = member.start, members[index + 1].start
-        yield _Edit(start=start, end=end, text="")
-    if written:
-        before = text[: members[0].start]
-        gap = before[len(before.rstrip(" \t\r\n")) :] or " "
-        at = kept[-1].value.end
-        yield _Edit(start=at, end=at, text="".join(f",{gap}{one}" for one in written))
+        for member in node.members:
+            there = wanted.get(member.name) if isinstance(wanted, Mapping) else None
+            if there is None or (member.value.members is not None):
+                self._collect(member.value, there)
+
+    def _dumped(self, value: Any) -> str:
+        if isinstance(value, Mapping):
+            inner = ", ".join(f"{json.dumps(n)}: {self._dumped(v)}" for n, v in value.items())
+            return f"{{{inner}}}"
+        text = json.dumps(value)
+        return self._written.get(text, text)
+
+    def _of(self, node: _Value, wanted: Mapping[str, Any], depth: int) -> Iterator[Edit]:
+        members = node.members or ()
+        last = {member.name: member for member in members}  # JSON's last one counts
+        gone = {n: self._data(m.value) for n, m in last.items() if n not in wanted}
+        added = {name: value for name, value in wanted.items() if name not in last}
+        renamed = renames(gone, added)
+        for name, member in last.items():
+            if name in renamed:
+                yield Edit(
+                    start=member.start,
+                    end=member.value.start,
+                    text=f"{json.dumps(renamed[name])}: ",
+                )
+            if name in wanted or name in renamed:
+                there = wanted[renamed.get(name, name)]
+                yield from self._replaced(member.value, there, depth)
+        for name in renamed.values():
+            del added[name]
+        going = [m for m in members if m.name in gone and last[m.name] is not m]
+        going += [last[name] for name in gone if name not in renamed]
+        yield from self._membership(node, going, added, depth)
+
+    def _replaced(self, node: _Value, wanted: Any, depth: int) -> Iterator[Edit]:
+        if node.members is not None and isinstance(wanted, Mapping):
+            yield from self._of(node, wanted, depth + 1)
+        elif plain(self._data(node)) != plain(wanted):
+            yield Edit(start=node.start, end=node.end, text=self._dumped(wanted))
+
+    def _data(self, node: _Value) -> Any:
+        return json.loads(self._text[node.start : node.end])
+
+    def _membership(
+        self, node: _Value, gone: list[_Member], added: Mapping[str, Any], depth: int
+    ) -> Iterator[Edit]:
+        """Take members out of an object and put others at its end."""
+        text, members = self._text, node.members or ()
+        # By place, each once: a file may hold tens of thousands of keys.
+        going = {member.start for member in gone}
+        kept = [member for member in members if member.start not in going]
+        written = [f"{json.dumps(name)}: {self._dumped(value)}" for name, value in added.items()]
+        if not kept:
+            if not gone and not written:
+                return
+            inner, outer = _margins(text, depth)
+            body = inner + f",{inner}".join(written) + outer if written else ""
+            yield Edit(start=node.start, end=node.end, text=f"{{{body}}}")
+            return
+        for index, member in enumerate(members):
+            if member.start not in going:
+                continue
+            if kept[0].start < member.start:
+                start, end = members[index - 1].value.end, member.value.end
+            else:
+                start, end = member.start, members[index + 1].start
+            yield Edit(start=start, end=end, text="")
+        if written:
+            before = text[: members[0].start]
+            gap = before[len(before.rstrip(" \t\r\n")) :] or " "
+            at = kept[-1].value.end
+            yield Edit(start=at, end=at, text="".join(f",{gap}{one}" for one in written))
 
 
-def _margins(text: str, node: _Value, depth: int) -> tuple[str, str]:
+def _margins(text: str, depth: int) -> tuple[str, str]:
     """White space before the members of an object without any, and before its end."""
     if "\n" not in text:
         return "", ""
     unit = re.search(r"\n([ \t]+)", text)
     step = unit[1] if unit else "  "
     return "\n" + step * depth, "\n" + step * (depth - 1)
-
-
-def _renames(changes: Patch, last: dict[str, _Member], text: str) -> dict[str, str]:
-    """Old name -> new name, where a key goes and the next one comes with the same value."""
-    found = {}
-    for (old, gone), (new, value) in pairwise(changes.items()):
-        if gone is None and value is not None and old in last and new not in last:
-            there = last[old].value
-            # As text: to Python, 1 is True.
-            if json.dumps(json.loads(text[there.start : there.end])) == json.dumps(value):
-                found[old] = new
-    return found

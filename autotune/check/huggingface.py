@@ -29,7 +29,7 @@ def filled(
         the consumer that will put one that is not known, or refuse to.
     """
     after: dict[str, Any] = dict(config)
-    unknown: set[tuple[str, ...]] = set()
+    unknown: set[tuple[str, ...]] = set(source.unknown)
     if source.consumer is Consumer.DEEPSPEED:
         return after, unknown  # DeepSpeed gets the word
     known = _known(source)

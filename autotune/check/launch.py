@@ -8,8 +8,9 @@ from typing import Any
 
 from autotune.base.errors import JobError
 from autotune.check.consumers import Consumer
+from autotune.check.layout import ExportedLayout
 
-_SCRIPT_COMMANDS = ("llamafactory-cli", "axolotl")
+_SCRIPT_COMMANDS = ("llamafactory-cli", "axolotl", "swift")
 
 _LAUNCHERS = {
     "deepspeed": "deepspeed",
@@ -28,6 +29,21 @@ _ALL = (-1,)
 """DeepSpeed's launcher's word for all that there are (launcher/runner.py)."""
 
 _COUNT = "a whole number above 0"
+
+_PLUGIN = (
+    *("zero_stage", "offload_optimizer_device", "offload_param_device"),
+    *("gradient_accumulation_steps", "gradient_clipping", "zero3_save_16bit_model"),
+)
+"""Flags of `accelerate launch` that come before the section of its YAML."""
+
+_DEGREES = (
+    *("pipeline_model_parallel_size", "tensor_model_parallel_size"),
+    "ds_sequence_parallel_size",
+)
+_OF_MEGATRON = ("micro_batch_size", "num_layers", *_DEGREES)
+"""Flags of Megatron-DeepSpeed's scripts (megatron/arguments.py)."""
+
+MEGATRON = "Megatron-DeepSpeed"
 
 _RANGE = re.compile(r"\d+:\d+")
 """A range of nodes, for torchrun."""
@@ -53,6 +69,17 @@ class LaunchLine:
     """`--mixed_precision` of accelerate."""
     consumer: Consumer | None = None
     """Who reads the configuration; None where the line does not tell."""
+    reader: str = ""
+    """The program behind `--deepspeed_config`, where the flags tell."""
+    plugin: Mapping[str, Any] = field(default_factory=dict)
+    """DeepSpeed's flags of `accelerate launch`."""
+    uses_deepspeed: bool = False
+    """Whether `accelerate launch` is told to."""
+    layout: ExportedLayout | None = None
+    """How Megatron-DeepSpeed splits the model, where it has a pipeline or shares sequences."""
+    split: int = 1
+    """Ranks over which it splits a model without a pipeline; DeepSpeed leaves them out of its
+    batch. 0: the line has a variable there."""
 
 
 def read_launch(line: str) -> LaunchLine:
@@ -73,7 +100,14 @@ def read_launch(line: str) -> LaunchLine:
         config, consumer = script["deepspeed_config"], Consumer.DEEPSPEED
     elif by_accelerate:
         config, consumer = text_or_none(launcher.get("deepspeed_config_file")), Consumer.ACCELERATE
+    is_megatron = consumer is Consumer.DEEPSPEED and any(name in script for name in _OF_MEGATRON)
+    layout, split = _megatron_layout(script) if is_megatron else (None, 1)
     return LaunchLine(
+        reader=MEGATRON if is_megatron else "",
+        layout=layout,
+        split=split,
+        plugin={name: launcher[name] for name in _PLUGIN if by_accelerate and name in launcher},
+        uses_deepspeed=by_accelerate and bool(launcher.get("use_deepspeed")),
         world=world,
         per_node=per_node,
         n_nodes=_count(launcher, "num_machines"),
@@ -83,6 +117,17 @@ def read_launch(line: str) -> LaunchLine:
         mixed_precision=text_or_none(launcher.get("mixed_precision")),
         consumer=consumer,
     )
+
+
+def _megatron_layout(script: Mapping[str, Any]) -> tuple[ExportedLayout | None, int]:
+    """The layout, and what is left of it to divide the world by."""
+    pp, tp, sp = (script.get(name, 1) for name in _DEGREES)
+    pp = 1 if script.get("no_pipeline_parallel") else pp
+    if any(type(degree) is not int or degree < 1 for degree in (pp, tp, sp)):
+        return None, 0
+    if pp > 1:
+        return ExportedLayout(pp=pp, tp=tp), 1
+    return (ExportedLayout(sp=sp) if sp > 1 else None), tp
 
 
 def _parse(line: str) -> tuple[str, dict[str, Any], dict[str, Any]]:

@@ -1,28 +1,27 @@
 """The check: the rules of the lattice on anybody's configuration, and the smallest fix."""
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.base.errors import ExitCode
-from autotune.base.nested import merge
 from autotune.base.secrecy import masked, masked_text
 from autotune.check import huggingface
 from autotune.check.consumers import Consumer
-from autotune.check.edit import duplicates, edited
+from autotune.check.edit import duplicates
+from autotune.check.fixes import Question, Reply, Terms, mend
 from autotune.check.source import Source
+from autotune.check.written import not_edited, text_after, words_for
 from autotune.devices.hardware import Environment
-from autotune.engines.deepspeed.ds_config_file import BYTE_ORDER_MARK
+from autotune.engines.deepspeed.ds_config_text import BYTE_ORDER_MARK
 from autotune.engines.deepspeed.rules import judge
-from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, changed
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.parallel import autotp_size
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
 from autotune.engines.deepspeed.rules.sections import unreadable
-from autotune.space.rule import Patch, UnknownFactError, Violation, listed
+from autotune.space.rule import UnknownFactError, Violation, listed
 
-_MOST_FIXES = 100
-"""More than there are rules: a fix that calls for another ends somewhere."""
 _KEY_TWICE = "file.key_twice"
 
 
@@ -36,13 +35,25 @@ class Found:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        told = asdict(self.violation)
-        return {**told, "changes": masked(told["changes"]), "after_fix": self.after_fix}
+        told = self.violation
+        return {
+            "rule": told.rule,
+            "level": told.level,
+            "message": told.message,
+            "fix": told.fix,
+            "changes": masked(told.changes),
+            "choices": [
+                {"words": str(choice), "changes": masked(choice.changes)}
+                for choice in told.choices
+            ],
+            "consequence": told.consequence,
+            "after_fix": self.after_fix,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """What was found, and the file after every fix that needs nobody to choose."""
+    """What was found, and the file after every fix that needs nobody, or that was chosen."""
 
     source: Source
     environment: Environment
@@ -51,14 +62,28 @@ class CheckReport:
     found: tuple[Found, ...]
     left: tuple[Violation, ...]
     """What is still wrong after the fix."""
+    questions: tuple[Question, ...]
+    """Those of `left` that only the user can decide, each with its ways out."""
     unknown: tuple[str, ...]
     """Keys whose value is known at run time only; rules that need one had nothing to say."""
     fixed_text: str | None
     """The file after the fix; None where nothing changes, or the file cannot be edited."""
+    not_edited: str
+    """Why the file cannot be edited; empty where it can."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether the file would run after the fix; if not, nothing is written."""
+        return all(violation.level != "error" for violation in self.left)
+
+    @property
+    def needed(self) -> tuple[Question, ...]:
+        """Questions that have to be answered before the file passes."""
+        return tuple(one for one in self.questions if one.violation.level == "error")
 
     def is_written(self, *, fixed: bool) -> bool:
         """Whether `--fix`, where it was said, changed the file."""
-        return fixed and self.fixed_text is not None and self.source.can_write
+        return fixed and self.fixed_text is not None and self.source.can_write and self.passes
 
     @property
     def version_note(self) -> str:
@@ -92,7 +117,7 @@ class CheckReport:
         """2 where the configuration, or what `--fix` made of it, would not run."""
         written = self.is_written(fixed=fixed)
         violations = self.left if written else [found.violation for found in self.found]
-        fails = any(violation.consequence == "raised" for violation in violations)
+        fails = any(violation.level == "error" for violation in violations)
         return ExitCode.INVALID_INPUT if fails else ExitCode.FOUND
 
     def to_dict(self, *, fixed: bool) -> dict[str, Any]:
@@ -112,6 +137,18 @@ class CheckReport:
             "would_run": self.exit_code(fixed=fixed) is ExitCode.FOUND,
             "would_run_after_fix": self.exit_code(fixed=True) is ExitCode.FOUND,
             "diff": self.diff,
+            "not_edited": self.not_edited,
+            "left": [violation.rule for violation in self.left],
+            "to_choose": [
+                {
+                    "choose": f"{question.violation.rule}={option.number}",
+                    "words": option.words,
+                    "changes": masked(option.changes),
+                    "is_needed": question in self.needed,
+                }
+                for question in self.questions
+                for option in question.options
+            ],
         }
 
 
@@ -168,53 +205,63 @@ class _WorldlessSetup(Setup):
         return super().__getattribute__(name)
 
 
-def check(source: Source, environment: Environment) -> CheckReport:
-    """Judge a configuration, and mend it one fix at a time until nothing changes any more."""
+def check(source: Source, environment: Environment, chosen: Sequence[Reply] = ()) -> CheckReport:
+    """Judge a configuration, and mend it until nothing changes any more.
+
+    Raises:
+        JobError: What was chosen is not open.
+    """
     first = _look(source.config, source, environment)
     around = list(_of_the_file(source))
     before = (*first.violations, *around)
-    found = [Found(violation=violation, after_fix=False) for violation in before]
-    changes, left = _mend(source, environment, first, found)
-    can_edit = source.can_edit and all(one.rule != _KEY_TWICE for one in around)
+    why_not = not_edited(source)
+    if any(one.rule == _KEY_TWICE for one in around):
+        why_not = "a key stands there twice"
+    mended = mend(
+        source.config,
+        lambda config: _look(config, source, environment, world=first.world).violations,
+        Terms(
+            knows_world=source.world is not None,
+            words=lambda config, changes: words_for(source, config, changes),
+        ),
+        chosen,
+    )
+    text = None
+    if not why_not and repr(mended.config) != repr(source.config):
+        text = text_after(source, mended.config)
+        if text is None:
+            why_not = "its text cannot be changed there with every comment kept"
+    known = {violation.rule for violation in before}
+    new = [violation for violation in mended.seen if violation.rule not in known]
     return CheckReport(
         source=source,
         environment=environment,
         world=first.world,
         world_because=first.world_because,
-        found=tuple(found),
-        left=(*left, *around) if can_edit else before,
+        found=(
+            *(Found(violation=violation, after_fix=False) for violation in before),
+            *(Found(violation=violation, after_fix=True) for violation in new),
+        ),
+        left=before if why_not else (*mended.left, *around),
+        questions=() if why_not else mended.questions,
         unknown=tuple(sorted(".".join(path) for path in first.unknown)),
-        fixed_text=edited(source.text, _nested(source, changes)) if can_edit and changes else None,
+        fixed_text=None if text == source.text else text,
+        not_edited=why_not,
     )
 
 
-def _mend(
-    source: Source, environment: Environment, first: _Looked, found: list[Found]
-) -> tuple[Patch, tuple[Violation, ...]]:
-    """All changes, and what is left; what a fix brings to light is added to what was found."""
-    known = {found_one.violation.rule for found_one in found}
-    changes: Patch = {}
-    config: Mapping[str, Any] = source.config
-    violations = first.violations
-    for _ in range(_MOST_FIXES):
-        tried = [(one.changes, changed(config, one.changes)) for one in violations if one.changes]
-        # As text: to Python, 16.0 is 16 and 1 is True.
-        step = next(((fix, after) for fix, after in tried if repr(after) != repr(config)), None)
-        if step is None:
-            break
-        changes, config = merge(changes, step[0]), step[1]
-        violations = _look(config, source, environment).violations
-        new = [violation for violation in violations if violation.rule not in known]
-        found += [Found(violation=violation, after_fix=True) for violation in new]
-        known |= {violation.rule for violation in new}
-    return changes, violations
-
-
-def _look(config: Mapping[str, Any], source: Source, environment: Environment) -> _Looked:
-    """Judge once, past values that nobody can read."""
+def _look(
+    config: Mapping[str, Any],
+    source: Source,
+    environment: Environment,
+    *,
+    world: int | None = None,
+) -> _Looked:
+    """Judge once, past values that nobody can read; `world`: as an earlier look took it."""
     after, unknown = huggingface.filled(config, source)
     mute = {*unknown, *unreadable(after)}
-    world, because = _world(after, source, mute)
+    taken, because = _world(after, source, mute)
+    world = world or taken
     setup = _setup(after, source, environment, world, unknown)
     violations = judge(setup)
     if mute - unknown:
@@ -252,7 +299,7 @@ def _world(
 ) -> tuple[int | None, str]:
     """Ranks: as they were given, else as the batch sizes of the file imply them."""
     if source.world is not None:
-        return source.world, "given"
+        return source.world, source.world_because
     given = [None if (name,) in unknown else config.get(name) for name in BATCH_KEYS]
     sizes = [size for size in given if type(size) is int and size > 0]
     if len(sizes) < len(given):
@@ -266,23 +313,18 @@ def _world(
     return ranks, "from the three batch sizes"
 
 
-def _nested(source: Source, changes: Patch) -> Patch:
-    for name in reversed(source.at):
-        changes = {name: changes}
-    return changes
-
-
 def _of_the_file(source: Source) -> Iterator[Violation]:
     """What is wrong with the file itself, and with what is said of it."""
-    reads_itself = source.consumer is Consumer.DEEPSPEED
-    if source.can_edit and not reads_itself and source.text.startswith(BYTE_ORDER_MARK):
+    yield from source.refused
+    reads_itself = source.consumer is Consumer.DEEPSPEED and not source.reader
+    if source.syntax != "yaml" and not reads_itself and source.text.startswith(BYTE_ORDER_MARK):
         yield Violation(
             rule="file.byte_order_mark",
             message=f"{source.path} begins with a byte order mark: DeepSpeed reads past it, "
             f"{source.consumer} does not",
             fix="save it as UTF-8 without the mark",
         )
-    if source.can_edit and (names := duplicates(source.text)):
+    if source.syntax == "json" and (names := duplicates(source.text)):
         # DeepSpeed refuses it in a file that it reads itself (runtime/config.py: DeepSpeedConfig);
         # for Trainer and accelerate it is accelerate that reads, with a plain json.load.
         is_refused = reads_itself and not source.at

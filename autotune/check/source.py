@@ -6,54 +6,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import JobError, RenderError
-from autotune.base.yaml_file import parse_yaml
+from autotune.base.errors import JobError
+from autotune.check.accelerate_file import AccelerateFile
 from autotune.check.consumers import FILLED, Consumer, autos
-from autotune.check.launch import LaunchLine, count, read_launch, text_or_none, typed
-from autotune.contract import ContractError, read_json
-from autotune.engines.deepspeed.ds_config_file import parse_json, read_text
-from autotune.export.dialects.deepspeed import SETTINGS_FILE
-
-ACCELERATE_OWNED = (
-    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage"),
-    *("offload_optimizer_device", "offload_param_device", "offload_param_nvme_path"),
-    *("zero3_save_16bit_model", "mixed_precision"),
-)
-"""Fields of an accelerate YAML that it refuses beside a `deepspeed_config_file`
-(accelerate/utils/dataclasses.py: _deepspeed_config_checks)."""
+from autotune.check.launch import LaunchLine, read_launch
+from autotune.check.layout import UNSPLIT, ExportedLayout, layout_beside
+from autotune.check.reading import ReadConfig, Syntax, parsed, sections_of
+from autotune.check.refusals import refusals
+from autotune.engines.deepspeed.ds_config_text import read_text
+from autotune.space.rule import Violation
 
 _TELLING = frozenset(
     name for name in FILLED[Consumer.TRAINER] if not name.startswith("zero_optimization.")
 )
-
-_YAML = (".yaml", ".yml")
-
-_UNSAID = -1
-"""`num_processes` of an accelerate YAML that leaves it to the launch line (config_args.py)."""
-
-_MOST_DEPTH = 50
-"""Sections inside of each other: far above any ds_config, far below what Python's stack takes."""
-
-_SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
-"""Other names of a TrainingArguments field: axolotl's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportedLayout:
-    """How the script beside a ds_config splits the training, and on what: it does not say."""
-
-    pp: int = 1
-    """Stages."""
-    tp: int = 1
-    """Ranks that each layer of a pipeline is split over; without one the ds_config says."""
-    sp: int = 1
-    """Ranks that share each sequence."""
-    accelerator: str | None = None
-    """One of `ACCELERATORS`; None: nobody said."""
-
-
-ACCELERATORS = ("cuda", "cpu")
-UNSPLIT = ExportedLayout()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +38,23 @@ class Source:
     """What tells the consumer."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `TrainingArguments`, as far as they were given."""
+    syntax: Syntax = "json"
+    reader: str = ""
+    """The program that hands the configuration to the consumer, where it has a name: GPT-NeoX,
+    Lightning, Megatron-DeepSpeed, LLaMA-Factory, axolotl, ms-swift."""
+    is_made: bool = False
+    """Whether the reader makes the configuration out of keys of its own."""
+    unknown: frozenset[tuple[str, ...]] = frozenset()
+    """Keys that the reader fills in at run time; they are "auto" in `config`."""
     world: int | None = None
+    """Ranks, without those that the reader splits a model over."""
+    world_because: str = "given"
     per_node: int | None = None
     """Ranks of one node; None where nobody says."""
     mixed_precision: str | None = None
-    """Accelerate's, where it is given."""
+    """Accelerate's, where it is given, as it is given."""
+    accelerate_file: Mapping[str, Any] | None = None
+    """The accelerate YAML, as PyYAML reads it; None: there is none."""
     beside_file: tuple[str, ...] = ()
     """Fields of the accelerate YAML that it refuses beside a `deepspeed_config_file`."""
     launched: str | None = None
@@ -85,65 +62,50 @@ class Source:
     not_for: str = ""
     """What accelerate runs instead of DeepSpeed, where its YAML says so."""
     layout: ExportedLayout = UNSPLIT
-    """For an export: how its script splits the training."""
-
-    @property
-    def can_edit(self) -> bool:
-        """Whether the text can be mended: YAML is not edited."""
-        return self.path.suffix not in _YAML
+    """For an export or a pipeline: how its script splits the training."""
+    refused: tuple[Violation, ...] = ()
+    """What the reader refuses or overrules, whatever DeepSpeed does with the configuration."""
 
     @property
     def can_write(self) -> bool:
         """Whether a fix may be written: into no file but the one that was named."""
-        return self.can_edit and self.path == self.asked
+        return self.path == self.asked and self.path.is_file()
 
 
-class _Accelerate:
-    """What an accelerate YAML says; of no file: nothing."""
+def read_source(path: Path, **how: Any) -> Source:
+    """The one configuration of a file, with the arguments of `read_sources`.
 
-    def __init__(self, data: Mapping[str, Any], path: Path | None) -> None:
-        self.path, self.data = path, data
-        section = data.get("deepspeed_config")
-        if section is not None and not isinstance(section, Mapping):
-            raise JobError(
-                f"{path}: deepspeed_config: {section!r} is no section",
-                "write `key: value` lines below it, such as `zero_stage: 2`, or "
-                "`deepspeed_config_file: ds_config.json`",
-            )
-        self.section: Mapping[str, Any] = section or {}
-        named = text_or_none(self.section.get("deepspeed_config_file"))
-        self.file = None if named == "none" else named
-        at = f"{path}: num_processes"
-        self.n_processes = count(data.get("num_processes"), name=at, words=(_UNSAID,))
-        self.n_machines = count(data.get("num_machines"), name=f"{path}: num_machines")
-        self.mixed_precision = text_or_none(data.get("mixed_precision"))
-
-    @property
-    def beside_file(self) -> tuple[str, ...]:
-        if self.file is None:
-            return ()
-        fields = {*self.section, *({"mixed_precision"} & self.data.keys())}
-        return tuple(name for name in ACCELERATE_OWNED if name in fields)
-
-    @property
-    def not_for(self) -> str:
-        kind = str(self.data.get("distributed_type", "DEEPSPEED"))
-        return "" if kind == "DEEPSPEED" else kind
+    Raises:
+        RenderError, NotADsConfigError: As in `read_sources`.
+        JobError: As there, or the file holds several.
+    """
+    found = read_sources(path, **how)
+    if len(found) > 1:
+        places = ", ".join(".".join(one.at) or str(one.path) for one in found)
+        raise JobError(
+            f"{path}: holds {len(found)} DeepSpeed configurations: {places}",
+            "check a file that holds one of them",
+        )
+    return found[0]
 
 
-def read_source(
+def read_sources(
     path: Path,
     *,
+    text: str | None = None,
     world: int | None = None,
     launch: str | None = None,
     accelerate: Path | None = None,
     consumer: Consumer | None = None,
-) -> Source:
-    """Read a configuration and whatever goes with it.
+) -> list[Source]:
+    """Read the configurations of a file, at least one, and whatever goes with them.
 
     Args:
-        path: A ds_config.json; a file with a `deepspeed` key (a path or the section itself)
-            beside Hugging Face arguments; or an accelerate YAML.
+        path: A ds_config.json (JSON or Hjson); a file with a `deepspeed` key (a path or the
+            section itself) beside Hugging Face arguments; an accelerate YAML; a file of GPT-NeoX
+            or Lightning; or any mapping in which sections of DeepSpeed stand, or are named.
+            `-` is standard input.
+        text: What the file holds, where somebody has read it.
         world: Ranks; comes before what the others say.
         launch: The line that starts the training.
         accelerate: The accelerate YAML.
@@ -151,159 +113,108 @@ def read_source(
 
     Raises:
         RenderError: A file cannot be read.
+        NotADsConfigError: It can, and holds no DeepSpeed configuration and names none.
         JobError: The launch line or the YAML is not one, or says twice what it says, or a value in
             them is none of those that are allowed there.
     """
-    asked = path
+    text = read_text(path) if text is None else text
     line = LaunchLine() if launch is None else read_launch(launch)
     if accelerate is None and line.accelerate_config is not None:
         accelerate = Path(line.accelerate_config)
-    text = read_text(path)
-    data = _parse(text, path)
-    told = {} if accelerate is None else _parse(read_text(accelerate), accelerate)
-    yaml_file = _Accelerate(told, accelerate)
-    arguments: dict[str, Any] = {}
-    at: tuple[str, ...] = ()
-    because = ""
-    config: Mapping[str, Any] = data
-    if accelerate is None and "deepspeed_config" in data and "zero_optimization" not in data:
-        yaml_file = _Accelerate(data, path)
-        if yaml_file.file is not None:
-            path, text, config = _follow(yaml_file.file, path)
-        else:
-            config, at = _section_as_config(yaml_file), ("deepspeed_config",)
-    elif "deepspeed" in data and "zero_optimization" not in data:
-        arguments = {
-            _SYNONYMS.get(str(name), str(name)): typed(value) if isinstance(value, str) else value
-            for name, value in data.items()
-        }
-        inner = arguments.pop("deepspeed")
-        because = f"the deepspeed key of {path}"
-        if isinstance(inner, str):
-            path, text, config = _follow(inner, path)
-        elif isinstance(inner, Mapping):
-            config, at = inner, ("deepspeed",)
-        else:
-            raise JobError(
-                f"{path}: deepspeed is {inner!r}, so it has no DeepSpeed configuration",
-                "name a ds_config.json there",
-            )
-    found, why = _consumer(consumer, because, line, launch is not None, yaml_file, config)
-    ranks = line.world or yaml_file.n_processes
-    nodes = line.n_nodes or yaml_file.n_machines
+    told = {} if accelerate is None else parsed(read_text(accelerate), accelerate).data
+    file = AccelerateFile(told, accelerate)
+    return [
+        _source(
+            section,
+            path,
+            line,
+            file,
+            has_line=launch is not None,
+            world=world,
+            given=consumer,
+        )
+        for section in sections_of(text, path, line, has_accelerate=accelerate is not None)
+    ]
+
+
+def _source(
+    section: ReadConfig,
+    asked: Path,
+    line: LaunchLine,
+    accelerate: AccelerateFile,
+    *,
+    has_line: bool,
+    world: int | None,
+    given: Consumer | None,
+) -> Source:
+    file = section.accelerate or accelerate
+    consumer, because = _consumer(given, section, line, has_line, file)
+    ranks = line.world or file.n_processes or section.world
+    nodes = line.n_nodes or file.n_machines
+    reader = section.reader or line.reader
+    counted, world_because = _counted(world or ranks, line.split if line.reader else section.split)
+    arguments = {**section.arguments, **line.arguments}
     return Source(
         asked=asked,
-        path=path,
-        text=text,
-        at=at,
-        config=config,
-        consumer=found,
-        because=why,
-        arguments={**arguments, **line.arguments},
-        world=world or ranks,
+        path=section.path,
+        text=section.text,
+        syntax=section.syntax,
+        at=section.at,
+        config=section.config,
+        is_made=section.is_made,
+        unknown=section.unknown,
+        consumer=consumer,
+        because=because,
+        reader=reader,
+        arguments=arguments,
+        world=counted,
+        world_because=world_because,
         per_node=line.per_node
         or (ranks // nodes if ranks and nodes and ranks % nodes == 0 else None),
-        mixed_precision=line.mixed_precision or yaml_file.mixed_precision,
-        launched=_another(line.config, path),
-        beside_file=yaml_file.beside_file,
-        not_for="" if "--use_deepspeed" in (launch or "") else yaml_file.not_for,
-        layout=_layout_beside(path),
+        mixed_precision=line.mixed_precision or file.mixed_precision,
+        accelerate_file=None if file.path is None else file.data,
+        launched=_another(line.config, section.path),
+        beside_file=file.beside_file,
+        not_for="" if line.uses_deepspeed else file.not_for,
+        layout=section.layout or line.layout or layout_beside(section.path),
+        refused=(*section.refused, *refusals(section, consumer, reader, arguments)),
     )
 
 
-def _parse(text: str, path: Path) -> dict[str, Any]:
-    is_yaml = path.suffix in _YAML
-    return _bounded(parse_yaml(text, path) if is_yaml else parse_json(text, path), path)
-
-
-def _bounded(data: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The same, refused where it is so deep that whoever walks through it runs out of stack."""
-    if _depth(data) > _MOST_DEPTH:
-        raise RenderError(
-            f"{path}: sections inside of more than {_MOST_DEPTH} others", "mend the file there"
-        )
-    return data
-
-
-def _depth(data: Any) -> int:
-    """Levels of sections and lists; without recursion, which is what it guards."""
-    depth, level = 0, [data]
-    while level:
-        depth += 1
-        nested = [one for one in level if isinstance(one, dict | list)]
-        level = [i for one in nested for i in (one.values() if isinstance(one, dict) else one)]
-    return depth
-
-
-def _follow(name: str, base: Path) -> tuple[Path, str, dict[str, Any]]:
-    """The ds_config that another file names.
-
-    From where one stands, else from beside that file, else from a folder above it.
-    """
-    near = [Path(name), *(folder / name for folder in base.parents)]
-    path = next((one for one in near if os.path.isfile(one)), None)
-    if path is None:
-        raise RenderError(
-            f"{base}: names {name!r}, which is not there", "check the ds_config.json itself"
-        )
-    text = read_text(path)
-    return path, text, _bounded(parse_json(text, path), path)
-
-
-def _section_as_config(file: _Accelerate) -> dict[str, Any]:
-    """What accelerate makes of a section without a file (DeepSpeedPlugin.__post_init__)."""
-    section = file.section
-    devices = {
-        kind: section.get(f"offload_{kind}_device", "none") for kind in ("optimizer", "param")
-    }
-    offload = {
-        f"offload_{kind}": {"device": device}
-        | ({"nvme_path": section.get(f"offload_{kind}_nvme_path")} if device == "nvme" else {})
-        for kind, device in devices.items()
-    }
-    config: dict[str, Any] = {
-        "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": section.get("gradient_accumulation_steps", "auto"),
-        "zero_optimization": {
-            "stage": section.get("zero_stage", 2),
-            **offload,
-            "stage3_gather_16bit_weights_on_model_save": bool(
-                section.get("zero3_save_16bit_model")
-            ),
-        },
-        "gradient_clipping": section.get("gradient_clipping", "auto"),
-    }
-    if file.mixed_precision in ("fp16", "bf16"):
-        config[file.mixed_precision] = {"enabled": True}
-    return config
+def _counted(ranks: int | None, split: int) -> tuple[int | None, str]:
+    """The ranks that DeepSpeed counts, and what tells them."""
+    if ranks is None or split == 1:
+        return ranks, "given"
+    if split == 0 or ranks % split:
+        return None, "not known: rules that need it say nothing"
+    return ranks // split, f"{ranks} ranks, {split} to a model"
 
 
 def _consumer(
     given: Consumer | None,
-    because: str,
+    section: ReadConfig,
     line: LaunchLine,
     has_line: bool,
-    file: _Accelerate,
-    config: Mapping[str, Any],
+    file: AccelerateFile,
 ) -> tuple[Consumer, str]:
     """Who reads it, and what tells."""
     if given is not None:
         return given, "it was said"
-    if because:
-        return Consumer.TRAINER, because
+    if section.consumer is not None:
+        return section.consumer, section.because
     if line.consumer is not None:
         return line.consumer, "the launch line"
     if file.path is not None:
         return Consumer.ACCELERATE, f"{file.path}"
     if has_line:
         return Consumer.DEEPSPEED, "the launch line"
-    said = [".".join(path) for path in autos(config)]
+    where = section.because and f"{section.because}; "
+    said = [".".join(path) for path in autos(section.config)]
     # Those of zero_optimization tell nothing: DeepSpeed alone runs with them, too.
     told = [name for name in said if name in _TELLING]
     if told:
-        return Consumer.TRAINER, f'"auto" at {told[0]}'
-    return Consumer.DEEPSPEED, 'nothing is "auto" that somebody else fills in'
+        return Consumer.TRAINER, f'{where}"auto" at {told[0]}'
+    return Consumer.DEEPSPEED, f'{where}nothing is "auto" that somebody else fills in'
 
 
 def _another(named: str | None, path: Path) -> str | None:
@@ -317,21 +228,3 @@ def _another(named: str | None, path: Path) -> str | None:
     if os.path.isfile(there):
         return None if there.samefile(path) else named
     return None if there.name == path.name else named
-
-
-def _layout_beside(path: Path) -> ExportedLayout:
-    """The layout of an export, by the settings beside its ds_config; of other files `UNSPLIT`."""
-    try:
-        settings = read_json(path.parent / SETTINGS_FILE)
-    except ContractError:
-        return UNSPLIT
-    pp, tp, sp = (settings.get(name, 1) for name in ("pp", "tp", "sp"))
-    if any(type(degree) is not int or degree < 1 for degree in (pp, tp, sp)):
-        return UNSPLIT
-    named = settings.get("accelerator")
-    accelerator = named if named in ACCELERATORS else None
-    if pp == 1:
-        return ExportedLayout(sp=sp, accelerator=accelerator)
-    if "transformer" in settings:
-        return ExportedLayout(pp=pp, tp=tp, accelerator=accelerator)
-    return UNSPLIT

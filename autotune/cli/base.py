@@ -60,7 +60,9 @@ RESULTS = Path("results")
 StudyName = Annotated[
     str | None, typer.Option("--study", help="Name of the study; the last one by default.")
 ]
-Dialect = Annotated[str, typer.Option(help="Whose files: a dialect, such as deepspeed.")]
+Dialect = Annotated[
+    str | None, typer.Option(help="Whose files: a dialect; by default the engine's own.")
+]
 JobPath = Annotated[
     Path | None, typer.Option("--job", help="A job as YAML; flags come before its keys.")
 ]

@@ -220,7 +220,7 @@ def render(
         list[str] | None,
         typer.Option("--set", metavar="KNOB=VALUE", help="Such as zero.stage=2; repeat it."),
     ] = None,
-    to: Dialect = "deepspeed",
+    to: Dialect = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

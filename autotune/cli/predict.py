@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.cli.base import (
     DATA,
     Debug,
+    Dialect,
     JobPath,
     Json,
     cli,
@@ -152,7 +154,7 @@ def plan(
     *,
     job: dict[str, Any],
     fleet: dict[str, Any],
-    engine: EngineName = "deepspeed",
+    engine: EngineName = DEFAULT_ENGINE,
     top: Annotated[int, typer.Option(help="Candidates to show.", min=1)] = 10,
     min_fit: Annotated[
         float, typer.Option(help="Probability to fit, below which one comes last.", min=0, max=1)
@@ -172,9 +174,7 @@ def plan(
         Path | None, typer.Option(help="Write the files of the best candidate to this folder.")
     ] = None,
     rank: Annotated[int, typer.Option(help="Write those of this rank instead.", min=1)] = 1,
-    to: Annotated[
-        str | None, typer.Option(help="Whose files: a dialect; by default the engine's own.")
-    ] = None,
+    to: Dialect = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -209,7 +209,7 @@ def explain(
     ] = None,
     job: dict[str, Any],
     fleet: dict[str, Any],
-    engine: EngineName = "deepspeed",
+    engine: EngineName = DEFAULT_ENGINE,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -236,7 +236,7 @@ def estimate(
     ] = None,
     job: dict[str, Any],
     fleet: dict[str, Any],
-    engine: EngineName = "deepspeed",
+    engine: EngineName = DEFAULT_ENGINE,
     trace: Annotated[
         bool,
         typer.Option(
@@ -265,7 +265,7 @@ def estimate(
     if rows is not None or out is not None or constants is not None:
         if rows is None or out is None:
             raise JobError("--rows and --out go together", "a CSV to read and one to write")
-        about_one = settings or job or engine != "deepspeed" or trace
+        about_one = settings or job or engine != DEFAULT_ENGINE or trace
         if about_one or fleet.keys() - {"accelerators"}:
             raise JobError(
                 "--rows: its rows say what is estimated",

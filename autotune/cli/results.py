@@ -129,8 +129,12 @@ def compare(
 def export(
     out: Annotated[Path, typer.Option(help="Folder to write; for optuna, the file.")],
     to: Annotated[
-        str, typer.Option(help="Whose files: a dialect, or optuna: a study for its dashboard.")
-    ] = "deepspeed",
+        str | None,
+        typer.Option(
+            help="Whose files: a dialect, by default the engine's own; or optuna: a study for its "
+            "dashboard."
+        ),
+    ] = None,
     study: StudyName = None,
     trial: Annotated[int | None, typer.Option(help="A trial; the best one by default.")] = None,
     results: Results = RESULTS,

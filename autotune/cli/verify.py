@@ -47,6 +47,10 @@ def check(
         str | None, typer.Option(help="Such as 0.18.9; the installed one by default.")
     ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Write the fix into the file.")] = False,
+    choose: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE=N", help="Take a choice that check lists; may be repeated."),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -55,7 +59,7 @@ def check(
     Ends with 2 if it would not run. A value that is ignored is a warning.
     """
     from autotune.app.check import check_file, write_fix
-    from autotune.report.terminal.check import print_check
+    from autotune.report.terminal.check import asker, print_check
 
     found = check_file(
         file,
@@ -65,11 +69,27 @@ def check(
         consumer=consumer,
         accelerator=accelerator,
         deepspeed_version=deepspeed_version,
+        choose=choose or (),
+        ask=asker(DATA) if fix and not as_json else None,
     )
     if fix:
         write_fix(found)
     print_json(found.to_dict(fixed=fix)) if as_json else print_check(DATA, found, fixed=fix)
     raise typer.Exit(found.exit_code(fixed=fix))
+
+
+@cli.command()
+def rule(
+    name: Annotated[
+        str | None, typer.Argument(help="Such as batch.product; without one all are listed.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Explain a rule of check: what breaks it, and what the engine does then."""
+    from autotune.check.rules_page import markdown_of, page_of, rule_names
+
+    text = "\n".join(rule_names()) if name is None else markdown_of(page_of(name))
+    DATA.out(text.rstrip(), highlight=False)
 
 
 @cli.command()

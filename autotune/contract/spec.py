@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+from autotune import DEFAULT_ENGINE
 from autotune.contract.files import ContractError, Stored, check_figures, from_json
 from autotune.contract.words import Role, Start
 
@@ -157,7 +158,7 @@ class Workload:
 class EngineSettings:
     """What the engine is to do with the candidate's files, and what it must say of itself."""
 
-    name: str = "deepspeed"
+    name: str = DEFAULT_ENGINE
     """Name of the engine plug-in."""
     expected: dict[str, Any]
     """What the live engine must say of itself (read-back); a difference is `invalid`."""

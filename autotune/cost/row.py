@@ -9,7 +9,7 @@ from autotune.cost.cells import Cells, RowError
 from autotune.cost.device import device_columns, link_columns
 from autotune.cost.plans import Recompute, Tier
 from autotune.cost.row_model import read_model
-from autotune.cost.traits import Traits, traits_of
+from autotune.cost.traits import ASSUMED, Traits, traits_of
 from autotune.devices.accelerators import Accelerator, find_accelerator
 
 _MAX_DEVICES = 262_144
@@ -86,7 +86,7 @@ def read_row(cells: Cells, table: Sequence[Accelerator]) -> dict[str, float]:
 
 
 def _framework(cells: Cells) -> Traits:
-    framework = cells.text("framework") or "deepspeed"
+    framework = cells.text("framework") or ASSUMED
     if cells.is_blank("framework"):
         cells.assume("framework", framework)
     traits = traits_of(framework)

@@ -172,6 +172,10 @@ FRAMEWORKS = (
 )
 
 
+ASSUMED = "deepspeed"
+"""The framework of rows that name none."""
+
+
 def traits_of(framework: str) -> Traits | None:
     """The first that a framework's name has in it; None if none is."""
     spelled = framework.lower()

@@ -1,6 +1,7 @@
 """Accelerators of this machine, what is installed for them, and their peaks.
 
-Nothing here imports torch: NVML and the kernel answer in milliseconds.
+Nothing here imports torch: NVML and the kernel answer in milliseconds. What asks them is imported
+where it is used: the rules need the values alone.
 """
 
 import contextlib
@@ -8,15 +9,13 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import psutil
-import pynvml
-
 from autotune.base.errors import FleetError
-from autotune.devices import accelerators, cgroup
+from autotune.devices import cgroup
 
 _BF16_CAPABILITY = (8, 0)
 """Compute capability from which CUDA computes in bf16; below, torch emulates it and calls it
@@ -48,6 +47,14 @@ class Environment:
     """Whether the package flash_attn is installed, and there is a CUDA device to run it on."""
 
 
+VERSIONED = tuple(
+    each.name.removesuffix("_version")
+    for each in fields(Environment)
+    if each.name.endswith("_version")
+)
+"""Packages whose versions are part of an environment: a trial elsewhere is another trial."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One visible GPU as NVML sees it now."""
@@ -77,13 +84,9 @@ def detect_environment() -> Environment:
         FleetError: torch is missing, or `DS_ACCELERATOR` names an accelerator that is not there
             or that is not supported.
     """
-    torch = version_of("torch")
-    if torch is None:
+    if version_of("torch") is None:
         raise not_installed("torch")
-    versions: dict[str, Any] = {
-        "torch_version": torch,
-        "deepspeed_version": version_of("deepspeed") or "",
-    }
+    versions = versions_here()
     accelerator, devices = find_accelerator()
     if accelerator == "cuda":
         names = {gpu.name for gpu in devices}
@@ -107,6 +110,11 @@ def detect_environment() -> Environment:
         **versions,
         precisions=("fp32", "bf16", *(("fp16",) if cpu_has_fp16() else ())),
     )
+
+
+def versions_here(*, unknown: str = "") -> dict[str, Any]:
+    """The installed versions, by an environment's fields; `unknown` where one is not installed."""
+    return {f"{package}_version": version_of(package) or unknown for package in VERSIONED}
 
 
 def not_installed(package: str) -> FleetError:
@@ -144,6 +152,8 @@ def peak_flops(device_name: str) -> float | None:
 
     None: a device that is not in the table, or a slice of one (MIG).
     """
+    from autotune.devices import accelerators  # its table is checked by pydantic
+
     try:
         peaks = accelerators.find_accelerator(device_name).peak_flops
     except FleetError:
@@ -160,13 +170,15 @@ def visible_gpus() -> list[Gpu]:
     Raises:
         FleetError: The driver is there and does not answer for a GPU.
     """
+    import pynvml  # tens of milliseconds
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return []
     try:
-        handles = _visible_handles(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        return [_gpu(index, handle) for index, handle in enumerate(handles)]
+        handles = _visible_handles(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return [_gpu(pynvml, index, handle) for index, handle in enumerate(handles)]
     except pynvml.NVMLError as error:
         raise FleetError(
             f"the NVIDIA driver does not answer for a GPU: {error}",
@@ -185,6 +197,8 @@ def usable_cores() -> list[int]:
 
 def usable_memory_bytes() -> int:
     """The host's memory, or the cgroup's limit if that is less."""
+    import psutil  # tens of milliseconds
+
     total_bytes: int = psutil.virtual_memory().total
     limit_bytes = cgroup.memory_limit_bytes()
     return total_bytes if limit_bytes is None else min(total_bytes, limit_bytes)
@@ -233,32 +247,31 @@ def torch_cuda_version() -> str | None:
     return None
 
 
-def _visible_handles(visible: str | None) -> list[Any]:
+def _visible_handles(nvml: ModuleType, visible: str | None) -> list[Any]:
     """As CUDA reads the variable: indices or UUID prefixes, cut at the first that is not there."""
-    handles = [
-        pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
-    ]
+    n_handles = nvml.nvmlDeviceGetCount()
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(n_handles)]
     if visible is None:
         return handles
     chosen: list[Any] = []
     for entry in (part.strip() for part in visible.split(",")):
-        handle = _handle(entry, handles)
+        handle = _handle(nvml, entry, handles)
         if handle is None:
             break
         chosen.append(handle)
     return chosen
 
 
-def _handle(entry: str, handles: list[Any]) -> Any | None:
+def _handle(nvml: ModuleType, entry: str, handles: list[Any]) -> Any | None:
     if entry.isdigit():
         return handles[int(entry)] if int(entry) < len(handles) else None
     if entry.startswith("MIG-"):
-        with contextlib.suppress(pynvml.NVMLError):
-            return pynvml.nvmlDeviceGetHandleByUUID(entry)
+        with contextlib.suppress(nvml.NVMLError):
+            return nvml.nvmlDeviceGetHandleByUUID(entry)
         return None
     if not entry.startswith("GPU-"):
         return None
-    named = [h for h in handles if pynvml.nvmlDeviceGetUUID(h).startswith(entry)]
+    named = [h for h in handles if nvml.nvmlDeviceGetUUID(h).startswith(entry)]
     return named[0] if len(named) == 1 else None
 
 
@@ -269,19 +282,19 @@ def _precisions(devices: list[Gpu]) -> tuple[str, ...]:
     return ("fp32", *(("bf16",) if has_bf16 else ()), "fp16")
 
 
-def _gpu(index: int, handle: Any) -> Gpu:
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+def _gpu(nvml: ModuleType, index: int, handle: Any) -> Gpu:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     utilization = None
-    with contextlib.suppress(pynvml.NVMLError):  # MIG slices do not report it
-        utilization = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+    with contextlib.suppress(nvml.NVMLError):  # MIG slices do not report it
+        utilization = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
     capability = None
-    with contextlib.suppress(pynvml.NVMLError):
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    with contextlib.suppress(nvml.NVMLError):
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         capability = (int(major), int(minor))
     return Gpu(
         index=index,
-        name=pynvml.nvmlDeviceGetName(handle),
-        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        name=nvml.nvmlDeviceGetName(handle),
+        uuid=nvml.nvmlDeviceGetUUID(handle),
         memory_bytes=int(memory.total),
         memory_used_bytes=int(memory.used),
         utilization=utilization,

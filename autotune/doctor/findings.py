@@ -9,16 +9,8 @@ from autotune.base.units import format_bytes
 from autotune.doctor.diagnosis import Examination, Level, Machine, Remark, Speed
 from autotune.doctor.machine import inspect_machine
 from autotune.doctor.speed import measure_speed
-from autotune.engines.deepspeed.rules.releases import TRIED, release_of
+from autotune.engines.base import EnginePackage, installed_engines
 
-MINIMUM_VERSIONS = {
-    "python": "3.11",
-    "torch": "2.5",
-    "deepspeed": "0.16.4",
-    "transformers": "5.0",
-    "optuna": "5.0",
-}
-"""What pyproject.toml asks for."""
 BUSY = 0.10
 """Share of its time, or of a GPU's memory, from which on a device is not called idle."""
 SLOW = 0.10
@@ -29,19 +21,6 @@ LOW_SHM_BYTES = 2**30
 _NEEDS_CUDA = (
     "ZeRO++ quantized weights and gradients (qwZ, qgZ), SuperOffload, ZenFlow at stage 3, "
     "DeepCompile, GDS, and the fused Lamb and Lion optimizers"
-)
-_REMOVED = (
-    # DeepSpeed raises if the key is merely there: runtime/config.py of each release.
-    (
-        "0.19.7",
-        "the 1-bit optimizers (OneBitAdam, ZeroOneAdam, OneBitLamb), compression_training, "
-        "quantize_training, MiCS, sparse attention and nebula",
-    ),
-    (
-        "0.19.8",
-        "elasticity, amp, sparse_gradients, eigenvalue, graph_harvesting, progressive_layer_drop, "
-        "the legacy curriculum_learning and LoCo (zeropp_loco_param)",
-    ),
 )
 
 
@@ -70,9 +49,22 @@ def conclude(machine: Machine, speed: Speed | None) -> tuple[Remark, ...]:
     )
 
 
+def engine_packages() -> dict[str, EnginePackage]:
+    """What the installed engines need, by name."""
+    return {package.name: package for each in installed_engines() for package in each.packages}
+
+
+def minimum_versions() -> dict[str, str]:
+    """What pyproject.toml asks for, and engines that others installed."""
+    engines = {name: package.least for name, package in engine_packages().items()}
+    ours = {"transformers": "5.0", "optuna": "5.0"}
+    return {"python": "3.11", "torch": "2.5", **engines, **ours}
+
+
 def _versions(machine: Machine) -> Iterator[Remark]:
+    engines = engine_packages()
     installed = {"python": machine.python, **machine.packages}
-    for name, minimum in MINIMUM_VERSIONS.items():
+    for name, minimum in minimum_versions().items():
         version, fix = installed.get(name), f"pip install '{name}>={minimum}'"
         if name == "python":
             fix = f"use Python {minimum} or newer"
@@ -80,22 +72,22 @@ def _versions(machine: Machine) -> Iterator[Remark]:
             yield _fail(name, "not installed", fix)
         elif Version(version) < Version(minimum):
             yield _fail(name, f"{version} is too old: {minimum} or newer is needed", fix)
-        elif name == "deepspeed":
-            yield _deepspeed(version)
+        elif name in engines and engines[name].tried:
+            yield _release(engines[name], version)
         else:
             yield _ok(name, version)
 
 
-def _deepspeed(version: str) -> Remark:
-    tried = ", ".join(TRIED)
-    if release_of(version) > release_of(TRIED[-1]):
+def _release(package: EnginePackage, version: str) -> Remark:
+    tried, newest = ", ".join(package.tried), package.tried[-1]
+    if Version(version).release > Version(newest).release:
         return _warn(
-            "deepspeed",
+            package.name,
             f"{version} is newer than the releases that the rules know (tried: {tried}): keys "
             "that it added or changed show in trials alone",
-            f"if trials end as invalid: pip install deepspeed=={TRIED[-1]}",
+            f"if trials end as invalid: pip install {package.name}=={newest}",
         )
-    return _ok("deepspeed", f"{version} (tried: {tried})")
+    return _ok(package.name, f"{version} (tried: {tried})")
 
 
 def _accelerator(machine: Machine) -> Iterator[Remark]:
@@ -213,18 +205,19 @@ def _features(machine: Machine) -> Iterator[Remark]:
             "libaio does not compile and link: no offload to NVMe",
             "apt-get install libaio-dev (dnf install libaio-devel)",
         )
-    deepspeed = machine.packages.get("deepspeed")
-    gone = [
-        (release, what)
-        for release, what in _REMOVED
-        if deepspeed is not None and Version(deepspeed) >= Version(release)
-    ]
-    if gone:
-        yield _warn(
-            "removed",
-            f"DeepSpeed {deepspeed} no longer has {'; '.join(what for _, what in gone)}",
-            f"if you need one: pip install 'deepspeed<{gone[0][0]}'",
-        )
+    for package in engine_packages().values():
+        version = machine.packages.get(package.name)
+        gone = [
+            (release, what)
+            for release, what in package.removed
+            if version is not None and Version(version) >= Version(release)
+        ]
+        if gone:
+            yield _warn(
+                "removed",
+                f"{package.title} {version} no longer has {'; '.join(what for _, what in gone)}",
+                f"if you need one: pip install '{package.name}<{gone[0][0]}'",
+            )
     if machine.tools.get("numactl") is None:
         yield _warn(
             "numactl",

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -23,12 +24,9 @@ from autotune.devices.hardware import (
     visible_gpus,
 )
 from autotune.doctor.diagnosis import Device, Machine
-from autotune.engines.deepspeed import extensions
+from autotune.engines.base import installed_engines
 
-PACKAGES = (
-    *("torch", "deepspeed", "transformers", "optuna", "pydantic", "pandas", "pyarrow"),
-    *("nvidia-ml-py", "numpy"),
-)
+PACKAGES = ("transformers", "optuna", "pydantic", "pandas", "pyarrow", "nvidia-ml-py", "numpy")
 TOOLS = ("gcc", "g++", "ninja", "nvcc", "numactl", "ssh", "pdsh")
 _BUSY_SAMPLE_S = 1.0
 _LIBAIO_PROGRAM = "#include <libaio.h>\nint main(void) { return io_submit(0, 0, 0); }\n"
@@ -42,14 +40,12 @@ def inspect_machine() -> Machine:
         accelerator, _ = find_accelerator()
     except FleetError as error:
         problem, fix = error.message, error.hint
-    packages = {name: version_of(name) for name in PACKAGES}
-    has_folder = packages["torch"] is not None and packages["deepspeed"] is not None
-    built_for = accelerator or "cpu"
-    built = extensions.built(built_for) if has_folder else []
-    needed = extensions.needed(accelerator) if accelerator else ()
+    engines = installed_engines()
+    needed = [package.name for each in engines for package in each.packages]
+    compiled = [each.compiled(accelerator or "cpu") for each in engines]
     return Machine(
         python=platform.python_version(),
-        packages=packages,
+        packages={name: version_of(name) for name in ("torch", *needed, *PACKAGES)},
         tools={name: _path_of(name) for name in TOOLS},
         has_python_headers=(Path(sysconfig.get_path("include")) / "Python.h").exists(),
         has_libaio=has_libaio(),
@@ -63,11 +59,16 @@ def inspect_machine() -> Machine:
         memory_bytes=usable_memory_bytes(),
         memlock_bytes=_memlock_bytes(),
         shm_bytes=_shm_bytes(),
-        extensions_folder=str(extensions.extensions_folder(built_for)) if has_folder else "",
-        extensions_built=tuple(built),
-        extensions_missing=tuple(name for name in needed if name not in built),
-        stale_locks=tuple(map(str, extensions.stale_locks(built_for))) if has_folder else (),
+        extensions_folder=os.pathsep.join(_once(each.folder for each in compiled if each.folder)),
+        extensions_built=_once(name for each in compiled for name in each.built),
+        extensions_missing=_once(n for c in compiled for n in c.missing) if accelerator else (),
+        stale_locks=_once(path for each in compiled for path in each.stale_locks),
     )
+
+
+def _once(names: Iterable[str]) -> tuple[str, ...]:
+    """Engines that stand on one another compile the same."""
+    return tuple(dict.fromkeys(names))
 
 
 def _gpus() -> tuple[Device, ...]:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
-from autotune.base.plugins import load_plugin
+from autotune.base.plugins import load_plugin, plugin_names
 from autotune.contract import KnobValue
 from autotune.cost.plans import Plans
 from autotune.devices.accelerators import Accelerator, accelerators_with
 from autotune.devices.hardware import Environment, not_installed, version_of
+from autotune.engines.advice import COMMON, AdviceRules
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.space.knob import Catalogue, Context
@@ -35,6 +36,35 @@ class RankSettings:
     may_start_warm: bool = True
     """Whether they may be forked from a process that has imported everything: what is compiled on
     import or at the first step may not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePackage:
+    """A package that has to be installed where trials of an engine are started."""
+
+    name: str
+    """As pip calls it."""
+    title: str
+    """As people do."""
+    least: str
+    """The oldest release that will do."""
+    tried: tuple[str, ...] = ()
+    """Releases that trained candidates, oldest first; empty: nobody says."""
+    removed: tuple[tuple[str, str], ...] = ()
+    """Releases, oldest first, with what each took out, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What an engine compiles for its ranks on this machine, by name."""
+
+    folder: str = ""
+    """Where it is; empty: nothing can be there."""
+    built: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    """What every trial loads, and is not built yet."""
+    stale_locks: tuple[str, ...] = ()
+    """Paths that a killed build left, on which the ranks would wait for ever."""
 
 
 class Engine(ABC):
@@ -136,7 +166,9 @@ class Engine(ABC):
             JobError: It trains something else than the job, or the engine reads no such files.
         """
         raise JobError(
-            f"{path}: the engine {self.name} reads no configuration files", "leave --baseline out"
+            f"{path}: --baseline takes a ds_config.json of DeepSpeed, and the engine {self.name} "
+            "reads none",
+            "leave --baseline out",
         )
 
     @abstractmethod
@@ -163,8 +195,8 @@ class EnginePlugin(ABC):
     """Knobs whose values the cost model tells apart by more than its error."""
     dialect: str
     """Name of the dialect that hands its configurations out where nobody names one."""
-    packages: tuple[str, ...] = ()
-    """What has to be installed where a trial is started; planning does without."""
+    packages: tuple[EnginePackage, ...] = ()
+    """What a trial needs; planning does without."""
     no_trace: str = ""
     """Why the memory of its ranks cannot be traced; empty: it can."""
     is_driven: bool = False
@@ -172,6 +204,11 @@ class EnginePlugin(ABC):
     the group `autotune.drivers`); else its candidates are planned, not tried."""
     config_file: str
     """Name of the file that holds a candidate, below a trial's `CONFIG_DIR`."""
+    advice: AdviceRules = COMMON
+    """What may address each bound of a trial, in the order in which it is said."""
+    saves_memory: Sequence[tuple[str, KnobValue, str]] = ()
+    """Knobs that save memory, each with the value that saves none, and the change in words: said
+    where no trial fitted and none had another value."""
 
     def knob_of(self, key: str) -> str:
         """The knob that governs a dotted key of the configuration file; empty: none does.
@@ -180,9 +217,25 @@ class EnginePlugin(ABC):
         """
         return key if key in self.knobs else ""
 
+    def updates_on_host(self, knobs: Mapping[str, KnobValue]) -> bool:
+        """Whether the optimizer of a candidate with these knobs runs on the host."""
+        return False
+
+    def takes_gradients(self, knobs: Mapping[str, KnobValue]) -> bool:
+        """Whether each gradient goes into buffers of the engine's own as soon as it is there.
+
+        A trace leaves those out, since the cost model counts them; else gradients stay until the
+        step.
+        """
+        return False
+
     def rank_variables(self, accelerator: str, given: Mapping[str, str]) -> dict[str, str]:
         """Variables, beside those given, with which ranks on this node find what was built."""
         return {}
+
+    def compiled(self, accelerator: str) -> Compiled:
+        """What `build` has built for an accelerator, and what it has not."""
+        return Compiled()
 
     def build(self, accelerator: str, note: Callable[[str], None]) -> None:  # noqa: B027
         """Build once what every trial loads, and say what is built, a line at a time.
@@ -212,6 +265,15 @@ def find_engine(name: str, *, where: str = "") -> EnginePlugin:
     return found
 
 
+def installed_engines() -> list[EnginePlugin]:
+    """All engines that are installed, by their names.
+
+    Raises:
+        JobError: One cannot be loaded.
+    """
+    return [find_engine(name) for name in plugin_names("engine")]
+
+
 def check_installed(plugin: EnginePlugin) -> None:
     """See that trials of an engine can start on this machine.
 
@@ -219,8 +281,8 @@ def check_installed(plugin: EnginePlugin) -> None:
         FleetError: A package that they need is missing.
     """
     for package in plugin.packages:
-        if version_of(package) is None:
-            raise not_installed(package)
+        if version_of(package.name) is None:
+            raise not_installed(package.name)
 
 
 def bind_engine(job: Job, environment: Environment) -> Engine:

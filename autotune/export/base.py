@@ -7,10 +7,12 @@ by name under the entry-point groups `autotune.dialects` and `autotune.launchers
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
+from autotune.base.errors import JobError
 from autotune.base.templates import Templates
-from autotune.contract import Layout, Workload
+from autotune.contract import Layout, Measure, TrialSpec, Workload
 from autotune.devices.hardware import Environment
 from autotune.job.job import Job
 from autotune.record.soak import SoakResult
@@ -148,6 +150,40 @@ class Dialect(ABC):
         Raises:
             RenderError: A template does not render.
         """
+
+    def read(self, folder: Path, environment: Environment, *, measure: Measure) -> "Subject":
+        """An export read back, for a soak of it.
+
+        Args:
+            folder: The export.
+            environment: The devices that will run it.
+            measure: How its trial measures; the memory limit is the export's.
+
+        Raises:
+            JobError: The folder holds no such export, or these files are not read back.
+        """
+        raise JobError(
+            f"{folder}: what {type(self).__name__} wrote is not read back",
+            "name a folder that `autotune export --to deepspeed` wrote, or a study",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A configuration to soak."""
+
+    source: str
+    """The study's name or the export's folder."""
+    folder: Path
+    """Where `soak.json` goes."""
+    trial: int | None = None
+    spec: TrialSpec
+    files: dict[str, str]
+    """The engine's configuration files: path -> text."""
+    preparation: tuple[str, ...]
+    """Command that builds what its ranks load: see `Engine.preparation`."""
+    n_params: int | None = None
+    """None: nobody knows how large a checkpoint will be."""
 
 
 class RecordDialect(ABC):

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.errors import RenderError, StudyError
 from autotune.base.files import refuse_foreign, write_text
 from autotune.base.plugins import load_plugin
 from autotune.base.templates import Templates, canonical_json
-from autotune.contract import ContractError, read_json
+from autotune.contract import ContractError, Measure, read_json
 from autotune.devices.hardware import Environment
-from autotune.engines.base import Engine
+from autotune.engines.base import Engine, find_engine
 from autotune.export.base import (
     Dialect,
     Handout,
@@ -18,6 +19,7 @@ from autotune.export.base import (
     Launcher,
     MeasuredFigures,
     RecordDialect,
+    Subject,
 )
 from autotune.job.job import Job
 from autotune.record.soak import SoakResult
@@ -90,14 +92,14 @@ def handout_of(
 
 
 def export_handout(
-    handout: Handout, folder: Path, *, to: str, launcher: str | None = None
+    handout: Handout, folder: Path, *, to: str | None, launcher: str | None = None
 ) -> list[Path]:
     """Write a configuration's files; those of an earlier export are replaced.
 
     Args:
         handout: What to hand out.
         folder: Where to; made if it is not there.
-        to: Name of the dialect.
+        to: Name of the dialect; None: the engine's own.
         launcher: Name of what starts its script; None: the dialect's own.
 
     Raises:
@@ -105,6 +107,7 @@ def export_handout(
         RenderError: The dialect does not write configurations of that engine, a template does
             not render, the folder cannot be written, or holds such files of somebody else's.
     """
+    to = to or find_engine(handout.engine).dialect
     dialect = find_dialect(to)
     if isinstance(dialect, RecordDialect):
         raise RenderError(
@@ -134,6 +137,21 @@ def export_handout(
     return write_export(folder, files, marker=marker)
 
 
+def read_export(folder: Path, environment: Environment, *, measure: Measure) -> Subject:
+    """An export read back by the dialect that wrote it; see `Dialect.read`.
+
+    Raises:
+        JobError: The folder holds no export, or one that is not read back.
+    """
+    try:
+        told = read_json(folder / MARKER_FILE).get("dialect")
+    except ContractError:
+        told = None  # an older export
+    name = told if isinstance(told, str) else find_engine(DEFAULT_ENGINE).dialect
+    dialect: Dialect = load_plugin("dialect", name, where=str(folder / MARKER_FILE))
+    return dialect.read(folder, environment, measure=measure)
+
+
 def launch_of(
     dialect: Dialect, handout: Handout, templates: Templates, *, launcher: str | None = None
 ) -> Launch | None:
@@ -161,7 +179,11 @@ def export_record(study: Study, path: Path, *, to: str, dialect: RecordDialect) 
         raise StudyError(f"{path}: is a folder", "name the file to write, such as study.journal")
     refuse_foreign(path, dialect.mark, f"by `autotune export --to {to}`")
     hint = "name a file in a folder that you may write with --out"
-    write_text(path, dialect.text(study), error=StudyError, hint=hint)
+    try:
+        text = dialect.text(study)
+    except OSError as error:  # a dialect may need files of its own on the way
+        raise StudyError(f"{path}: cannot be written: {error.strerror or error}", hint) from error
+    write_text(path, text, error=StudyError, hint=hint)
     return [path]
 
 

@@ -132,8 +132,8 @@ class Place(ABC):
         plugin = find_engine(job.engine)
         if not plugin.is_driven:
             raise JobError(
-                f"engine {job.engine}: trials of it cannot be run here yet",
-                f"rank its candidates without any: plan --engine {job.engine}",
+                f"engine {job.engine}: autotune cannot run trials of it, only predict them",
+                f"rank its configurations by prediction: autotune plan --engine {job.engine}",
             )
         return plugin.bind(job, self.environment)
 

@@ -12,7 +12,7 @@ import numpy as np
 from autotune.base.errors import JobError
 from autotune.contract import Origin, Outcome, TrialResult, TrialSpec
 from autotune.cost.forecast import Forecast
-from autotune.devices.hardware import Environment, version_of
+from autotune.devices.hardware import Environment, versions_here
 from autotune.engines.base import Engine
 from autotune.engines.replayed import ReplayedEngine
 from autotune.fleet.answering import Answer, AnsweringFleet, result_of
@@ -42,13 +42,15 @@ class Replay:
             )
         if job_file is not None:
             raise JobError(
-                f"--fleet replay: the table says what is trained, not {job_file}",
+                f"--fleet replay: {job_file}: the table says what is trained, so no job is read",
                 "leave the job file out",
             )
         if clash := [name for name in _GIVEN_BY_TABLE if name in flags]:
+            flags_named = ", ".join(f"--{name.replace('_', '-')}" for name in clash)
             raise JobError(
-                f"--fleet replay: the table says {', '.join(clash)}",
-                f"leave --{clash[0].replace('_', '-')} out",
+                f"--fleet replay: {flags_named}: cannot be chosen, since the runs of the table "
+                "were made already",
+                f"leave out {flags_named}",
             )
         if "fidelity" in flags:
             raise JobError("--fleet replay: a table has no reduced runs", "leave --fidelity out")
@@ -69,8 +71,7 @@ class _ReplayedPlace(Place):
             device_name=problem.device_name,
             device_memory_bytes=problem.device_memory_bytes,
             peak_flops=None,
-            deepspeed_version=version_of("deepspeed") or "0",
-            torch_version=version_of("torch") or "0",
+            **versions_here(unknown="0"),
         )
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", problem.group.name).strip("-.")
         self._said = {

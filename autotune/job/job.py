@@ -20,6 +20,7 @@ from pydantic import (
     field_validator,
 )
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.data import shipped_spaces
 from autotune.base.errors import JobError
 from autotune.base.plugins import load_plugin
@@ -40,7 +41,6 @@ _LARGEST = 2**31 - 1
 
 DEFAULT_TRIALS = 20
 DEFAULT_SAMPLER = "calibrated"
-DEFAULT_ENGINE = "deepspeed"
 DEFAULT_WORKLOAD = "builtin"
 DEFAULT_SPACE = "zero"
 DEFAULT_OPTIMIZER: dict[str, Any] = {"type": "AdamW", "params": {"lr": 1e-4}}

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.cost.constants import constants_of
 from autotune.cost.memory import Held, Memory, fit_probability, memory_of_traced
 from autotune.cost.problem import has_shape
 from autotune.engines.base import find_engine
-from autotune.job.job import DEFAULT_ENGINE
 from autotune.planning.explained import Estimated, Judged, judged
 from autotune.planning.outlook import Outlook
 from autotune.tracing import Kind, StepPhase, Trace, Traced, trace_candidate

@@ -13,7 +13,7 @@ from autotune import __version__
 from autotune.base.errors import FleetError, JobError
 from autotune.cost.problem import accelerator_of
 from autotune.devices.accelerators import Accelerator, shipped_accelerators
-from autotune.devices.hardware import Environment, usable_cores
+from autotune.devices.hardware import VERSIONED, Environment, usable_cores
 from autotune.fleet.measuring import measure_on_ranks
 from autotune.probe.figures import Figures, figures_of
 from autotune.probe.findings import conclude
@@ -70,8 +70,7 @@ class Probe:
             "device_name": self.environment.device_name,
             "versions": {
                 "autotune": __version__,
-                "torch": self.environment.torch_version,
-                "deepspeed": self.environment.deepspeed_version,
+                **{p: getattr(self.environment, f"{p}_version") for p in reversed(VERSIONED)},
             },
             "warnings": list(self.warnings),
             "fits": fits_of(self.figures),

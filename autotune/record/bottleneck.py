@@ -4,9 +4,12 @@ The rules stand in docs/explain.md. They are few on purpose: a share of the step
 largest names the bound.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
+from autotune.base.errors import JobError
+from autotune.base.plugins import load_plugin
 from autotune.contract import Diagnosis, Split, TrialSpec
 
 IS_ALONE = 0.8
@@ -63,12 +66,19 @@ def bottleneck(spec: TrialSpec, diagnosis: Diagnosis | None) -> Bottleneck | Non
     }
     # An update reads and writes every state once and computes little; offloaded, the host does.
     # CPU ranks have one memory: there an offloaded optimizer is where it was.
-    is_offloaded = str(spec.identity.knobs.get("offload.optimizer", "none")) != "none"
-    is_on_host = is_offloaded and spec.layout.accelerator != "cpu"
+    is_on_host = spec.layout.accelerator != "cpu" and _updates_on_host(spec)
     seconds[Bound.HOST if is_on_host else Bound.MEMORY] += split.optimizer_s
     ordered = sorted(seconds, key=lambda bound: -seconds[bound])
     whole_s = sum(seconds.values()) or 1.0
     return Bottleneck(shares={bound: seconds[bound] / whole_s for bound in ordered})
+
+
+def _updates_on_host(spec: TrialSpec) -> bool:
+    """Whether its engine says so; nobody does for one that is not installed here."""
+    with suppress(JobError):
+        plugin = load_plugin("engine", spec.engine.name)
+        return bool(plugin.updates_on_host(spec.identity.knobs))
+    return False
 
 
 def bubble_share(spec: TrialSpec) -> float:

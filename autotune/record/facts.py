@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from autotune import DEFAULT_ENGINE
 from autotune.contract import Origin
 from autotune.devices.hardware import Environment
-from autotune.job.job import DEFAULT_ENGINE, ObjectiveWish
+from autotune.job.job import ObjectiveWish
 from autotune.job.model import ModelShape
 from autotune.space.knob import Context
 

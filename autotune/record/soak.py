@@ -78,6 +78,10 @@ class SoakResult:
     """Wall-clock time (Unix)."""
     version: int = SOAK_VERSION
 
+    def is_of(self, files: dict[str, str]) -> bool:
+        """Whether it ran these configuration files, to the letter."""
+        return self.ds_config_digest == digest_of(files)
+
 
 def digest_of(files: dict[str, str]) -> str:
     """Identity of a rendered configuration."""

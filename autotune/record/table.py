@@ -15,12 +15,12 @@ from typing import Any
 
 import pandas as pd
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.errors import StudyError
 from autotune.base.files import write_whole
 from autotune.base.plugins import load_plugin
 from autotune.contract import Phase, TrialResult, TrialSpec
 from autotune.devices.hardware import Environment
-from autotune.job.job import DEFAULT_ENGINE
 from autotune.job.model import ModelShape, train_flops_per_token
 from autotune.record.bottleneck import bottleneck, shares_of_calls
 from autotune.record.facts import ModelFacts, engine_name_of, environment_at, left_out_of, model_of
@@ -187,7 +187,7 @@ def schema_of(engine: str) -> tuple[Column, ...]:
         f"knob.{name}": f"{_DTYPE_OF_KNOB[knob.kind]}: {knob.help}; empty where it does not act"
         for name, knob in plugin.knobs.items()
     }
-    packages = ("python", "torch", *plugin.packages, "transformers", "peft")
+    packages = ("python", "torch", *(p.name for p in plugin.packages), "transformers", "peft")
     columns |= _ASKED | _MEASURED
     columns |= {f"version.{p}": f"string: version of {p} in the trial" for p in packages}
     return tuple(_column(name, text) for name, text in (columns | _PROVENANCE).items())

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.data import data_folder
 from autotune.base.errors import StudyError
 from autotune.contract import KnobValue
-from autotune.job.job import DEFAULT_ENGINE
 from autotune.record.facts import environment_at
 from autotune.record.study import Study, Trial
 from autotune.space.candidate import format_value

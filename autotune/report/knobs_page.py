@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
+from autotune import DEFAULT_ENGINE
 from autotune.contract import KnobValue
-from autotune.job.job import DEFAULT_ENGINE
 from autotune.record.tried import RecordedRun, is_tried, never_run, recorded
 from autotune.space.candidate import format_value
 from autotune.space.knob import MAX_VALUE, Knob, knobs_of, never

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from autotune.base.errors import AutotuneError, NothingFeasibleError
 from autotune.base.units import format_bytes
 from autotune.contract import Origin, Outcome
+from autotune.engines.base import find_engine
 from autotune.record.answer import Problem, SearchAnswer, Standing, config_of
 from autotune.record.spread import is_figure
 from autotune.record.study import Study
@@ -14,15 +15,9 @@ from autotune.search.base import StopReason
 from autotune.search.context import SearchContext
 from autotune.search.front import RULE, Figure, front_of
 from autotune.search.history import History, counting, results
-from autotune.search.objective import Objective, figure_of
+from autotune.search.objective import figure_of
 from autotune.search.reduced import too_large
 from autotune.space.candidate import Candidate
-
-_CHANGES = (
-    ("recompute", "none", "recomputation (a space with recompute: [none, full])"),
-    ("offload.optimizer", "none", "optimizer offload to the host (--space zero_offload)"),
-    ("offload.param", "none", "parameter offload to the host (--space zero_offload)"),
-)
 
 
 class RecordStandings:
@@ -121,7 +116,7 @@ class RecordStandings:
         )
 
 
-def nothing_feasible(history: History, objective: Objective) -> NothingFeasibleError:
+def nothing_feasible(history: History, context: SearchContext) -> NothingFeasibleError:
     """The error for a search in which no trial ran within the limits."""
     ended = results(history.trials)
     if not ended:
@@ -130,6 +125,7 @@ def nothing_feasible(history: History, objective: Objective) -> NothingFeasibleE
             "see what the rules say with --dry-run; choose a global batch that the world divides, "
             "or another space",
         )
+    objective = context.objective
     lines = [f"none of {len(ended)} trials ran within the limits:"]
     for outcome, count in sorted(Counter(result.outcome for result in ended).items()):
         first = next(result for result in ended if result.outcome is outcome)
@@ -140,7 +136,7 @@ def nothing_feasible(history: History, objective: Objective) -> NothingFeasibleE
         lines.append(f"  {outcome} x {count}, such as trial {first.number}: {evidence}")
     if lost := too_large(history):
         lines.append(f"  {len(lost)} more candidates ran out of memory with fewer layers already")
-    return NothingFeasibleError("\n".join(lines), _nearest_change(history, objective))
+    return NothingFeasibleError("\n".join(lines), _nearest_change(history, context))
 
 
 def failed_answer(
@@ -157,7 +153,7 @@ def failed_answer(
     )
 
 
-def _nearest_change(history: History, objective: Objective) -> str:
+def _nearest_change(history: History, context: SearchContext) -> str:
     ended = results(history.trials)
     # An out-of-memory trial's peak is where it stopped, not what it would have needed.
     whole = [r.peak_memory_bytes for r in ended if r.outcome.is_measured and r.peak_memory_bytes]
@@ -165,7 +161,7 @@ def _nearest_change(history: History, objective: Objective) -> str:
     if not short_of_memory:
         last = ended[-1]
         return f"see stderr.log of trial {last.number}; `autotune doctor` checks the machine"
-    allowed = format_bytes(objective.allowed_bytes)
+    allowed = format_bytes(context.objective.allowed_bytes)
     seen = f"every trial ran out of the {allowed} that are allowed"
     if whole:
         peak = format_bytes(min(whole))
@@ -174,7 +170,7 @@ def _nearest_change(history: History, objective: Objective) -> str:
     changes = [f"more memory: {seen}"]
     changes += [
         change
-        for knob, neutral, change in _CHANGES
+        for knob, neutral, change in find_engine(context.job.engine).saves_memory
         if all(t.candidate.get(knob, neutral) == neutral for t in tried)
     ]
     smallest = min(t.candidate.micro_batch for t in tried)

@@ -115,7 +115,7 @@ class TrialsInFlight:
         else:
             return
         again = run.repeat_of if run.retry_of is None else run.retry_of
-        self._note(f"trial {spec.identity.number}: trial {again} again, {why}")
+        self._note(f"trial {spec.identity.number} repeats trial {again}, {why}")
 
     def collect(self) -> bool:
         """Write the results of the trials that have ended; says whether there were any.

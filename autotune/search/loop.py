@@ -43,6 +43,7 @@ class _Search:
         self._baseline = BaselineStage(context, self.flight)
         self._proposals = ProposalStage(context, self.flight, self._baseline)
         self._comparison: ComparisonStage | None = None
+        self._said_draining = False
 
     def run(self) -> SearchAnswer:
         """Go through the stages."""
@@ -55,7 +56,7 @@ class _Search:
         if not context.interrupt.draining:
             context.note(f"search ends: {stop}")
             if self._standings.best() is None:
-                raise nothing_feasible(self.flight.history, context.objective)
+                raise nothing_feasible(self.flight.history, context)
             self._compare()
         if context.interrupt.draining:
             stop = StopReason.INTERRUPTED
@@ -101,6 +102,8 @@ class _Search:
                 changed = True
             if interrupt.ending:
                 flight.cancel()
+            elif interrupt.draining:
+                self._say_draining()
             if not flight.n_running:
                 return
             if changed or time.monotonic() - shown_at >= _SNAPSHOT_S:
@@ -110,6 +113,15 @@ class _Search:
             if flight.collect():
                 has_more = True  # what has ended may be owed another run
                 self._show(stage.name)
+
+    def _say_draining(self) -> None:
+        """Say once why nothing happens after Ctrl-C."""
+        if self._said_draining or not self.flight.n_running:
+            return
+        self._said_draining = True
+        self._context.note(
+            "interrupted: waiting for the running trials to end; Ctrl-C again ends them at once"
+        )
 
     @property
     def _standings(self) -> RecordStandings:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from autotune.devices.hardware import Environment
+from autotune.devices.hardware import VERSIONED, Environment
 from autotune.record.study import Trial
 from autotune.search.context import SearchContext
 from autotune.search.recorded import Task
@@ -75,7 +75,7 @@ def _told_by(trials: Iterable[Trial], task: Task) -> list[dict[str, Any]]:
     last: dict[str, Any] | None = None
     for trial in trials:
         spec, versions = trial.spec, {} if trial.result is None else trial.result.versions
-        told |= {f"{p}_version": versions[p] for p in ("deepspeed", "torch") if p in versions}
+        told |= {f"{p}_version": versions[p] for p in VERSIONED if p in versions}
         is_here = spec.layout.accelerator == environment.accelerator and (
             job.memory_limit_bytes is not None or spec.measure.memory_limit_bytes == limit_bytes
         )

@@ -8,11 +8,12 @@ from difflib import get_close_matches
 from functools import cache, cached_property
 from typing import Literal, Self
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.base.plugins import load_plugin
 from autotune.contract import KnobValue
 from autotune.devices.hardware import Environment
-from autotune.job.job import DEFAULT_ENGINE, DEFAULT_WORKLOAD, Job
+from autotune.job.job import DEFAULT_WORKLOAD, Job
 from autotune.job.model import ModelShape
 
 Knobs = Mapping[str, KnobValue]

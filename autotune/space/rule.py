@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Generic, Literal, Protocol, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from autotune.base.errors import NothingFeasibleError
 from autotune.base.secrecy import HIDDEN, holds_secret
+
+if TYPE_CHECKING:  # `check` judges one setup, and must not wait for NumPy
+    import numpy as np
+    from numpy.typing import NDArray
 
 S = TypeVar("S")
 """What an engine's rules judge: its own value of what would really run."""
@@ -23,6 +24,10 @@ something other than was asked, or it takes a value of another type for the one 
 Patch = Mapping[str, Any]
 """Changes to a configuration, nested like it; None takes a key away."""
 
+Level = Literal["error", "warning", "note"]
+"""How much a violation weighs: `error` would not run, `warning` runs as nobody asked for, `note`
+changes nothing that is trained."""
+
 _MOST_LISTED = 20
 """Most things that one finding names; `changes` holds them all."""
 
@@ -32,11 +37,29 @@ class UnknownFactError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One way out of several, where only the user can say which."""
+
+    changes: Patch
+    words: str = ""
+    """What it does, where the changes do not tell."""
+
+    def __str__(self) -> str:
+        return self.words or in_words(self.changes)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """What a rule has against a setup, and the cheapest way out."""
 
     message: str
     """Which values clash, with the arithmetic."""
+    at: tuple[str, ...] = ()
+    """Keys that clash, dotted; empty: those of `changes`, or those that the message names."""
+    choices: tuple[Choice, ...] = ()
+    """Further ways out; each makes the rule silent."""
+    is_note: bool = False
+    """Whether it is worth no more than a note, whatever the engine does with it."""
     changes: Patch = field(default_factory=dict)
     """Laid over the configuration it makes the rule silent. Empty where somebody has to choose, or
     where what must change is not in the configuration (the layout, the job)."""
@@ -51,6 +74,10 @@ class Finding:
         return ", ".join(filter(None, (in_words(self.changes), self.advice)))
 
 
+Answer = Finding | Sequence[Finding] | None
+"""What a check says of a setup: nothing, or a finding for every fact."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Violation:
     """Why a setup is refused."""
@@ -62,7 +89,20 @@ class Violation:
     """The cheapest change that makes it legal."""
     changes: Patch = field(default_factory=dict)
     """The same for machines, as in `Finding`."""
+    at: tuple[str, ...] = ()
+    """As in `Finding`."""
+    choices: tuple[Choice, ...] = ()
+    """As in `Finding`."""
     consequence: Consequence = "raised"
+    is_note: bool = False
+    """As in `Finding`."""
+
+    @property
+    def level(self) -> Level:
+        """How much it weighs."""
+        if self.is_note or self.consequence == "converted":
+            return "note"
+        return "error" if self.consequence == "raised" else "warning"
 
 
 class Proof(Protocol):
@@ -79,42 +119,52 @@ class Rule(Generic[S]):
 
     name: str
     """`subject.what`, such as `offload.param_needs_stage_3`."""
-    check: Callable[[S], Finding | None]
-    """Returns a finding for a violation, None for a legal setup."""
+    check: Callable[[S], Answer]
+    """Returns a finding for every fact that clashes, None or nothing for a legal setup."""
     witnesses: Sequence[Proof]
     """Cases that prove it; none where a rule is arithmetic alone."""
     source: str
     """Where the engine says so: a file, an issue, a measurement."""
     reads: tuple[str, ...] = ()
     """Columns that `holds` looks at."""
-    holds: Callable[[S], NDArray[np.bool_]] | None = None
+    holds: "Callable[[S], NDArray[np.bool_]] | None" = None
     """The same for many setups at once, a value each; None: the engine judges them one by one."""
 
-    def violation(self, setup: S) -> Violation | None:
-        """What the rule has against a setup, under its name."""
+    def findings(self, setup: S) -> Sequence[Finding]:
+        """What the rule has against a setup; nothing where it asks for what is not known."""
         try:
-            finding = self.check(setup)
+            answer = self.check(setup)
         except UnknownFactError:
-            return None
-        if finding is None:
-            return None
-        return Violation(
-            rule=self.name,
-            message=finding.message,
-            fix=finding.fix,
-            changes=finding.changes,
-            consequence=finding.consequence or self._consequence,
-        )
+            return ()
+        if answer is None:
+            return ()
+        return (answer,) if isinstance(answer, Finding) else answer
+
+    def violations(self, setup: S) -> list[Violation]:
+        """The same under the rule's name."""
+        return [
+            Violation(
+                rule=self.name,
+                message=finding.message,
+                fix=finding.fix,
+                changes=finding.changes,
+                at=finding.at,
+                choices=finding.choices,
+                consequence=finding.consequence or self._consequence,
+                is_note=finding.is_note,
+            )
+            for finding in self.findings(setup)
+        ]
 
     @property
     def _consequence(self) -> Consequence:
         return self.witnesses[0].consequence if self.witnesses else "raised"
 
 
-def rule(source: str, *witnesses: Proof) -> Callable[[Callable[[S], Finding | None]], Rule[S]]:
+def rule(source: str, *witnesses: Proof) -> Callable[[Callable[[S], Answer]], Rule[S]]:
     """Makes a rule of the check below it: `_hpz_with_tp` in zeropp.py is `zeropp.hpz_with_tp`."""
 
-    def of(check: Callable[[S], Finding | None]) -> Rule[S]:
+    def of(check: Callable[[S], Answer]) -> Rule[S]:
         name = f"{check.__module__.rpartition('.')[2]}.{check.__name__.lstrip('_')}"
         return Rule(name=name, check=check, witnesses=witnesses, source=source)
 
@@ -130,7 +180,7 @@ def rules_of(*modules: ModuleType) -> tuple[Rule[Any], ...]:
 
 def judge_by(rules: Iterable[Rule[S]], setup: S) -> list[Violation]:
     """What some rules have against a setup, in their order; empty: they allow it."""
-    return [found for rule in rules if (found := rule.violation(setup)) is not None]
+    return [found for rule in rules for found in rule.violations(setup)]
 
 
 def nothing_legal(

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.errors import JobError
 from autotune.base.yaml_file import read_yaml
 from autotune.contract import KnobValue
-from autotune.job.job import DEFAULT_ENGINE
 from autotune.space.knob import MAX_VALUE, Catalogue, Knob, knobs_of
 from autotune.space.knobs import knob_named
 
@@ -106,11 +106,12 @@ def read_space_file(path: Path, knobs: Catalogue) -> Space:
         name: _domain(knob_named(name, knobs, where=f"{where}: knobs"), written, where, knobs)
         for name, written in file.knobs.items()
     }
-    _check_when(domains, where)
+    waits = _waits(domains, knobs)
+    _check_when(domains, waits, where)
     return Space(
         name=file.name,
         description=file.description,
-        domains=_in_order(domains, knobs),
+        domains={name: domains[name] for name in _in_order(waits, knobs)},
         path=path,
     )
 
@@ -242,15 +243,22 @@ def _tupled(written: dict[str, object]) -> dict[str, object]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in written.items()}
 
 
-def _check_when(domains: Mapping[str, Domain], where: str) -> None:
+def _waits(domains: Mapping[str, Domain], knobs: Catalogue) -> dict[str, set[str]]:
+    """Knob -> knobs that decide whether it is tried: by its `when` here, or in the list."""
+    return {
+        name: {*knobs[name].when, *(other for other, _ in domain.when)}
+        for name, domain in domains.items()
+    }
+
+
+def _check_when(domains: Mapping[str, Domain], waits: Mapping[str, set[str]], where: str) -> None:
     try:
-        TopologicalSorter(
-            {name: [other for other, _ in domain.when] for name, domain in domains.items()}
-        ).prepare()
+        TopologicalSorter(waits).prepare()
     except CycleError as error:
         circle = error.args[1][::-1]  # each waits for the next
+        at = next(name for name in circle if domains[name].when)
         raise JobError(
-            f"{where}: knobs.{circle[0]}.when: a circle: {' -> '.join(circle)}",
+            f"{where}: knobs.{at}.when: a circle: {' -> '.join(circle)}",
             "let one of them stand without `when`",
         ) from None
     for name, domain in domains.items():
@@ -263,18 +271,13 @@ def _check_when(domains: Mapping[str, Domain], where: str) -> None:
                 )
 
 
-def _in_order(domains: Mapping[str, Domain], knobs: Catalogue) -> dict[str, Domain]:
-    """The list's order, but for knobs that wait for those in their `when`."""
-    waiting = {name: domains[name] for name in knobs if name in domains}
-    ordered: dict[str, Domain] = {}
+def _in_order(waits: Mapping[str, set[str]], knobs: Catalogue) -> Iterator[str]:
+    """The list's order, but a knob comes after those that it waits for."""
+    waiting = [name for name in knobs if name in waits]
     while waiting:
-        name = next(
-            name
-            for name, domain in waiting.items()
-            if not any(other in waiting for other, _ in domain.when)
-        )
-        ordered[name] = waiting.pop(name)
-    return ordered
+        name = next(name for name in waiting if not waits[name] & set(waiting))
+        waiting.remove(name)
+        yield name
 
 
 def _listed(values: Iterable[object]) -> str:

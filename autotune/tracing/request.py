@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.base.child_process import ask
 from autotune.base.errors import JobError
+from autotune.base.plugins import load_plugin
 from autotune.job.job import Job
 from autotune.space.candidate import Candidate
 from autotune.tracing.moments import Traced
@@ -81,21 +82,15 @@ def _request(job: Job, candidate: Candidate, accelerator: str) -> dict[str, Any]
         "attention": str(candidate.get("attention", "default")),
         "recompute": str(candidate.get("recompute", "none")),
         "loss_chunk_tokens": int(candidate.get("loss_chunk_tokens", 0) or 0),
-        "gradients": _gradients(candidate),
+        "gradients": _gradients(job, candidate),
         "granule_bytes": _CUDA_GRANULE_BYTES if is_cuda else 1,
         "has_fused_dropout": is_cuda,
         "may_extrapolate": True,
     }
 
 
-def _gradients(candidate: Candidate) -> str:
-    """ZeRO moves each gradient into buffers of its own, which are counted analytically.
-
-    Without it they stay until the step, and are freed there. Source: DeepSpeed,
-    runtime/zero/stage_1_and_2.py and stage3.py (`reduce_ready_partitions_and_remove_grads`),
-    runtime/engine.py (`zero_grad`).
-    """
-    if int(candidate.get("zero.stage", 0) or 0) > 0:
+def _gradients(job: Job, candidate: Candidate) -> str:
+    if load_plugin("engine", job.engine).takes_gradients(candidate.values):
         return "taken"
     return "kept" if candidate.grad_accum > 1 else "grow"
 

@@ -12,7 +12,7 @@ from autotune.base.errors import ExitCode, RenderError
 from tests.check.files import AUTO, rules, write
 from tests.cli.test_cli import autotune
 
-WARNED = AUTO | {"steps_per_print": 10, "_own": {"b": 1, "a": [1, 2]}}
+WARNED = AUTO | {"wall_clock_breakdow": False, "_own": {"b": 1, "a": [1, 2]}}
 REFUSED = {
     "train_micro_batch_size_per_gpu": 1,
     "zero_optimization": {"stage": 2, "overlap_com": True},
@@ -118,7 +118,7 @@ def test_a_fix_keeps_what_it_does_not_change(tmp_path):
     path.chmod(0o640)
     before = path.read_text(encoding="utf-8")
     write_fix(report_of(path))
-    assert path.read_text(encoding="utf-8") == before.replace('  "steps_per_print": 10,\n', "")
+    assert path.read_text(encoding="utf-8") == before.replace("_breakdow", "_breakdown")
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert os.listdir(tmp_path) == [path.name]
 
@@ -128,7 +128,7 @@ def test_a_link_stays_one(tmp_path):
     (tmp_path / "link.json").symlink_to(path.name)
     write_fix(report_of(tmp_path / "link.json"))
     assert (tmp_path / "link.json").is_symlink()
-    assert "steps_per_print" not in json.loads(path.read_text(encoding="utf-8"))
+    assert json.loads(path.read_text(encoding="utf-8"))["wall_clock_breakdown"] is False
 
 
 def test_a_fix_that_cannot_be_written_leaves_the_file(tmp_path, monkeypatch):

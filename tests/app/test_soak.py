@@ -14,8 +14,7 @@ from autotune.app.exports import export_study
 from autotune.base.errors import ExitCode, JobError, StudyError
 from autotune.contract import Outcome, Role, TrialSpec
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from autotune.export.door import export_handout, handout_of
-from autotune.export.exported import read_export
+from autotune.export.door import export_handout, handout_of, read_export
 from autotune.job.adapters import Lora
 from autotune.job.lengths import Lengths
 from autotune.record.soak import SOAK_FILE, SoakResult, read_soak, write_soak
@@ -272,10 +271,8 @@ def test_a_folder_that_is_no_export_is_named(tmp_path: Path, machine, name: str)
         app.soak_export(tmp_path, minutes=1, note=lambda _: None)
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, "2", True, None, [2], 1e400])
-@pytest.mark.parametrize("name", ["world", "tp", "pp", "seq_len"])
-def test_a_count_of_an_export_that_is_none_is_named(tmp_path: Path, name: str, value: object):
-    out = tmp_path / "out"
+def exported_with(folder: Path, **changes: object) -> Path:
+    """An export in whose settings somebody changed something."""
     job = make()
     export_handout(
         handout_of(
@@ -284,10 +281,25 @@ def test_a_count_of_an_export_that_is_none_is_named(tmp_path: Path, name: str, v
             job=job,
             environment=ENVIRONMENT,
         ),
-        out,
+        folder,
         to="deepspeed",
     )
-    settings = out / "settings.json"
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), name: value}))
+    settings = folder / "settings.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **changes}))
+    return folder
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2", True, None, [2], 1e400])
+@pytest.mark.parametrize("name", ["world", "tp", "pp", "seq_len"])
+def test_a_count_of_an_export_that_is_none_is_named(tmp_path: Path, name: str, value: object):
+    out = exported_with(tmp_path / "out", **{name: value})
     with pytest.raises(JobError, match=f"{name}: .* is not a whole number from 1"):
+        read_export(out, ENVIRONMENT, measure=MEASURE)
+
+
+@pytest.mark.parametrize("name", ["recompute", "attention", "compile"])
+def test_a_word_of_an_export_that_is_none_is_named(tmp_path: Path, name: str):
+    """In a pipeline the live engine is asked for the interval that `recompute` says."""
+    out = exported_with(tmp_path / "out", pp=2, world=4, **{name: 5})
+    with pytest.raises(JobError, match=f"{name}: '5' is no text"):
         read_export(out, ENVIRONMENT, measure=MEASURE)

@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 import autotune
+from autotune import DEFAULT_ENGINE
 from autotune.app.exports import export_study, find_chosen
 from autotune.app.studies import find_study, locate, studies
 from autotune.base.errors import StudyError
 from autotune.contract import Origin
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from autotune.job.job import DEFAULT_ENGINE
 from autotune.record.study import Study
 from autotune.record.table import schema_of
 from tests.report.test_terminal import finished

@@ -1,4 +1,4 @@
-from autotune.base.nested import clashes, look_up, merge, without
+from autotune.base.nested import MAX_DEPTH, clashes, is_too_deep, look_up, merge, without
 
 UNDER = {"a": 1, "s": {"x": 1, "y": {"z": 2}}, "t": 3}
 
@@ -20,3 +20,15 @@ def test_look_up_and_without_follow_a_dotted_path():
     assert look_up(UNDER, "a.b") is None
     assert without(UNDER, "s.y") == {"a": 1, "s": {"x": 1}, "t": 3}
     assert without(UNDER, "a.b") == UNDER
+
+
+def test_depth_counts_sections_and_lists_and_needs_no_stack():
+    def nested(levels):
+        data = 1
+        for level in range(levels):
+            data = [data] if level % 2 else {"a": data}
+        return data
+
+    assert not is_too_deep(nested(MAX_DEPTH - 1))
+    assert is_too_deep(nested(MAX_DEPTH))
+    assert is_too_deep(nested(100_000))

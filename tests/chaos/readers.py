@@ -30,8 +30,7 @@ from autotune.contract import (
 )
 from autotune.engines.deepspeed.ds_config_file import knobs_of, read_ds_config
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
-from autotune.export.door import export_handout, handout_of
-from autotune.export.exported import read_export
+from autotune.export.door import export_handout, handout_of, read_export
 from autotune.fleet.collect import Ending, collect
 from autotune.fleet.reports import exit_codes, read_node_report
 from autotune.job import model

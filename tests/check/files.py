@@ -1,11 +1,14 @@
 """Files to check, and what is said of them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.check import CheckReport, check, read_source
-from tests.engines.deepspeed.rules.cases import NEWEST, environment
+from autotune.check.fixes import parse_chosen
+from autotune.engines.deepspeed.rules.plain import environment
+from tests.engines.deepspeed.rules.cases import NEWEST
 
 AUTO = {
     "train_batch_size": "auto",
@@ -26,10 +29,23 @@ def write(folder: Path, content: Any, name: str = "ds_config.json") -> Path:
 
 
 def checked(
-    path: Path, *, accelerator: str = "cuda", version: str = NEWEST, **how: Any
+    path: Path,
+    *,
+    accelerator: str = "cuda",
+    version: str = NEWEST,
+    chosen: Sequence[str] = (),
+    **how: Any,
 ) -> CheckReport:
     where = environment(accelerator=accelerator, version=version)
-    return check(read_source(path, **how), where)
+    return check(read_source(path, **how), where, [parse_chosen(text) for text in chosen])
+
+
+def all_chosen(path: Path, **how: Any) -> CheckReport:
+    """The report after the first choice of every question."""
+    chosen: list[str] = []
+    while questions := checked(path, chosen=chosen, **how).questions:
+        chosen.append(f"{questions[0].violation.rule}={questions[0].options[0].number}")
+    return checked(path, chosen=chosen, **how)
 
 
 def rules(report: CheckReport) -> list[str]:

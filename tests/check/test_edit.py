@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.check.edit import duplicates, edited
+from autotune.check.edit import duplicates
+from autotune.check.edit import edited as rewritten
 from autotune.engines.deepspeed.rules import ALL_RULES, judge
 from autotune.engines.deepspeed.rules.base import changed
 from tests.engines.deepspeed.rules.cases import NEWEST, setup_of
@@ -23,6 +24,10 @@ WRITTEN = """{
     "alpha": null
 }
 """
+
+
+def edited(text, changes):
+    return rewritten(text, changed(json.loads(text), changes))
 
 
 def changed_lines(before: str, after: str) -> list[str]:

@@ -4,7 +4,7 @@ import pytest
 
 from autotune.base.nested import merge
 from autotune.check.consumers import Consumer
-from tests.check.files import AUTO, checked, messages, rules, write
+from tests.check.files import AUTO, all_chosen, checked, messages, rules, write
 
 
 def trained(tmp_path, config, arguments="", world=2, **how):
@@ -36,8 +36,10 @@ def test_auto_under_zero_alone_does_not_mean_trainer(tmp_path):
 
 def test_auto_at_a_key_that_nobody_fills_in_is_refused_and_goes(tmp_path):
     config = merge(AUTO, {"zero_optimization": {"sub_group_size": "auto"}})
-    report = checked(write(tmp_path, config))
-    assert rules(report) == ["huggingface.auto_not_filled"]
+    path = write(tmp_path, config)
+    assert rules(checked(path)) == ["huggingface.auto_not_filled"]
+    assert checked(path).exit_code(fixed=True) == 2, "to remove it is the user's to choose"
+    report = all_chosen(path)
     assert report.exit_code(fixed=False) == 2
     assert report.exit_code(fixed=True) == 0
     assert '-    "sub_group_size": "auto"' in report.diff
@@ -57,6 +59,9 @@ def test_what_is_filled_in_is_multiplied(tmp_path):
     fixed = merge(AUTO, {"train_batch_size": 60})
     report = trained(tmp_path, fixed, arguments, world=8)
     assert "train_batch_size=60 against" in messages(report, "huggingface.mismatch")
+    assert report.exit_code(fixed=True) == 2, "which of the two is meant is the user's to choose"
+    launch = f"torchrun --nproc_per_node 8 train.py --deepspeed x {arguments}"
+    report = all_chosen(report.source.path, launch=launch)
     assert '+  "train_batch_size": "auto",' in report.diff
     assert report.exit_code(fixed=True) == 0
 
@@ -78,7 +83,9 @@ def test_values_that_differ_from_the_arguments_become_auto(tmp_path, change, arg
     report = trained(tmp_path, merge(AUTO, change), arguments)
     assert rules(report) == ["huggingface.mismatch"]
     assert named in messages(report, "huggingface.mismatch")
-    assert report.exit_code(fixed=True) == 0
+    assert report.fixed_text is None
+    (question,) = report.needed
+    assert '"auto"' in question.options[0].words or " auto" in question.options[0].words
 
 
 @pytest.mark.parametrize(

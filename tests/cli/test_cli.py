@@ -22,6 +22,7 @@ COMMANDS = (
     "compare",
     "export",
     "check",
+    "rule",
     "soak",
     "doctor",
     "estimate",

@@ -63,7 +63,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def install(
     monkeypatch: pytest.MonkeyPatch, names: list[str], *, cuda: str | None = "13.0"
 ) -> None:
-    monkeypatch.setattr(hardware, "pynvml", fake_nvml(names))
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(names))
     monkeypatch.setattr(hardware, "torch_cuda_version", lambda: cuda)
 
 
@@ -203,7 +203,7 @@ def test_what_is_asked_for_and_not_there_is_refused(
 
 
 def test_no_driver_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "pynvml", fake_nvml([A100], has_driver=False))
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml([A100], has_driver=False))
     assert visible_gpus() == []
 
 

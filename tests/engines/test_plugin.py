@@ -2,12 +2,13 @@ import dataclasses
 
 import pytest
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.errors import FleetError, JobError
 from autotune.devices.hardware import Environment
 from autotune.engines import base
 from autotune.engines.base import bind_engine, check_installed, find_engine
 from autotune.fleet.transports.local import Here
-from autotune.job.job import DEFAULT_ENGINE, make_job
+from autotune.job.job import make_job
 
 ENVIRONMENT = Environment(
     accelerator="cpu",
@@ -39,7 +40,7 @@ def test_an_engine_that_is_not_installed_is_answered_with_those_that_are():
 def test_a_plugin_names_what_it_is_without_a_job():
     engine = find_engine("deepspeed")
     assert engine.name == "deepspeed"
-    assert engine.packages == ("deepspeed",)
+    assert [package.name for package in engine.packages] == ["deepspeed"]
     assert next(iter(engine.knobs)) == "zero.stage"
 
 
@@ -52,6 +53,6 @@ def test_a_missing_package_is_an_error_of_the_engine_that_needs_it(monkeypatch):
 
 def test_an_engine_without_a_driver_is_not_searched():
     job = dataclasses.replace(make_job(JOB, where="test"), engine="megatron")
-    with pytest.raises(JobError, match="cannot be run here yet") as caught:
+    with pytest.raises(JobError, match="cannot run trials of it, only predict") as caught:
         Here(ENVIRONMENT, {}).bind(job)
     assert "plan --engine megatron" in caught.value.hint

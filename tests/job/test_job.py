@@ -121,3 +121,13 @@ def test_a_number_that_python_will_not_print_is_refused(tmp_path, number):
     path.write_text(f"model: gpt2\nseed: {number}\n")
     with pytest.raises(JobError, match="no number is so long"):
         read_job_file(path)
+
+
+def test_a_job_file_that_is_nested_too_deep_is_refused_before_anything_walks_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "job.yaml"
+    params = "{a: " * 300 + "1" + "}" * 300
+    path.write_text(f"optimizer: {{type: AdamW, params: {params}}}\n")
+    with pytest.raises(JobError, match=r"job\.yaml: .* deeper than 50 levels"):
+        read_job_file(path)

@@ -38,6 +38,12 @@ def test_an_offloaded_optimizer_is_the_hosts_where_there_is_another(accelerator,
     assert bottleneck(offloads, diagnosis(optimizer=0.6)).bound is bound
 
 
+def test_knobs_of_an_engine_that_is_not_installed_say_nothing():
+    trial = spec(accelerator="cuda", knobs={"offload.optimizer": "cpu"})
+    gone = dataclasses.replace(trial, engine=dataclasses.replace(trial.engine, name="gone"))
+    assert bottleneck(gone, diagnosis(optimizer=0.6)).bound is Bound.MEMORY
+
+
 @pytest.mark.parametrize(
     ("pp", "grad_accum", "share"), [(1, 8, 0.0), (2, 1, 1 / 2), (4, 8, 3 / 11), (4, 1, 3 / 4)]
 )

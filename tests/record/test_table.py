@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from autotune import DEFAULT_ENGINE
 from autotune.base.errors import StudyError
 from autotune.contract import Outcome, Phase, TrialResult, TrialSpec
-from autotune.job.job import DEFAULT_ENGINE
 from autotune.job.model import train_flops_per_token
 from autotune.record import table
 from autotune.record.study import Study

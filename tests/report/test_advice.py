@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from autotune.contract import Diagnosis, KnobValue, Role, TrialResult, TrialSpec
+from autotune.engines.deepspeed.advice import ADVICE
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.record.bottleneck import Bound
-from autotune.report.explain.advice import RULES, Advice, advise, describe_advice
+from autotune.report.explain.advice import Advice, advise, describe_advice
 from autotune.report.results.ratios import describe_ratio
 from autotune.search.history import History
 from autotune.space.candidate import candidate_of
@@ -43,11 +44,11 @@ def advice(bound: Bound, *seen: object, **knobs: KnobValue) -> dict[str, Advice]
 
 def test_every_rule_names_a_knob_and_the_page_names_every_rule() -> None:
     page = DOCS.read_text(encoding="utf-8")
-    for bound, rules in RULES.items():
+    for bound, rules in ADVICE.items():
         for knob, *_ in rules:
             assert knob in KNOBS
             assert f"| {bound.value} | `{knob}` |" in page
-    assert set(RULES) == set(Bound)
+    assert set(ADVICE) == set(Bound)
 
 
 @pytest.mark.parametrize(

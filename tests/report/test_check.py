@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from autotune.check.consumers import Consumer
 from autotune.report.terminal.check import print_check
 from tests.check.files import AUTO, checked, write
 from tests.engines.deepspeed.rules.cases import NEWEST
@@ -50,9 +51,10 @@ def test_the_last_line_tells_what_is_fixed_from_what_is_left(tmp_path):
 
     one = {"train_batch_size": 1, "gradient_cliping": 1.0}
     assert last(one) == "1 was ignored, fixed: it would run"
-    assert last(BROKEN) == "1 would have raised, 2 were ignored, fixed: it would run"
+    left = "1 ignored; 1 would have raised, 1 was ignored, fixed: it would run"
+    assert last(BROKEN) == left, "a section is not taken away unasked"
     open_question = one | {"zero_optimization": {"stage": "two"}}
-    assert last(open_question) == "1 would raise; 1 was ignored, fixed: it would not run"
+    assert last(open_question) == "1 would raise, 1 ignored: it would not run"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_a_release_that_the_rules_do_not_know_is_said(tmp_path, version, is_said
 
 def test_a_pipe_gets_the_diff_as_it_is(tmp_path):
     ones = ", ".join("1" * 99)
-    text = f'{{"train_micro_batch_size_per_gpu": 1, "not_known": [{ones}]}}'
+    text = f'{{"train_batch_size": "1", "not_known": [{ones}]}}'
     report = checked(write(tmp_path, text))
     assert f"\n-{text}\n" in report.diff
     assert f"\n{report.diff}" in printed(report)
@@ -92,9 +94,14 @@ def test_a_clean_file_and_what_is_known_later(tmp_path):
     assert text.splitlines()[-1] == "nothing found: it would run"
 
 
-def test_yaml_is_not_edited_and_that_is_said(tmp_path):
+def test_a_file_that_is_not_edited_says_why(tmp_path):
+    twice = '{"train_batch_size": 1, "fp16": {}, "fp16": {}, "gradient_cliping": 1.0}'
+    report = checked(write(tmp_path, twice), consumer=Consumer.TRAINER)
+    assert "no diff: a key stands there twice" in printed(report, fixed=True)
+
+
+def test_choices_are_printed_with_the_flag_that_takes_them(tmp_path):
     yaml = "deepspeed_config: {zero_stage: 1, offload_param_device: cpu}\n"
-    report = checked(write(tmp_path, yaml, "accelerate.yaml"))
-    text = printed(report, fixed=True)
-    assert "no diff: a fix is written into JSON, this is YAML" in text
+    text = printed(checked(write(tmp_path, yaml, "accelerate.yaml")), fixed=True)
+    assert "--choose offload.param_needs_stage_3=1  remove offload_param_device\n" in text
     assert text.splitlines()[-1] == "1 ignored: it would run"

@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(
         clock.now_s += 10
         writer.on_snapshot(samples.snapshot())
     assert len(notebook.notes) == 1
-    assert notebook.notes[0].startswith(f"{gone}: not kept up: ")
+    assert notebook.notes[0].startswith(f"{gone}: not kept up: cannot be written: ")
     assert study.metrics_file.exists(), "the other file is"
     gone.parent.mkdir()
     clock.now_s += 10
@@ -273,6 +273,13 @@ def test_somebody_elses_file_is_left_alone(tmp_path: Path) -> None:
     ours.write_text(render(()))
     check_writable(ours)
     check_writable(tmp_path / "new.prom")
+
+
+def test_a_path_that_cannot_be_looked_at_is_not_taken_for_one_that_is_missing(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(StudyError, match="cannot be read: File name too long"):
+        check_writable(tmp_path / ("long" * 100) / "x.prom")
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_the_search(

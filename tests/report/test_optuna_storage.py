@@ -1,5 +1,6 @@
 """The storage is read back by Optuna, and opened by its dashboard."""
 
+import errno
 import json
 import threading
 import urllib.request
@@ -100,6 +101,21 @@ def test_what_a_storage_cannot_be_is_refused(wide: Study, tmp_path: Path) -> Non
     with pytest.raises(StudyError, match=r"theirs.journal: is there and was not written by"):
         export_study(wide, theirs, to="optuna", trial=None)
     assert theirs.read_text(encoding="utf-8") == before
+
+
+def test_a_full_disk_names_the_file_that_is_not_there(
+    wide: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optuna writes its journal into a temporary folder first."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    out = tmp_path / "study.journal"
+    with pytest.raises(StudyError, match=r"study\.journal: cannot be written: No space left"):
+        export_study(wide, out, to="optuna", trial=None)
+    assert not out.exists()
 
 
 def test_what_decides_is_important(wide: Study) -> None:

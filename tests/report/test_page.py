@@ -179,7 +179,7 @@ def test_the_writer_keeps_the_page_up_and_hands_everything_on(tmp_path: Path) ->
     assert "<body data-refresh-s" in page.read_text(encoding="utf-8")
     writer.on_snapshot(snapshot)
     writer.on_note("a note")
-    told = f"{page} shows this search, and loads itself again"
+    told = f"{page} shows this search and reloads itself"
     assert (len(notebook.snapshots), notebook.notes) == (2, [told, "a note"])
     writer.close()
     assert "<body data-refresh-s" not in page.read_text(encoding="utf-8")
@@ -195,6 +195,13 @@ def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: P
     writer.close()
     assert len(notebook.notes) == 1
     assert "report.html is not kept up" in notebook.notes[0]
+
+
+def test_a_search_that_was_interrupted_before_it_began_has_no_page(tmp_path: Path) -> None:
+    study, notebook = Study(tmp_path, "early"), Notebook()
+    study.lock()
+    PageWriter(study, notebook).close()
+    assert (notebook.notes, study.page_file.exists()) == ([], False)
 
 
 def test_a_user_s_template_comes_first(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_retry_says_what_the_platform_did_and_no_knobs(study: Study):
     evidence = study.trials()[retried.provenance.retry_of].result.evidence
     assert evidence
     assert (
-        f"trial {retried.identity.number}: trial {retried.provenance.retry_of} again, which "
+        f"trial {retried.identity.number} repeats trial {retried.provenance.retry_of}, which "
         f"the platform ended: comm: {evidence}"
     ) in notebook.notes
     ended = notebook.snapshots[-1].ended
@@ -403,6 +403,13 @@ def test_the_first_interrupt_drains_and_reports_what_there_is(study: Study):
     assert result.baseline is not None
     assert result.best is not None
     assert result.speedup is None
+
+
+def test_the_first_interrupt_says_once_what_it_waits_for(study: Study):
+    fleet, notebook = ScriptedFleet(realistic, n_polls=9), Notebook()
+    result = search(study, make(), fleet=fleet, observer=notebook, interrupt=Patient(2))
+    assert result.counts.total() == 1
+    assert len([note for note in notebook.notes if "waiting for the running trials" in note]) == 1
 
 
 def test_the_second_interrupt_ends_what_runs(study: Study):

@@ -89,7 +89,7 @@ def test_a_disturbed_trial_is_repeated_once_and_the_repeat_counts(study: Study, 
     first = study.trials()[repeat.provenance.repeat_of or 0].result
     assert first is not None
     assert (first.outcome, first.disturbed) == (Outcome.OK, LOAD), "both are kept"
-    said = f"{repeat.provenance.repeat_of} again, which was disturbed: {LOAD}"
+    said = f"repeats trial {repeat.provenance.repeat_of}, which was disturbed: {LOAD}"
     assert any(said in note for note in notes.notes)
 
 

@@ -115,7 +115,8 @@ def test_a_bad_value_names_the_file_the_knob_and_what_is_legal(written, text, me
     ("text", "message"),
     [
         ("- 1", "holds a list, not a mapping"),
-        ("", "holds a NoneType, not a mapping"),
+        ("", "is empty"),
+        ("knobs: " + "[" * 60 + "]" * 60, "deeper than 50 levels"),
         ("knobs: {tp: 1}", "name: Field required"),
         ("name: a b\nknobs: {tp: 1}", "name: String should match"),
         ("name: a", "knobs: Field required"),
@@ -129,7 +130,7 @@ def test_a_bad_value_names_the_file_the_knob_and_what_is_legal(written, text, me
         ("name: a\nknobs: {tp: [1}", "not valid YAML"),
         ("name: a\n---\nname: b", "not valid YAML"),
         ("{[1]: 2}", "not valid YAML"),
-        ("[" * 5000, "not valid YAML"),
+        ("[" * 5000, "deeper than 50 levels"),
         (f"name: a\nknobs: {{tp: [{'9' * 10000}]}}", "not valid YAML"),
     ],
 )
@@ -205,6 +206,32 @@ def test_a_condition_may_name_a_knob_that_comes_later_or_is_not_searched(written
         ("none", 0, 1), ("none", 0, 2), ("full", 0, 1), ("full", 0, 2), ("full", 3, 1),
         ("full", 3, 2),
     }  # fmt: skip
+
+
+def test_a_knob_is_tried_after_those_that_let_it_act(written):
+    """Whatever these wait for themselves: the list of knobs has a `when` of its own."""
+    path = written(
+        "zero.stage: 2\n"
+        "  offload.optimizer: {values: [none, cpu], when: {zeropp.quantized_weights: false}}\n"
+        "  zeropp.quantized_weights: [false]\n"
+        "  zenflow: {values: [none, sequential], when: {compile: none}}\n"
+        "  zenflow.topk_ratio: [0.1, 0.2]\n"
+        "  compile: [none]"
+    )
+    space = load_space(path, KNOBS)
+    assert list(space.domains)[-3:] == ["compile", "zenflow", "zenflow.topk_ratio"]
+    context = dataclasses.replace(CONTEXT, optimizer="adamw")
+    shown = {(c.get("zenflow"), c.get("zenflow.topk_ratio")) for c in grid(space, context)}
+    assert {("sequential", 0.1), ("sequential", 0.2)} <= shown
+
+
+def test_a_knob_cannot_wait_for_one_that_acts_only_with_it(written):
+    path = written(
+        "zenflow: {values: [none, overlap], when: {zenflow.topk_ratio: 0.1}}\n"
+        "  zenflow.topk_ratio: [0.1, 0.2]"
+    )
+    with pytest.raises(JobError, match=r"knobs\.zenflow\.when: a circle: zenflow"):
+        load_space(path, KNOBS)
 
 
 def test_the_grid_has_every_run_once(written):

@@ -4,9 +4,6 @@ DeepSpeed itself resolves "auto" nowhere: a section drops the key and takes its 
 level fails. It is Hugging Face that fills it in, so for raw DeepSpeed it has to go.
 """
 
-import contextlib
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,8 @@ from typing import Any
 from autotune.base.errors import RenderError
 from autotune.base.nested import look_up, without
 from autotune.base.secrecy import HIDDEN, holds_secret, masked
-from autotune.contract import KnobValue, read_bounded
+from autotune.contract import KnobValue
+from autotune.engines.deepspeed.ds_config_text import parse_config, read_text
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.rules.keys import SPELLINGS
 
@@ -30,47 +28,6 @@ Note = tuple[Any, Any]
 """What became of a key: (the user's value, what runs instead or None if the key is left out)."""
 
 
-BYTE_ORDER_MARK = "\ufeff"
-"""Mark that some editors put before a text; DeepSpeed skips it."""
-
-
-def read_text(path: Path) -> str:
-    """The text of a user's file, its line ends and a byte order mark as they are.
-
-    Raises:
-        RenderError: It cannot be read.
-    """
-    try:
-        return read_bounded(path).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RenderError(f"{path}: cannot be read: {error}", "name a ds_config.json") from error
-
-
-def parse_json(text: str, path: Path) -> dict[str, Any]:
-    """The object that a text holds.
-
-    Raises:
-        RenderError: It is not JSON, or not an object.
-    """
-    if not text.removeprefix(BYTE_ORDER_MARK).strip():
-        raise RenderError(f"{path}: is empty", "write one { ... }, or name another file")
-    try:
-        data = json.loads(
-            text.removeprefix(BYTE_ORDER_MARK), parse_constant=_finite, parse_float=_finite
-        )
-    except (ValueError, RecursionError) as error:
-        message, hint = f"{path}: not valid JSON: {error}", "mend the file there"
-        if _is_hjson(text):
-            message += "; DeepSpeed itself reads it as Hjson, Trainer and accelerate do not"
-            hint = "make it plain JSON: no comments, keys and text in quotes, no comma at an end"
-        raise RenderError(message, hint) from error
-    if not isinstance(data, dict):
-        raise RenderError(
-            f"{path}: holds a {type(data).__name__}, not an object", "write one { ... }"
-        )
-    return data
-
-
 def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
     """Read a ds_config.json for raw DeepSpeed.
 
@@ -81,10 +38,10 @@ def read_ds_config(path: Path) -> tuple[dict[str, Any], dict[str, Note]]:
         and what was left out or respelled, by dotted key, with secrets masked.
 
     Raises:
-        RenderError: The file cannot be read, does not hold a JSON object, or has a key of
+        RenderError: The file cannot be read, does not hold an object, or has a key of
             `zero_optimization` under both its spellings.
     """
-    data = parse_json(read_text(path), path)
+    data, _ = parse_config(read_text(path), path)
     for section in (*("zero_optimization", "optimizer", "tensor_parallel"), *_PRECISIONS):
         if not isinstance(data.get(section, {}), dict):
             raise RenderError(
@@ -136,24 +93,6 @@ def precision_of(config: Mapping[str, Any]) -> str:
         if config.get(name, {}).get("enabled") is True:
             return name
     return "fp32"
-
-
-def _is_hjson(text: str) -> bool:
-    """Whether DeepSpeed's own reader takes a text; False where that reader is not installed."""
-    # Its reader trips over broken numbers and depths in ways of its own.
-    with contextlib.suppress(Exception):
-        import hjson  # installed with DeepSpeed
-
-        return isinstance(hjson.loads(text), dict)
-    return False
-
-
-def _finite(text: str) -> float:
-    """A number of JSON; Python would read NaN, Infinity and 1e999 too, which JSON lacks."""
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is not a number that JSON holds")
-    return value
 
 
 def _holds_auto(value: Any) -> bool:

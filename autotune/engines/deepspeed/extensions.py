@@ -2,7 +2,7 @@
 
 DeepSpeed compiles an extension on first use, behind a lock *file* that a killed process leaves
 for ever, and every later start waits on it. Here the build holds a kernel lock (flock), which
-ends with its holder: whoever has it knows that any lock file found is stale.
+ends with its holder: whoever has it knows that a lock file that no process has open is stale.
 """
 
 import fcntl
@@ -197,7 +197,26 @@ def _missing(accelerator: str, nvme: bool) -> list[str]:
 
 
 def _lock_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*/lock"))
+    """The lock files that no process holds open.
+
+    A rank compiles an extension that is not among ours, such as cpu_lion, without our lock. Torch
+    keeps the lock file open while it compiles, and fails if the file is gone when it is done.
+    """
+    if not (found := sorted(folder.glob("*/lock"))):
+        return []
+    opened = _open_files()
+    return [path for path in found if os.path.realpath(path) not in opened]
+
+
+def _open_files() -> set[str]:
+    """Paths that the processes of this user have open."""
+    opened: set[str] = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended, or it is another user's
+            for name in os.listdir(folder / "fd"):
+                with suppress(OSError):  # it was closed meanwhile
+                    opened.add(os.readlink(folder / "fd" / name))
+    return opened
 
 
 @contextmanager

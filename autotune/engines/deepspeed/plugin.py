@@ -2,14 +2,31 @@
 
 from collections.abc import Callable, Mapping
 
-from autotune.devices.hardware import Environment
-from autotune.engines.base import EnginePlugin
+from autotune.contract import KnobValue
+from autotune.devices.hardware import Environment, version_of
+from autotune.engines.base import Compiled, EnginePackage, EnginePlugin
 from autotune.engines.deepspeed import extensions
+from autotune.engines.deepspeed.advice import ADVICE
 from autotune.engines.deepspeed.engine import DeepSpeedEngine
 from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.plans import PREDICTED
+from autotune.engines.deepspeed.rules.releases import TRIED
 from autotune.job.job import Job
 from autotune.trial.engines.deepspeed import CONFIG_FILE
+
+_REMOVED = (
+    # DeepSpeed raises if the key is merely there: runtime/config.py of each release.
+    (
+        "0.19.7",
+        "the 1-bit optimizers (OneBitAdam, ZeroOneAdam, OneBitLamb), compression_training, "
+        "quantize_training, MiCS, sparse attention and nebula",
+    ),
+    (
+        "0.19.8",
+        "elasticity, amp, sparse_gradients, eigenvalue, graph_harvesting, progressive_layer_drop, "
+        "the legacy curriculum_learning and LoCo (zeropp_loco_param)",
+    ),
+)
 
 
 class DeepSpeed(EnginePlugin):
@@ -19,9 +36,19 @@ class DeepSpeed(EnginePlugin):
     knobs = KNOBS
     predicted = PREDICTED
     dialect = "deepspeed"
-    packages = ("deepspeed",)
+    packages = (
+        EnginePackage(
+            name="deepspeed", title="DeepSpeed", least="0.16.4", tried=TRIED, removed=_REMOVED
+        ),
+    )
     is_driven = True
     config_file = CONFIG_FILE
+    advice = ADVICE
+    saves_memory = (
+        ("recompute", "none", "recomputation (a space with recompute: [none, full])"),
+        ("offload.optimizer", "none", "optimizer offload to the host (--space zero_offload)"),
+        ("offload.param", "none", "parameter offload to the host (--space zero_offload)"),
+    )
 
     def knob_of(self, key: str) -> str:
         """The knob that governs a dotted key of a ds_config.json."""
@@ -32,9 +59,34 @@ class DeepSpeed(EnginePlugin):
         # It follows from micro_batch and the layout: the global batch is never touched.
         return "micro_batch, tp" if key == "gradient_accumulation_steps" else ""
 
+    def updates_on_host(self, knobs: Mapping[str, KnobValue]) -> bool:
+        """Whether it is offloaded."""
+        return str(knobs.get("offload.optimizer", "none")) != "none"
+
+    def takes_gradients(self, knobs: Mapping[str, KnobValue]) -> bool:
+        """ZeRO does.
+
+        Without it they stay until the step, and are freed there. Source: DeepSpeed,
+        runtime/zero/stage_1_and_2.py and stage3.py (`reduce_ready_partitions_and_remove_grads`),
+        runtime/engine.py (`zero_grad`).
+        """
+        return int(knobs.get("zero.stage", 0) or 0) > 0
+
     def rank_variables(self, accelerator: str, given: Mapping[str, str]) -> dict[str, str]:
         """Where the extensions were built."""
         return extensions.environment(accelerator, given)
+
+    def compiled(self, accelerator: str) -> Compiled:
+        """The extensions; without torch and DeepSpeed they have no folder."""
+        if None in map(version_of, ("torch", "deepspeed")):
+            return Compiled(missing=extensions.needed(accelerator))
+        built = extensions.built(accelerator)
+        return Compiled(
+            folder=str(extensions.extensions_folder(accelerator)),
+            built=tuple(built),
+            missing=tuple(x for x in extensions.needed(accelerator) if x not in built),
+            stale_locks=tuple(map(str, extensions.stale_locks(accelerator))),
+        )
 
     def build(self, accelerator: str, note: Callable[[str], None]) -> None:
         """Build the extensions that every trial loads."""

@@ -204,6 +204,6 @@ def _check_trained(job: Job, environment: Environment) -> None:
 
 def _only_with_files(keys: str) -> JobError:
     return JobError(
-        f"engine megatron: {keys}: only DeepSpeed's candidates have that",
-        "leave it out: Megatron's layouts are all that are legal",
+        f"engine megatron: {keys}: that is a ds_config.json, which only DeepSpeed reads",
+        f"leave {keys} out, or use --engine deepspeed",
     )

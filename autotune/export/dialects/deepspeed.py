@@ -1,23 +1,45 @@
-"""The dialect of raw DeepSpeed: ds_config.json, a training script, its settings, a README."""
+"""The dialect of raw DeepSpeed: ds_config.json, a script, its settings, a README; and back."""
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from autotune.base.errors import RenderError
+from autotune.base.errors import JobError, RenderError
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.units import format_bytes, format_seconds
-from autotune.export.base import Dialect, Handout, Launch, MeasuredFigures
-from autotune.record.soak import describe_soak
+from autotune.contract import (
+    ContractError,
+    EngineSettings,
+    Identity,
+    Measure,
+    Role,
+    TrialSpec,
+    parts_of,
+    read_json,
+)
+from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed import extensions
+from autotune.engines.deepspeed.expected import expected
+from autotune.engines.deepspeed.rules.base import Setup
+from autotune.export.base import Dialect, Handout, Launch, MeasuredFigures, Subject
+from autotune.record.soak import describe_soak, digest_of
+from autotune.space.built_in import script_digest
 from autotune.space.candidate import format_value
-from autotune.trial.engines.deepspeed import CONFIG_FILE
+from autotune.trial.engines.deepspeed import CONFIG_FILE, SETTINGS_FILE
 from autotune.trial.scripts.lengths import is_drawn
 from autotune.trial.transformer_shape import script_settings
 
 FIGURES_FILE = "figures.json"
-SETTINGS_FILE = "settings.json"
+_LEAST = {
+    **dict.fromkeys(("world", "tp", "pp", "sp", "dp", "global_batch", "seq_len"), 1),
+    **dict.fromkeys(("seed", "loss_chunk_tokens"), 0),
+}
+"""Settings that are whole numbers -> the least that each may be."""
+_WORDS = ("recompute", "attention", "compile")
+"""Settings that are text."""
 
 
 class DeepSpeedFiles(Dialect):
@@ -53,6 +75,28 @@ class DeepSpeedFiles(Dialect):
                 {name: value and dataclasses.asdict(value) for name, value in measured.items()}
             )
         return files
+
+    def read(self, folder: Path, environment: Environment, *, measure: Measure) -> Subject:
+        """See `Dialect.read`: the configuration, and the settings that it has no key for."""
+        try:
+            config, settings = read_json(folder / CONFIG_FILE), read_json(folder / SETTINGS_FILE)
+            files = {CONFIG_FILE: canonical_json(config)}
+            limit_bytes = _limit_of_export(settings, environment)
+            measure = dataclasses.replace(measure, memory_limit_bytes=limit_bytes)
+            spec, setup = _read(folder, config, settings, environment, measure, digest_of(files))
+        except (ContractError, KeyError, TypeError, ValueError) as error:
+            raise JobError(
+                f"{folder}: not an export of autotune: {error}",
+                "name a folder that `autotune export --to deepspeed` wrote, or a study",
+            ) from error
+        swaps = "nvme" in (setup.optimizer_offload, setup.param_offload)
+        return Subject(
+            source=str(folder),
+            folder=folder,
+            spec=spec,
+            files=files,
+            preparation=extensions.build_command(environment.accelerator, nvme=swaps),
+        )
 
 
 def _training_script(handout: Handout) -> str:
@@ -127,3 +171,68 @@ def _figure_rows(figures: MeasuredFigures) -> list[tuple[str, str]]:
 
 def _said(value: Any) -> str:
     return "left out" if value is None else json.dumps(value, sort_keys=True)
+
+
+def _read(
+    folder: Path,
+    config: dict[str, Any],
+    settings: dict[str, Any],
+    environment: Environment,
+    measure: Measure,
+    digest: str,
+) -> tuple[TrialSpec, Setup]:
+    """What its trial is, and what would run."""
+    told = {"sp": 1, **settings}  # older exports say none
+    for name, least in _LEAST.items():
+        _whole(told, name, least=least)
+    for name in _WORDS:
+        if not isinstance(told[name], str):
+            raise ValueError(f"{name}: {str(told[name])[:60]!r} is no text")
+    told["micro_batch"] = _whole(config, "train_micro_batch_size_per_gpu")
+    told["grad_accum"] = _whole(config, "gradient_accumulation_steps")
+    if "factory" not in told:
+        told["config"] = read_json(folder / "model" / "config.json")
+    workload, layout = parts_of(told, digest=script_digest())
+    own: dict[str, Any] = workload.settings
+    setup = Setup(
+        ds_config=config,
+        world=layout.world,
+        tp=layout.tp,
+        pp=layout.pp,
+        sp_by_script=layout.sp,
+        global_batch=layout.global_batch,
+        seq_len=workload.seq_len,
+        precision=workload.precision,
+        environment=environment,
+        **own,
+    )
+    hashed = digest[:12]
+    spec = TrialSpec(
+        identity=Identity(
+            study=folder.name, number=0, role=Role.SOAK, candidate_hash=hashed, knobs={}
+        ),
+        layout=layout,
+        workload=workload,
+        engine=EngineSettings(
+            name=DeepSpeedFiles.engines[0],
+            expected=expected(setup, workload.model),
+            environment=dict(settings["environment_variables"]),
+            binds_cores=bool(settings["binds_cores"]),
+        ),
+        measure=measure,
+    )
+    return spec, setup
+
+
+def _limit_of_export(settings: dict[str, Any], environment: Environment) -> int | None:
+    """What it was tuned for, where there is as much here; an older export does not say."""
+    if settings.get("memory_limit_bytes") is None:
+        return None
+    return min(_whole(settings, "memory_limit_bytes"), environment.device_memory_bytes)
+
+
+def _whole(settings: Mapping[str, Any], name: str, *, least: int = 1) -> int:
+    value = settings[name]
+    if type(value) is not int or value < least:
+        raise ValueError(f"{name}: {str(value)[:60]!r} is not a whole number from {least}")
+    return value

@@ -1,10 +1,8 @@
 """Leases ports of this node, so that trials at the same time never meet on one.
 
 A lease is a lock on a file per port in a folder that all searches of this machine share; it ends
-with the process that holds it. With it goes the shared memory that DeepSpeed's CPU ranks leave
-behind: each makes a segment of 66 MiB for its all-reduce (csrc/cpu/comm/shm.cpp), named by user,
-master address, port and rank, and nothing ever unlinks it. /dev/shm is memory, and 100 trials
-would fill 13 GiB of it; the next trial on that port would also open what it finds there.
+with the process that holds it. With it goes the shared memory that the ranks of an engine leave
+behind, as its driver says (`SEGMENTS`): the next trial on that port would open what it finds.
 """
 
 import fcntl
@@ -14,6 +12,8 @@ import socket
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from autotune.base.errors import FleetError
@@ -63,9 +63,10 @@ def lease_port(address: str = LOOPBACK) -> PortLease:
 
 def remove_segments(port: int, address: str = LOOPBACK) -> None:
     """Remove those of this user's ended ranks; the caller holds the port's lease."""
-    for path in _SHARED_MEMORY.glob(f"{_segment(address)}{port}_*"):
-        with suppress(OSError):
-            path.unlink()
+    for start in _segments(address):
+        for path in _SHARED_MEMORY.glob(f"{start}{port}_*"):
+            with suppress(OSError):
+                path.unlink()
 
 
 def sweep_segments() -> None:
@@ -79,13 +80,26 @@ def sweep_segments() -> None:
 
 def ports_of_segments() -> set[int]:
     """Ports that may be leased, of which segments are left."""
-    names = [path.name for path in _SHARED_MEMORY.glob(f"{_segment(LOOPBACK)}*_*")]
-    ports = [name.removeprefix(_segment(LOOPBACK)).partition("_")[0] for name in names]
+    ports = [
+        path.name.removeprefix(start).partition("_")[0]
+        for start in _segments(LOOPBACK)
+        for path in _SHARED_MEMORY.glob(f"{start}*_*")
+    ]
     return {int(port) for port in ports if port.isdecimal() and int(port) in _PORTS}
 
 
-def _segment(address: str) -> str:
-    return f"deepspeed_allreduce_buffer_{os.getuid()}_{address}_"
+def _segments(address: str) -> list[str]:
+    """How the names of this user's segments begin, before the port."""
+    return [name.format(user=os.getuid(), address=address) for name in _named_by_drivers()]
+
+
+@cache
+def _named_by_drivers() -> list[str]:
+    found = []
+    for driver in entry_points(group="autotune.drivers"):
+        with suppress(Exception):  # one that cannot be loaded never ran
+            found.append(getattr(driver.load(), "SEGMENTS", ""))
+    return list(filter(None, found))
 
 
 def _try_lease(port: int, address: str) -> PortLease | None:

@@ -14,7 +14,7 @@ Case = tuple[float, float, float, float]
 
 
 def describe_foretold(trials: Sequence[Trial]) -> str | None:
-    """How predictions did: `step time within 95% in 7 of 9 trials, off by 12% in the median; ...`.
+    """How predictions did: `step time: median error 12%, 7 of 9 trials inside the ...; ...`.
 
     Returns:
         None where no trial that measured was predicted.
@@ -66,6 +66,6 @@ def _describe(name: str, cases: Sequence[Case]) -> str:
     n_inside = sum(low <= measured <= high for measured, _, low, high in cases)
     off = statistics.median(abs(said / measured - 1) for measured, said, _, _ in cases)
     return (
-        f"{name} within its 95% interval in {n_inside} of {len(cases)} trials, off by {off:.0%} "
-        "in the median"
+        f"{name}: median error {off:.0%}, {n_inside} of {len(cases)} trials inside the predicted "
+        "95% interval"
     )

@@ -68,7 +68,7 @@ def render_page(
         "verdict": [] if running else describe_verdict(report),
         "named": {name: named.get(name) for name in _CHARTS},
         "change": page_tables.change(report, standings),
-        "ds_config": None if config is None else canonical_json(config),
+        "config": None if config is None else canonical_json(config),
         "importance_said": _importance_said(report, shares is not None),
         "evidence": page_tables.evidence(report),
         "outcome_names": [outcome.value for outcome in report.counts],
@@ -132,7 +132,7 @@ def _headline(report: StudyReport) -> dict[str, str] | None:
     interval = f"95% interval {low:.2f} to {high:.2f}"
     words = f"{rate}, {gain}, {interval}"
     if report.objective.wish.name != "samples_per_s":
-        said = "faster" if low > 1 else "slower" if high < 1 else "not told apart from it"
+        said = "faster" if low > 1 else "slower" if high < 1 else "no proven difference"
         peaks = f"Peak {describe_peaks(best, baseline)}"
         return {"figure": peaks, "words": f"{words}: {said}.", "tone": ""}
     # The large print must not claim what the interval does not.

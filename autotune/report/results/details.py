@@ -48,7 +48,7 @@ def describe_gain(pairs: Sequence[Pair]) -> str:
     first = pairs[0]
     text = f"{describe_ratio(first.ratio)}: trial {first.after} against {first.before}"
     if not first.ratio.is_told_apart:
-        text += "; not told apart from 1"
+        text += "; no proven effect"
     if len(pairs) > 1:
         ratios = [pair.ratio.ratio for pair in pairs]
         text += f". {len(pairs)} such pairs: {min(ratios):.2f}x to {max(ratios):.2f}x"

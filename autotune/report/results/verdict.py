@@ -97,16 +97,18 @@ def describe_verdict(report: StudyReport) -> list[tuple[str, str]]:
     compared = [str(row.trial) for row in report.rows if row.n_runs > 1]
     if compared and len(compared) < len(report.rows):
         trials = f"trial{'s' if len(compared) > 1 else ''} {', '.join(compared)}"
-        text = f"{trials} ran again, interleaved; the other rows show one trial"
+        text = f"{trials} ran again, in turns; every other row is one trial"
         facts.append(("compared", text))
     if (spread := report.history.spread).knows_repeats:
-        text = f"runs of one configuration deviate by {math.sqrt(spread.variance):.1%}"
-        facts.append(("noise", f"{text}, their own steps apart"))
+        deviation = f"{math.sqrt(spread.variance):.1%} (standard deviation)"
+        text = f"runs of the same configuration differ by {deviation}"
+        facts.append(("noise", f"{text}, besides the variation of the steps within a run"))
     if foretold := describe_foretold(report.history.trials):
         facts.append(("predicted", foretold))
     if answer.ties:
-        ties = ", ".join(f"trial {tie.trial}" for tie in answer.ties)
-        facts.append(("ties", f"{ties}: not told apart from the best"))
+        ties = ", ".join(str(tie.trial) for tie in answer.ties)
+        trials = "trial" if len(answer.ties) == 1 else "trials"
+        facts.append(("ties", f"{trials} {ties}: no proven difference from the best"))
     facts += [("disturbed", text) for text in _disturbed(report)]
     if front := answer.front:
         facts += [("front", _front(front)), ("rule", f"best is {answer.rule}")]
@@ -167,7 +169,7 @@ def _disturbed(report: StudyReport) -> list[str]:
             repeat = repeats.get(trial.spec.identity.number)
             again = ""
             if repeat is not None:
-                again = f"; trial {repeat} repeats it and counts"
+                again = f"; trial {repeat} repeats it and counts instead"
             elif trial.spec.provenance.repeat_of is None:
                 again = "; it was not repeated"
             said.append(f"trial {trial.spec.identity.number}: {trial.result.disturbed}{again}")

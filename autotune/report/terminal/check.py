@@ -1,12 +1,14 @@
 """What `check` found, for people."""
 
+import sys
 import textwrap
+from collections.abc import Callable
 
 from rich.console import Console
-from rich.syntax import Syntax
 from rich.text import Text
 
 from autotune.check import CheckReport, Found
+from autotune.check.fixes import Option, Question
 from autotune.space.rule import Consequence
 
 _SAID: dict[Consequence, tuple[str, str, str, str]] = {
@@ -30,12 +32,31 @@ def print_check(console: Console, report: CheckReport, *, fixed: bool) -> None:
     order = list(_SAID)
     for found in sorted(report.found, key=lambda one: order.index(one.violation.consequence)):
         _print_found(console, found)
+    _print_questions(console, report)
     if report.diff:
         _print_text(console, _above_the_diff(report, fixed=fixed))
         _print_diff(console, report.diff)
-    elif not report.source.can_edit and any(one.violation.changes for one in report.found):
-        console.print(Text("no diff: a fix is written into JSON, this is YAML"))
+    elif report.not_edited and any(one.violation.changes for one in report.found):
+        console.print(Text(f"no diff: {report.not_edited}"))
     _print_text(console, _conclusion(report, fixed=fixed))
+
+
+def asker(console: Console) -> Callable[[Question], Option | None] | None:
+    """What puts a question to the user in a terminal; None where there is nobody to ask."""
+    if not (console.is_terminal and sys.stdin.isatty()):
+        return None
+
+    def ask(question: Question) -> Option | None:
+        _print_text(console, f"{question.violation.rule}: {question.violation.message}")
+        by_number = {str(option.number): option for option in question.options}
+        for option in question.options:
+            _print_text(console, f"{option.number}  {option.words}", indent="  ")
+        while True:
+            answer = console.input("which one? (Enter leaves it) ").strip()
+            if not answer or answer in by_number:
+                return by_number.get(answer)
+
+    return ask
 
 
 def _about(report: CheckReport) -> str:
@@ -55,6 +76,8 @@ def _above_the_diff(report: CheckReport, *, fixed: bool) -> str:
             f"the fix of {source.path} (--fix writes into the file that is checked, which is "
             f"{source.asked}):"
         )
+    if not report.passes:
+        return "the fix so far (--fix writes nothing that would not run):"
     written = report.is_written(fixed=fixed)
     return "fixed, with this diff:" if written else "the fix (--fix writes it):"
 
@@ -66,6 +89,17 @@ def _print_found(console: Console, found: Found) -> None:
     console.print(Text.assemble((said, style), "  ", (violation.rule, "cyan"), then))
     for line in (violation.message, f"fix: {violation.fix}"):
         _print_text(console, line, indent="  ")
+
+
+def _print_questions(console: Console, report: CheckReport) -> None:
+    """What only the user can decide, each way out with the flag that takes it."""
+    if not report.questions:
+        return
+    _print_text(console, "yours to choose:")
+    for question in report.questions:
+        for option in question.options:
+            flag = f"--choose {question.violation.rule}={option.number}"
+            _print_text(console, f"{flag}  {option.words}", indent="  ")
 
 
 def _print_text(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
@@ -91,6 +125,8 @@ def _visible(text: str) -> str:
 def _print_diff(console: Console, diff: str) -> None:
     """In colour for people; to a pipe as it is, for `patch`."""
     if console.is_terminal:
+        from rich.syntax import Syntax  # Pygments, which a pipe needs not wait for
+
         text = "\n".join(map(_visible, diff.removesuffix("\n").split("\n")))
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
     else:

@@ -18,7 +18,7 @@ from autotune.space.knob import Context
 from autotune.space.knobs import describe_candidate, describe_difference
 
 _TITLES = {
-    Stage.BASELINE: "looking for a careful default to beat",
+    Stage.BASELINE: "measuring the baseline",
     Stage.SEARCH: "searching",
     Stage.CONFIRM: "running the finalists and the baseline again",
     Stage.DONE: "done",

@@ -12,6 +12,14 @@ from autotune.contract import CONFIG_DIR, TrialSpec
 
 CONFIG_FILE = "ds_config.json"
 """Name of a candidate's configuration, below `CONFIG_DIR`."""
+SETTINGS_FILE = "settings.json"
+"""Name of what the script beside a configuration reads: DeepSpeed has no key for it."""
+
+SEGMENTS = "deepspeed_allreduce_buffer_{user}_{address}_"
+"""How the names begin of the files in /dev/shm that CPU ranks leave behind; port and rank follow.
+
+Each makes one of 66 MiB for its all-reduce (csrc/cpu/comm/shm.cpp), and nothing ever unlinks it:
+/dev/shm is memory, and 100 trials would fill 13 GiB of it."""
 
 _USED_BY_ALL = ("deepspeed", "autotune.trial.readback", "autotune.trial.scripts.train")
 """What every trial imports: once in a warm template, and before the memory base is taken."""

@@ -319,6 +319,8 @@ def test_a_job_that_names_an_optimizer_has_it(tmp_path):
     [
         ("{", "not valid JSON"),
         ("[1]", "holds a list, not an object"),
+        ('{"a":' * 60 + "1" + "}" * 60, "deeper than 50 levels"),
+        ('{"a":' * 100_000, "deeper than 50 levels"),
         ('{"zero_optimization": 3}', "zero_optimization is 3, not a section"),
     ],
 )

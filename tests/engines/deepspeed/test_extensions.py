@@ -1,6 +1,7 @@
 import fcntl
 
 import pytest
+from torch.utils.file_baton import FileBaton
 
 from autotune.base.errors import FleetError
 from autotune.doctor.machine import has_libaio
@@ -116,3 +117,17 @@ def test_the_command_builds_wherever_it_is_run(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         extensions.main()
     assert capsys.readouterr().out == "no compiler; install g++\n"
+
+
+def test_a_lock_of_a_rank_that_compiles_without_our_lock_is_left(folder):
+    lock = folder / "cpu_lion" / "lock"
+    lock.parent.mkdir(parents=True)
+    baton = FileBaton(str(lock))
+    assert baton.try_acquire()
+    said: list[str] = []
+    assert extensions.stale_locks("cpu") == []
+    extensions.build("cpu", said.append)
+    assert (lock.exists(), said) == (True, [])
+    baton.release()
+    lock.touch()
+    assert extensions.stale_locks("cpu") == [lock]

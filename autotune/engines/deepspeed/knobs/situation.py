@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from autotune.contract import KnobValue
+from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
 from autotune.engines.deepspeed.knobs.stages import stages
 from autotune.space.knob import Context, Knobs
 
@@ -87,19 +88,6 @@ def fold_elements(value: KnobValue, values: Knobs, context: Context) -> KnobValu
 def offloads_optimizer(values: Knobs) -> bool:
     """Whether optimizer states live on the host or a disk."""
     return values.get("offload.optimizer", "none") != "none"
-
-
-def is_bf16_optimizer(
-    *, stage: int, precision: str, grad_accum_dtype: str, optimizer_offload: str
-) -> bool:
-    """Whether DeepSpeed takes its BF16_Optimizer, which is given none of ZeRO's settings.
-
-    Of the offloaded optimizers it asks for `cpu` alone.
-
-    Source: engine.py: _do_optimizer_sanity_check, _configure_bf16_optimizer.
-    """
-    is_mixed = precision == "bf16" and grad_accum_dtype == "fp32"
-    return stage == 1 and is_mixed and optimizer_offload != "cpu"
 
 
 def uses_bf16_optimizer(values: Knobs, context: Context) -> bool:

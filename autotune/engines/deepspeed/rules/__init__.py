@@ -23,7 +23,7 @@ from autotune.engines.deepspeed.rules import (
     zeropp,
 )
 from autotune.engines.deepspeed.rules.base import Setup
-from autotune.engines.deepspeed.rules.sections import is_plain
+from autotune.engines.deepspeed.rules.sections import as_read, is_plain
 from autotune.space.rule import Rule, Violation, judge_by, rules_of
 
 __all__ = ["ALL_RULES", "Rule", "Setup", "Violation", "judge"]
@@ -43,16 +43,14 @@ ALL_RULES: tuple[Rule[Setup], ...] = (*schema.BLOCKING, *_KEY_RULES, *_VALUE_RUL
 def judge(setup: Setup) -> list[Violation]:
     """Apply every rule.
 
-    Where a value has the wrong type or is out of range, only those rules answer: the others would
-    read nonsense.
+    Values are judged as DeepSpeed reads them: "16" as the 16 that it takes it for. Of one that
+    nobody can read, only the rules about values speak; the others would read nonsense.
 
     Returns:
         Empty for a legal setup; it never raises, whatever the configuration holds.
     """
     found: list[Violation] = []
     if not is_plain(setup):
-        found = judge_by(schema.BLOCKING, setup)
-        if found:
-            return found
-        found = judge_by(_KEY_RULES, setup)
+        found = judge_by((*schema.BLOCKING, *_KEY_RULES), setup)
+        setup = setup.with_config(as_read(setup.ds_config, setup.version))
     return found + judge_by(_VALUE_RULES, setup)

@@ -1,36 +1,10 @@
-"""Adam and AdamW: which of its implementations a configuration makes, and their parameters."""
+"""Adam and AdamW: whether a configuration makes DeepSpeed's own for the CPU."""
 
 from autotune.engines.deepspeed.rules.base import Setup, params
 from autotune.space.rule import Patch
 
-_COMMON = ("lr", "betas", "eps", "weight_decay", "amsgrad")
-# Keys that DeepSpeed takes out before it builds any of them, or that another rule refuses.
-_TAKEN_OUT = ("torch_adam", "adam_w_mode", "fp32_optimizer_states", "max_grad_norm")
-PARAMS = {
-    "torch's": (*_COMMON, "maximize", "foreach", "capturable", "differentiable", "fused"),
-    "FusedAdam": (*_COMMON, "bias_correction", "set_grad_none"),
-    "DeepSpeedCPUAdam": (*_COMMON, "bias_correction"),
-}
-"""Implementation -> what its constructor takes (torch/optim/adamw.py, ops/adam/fused_adam.py,
-cpu_adam.py)."""
-
 CPU_ADAM = params(torch_adam=None)
 """Keys that, laid over a configuration that offloads an Adam, make it DeepSpeed's own."""
-
-
-def implementation(setup: Setup) -> str:
-    """Which of `PARAMS` an Adam is (engine.py: get_optimizer_configuration).
-
-    ZenFlow's is DeepSpeedCPUAdam with one more parameter, which DeepSpeed gives itself.
-    """
-    if setup.optimizer_params.get("torch_adam", False):
-        return "torch's"
-    return "FusedAdam" if setup.optimizer_offload == "none" else "DeepSpeedCPUAdam"
-
-
-def params_of(kind: str) -> tuple[str, ...]:
-    """Every key of `optimizer.params` that an implementation trains with."""
-    return (*PARAMS[kind], *_TAKEN_OUT)
 
 
 def uses_cpu_adam(setup: Setup) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from autotune.base.nested import merge
 from autotune.devices.hardware import Environment
 from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.job.model import ModelShape
+from autotune.job.model_shape import ModelShape
 from autotune.space.rule import Consequence, Finding, Patch
 
 BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
@@ -93,6 +93,14 @@ class Setup:
         """Whether DeepSpeed is of the release named, or of a later one that is before another."""
         is_late = bool(before) and is_at_least(self.version, before)
         return is_at_least(self.version, release) and not is_late
+
+    def with_config(self, ds_config: Mapping[str, Any]) -> "Setup":
+        """The same setup with another configuration; nothing of it needs to be known."""
+        other = object.__new__(type(self))
+        kept = {each.name for each in fields(self)}
+        vars(other).update({name: value for name, value in vars(self).items() if name in kept})
+        vars(other)["ds_config"] = ds_config
+        return other
 
     def section(self, name: str) -> Mapping[str, Any]:
         """A section of the configuration by its top-level name; empty where there is none."""
@@ -249,6 +257,8 @@ class Case:
     loss_chunk_tokens: int = 0
     compile: str = "none"
     sp_by_script: int = 1
+    script_optimizer: str = ""
+    """The optimizer of torch.optim that the script hands to DeepSpeed; empty: none."""
     precision: str = "fp32"
     global_batch: int | None = None
     """None: what the configuration amounts to."""

@@ -1,9 +1,10 @@
 """The batch: micro_batch x grad_accum x dp is the global batch, exactly."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, autotp, differs, raised
-from autotune.space.rule import Finding, Patch, rule
+from autotune.space.rule import Choice, Finding, Patch, in_words, rule
 
 _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
 
@@ -36,6 +37,10 @@ def _not_positive(setup: Setup) -> Finding | None:
     left = {name for name, value in given.items() if value is not None} - changes.keys()
     if not left & {_MICRO, _TOTAL}:
         changes[_MICRO] = 1  # it does not follow from the others
+    elif left == {_MICRO, _TOTAL}:
+        unit = setup.ds_config[_MICRO] * setup.batch_ranks
+        if setup.ds_config[_TOTAL] % unit == 0:
+            changes = {_ACCUM: setup.ds_config[_TOTAL] // unit}
     named = " and ".join(f"{name}={given[name]}" for name in wrong)
     return Finding(
         message=f"{named} {'is' if len(wrong) == 1 else 'are'} not above 0", changes=changes
@@ -44,9 +49,14 @@ def _not_positive(setup: Setup) -> Finding | None:
 
 @rule(
     "runtime/config.py:590-605",
-    raised(r"AssertionError: .* 5 != 1 \* 2 \* 2", {_TOTAL: 5}),
-    raised(r"AssertionError: .* 5 != 1 \* 2 \* 2", {_TOTAL: 5, _ACCUM: None}),
-    raised(r"AssertionError: .* 5 != 2 \* 1 \* 2", {_TOTAL: 5, _ACCUM: None, _MICRO: None}),
+    raised(r"AssertionError: .* 8 != 1 \* 2 \* 2", {_TOTAL: 8}),
+    raised(r"AssertionError: .* 5 != 1 \* 2 \* 2", {_TOTAL: 5}, {_TOTAL: 4}),
+    raised(r"AssertionError: .* 5 != 1 \* 2 \* 2", {_TOTAL: 5, _ACCUM: None}, {_TOTAL: 4}),
+    raised(
+        r"AssertionError: .* 5 != 2 \* 1 \* 2",
+        {_TOTAL: 5, _ACCUM: None, _MICRO: None},
+        {_TOTAL: 4},
+    ),
 )
 def _product(setup: Setup) -> Finding | None:
     if setup.ds_config.get(_TOTAL) is None or (setup.tp > 1 and setup.pp == 1):
@@ -56,12 +66,21 @@ def _product(setup: Setup) -> Finding | None:
         return None
     micro, accum, total = found
     amount = micro * accum * dp
-    changes, advice = _restore(found, dp, setup.global_batch)
+    message = (
+        f"{_TOTAL}={total}, but {_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = {amount}"
+    )
+    if setup.global_batch is not None:
+        changes, advice = _restore(found, dp, setup.global_batch)
+        return Finding(message=message, changes=changes, advice=advice)
+    share = total // dp
+    gives_way = total % dp == 0 and setup.ds_config.get(_MICRO) and share % micro == 0
+    choices = _sizes(setup.ds_config, dp)
+    words = "; or ".join(map(str, choices))
     return Finding(
-        message=f"{_TOTAL}={total}, but {_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = "
-        f"{amount}",
-        changes=changes,
-        advice=advice,
+        message=message,
+        changes={_ACCUM: share // micro} if gives_way else {},
+        advice=f"or {words}" if gives_way else words,
+        choices=choices,
     )
 
 
@@ -113,14 +132,43 @@ def _global_batch(setup: Setup) -> Finding | None:
     )
 
 
-def _restore(sizes: tuple[int, int, int], dp: int, wanted: int | None) -> tuple[Patch, str]:
+def _sizes(config: Mapping[str, Any], dp: int) -> tuple[Choice, ...]:
+    """The nearest sizes that make the product right, each with what it keeps."""
+    micro, accum, total = (config.get(name) for name in BATCH_KEYS)
+    assert total is not None, "without it there is nothing to be wrong"
+    found: list[tuple[Patch, str]] = []
+    if total % dp == 0:
+        share = total // dp
+        if accum is not None and micro is not None and share % accum == 0:
+            found.append(({_MICRO: share // accum}, "the global batch stays"))
+        below = next(d for d in range(min(micro or share, share), 0, -1) if share % d == 0)
+        steps = {_ACCUM: share // below}
+        if micro is None:
+            found.append((steps, "the global batch stays"))
+        elif below != micro:
+            found.append(({_MICRO: below, **steps}, "the global batch stays"))
+    if micro is not None and accum is not None:
+        found.append(({_TOTAL: micro * accum * dp}, "another global batch"))
+    unit = dp * (micro or 1) * (accum or 1 if micro is None else 1)
+    for size in (total // unit * unit, -(-total // unit) * unit):
+        if size and size != total:
+            steps = {_ACCUM: size // (micro * dp)} if micro is not None and accum else {}
+            found.append(({_TOTAL: size, **steps}, "another global batch"))
+    return tuple(
+        Choice(changes=changes, words=f"{in_words(changes)} ({kept})")
+        for at, (changes, kept) in enumerate(found)
+        if changes not in [before for before, _ in found[:at]]
+        and not (len(changes) > 1 and _TOTAL in changes and changes[_ACCUM] == accum)
+    )
+
+
+def _restore(sizes: tuple[int, int, int], dp: int, wanted: int) -> tuple[Patch, str]:
     """The change that keeps the global batch where it is known: it is not ours to alter."""
     micro, accum, total = sizes
-    amount = micro * accum * dp
-    if wanted is None or amount == wanted:
+    if micro * accum * dp == wanted:
         keeps = micro and total % (micro * dp) == 0
         keep = f"or set {_ACCUM} to {total // (micro * dp)}" if keeps else ""
-        return {_TOTAL: amount or dp}, keep
+        return {_TOTAL: wanted}, keep
     changes, advice = _nearest(max(1, micro), dp, wanted)
     return ({**changes, _TOTAL: wanted} if changes and total != wanted else changes), advice
 

@@ -1,6 +1,6 @@
 """Formats of master weights and states: where DeepSpeed takes no notice of them."""
 
-from autotune.engines.deepspeed.knobs.situation import is_bf16_optimizer
+from autotune.engines.deepspeed.bf16_optimizer import is_bf16_optimizer
 from autotune.engines.deepspeed.rules.adam import CPU_ADAM, uses_cpu_adam
 from autotune.engines.deepspeed.rules.base import Setup, differs, ignored, offload, zero
 from autotune.engines.deepspeed.rules.values import CANONICAL

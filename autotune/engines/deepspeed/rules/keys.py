@@ -14,21 +14,38 @@ from autotune.engines.deepspeed.rules.values import (
     COMMUNICATION_DTYPE,
     DTYPE,
     ELEMENTS,
+    FILLED_TEXT,
+    FRACTION,
     INT,
+    LIST,
+    LISTED_BOOL,
+    LOSS_SCALE_INT,
     MAPPING,
     NAMES,
+    NONZERO,
+    PLAIN_INT,
+    PLAIN_NUMBER,
     STAGE,
+    STEPS,
+    SWITCHED_SECTION,
     TEXT,
+    TEXTS,
+    TRUTH,
+    WIDE_BOOL,
     Check,
     Key,
     Section,
     choice,
+    count,
     integer,
+    no_bool,
     number,
     optional,
     or_auto,
     removed,
     since,
+    unwritable,
+    words,
 )
 
 _PRECISION_CLASSES = "0.17.1"  # runtime/precision_config.py, new in it; 0.16.9 reads dicts
@@ -73,7 +90,7 @@ _ZERO = {
     "stage3_max_live_parameters": ELEMENTS,
     "stage3_max_reuse_distance": ELEMENTS,
     "stage3_gather_16bit_weights_on_model_save": BOOL,
-    "stage3_module_granularity_threshold": ELEMENTS,
+    "stage3_module_granularity_threshold": integer(),
     "stage3_use_all_reduce_for_fetch_params": BOOL,
     "stage3_allgather_sequential": since("0.17.6", BOOL),
     "stage3_gather_fp16_weights_on_model_save": BOOL,
@@ -102,18 +119,200 @@ _COMPILE_SWITCHES = (
     *("double_buffer", "symmetric_memory", "debug_log", "offload_parameters"),
     *("sync_before_reduce", "sync_after_reduce", "sync_before_allgather", "sync_after_allgather"),
 )
-_PASSES = Key(
-    wants="a list of z1, z3, autosp and autotp",
-    accepts=lambda v: type(v) is list and all(p in ("z1", "z3", "autosp", "autotp") for p in v),
-)
+_PASSES = words("z1", "z3", "autosp", "autotp")
 _COMPILE = {
     **dict.fromkeys(_COMPILE_SWITCHES, BOOL),
     "keep_int_input_tensors": since("0.16.9", BOOL),
     "keep_all_input_tensors": since("0.16.9", BOOL),
-    "free_activation_threshold": since("0.17.6", ELEMENTS),
+    "free_activation_threshold": since("0.17.6", integer()),
     "passes": since("0.18.7", optional(_PASSES)),
     "offload_activation_pin_memory": since("0.19.0", BOOL),
     "autoep_non_moe": since("0.19.7", BOOL),
+}
+
+_MONITORS: Mapping[str, Section] = {
+    "tensorboard": Section(
+        strict=True, keys={"enabled": BOOL, "output_path": TEXT, "job_name": TEXT}
+    ),
+    "csv_monitor": Section(
+        strict=True, keys={"enabled": BOOL, "output_path": TEXT, "job_name": TEXT}
+    ),
+    "wandb": Section(
+        strict=True,
+        keys={
+            "enabled": BOOL,
+            "group": optional(TEXT),
+            "team": optional(TEXT),
+            "project": TEXT,
+        },
+    ),
+    "comet": Section(
+        strict=True,
+        keys={
+            "enabled": BOOL,
+            "samples_log_interval": INT,
+            **dict.fromkeys(
+                (
+                    *("project", "workspace", "api_key", "experiment_name", "experiment_key"),
+                    "mode",
+                ),
+                optional(TEXT),
+            ),
+            "online": optional(BOOL),
+        },
+    ),
+}
+
+_STRICT_TOOLS: Mapping[str, Section] = {
+    "comms_logger": Section(
+        strict=True,
+        keys={
+            "enabled": BOOL,
+            "prof_all": BOOL,
+            "prof_ops": LIST,
+            "verbose": BOOL,
+            "debug": BOOL,
+        },
+    ),
+    "hybrid_engine": Section(
+        strict=True,
+        keys={
+            "enabled": BOOL,
+            "max_out_tokens": integer(1),
+            "inference_tp_size": INT,
+            "release_inference_cache": BOOL,
+            "pin_parameters": BOOL,
+            "tp_gather_partition_size": INT,
+            "enable_cuda_graph": since("0.19.5", BOOL),
+        },
+    ),
+    "timers.throughput": Section(strict=True, keys={"enabled": BOOL, "synchronized": BOOL}),
+    "weight_quantization": Section(
+        strict=True,
+        keys={
+            "enabled": BOOL,
+            "num_bits": INT,
+            "q_type": choice("asymmetric", "symmetric"),
+            "q_groups": INT,
+            "quantized_initialization": MAPPING,
+            "post_init_quant": MAPPING,
+        },
+    ),
+}
+
+_CHECKPOINT_UNITS = choice("replica", "socket", "machine", any_case=True)
+_PLAIN_TOOLS: Mapping[str, Section] = {
+    "timers": Section(strict=False, keys={"throughput": MAPPING}),
+    "flops_profiler": Section(
+        strict=False,
+        keys={
+            "enabled": WIDE_BOOL,
+            "recompute_fwd_factor": PLAIN_NUMBER,
+            "profile_step": PLAIN_INT,
+            "module_depth": PLAIN_INT,
+            "top_modules": PLAIN_INT,
+            "detailed": TRUTH,
+            "output_file": optional(TEXT),
+        },
+    ),
+    "aio": Section(
+        strict=False,
+        keys={
+            "block_size": count(1),
+            "queue_depth": count(1),
+            "intra_op_parallelism": since("0.16.0", count(1)),
+            "single_submit": TRUTH,
+            "overlap_events": TRUTH,
+            "use_gds": TRUTH,
+        },
+    ),
+    "checkpoint": Section(
+        strict=False,
+        keys={
+            "tag_validation": choice("warn", "ignore", "fail", any_case=True),
+            "load_universal": TRUTH,
+            "use_node_local_storage": TRUTH,
+            "parallel_write": MAPPING,
+            "checkpoint_serialization": since("0.16.9", TRUTH),
+            "writer": since("0.16.9", optional(MAPPING)),
+        },
+    ),
+    "checkpoint.parallel_write": Section(strict=False, keys={"pipeline_stage": LISTED_BOOL}),
+    "checkpoint.writer": Section(
+        strict=False,
+        keys={
+            "type": optional(choice("mock", "python", "fast", any_case=True)),
+            "decoupled": TRUTH,
+            "io_buffer_size": PLAIN_NUMBER,
+            "io_buffer_double": TRUTH,
+            "show_statistics": TRUTH,
+            "data_parallel": optional(_CHECKPOINT_UNITS),
+            "io_multiplier": PLAIN_NUMBER,
+        },
+    ),
+    "data_efficiency": Section(
+        strict=False,
+        keys={"enabled": TRUTH, "seed": ANY, "data_sampling": MAPPING, "data_routing": MAPPING},
+    ),
+    "data_efficiency.data_sampling": Section(
+        strict=False,
+        keys={
+            "enabled": TRUTH,
+            "num_epochs": PLAIN_INT,
+            "num_workers": PLAIN_INT,
+            "pin_memory": since("0.16.0", TRUTH),
+            "curriculum_learning": MAPPING,
+            "dynamic_batching": since("0.16.0", MAPPING),
+        },
+    ),
+    "data_efficiency.data_routing": Section(
+        strict=False, keys={"enabled": TRUTH, "random_ltd": MAPPING}
+    ),
+    "autotuning": Section(
+        strict=False,
+        keys={
+            **dict.fromkeys(("enabled", "fast", "overwrite"), TRUTH),
+            "results_dir": FILLED_TEXT,
+            "exps_dir": FILLED_TEXT,
+            "arg_mappings": optional(MAPPING),
+            "model_info": optional(MAPPING),
+            **dict.fromkeys(
+                (
+                    *("start_profile_step", "end_profile_step"),
+                    *("metric", "metric_path", "tuner_type", "tuner_early_stopping"),
+                    *("tuner_num_trials", "model_info_path", "mp_size", "max_train_batch_size"),
+                    *("min_train_batch_size", "max_train_micro_batch_size_per_gpu"),
+                    *("min_train_micro_batch_size_per_gpu", "num_tuning_micro_batch_sizes"),
+                ),
+                ANY,
+            ),
+        },
+    ),
+    "expert_parallel": Section(
+        strict=False,
+        keys={
+            "enabled": TRUTH,
+            "load_balance_coeff": Key(
+                wants="null: experts are not balanced so", accepts=lambda v: v is None
+            ),
+            **dict.fromkeys(
+                (
+                    *("autoep_size", "preset_model", "moe_layer_pattern", "expert_pattern"),
+                    *("router_pattern", "use_grouped_mm", "route_norm", "route_scale"),
+                    *("score_apply", "combine_impl", "num_expert_groups", "num_limited_groups"),
+                    *("score_func", "top_k", "routed_scaling_factor", "expert_w1", "expert_w2"),
+                    *("expert_w3", "num_experts_attr", "top_k_attr", "has_shared_experts"),
+                    *("shared_experts_pattern", "shared_experts_gate_pattern"),
+                    "expert_tensor_parallel_size",
+                    *("validate_folding_routing", "disable_triton_grouped_mm"),
+                    *("async_split_plan", "row_weighting_impl", "gate_up_impl", "comm_backend"),
+                    *("comm_num_sm", "comm_qp_margin", "comm_max_tokens_per_rank"),
+                    "expert_activation",
+                ),
+                ANY,
+            ),
+        },
+    ),
 }
 
 SPELLINGS: Mapping[str, str] = {
@@ -140,50 +339,55 @@ SECTIONS: Mapping[str, Section] = {
     "": Section(
         strict=False,
         keys={
-            "train_batch_size": optional(INT),
-            "train_micro_batch_size_per_gpu": optional(INT),
-            "gradient_accumulation_steps": optional(INT),
-            "managed_gradient_accumulation": since("0.19.0", BOOL),
+            "train_batch_size": optional(PLAIN_INT),
+            "train_micro_batch_size_per_gpu": optional(PLAIN_INT),
+            "gradient_accumulation_steps": optional(PLAIN_INT),
+            "managed_gradient_accumulation": since("0.19.0", TRUTH),
             "optimizer": MAPPING,
             "scheduler": MAPPING,
-            "gradient_clipping": number(),
+            "gradient_clipping": PLAIN_NUMBER,
             "communication_data_type": COMMUNICATION_DTYPE,
             "seq_parallel_communication_data_type": COMMUNICATION_DTYPE,
-            "prescale_gradients": BOOL,
-            "gradient_predivide_factor": number(),
+            "prescale_gradients": TRUTH,
+            "gradient_predivide_factor": NONZERO,
             "gradient_allreduce_op": since("0.19.0", choice("mean", "sum", any_case=True)),
-            "disable_allgather": BOOL,
-            "disable_python_gc": since("0.19.7", BOOL),
-            "zero_allow_untested_optimizer": BOOL,
-            "zero_force_ds_cpu_optimizer": BOOL,
-            "zero_optimization": MAPPING,
+            "disable_allgather": TRUTH,
+            "disable_python_gc": since("0.19.7", TRUTH),
+            "zero_allow_untested_optimizer": TRUTH,
+            "zero_force_ds_cpu_optimizer": TRUTH,
+            "zero_optimization": SWITCHED_SECTION,
             "fp16": MAPPING,
-            "bf16": MAPPING,
+            "bf16": optional(MAPPING),
             "bfloat16": MAPPING,
             "data_types": MAPPING,
             "torch_autocast": since("0.16.9", MAPPING),
             "tensor_parallel": since("0.16.0", MAPPING),
             "compile": since("0.16.0", MAPPING),
-            "sequence_parallel_size": integer(1, loose=False),
-            "data_parallel_size": integer(1, loose=False),
+            "sequence_parallel_size": count(1),
+            "data_parallel_size": count(1),
             "expert_parallel": since("0.19.1", MAPPING),
-            "steps_per_print": optional(integer(1, loose=False)),
-            "wall_clock_breakdown": BOOL,
-            "memory_breakdown": BOOL,
-            "dump_state": BOOL,
-            "dataloader_drop_last": BOOL,
-            "use_data_before_expert_parallelism": BOOL,
-            "vocabulary_size": optional(INT),
-            "log_level": since("0.19.0", ANY),
+            "steps_per_print": optional(STEPS),
+            "wall_clock_breakdown": WIDE_BOOL,
+            "memory_breakdown": TRUTH,
+            "dump_state": TRUTH,
+            "dataloader_drop_last": TRUTH,
+            "use_data_before_expert_parallelism": TRUTH,
+            "vocabulary_size": optional(PLAIN_NUMBER),
+            "log_level": since(
+                "0.19.0",
+                optional(choice("debug", "info", "warning", "error", "critical", any_case=True)),
+            ),
             **dict.fromkeys(
                 (
-                    *("activation_checkpointing", "aio", "autotuning", "checkpoint", "comet"),
+                    *("activation_checkpointing", "autotuning", "checkpoint", "comet"),
                     *("comms_logger", "csv_monitor", "data_efficiency"),
-                    *("datastates_ckpt", "flops_profiler", "hybrid_engine"),
+                    *("flops_profiler", "hybrid_engine"),
                     *("pipeline", "tensorboard", "timers", "wandb", "weight_quantization"),
                 ),
                 MAPPING,
             ),
+            "aio": optional(MAPPING),
+            "datastates_ckpt": since("0.17.6", ANY),
             "nebula": removed("0.19.7", "Nebula is gone: checkpoints are saved by torch"),
             "compression_training": removed("0.19.7", "the compression library is gone"),
             "quantize_training": removed("0.19.7", _MOQ),
@@ -221,10 +425,7 @@ SECTIONS: Mapping[str, Section] = {
         strict=True,
         strict_from="0.17.6",
         keys={
-            "topk_ratio": Key(
-                wants="a number between 0 and 1",
-                accepts=lambda v: type(v) in (int, float) and 0 < v < 1,
-            ),
+            "topk_ratio": FRACTION,
             "select_strategy": choice("auto", "step", "epoch"),
             "select_interval": or_auto(INT),
             "update_interval": or_auto(integer(1)),
@@ -247,12 +448,12 @@ SECTIONS: Mapping[str, Section] = {
         keys={
             "enabled": BOOL,
             "auto_cast": BOOL,
-            "loss_scale": number(0),
-            "initial_scale_power": integer(0),
-            "loss_scale_window": INT,
+            "loss_scale": no_bool(number(0)),
+            "initial_scale_power": INT,
+            "loss_scale_window": LOSS_SCALE_INT,
             "hysteresis": INT,
             "consecutive_hysteresis": BOOL,
-            "min_loss_scale": INT,
+            "min_loss_scale": LOSS_SCALE_INT,
             "fp16_master_weights_and_grads": BOOL,
         },
     ),
@@ -261,14 +462,14 @@ SECTIONS: Mapping[str, Section] = {
     "tensor_parallel": Section(
         strict=True,
         keys={
-            "dtype": ANY,
-            "autotp_size": ELEMENTS,
+            "dtype": unwritable("torch.dtype"),
+            "autotp_size": integer(),
             "tp_overlap_comm": BOOL,
             "vocab_parallel_lm_head": since("0.19.7", optional(BOOL)),
             "vocab_parallel_ce_backend": since("0.19.7", choice("torch", "liger")),
             "tp": MAPPING,
             "tensor_parallel": MAPPING,
-            "injection_policy_tuple": ANY,
+            "injection_policy_tuple": optional(LIST),
             "partition_config": since("0.17.6", optional(MAPPING)),
             "preset_model": since(
                 "0.17.6",
@@ -285,11 +486,12 @@ SECTIONS: Mapping[str, Section] = {
     ),
     "tensor_parallel.tp": Section(
         strict=True,
-        keys={"tp_size": integer(1), "tp_grain_size": integer(1), "mpu": ANY, "tp_group": ANY},
+        keys={"tp_size": integer(), "tp_grain_size": integer(), "mpu": ANY, "tp_group": ANY},
     ),
     "compile": Section(strict=True, keys=_COMPILE),
     "optimizer": Section(
-        strict=False, keys={"type": TEXT, "params": MAPPING, "legacy_fusion": BOOL}
+        strict=False,
+        keys={"type": optional(TEXT), "params": optional(MAPPING), "legacy_fusion": TRUTH},
     ),
     "scheduler": Section(strict=False, keys={"type": optional(TEXT), "params": optional(MAPPING)}),
     "data_types": Section(
@@ -302,22 +504,26 @@ SECTIONS: Mapping[str, Section] = {
         },
     ),
     "torch_autocast": Section(
-        strict=False, keys={"enabled": BOOL, "dtype": DTYPE, "lower_precision_safe_modules": ANY}
+        strict=False,
+        keys={"enabled": TRUTH, "dtype": DTYPE, "lower_precision_safe_modules": TEXTS},
     ),
     "activation_checkpointing": Section(
         strict=False,
         keys={
-            "partition_activations": BOOL,
+            "partition_activations": TRUTH,
             "number_checkpoints": optional(INT),
-            "contiguous_memory_optimization": BOOL,
-            "cpu_checkpointing": BOOL,
-            "synchronize_checkpoint_boundary": BOOL,
-            "profile": BOOL,
+            "contiguous_memory_optimization": TRUTH,
+            "cpu_checkpointing": TRUTH,
+            "synchronize_checkpoint_boundary": TRUTH,
+            "profile": TRUTH,
         },
     ),
+    **_MONITORS,
+    **_STRICT_TOOLS,
+    **_PLAIN_TOOLS,
 }
 """Dotted path of a section -> its keys; the empty path is the whole file. Sections that are not
-here (monitors, checkpointing, compilation, ...) are not looked into."""
+here (`pipeline`, `datastates_ckpt`, what a curriculum holds, ...) are not looked into."""
 
 
 @lru_cache(maxsize=64)

@@ -1,11 +1,9 @@
 """The optimizer section: types and parameters that DeepSpeed builds, and where."""
 
-from difflib import get_close_matches
-from typing import Any
-
-from autotune.engines.deepspeed.rules.adam import PARAMS, implementation, params_of
+from autotune.engines.deepspeed.rules.arguments import unknown_arguments, wrong_arguments
 from autotune.engines.deepspeed.rules.base import (
     Setup,
+    ignored,
     offload,
     optimizer,
     params,
@@ -13,17 +11,18 @@ from autotune.engines.deepspeed.rules.base import (
     unknown_type,
     zero,
 )
+from autotune.engines.deepspeed.rules.constructors import (
+    TAKEN_OUT,
+    Constructor,
+    names_of,
+    optimizer_of,
+)
 from autotune.engines.deepspeed.rules.version import OPTIMIZERS_REMOVED_IN, REMOVED_OPTIMIZERS
-from autotune.space.rule import Finding, rule
+from autotune.space.rule import Choice, Finding, rule
 
 # DeepSpeed's own, whose case does not matter (runtime/config.py: DEEPSPEED_OPTIMIZERS).
 _OWN = frozenset(
     {"adagrad", "adam", "adamw", "lamb", "lion", "muon", "muadam", "muadamw", "musgd"}
-)
-# Any other name is looked up in torch.optim, to the letter (runtime/engine.py:1985).
-_TORCH = (
-    *("ASGD", "Adadelta", "Adafactor", "Adamax", "LBFGS", "NAdam", "RAdam", "RMSprop"),
-    *("Rprop", "SGD", "SparseAdam"),
 )
 _MAY_TRAIN = ("Adagrad", "Adam", "AdamW", "Lamb", "Lion", "Muon")
 # runtime/zero/utils.py: ZERO_SUPPORTED_OPTIMIZERS; torch's Adagrad is among them.
@@ -44,40 +43,168 @@ def _unknown_type(setup: Setup) -> Finding | None:
     if not name or name in _OWN or name in REMOVED_OPTIMIZERS:
         return None
     given = setup.section("optimizer")["type"]
-    if given in _TORCH:
+    # Any name that is not DeepSpeed's is looked up in torch.optim, to the letter.
+    torchs = names_of("optimizers")
+    if given in torchs:
         return None
-    return unknown_type("optimizer", given, (*_MAY_TRAIN, *_TORCH), "AdamW", "torch.optim")
+    return unknown_type("optimizer", given, (*_MAY_TRAIN, *torchs), "AdamW", "torch.optim")
 
 
 @rule(
-    "the constructors of ops/adam and torch.optim",
+    "runtime/config.py: get_optimizer_name",
     *(
-        raised(f"TypeError: .* unexpected keyword argument '{name}'", ds_config)
-        for name, ds_config in (
-            ("learning_rate", params(learning_rate=1e-3)),
-            ("foreach", optimizer("AdamW", foreach=True)),
-            ("bias_correction", params(bias_correction=True)),
-            ("set_grad_none", optimizer("AdamW", set_grad_none=True) | offload(1)),
+        ignored(
+            {"optimizer": {"type": None, "params": {"lr": 1e-3, "torch_adam": None}}} | more,
+            {"optimizer": None},
+            script_optimizer="AdamW",
+        )
+        for more in ({}, zero(2))
+    ),
+)
+def _no_type(setup: Setup) -> Finding | None:
+    section = setup.section("optimizer")
+    if not section or section.get("type") is not None:
+        return None
+    return Finding(
+        message="optimizer without a type: DeepSpeed ignores the section and trains with the "
+        "optimizer of the script",
+        at=("optimizer",),
+        choices=(
+            Choice(changes={"optimizer": {"type": "AdamW"}}),
+            Choice(changes={"optimizer": None}),
+        ),
+        advice="set optimizer.type, such as AdamW, or remove optimizer where the script has one",
+    )
+
+
+@rule(
+    "the constructors' signatures, in constructors.json",
+    raised(
+        "TypeError: .* unexpected keyword argument 'learning_rate'",
+        params(learning_rate=1e-3),
+        params(learning_rate=None),
+    ),
+    *(
+        raised(f"TypeError: .* unexpected keyword argument '{name}'", ds_config, fix)
+        for name, ds_config, fix in (
+            ("foreach", optimizer("AdamW", foreach=True), params(foreach=None)),
+            ("bias_correction", params(bias_correction=True), params(bias_correction=None)),
+            (
+                "set_grad_none",
+                optimizer("AdamW", set_grad_none=True) | offload(1),
+                params(set_grad_none=None),
+            ),
+            ("betas", optimizer("Adagrad", betas=[0.9, 0.99]), params(betas=None)),
+            ("betas", optimizer("SGD", betas=[0.9, 0.99]), params(betas=None)),
+            ("weight_decy", optimizer("SGD", weight_decy=0.1), None),
+            (
+                "set_grad_none",
+                optimizer("RMSprop", set_grad_none=True),
+                params(set_grad_none=None),
+            ),
+        )
+    ),
+    raised(
+        "TypeError: .* multiple values for keyword argument 'adamw_mode'",
+        optimizer("AdamW", adamw_mode=True) | offload(1),
+        params(adamw_mode=None),
+    ),
+)
+def _unknown_param(setup: Setup) -> list[Finding] | None:
+    given = setup.optimizer_params
+    made = optimizer_of(setup) if given else None
+    if made is None:
+        return None
+    is_adam = setup.optimizer in ("adam", "adamw")
+    known = made.names_with_taken_out if is_adam else made.names
+    if given.keys() <= known or made.never:
+        return None
+    also = ("max_grad_norm", *(TAKEN_OUT if is_adam else ()))
+    return unknown_arguments("optimizer", made, given, also)
+
+
+_MUON = ("lr", "momentum", "weight_decay", "ns_method", "betas", "eps", "muon_lr", "adam_lr")
+"""What Muon reads of `optimizer.params` (engine.py: _MUON_HALF_KEYS, _ADAM_HALF_KEYS)."""
+_MUON_SINCE = "0.19.8"
+
+
+@rule(
+    "runtime/engine.py: _muon_param_groups reads the keys that it knows",
+    ignored(optimizer("Muon", nesterov=False), params(nesterov=None)),
+)
+def _muon_param(setup: Setup) -> list[Finding] | None:
+    given = setup.optimizer_params
+    if setup.optimizer != "muon" or not given or not setup.is_at_least(_MUON_SINCE):
+        return None
+    made = Constructor(name="Muon", takes=_MUON)
+    return unknown_arguments("optimizer", made, given, (*TAKEN_OUT, "max_grad_norm", "foreach"))
+
+
+@rule(
+    "the constructors and a first step, in constructors.json",
+    *(
+        raised(pattern, ds_config, fix)
+        for pattern, ds_config, fix in (
+            ("TypeError: '<=' not supported", params(lr="1e-3"), None),
+            ("TypeError: multi_tensor_adam", optimizer("AdamW", lr="1e-3"), None),
+            ("TypeError: create_adam", optimizer("AdamW", lr="1e-3") | offload(1), None),
+            ("ValueError: Invalid learning rate: -0.1", params(lr=-0.1), params(lr=0.1)),
+            ("ValueError: Invalid epsilon value: -1e-08", params(eps=-1e-8), params(eps=1e-8)),
+            (
+                "ValueError: Invalid weight_decay value",
+                params(weight_decay=-0.1),
+                params(weight_decay=0.1),
+            ),
+            (
+                "IndexError: list index out of range",
+                params(betas=[0.9]),
+                params(betas=[0.9, 0.99]),
+            ),
+            (
+                "ValueError: too many values to unpack",
+                optimizer("AdamW", betas=[0.9, 0.99, 0.999]),
+                params(betas=[0.9, 0.99]),
+            ),
+            (
+                "ValueError: Invalid beta parameter at index 1: 1.0",
+                params(betas=[0.9, 1.0]),
+                params(betas=[0.9, 0.99]),
+            ),
+            ("ValueError: betas must be either both floats", params(betas=[0, 0.99]), None),
+            (
+                "ValueError: Invalid momentum value",
+                optimizer("SGD", momentum=-0.9),
+                params(momentum=0.9),
+            ),
         )
     ),
 )
-def _unknown_param(setup: Setup) -> Finding | None:
-    if setup.optimizer not in ("adam", "adamw"):
+def _param_value(setup: Setup) -> list[Finding] | None:
+    given = setup.optimizer_params
+    made = optimizer_of(setup) if given else None
+    if made is None or not made.refuses:
         return None
-    kind = implementation(setup)
-    unknown = [name for name in setup.optimizer_params if name not in params_of(kind)]
-    if not unknown:
+    return wrong_arguments("optimizer", made, given, setup, but=("amsgrad",))
+
+
+@rule(
+    "torch.optim: what no configuration can give",
+    raised("TypeError: LBFGS.step\\(\\) missing 1 required", optimizer("LBFGS"), optimizer("SGD")),
+    raised(
+        "RuntimeError: SparseAdam does not support dense gradients",
+        optimizer("SparseAdam"),
+        optimizer("Adam", torch_adam=True),
+    ),
+)
+def _never_trains(setup: Setup) -> Finding | None:
+    made = optimizer_of(setup)
+    if made is None or not made.never:
         return None
-    changes: dict[str, Any] = {}
-    for name in unknown:
-        near = get_close_matches(str(name), PARAMS[kind], n=1, cutoff=0.7)
-        changes[name] = None
-        if near and near[0] not in setup.optimizer_params:
-            changes[near[0]] = setup.optimizer_params[name]
-    named = ", ".join(f"optimizer.params.{name}" for name in unknown)
     return Finding(
-        message=f"{named}: {kind} Adam has no such parameter ({', '.join(PARAMS[kind])})",
-        changes=params(**changes),
+        message=f"optimizer.type={setup.section('optimizer')['type']}: {made.name} cannot train a "
+        f"model from a configuration ({made.never})",
+        at=("optimizer.type",),
+        advice="choose another optimizer.type, such as AdamW",
     )
 
 
@@ -87,6 +214,7 @@ def _unknown_param(setup: Setup) -> Finding | None:
         raised(
             f"RuntimeError: {kind} does not support the AMSGrad variant",
             zero_section | optimizer("AdamW", amsgrad=True),
+            params(amsgrad=None),
         )
         for kind, zero_section in (("FusedAdam", {}), ("DeepSpeedCPUAdam", offload(1)))
     ),
@@ -94,15 +222,22 @@ def _unknown_param(setup: Setup) -> Finding | None:
 def _amsgrad(setup: Setup) -> Finding | None:
     if setup.optimizer not in ("adam", "adamw") or not setup.optimizer_params.get("amsgrad"):
         return None
-    kind = implementation(setup)
-    if kind == "torch's":
+    made = optimizer_of(setup)
+    if made is None or made.name.startswith("torch."):
         return None
     return Finding(
-        message=f"optimizer.params.amsgrad=true: {kind} has no such variant, torch's Adam has",
-        changes=params(torch_adam=True),
-        advice="or remove optimizer.params.amsgrad",
+        message=f"optimizer.params.amsgrad=true: {made.name} has no such variant, torch's Adam "
+        "has",
+        at=("optimizer.params.amsgrad",),
+        choices=(
+            Choice(changes=params(torch_adam=True)),
+            Choice(changes=params(amsgrad=None)),
+        ),
+        advice="set optimizer.params.torch_adam to true, or remove optimizer.params.amsgrad",
         # DeepSpeedCPUAdam of 0.18.9 accepts the word and ignores it.
-        consequence="raised" if kind == "FusedAdam" or setup.is_at_least("0.19.8") else "ignored",
+        consequence="raised"
+        if made.name == "FusedAdam" or setup.is_at_least("0.19.8")
+        else "ignored",
     )
 
 

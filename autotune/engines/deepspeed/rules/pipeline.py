@@ -4,7 +4,7 @@ With pp=1 nothing here applies: the model is Hugging Face's, and AutoTP splits i
 """
 
 from autotune.engines.deepspeed.rules.base import Setup, differs, ignored, optimizer, raised, zero
-from autotune.job.model import ModelShape
+from autotune.job.model_shape import ModelShape
 from autotune.space.rule import Finding, rule
 
 

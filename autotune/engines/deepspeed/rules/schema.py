@@ -1,11 +1,13 @@
 """Is it a ds_config at all: types, ranges, spelling, keys that DeepSpeed would not read.
 
-Numbers written as text, booleans written as numbers and `zero_optimization: true` are refused
-although DeepSpeed converts them: whatever else reads the file may not.
+What DeepSpeed converts ("yes", "2000", `zero_optimization: true`) is a note, and the other rules
+judge what it takes it for; what it refuses is an error.
 """
 
-from collections.abc import Mapping
-from difflib import get_close_matches
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from autotune.base.nested import merge
@@ -23,52 +25,98 @@ from autotune.engines.deepspeed.rules.base import (
     zero,
 )
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
-from autotune.engines.deepspeed.rules.sections import PARAMS, dotted, is_auto, meaning, sections
+from autotune.engines.deepspeed.rules.sections import PARAMS, dotted, is_auto, sections
+from autotune.engines.deepspeed.rules.spelling import misspelt
+from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
-from autotune.space.rule import Finding, listed, rule
+from autotune.space.rule import Choice, Finding, rule
 
-_ALL_KEYS: Mapping[str, tuple[str, ...]] = {
-    path: tuple(name for name, key in section.keys.items() if not key.removed_in)
-    for path, section in SECTIONS.items()
-}
-
-_LIKENESS = 0.75
-"""Likeness from which on a key is taken for a misspelt one; `comms_config` and `comms_logger` are
-less alike."""
-
+_MOST_NAMED = 50
+"""Unknown keys of a section that get a finding each; the rest is counted: a file that is no
+ds_config at all may have thousands."""
+_LONGEST = 60
+"""Letters of a value that a message shows."""
 
 _RENAMED = {"topk": None, "topk_ratio": 0.1}
 
+_HOME_SECTIONS = (
+    *("", "zero_optimization", "zero_optimization.offload_optimizer"),
+    *("zero_optimization.offload_param", "zero_optimization.zenflow", "fp16", "bf16"),
+    *("activation_checkpointing", "tensor_parallel", "compile"),
+)
+"""Sections whose keys are known again in another place."""
 
-def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
-    told: list[str] = []
-    open_questions: list[str] = []
-    changes: dict[str, Any] = {}
-    is_taken = True
-    for path, content, section in sections(setup.ds_config):
-        if top_level == bool(path):
-            continue
-        for name, value in content.items():
-            key = section.keys.get(name)
-            if key is None or key.accepts(value) or is_auto(value):
-                continue
-            shown = HIDDEN if holds_secret(name, value) else repr(value)
-            told.append(f"{dotted(path, name)}: {shown} is not {key.wants}")
-            meant = meaning(key, value)
-            if meant is None:
-                open_questions.append(f"set {dotted(path, name)} to {key.wants}, or leave it out")
-            else:
-                changes = merge(changes, patch(path, {name: meant}))
-                # The top level is read as it is: 16.0 does what 16 does, "16" does not.
-                is_taken = is_taken and (not top_level or meant == value)
-    if not told:
-        return None
-    # If a part of the change leaves the rule broken, somebody has to look anyway.
+
+def _homes() -> Mapping[str, str]:
+    """Name of a key -> the one section that has it; telling names alone."""
+    held = Counter(
+        name for path, section in SECTIONS.items() if path != "bfloat16" for name in section.keys
+    )
+    return {
+        name: path
+        for path in _HOME_SECTIONS
+        for name in SECTIONS[path].keys
+        if held[name] == 1 and name not in SPELLINGS and ("_" in name or not path)
+    } | {"stage": "zero_optimization"}
+
+
+_HOMES = _homes()
+
+
+def _shown(name: object, value: Any) -> str:
+    """A value as a file would say it."""
+    if holds_secret(name, value):
+        return HIDDEN
+    if isinstance(value, Mapping):
+        return "a section"
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _wrong_values(setup: Setup, *, top_level: bool) -> list[Finding]:
+    return [
+        _wrong_value(path, name, content[name], key)
+        for path, content, section in sections(setup.ds_config)
+        if top_level != bool(path)
+        for name, value in content.items()
+        if (key := section.keys.get(name)) is not None
+        and not key.accepts(value)
+        and (not is_auto(value) or _is_taken_as_text(key, section, setup))
+    ]
+
+
+def _is_taken_as_text(key: Key, section: Section, setup: Setup) -> bool:
+    """Whether DeepSpeed takes "auto" for some value of a key that it reads as it is."""
+    return not section.is_strict(setup.version) and key.taken("auto") is not REFUSED
+
+
+def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
+    where, taken, meant = dotted(path, name), key.taken(value), key.meant(value)
+    shown = _shown(name, value)
+    changes = {} if meant is REFUSED else patch(path, {name: meant})
+    if taken is REFUSED:
+        leave = Choice(changes=removal([(path, name)]), words=f"remove {where}")
+        return Finding(
+            message=f"{where}: {shown} is not {key.wants}",
+            at=(where,),
+            changes=changes,
+            choices=(leave,),
+            advice="" if changes else f"set {where} to {key.wants}, or leave it out",
+            consequence="raised",
+        )
+    if taken == meant and not is_auto(value):
+        return Finding(
+            message=f"{where}: {shown} is taken for {json.dumps(taken)}",
+            at=(where,),
+            changes=changes,
+            consequence="converted",
+        )
     return Finding(
-        message=listed(told, "; "),
-        changes={} if open_questions else changes,
-        advice=listed(open_questions, "; "),
-        consequence="raised" if open_questions or not is_taken else "converted",
+        message=f"{where}: {shown} is taken for {_shown(name, taken)}, as any text is there",
+        at=(where,),
+        changes={} if is_auto(value) else changes,
+        advice=f"write the value of {where}" if is_auto(value) else "",
+        consequence="differs",
     )
 
 
@@ -87,6 +135,16 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
     ),
     raised(
         "offload_optimizer.device\n.*'none', 'cpu' or 'nvme'", offload(2, device="gpu"), offload()
+    ),
+    *(
+        raised(f"{name}\n.*{what}", {section: {name: bad}}, {section: {name: good}})
+        for section, name, what, bad, good in (
+            ("comms_logger", "prof_ops", "valid list", "all_reduce", ["all_reduce"]),
+            ("hybrid_engine", "max_out_tokens", "greater than 0", 0, 1),
+            ("tensorboard", "output_path", "valid string", 5, "logs"),
+            ("wandb", "project", "valid string", 5, "mine"),
+            ("tensor_parallel", "dtype", "instance of dtype", "fp16", None),
+        )
     ),
     raised(
         "ValidationError: .*DeepSpeedFP16Config\nloss_scale",
@@ -114,11 +172,16 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> Finding | None:
         {"data_types": {"grad_accum_dtype": "fp32"}},
     ),
     converted(
-        zero(2, reduce_bucket_size="2000", overlap_comm="true", reduce_scatter=0),
-        zero(2, reduce_bucket_size=2000, overlap_comm=True, reduce_scatter=False),
+        zero(2, reduce_bucket_size="2000"),
+        zero(2, reduce_bucket_size=2000),
     ),
+    converted(zero("2"), zero(2)),
+    converted(zero(2, overlap_comm="yes"), zero(2, overlap_comm=True)),
+    converted(zero(1, reduce_scatter=0), zero(1, reduce_scatter=False)),
+    converted({"bf16": {"enabled": "on"}}, {"bf16": {"enabled": True}}, precision="bf16"),
+    converted({"comms_logger": {"enabled": "no"}}, {"comms_logger": {"enabled": False}}),
 )
-def _section_value(setup: Setup) -> Finding | None:
+def _section_value(setup: Setup) -> list[Finding]:
     return _wrong_values(setup, top_level=False)
 
 
@@ -134,31 +197,37 @@ def _section_value(setup: Setup) -> Finding | None:
         )
     ),
     raised("TypeError: .* must be a mapping", {"zero_optimization": "stage 2"}, zero(2)),
-    converted(
-        {"wall_clock_breakdown": 1, "steps_per_print": 1e5, "train_batch_size": 4.0},
-        {"wall_clock_breakdown": True, "steps_per_print": 100_000, "train_batch_size": 4},
+    raised("unsupported operand type.* for |", {"wall_clock_breakdown": "true"}),
+    raised(
+        "ZeroDivisionError", {"gradient_predivide_factor": 0}, {"gradient_predivide_factor": 1}
     ),
+    raised("not one of the valid logging levels", {"log_level": "loud"}, {"log_level": "error"}),
+    converted({"wall_clock_breakdown": 1}, {"wall_clock_breakdown": True}),
+    converted({"steps_per_print": -1}, {"steps_per_print": 1}),
+    converted({"train_batch_size": 4.0}, {"train_batch_size": 4}),
+    converted({"zero_optimization": True}, {"zero_optimization": {"stage": 1}}),
+    converted({"zero_optimization": False}, {"zero_optimization": {"stage": 0}}),
+    converted({"managed_gradient_accumulation": "yes"}, {"managed_gradient_accumulation": True}),
 )
-def _top_level_value(setup: Setup) -> Finding | None:
+def _top_level_value(setup: Setup) -> list[Finding]:
     return _wrong_values(setup, top_level=True)
 
 
-def _auto(setup: Setup, *, strict: bool) -> list[tuple[str, str]]:
+def _auto(setup: Setup, *, strict: bool) -> Iterator[tuple[str, str]]:
     """Section and name of every "auto", in the strict sections or in the others.
 
-    But for keys where DeepSpeed gives the word a meaning, or that it does not know anyway.
+    But for keys where DeepSpeed takes the word for a value, or that it does not know anyway.
     """
-    found = [
-        (path, str(name))
-        for path, content, section in sections(setup.ds_config)
-        if section.is_strict(setup.version) == strict
-        for name, value in content.items()
-        if is_auto(value) and (key := section.keys.get(name)) and not key.accepts("auto")
-    ]
+    for path, content, section in sections(setup.ds_config):
+        if section.is_strict(setup.version) != strict:
+            continue
+        for name, value in content.items():
+            key = section.keys.get(name) if is_auto(value) else None
+            if key and (not key.accepts(value) if strict else key.taken(value) is REFUSED):
+                yield path, str(name)
     for path in () if strict else PARAMS:
         given = as_section(setup.section(path.partition(".")[0]).get("params"))
-        found += [(path, str(name)) for name, value in given.items() if str(value) == "auto"]
-    return found
+        yield from ((path, str(name)) for name, value in given.items() if str(value) == "auto")
 
 
 @rule(
@@ -175,48 +244,127 @@ def _auto(setup: Setup, *, strict: bool) -> list[tuple[str, str]]:
         {"scheduler": {"params": {"warmup_num_steps": 10}}},
     ),
 )
-def _auto_unresolved(setup: Setup) -> Finding | None:
-    found = [dotted(path, name) for path, name in _auto(setup, strict=False)]
-    if not found:
-        return None
-    return Finding(
-        message=f'"auto" at {", ".join(found)}: DeepSpeed takes it for a value; only Hugging Face '
-        "Trainer and accelerate fill it in",
-        advice=f"write the value of {' and '.join(found)}",
-    )
+def _auto_unresolved(setup: Setup) -> list[Finding]:
+    return [
+        Finding(
+            message=f'"auto" at {where}: DeepSpeed takes it for a value; only Hugging Face '
+            "Trainer and accelerate fill it in",
+            at=(where,),
+            advice=f"write the value of {where}",
+        )
+        for where in (dotted(*found) for found in _auto(setup, strict=False))
+    ]
 
 
 @rule("runtime/config_utils.py:54-57", ignored(zero(2, reduce_bucket_size="auto")))
-def _auto_dropped(setup: Setup) -> Finding | None:
-    found = _auto(setup, strict=True)
-    if not found:
-        return None
-    return Finding(
-        message=f'"auto" at {", ".join(dotted(*where) for where in found)}: DeepSpeed drops it '
-        "and uses its own default",
-        changes=removal(found),
-        advice="or write the value",
-    )
+def _auto_dropped(setup: Setup) -> list[Finding]:
+    return [
+        Finding(
+            message=f'"auto" at {dotted(*found)}: DeepSpeed drops it and uses its own default',
+            at=(dotted(*found),),
+            changes=removal([found]),
+            advice="or write the value",
+        )
+        for found in _auto(setup, strict=True)
+    ]
 
 
-def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Finding | None:
-    told = []
-    changes: dict[str, Any] = {}
+def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Iterator[Finding]:
     for path, content, section in sections(setup.ds_config):
         if section.is_strict(setup.version) != strict or top_level == bool(path):
             continue
-        here: dict[str, Any] = {}
-        for name in content:
-            if name in section.keys or (not strict and _is_remark(name)):
-                continue
-            near = get_close_matches(str(name), _ALL_KEYS[path], n=1, cutoff=_LIKENESS)
-            guess = f"did you mean {near[0]}?" if near else "nothing that is known is like it"
-            told.append(f"{dotted(path, name)} is not a key of DeepSpeed's: {guess}")
-            here[name] = None
-            if near and near[0] not in content and section.keys[near[0]].accepts(content[name]):
-                here[near[0]] = content[name]
-        changes = merge(changes, patch(path, here)) if here else changes
-    return Finding(message=listed(told, "; "), changes=changes) if told else None
+        unknown = [
+            name
+            for name in content
+            if name not in section.keys and (strict or not _is_remark(name))
+        ]
+        for name in unknown[:_MOST_NAMED]:
+            yield _unknown_one(setup, path, content, name)
+        if rest := unknown[_MOST_NAMED:]:
+            yield Finding(
+                message=f"{len(rest)} more keys of {path or 'the file'} are none of DeepSpeed's",
+                at=(dotted(path, rest[0]),),
+                advice="remove them, or correct their names",
+            )
+
+
+def _unknown_one(setup: Setup, path: str, content: Mapping[str, Any], name: Any) -> Finding:
+    where = dotted(path, name)
+    leave = Choice(changes=removal([(path, name)]), words=f"remove {where}")
+    other = _meant_key(setup, path, content, name)
+    if other is None:
+        return Finding(
+            message=f"{where} is not a key of DeepSpeed's",
+            at=(where,),
+            choices=(leave,),
+            advice=f"remove {where}, or correct its name",
+        )
+    home, meant = other
+    target = dotted(home, meant)
+    is_there = meant in _content_of(setup.ds_config, home)
+    told = f"did you mean {meant}?" if home == path else f"it belongs to {_place(home)}"
+    return Finding(
+        message=f"{where} is not a key of DeepSpeed's: {told}"
+        + (f" ({target} is there already)" if is_there else ""),
+        at=(where,),
+        changes={} if is_there else _moved(path, name, home, meant, content[name]),
+        choices=(leave,),
+        advice=f"remove {where}, or decide which of the two counts" if is_there else "",
+    )
+
+
+def _place(path: str) -> str:
+    return path or "the top level"
+
+
+def _moved(path: str, name: str, home: str, meant: str, value: Any) -> dict[str, Any]:
+    """The changes that take a key with its value to its place."""
+    return merge(removal([(path, name)]), patch(home, {meant: value}))
+
+
+def _meant_key(
+    setup: Setup, path: str, content: Mapping[str, Any], name: Any
+) -> tuple[str, str] | None:
+    """Section and name of the key that an unknown one must be, if it would take the value."""
+    near = misspelt(str(name), _names(path, setup.version))
+    if str(name) in _HOMES and near is None:
+        home, near = _HOMES[str(name)], str(name)
+    else:
+        home = path
+    if near is None or not _can_hold(setup, home):
+        return None
+    value, key = content[name], SECTIONS[home].keys[near]
+    if key.is_missing(setup.version) or key.is_removed(setup.version):
+        return None
+    return (home, near) if is_auto(value) or key.taken(value) is not REFUSED else None
+
+
+@lru_cache(maxsize=256)
+def _names(path: str, version: str) -> tuple[str, ...]:
+    """Names of a section that a release knows."""
+    return tuple(
+        name
+        for name, key in SECTIONS[path].keys.items()
+        if not key.is_removed(version) and not key.is_missing(version)
+    )
+
+
+def _can_hold(setup: Setup, path: str) -> bool:
+    """Whether a configuration has a section, or can be given one."""
+    content: Any = setup.ds_config
+    for part in path.split(".") if path else ():
+        content = content.get(part)
+        if content is None:
+            return True
+        if not isinstance(content, Mapping):
+            return False
+    return True
+
+
+def _content_of(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    for part in path.split(".") if path else ():
+        config = as_section(config.get(part))
+    return config
 
 
 def _is_remark(name: object) -> bool:
@@ -232,28 +380,33 @@ def _is_remark(name: object) -> bool:
             ("overlap_com", zero(2, overlap_com=True), None),
             ("offload_optimizer.pin_mem", offload(2, pin_mem=True), None),
             ("zenflow.topk", zenflow_config(topk=0.1), zero(zenflow=_RENAMED)),
-            ("leaf_module.topk", zero(3, leaf_module={"topk": 0.1}), None),
+            ("leaf_module.topk", zero(3, leaf_module={"topk": 0.1}), zero(leaf_module=None)),
+            ("verbos", {"comms_logger": {"verbos": True}}, None),
+            ("output_dir", {"tensorboard": {"output_dir": "x"}}, {"tensorboard": None}),
+            ("max_tokens", {"hybrid_engine": {"max_tokens": 1}}, {"hybrid_engine": None}),
+            ("enable", {"timers": {"throughput": {"enable": True}}}, None),
+            ("loss_scale", {"bf16": {"loss_scale": 0}}, None),
         )
     ),
 )
-def _unknown_key(setup: Setup) -> Finding | None:
-    return _unknown(setup, strict=True, top_level=False)
+def _unknown_key(setup: Setup) -> list[Finding]:
+    return list(_unknown(setup, strict=True, top_level=False))
 
 
 @rule(
     "runtime/config.py: reads the keys that it knows",
     ignored({"gradient_cliping": 0.01}, {"gradient_cliping": None}),
 )
-def _unknown_top_level_key(setup: Setup) -> Finding | None:
-    return _unknown(setup, strict=False, top_level=True)
+def _unknown_top_level_key(setup: Setup) -> list[Finding]:
+    return list(_unknown(setup, strict=False, top_level=True))
 
 
 @rule(
     "runtime/config.py: reads the keys that it knows",
     ignored(zero(1) | {"data_types": {"grad_acum_dtype": "bf16"}}, {"data_types": None}),
 )
-def _unknown_plain_key(setup: Setup) -> Finding | None:
-    return _unknown(setup, strict=False, top_level=False)
+def _unknown_plain_key(setup: Setup) -> list[Finding]:
+    return list(_unknown(setup, strict=False, top_level=False))
 
 
 @rule(
@@ -273,14 +426,29 @@ def _unknown_plain_key(setup: Setup) -> Finding | None:
         )
     ),
 )
-def _deprecated_with_new(setup: Setup) -> Finding | None:
+def _deprecated_with_new(setup: Setup) -> list[Finding]:
     found = [(old, new) for old, new in DEPRECATED.items() if {old, new} <= setup.zero.keys()]
-    if not found:
-        return None
-    pairs = "; ".join(f"zero_optimization.{old} beside {new}" for old, new in found)
+    return [_either(setup.zero, old, new, "the deprecated name of") for old, new in found]
+
+
+def _either(given: Mapping[str, Any], second: str, first: str, relation: str) -> Finding:
+    """Two names of one key: the second goes where both say the same."""
+    old, new = given[second], given[first]
+    is_same = new == old or (
+        isinstance(new, Mapping) and new.get("device", "none") == ("cpu" if old else "none")
+    )
+    at = (f"zero_optimization.{second}", f"zero_optimization.{first}")
+    others = {} if isinstance(new, Mapping) else {first: old, second: None}
     return Finding(
-        message=f"{pairs}: the first is the deprecated name of the second",
-        changes=zero(**{old: None for old, _ in found}),
+        message=f"{at[0]}={_shown(second, old)} beside {at[1]}={_shown(first, new)}: the first is "
+        f"{relation} the second, and DeepSpeed takes one of them alone",
+        at=at,
+        changes=zero(**{second: None}) if is_same else {},
+        choices=(
+            *([] if is_same else [Choice(changes=zero(**{second: None}))]),
+            *([Choice(changes=zero(**others))] if others and not is_same else []),
+        ),
+        advice="" if is_same else f"remove {at[0]} or {at[1]}",
     )
 
 
@@ -289,24 +457,17 @@ def _deprecated_with_new(setup: Setup) -> Finding | None:
     raised(
         "prefetch_bucket_size\n.*Extra inputs are not permitted",
         zero(3, prefetch_bucket_size=10, stage3_prefetch_bucket_size=20),
+        zero(prefetch_bucket_size=None),
     ),
 )
-def _spelled_twice(setup: Setup) -> Finding | None:
+def _spelled_twice(setup: Setup) -> list[Finding]:
     given = setup.zero
     found = [(b, a) for b, a in SPELLINGS.items() if {a, b} <= given.keys()]
-    if not found:
-        return None
-    pairs = "; ".join(
-        f"zero_optimization.{first}={given[first]!r} and {second}={given[second]!r}"
-        for second, first in found
-    )
-    return Finding(
-        message=f"{pairs} are the same key", changes=zero(**{second: None for second, _ in found})
-    )
+    return [_either(given, second, first, "another name of") for second, first in found]
 
 
 BLOCKING = (_section_value, _top_level_value, _auto_unresolved, _auto_dropped)
-"""Rules after which the others would read nonsense: where one of these refuses, only these do."""
+"""Rules about values, before those about keys."""
 
 KEY_RULES = (
     *(_unknown_key, _unknown_top_level_key, _unknown_plain_key),

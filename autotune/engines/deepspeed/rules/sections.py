@@ -1,13 +1,13 @@
 """Compares a configuration with the table of keys: its sections, and what its values can mean."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.keys import SECTIONS, plain_keys
-from autotune.engines.deepspeed.rules.values import Key, Section
-from autotune.space.rule import UnknownFactError
+from autotune.engines.deepspeed.rules.values import REFUSED, Section
+from autotune.space.rule import Patch, UnknownFactError
 
 PARAMS = ("optimizer.params", "scheduler.params")
 """Sections that DeepSpeed passes on as they are to what it builds."""
@@ -66,25 +66,78 @@ def dotted(path: str, name: object) -> str:
     return f"{path}.{name}" if path else str(name)
 
 
-def meaning(key: Key, value: Any) -> Any:
-    """The value of the wanted type that a value of another type must mean; None if there is none.
+class AsRead(Mapping[str, Any]):
+    """A configuration as DeepSpeed reads it: converted, and unknown where nobody can read it.
 
-    As pydantic does, it converts the text of a number or a truth value, and 0 or 1 to a truth
-    value.
+    A rule that asks for a value that is not known has nothing to say: `UnknownFactError`.
     """
-    found: list[Any] = []
-    if isinstance(value, str):
-        found += [word == "true" for word in [value.strip().lower()] if word in ("true", "false")]
-        for kind in (int, float):
-            with contextlib.suppress(ValueError, OverflowError):
-                found.append(kind(value))
-    elif type(value) is bool:
-        found.append(int(value))
-    elif value in (0, 1) and type(value) in (int, float):
-        found.append(bool(value))
-    elif type(value) is float and value.is_integer():
-        found.append(int(value))
-    return next((one for one in found if key.accepts(one)), None)
+
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        changes: Patch,
+        unread: Collection[tuple[str, ...]],
+        path: tuple[str, ...] = (),
+    ) -> None:
+        self._content, self._changes = content, changes
+        self._unread, self._path = unread, path
+
+    def __getitem__(self, key: str) -> Any:
+        here = (*self._path, key)
+        if here in self._unread:
+            raise UnknownFactError(".".join(map(str, here)))
+        if key not in self:
+            raise KeyError(key)
+        value = self._content[key]
+        change = self._changes.get(key, {} if isinstance(value, Mapping) else value)
+        if isinstance(change, Mapping) and isinstance(value, Mapping):
+            return AsRead(value, change, self._unread, here)
+        return change
+
+    def __contains__(self, key: object) -> bool:
+        # None: it is dropped.
+        return key in self._content and self._changes.get(str(key), key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return (
+            key for key in self._content if key in self and (*self._path, key) not in self._unread
+        )
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def as_read(config: Mapping[str, Any], version: str) -> Mapping[str, Any]:
+    """A configuration as a release of DeepSpeed reads it."""
+    changes: dict[str, Any] = {}
+    unread: set[tuple[str, ...]] = set()
+    for path, content, section in sections(config):
+        parts = tuple(path.split(".")) if path else ()
+        for name, value in content.items():
+            key = section.keys.get(name)
+            if key is None or key.accepts(value):
+                continue
+            if is_auto(value) and section.is_strict(version):
+                _put(changes, parts, name, None)
+                continue
+            taken = key.taken(value)
+            taken = key.meant(value) if taken is REFUSED else taken
+            if taken is REFUSED or is_auto(value):
+                unread.add((*parts, name))
+            else:
+                _put(changes, parts, name, taken)
+    for path in PARAMS:
+        given = _content(config, path)
+        for name, value in given.items() if isinstance(given, Mapping) else ():
+            if is_auto(value):
+                unread.add((*path.split("."), name))
+    return AsRead(config, changes, unread) if changes or unread else config
+
+
+def _put(changes: dict[str, Any], parts: tuple[str, ...], name: str, value: Any) -> None:
+    for part in parts:
+        changes = changes.setdefault(part, {})
+    changes[name] = value
 
 
 def unreadable(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -95,7 +148,7 @@ def unreadable(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
         for name, value in content.items()
         if (key := section.keys.get(name)) is not None
         and not key.accepts(value)
-        and (is_auto(value) or meaning(key, value) is None)
+        and (is_auto(value) or key.meant(value) is REFUSED)
     ]
 
 

@@ -1,8 +1,8 @@
 """What the installed release of DeepSpeed no longer has, or not yet."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from autotune.engines.deepspeed.rules.adam import CPU_ADAM, params_of
+from autotune.engines.deepspeed.rules.adam import CPU_ADAM
 from autotune.engines.deepspeed.rules.base import (
     Setup,
     autotp,
@@ -12,6 +12,7 @@ from autotune.engines.deepspeed.rules.base import (
     removal,
     zero,
 )
+from autotune.engines.deepspeed.rules.constructors import TAKEN_OUT, takes
 from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.nvme import SWAPPED_MODEL, swapped
 from autotune.engines.deepspeed.rules.parallel import WHOLE, autotp_size
@@ -20,16 +21,10 @@ from autotune.engines.deepspeed.rules.values import Key, Section
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
 from autotune.space.rule import Finding, rule
 
-_LAMB_PARAMS = (
-    *("lr", "bias_correction", "betas", "eps", "eps_inside_sqrt", "weight_decay"),
-    *("max_grad_norm", "max_coeff", "min_coeff", "amsgrad"),
-)
-"""Parameters of FusedLamb (ops/lamb/fused_lamb.py)."""
-
-REMOVED_OPTIMIZERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "onebitadam": ("AdamW", params_of("FusedAdam")),
-    "zerooneadam": ("AdamW", params_of("FusedAdam")),
-    "onebitlamb": ("Lamb", _LAMB_PARAMS),
+REMOVED_OPTIMIZERS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "onebitadam": ("AdamW", (*takes("FusedAdam"), *TAKEN_OUT)),
+    "zerooneadam": ("AdamW", (*takes("FusedAdam"), *TAKEN_OUT)),
+    "onebitlamb": ("Lamb", takes("FusedLamb")),
 }
 """Optimizer -> the one without compression that takes its place, and the parameters of that. Both
 1-bit Adams decay weights as AdamW does (0.19.6, runtime/fp16/onebit)."""

@@ -78,9 +78,29 @@ def test_a_wrong_product_is_refused_with_its_arithmetic(world, micro, accum, tot
     assert violation.rule == "batch.product"
     assert f"{total}, but" in violation.message
     assert f"{micro} * {accum} * {world} = {real}" in violation.message
-    assert violation.changes == {TOTAL: real}
     keeps = total % (micro * world) == 0
-    assert (f"or set {ACCUM} to {total // (micro * world)}" in violation.fix) == keeps
+    assert violation.changes == ({ACCUM: total // (micro * world)} if keeps else {})
+    assert violation.choices
+    ways = [violation.changes, *(choice.changes for choice in violation.choices)]
+    for changes in filter(None, ways):
+        assert judged({MICRO: micro, ACCUM: accum, TOTAL: total} | changes, world, 1, None) == []
+
+
+@given(
+    world=st.integers(1, 8),
+    micro=st.none() | COUNTS,
+    accum=st.none() | COUNTS,
+    total=st.integers(1, 4096),
+)
+def test_every_way_out_of_a_wrong_product_says_what_it_keeps(world, micro, accum, total):
+    sizes = {MICRO: micro, ACCUM: accum, TOTAL: total}
+    for violation in judged(sizes, world, 1, None):
+        assert violation.rule == "batch.product"
+        assert violation.changes or violation.choices
+        for choice in violation.choices:
+            after = sizes | choice.changes
+            assert judged(after, world, 1, None) == []
+            assert ("the global batch stays" in choice.words) == (after[TOTAL] == total)
 
 
 @given(world=st.integers(1, 8), micro=COUNTS, accum=COUNTS, total=COUNTS, factor=COUNTS)
@@ -106,3 +126,10 @@ def test_under_tensor_parallelism_the_total_is_left_out(layout, micro, accum):
         (violation,) = judged({MICRO: micro, ACCUM: accum, TOTAL: total}, world, tp, None)
         assert violation.rule == "batch.total_under_tp"
         assert f"{micro} * {accum} * {dp} = {micro * accum * dp} samples" in violation.message
+
+
+def test_an_accumulation_of_none_follows_from_the_others():
+    (violation,) = judged({MICRO: 2, ACCUM: 0, TOTAL: 16}, 2, 1, None)
+    assert violation.changes == {ACCUM: 4}
+    (violation,) = judged({MICRO: 3, ACCUM: 0, TOTAL: 16}, 2, 1, None)
+    assert violation.changes == {ACCUM: None}

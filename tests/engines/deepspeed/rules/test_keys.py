@@ -2,12 +2,15 @@
 
 import contextlib
 import warnings
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from autotune.engines.deepspeed.rules.keys import SECTIONS, SPELLINGS
 from autotune.engines.deepspeed.rules.releases import is_at_least
-from autotune.engines.deepspeed.rules.values import Key
+from autotune.engines.deepspeed.rules.values import REFUSED, Key, as_pydantic
 
 pytestmark = pytest.mark.real
 
@@ -28,6 +31,7 @@ def installed():
     return deepspeed.__version__, {
         **_precision_classes(),
         **_newer_zero_classes(),
+        **_tools(),
         "zero_optimization": DeepSpeedZeroConfig,
         "zero_optimization.offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
         "zero_optimization.offload_param": DeepSpeedZeroOffloadParamConfig,
@@ -64,6 +68,25 @@ def _newer_zero_classes():
     return found
 
 
+def _tools():
+    from deepspeed.comm.config import CommsLoggerConfig
+    from deepspeed.inference.config import WeightQuantConfig
+    from deepspeed.monitor import config as monitors
+    from deepspeed.runtime.config import HybridEngineConfig
+    from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
+
+    return {
+        "comms_logger": CommsLoggerConfig,
+        "hybrid_engine": HybridEngineConfig,
+        "timers.throughput": DeepSpeedThroughputTimerConfig,
+        "weight_quantization": WeightQuantConfig,
+        "tensorboard": monitors.TensorBoardConfig,
+        "wandb": monitors.WandbConfig,
+        "csv_monitor": monitors.CSVConfig,
+        "comet": monitors.CometConfig,
+    }
+
+
 def keys_that(is_so, version, path):
     """The keys of a section that a release has removed, or lacks."""
     return {name for name, key in SECTIONS[path].keys.items() if is_so(key, version)}
@@ -89,22 +112,65 @@ def test_second_spellings_are_the_installed_aliases(installed):
     assert {ours: alias for ours, alias in SPELLINGS.items() if alias not in absent} == aliases
 
 
-def test_values_that_the_table_accepts_pass_the_installed_classes(installed):
-    """The other way round is not asked: the table refuses what pydantic would convert."""
-    samples = (0, 1, 2, 3, 7, -1, 0.5, 1.5, 5e8, True, False, None, "cpu", "nvme", "gpu", "llama")
+GRID = (
+    *(None, True, False, 0, 1, 2, 3, 7, -1, 10**6, 0.0, 1.0, 2.0, 0.5, 1.5, -0.5, 5e8, 1e30),
+    *(float("inf"), float("nan")),
+    *("", "0", "1", "2", "7", "-1", " 3 ", "1.0", "0.5", "1_000", "+1", "5e8", "1e-4", "inf"),
+    *("true", "True", "TRUE", "t", "yes", "Y", "on", "ON", "false", "f", "no", "n", "off"),
+    *(" true", "maybe", "two", "cpu", "CPU", "nvme", "gpu", "llama", "asymmetric", "torch"),
+    *([], [1], ["z1"], ["lm_head"], {}, {"enabled": True}),
+)
+
+
+def test_values_are_taken_exactly_where_the_installed_classes_take_them(installed):
+    """And what is made of them is what the class makes of them."""
+    wrong = []
     for path, config_class in installed[1].items():
         for name, field in config_class.model_fields.items():
             key = SECTIONS[path].keys[field.alias or name]
-            if key.accepts("anything"):  # not checked by the table
+            if key.accepts("anything") and key.accepts(object()):  # not checked by the table
                 continue
-            for value in samples:
-                if key.accepts(value) and not _needs_company(name, value):
-                    config_class(**{field.alias or name: value})
+            for value in GRID:
+                theirs = made_by(config_class, field.alias or name, value)
+                ours = key.taken(value)
+                if has_company(name, value) or is_of_another_class(name, value):
+                    continue
+                is_alike = (theirs is REFUSED) == (ours is REFUSED)
+                if not is_alike or not (ours is REFUSED or is_same(ours, theirs)):
+                    wrong.append((path, name, value, theirs, ours))
+    assert not wrong, "\n".join(map(str, wrong))
 
 
-def _needs_company(name, value):
+def made_by(config_class, name, value):
+    """What a class of DeepSpeed's makes of a value; REFUSED where it raises."""
+    try:
+        made = config_class(**{name: value})
+    except (ValidationError, TypeError):
+        return REFUSED
+    fields = config_class.model_fields
+    field = next(ours for ours, field in fields.items() if name in (ours, field.alias))
+    # A deprecated field is gone once it was read.
+    return getattr(made, field, None if value is None else as_pydantic("bool", value))
+
+
+def is_same(ours, theirs):
+    if isinstance(theirs, Path):
+        return str(theirs) == str(Path(ours))
+    if isinstance(ours, list) and isinstance(theirs, tuple):
+        return ours == list(theirs)
+    # None stands for a section's default, a name for a list of one.
+    return ours == theirs or ours is None or [ours] == theirs
+
+
+def is_of_another_class(name, value):
+    """Sections of their own, and a model's name, which the engine looks up later."""
+    return isinstance(value, Mapping) or (name == "preset_model" and isinstance(value, str))
+
+
+def has_company(name, value):
     """Values that are legal only beside others, which other rules ask."""
-    return (name, value) in {("compute_grad_norm", False), ("bf16_optimizer_states", True)}
+    made = as_pydantic("bool", value)
+    return (name, made) in {("compute_grad_norm", False), ("bf16_optimizer_states", True)}
 
 
 def test_removed_keys_are_those_that_the_installed_release_names(installed):

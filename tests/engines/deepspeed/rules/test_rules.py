@@ -11,19 +11,27 @@ from hypothesis import strategies as st
 from autotune.engines.deepspeed.rules import ALL_RULES, judge
 from autotune.engines.deepspeed.rules.base import Setup, changed
 from autotune.engines.deepspeed.rules.keys import SECTIONS
-from tests.engines.deepspeed.rules.cases import NEWEST, environment, setup, setup_of, witnesses
+from autotune.engines.deepspeed.rules.plain import environment
+from tests.engines.deepspeed.rules.cases import NEWEST, setup, setup_of, witnesses
 
 WITNESSES = [pytest.param(rule, witness, id=name) for name, rule, witness in witnesses()]
 
 NEEDS_SOMEBODY = {
     "attention.flash",  # the script, or the environment
     "batch.no_size",  # no size follows from nothing
+    "batch.product",  # where no accumulation gives way, which size is wrong
     "loss.chunks_of_another_loss",  # the script
     "model.recompute_every",  # the layout and the job are not in the configuration
     "model.recompute_unsupported",
     "model.seq_len",
     "offload.nvme_without_path",  # which disk
+    "optimizer.amsgrad",  # another Adam, or a plain one
+    "optimizer.muon_param",  # which was meant
     "optimizer.needs_cuda",  # another optimizer trains something else
+    "optimizer.never_trains",
+    "optimizer.no_type",  # the script's, or one of the file
+    "optimizer.param_value",  # which value
+    "optimizer.unknown_param",  # which was meant
     "optimizer.unknown_type",
     "parallel.adapters",
     "pipeline.heads",
@@ -32,11 +40,20 @@ NEEDS_SOMEBODY = {
     "parallel.model",
     "parallel.world",
     "precision.unsupported",
-    "scheduler.params",  # how long the training is
+    "scheduler.missing_params",  # how long the training is
+    "scheduler.never_made",  # another scheduler trains something else
+    "scheduler.no_type",
+    "scheduler.param_value",  # which value
+    "scheduler.torch_under_wrapper",
+    "scheduler.unknown_param",  # which was meant
     "scheduler.unknown_type",
+    "scheduler.warmup_beyond_total",  # how long the training is
+    "scheduler.warmup_type",
     "schema.auto_unresolved",
     "schema.section_value",
+    "schema.spelled_twice",  # which of two values
     "schema.top_level_value",
+    "schema.unknown_key",  # what it was to be
     "sequence.attention",  # the layout, the model and the job are not in the configuration
     "sequence.heads",
     "sequence.kv_heads",
@@ -101,6 +118,9 @@ def test_the_fix_for_machines_makes_every_rule_silent(rule, witness):
     """Or there is none, and the rule says what somebody has to choose."""
     broken = setup_of(witness.broken, version=witness.deepspeed or NEWEST)
     (violation,) = judge(broken)
+    for choice in violation.choices:
+        chosen = replace(broken, ds_config=changed(broken.ds_config, choice.changes))
+        assert rule.name not in [one.rule for one in judge(chosen)]
     if not violation.changes:
         assert violation.fix
         assert rule.name in NEEDS_SOMEBODY

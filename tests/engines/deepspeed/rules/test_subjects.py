@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from autotune.engines.deepspeed.rules import judge
+from autotune.engines.deepspeed.rules.plain import environment
 from autotune.engines.deepspeed.rules.zero import ACTS_AT, inert_keys
-from tests.engines.deepspeed.rules.cases import environment, setup
+from tests.engines.deepspeed.rules.cases import setup
 
 CPU_ADAM = {"optimizer": {"params": {"torch_adam": None}}}
 CPU = {"device": "cpu"}
@@ -90,7 +91,10 @@ LEGAL = {
     "every layer": ({}, {"recompute": "full"}),
     "every second layer": ({}, {"recompute": "every_2"}),
     "exactly as long as the model": ({}, {"model": {"max_seq_len": 16}}),
-    "an untested optimizer at stage 0": ({"optimizer": {"type": "SGD"}}, {}),
+    "an untested optimizer at stage 0": (
+        {"optimizer": {"type": "SGD", "params": {"torch_adam": None}}},
+        {},
+    ),
     "a group as large as the world": (zero(3, zero_hpz_partition_size=2), {}),
 }
 
@@ -132,7 +136,7 @@ REFUSED = {
     "schema.section_value": (
         zero("two"),
         {},
-        ["zero_optimization.stage: 'two' is not one of 0, 1, 2, 3"],
+        ['zero_optimization.stage: "two" is not one of 0, 1, 2, 3'],
     ),
     "optimizer.unknown_type": (
         {"optimizer": {"type": "AdmW"}},
@@ -239,8 +243,11 @@ def test_a_null_is_no_dtype_of_autocast():
 
 
 def test_text_at_the_top_is_no_number_there():
-    (found,) = judge(setup({"train_batch_size": 4.0, "gradient_clipping": "1.0"}))
-    assert (found.rule, found.consequence) == ("schema.top_level_value", "raised")
+    found = judge(setup({"train_batch_size": 4.0, "gradient_clipping": "1.0"}))
+    assert [(one.rule, one.at, one.consequence) for one in found] == [
+        ("schema.top_level_value", ("train_batch_size",), "converted"),
+        ("schema.top_level_value", ("gradient_clipping",), "raised"),
+    ]
 
 
 def test_what_is_not_known_is_not_judged():

@@ -128,11 +128,14 @@ def run_one(run: dict[str, Any]) -> dict[str, Any]:
         micro_batch = config.get("train_micro_batch_size_per_gpu", 1)
         prepare_autoep(model, config)
         gradient_scale(config, run["sp"])  # every script asks by what its losses are scaled
+        trained = [p for p in model.parameters() if p.requires_grad]
+        own = getattr(torch.optim, run["optimizer"])(trained) if run["optimizer"] else None
         engine, *_ = deepspeed.initialize(
+            optimizer=own,
             mpu=split_attention(model, sp=run["sp"], micro_batch=micro_batch),
             model=model,
             config=copy.deepcopy(config),
-            model_parameters=[p for p in model.parameters() if p.requires_grad],
+            model_parameters=trained,
         )
         if run["compile"] != "none":
             engine.compile()

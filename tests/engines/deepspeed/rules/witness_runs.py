@@ -13,7 +13,8 @@ from typing import Any
 from autotune.engines.deepspeed.extensions import build
 from autotune.engines.deepspeed.extensions import environment as extensions_environment
 from autotune.engines.deepspeed.rules.base import Case, as_section
-from tests.engines.deepspeed.rules.cases import config_of, model_of, source_of
+from autotune.engines.deepspeed.rules.plain import config_of, model_of
+from tests.engines.deepspeed.rules.cases import source_of
 
 DRIVER = Path(__file__).with_name("witness_driver.py")
 START_S = 90.0
@@ -105,6 +106,7 @@ def _run_of(key: str, case: Case) -> dict[str, Any]:
         "loss_chunk_tokens": case.loss_chunk_tokens,
         "compile": case.compile,
         "sp": case.sp_by_script,
+        "optimizer": case.script_optimizer,
         "precision": case.precision,
         "seq_len": case.seq_len,
         "fp16_supported": case.fp16_supported,

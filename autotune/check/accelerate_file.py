@@ -1,0 +1,118 @@
+"""An accelerate YAML: what it says, and what accelerate hands to DeepSpeed because of it.
+
+Source: accelerate 1.15: commands/config/config_args.py, commands/launch.py, utils/launch.py
+(prepare_deepspeed_cmd_env) and utils/dataclasses.py (DeepSpeedPlugin). Its launcher hands the
+section on as variables of the environment, so that each value becomes text and is read again:
+PyYAML's text `1e-4` is a number at the end.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import JobError
+from autotune.check.launch import count, text_or_none
+
+ACCELERATE_OWNED = (
+    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage"),
+    *("offload_optimizer_device", "offload_param_device", "offload_param_nvme_path"),
+    *("zero3_save_16bit_model", "mixed_precision"),
+)
+"""Fields of an accelerate YAML that it refuses beside a `deepspeed_config_file`
+(DeepSpeedPlugin._deepspeed_config_checks)."""
+
+_OTHER_KINDS = (
+    *("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA"),
+    *("MULTI_XPU", "MULTI_HPU", "MULTI_NEURON", "FSDP", "XLA", "MEGATRON_LM"),
+)
+"""Values of `distributed_type` with which accelerate starts something else."""
+
+_UNSAID = -1
+"""`num_processes` that leaves it to the launch line (config_args.py)."""
+
+
+def is_accelerate(data: Mapping[Any, Any]) -> bool:
+    """Whether a file is accelerate's, for DeepSpeed."""
+    if "zero_optimization" in data:
+        return False
+    is_deepspeed = str(data.get("distributed_type")).upper() == "DEEPSPEED"
+    return "deepspeed_config" in data or (is_deepspeed and "deepspeed" not in data)
+
+
+class AccelerateFile:
+    """What an accelerate YAML says; of no file: nothing.
+
+    Raises:
+        JobError: A value in it is none of those that are allowed there.
+    """
+
+    def __init__(self, data: Mapping[str, Any], path: Path | None) -> None:
+        self.path, self.data = path, data
+        section = data.get("deepspeed_config")
+        if section is not None and not isinstance(section, Mapping):
+            raise JobError(
+                f"{path}: deepspeed_config: {section!r} is no section",
+                "write `key: value` lines below it, such as `zero_stage: 2`, or "
+                "`deepspeed_config_file: ds_config.json`",
+            )
+        self.section: Mapping[str, Any] = section or {}
+        named = text_or_none(self.section.get("deepspeed_config_file"))
+        self.file = None if named == "none" else named
+        at = f"{path}: num_processes"
+        self.n_processes = count(data.get("num_processes"), name=at, words=(_UNSAID,))
+        self.n_machines = count(data.get("num_machines"), name=f"{path}: num_machines")
+        self.mixed_precision = text_or_none(data.get("mixed_precision"))
+
+    @property
+    def beside_file(self) -> tuple[str, ...]:
+        """Fields that accelerate refuses beside the file that it names."""
+        if self.file is None:
+            return ()
+        fields = {*self.section, *({"mixed_precision"} & self.data.keys())}
+        return tuple(name for name in ACCELERATE_OWNED if name in fields)
+
+    @property
+    def not_for(self) -> str:
+        """What accelerate starts instead of DeepSpeed; empty where it starts DeepSpeed."""
+        kind = str(self.data.get("distributed_type", "DEEPSPEED"))
+        return kind if kind in _OTHER_KINDS else ""
+
+
+def config_of(file: AccelerateFile, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What accelerate makes of a section without a file (DeepSpeedPlugin.__post_init__).
+
+    A value that it cannot convert stays as it is: what it raises, the rules say as well.
+
+    Args:
+        file: The YAML.
+        flags: Those of the launch line, which come first.
+    """
+    told = {**file.section, **flags}
+    said = {name: str(value) for name, value in told.items() if value is not None}
+    accumulation = said.get("gradient_accumulation_steps", "auto")
+    clipping: Any = said.get("gradient_clipping", "auto").lower()
+    if clipping != "auto":
+        clipping = _converted(float, clipping)
+    zero: dict[str, Any] = {"stage": _converted(int, said.get("zero_stage", "2"))}
+    for kind in ("optimizer", "param"):
+        device = said.get(f"offload_{kind}_device", "none").lower()
+        # The launcher sets no variable for the path, and without one it is this word.
+        path = {"nvme_path": "none"} if device == "nvme" else {}
+        zero[f"offload_{kind}"] = {"device": device, **path}
+    saves = said.get("zero3_save_16bit_model", "false").lower() == "true"
+    config: dict[str, Any] = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": (
+            int(accumulation) if accumulation.isdecimal() else accumulation
+        ),
+        "zero_optimization": {**zero, "stage3_gather_16bit_weights_on_model_save": saves},
+    }
+    return config | ({"gradient_clipping": clipping} if clipping else {})
+
+
+def _converted(kind: type[int] | type[float], text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        return text

@@ -1,0 +1,108 @@
+"""Rules of `check` about the file itself, and about what Trainer and accelerate do with it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.space.rule import Level
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRule:
+    """What is told of such a rule."""
+
+    says: str
+    level: Level
+    source: str
+    """Where the consumer says so."""
+
+
+_ACCELERATE = "accelerate/utils/dataclasses.py"
+_TRAINER = "transformers/integrations/deepspeed.py"
+_MEGATRON = "Megatron-DeepSpeed: megatron/arguments.py, megatron/training.py"
+
+FILE_RULES: Mapping[str, FileRule] = {
+    "file.byte_order_mark": FileRule(
+        says="The file begins with a byte order mark. DeepSpeed reads past it; Trainer and "
+        "accelerate refuse the file.",
+        level="error",
+        source="deepspeed/runtime/config.py, accelerate/utils/deepspeed.py",
+    ),
+    "file.hjson": FileRule(
+        says="The file is Hjson: it has comments, a comma at an end or text without quotes. "
+        "DeepSpeed reads that; Trainer, accelerate and others read JSON alone.",
+        level="error",
+        source="deepspeed/runtime/config.py, accelerate/utils/deepspeed.py",
+    ),
+    "file.key_twice": FileRule(
+        says="A section holds a key twice. DeepSpeed refuses such a file; for Trainer and "
+        "accelerate, accelerate reads it, and the last one counts.",
+        level="error",
+        source="deepspeed/runtime/config_utils.py",
+    ),
+    "file.not_launched": FileRule(
+        says="The launch line names another configuration: what it starts does not read this one.",
+        level="warning",
+        source="the launch line",
+    ),
+    "huggingface.auto_not_filled": FileRule(
+        says='"auto" stands at a key that the consumer does not fill in. It refuses the word.',
+        level="error",
+        source=f"{_ACCELERATE}: deepspeed_config_process",
+    ),
+    "huggingface.no_zero_section": FileRule(
+        says="The file has no zero_optimization section. Accelerate refuses it.",
+        level="error",
+        source=f"{_ACCELERATE}: DeepSpeedPlugin",
+    ),
+    "huggingface.overwritten": FileRule(
+        says="Accelerate overwrites steps_per_print with infinity.",
+        level="note",
+        source="accelerate/accelerator.py: _prepare_deepspeed",
+    ),
+    "huggingface.mismatch": FileRule(
+        says="A value differs from Trainer's argument for the same thing. Trainer refuses that.",
+        level="error",
+        source=f"{_TRAINER}: trainer_config_finalize",
+    ),
+    "huggingface.mixed_precision": FileRule(
+        says="The precision of accelerate and that of the file differ. Accelerate refuses that.",
+        level="error",
+        source=f"{_ACCELERATE}: set_mixed_precision",
+    ),
+    "huggingface.accelerate_duplicate": FileRule(
+        says="The accelerate YAML names a deepspeed_config_file and sets fields that belong into "
+        "that file. Accelerate refuses these beside a file.",
+        level="error",
+        source=f"{_ACCELERATE}: _deepspeed_config_checks",
+    ),
+    "huggingface.not_deepspeed": FileRule(
+        says="distributed_type of the accelerate YAML is not DEEPSPEED: accelerate starts "
+        "something else and reads nothing of the section.",
+        level="warning",
+        source="accelerate/commands/launch.py",
+    ),
+    "lightning.accumulation": FileRule(
+        says="The configuration of a DeepSpeedStrategy has gradient_accumulation_steps. Lightning "
+        "refuses it: it hands over its Trainer's accumulate_grad_batches.",
+        level="error",
+        source="lightning/pytorch/strategies/deepspeed.py: DeepSpeedStrategy",
+    ),
+    "megatron_deepspeed.micro_batch_size": FileRule(
+        says="--micro-batch-size differs from train_micro_batch_size_per_gpu: Megatron-DeepSpeed "
+        "loads batches of its own size, and DeepSpeed counts with the other.",
+        level="warning",
+        source=_MEGATRON,
+    ),
+    "megatron_deepspeed.global_batch_size": FileRule(
+        says="--global-batch-size differs from train_batch_size: Megatron-DeepSpeed counts "
+        "samples by its own, and DeepSpeed accumulates for the other.",
+        level="warning",
+        source=_MEGATRON,
+    ),
+    "megatron_deepspeed.zero_stage": FileRule(
+        says="--zero-stage differs from zero_optimization.stage: Megatron-DeepSpeed builds the "
+        "model for its own, and DeepSpeed trains with the other.",
+        level="warning",
+        source=_MEGATRON,
+    ),
+}

@@ -1,0 +1,494 @@
+"""What `--fix` does on its own, and what the user chooses.
+
+The rules say what would help; here it is decided who may do it. On its own a fix spells or types a
+value as it was meant, moves a key with its value, adds a key, or lets gradient accumulation give
+way. Whatever takes a value away, or changes what is trained, is the user's to choose.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from autotune.base.errors import JobError
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS, changed
+from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
+from autotune.space.rule import Patch, Violation
+
+KeyPath = tuple[str, ...]
+Look = Callable[[Mapping[str, Any]], Sequence[Violation]]
+
+_MICRO, _ACCUM, _TOTAL = BATCH_KEYS
+
+_MOST_STEPS = 100
+"""More than there are rules: a fix that calls for another ends somewhere."""
+
+_TRAINED: tuple[KeyPath, ...] = (
+    *((name,) for name in ("train_batch_size", _MICRO, "optimizer", "scheduler")),
+    *((name,) for name in ("gradient_clipping", "amp", "fp16", "bf16", "bfloat16", "data_types")),
+    *((name,) for name in ("torch_autocast", "sequence_parallel_size", "tensor_parallel")),
+    *((name,) for name in ("expert_parallel", "prescale_gradients", "data_efficiency")),
+    *((name,) for name in ("gradient_predivide_factor", "gradient_allreduce_op")),
+    *((name,) for name in ("curriculum_learning", "compression_training", "sparse_gradients")),
+    *(("zero_optimization", name) for name in ("stage", "zenflow")),
+)
+"""Keys and sections that decide what is trained; one that is added there changes it, unless it
+says what holds without it."""
+
+_HEIRS = frozenset(
+    {
+        ("max_grad_norm", "gradient_clipping"),
+        ("cpu_offload", "device"),
+        ("cpu_offload_param", "device"),
+    }
+)
+"""Last names of a key and of the one that says the same elsewhere, where they are not alike."""
+
+_AS_A_DEVICE = {True: "cpu", False: "none"}
+"""`cpu_offload` in the words of the section that took its place."""
+
+_LIKENESS = 0.6
+_ALIKE_FROM = 4
+"""Characters of a name that stands inside of another one and is taken for it."""
+
+_MISSING = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One way out of what a rule found, under a number that `--choose RULE=N` takes."""
+
+    number: int
+    words: str
+    changes: Patch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Something that is wrong, and that only the user can decide."""
+
+    violation: Violation
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """An answer of the user's."""
+
+    rule: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.rule}={self.number}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mended:
+    """A configuration as far as it could be mended."""
+
+    config: Mapping[str, Any]
+    left: tuple[Violation, ...]
+    """What is still wrong with it."""
+    questions: tuple[Question, ...]
+    """Those of `left` that have options."""
+    seen: tuple[Violation, ...]
+    """All that was wrong at any time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a fix must keep to besides."""
+
+    knows_world: bool
+    """Whether somebody said the world: one that is guessed from the batch sizes proves none."""
+    words: Callable[[Mapping[str, Any], Patch], str]
+    """Changes of a configuration as the file's reader would write them; empty where they cannot be
+    written into the file."""
+
+
+def parse_chosen(text: str) -> Reply:
+    """An answer as it stands on the command line.
+
+    Raises:
+        JobError: It is not `RULE=N`.
+    """
+    rule, _, number = text.rpartition("=")
+    if not rule or not number.isdecimal() or not number.isascii():
+        raise JobError(
+            f"--choose {text} is not RULE=N", "such as --choose batch.product=1; check lists them"
+        )
+    return Reply(rule=rule, number=int(number))
+
+
+def mend(
+    config: Mapping[str, Any], look: Look, terms: Terms, chosen: Sequence[Reply] = ()
+) -> Mended:
+    """Mend what needs nobody, and then what was chosen, until nothing changes any more.
+
+    Raises:
+        JobError: What was chosen is not open.
+    """
+    seen: dict[tuple[str, str], Violation] = {}
+    numbers: dict[str, dict[str, int]] = {}
+
+    def settled(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[Question, ...]]:
+        config = _settled(config, look, terms, seen)
+        return config, tuple(_questions(config, look(config), numbers, terms))
+
+    config, questions = settled(config)
+    waiting = list(chosen)
+    while waiting:
+        answer, option = _next(waiting, questions, numbers)
+        waiting.remove(answer)
+        config, questions = settled(_after(config, option.changes))
+    return Mended(
+        config=config, left=tuple(look(config)), questions=questions, seen=tuple(seen.values())
+    )
+
+
+def _settled(
+    config: Mapping[str, Any], look: Look, terms: Terms, seen: dict[tuple[str, str], Violation]
+) -> Mapping[str, Any]:
+    """A configuration after everything that needs nobody; as it was where that goes in circles."""
+    before, been = config, {repr(config)}
+    for _ in range(_MOST_STEPS):
+        violations = look(config)
+        for one in violations:
+            seen.setdefault((one.rule, one.message), one)
+        after = _step(config, violations, terms)
+        if after is None:
+            return config
+        config = after
+        if repr(config) in been:
+            break
+        been.add(repr(config))
+    return before
+
+
+def _step(
+    config: Mapping[str, Any], violations: Sequence[Violation], terms: Terms
+) -> Mapping[str, Any] | None:
+    """The configuration after the next fixes that need nobody; None where there is none."""
+    sorted_ = [_Sorted(config, one.changes) for one in violations if one.changes]
+    after = config
+    for patch in _compatible(config, [one.apart for one in sorted_], terms):
+        after = _after(after, patch)
+    if after is not config:
+        return after
+    whole = (
+        one.changes
+        for one in sorted_
+        if not one.apart and one.is_free(knows_world=terms.knows_world)
+    )
+    acts = (patch for patch in whole if _acts(config, patch) and terms.words(config, patch))
+    step = next(acts, None)
+    return None if step is None else _after(config, step)
+
+
+def _compatible(
+    config: Mapping[str, Any], patches: Iterable[Patch], terms: Terms
+) -> Iterator[Patch]:
+    """Patches that can be laid over a configuration at once, each at places of its own."""
+    told = [(patch, list(_pieces(config, patch))) for patch in patches]
+    told = [(patch, pieces) for patch, pieces in told if pieces and terms.words(config, patch)]
+    wanted: dict[KeyPath, set[str]] = {}
+    for _, pieces in told:
+        for path, _, new in pieces:
+            wanted.setdefault(path, set()).add(repr(new))
+    taken: set[KeyPath] = set()
+    above: set[KeyPath] = set()
+    for patch, pieces in told:
+        paths = [path for path, _, _ in pieces]
+        over = {path[:depth] for path in paths for depth in range(1, len(path))}
+        # Two values for one place: which of them was meant, somebody has to say.
+        is_agreed = all(len(wanted[path]) == 1 for path in paths)
+        if is_agreed and not taken & {*paths, *over} and not above & set(paths):
+            taken |= set(paths)
+            above |= over
+            yield patch
+
+
+def _acts(config: Mapping[str, Any], changes: Patch) -> bool:
+    """Whether changes change anything; to Python alone, 16.0 is 16 and 1 is True."""
+    return any(True for _ in _pieces(config, changes))
+
+
+def _questions(
+    config: Mapping[str, Any],
+    violations: Sequence[Violation],
+    numbers: dict[str, dict[str, int]],
+    terms: Terms,
+) -> Iterator[Question]:
+    """What is left to choose, each way out under the number that it keeps."""
+    for violation in violations:
+        ways = [
+            *([("", violation.changes)] if violation.changes else []),
+            *((choice.words, choice.changes) for choice in violation.choices),
+        ]
+        known = numbers.setdefault(violation.rule, {})
+        options: dict[str, Option] = {}
+        for words, changes in ways:
+            name = repr(changes)
+            if name in options or not _acts(config, changes):
+                continue
+            if written := terms.words(config, changes):
+                number = known.setdefault(name, len(known) + 1)
+                options[name] = Option(number=number, words=words or written, changes=changes)
+        if options:
+            yield Question(violation=violation, options=tuple(options.values()))
+
+
+def _next(
+    waiting: Sequence[Reply],
+    questions: Sequence[Question],
+    numbers: Mapping[str, Mapping[str, int]],
+) -> tuple[Reply, Option]:
+    """The first answer that fits what is open now."""
+    opened = {
+        Reply(rule=question.violation.rule, number=option.number): option
+        for question in questions
+        for option in question.options
+    }
+    for answer in waiting:
+        if answer in opened:
+            return answer, opened[answer]
+    answer = waiting[0]
+    if len(numbers.get(answer.rule, ())) >= answer.number > 0:
+        raise JobError(
+            f"--choose {answer} is not open any more: another choice settled it", "leave it out"
+        )
+    said = ", ".join(map(str, opened)) or "nothing"
+    raise JobError(f"--choose {answer} is not open", f"to choose from: {said}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Move:
+    """A key or a section that goes, and where its values come again."""
+
+    old: KeyPath
+    to: Mapping[KeyPath, KeyPath]
+    """Each value's place below `old` -> its new place in the configuration."""
+
+
+class _Sorted:
+    """The changes of a violation, by what they do to a configuration."""
+
+    def __init__(self, config: Mapping[str, Any], changes: Patch) -> None:
+        self.config, self.changes = config, changes
+        pieces = list(_pieces(config, changes))
+        gone = [(path, old) for path, old, new in pieces if new is _MISSING]
+        self.added = {path: new for path, old, new in pieces if old is _MISSING or old is None}
+        self.added = {p: new for p, new in self.added.items() if new is not _MISSING}
+        self.replaced = [
+            (path, old, new)
+            for path, old, new in pieces
+            if path not in self.added and new is not _MISSING
+        ]
+        self.moves = list(_moves(gone, self.added))
+        moved = {move.old for move in self.moves}
+        self.lost = [path for path, _ in gone if path not in moved]
+        self.arrived = {path for move in self.moves for path in move.to.values()}
+
+    @property
+    def apart(self) -> Patch:
+        """Changes that stand for themselves: moves, and values as they were meant."""
+        kept = {move.old for move in self.moves}
+        tops = {path[0] for path in self.arrived}
+        kept |= {path for path in self.added if path in self.arrived or path[0] in tops & _NEW}
+        kept |= {path for path, old, new in self.replaced if is_same(old, new)}
+        return _only(self.changes, kept)
+
+    def is_free(self, *, knows_world: bool) -> bool:
+        """Whether all of them need nobody."""
+        return (
+            not self.lost
+            and all(
+                is_same(old, new) or self._gives_way(path, knows_world)
+                for path, old, new in self.replaced
+            )
+            and all(
+                path in self.arrived
+                or path[0] in {to[0] for to in self.arrived} & _NEW
+                or self._may_add(path, value, knows_world)
+                for path, value in self.added.items()
+            )
+        )
+
+    def _gives_way(self, path: KeyPath, knows_world: bool) -> bool:
+        """Whether only the accumulation changes, and the global batch is stated and stays."""
+        total = self.config.get(_TOTAL)
+        is_stated = type(total) is int and self.changes.get(_TOTAL, total) == total
+        return path == (_ACCUM,) and is_stated and knows_world and _MICRO not in self.changes
+
+    def _may_add(self, path: KeyPath, value: Any, knows_world: bool) -> bool:
+        if path == (_ACCUM,):
+            return self._gives_way(path, knows_world)
+        if path == ("zero_optimization", "stage"):
+            return bool(value == 0)  # as without it
+        if path[-1] == "enabled" and value is False:
+            return True  # as without it
+        return not any(path[: len(key)] == key for key in _TRAINED)
+
+
+_NEW = frozenset({"data_efficiency"})
+"""Sections whose own switches come along with what moves there."""
+
+
+def is_same(old: Any, new: Any) -> bool:
+    """Whether a value is another one, but for its type and its spelling."""
+    if json.dumps(old) == json.dumps(new):
+        return True
+    if isinstance(new, list):
+        olds = old if isinstance(old, list) else [old]
+        return len(olds) == len(new) and all(map(is_same, olds, new))
+    if isinstance(new, Mapping):
+        # A section for one value holds it and nothing besides.
+        return (
+            len(new) == 1
+            and not isinstance(old, Mapping | list)
+            and all(is_same(old, value) for value in new.values())
+        )
+    if any(isinstance(one, Mapping | list) or one is None for one in (old, new)):
+        return False
+    if isinstance(old, str) and isinstance(new, bool | str):
+        return old.strip().lower() == str(new).lower()
+    number = _number(old)
+    return number is not None and number == _number(new)
+
+
+def _number(value: Any) -> int | float | None:
+    """What a value counts as; a whole number of any length stays one."""
+    if isinstance(value, bool | int):
+        return int(value)
+    try:
+        return value if isinstance(value, float) else int(value)
+    except (ValueError, TypeError):
+        pass
+    try:
+        number = float(value)
+    except (ValueError, TypeError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _pieces(
+    config: Mapping[str, Any], changes: Patch, at: KeyPath = ()
+) -> Iterator[tuple[KeyPath, Any, Any]]:
+    """What changes do: place, the value that goes and the one that comes, `_MISSING` for none."""
+    for name, new in changes.items():
+        old, path = config.get(name, _MISSING), (*at, name)
+        if new is None:
+            if old is not _MISSING:
+                yield path, old, _MISSING
+        elif isinstance(new, Mapping):
+            if isinstance(old, Mapping):
+                yield from _pieces(old, new, path)
+            elif old is _MISSING or old is None:
+                yield from ((where, old, value) for where, value in _leaves(new, path))
+            else:
+                yield path, old, changed({}, new)
+        elif old is _MISSING or repr(old) != repr(new):
+            yield path, old, new
+
+
+def _leaves(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, (*at, str(name)))
+    else:
+        yield at, value
+
+
+def _moves(gone: Sequence[tuple[KeyPath, Any]], added: Mapping[KeyPath, Any]) -> Iterator[_Move]:
+    free = dict(added)
+    for old, value in gone:
+        if _is_read(old) and (old[-1], "gradient_clipping") not in _HEIRS:
+            continue  # where it stands it says something, and elsewhere something else
+        to: dict[KeyPath, KeyPath] = {}
+        for below, leaf in _leaves(value):
+            if leaf is None:
+                continue  # comes along, see `_after`
+            place = next(
+                (new for new, there in free.items() if _says(old + below, leaf, new, there)), None
+            )
+            if place is None:
+                break
+            to[below] = place
+            del free[place]
+        else:
+            if to:
+                yield _Move(old=old, to=to)
+                continue
+        free |= {place: added[place] for place in to.values()}
+
+
+def _is_read(path: KeyPath) -> bool:
+    """Whether some release of DeepSpeed reads a key where it stands, under its present name."""
+    section = SECTIONS.get(".".join(path[:-1]))
+    if section is None:
+        return len(path) > 1 and _is_read(path[:-1])
+    key = section.keys.get(path[-1])
+    is_old = path[-1] in ("bfloat16", *DEPRECATED, *SPELLINGS)
+    return key is not None and not key.removed_in and not is_old
+
+
+def _says(old: KeyPath, value: Any, new: KeyPath, there: Any) -> bool:
+    """Whether a value that is added says, at its place, what one that goes said."""
+    if (old[-1], new[-1]) in _HEIRS:
+        is_device = new[-1] == "device"
+        return there == _AS_A_DEVICE.get(_switch(value)) if is_device else is_same(value, there)
+    if not is_same(value, there):
+        return False
+    guarded = [next((k for k in _TRAINED if path[: len(k)] == k), None) for path in (old, new)]
+    is_renamed = "bfloat16" in (old[0], new[0]) or guarded[0] == ("curriculum_learning",)
+    if None not in guarded and guarded[0] != guarded[1] and not is_renamed:
+        return False  # from one precision to another, say
+    return any(_is_alike(old[-1], name) for name in new)
+
+
+def _switch(value: Any) -> Any:
+    return next((truth for truth in (True, False) if is_same(value, truth)), None)
+
+
+def _is_alike(one: str, other: str) -> bool:
+    one, other = one.lower(), other.lower()
+    shorter, longer = sorted((one, other), key=len)
+    if len(shorter) >= _ALIKE_FROM and shorter in longer:
+        return True
+    return one == other or SequenceMatcher(None, one, other).ratio() >= _LIKENESS
+
+
+def _only(changes: Patch, kept: set[KeyPath], at: KeyPath = ()) -> dict[str, Any]:
+    """Changes of some places alone."""
+    found: dict[str, Any] = {}
+    for name, value in changes.items():
+        path = (*at, name)
+        if path in kept:
+            found[name] = value
+        elif isinstance(value, Mapping) and (inner := _only(value, kept, path)):
+            found[name] = inner
+    return found
+
+
+def _after(config: Mapping[str, Any], changes: Patch) -> dict[str, Any]:
+    """A configuration after changes; what is null in a section that moves goes along."""
+    after = changed(config, changes)
+    for move in _Sorted(config, changes).moves:
+        value: Any = config
+        for name in move.old:
+            value = value[name]
+        nulls = [below for below, leaf in _leaves(value) if leaf is None]
+        tops = {to[: len(to) - len(b)] for b, to in move.to.items() if to[len(to) - len(b) :] == b}
+        for below in nulls if len(tops) == 1 else ():
+            after = _with_null(after, (*next(iter(tops)), *below))
+    return after
+
+
+def _with_null(config: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:
+    if len(path) == 1:
+        return {path[0]: None, **config}
+    inner = config.get(path[0])
+    below = inner if isinstance(inner, Mapping) else {}
+    return {**config, path[0]: _with_null(below, path[1:])}

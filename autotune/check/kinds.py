@@ -1,0 +1,81 @@
+"""What a file is that holds no DeepSpeed configuration, in words."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.base.errors import JobError
+
+_MOST_NAMED = 4
+"""Keys that are named of a mapping of no known kind."""
+
+_BY_NAME = {
+    "package.json": "npm's package.json",
+    "package-lock.json": "npm's lock file",
+    "tsconfig.json": "a TypeScript configuration",
+    "tokenizer.json": "a tokenizer",
+    "tokenizer_config.json": "a tokenizer's configuration",
+    "generation_config.json": "a model's generation settings",
+    ".pre-commit-config.yaml": "a pre-commit configuration",
+    "mkdocs.yml": "an MkDocs configuration",
+}
+
+_BY_KEYS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("name", "version", "dependencies"), "npm's package.json"),
+    (("name", "version", "scripts"), "npm's package.json"),
+    (("on", "jobs"), "a GitHub workflow"),
+    (("True", "jobs"), "a GitHub workflow"),  # YAML 1.1 reads `on` as true
+    (("runs", "inputs"), "a GitHub action"),
+    (("method", "parameters"), "a sweep of Weights & Biases"),
+    (("apiVersion", "kind"), "a Kubernetes manifest"),
+    (("channels", "dependencies"), "a conda environment"),
+    (("architectures",), "a model's config.json"),
+    (("model_type",), "a model's config.json"),
+    (("$schema",), "a JSON schema, or a file that names one"),
+    (("openapi",), "an OpenAPI description"),
+    (("log_history", "global_step"), "a trainer_state.json"),
+    (("compute_environment",), "an accelerate file without DeepSpeed"),
+    (("fsdp_config",), "an accelerate file without DeepSpeed"),
+    (("output_dir",), "Hugging Face arguments without a deepspeed key"),
+    (("model_name_or_path",), "Hugging Face arguments without a deepspeed key"),
+    (("base_model", "datasets"), "an axolotl file without a deepspeed key"),
+    (("defaults",), "a Hydra configuration without a DeepSpeed section"),
+    (("hydra",), "a Hydra configuration without a DeepSpeed section"),
+    (("_target_",), "a Hydra configuration without a DeepSpeed section"),
+    (("trainer", "model"), "a Lightning file without a DeepSpeed strategy"),
+)
+
+
+class NotADsConfigError(JobError):
+    """A file was read, and neither is nor holds nor names a DeepSpeed configuration.
+
+    Args:
+        path: The file.
+        kind: What it is, in words.
+    """
+
+    def __init__(self, path: Path, kind: str) -> None:
+        super().__init__(
+            f"{path}: is no DeepSpeed configuration and holds none: {kind}",
+            "name a ds_config.json, or a file with a DeepSpeed section",
+        )
+        self.path, self.kind = path, kind
+
+
+def kind_of(data: Mapping[Any, Any], path: Path) -> str:
+    """What a mapping seems to be that is no DeepSpeed configuration."""
+    if path.name in _BY_NAME:
+        return _BY_NAME[path.name]
+    names = {str(name) for name in data}
+    services = data.get("services")
+    if isinstance(services, Mapping) and any(
+        isinstance(one, Mapping) and not {"image", "build"}.isdisjoint(one)
+        for one in services.values()
+    ):
+        return "a Docker Compose file"
+    known = next((kind for keys, kind in _BY_KEYS if names.issuperset(keys)), None)
+    if known is not None:
+        return known
+    shown = ", ".join(repr(str(name))[1:-1] for name in list(data)[:_MOST_NAMED])
+    more = ", ..." if len(data) > _MOST_NAMED else ""
+    return f"none of its keys is DeepSpeed's ({shown}{more})"

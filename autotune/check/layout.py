@@ -1,0 +1,43 @@
+"""How somebody other than a ds_config splits a training: the script of an export, Megatron."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.contract import ContractError, read_json
+from autotune.trial.engines.deepspeed import SETTINGS_FILE
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedLayout:
+    """How the script beside a ds_config splits the training, and on what: it does not say."""
+
+    pp: int = 1
+    """Stages."""
+    tp: int = 1
+    """Ranks that each layer of a pipeline is split over; without one the ds_config says."""
+    sp: int = 1
+    """Ranks that share each sequence."""
+    accelerator: str | None = None
+    """One of `ACCELERATORS`; None: nobody said."""
+
+
+ACCELERATORS = ("cuda", "cpu")
+UNSPLIT = ExportedLayout()
+
+
+def layout_beside(path: Path) -> ExportedLayout:
+    """The layout of an export, by the settings beside its ds_config; of other files `UNSPLIT`."""
+    try:
+        settings = read_json(path.parent / SETTINGS_FILE)
+    except ContractError:
+        return UNSPLIT
+    pp, tp, sp = (settings.get(name, 1) for name in ("pp", "tp", "sp"))
+    if any(type(degree) is not int or degree < 1 for degree in (pp, tp, sp)):
+        return UNSPLIT
+    named = settings.get("accelerator")
+    accelerator = named if named in ACCELERATORS else None
+    if pp == 1:
+        return ExportedLayout(sp=sp, accelerator=accelerator)
+    if "transformer" in settings:
+        return ExportedLayout(pp=pp, tp=tp, accelerator=accelerator)
+    return UNSPLIT

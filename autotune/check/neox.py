@@ -1,0 +1,107 @@
+"""GPT-NeoX's YAML: which of its keys reach DeepSpeed.
+
+Source: EleutherAI/gpt-neox, megatron/neox_arguments/arguments.py and deepspeed_args.py. It reads
+the file with PyYAML (5e8 is text), takes dashes in keys for underscores, and hands DeepSpeed the
+keys of NeoXArgsDeepspeedConfig that are not at NeoX's own default, and `deepspeed_extra_args`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.engines.deepspeed.rules.base import BATCH_KEYS
+
+_DEFAULTS: Mapping[str, Any] = {
+    **{"gradient_accumulation_steps": 1, "gradient_predivide_factor": 1.0},
+    **{"gradient_clipping": 1.0, "steps_per_print": 10},
+    **dict.fromkeys(("prescale_gradients", "sparse_gradients"), False),
+    **dict.fromkeys(("wall_clock_breakdown", "dump_state"), False),
+    **dict.fromkeys(
+        (
+            *("train_batch_size", "train_micro_batch_size_per_gpu", "fp16", "bf16", "amp"),
+            *("zero_optimization", "curriculum_learning", "flops_profiler"),
+            *("communication_data_type", "autotuning", "activation_checkpointing"),
+            *("sparse_attention", "data_efficiency", "tensorboard", "wandb", "csv_monitor"),
+            *("elasticity", "comms_logger", "compression_training", "checkpoint", "data_types"),
+            *("optimizer", "scheduler"),
+        )
+    ),
+}
+"""Keys of NeoXArgsDeepspeedConfig, and the value at which NeoX leaves each of them out; less
+`fp32_allreduce`, which no DeepSpeed reads."""
+
+_NEOX_ALONE = frozenset(
+    (
+        *("attention_config", "attention_dropout", "bias_gelu_fusion", "checkpoint_factor"),
+        *("data_impl", "data_path", "deepspeed_slurm", "distributed_backend", "eval_iters"),
+        *("gpt_j_residual", "init_method", "lr_decay_iters", "lr_decay_style", "merge_file"),
+        *("model_parallel_size", "no_weight_tying", "norm", "output_layer_init_method"),
+        *("output_layer_parallelism", "partition_activations", "pipe_parallel_size", "pos_emb"),
+        *("precision", "rotary_pct", "scaled_upper_triang_masked_softmax_fusion"),
+        *("synchronize_each_layer", "test_data_paths", "tokenizer_type", "train_data_paths"),
+        *("train_iters", "valid_data_paths", "vocab_file"),
+    )
+)
+_LEAST_ALONE = 3
+"""Keys of NeoX's own that make a file its."""
+
+_BUILT_BY_DEEPSPEED = "onebitadam"
+"""The one optimizer that NeoX leaves to DeepSpeed: it hands over any other as an object, so that
+DeepSpeed reads neither `optimizer` nor `scheduler` (megatron/training.py: get_optimizer)."""
+
+
+def with_underscores(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """The keys as NeoX reads them."""
+    return {str(name).replace("-", "_"): value for name, value in data.items()}
+
+
+def is_neox(data: Mapping[str, Any]) -> bool:
+    """Whether a file, its keys with underscores, is GPT-NeoX's, or one of the parts of one."""
+    return len(_NEOX_ALONE & data.keys()) >= _LEAST_ALONE
+
+
+def config_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What NeoX hands to DeepSpeed of a file, its keys with underscores; empty: nothing.
+
+    Batch sizes that the file lacks are "auto": they may stand in another of the files that NeoX
+    merges.
+    """
+    config = {
+        name: data[name]
+        for name, default in _DEFAULTS.items()
+        if name in data and data[name] != default
+    }
+    extra = data.get("deepspeed_extra_args")
+    if isinstance(extra, Mapping):
+        config |= extra
+    optimizer = data.get("optimizer")
+    kind = optimizer.get("type") if isinstance(optimizer, Mapping) else None
+    if str(kind).lower() != _BUILT_BY_DEEPSPEED:
+        config.pop("optimizer", None)
+        config.pop("scheduler", None)
+    if not config:
+        return {}
+    precision = {"fp16": "fp16", "bfloat16": "bf16"}.get(str(data.get("precision")))
+    if precision is not None and not config.get(precision):
+        config[precision] = {"enabled": True}
+    micro, _, total = BATCH_KEYS
+    if micro not in config and total not in config:
+        config[micro] = "auto"
+    elif micro in config and total in config:
+        # NeoX itself asserts the product with its default (check_batch_parameters).
+        config.setdefault("gradient_accumulation_steps", 1)
+    return config
+
+
+def degrees(data: Mapping[str, Any]) -> tuple[int, int]:
+    """Pipeline stages, and ranks that each of them is split over."""
+    sizes = [data.get(name) for name in ("pipe_parallel_size", "model_parallel_size")]
+    pp, tp = (size if type(size) is int and size > 1 else 1 for size in sizes)
+    return pp, tp
+
+
+def world_of(data: Mapping[str, Any]) -> int | None:
+    """Ranks, where the file says both how many nodes and how many GPUs each has."""
+    nodes, gpus = data.get("num_nodes"), data.get("num_gpus")
+    if type(nodes) is int and type(gpus) is int and nodes > 0 and gpus > 0:
+        return nodes * gpus
+    return None

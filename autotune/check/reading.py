@@ -1,0 +1,334 @@
+"""A file that somebody wants checked: its text, and the DeepSpeed configurations in it."""
+
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from autotune.base.errors import RenderError
+from autotune.base.yaml_file import parse_yaml
+from autotune.check import lightning, neox
+from autotune.check.accelerate_file import AccelerateFile, config_of, is_accelerate
+from autotune.check.consumers import AUTO, Consumer
+from autotune.check.kinds import NotADsConfigError, kind_of
+from autotune.check.launch import LaunchLine, typed
+from autotune.check.layout import ExportedLayout
+from autotune.check.sections import is_ds_config, own_keys, sections_inside
+from autotune.engines.deepspeed.ds_config_text import STANDARD_INPUT, parse_config, read_text
+from autotune.space.rule import Violation
+
+Syntax = Literal["json", "hjson", "yaml"]
+
+_YAML = (".yaml", ".yml")
+_EXPONENT = re.compile(r"\d[eE]\d|\d[eE][-+]\d")
+
+_SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
+"""Other names of a TrainingArguments field: axolotl's."""
+
+_TRAINERS: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset(("finetuning_type", "cutoff_len")), "LLaMA-Factory"),
+    (frozenset(("base_model", "datasets")), "axolotl"),
+    (frozenset(("tuner_type",)), "ms-swift"),
+    (frozenset(("train_type",)), "ms-swift"),
+)
+"""Keys that tell who reads a file of arguments, and hands them to Hugging Face's Trainer."""
+
+_OF_ARGUMENTS = frozenset(
+    ("output_dir", "per_device_train_batch_size", "num_train_epochs", "learning_rate")
+)
+
+_SWIFTS = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+"""Configurations that ms-swift brings (swift/arguments/sft_args.py: _init_deepspeed)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parsed:
+    """A mapping that a text holds."""
+
+    data: dict[str, Any]
+    syntax: Syntax
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadConfig:
+    """A DeepSpeed configuration that a file holds, or that another file holds which it names."""
+
+    path: Path
+    """The file that holds it."""
+    text: str
+    syntax: Syntax
+    at: tuple[str, ...] = ()
+    """The keys of the file under which it lies."""
+    config: Mapping[str, Any]
+    is_made: bool = False
+    """Whether its reader makes it out of other keys, so that the text does not hold it."""
+    unknown: frozenset[tuple[str, ...]] = frozenset()
+    """Keys that the reader fills in at run time; they are "auto" in `config`."""
+    consumer: Consumer | None = None
+    because: str = ""
+    """What tells the consumer; empty: nothing does."""
+    reader: str = ""
+    """The program that hands it over, where it is another than the consumer."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    accelerate: AccelerateFile | None = None
+    world: int | None = None
+    split: int = 1
+    """Ranks that the reader splits each stage over, which DeepSpeed leaves out of its batch."""
+    layout: ExportedLayout | None = None
+    refused: tuple[Violation, ...] = ()
+    """What the reader itself refuses."""
+
+
+def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
+    """The mapping of a text: YAML by the name of its file, else JSON or Hjson.
+
+    Without a name, what begins with no brace is YAML.
+
+    Raises:
+        RenderError: It is none of these, or too deep.
+        JobError: It is YAML that cannot be read.
+    """
+    is_nameless = path == STANDARD_INPUT or path.parts[:2] == ("/", "dev")
+    is_yaml = path.suffix in _YAML or (is_nameless and text.lstrip("\ufeff \r\n\t")[:1] != "{")
+    if is_yaml:
+        data, is_hjson = parse_yaml(text, path, reads_exponents=reads_exponents), False
+    else:
+        data, is_hjson = parse_config(text, path)
+    return Parsed(data=data, syntax="yaml" if is_yaml else "hjson" if is_hjson else "json")
+
+
+def sections_of(
+    text: str, path: Path, line: LaunchLine, *, has_accelerate: bool
+) -> list[ReadConfig]:
+    """The DeepSpeed configurations of a file, at least one.
+
+    Args:
+        text: What the file holds.
+        path: The file.
+        line: The launch line.
+        has_accelerate: Whether an accelerate file was named beside it.
+
+    Raises:
+        RenderError: A file that it names cannot be read.
+        NotADsConfigError: There is none.
+        JobError: A value is none of those that are allowed there.
+    """
+    found = parsed(text, path)
+    if found.syntax == "yaml" and _EXPONENT.search(text) and _reads_exponents(found.data):
+        found = parsed(text, path, reads_exponents=True)
+    here = ReadConfig(path=path, text=text, syntax=found.syntax, config=found.data)
+    data = found.data
+    as_neox = neox.with_underscores(data)
+    if neox.is_neox(as_neox):
+        return [_of_neox(here, as_neox)]
+    strategy = lightning.strategy_of(data)
+    if strategy is not None:
+        return [_of_lightning(here, strategy)]
+    if not has_accelerate and is_accelerate(data):
+        return [_of_accelerate(here, line)]
+    if "deepspeed" in data and "zero_optimization" not in data and _may_be_section(data):
+        return [_of_arguments(here, data, ("deepspeed",))]
+    if is_ds_config(data):
+        return [replace(here, config=own_keys(data)) if found.syntax == "yaml" and data else here]
+    return _inside(here)
+
+
+def _reads_exponents(data: Mapping[str, Any]) -> bool:
+    """Whether a file's reader takes 5e8 in YAML for a number.
+
+    OmegaConf does (omegaconf/_utils.py: get_yaml_loader), which reads for Hydra and LLaMA-Factory
+    (hparams/parser.py: read_args), and jsonargparse (_loaders_dumpers.py), which reads for
+    Lightning. axolotl (cli/config.py), accelerate, ms-swift (cli/main.py) and GPT-NeoX read with
+    PyYAML.
+    """
+    is_hydra = isinstance(data.get("defaults"), list) or "hydra" in data or _has_target(data)
+    return (
+        is_hydra
+        or _trainer_of(data) == "LLaMA-Factory"
+        or (lightning.strategy_of(data) is not None)
+    )
+
+
+def _has_target(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "_target_" in value or any(map(_has_target, value.values()))
+    return isinstance(value, list) and any(map(_has_target, value))
+
+
+def _may_be_section(data: Mapping[str, Any]) -> bool:
+    inner = data["deepspeed"]
+    return not isinstance(inner, Mapping) or not inner or own_keys(inner) != {}
+
+
+def _of_neox(here: ReadConfig, data: Mapping[str, Any]) -> ReadConfig:
+    config = neox.config_of(data)
+    if not config:
+        raise NotADsConfigError(
+            here.path, "a part of a GPT-NeoX configuration, without DeepSpeed's"
+        )
+    pp, tp = neox.degrees(data)
+    return replace(
+        here,
+        config=config,
+        is_made=True,
+        unknown=_autos_at_top(config),
+        consumer=Consumer.DEEPSPEED,
+        because=f"{here.path} is GPT-NeoX's, which hands it these keys",
+        reader="GPT-NeoX",
+        world=neox.world_of(data),
+        split=tp if pp == 1 else 1,
+        layout=ExportedLayout(pp=pp, tp=tp if pp > 1 else 1),
+    )
+
+
+def _of_lightning(here: ReadConfig, strategy: lightning.Strategy) -> ReadConfig:
+    data: Mapping[str, Any] = here.config
+    given, section = strategy.config, replace(here, at=strategy.at)
+    if isinstance(given, str):
+        section = replace(_named(given, here.path), at=())
+        given = section.config
+    is_made = not isinstance(given, Mapping)
+    config = lightning.made_config(strategy.arguments) if is_made else given
+    refused: tuple[Violation, ...] = ()
+    if lightning.ACCUMULATION in config:
+        refused = (
+            Violation(
+                rule="lightning.accumulation",
+                message=f"{lightning.ACCUMULATION} in the configuration: Lightning refuses it, "
+                "and hands over its Trainer's accumulate_grad_batches",
+                fix=f"remove {lightning.ACCUMULATION}, and set accumulate_grad_batches",
+            ),
+        )
+    after = lightning.handed(config, data)
+    return replace(
+        section,
+        config=after,
+        is_made=True,
+        unknown=_autos_at_top(after),
+        consumer=Consumer.DEEPSPEED,
+        because=f"the DeepSpeed strategy of Lightning in {here.path}",
+        reader="Lightning",
+        world=lightning.world_of(data),
+        refused=refused,
+    )
+
+
+def _autos_at_top(config: Mapping[str, Any]) -> frozenset[tuple[str, ...]]:
+    return frozenset((name,) for name, value in config.items() if value == AUTO)
+
+
+def _of_accelerate(here: ReadConfig, line: LaunchLine) -> ReadConfig:
+    file = AccelerateFile(here.config, here.path)
+    if file.file is not None:
+        return replace(_named(file.file, here.path), accelerate=file)
+    config = config_of(file, line.plugin)
+    return replace(here, config=config, at=("deepspeed_config",), is_made=True, accelerate=file)
+
+
+def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]) -> ReadConfig:
+    """What a file names, or holds, beside arguments of Hugging Face's Trainer.
+
+    They are numbers where their text is one: axolotl and TRL convert it, ms-swift hands it on as a
+    command line, and LLaMA-Factory's reader reads a number.
+    """
+    arguments = {
+        _SYNONYMS.get(str(name), str(name)): typed(value) if isinstance(value, str) else value
+        for name, value in data.items()
+    }
+    inner = arguments.pop(at[-1])
+    reader = _trainer_of(data)
+    if isinstance(inner, str) and inner.lstrip().startswith("{"):
+        inner = _object_in(inner, here.path)
+    if isinstance(inner, str):
+        section = _named(inner, here.path)
+    elif isinstance(inner, Mapping):
+        section = replace(here, config=inner, at=at)
+    else:
+        said = "empty" if inner is None else f"{inner!r}"
+        raise NotADsConfigError(here.path, f"its {'.'.join(at)} key is {said}")
+    return replace(
+        section,
+        consumer=Consumer.TRAINER,
+        because=f"the {'.'.join(at)} key of {here.path}",
+        reader=reader,
+        arguments=arguments,
+    )
+
+
+def _trainer_of(data: Mapping[str, Any]) -> str:
+    """The program that reads a file of arguments; empty where nothing tells."""
+    return next((name for keys, name in _TRAINERS if keys <= data.keys()), "")
+
+
+def _object_in(text: str, path: Path) -> Any:
+    """The object in a text: Trainer takes JSON itself for the name of a file, too."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RenderError(
+            f"{path}: deepspeed is no valid JSON: {error}", "name a file there"
+        ) from error
+
+
+def _inside(here: ReadConfig) -> list[ReadConfig]:
+    """Sections at depth, and those of files that are named there."""
+    found: list[ReadConfig] = []
+    gone = ""
+    for at, value in sections_inside(here.config):
+        said = f"the section {'.'.join(at)} of {here.path}"
+        beside = _at(here.config, at[:-1])
+        try:
+            if at[-1] == "deepspeed" and _OF_ARGUMENTS & beside.keys():
+                found.append(_of_arguments(here, beside, at))
+            elif isinstance(value, str):
+                found.append(replace(_named(value, here.path), because=said))
+            else:
+                found.append(replace(here, config=value, at=at, because=said))
+        except NotADsConfigError as error:
+            gone = error.kind
+    if not found:
+        raise NotADsConfigError(here.path, gone or kind_of(here.config, here.path))
+    return list({(one.path, one.at): one for one in found}.values())
+
+
+def _at(data: Any, at: tuple[str, ...]) -> Mapping[str, Any]:
+    """The mapping under some keys; of a place in a list nothing."""
+    for name in at:
+        if not isinstance(data, Mapping) or name not in data:
+            return {}
+        data = data[name]
+    return data if isinstance(data, Mapping) else {}
+
+
+def _named(name: str, base: Path) -> ReadConfig:
+    """The ds_config that another file names.
+
+    From where one stands, else from beside that file, else from a folder above it; a name of
+    ms-swift's is a file of its package.
+    """
+    near = [Path(name), *(folder / name for folder in base.parents)]
+    path = next((one for one in near if os.path.isfile(one)), None)
+    if path is None and name in _SWIFTS:
+        path = _of_swift(name, base)
+    if path is None:
+        raise RenderError(
+            f"{base}: names {name!r}, which is not there", "check the ds_config.json itself"
+        )
+    text = read_text(path)
+    found = parsed(text, path)
+    return ReadConfig(path=path, text=text, syntax=found.syntax, config=found.data)
+
+
+def _of_swift(name: str, base: Path) -> Path:
+    spec = importlib.util.find_spec("swift")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        path = Path(folder) / "config" / f"{name}.json"
+        if path.is_file():
+            return path
+    raise NotADsConfigError(
+        base, f"it names {name}, which ms-swift brings, and which is not installed here"
+    )

@@ -1,0 +1,65 @@
+"""What a reader other than DeepSpeed refuses of a file, or does not follow."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotune.check.consumers import Consumer
+from autotune.check.launch import MEGATRON
+from autotune.check.reading import ReadConfig
+from autotune.space.rule import Violation
+
+_MEGATRON_FLAGS = (
+    (
+        "micro_batch_size",
+        ("train_micro_batch_size_per_gpu",),
+        "it loads batches of its own size, and DeepSpeed counts with the other",
+    ),
+    (
+        "global_batch_size",
+        ("train_batch_size",),
+        "it counts samples and schedules by its own, and DeepSpeed accumulates for the other",
+    ),
+    (
+        "zero_stage",
+        ("zero_optimization", "stage"),
+        "it builds the model for its own, and DeepSpeed trains with the other",
+    ),
+)
+"""Flag, key, and what happens where they differ: nothing compares them (megatron/training.py:
+_create_ds_config_dict, megatron/arguments.py)."""
+
+
+def refusals(
+    section: ReadConfig, consumer: Consumer, reader: str, arguments: Mapping[str, Any]
+) -> Iterator[Violation]:
+    """What a reader does with a configuration that DeepSpeed does not see.
+
+    Args:
+        section: The configuration.
+        consumer: Who hands it to DeepSpeed.
+        reader: The program that does, where it has a name.
+        arguments: Of the launch line.
+    """
+    is_deepspeeds = consumer is Consumer.DEEPSPEED and not reader
+    if section.syntax == "hjson" and not is_deepspeeds:
+        yield Violation(
+            rule="file.hjson",
+            message=f"{section.path} is Hjson (comments, a comma at an end, no quotes): DeepSpeed "
+            f"reads it, {reader or consumer} reads JSON alone",
+            fix="make it plain JSON",
+        )
+    if reader != MEGATRON:
+        return
+    for flag, keys, then in _MEGATRON_FLAGS:
+        value: Any = section.config
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        said = arguments.get(flag)
+        if type(value) is int and type(said) is int and value != said:
+            name = ".".join(keys)
+            yield Violation(
+                rule=f"megatron_deepspeed.{flag}",
+                message=f"--{flag.replace('_', '-')} {said} against {name}={value}: {then}",
+                fix=f"give both the same value: set {name} to {said}",
+                consequence="differs",
+            )

@@ -1,0 +1,190 @@
+"""Every rule for people: `autotune rule NAME`, and docs/rules.md.
+
+`python -m autotune.check.rules_page > docs/rules.md` writes the page. A rule is told by its
+witnesses: the part of a configuration that breaks it, what `check` says of that, what DeepSpeed
+does with it, and what it becomes.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from autotune.base.errors import JobError
+from autotune.base.nested import merge
+from autotune.check.file_rules import FILE_RULES
+from autotune.engines.deepspeed.rules import ALL_RULES, Rule
+from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
+from autotune.engines.deepspeed.rules.plain import setup_of
+from autotune.engines.deepspeed.rules.releases import NEWEST_READ
+from autotune.space.rule import Finding, Level
+
+_MOST_EXAMPLES = 4
+"""Most witnesses of a rule that are shown; the others break it in the same way."""
+
+_UNWITNESSED = "Arithmetic alone decides it, so there is no example."
+
+_DOES = {
+    "raised": "DeepSpeed {version} ends with an exception",
+    "differs": "DeepSpeed {version} runs something other than the file says",
+    "ignored": "DeepSpeed {version} runs as if the value were not there",
+    "converted": "DeepSpeed {version} takes the value for the one that is meant",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleExample:
+    """A witness, as people read it."""
+
+    broken: Mapping[str, Any]
+    """The part of the configuration that breaks the rule; a key at null is left out."""
+    also: Mapping[str, Any]
+    """What else the case needs: ranks, a layout, a precision."""
+    says: str
+    """What `check` says of it; empty where it depends on the training script."""
+    fix: str
+    does: str
+    """What the engine does with it."""
+    mended: Mapping[str, Any] | None
+    """The same part once it is legal; None where it is something else that changes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulePage:
+    """What is told of a rule."""
+
+    name: str
+    level: Level
+    source: str
+    """Where the engine says so."""
+    says: str
+    """What it is about, where it has no examples."""
+    examples: Sequence[RuleExample]
+
+
+def rule_names() -> list[str]:
+    """Every rule that `check` knows, in the order in which they are documented."""
+    return [*(rule.name for rule in ALL_RULES), *FILE_RULES]
+
+
+def page_of(name: str) -> RulePage:
+    """What is told of one rule.
+
+    Raises:
+        JobError: There is no such rule.
+    """
+    if name in FILE_RULES:
+        one = FILE_RULES[name]
+        return RulePage(name=name, level=one.level, source=one.source, says=one.says, examples=())
+    rule = next((rule for rule in ALL_RULES if rule.name == name), None)
+    if rule is None:
+        near = get_close_matches(name, rule_names(), n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise JobError(f"{name} is no rule", f"{hint}`autotune rule` lists them all")
+    witnesses = [one for one in rule.witnesses if isinstance(one, Witness)]
+    return RulePage(
+        name=name,
+        level=_level(rule, witnesses),
+        source=rule.source,
+        says="" if witnesses else _UNWITNESSED,
+        examples=[_example(rule, witness) for witness in witnesses[:_MOST_EXAMPLES]],
+    )
+
+
+def markdown_of(page: RulePage) -> str:
+    """One section of the page."""
+    lines = [f"## {page.name}", "", f"Level: {page.level}. Source: {page.source}.", ""]
+    if page.says:
+        lines += [page.says, ""]
+    for example in page.examples:
+        lines += [*_told(example), ""]
+    return "\n".join(lines)
+
+
+def documentation() -> str:
+    """The whole page."""
+    return _INTRODUCTION + "\n".join(markdown_of(page_of(name)) for name in rule_names())
+
+
+def _told(example: RuleExample) -> Iterator[str]:
+    yield f"```json\n{_json(example.broken)}\n```"
+    yield ""
+    if example.also:
+        yield f"- with: {', '.join(f'{name} {value}' for name, value in example.also.items())}"
+    if example.says:
+        yield f"- `check` says: {example.says}"
+    yield f"- {example.does}"
+    if example.fix:
+        yield f"- fix: {example.fix}"
+    if example.mended is not None:
+        yield f"- legal: `{json.dumps(example.mended)}`"
+
+
+def _json(part: Mapping[str, Any]) -> str:
+    return json.dumps(part, indent=2) if part else "{}"
+
+
+def _example(rule: Rule[Setup], witness: Witness) -> RuleExample:
+    case, version = witness.broken, witness.deepspeed or NEWEST_READ
+    found = rule.findings(setup_of(case, version=version))
+    mended = _mended(witness, found)
+    does = _DOES[witness.consequence].format(version=version)
+    return RuleExample(
+        broken=case.ds_config,
+        also=_also(case),
+        says="; ".join(finding.message for finding in found),
+        fix="; ".join(filter(None, (finding.fix for finding in found))),
+        does=does + (f": `{_readable(witness.raises)}`" if witness.raises else ""),
+        mended=mended,
+    )
+
+
+def _mended(witness: Witness, found: Sequence[Finding]) -> Mapping[str, Any] | None:
+    if witness.repaired is not None:
+        same_around = _also(witness.repaired) == _also(witness.broken)
+        return witness.repaired.ds_config if same_around else None
+    after: Mapping[str, Any] = witness.broken.ds_config
+    for finding in found:
+        after = merge(after, finding.changes)
+    return after
+
+
+def _also(case: Case) -> dict[str, Any]:
+    """Fields of a case that are not the plain one's; it always runs on two ranks at least."""
+    plain = {
+        each.name: each.default if each.default is not MISSING else {} for each in fields(Case)
+    }
+    told = {name: getattr(case, name) for name in plain if name != "ds_config"}
+    return {name.replace("_", " "): value for name, value in told.items() if value != plain[name]}
+
+
+def _readable(pattern: str) -> str:
+    r"""A pattern of an exception without what only machines need: `.*`, `\n`, escapes."""
+    for machine, human in (("\n.*", ": "), ("\n", ": "), (".*", "..."), ("\\", "")):
+        pattern = pattern.replace(machine, human)
+    return pattern.strip()
+
+
+def _level(rule: Rule[Setup], witnesses: Sequence[Witness]) -> Level:
+    """The weight of what it says of its first witness; without one it is an error."""
+    for witness in witnesses:
+        setup = setup_of(witness.broken, version=witness.deepspeed or NEWEST_READ)
+        for violation in rule.violations(setup):
+            return violation.level
+    return "error"
+
+
+_INTRODUCTION = """# Rules
+
+Every rule of `check`: what breaks it, what `check` says of that, and what DeepSpeed does with it.
+`python -m autotune rule NAME` prints one of them. Tests run the examples on DeepSpeed. An example
+differs from a small legal configuration (world 2, micro-batch 1, accumulation 2, AdamW, fp32, ZeRO
+stage 0) in the part shown; a key at null is left out. `python -m autotune.check.rules_page >
+docs/rules.md` makes this page.
+
+"""
+
+if __name__ == "__main__":
+    sys.stdout.write(documentation())

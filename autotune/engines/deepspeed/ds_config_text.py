@@ -1,0 +1,163 @@
+"""The text of a user's configuration: read within bounds, and parsed as DeepSpeed parses it."""
+
+import json
+import math
+import os
+import re
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autotune.base.errors import RenderError
+from autotune.base.nested import MAX_DEPTH, is_too_deep
+
+BYTE_ORDER_MARK = "\ufeff"
+"""Mark that some editors put before a text; DeepSpeed skips it."""
+
+STANDARD_INPUT = Path("-")
+"""The name that stands for what is piped in."""
+
+MAX_BYTES = 4 * 2**20
+"""A thousand times the largest configuration that anybody ships."""
+
+_MAX_HJSON_CHARACTERS = 2**18
+"""Longest text that is tried as Hjson: its reader takes seconds for a megabyte."""
+
+_HANDED = re.compile(r"/dev/stdin|/dev/fd/\d+|/proc/(self|\d+)/fd/\d+")
+"""Pipes that a shell hands over, such as `<(command)`: they end. One with a name of its own may
+have no writer."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a user's file, its line ends and a byte order mark as they are.
+
+    Args:
+        path: A file, `-` for standard input, or a pipe that the shell made.
+
+    Raises:
+        RenderError: It cannot be read, is no file (a folder, a device, a named pipe: nothing waits
+            for one), or is larger than `MAX_BYTES`.
+    """
+    try:
+        data = _read(path)
+        if len(data) > MAX_BYTES:
+            raise RenderError(
+                f"{path}: larger than {MAX_BYTES // 2**20} MiB: no DeepSpeed configuration is",
+                "name the configuration itself",
+            )
+        return data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RenderError(f"{path}: cannot be read: {error}", "name a ds_config.json") from error
+
+
+def parse_config(text: str, path: Path) -> tuple[dict[str, Any], bool]:
+    """The object that a text holds, and whether only a reader of Hjson finds it there.
+
+    DeepSpeed reads every file with one (runtime/config.py: DeepSpeedConfig).
+
+    Raises:
+        RenderError: It is neither JSON nor Hjson, not an object, or nested too deep.
+    """
+    plain = text.removeprefix(BYTE_ORDER_MARK)
+    if not plain.strip():
+        raise RenderError(f"{path}: is empty", "write one { ... }, or name another file")
+    is_hjson = False
+    try:
+        data = json.loads(plain, parse_constant=_finite, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        data = _hjson(plain, path)
+        if data is None:
+            _refuse(path, error)
+        is_hjson = True
+    except RecursionError as error:
+        raise _too_deep(path) from error
+    except ValueError as error:
+        _refuse(path, error)
+    if not isinstance(data, dict):
+        raise RenderError(
+            f"{path}: holds a {type(data).__name__}, not an object", "write one { ... }"
+        )
+    if is_too_deep(data):
+        raise _too_deep(path)
+    return data, is_hjson
+
+
+def _too_deep(path: Path) -> RenderError:
+    return RenderError(
+        f"{path}: sections and lists are nested deeper than {MAX_DEPTH} levels",
+        "remove levels: no key of DeepSpeed's needs so many",
+    )
+
+
+def _refuse(path: Path, error: Exception) -> NoReturn:
+    raise RenderError(f"{path}: not valid JSON: {error}", "mend the file there") from error
+
+
+def _read(path: Path) -> bytes:
+    """One byte more than is allowed, at most."""
+    if path == STANDARD_INPUT:
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    # Without O_NONBLOCK the opening of a pipe waits for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    is_handed = stat.S_ISFIFO(mode) and _HANDED.fullmatch(str(path)) is not None
+    if not (stat.S_ISREG(mode) or is_handed):
+        os.close(descriptor)
+        kind = "folder" if stat.S_ISDIR(mode) else "device or a pipe"
+        raise RenderError(f"{path}: is a {kind}, not a file", "name a ds_config.json")
+    os.set_blocking(descriptor, True)
+    with open(descriptor, "rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
+class _TwiceError(Exception):
+    """A key that stands twice in one object; its argument is the key."""
+
+
+def _hjson(text: str, path: Path) -> Any:
+    """What DeepSpeed's own reader makes of a text; None where it refuses it or is missing.
+
+    Raises:
+        RenderError: It reads it, and DeepSpeed refuses it: a key stands twice.
+    """
+    if len(text) > _MAX_HJSON_CHARACTERS:
+        return None
+    try:
+        import hjson  # installed with DeepSpeed, and only needed for what is not JSON
+
+        data = hjson.loads(text, object_pairs_hook=_unlike)
+    except _TwiceError as twice:
+        raise RenderError(
+            f"{path}: {twice} stands twice in one section, which DeepSpeed refuses",
+            "keep one of them",
+        ) from twice
+    except Exception:  # its reader trips over broken numbers and depths in ways of its own
+        return None
+    return data if isinstance(data, dict) and _is_finite(data) else None
+
+
+def _unlike(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    names: set[str] = set()
+    for name, _ in pairs:
+        if name in names:
+            raise _TwiceError(name)
+        names.add(name)
+    return dict(pairs)
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _finite(text: str) -> float:
+    """A number of JSON; Python would read NaN, Infinity and 1e999 too, which JSON lacks."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a number that JSON holds")
+    return value

@@ -1,0 +1,152 @@
+"""What is said of the arguments that a configuration gives to a constructor, one by one."""
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher, get_close_matches
+from typing import Any
+
+from autotune.base.secrecy import HIDDEN, holds_secret
+from autotune.engines.deepspeed.rules.base import Setup, patch
+from autotune.engines.deepspeed.rules.constructors import Constructor
+from autotune.engines.deepspeed.rules.sections import is_auto
+from autotune.space.rule import Choice, Finding, listed
+
+_OTHER_NAMES = {
+    "learning_rate": "lr",
+    "epsilon": "eps",
+    "num_training_steps": "total_num_steps",
+    "num_warmup_steps": "warmup_num_steps",
+}
+"""What other software calls a parameter -> what DeepSpeed and torch call it."""
+
+_ALIKE = 0.8
+"""Likeness from which on a word of a name is taken for a misspelt one."""
+
+
+def unknown_arguments(
+    section: str, made: Constructor, given: Mapping[str, Any], also: Collection[str] = ()
+) -> list[Finding]:
+    """A finding for every argument that the constructor does not take.
+
+    Args:
+        section: `optimizer` or `scheduler`.
+        made: What is built.
+        given: Its arguments.
+        also: Keys that DeepSpeed takes out, or that another rule judges.
+    """
+    known = {*made.takes, *also}
+    return [
+        _unknown(section, made, given, str(name), value)
+        for name, value in given.items()
+        if name not in known
+    ]
+
+
+def wrong_arguments(
+    section: str,
+    made: Constructor,
+    given: Mapping[str, Any],
+    setup: Setup,
+    but: Collection[str] = (),
+) -> list[Finding]:
+    """A finding for every argument whose value the constructor, or the first step, refuses."""
+    return [
+        _wrong(section, made, name, value, raised, setup)
+        for name, value in given.items()
+        if name not in but and not is_auto(value)
+        for raised in [made.refusal(name, value, accelerator=setup.accelerator)]
+        if raised
+    ]
+
+
+def missing(section: str, made: Constructor, given: Collection[str]) -> list[str]:
+    """Dotted names of arguments that the constructor needs and does not get."""
+    return [f"{section}.params.{name}" for name in made.needs if name not in given]
+
+
+def _unknown(
+    section: str, made: Constructor, given: Mapping[str, Any], name: str, value: Any
+) -> Finding:
+    dotted = f"{section}.params.{name}"
+    message = f"{dotted}: {made.name} has no such parameter ({listed(made.takes, ', ')})"
+    meant = next(_meant(name, made.takes), None)
+    if meant is not None and meant not in given and not _is_refused(made, meant, value):
+        renamed = patch(f"{section}.params", {name: None, meant: value})
+        return Finding(message=message, at=(dotted,), changes=renamed)
+    near = get_close_matches(name, made.takes, n=1)
+    guess = f"did you mean {near[0]}? Else " if near else ""
+    removed = Choice(changes=patch(f"{section}.params", {name: None}))
+    return Finding(
+        message=message, at=(dotted,), choices=(removed,), advice=f"{guess}remove {dotted}"
+    )
+
+
+def _meant(name: str, takes: Sequence[str]) -> Iterator[str]:
+    """The parameter that a name must mean: it has a word misspelt, or lacks one."""
+    other = _OTHER_NAMES.get(name.lower(), "")
+    if other in takes:
+        yield other
+    words = name.lower().replace("-", "_").split("_")
+    fitting = [known for known in takes if _fits(words, known.split("_"))]
+    if len(fitting) == 1:
+        yield fitting[0]
+
+
+def _fits(words: Sequence[str], known: Sequence[str]) -> bool:
+    if len(words) == len(known):
+        return all(
+            SequenceMatcher(None, *pair).ratio() >= _ALIKE
+            for pair in zip(words, known, strict=True)
+        )
+    return 1 < len(words) < len(known) and set(words) <= set(known)
+
+
+def _is_refused(made: Constructor, name: str, value: Any) -> bool:
+    return bool(made.refusal(name, value, accelerator="cpu"))
+
+
+def _wrong(
+    section: str, made: Constructor, name: str, value: Any, raised: str, setup: Setup
+) -> Finding:
+    dotted = f"{section}.params.{name}"
+    shown = HIDDEN if holds_secret(name, value) else json.dumps(value, default=str)
+    wants = made.wants(name)
+    said = f"takes {wants}" if wants else f"refuses it ({raised})"
+    message = f"{dotted}={shown}: {made.name} {said}"
+    meant = _as_number(value)
+    if meant is not None and not made.refusal(name, meant, accelerator=setup.accelerator):
+        changes = patch(f"{section}.params", {name: meant})
+        return Finding(message=message, at=(dotted,), changes=changes)
+    removed = Choice(changes=patch(f"{section}.params", {name: None}))
+    is_needed = name in made.needs
+    return Finding(
+        message=message,
+        at=(dotted,),
+        choices=() if is_needed else (removed,),
+        advice=f"set {dotted} to {wants or 'another value'}"
+        + ("" if is_needed else ", or leave it out"),
+    )
+
+
+def _as_number(value: Any) -> Any:
+    """The number that a text spells, the floats of a list, the whole number that a float is.
+
+    None where nothing else can be meant than what is written.
+    """
+    if isinstance(value, list) and value:
+        numbers = [_as_number(one) if isinstance(one, str) else one for one in value]
+        if all(type(one) in (int, float) for one in numbers):
+            return [float(one) for one in numbers]
+        return None
+    if type(value) is float:
+        return int(value) if math.isfinite(value) and value.is_integer() else None
+    if not isinstance(value, str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    if not math.isfinite(number):
+        return None
+    return int(value) if value.strip().lstrip("+-").isdigit() else number

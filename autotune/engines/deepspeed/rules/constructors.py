@@ -1,0 +1,264 @@
+"""What the constructors of optimizers and schedulers take, as their own releases said.
+
+`constructors.json` is recorded by `python -m tests.record_constructors`, which gives a few values
+of each kind to every parameter and lets what was built take some steps. A value between two that
+were tried is refused where both were; nobody says anything where only one was.
+"""
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from autotune.engines.deepspeed.rules.base import Setup
+from autotune.engines.deepspeed.rules.releases import is_at_least
+
+DATA_FILE = Path(__file__).with_name("constructors.json")
+
+_WHOLE = (-2, -1, 0, 1, 2, 10)
+_BROKEN = (-2.0, -1.0, -1e-9, 0.0, 1e-9, 0.5, 1 - 1e-9, 1.0, 1 + 1e-9, 1.5, 2.0, 10.0)
+_NUMBER_AS_TEXT, _TEXT = "0.5", "words"
+SAMPLES: tuple[Any, ...] = (
+    *(None, True, False, _NUMBER_AS_TEXT, _TEXT, [0.5], {}),
+    *(*_WHOLE, *_BROKEN),
+)
+"""What every parameter is tried with."""
+
+_BY_DEVICE = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""Switches of torch's that other devices take: they were tried on a CPU."""
+
+
+TAKEN_OUT = ("torch_adam", "adam_w_mode", "fp32_optimizer_states")
+"""Keys of `optimizer.params` that DeepSpeed takes out before it builds an Adam."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constructor:
+    """What makes one optimizer or scheduler."""
+
+    name: str
+    """As people write it: `torch.optim.SGD`, `DeepSpeedCPUAdam`."""
+    takes: Sequence[str]
+    """Parameters that a configuration can give, in the order of the signature."""
+    needs: Sequence[str] = ()
+    """Those without a default."""
+    texts: frozenset[str] = frozenset()
+    """Parameters that are words, or may be: what they say was not tried."""
+    never: str = ""
+    """What it raised with anything that a file can hold; empty: it can be made from a file."""
+    alone: str = ""
+    """What it raised with no more than what it needs; empty: nothing."""
+    refuses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Parameter -> sample -> what it raised."""
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The same, to ask of many configurations; DeepSpeed takes care of max_grad_norm."""
+        return frozenset((*self.takes, "max_grad_norm"))
+
+    @cached_property
+    def names_with_taken_out(self) -> frozenset[str]:
+        """The same for an Adam."""
+        return self.names | frozenset(TAKEN_OUT)
+
+    def refusal(self, parameter: str, value: Any, *, accelerator: str) -> str:
+        """What a value raises, as `type: message`; empty: nothing, as far as was tried."""
+        refused = self.refuses.get(parameter)
+        if not refused or (parameter in _BY_DEVICE and accelerator != "cpu"):
+            return ""
+        if isinstance(value, str) and parameter in self.texts:
+            return ""
+        return _refusal(refused, value)
+
+    def wants(self, parameter: str) -> str:
+        """What a value must be, for people; empty where it is no number."""
+        refused = self.refuses.get(parameter)
+        return _wants(refused) if refused else ""
+
+
+def sample_name(value: Any) -> str:
+    """The name under which a sample is recorded."""
+    return json.dumps(value)
+
+
+def optimizer_of(setup: Setup) -> Constructor | None:
+    """The optimizer that DeepSpeed builds (engine.py: _configure_basic_optimizer).
+
+    None where the configuration names none, or one that is not known here: Muon, and those of mup.
+    """
+    kind = setup.optimizer
+    is_on_cpu = setup.optimizer_offload != "none"
+    if not kind or kind in ("muon", "muadam", "muadamw", "musgd"):
+        return None
+    if kind in ("adam", "adamw"):
+        return _ours(f"optimizers/{_adam(setup, is_on_cpu)}", setup)
+    if kind == "adagrad":
+        name = "DeepSpeedCPUAdagrad" if is_on_cpu else "torch.Adagrad"
+    elif kind == "lion":
+        name = "DeepSpeedCPULion" if is_on_cpu else "FusedLion"
+    elif kind == "lamb":
+        name = "FusedLamb"
+    else:
+        name = f"torch.{setup.section('optimizer').get('type')}"
+    return _ours(f"optimizers/{name}", setup)
+
+
+def scheduler_of(setup: Setup) -> Constructor | None:
+    """The scheduler that DeepSpeed builds; None where the configuration names none that is known.
+
+    DeepSpeed's own come before torch's of the same name (engine.py: _scheduler_from_config).
+    """
+    name = setup.section("scheduler").get("type")
+    if not isinstance(name, str):
+        return None
+    return _ours(f"schedulers/{name}", setup) or _ours(f"schedulers/torch.{name}", setup)
+
+
+def takes(optimizer: str) -> Sequence[str]:
+    """Parameters of an optimizer, by its recorded name."""
+    return _constructors()[f"optimizers/{optimizer}"].takes
+
+
+@cache
+def names_of(group: str) -> tuple[str, ...]:
+    """Types that torch has: `optimizers` or `schedulers`."""
+    return tuple(
+        name.removeprefix("torch.") for name in _data()[group] if name.startswith("torch.")
+    )
+
+
+def _adam(setup: Setup, is_on_cpu: bool) -> str:
+    given = setup.optimizer_params
+    if given.get("torch_adam", False):
+        is_w = setup.optimizer == "adamw" or given.get("adam_w_mode", True)
+        return "torch.AdamW" if is_w else "torch.Adam"
+    if not is_on_cpu:
+        return "FusedAdam"
+    return "DeepSpeedCPUAdam" if setup.zero.get("zenflow") is None else "ZenFlowCPUAdam"
+
+
+def _ours(path: str, setup: Setup) -> Constructor | None:
+    return _of_release(path, setup.version, setup.environment.torch_version)
+
+
+@lru_cache(maxsize=256)
+def _of_release(path: str, version: str, torch_version: str) -> Constructor | None:
+    """A constructor as it was recorded, without the values where the release may say otherwise.
+
+    A newer torch may take more parameters, an older DeepSpeed took values that it refuses now.
+    """
+    found = _constructors().get(path)
+    if found is None:
+        return None
+    if found.name.startswith("torch."):
+        return found if is_at_least(_data()["torch"], torch_version or "0") else None
+    if is_at_least(version, _data()["deepspeed"]):
+        return found
+    return Constructor(name=found.name, takes=found.takes, needs=found.needs)
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    data: Mapping[str, Any] = json.loads(DATA_FILE.read_text(encoding="utf-8"))
+    return data
+
+
+@cache
+def _constructors() -> Mapping[str, Constructor]:
+    prefix = {"optimizers": "torch.optim", "schedulers": "torch.optim.lr_scheduler"}
+    return {
+        f"{group}/{name}": Constructor(
+            name=name.replace("torch", prefix[group], 1) if name.startswith("torch.") else name,
+            takes=tuple(told["takes"]),
+            needs=tuple(told["needs"]),
+            texts=frozenset(told.get("texts", ())),
+            never=told.get("never", ""),
+            alone=told.get("alone", ""),
+            refuses={
+                parameter: {sample: raised for raised, tried in wrong.items() for sample in tried}
+                for parameter, wrong in told.get("refuses", {}).items()
+            },
+        )
+        for group in prefix
+        for name, told in _data()[group].items()
+    }
+
+
+def _refusal(refused: Mapping[str, str], value: Any, at: str = "") -> str:
+    """What a value raises, by the samples next to it."""
+    if isinstance(value, str):
+        return refused.get(at + sample_name(_NUMBER_AS_TEXT if _is_number(value) else _TEXT), "")
+    if type(value) in (int, float):
+        return _of_number(refused, value, at)
+    if isinstance(value, Mapping):
+        return refused.get(at + sample_name({}), "")
+    if not isinstance(value, list):
+        return refused.get(at + sample_name(value), "")
+    if not any(name.startswith("length ") for name in refused):
+        return refused.get(sample_name([0.5]), "")
+    wrong = refused.get(f"length {min(len(value), _longest(refused))}", "")
+    items = (_refusal(refused, item, f"item {n}: ") for n, item in enumerate(value))
+    return wrong or next(filter(None, items), "")
+
+
+def _of_number(refused: Mapping[str, str], value: float, at: str) -> str:
+    tried: Sequence[float] = _WHOLE if type(value) is int else _BROKEN
+    if not -math.inf < value < math.inf:
+        return ""
+    after = bisect_left(tried, value)
+    if after < len(tried) and tried[after] == value:
+        return refused.get(at + sample_name(tried[after]), "")
+    beside = [
+        refused.get(at + sample_name(one), "") for one in tried[max(0, after - 1) : after + 1]
+    ]
+    return beside[0] if all(beside) else ""
+
+
+def _longest(refused: Mapping[str, str]) -> int:
+    return max(int(name.removeprefix("length ")) for name in refused if name.startswith("length "))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _wants(refused: Mapping[str, str], at: str = "") -> str:
+    lengths = [name for name in refused if name.startswith("length ")]
+    if lengths and not at:
+        right = [n for n in range(_longest(refused) + 1) if f"length {n}" not in refused]
+        each = _wants(refused, "item 0: ").replace("a number ", "")
+        few = f"a list of {right[0]} numbers" if len(right) == 1 else "a list of numbers"
+        return few if each in ("", "a number") else f"{few}, each {each}"
+    broken, whole = (
+        [one for one in tried if at + sample_name(one) not in refused]
+        for tried in (_BROKEN, _WHOLE)
+    )
+    if not broken and not whole:
+        return ""
+    taken = sorted({*broken, *whole})
+    noun = "a number" if broken else "a whole number"
+    bounds = [_low(taken[0]), _high(taken[-1])] if broken else [_low_whole(taken[0])]
+    words = " and ".join(filter(None, bounds))
+    null = "" if at + sample_name(None) in refused else ", or null"
+    return f"{noun} {words}".strip() + null
+
+
+def _low(least: float) -> str:
+    known = {0.0: "of at least 0", 1e-9: "above 0", 1.0: "of at least 1", 1 + 1e-9: "above 1"}
+    return known.get(least, "")
+
+
+def _low_whole(least: float) -> str:
+    return f"of at least {least:g}" if least > _WHOLE[0] else ""
+
+
+def _high(most: float) -> str:
+    known = {0.0: "of at most 0", 1 - 1e-9: "below 1", 1.0: "of at most 1"}
+    return known.get(most, "")

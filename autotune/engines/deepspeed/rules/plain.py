@@ -1,0 +1,110 @@
+"""The plain setup that every `Case` of a witness differs from: legal, small, and it trains."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.base.nested import merge
+from autotune.devices.hardware import Environment
+from autotune.engines.deepspeed.rules.base import Case, Setup
+from autotune.engines.deepspeed.rules.releases import NEWEST_READ
+from autotune.job.model import ModelShape
+
+PLAIN_CONFIG: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+    "zero_optimization": {"stage": 0},
+}
+
+PLAIN_MODEL: dict[str, Any] = {
+    "architecture": "llama",
+    "n_layers": 2,
+    "hidden": 32,
+    "ffn_hidden": 64,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "vocab": 64,
+    "max_seq_len": None,
+    "tied_embeddings": False,
+}
+
+_SUPPORTS_TP = frozenset({"llama"})
+_SUPPORTS_RECOMPUTE = frozenset({"llama", "gpt2"})
+_SUPPORTS_SP = frozenset({"llama", "mixtral"})
+_ADAPTER_PARAMS, _MODEL_PARAMS = 3_000, 22_688
+
+
+def config_of(case: Case) -> dict[str, Any]:
+    """The whole ds_config of a case."""
+    return _drop_none(merge(PLAIN_CONFIG, case.ds_config))
+
+
+def model_of(case: Case) -> dict[str, Any]:
+    """Every size of a case's model, and its architecture."""
+    return PLAIN_MODEL | dict(case.model)
+
+
+def setup_of(case: Case, *, version: str = NEWEST_READ, pipeline_refusal: str = "") -> Setup:
+    """The setup of a case, on two CPU ranks or as many as it says.
+
+    Args:
+        case: The difference from the plain setup.
+        version: Release of DeepSpeed.
+        pipeline_refusal: As in `Setup`.
+    """
+    model = model_of(case)
+    architecture = model.pop("architecture")
+    adapters = _ADAPTER_PARAMS if model.pop("lora_rank", 0) else 0
+    return Setup(
+        ds_config=config_of(case),
+        world=case.world,
+        tp=case.tp,
+        pp=case.pp,
+        global_batch=case.global_batch,
+        seq_len=case.seq_len,
+        recompute=case.recompute,
+        precision=case.precision,
+        model=ModelShape(
+            gated_mlp=True,
+            n_params=adapters or _MODEL_PARAMS,
+            n_params_frozen=_MODEL_PARAMS if adapters else 0,
+            n_params_active=_MODEL_PARAMS + adapters,
+            **({"largest_param": 2048, "n_experts": 0, "experts_per_token": 0} | model),
+        ),
+        supports_tp=architecture in _SUPPORTS_TP,
+        supports_recompute=architecture in _SUPPORTS_RECOMPUTE,
+        environment=environment(
+            version=version, fp16=case.fp16_supported, accelerator=case.accelerator
+        ),
+        attention=case.attention,
+        loss_chunk_tokens=case.loss_chunk_tokens,
+        compile=case.compile,
+        supports_loss_chunks=architecture in _SUPPORTS_RECOMPUTE,
+        pipeline_refusal=pipeline_refusal,
+        sp_by_script=case.sp_by_script,
+        supports_sp=architecture in _SUPPORTS_SP,
+    )
+
+
+def environment(
+    *, version: str = NEWEST_READ, accelerator: str = "cpu", fp16: bool = True
+) -> Environment:
+    """A machine with two devices."""
+    return Environment(
+        accelerator=accelerator,
+        n_devices=2,
+        device_name="test device",
+        device_memory_bytes=8 * 2**30,
+        peak_flops=None,
+        deepspeed_version=version,
+        torch_version="2.13.0",
+        precisions=("fp32", "bf16", "fp16") if fp16 else ("fp32", "bf16"),
+    )
+
+
+def _drop_none(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _drop_none(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if value is not None
+    }

@@ -1,0 +1,428 @@
+"""What a file is, and where the DeepSpeed configuration in it stands: one example of each kind."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autotune.base.errors import JobError, RenderError
+from autotune.check import NotADsConfigError, read_source, read_sources
+from autotune.check.consumers import Consumer
+from autotune.engines.deepspeed.ds_config_text import MAX_BYTES
+from tests.check.files import AUTO, checked, messages, rules, write
+
+RAW = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
+NOTHING = {"gradient_accumulation_steps": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("package.json", {"name": "site", "version": "1.0.0", "scripts": {"build": "x"}}, "npm's"),
+        ("other.json", {"name": "a", "version": "1", "dependencies": {"b": "2"}}, "npm's"),
+        ("ci.yml", "on: [push]\njobs:\n  test: {runs-on: ubuntu}\n", "a GitHub workflow"),
+        ("compose.yml", {"services": {"web": {"image": "nginx"}}}, "a Docker Compose file"),
+        (
+            "sweep.yaml",
+            {"method": "grid", "parameters": {"lr": {"values": [1, 2]}}},
+            "a sweep of Weights & Biases",
+        ),
+        ("pod.yaml", {"apiVersion": "v1", "kind": "Pod"}, "a Kubernetes manifest"),
+        ("config.json", {"architectures": ["X"], "hidden_size": 8}, "a model's config.json"),
+        ("train.yaml", {"output_dir": "o", "bf16": True, "seed": 1}, "without a deepspeed key"),
+        ("fsdp.yaml", {"compute_environment": "LOCAL", "distributed_type": "FSDP"}, "accelerate"),
+        ("empty.yaml", {"deepspeed": None, "base_model": "m"}, "its deepspeed key is empty"),
+        ("notes.json", {"alpha": 1, "beta": 2, "c": 3, "d": 4, "e": 5}, "alpha, beta, c, d, ..."),
+    ],
+)
+def test_a_file_that_holds_none_is_told_in_one_line(tmp_path, name, content, kind):
+    text = content if isinstance(content, str) else _text(name, content)
+    path = write(tmp_path, text, name)
+    with pytest.raises(NotADsConfigError) as raised:
+        read_source(path)
+    assert kind in raised.value.message
+    assert raised.value.message.startswith(f"{path}: is no DeepSpeed configuration")
+    assert "\n" not in raised.value.message
+
+
+def _text(name, content):
+    return json.dumps(content) if name.endswith(".json") else yaml.safe_dump(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"gradient_cliping": 1.0},
+        {"train_batchsize": 8},
+        {"train_batch_size": 8, "fp16": {"enabled": True}},
+        {"cuda_visible_devices": "0", "steps_per_print": 5},
+    ],
+)
+def test_a_ds_config_is_one_with_few_keys_and_misspelt_ones(tmp_path, content):
+    assert read_source(write(tmp_path, content)).config == content
+
+
+@pytest.mark.parametrize(
+    ("content", "at"),
+    [
+        ({"model": {"n": 1}, "ds_cfg": RAW}, ("ds_cfg",)),
+        ({"model": {"n": 1}, "run": {"deepspeed": NOTHING}}, ("run", "deepspeed")),
+        ({"a": {"b": {"zero_optimization": {"stage": 1}, "lr": 1}}}, ("a", "b")),
+        ({"runs": [{"deepspeed-config": RAW}]}, ("runs", "[0]", "deepspeed-config")),
+    ],
+)
+def test_a_section_at_depth_is_found(tmp_path, content, at):
+    for name in ("x.json", "x.yaml"):
+        source = read_source(write(tmp_path, _text(name, content), name))
+        assert source.at == at
+        assert "lr" not in source.config
+        assert ".".join(at) in source.because
+
+
+def test_a_section_at_depth_is_mended_there_and_in_a_list_is_not(tmp_path):
+    wrong = RAW | {"zero_optimization": {"stage": 2, "overlap_com": True}}
+    content = {"model": {"n": 1}, "run": {"ds_cfg": wrong}}
+    report = checked(write(tmp_path, content))
+    after = json.loads(report.fixed_text)
+    assert after["run"]["ds_cfg"]["zero_optimization"] == {"stage": 2, "overlap_comm": True}
+    assert after["model"] == content["model"]
+    report = checked(write(tmp_path, {"runs": [{"ds_cfg": wrong}]}))
+    assert rules(report) == ["schema.unknown_key"]
+    assert report.fixed_text is None
+
+
+def test_several_sections_are_several_sources(tmp_path):
+    write(tmp_path, RAW, "one.json")
+    write(tmp_path, RAW, "two.json")
+    content = {"small": {"deepspeed": RAW}, "large": {"deepspeed": AUTO}}
+    path = write(tmp_path, content)
+    found = read_sources(path)
+    assert [one.at for one in found] == [("small", "deepspeed"), ("large", "deepspeed")]
+    assert [one.consumer for one in found] == [Consumer.DEEPSPEED, Consumer.TRAINER]
+    with pytest.raises(JobError, match=r"holds 2 .* small\.deepspeed, large\.deepspeed"):
+        read_source(path)
+    sweep = {
+        "method": "grid",
+        "parameters": {"deepspeed": {"values": ["one.json", "two.json", "one.json"]}},
+    }
+    found = read_sources(write(tmp_path, yaml.safe_dump(sweep), "sweep.yaml"))
+    assert [one.path.name for one in found] == ["one.json", "two.json"]
+
+
+def test_arguments_at_depth_are_trainers(tmp_path):
+    write(tmp_path, AUTO, "ds.json")
+    trained = {"output_dir": "o", "per_device_train_batch_size": 4, "deepspeed": "ds.json"}
+    path = write(tmp_path, yaml.safe_dump({"training": trained, "model": {"n": 1}}), "h.yaml")
+    source = read_source(path)
+    assert (source.consumer, source.path.name) == (Consumer.TRAINER, "ds.json")
+    assert source.arguments["per_device_train_batch_size"] == 4
+
+
+HYDRA = """\
+defaults: [_self_]
+model: {_target_: models.Net}
+ds_cfg:
+  train_micro_batch_size_per_gpu: 1
+  zero_optimization: {stage: 2, reduce_bucket_size: 5e8, allgather_bucket_size: "5e8"}
+"""
+
+
+def test_each_reader_of_yaml_has_its_own_numbers(tmp_path):
+    """OmegaConf reads 5e8 as a number, PyYAML as text; neither touches what stands in quotes."""
+    zero = read_source(write(tmp_path, HYDRA, "hydra.yaml")).config["zero_optimization"]
+    assert zero["reduce_bucket_size"] == 5e8
+    assert zero["allgather_bucket_size"] == "5e8"
+    plain = HYDRA.replace("defaults: [_self_]\nmodel: {_target_: models.Net}", "seed: 1")
+    zero = read_source(write(tmp_path, plain, "plain.yaml")).config["zero_optimization"]
+    assert zero["reduce_bucket_size"] == "5e8"
+    factory = "finetuning_type: lora\ncutoff_len: 8\nlearning_rate: 1e-4\ndeepspeed:\n" + "".join(
+        f"  {line}\n" for line in HYDRA.splitlines()[3:]
+    ).replace("    ", "  ")
+    source = read_source(write(tmp_path, factory, "factory.yaml"))
+    assert source.reader == "LLaMA-Factory"
+    assert source.config["zero_optimization"]["reduce_bucket_size"] == 5e8
+    assert source.arguments["learning_rate"] == 1e-4
+
+
+def test_accelerates_values_go_through_text(tmp_path):
+    """Its launcher puts them into the environment, and DeepSpeedPlugin reads them again."""
+    section = {
+        "zero_stage": "3",
+        "gradient_clipping": "1e-1",
+        "gradient_accumulation_steps": "4",
+        "offload_optimizer_device": "NVME",
+        "offload_optimizer_nvme_path": "/nvme",
+        "zero3_save_16bit_model": "True",
+    }
+    file = {
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": section,
+        "mixed_precision": "bf16",
+    }
+    path = write(tmp_path, yaml.safe_dump(file), "accelerate.yaml")
+    source = read_source(path)
+    zero = source.config["zero_optimization"]
+    assert zero["stage"] == 3
+    assert zero["offload_optimizer"] == {"device": "nvme", "nvme_path": "none"}
+    assert zero["stage3_gather_16bit_weights_on_model_save"] is True
+    assert source.config["gradient_clipping"] == 0.1
+    assert source.config["gradient_accumulation_steps"] == 4
+    assert source.accelerate_file == file
+    line = "accelerate launch --zero_stage 1 --gradient_clipping 2 train.py"
+    source = read_source(path, launch=line)
+    assert source.config["zero_optimization"]["stage"] == 1
+    assert source.config["gradient_clipping"] == 2.0
+
+
+def test_what_accelerate_is_told_is_kept_as_it_is_given(tmp_path):
+    file = {"distributed_type": "deepspeed", "mixed_precision": "bfloat16"}
+    source = read_source(write(tmp_path, yaml.safe_dump(file), "accelerate.yaml"))
+    assert source.consumer is Consumer.ACCELERATE
+    assert source.mixed_precision == "bfloat16"
+    assert source.accelerate_file == file
+    assert source.not_for == ""
+
+
+NEOX = """\
+{
+  "pipe-parallel-size": 1, # stages
+  "model-parallel-size": 2,
+  "num-layers": 12, "hidden-size": 768, "pos-emb": "rotary", "no-weight-tying": true,
+  "train-iters": 100, "lr-decay-style": "cosine",
+  "optimizer": {"type": "sm3", "params": {"lr": 0.0006}},
+  "zero_optimization": {"stage": 1, "reduce_bucket_size": 5e8},
+  "train_micro_batch_size_per_gpu": 4, "train_batch_size": 32,
+  "gradient_clipping": 1.0, "steps_per_print": 10,
+  "precision": "bfloat16",
+  "deepspeed_extra_args": {"wall_clock_breakdown": true},
+}
+"""
+
+
+def test_gpt_neox_hands_over_some_of_its_keys(tmp_path):
+    path = write(tmp_path, NEOX, "125M.yml")
+    source = read_source(path, world=8)
+    assert source.config == {
+        "train_batch_size": 32,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": {"stage": 1, "reduce_bucket_size": "5e8"},
+        "bf16": {"enabled": True},
+        "wall_clock_breakdown": True,
+    }
+    assert (source.reader, source.consumer) == ("GPT-NeoX", Consumer.DEEPSPEED)
+    assert (source.world, source.world_because) == (4, "8 ranks, 2 to a model")
+    found = checked(path, world=8)
+    assert rules(found) == ["schema.section_value", "batch.product"]
+    assert "4 * 1 * 4 = 16" in messages(found, "batch.product")
+    assert found.fixed_text is None
+
+
+def test_a_part_of_gpt_neox_without_batch_sizes_has_them_elsewhere(tmp_path):
+    cut = NEOX.replace('"train_micro_batch_size_per_gpu": 4, "train_batch_size": 32,', "")
+    path = write(tmp_path, cut.replace("5e8", "500000000"), "125M.yml")
+    report = checked(path, world=8)
+    assert report.unknown == ("train_micro_batch_size_per_gpu",)
+    assert rules(report) == []
+    part = "train-iters: 5\npos-emb: none\nvocab-file: a\ntokenizer-type: b\n"
+    with pytest.raises(NotADsConfigError, match="a part of a GPT-NeoX configuration"):
+        read_source(write(tmp_path, part, "local.yml"))
+
+
+LIGHTNING = """\
+trainer:
+  accelerator: gpu
+  devices: 8
+  precision: bf16-mixed
+  accumulate_grad_batches: 2
+  strategy: deepspeed_stage_3_offload
+model: {class_path: Net}
+"""
+
+
+def test_lightning_makes_the_configuration_of_a_named_strategy(tmp_path):
+    source = read_source(write(tmp_path, LIGHTNING, "config.yaml"))
+    assert (source.reader, source.consumer, source.world) == ("Lightning", Consumer.DEEPSPEED, 8)
+    assert source.config["gradient_accumulation_steps"] == 2
+    assert source.config["bf16"] == {"enabled": True}
+    assert source.config["zero_optimization"]["stage"] == 3
+    assert source.config["zero_optimization"]["offload_param"]["device"] == "cpu"
+    assert source.unknown == {("train_micro_batch_size_per_gpu",)}
+    with pytest.raises(NotADsConfigError, match="a Lightning file without a DeepSpeed strategy"):
+        read_source(
+            write(tmp_path, LIGHTNING.replace("deepspeed_stage_3_offload", "ddp"), "d.yaml")
+        )
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_lightning_takes_a_configuration(tmp_path, has_file):
+    config = {"zero_optimization": {"stage": 2, "overlap_com": True}} | NOTHING
+    inner = str(write(tmp_path, config, "ds.json")) if has_file else config
+    arguments = {"class_path": "lightning.pytorch.strategies.DeepSpeedStrategy"}
+    strategy = arguments | {"init_args": {"config": inner}}
+    text = yaml.safe_dump({"trainer": {"strategy": strategy, "gradient_clip_val": 0.5}})
+    report = checked(write(tmp_path, text, "config.yaml"))
+    assert rules(report) == ["schema.unknown_key", "lightning.accumulation"]
+    assert report.source.config["gradient_clipping"] == 0.5
+    assert report.source.path.name == ("ds.json" if has_file else "config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("keys", "reader"),
+    [
+        ({"finetuning_type": "lora", "cutoff_len": 8}, "LLaMA-Factory"),
+        ({"base_model": "m", "datasets": []}, "axolotl"),
+        ({"train_type": "full"}, "ms-swift"),
+        ({"output_dir": "o"}, ""),
+    ],
+)
+def test_readers_of_trainers_arguments_are_told_by_their_keys(tmp_path, keys, reader):
+    write(tmp_path, AUTO, "ds.json")
+    path = write(tmp_path, yaml.safe_dump(keys | {"deepspeed": "ds.json"}), "train.yaml")
+    source = read_source(path)
+    assert (source.consumer, source.reader) == (Consumer.TRAINER, reader)
+
+
+def test_a_name_of_ms_swifts_is_a_file_of_its_package(tmp_path, monkeypatch):
+    path = write(tmp_path, "train_type: full\ndeepspeed: zero2\n", "sft.yaml")
+    with pytest.raises(NotADsConfigError, match="names zero2, which ms-swift brings"):
+        read_source(path)
+    package = tmp_path / "swift"
+    (package / "config").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    write(package / "config", AUTO, "zero2.json")
+    monkeypatch.syspath_prepend(tmp_path)
+    source = read_source(path)
+    assert source.path == package / "config" / "zero2.json"
+    assert (source.reader, source.consumer) == ("ms-swift", Consumer.TRAINER)
+
+
+def test_megatron_deepspeed_does_not_compare_its_flags_with_the_file(tmp_path):
+    config = RAW | {"train_batch_size": 32, "gradient_accumulation_steps": 8}
+    path = write(tmp_path, config)
+    line = (
+        f"deepspeed --num_gpus 8 pretrain_gpt.py --tensor-model-parallel-size 2 --zero-stage 3 "
+        f"--micro-batch-size 4 --global-batch-size 32 --deepspeed --deepspeed_config {path}"
+    )
+    report = checked(path, launch=line)
+    assert report.source.reader == "Megatron-DeepSpeed"
+    assert (report.source.world, report.source.world_because) == (4, "8 ranks, 2 to a model")
+    assert rules(report) == [
+        "megatron_deepspeed.micro_batch_size",
+        "megatron_deepspeed.zero_stage",
+    ]
+    assert "--micro-batch-size 4 against" in messages(
+        report, "megatron_deepspeed.micro_batch_size"
+    )
+    assert report.exit_code(fixed=False) == 0
+    pipeline = line.replace("--zero-stage 3", "--pipeline-model-parallel-size 2")
+    layout = read_source(path, launch=pipeline).layout
+    assert (layout.pp, layout.tp) == (2, 2)
+    unknown = line.replace("-size 2", "-size $TP")
+    assert read_source(path, launch=unknown).world is None
+
+
+HJSON = """\
+{
+  // of one rank
+  "train_micro_batch_size_per_gpu": 1,
+  "zero_optimization": {"stage": 2,},
+}
+"""
+
+
+def test_hjson_is_read_and_refused_for_who_reads_json_alone(tmp_path):
+    pytest.importorskip("hjson")
+    path = write(tmp_path, HJSON)
+    report = checked(path)
+    assert (report.source.config, report.source.syntax) == (RAW, "hjson")
+    assert rules(report) == []
+    report = checked(path, consumer=Consumer.TRAINER)
+    assert rules(report) == ["file.hjson"]
+    assert "trainer reads JSON alone" in messages(report, "file.hjson")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"train_batch_size": 1', "not valid JSON"),
+        ("train", "not valid JSON"),
+        ('{"a": 1e999}', "not a number that JSON holds"),
+        ('{"fp16": {}, // a\n "fp16": {}}', "fp16 stands twice in one section"),
+    ],
+)
+def test_what_no_reader_takes_is_named(tmp_path, text, said):
+    pytest.importorskip("hjson")
+    with pytest.raises(RenderError, match=said):
+        read_source(write(tmp_path, text))
+
+
+def test_a_large_file_is_refused_at_once(tmp_path):
+    path = write(tmp_path, '{"a": "' + "x" * MAX_BYTES + '"}')
+    with pytest.raises(RenderError, match="larger than 4 MiB"):
+        read_source(path)
+
+
+def test_nothing_waits_for_a_pipe_or_a_device(tmp_path):
+    """A pipe without a writer would block whoever opens it."""
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    for path, kind in ((pipe, "a device or a pipe"), (Path("/dev/zero"), "a device or a pipe")):
+        with pytest.raises(RenderError, match=kind):
+            read_source(path)
+    with pytest.raises(RenderError, match="is a folder"):
+        read_source(tmp_path)
+
+
+def test_a_text_in_hand_is_read_under_its_name(tmp_path):
+    path = tmp_path / "not_there.json"
+    source = read_source(path, text=json.dumps(RAW))
+    assert (source.config, source.path, source.can_write) == (RAW, path, False)
+
+
+@pytest.mark.parametrize("text", [json.dumps(RAW), yaml.safe_dump(RAW), HJSON])
+def test_standard_input_is_read_by_what_it_holds(monkeypatch, text):
+    pytest.importorskip("hjson")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    source = read_source(Path("-"))
+    assert source.config == RAW
+    assert not source.can_write
+
+
+def test_a_pipe_of_the_shell_is_read():
+    code = (
+        "import sys; from pathlib import Path; from autotune.check import read_source;"
+        "print(read_source(Path(sys.argv[1])).config)"
+    )
+    command = f"{sys.executable} -c '{code}' <(echo '{json.dumps(RAW)}')"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(RAW)
+
+
+HEAVY = (
+    *("deepspeed", "jinja2", "numpy", "optuna", "pandas", "plotly", "psutil", "pyarrow"),
+    *("pynvml", "torch", "transformers"),
+)
+"""All but pydantic, with which Typer converts flags."""
+
+
+@pytest.mark.parametrize("command", [["check", "ds_config.json"], ["--help"]])
+def test_nothing_heavy_is_imported(tmp_path, command):
+    """`check` must answer while an editor waits."""
+    write(tmp_path, RAW)
+    code = (
+        "import sys\nfrom autotune.cli import main\n"
+        f"sys.argv = ['autotune', *{command!r}]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,42 @@
+"""What people read of a rule: every rule has a page, and its examples are true."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from autotune.base.errors import JobError
+from autotune.check.file_rules import FILE_RULES
+from autotune.check.rules_page import markdown_of, page_of, rule_names
+from autotune.engines.deepspeed.rules import ALL_RULES
+
+CHECK = Path(__file__).parents[2] / "autotune" / "check"
+
+
+@pytest.mark.parametrize("name", [rule.name for rule in ALL_RULES if rule.witnesses])
+def test_a_page_tells_what_check_says_of_an_example(name):
+    page = page_of(name)
+    # A rule about the script's model may depend on what only a training script knows.
+    assert any(example.says for example in page.examples) or name.startswith("pipeline.")
+    text = markdown_of(page)
+    assert f"## {name}" in text
+    assert page.source in text
+
+
+def test_every_name_that_the_check_of_files_uses_is_told():
+    used = {
+        keyword.value.value
+        for path in CHECK.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "rule" and isinstance(keyword.value, ast.Constant)
+    }
+    assert used <= set(rule_names())
+    assert {name for name in FILE_RULES if name.startswith("huggingface.")} <= used
+
+
+def test_a_slip_of_a_name_gets_the_near_ones():
+    with pytest.raises(JobError, match=r"batch\.produkt is no rule") as caught:
+        page_of("batch.produkt")
+    assert "batch.product" in caught.value.hint

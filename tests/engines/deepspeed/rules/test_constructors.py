@@ -1,0 +1,214 @@
+"""What constructors take: the recorded file against the installed packages, and how it is read."""
+
+import math
+from dataclasses import replace
+from importlib.metadata import version
+
+import pytest
+
+from autotune.engines.deepspeed.rules import judge
+from autotune.engines.deepspeed.rules.constructors import (
+    DATA_FILE,
+    Constructor,
+    optimizer_of,
+    scheduler_of,
+)
+from autotune.engines.deepspeed.rules.releases import NEWEST_READ
+from tests.engines.deepspeed.rules.cases import setup
+
+CPU = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+
+
+def optimizer(kind, **params):
+    return {"optimizer": {"type": kind, "params": {"torch_adam": None, **params}}}
+
+
+def scheduler(kind, **params):
+    return {"scheduler": {"type": kind, "params": params}}
+
+
+def found(config, **case):
+    return [(one.rule, *one.at) for one in judge(setup(config, **case))]
+
+
+@pytest.mark.real
+def test_the_file_is_what_the_installed_packages_say():
+    """`make constructors` writes it anew."""
+    from tests.record_constructors import as_text, recorded
+
+    if version("deepspeed") != NEWEST_READ:
+        pytest.skip(f"the file is about DeepSpeed {NEWEST_READ}")
+    assert DATA_FILE.read_text(encoding="utf-8") == as_text(recorded())
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({}, "torch.optim.AdamW"),
+        ({"optimizer": {"type": "Adam"}}, "torch.optim.AdamW"),
+        ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "torch.optim.Adam"),
+        (optimizer("Adam"), "FusedAdam"),
+        (optimizer("ADAMW"), "FusedAdam"),
+        (optimizer("AdamW") | CPU, "DeepSpeedCPUAdam"),
+        (
+            optimizer("AdamW")
+            | {"zero_optimization": {**CPU["zero_optimization"], "zenflow": {}}},
+            "ZenFlowCPUAdam",
+        ),
+        (optimizer("Adagrad"), "torch.optim.Adagrad"),
+        (optimizer("Adagrad") | CPU, "DeepSpeedCPUAdagrad"),
+        (optimizer("Lion") | CPU, "DeepSpeedCPULion"),
+        (optimizer("Lion"), "FusedLion"),
+        (optimizer("Lamb"), "FusedLamb"),
+        (optimizer("SGD"), "torch.optim.SGD"),
+    ],
+)
+def test_which_optimizer_is_made(config, name):
+    made = optimizer_of(setup(config))
+    assert made is not None
+    assert made.name == name
+
+
+@pytest.mark.parametrize("config", [optimizer("Muon"), optimizer("MuAdam"), {"optimizer": None}])
+def test_of_some_optimizers_nothing_is_recorded(config):
+    assert optimizer_of(setup(config)) is None
+
+
+def test_deepspeeds_scheduler_comes_before_torchs():
+    assert scheduler_of(setup(scheduler("WarmupLR"))).name == "WarmupLR"
+    assert scheduler_of(setup(scheduler("StepLR"))).name == "torch.optim.lr_scheduler.StepLR"
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameter", "value", "refused"),
+    [
+        ("SGD", "lr", 0, False),
+        ("SGD", "lr", 0.3, False),
+        ("SGD", "lr", 3e9, False),
+        ("SGD", "lr", -3e9, True),
+        ("SGD", "lr", -0.3, True),
+        ("SGD", "lr", -1e-12, False),  # between two that were tried, one of them taken
+        ("SGD", "lr", "0.1", True),
+        ("SGD", "lr", "fast", True),
+        ("SGD", "lr", None, True),
+        ("SGD", "lr", math.nan, False),
+        ("SGD", "lr", 10**400, False),
+        ("SGD", "nesterov", True, False),
+        ("RMSprop", "alpha", -0.5, True),
+        ("Adamax", "betas", [0.9, 0.99], False),
+        ("Adamax", "betas", [0.9, 1.0], True),
+        ("Adamax", "betas", [0.9], True),
+        ("Adamax", "betas", [0.9] * 7, True),
+        ("Adamax", "betas", 0.9, True),
+        ("Adamax", "unheard_of", 0.9, False),
+    ],
+)
+def test_a_value_is_judged_by_those_that_were_tried(kind, parameter, value, refused):
+    made = optimizer_of(setup(optimizer(kind)))
+    assert bool(made.refusal(parameter, value, accelerator="cpu")) is refused
+
+
+def test_a_switch_of_torchs_was_tried_on_a_cpu():
+    config = optimizer("SGD", differentiable=True)
+    assert found(config) == [("optimizer.param_value", "optimizer.params.differentiable")]
+    assert found(config, accelerator="cuda") == []
+
+
+def test_words_of_a_parameter_that_takes_words_are_not_judged():
+    config = scheduler("OneCycleLR", max_lr=0.1, total_steps=9, anneal_strategy="linear")
+    assert found(config) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameter", "words"),
+    [
+        ("SGD", "lr", "a number of at least 0"),
+        ("Adamax", "betas", "a list of 2 numbers, each of at least 0 and below 1"),
+        ("SGD", "unheard_of", ""),
+    ],
+)
+def test_what_is_wanted_in_words(kind, parameter, words):
+    assert optimizer_of(setup(optimizer(kind))).wants(parameter) == words
+
+
+def test_a_whole_number_in_words():
+    made = scheduler_of(setup(scheduler("WarmupLR")))
+    assert made.wants("warmup_num_steps") == "a whole number of at least 1"
+
+
+def test_every_parameter_has_a_finding_of_its_own():
+    config = optimizer("SGD", lr=-1, momentum="0.9", lrr=1, beta=2)
+    assert found(config) == [
+        ("optimizer.unknown_param", "optimizer.params.lrr"),
+        ("optimizer.unknown_param", "optimizer.params.beta"),
+        ("optimizer.param_value", "optimizer.params.lr"),
+        ("optimizer.param_value", "optimizer.params.momentum"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        (optimizer("SGD", lr="1e-3"), {"lr": 1e-3}),
+        (optimizer("AdamW", lr="3"), {"lr": 3}),
+        ({"optimizer": {"params": {"betas": [0, "0.99"]}}}, {"betas": [0.0, 0.99]}),
+        (optimizer("SGD", weight_decy=0.1), {"weight_decy": None, "weight_decay": 0.1}),
+        (optimizer("SGD", learning_rate=0.1, lr=None), {"learning_rate": None, "lr": 0.1}),
+        (scheduler("WarmupLR", warmup_num_steps="10"), {"warmup_num_steps": 10}),
+        (scheduler("WarmupLR", warmup_num_steps=10.0), {"warmup_num_steps": 10}),
+        (scheduler("WarmupLR", warmup_steps=10), {"warmup_steps": None, "warmup_num_steps": 10}),
+        (
+            scheduler("WarmupLR", max_lr=0.1),
+            {"max_lr": None, "warmup_max_lr": 0.1},
+        ),
+    ],
+)
+def test_what_is_certain_is_a_change(config, changes):
+    (one,) = judge(setup(config))
+    (section,) = one.changes
+    assert one.changes[section]["params"] == changes
+    assert [type(value) for value in one.changes[section]["params"].values()] == [
+        type(value) for value in changes.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        optimizer("SGD", lr="fast"),
+        optimizer("SGD", lr="-1"),
+        optimizer("SGD", learning_rate=0.1),  # beside lr
+        optimizer("SGD", weight_decy="much"),
+        scheduler("WarmupCosineLR", total_num_steps=2000, warmup_min_lr=0.1),  # takes a ratio
+        scheduler("WarmupLR", lr=0.1),  # the least or the largest
+    ],
+)
+def test_what_somebody_has_to_choose_is_none(config):
+    (one,) = judge(setup(config))
+    assert one.changes == {}
+    assert one.choices
+
+
+def test_null_is_a_value():
+    plain = setup()
+    config = {**plain.ds_config, "optimizer": {"type": "AdamW", "params": {"eps": None}}}
+    (one,) = judge(replace(plain, ds_config=config))
+    assert one.at == ("optimizer.params.eps",)
+    assert "eps=null: FusedAdam takes a number" in one.message
+
+
+def test_values_of_another_release_are_not_judged():
+    config = scheduler("WarmupLR", warmup_num_steps=0)
+    assert found(config) == [("scheduler.param_value", "scheduler.params.warmup_num_steps")]
+    assert found(config, version="0.19.0") == []
+
+
+def test_a_newer_torch_may_take_more():
+    asked = setup(optimizer("SGD", momentums=1))
+    newer = replace(asked.environment, torch_version="99.0")
+    assert judge(asked)
+    assert judge(replace(asked, environment=newer)) == []
+
+
+def test_nothing_is_wanted_of_a_constructor_that_was_not_tried():
+    assert Constructor(name="Some", takes=("lr",)).wants("lr") == ""

@@ -1,0 +1,271 @@
+"""What the installed optimizers and schedulers take: their signatures, and what they refuse.
+
+python -m tests.record_constructors [--check]
+
+Writes `autotune/engines/deepspeed/rules/constructors.json`, or says by its exit status whether it
+is up to date. Every parameter of every constructor is given a few values of each kind, and the
+thing that was built takes some steps: what raises is recorded with what it raised.
+"""
+
+import contextlib
+import inspect
+import json
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from autotune.engines.deepspeed.extensions import build, environment
+from autotune.engines.deepspeed.rules.constructors import DATA_FILE, SAMPLES, sample_name
+from autotune.trial.prebuilt import load_as_built, reuse_cpu_info
+
+STEPS = 3
+_DEPTH = 4
+"""Of the file: what is deeper stands on one line."""
+_BATCH_SIZE = 8
+
+_GIVEN = {
+    "DeepSpeedCPUAdam": ("adamw_mode",),
+    "ZenFlowCPUAdam": ("adamw_mode", "overlap_step"),
+}
+"""Parameters that DeepSpeed gives itself: from a file they would be given twice."""
+
+_UNTRIED = ("DeepSpeedCPUAdagrad", "DeepSpeedCPULion", "FusedLion", "FusedLamb")
+"""Those whose extension is not built here (minutes), or needs CUDA: their signatures alone."""
+
+_BESIDE = {"nesterov": {"momentum": 0.9}}
+"""Parameter -> what else has to be given for it to be taken."""
+
+_NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "WarmupDecayLR": {"total_num_steps": 10},
+    "WarmupCosineLR": {"total_num_steps": 10},
+    "OneCycle": {"cycle_min_lr": 0.01, "cycle_max_lr": 0.1},
+    "CosineAnnealingLR": {"T_max": 10},
+    "CosineAnnealingWarmRestarts": {"T_0": 4},
+    "CyclicLR": {"base_lr": 0.01, "max_lr": 0.1},
+    "ExponentialLR": {"gamma": 0.9},
+    "MultiStepLR": {"milestones": [2, 4]},
+    "OneCycleLR": {"max_lr": 0.1, "total_steps": 50},
+    "StepLR": {"step_size": 2},
+}
+"""Constructor -> values for what has no default."""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the file; with `--check` compare it instead."""
+    text = as_text(recorded())
+    if "--check" in arguments:
+        return 0 if DATA_FILE.read_text(encoding="utf-8") == text else 1
+    DATA_FILE.write_text(text, encoding="utf-8")
+    return 0
+
+
+def as_text(data: Mapping[str, Any]) -> str:
+    """The file's text: a line for each parameter, so that a new release is a readable change."""
+    return _text(data, 0) + "\n"
+
+
+def _text(value: Any, depth: int) -> str:
+    if not isinstance(value, dict) or not value or depth == _DEPTH:
+        return json.dumps(value)
+    inner = " " * (depth + 1)
+    lines = (f"{inner}{json.dumps(key)}: {_text(one, depth + 1)}" for key, one in value.items())
+    return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
+
+
+def recorded() -> dict[str, Any]:
+    """What is recorded of the installed releases."""
+    build("cpu", lambda line: print(line, file=sys.stderr))
+    os.environ.update(environment("cpu"))
+    load_as_built()
+    reuse_cpu_info()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _silence()
+        return {
+            "deepspeed": version("deepspeed"),
+            "torch": version("torch").partition("+")[0],
+            "optimizers": {
+                **{name: describe(kind, try_optimizer) for name, kind in our_optimizers()},
+                **{f"torch.{name}": describe(kind, try_optimizer) for name, kind in torchs()},
+            },
+            "schedulers": {
+                **{name: describe(kind, try_scheduler) for name, kind in our_schedulers()},
+                **{
+                    f"torch.{name}": describe(kind, try_scheduler)
+                    for name, kind in torch_schedulers()
+                },
+            },
+        }
+
+
+def _silence() -> None:
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+
+
+def our_optimizers() -> Iterator[tuple[str, type]]:
+    """Those of DeepSpeed's own that a configuration can name (engine.py)."""
+    from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
+    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam, ZenFlowCPUAdam
+    from deepspeed.ops.lamb import FusedLamb
+    from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+
+    for kind in (
+        *(FusedAdam, DeepSpeedCPUAdam, ZenFlowCPUAdam, DeepSpeedCPUAdagrad),
+        *(DeepSpeedCPULion, FusedLion, FusedLamb),
+    ):
+        yield kind.__name__, kind
+
+
+def torchs() -> Iterator[tuple[str, type]]:
+    """Those of torch.optim."""
+    import torch
+
+    for name, kind in vars(torch.optim).items():
+        if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer):
+            yield name, kind
+
+
+def our_schedulers() -> Iterator[tuple[str, type]]:
+    """DeepSpeed's schedulers."""
+    from deepspeed.runtime import lr_schedules
+
+    for name in lr_schedules.VALID_LR_SCHEDULES:
+        yield name, getattr(lr_schedules, name)
+
+
+def torch_schedulers() -> Iterator[tuple[str, type]]:
+    """Those of torch.optim.lr_scheduler, without aliases."""
+    from torch.optim import lr_scheduler
+
+    for name, kind in vars(lr_scheduler).items():
+        is_one = inspect.isclass(kind) and issubclass(kind, lr_scheduler.LRScheduler)
+        if is_one and kind.__name__ == name and not name.startswith("_"):
+            yield name, kind
+
+
+def describe(kind: type, attempt: Callable[[type, Mapping[str, Any]], None]) -> dict[str, Any]:
+    """What is recorded of one constructor."""
+    others = list(inspect.signature(kind).parameters.values())[1:]
+    if kind.__name__ == "ZenFlowCPUAdam":  # its own signature is *args and **kwargs
+        (base,) = kind.__bases__
+        others = list(inspect.signature(base).parameters.values())[1:]
+    needs = [one.name for one in others if one.default is inspect.Parameter.empty]
+    found: dict[str, Any] = {
+        "takes": [one.name for one in others if one.name not in _GIVEN.get(kind.__name__, ())],
+        "needs": needs,
+        "texts": [one.name for one in others if _may_be_text(one)],
+    }
+    if kind.__name__ in _UNTRIED:
+        return found
+    given = dict(_NEEDED.get(kind.__name__, {}))
+    if never := refused(attempt, kind, given):
+        return found | {"never": never}
+    found["alone"] = refused(attempt, kind, {name: given[name] for name in needs})
+    defaults = {one.name: given.get(one.name, one.default) for one in others}
+    refuses = {}
+    for name in found["takes"]:
+        wrong: dict[str, list[str]] = {}
+        for sample, value in samples(defaults[name]):
+            raised = refused(attempt, kind, given | {name: value})
+            if raised and name in _BESIDE:
+                raised = refused(attempt, kind, given | _BESIDE[name] | {name: value})
+            if raised:
+                wrong.setdefault(_without(value, raised), []).append(sample)
+        if wrong:
+            refuses[name] = wrong
+    return found | {"refuses": refuses}
+
+
+def _without(value: Any, raised: str) -> str:
+    """What was raised, so that it is the same for every value."""
+    return re.sub(rf"(?<![\w.'-]){re.escape(str(value))}(?![\w'])", "VALUE", raised)
+
+
+def _may_be_text(parameter: inspect.Parameter) -> bool:
+    return isinstance(parameter.default, str) or "str" in str(parameter.annotation)
+
+
+def samples(default: Any) -> Iterator[tuple[str, Any]]:
+    """Named values to try for a parameter; for one that is a sequence also sequences."""
+    for value in SAMPLES:
+        yield sample_name(value), value
+    if not isinstance(default, tuple | list):
+        return
+    usual = list(default)
+    for length in range(len(usual) + 2):
+        yield f"length {length}", (usual + usual)[:length]
+    for at in range(len(usual)):
+        for value in SAMPLES:
+            yield f"item {at}: {sample_name(value)}", [*usual[:at], value, *usual[at + 1 :]]
+
+
+def refused(
+    attempt: Callable[[type, Mapping[str, Any]], None], kind: type, given: Mapping[str, Any]
+) -> str:
+    """What it raised, as `type: message`; empty: nothing."""
+    try:
+        attempt(kind, given)
+    except Exception as error:
+        message = str(error).strip().partition("\n")[0]
+        # A schedule that these steps outran is long enough for nobody to know what.
+        return "" if "Tried to step" in message else f"{type(error).__name__}: {message}"
+    return ""
+
+
+def try_optimizer(kind: type, given: Mapping[str, Any]) -> None:
+    """Build one as DeepSpeed does, and let it step."""
+    optimizer = kind([_parameter()], **given)
+    for _ in range(STEPS):
+        _step(optimizer)
+
+
+def try_scheduler(kind: type, given: Mapping[str, Any]) -> None:
+    """Build one as DeepSpeed does, and let it step as the engine does (runtime/engine.py).
+
+    A division by zero in the optimizer's step is the optimizer's: another one does without.
+    """
+    import torch
+
+    optimizer = torch.optim.AdamW([_parameter()], lr=0.1)
+    scheduler = kind(optimizer, **given)
+    for _ in range(STEPS):
+        _step(optimizer, ZeroDivisionError)
+        try:
+            scheduler.step()
+        except TypeError:
+            scheduler.step(_BATCH_SIZE)
+    _step(optimizer, ZeroDivisionError)
+
+
+def _parameter() -> Any:
+    import torch
+
+    parameter = torch.nn.Parameter(torch.ones(4, 4))
+    parameter.grad = torch.full((4, 4), 0.5)
+    return parameter
+
+
+def _step(optimizer: Any, *ignored: type[Exception]) -> None:
+    with contextlib.suppress(*ignored):
+        _plain_step(optimizer)
+
+
+def _plain_step(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = parameter.detach() * 0.5
+    if type(optimizer).__name__ == "ZenFlowCPUAdam":
+        optimizer.step(step_id=1)
+    else:
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
