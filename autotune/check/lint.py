@@ -13,7 +13,7 @@ from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates
 from autotune.check.fixes import Question, Reply, Terms, mend
 from autotune.check.ignored import ignored_in
-from autotune.check.places import Place, Places, places_in
+from autotune.check.places import Places, TextPlace, places_in
 from autotune.check.source import Source
 from autotune.check.written import not_edited, text_after, words_for
 from autotune.devices.hardware import Environment
@@ -41,7 +41,7 @@ class Found:
     """One thing that is wrong with a configuration."""
 
     violation: Violation
-    place: Place
+    place: TextPlace
     """Where its key stands in the file."""
     after_fix: bool
     """Seen only once others were mended."""
@@ -310,7 +310,7 @@ class _Wishes:
             one for one in violations if not self._ignored.holds(one.rule, self.place(one).line)
         ]
 
-    def place(self, violation: Violation) -> Place:
+    def place(self, violation: Violation) -> TextPlace:
         """Where the keys that it is about stand."""
         return self._places.of(violation)
 

@@ -27,7 +27,7 @@ _WORD = re.compile(r"[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class TextPlace:
     """A place in a text."""
 
     line: int = 1
@@ -44,7 +44,7 @@ class Places:
     at: Path = ()
     """Where the configuration stands in the file: `Source.at`."""
 
-    def of(self, violation: Violation) -> Place:
+    def of(self, violation: Violation) -> TextPlace:
         """The place of the first key that a violation is about, or of the nearest section."""
         for path in _paths(violation):
             if (offset := self.starts.get((*self.at, *path))) is not None:
@@ -55,9 +55,9 @@ class Places:
                     return self._place(offset)
         return self._place(self.starts.get(self.at, 0))
 
-    def _place(self, offset: int) -> Place:
+    def _place(self, offset: int) -> TextPlace:
         line = bisect_right(self._lines, offset)
-        return Place(line=line, column=offset - self._lines[line - 1] + 1)
+        return TextPlace(line=line, column=offset - self._lines[line - 1] + 1)
 
     @cached_property
     def _lines(self) -> Sequence[int]:
