@@ -12,8 +12,10 @@ from autotune.check.consumers import (
     FILLED,
     Consumer,
     autos,
+    inserted,
     is_known_value,
     known_values,
+    precision_of,
 )
 from autotune.check.source import Source
 from autotune.engines.deepspeed.rules.base import changed, patch
@@ -33,7 +35,7 @@ def filled(
     unknown: set[tuple[str, ...]] = set(source.unknown)
     if source.consumer is Consumer.DEEPSPEED:
         return after, unknown  # DeepSpeed gets the word
-    after |= _inserted(config, source)
+    after |= inserted(config, source.consumer, _asked_precision(source))
     known = _known(source)
     for path in autos(config):
         key = ".".join(path)
@@ -57,22 +59,9 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
 
 
 def _asked_precision(source: Source) -> str | None:
-    """What accelerate is told to train in; None where nobody says."""
-    if source.consumer is Consumer.TRAINER:
-        return next((one for one in ("bf16", "fp16") if source.arguments.get(one) is True), None)
-    return None if source.mixed_precision is None else source.mixed_precision.lower()
-
-
-def _inserted(config: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """What accelerate puts where the file has nothing (DeepSpeedPlugin.__post_init__)."""
-    put: dict[str, Any] = {}
-    if "gradient_accumulation_steps" not in config:
-        put["gradient_accumulation_steps"] = 1
-    # With fp8, what is not computed in it is in bf16.
-    section = {"fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}.get(_asked_precision(source) or "")
-    if section is not None and section not in config:
-        put[section] = {"enabled": True}
-    return put
+    """What accelerate, or Trainer by its arguments, is told to train in; None: nobody says."""
+    asked = source.mixed_precision or precision_of(source.arguments)
+    return None if asked is None else asked.lower()
 
 
 def _known(source: Source) -> dict[str, Any]:
