@@ -299,6 +299,16 @@ def verdicts(
     ]
 
 
+def judged_again(file: Path) -> list[Verdict]:
+    """The mutants of a `--json` file judged anew; what the engine did is taken from it."""
+    found = []
+    for told in json.loads(file.read_text()):
+        fields = told["mutant"] | {"arguments": tuple(told["mutant"]["arguments"])}
+        mutant = Mutant(**fields)
+        found.append(compare(mutant, judge(mutant), told))
+    return found
+
+
 def table(found: Iterable[Verdict], by: str) -> Iterator[str]:
     """A Markdown table of counts by `kind` or `consumer`."""
     columns = (FALSE_ALARM, MISS, CRASH, OTHER_WORD, LEFT_OUT)
@@ -345,12 +355,16 @@ def main() -> None:
     parser.add_argument("--consumer", choices=CONSUMERS, action="append", help="default: all")
     parser.add_argument("--folder", type=Path, help="owner/repository/commit/path of other files")
     parser.add_argument("--json", type=Path, help="write every verdict to this file")
+    parser.add_argument("--again", type=Path, help="judge those of a --json file; run nothing")
     parser.add_argument("--show-misses", action="store_true", help="print what is wrong in full")
     flags = parser.parse_args()
     consumers = tuple(flags.consumer or CONSUMERS)
-    asked = list(mutants(flags.n, flags.seed, consumers=consumers, folder=flags.folder))
-    with tempfile.TemporaryDirectory(prefix="check-truth-") as scratch:
-        found = verdicts(asked, Path(scratch), EXTENSIONS)
+    if flags.again is not None:
+        found = judged_again(flags.again)
+    else:
+        asked = list(mutants(flags.n, flags.seed, consumers=consumers, folder=flags.folder))
+        with tempfile.TemporaryDirectory(prefix="check-truth-") as scratch:
+            found = verdicts(asked, Path(scratch), EXTENSIONS)
     if flags.json is not None:
         flags.json.write_text(json.dumps([asdict(one) for one in found], indent=1, default=str))
     if flags.show_misses:
