@@ -1,6 +1,7 @@
 """What the installed release of DeepSpeed no longer has, or not yet."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from autotune.engines.deepspeed.rules.adam import CPU_ADAM
 from autotune.engines.deepspeed.rules.base import (
@@ -17,9 +18,9 @@ from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.nvme import SWAPPED_MODEL, swapped
 from autotune.engines.deepspeed.rules.parallel import WHOLE, autotp_size
 from autotune.engines.deepspeed.rules.sections import dotted, sections
-from autotune.engines.deepspeed.rules.values import Key, Section
+from autotune.engines.deepspeed.rules.values import Key
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
-from autotune.space.rule import Finding, rule
+from autotune.space.rule import Choice, Finding, rule
 
 REMOVED_OPTIMIZERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "onebitadam": ("AdamW", (*takes("FusedAdam"), *TAKEN_OUT)),
@@ -41,14 +42,12 @@ _KEPT_IN_MEMORY = 1_000_000_000
 _FLAT_BUFFER_BROKEN_IN, _FLAT_BUFFER_MENDED_IN = "0.18.7", "0.19.0"
 
 
-def _given(setup: Setup, is_odd: Callable[[Key, str], bool]) -> list[tuple[str, str, Section]]:
-    """Path, name and section of the keys of a configuration that are odd in its release."""
-    return [
-        (path, name, section)
-        for path, content, section in sections(setup.ds_config)
-        for name in content
-        if (key := section.keys.get(name)) is not None and is_odd(key, setup.version)
-    ]
+def _given(setup: Setup, is_odd: Callable[[Key, str], bool]) -> Iterator[tuple[str, str, Any]]:
+    """Path, name and value of the keys of a configuration that are odd in its release."""
+    for path, content, section in sections(setup.ds_config):
+        for name, value in content.items():
+            if (key := section.keys.get(name)) is not None and is_odd(key, setup.version):
+                yield path, name, value
 
 
 @rule(
@@ -56,50 +55,76 @@ def _given(setup: Setup, is_odd: Callable[[Key, str], bool]) -> list[tuple[str, 
     *(
         raised(
             f"DeepSpeedConfigError: .*{'has been' if not path else name}",
-            {path: {"stage": 3, name: 1}} if path else {name: {"enabled": False}},
+            {path: {"stage": 3, name: False}} if path else {name: {"enabled": False}},
         )
         for path, section in SECTIONS.items()
         for name, key in section.keys.items()
         if key.removed_in
     ),
+    raised(
+        "DeepSpeedConfigError: .*mics_shard_size",
+        zero(3, mics_shard_size=2),
+        zero(mics_shard_size=None, zero_hpz_partition_size=2),
+    ),
 )
-def _removed_key(setup: Setup) -> Finding | None:
-    found = _given(setup, Key.is_removed)
-    if not found:
-        return None
-    told = [
-        f"{dotted(path, name)} is gone since {key.removed_in}: {key.why_removed}"
-        for path, name, section in found
-        for key in [section.keys[name]]
+def _removed_key(setup: Setup) -> list[Finding]:
+    return [
+        _removed(setup, path, name, value) for path, name, value in _given(setup, Key.is_removed)
     ]
-    return Finding(
-        message=f"refused by DeepSpeed {setup.version}, whatever the value: "
-        f"{'; '.join(sorted(told))}",
-        changes=removal((path, name) for path, name, _ in found),
+
+
+def _removed(setup: Setup, path: str, name: str, value: Any) -> Finding:
+    where, key = dotted(path, name), SECTIONS[path].keys[name]
+    gone = removal([(path, name)])
+    is_off = isinstance(value, Mapping) and (not value or value.get("enabled") is False)
+    told = (
+        f"{where} is gone since {key.removed_in}, and DeepSpeed {setup.version} refuses it "
+        f"whatever its value: {key.why_removed}"
     )
+    if is_off or value in (None, False, -1):
+        return Finding(message=told, at=(where,), changes=gone)
+    leave = Choice(changes=gone, words=f"remove {where}")
+    return Finding(
+        message=told,
+        at=(where,),
+        choices=(*_heirs(setup, name, value), leave),
+        advice=f"remove {where}; what it asked for is not done then",
+    )
+
+
+def _heirs(setup: Setup, name: str, value: Any) -> Iterator[Choice]:
+    """What takes the place of a feature that is gone, where it does about the same."""
+    if name == "amp":
+        for dtype, other in (("bf16", "fp16"), ("fp16", "bf16")):
+            if setup.section(other).get("enabled") is not True:
+                yield Choice(changes={"amp": None, dtype: {"enabled": True}})
+    if name == "mics_shard_size" and type(value) is int and value > 1:
+        hpz = {"mics_shard_size": None, "zero_hpz_partition_size": value}
+        yield Choice(changes=zero(**hpz))
 
 
 @rule(
     "the same fields, read off the releases that keys.py names",
     raised(
-        "Extra inputs are not permitted", zero(1, parameter_alignment=True), deepspeed="0.19.6"
+        "Extra inputs are not permitted",
+        zero(1, parameter_alignment=True),
+        zero(parameter_alignment=None),
+        deepspeed="0.19.6",
     ),
 )
-def _missing_key(setup: Setup) -> Finding | None:
-    version = setup.version
-    found = _given(setup, Key.is_missing)
-    if not found:
-        return None
-    told = [
-        f"{dotted(path, name)} is not known to DeepSpeed {section.keys[name].absent_through} and "
-        f"before, {version} {'raises on' if section.is_strict(version) else 'ignores'} it"
-        for path, name, section in found
-    ]
-    raises = any(section.is_strict(version) for *_, section in found)
+def _missing_key(setup: Setup) -> list[Finding]:
+    return [_missing(setup, path, name) for path, name, _ in _given(setup, Key.is_missing)]
+
+
+def _missing(setup: Setup, path: str, name: str) -> Finding:
+    where, section, version = dotted(path, name), SECTIONS[path], setup.version
+    raises = section.is_strict(version)
     return Finding(
-        message="; ".join(sorted(told)),
-        changes=removal((path, name) for path, name, _ in found),
-        advice="or install a newer DeepSpeed",
+        message=f"{where} is not known to DeepSpeed {section.keys[name].absent_through} and "
+        f"before, {version} {'raises on' if raises else 'ignores'} it",
+        at=(where,),
+        choices=(Choice(changes=removal([(path, name)]), words=f"remove {where}"),),
+        advice=f"install a newer DeepSpeed, or remove {where}",
         consequence="raised" if raises else "ignored",
     )
 
