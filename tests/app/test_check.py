@@ -196,3 +196,11 @@ def test_nothing_to_fix_writes_nothing(tmp_path):
     before = path.stat().st_mtime_ns
     write_fix(report_of(path))
     assert path.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("has_fp16", [True, False])
+def test_fp16_on_this_machines_processor(tmp_path, monkeypatch, has_fp16):
+    monkeypatch.setattr("autotune.devices.hardware.cpu_has_fp16", lambda: has_fp16)
+    path = write(tmp_path, {"train_batch_size": 1, "fp16": {"enabled": True}})
+    found = {where: rules(report_of(path, accelerator=where)) for where in ("cpu", "cuda")}
+    assert found == {"cpu": [] if has_fp16 else ["precision.unsupported"], "cuda": []}
