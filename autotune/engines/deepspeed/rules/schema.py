@@ -138,7 +138,8 @@ def _is_taken_as_text(key: Key, section: Section, setup: Setup) -> bool:
 def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
     where, taken, meant = dotted(path, name), key.taken(value), key.meant(value)
     shown = _shown(name, value)
-    changes = {} if meant is REFUSED else patch(path, {name: meant})
+    # An empty section is none.
+    changes = {} if meant is REFUSED else patch(path, {name: None if meant == {} else meant})
     if taken is REFUSED:
         leave = Choice(changes=removal([(path, name)]), words=f"remove {where}")
         return Finding(
