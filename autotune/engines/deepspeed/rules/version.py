@@ -1,10 +1,12 @@
 """What the installed release of DeepSpeed no longer has, or not yet."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from autotune.engines.deepspeed.rules.adam import CPU_ADAM
 from autotune.engines.deepspeed.rules.base import (
     Setup,
+    as_section,
     autotp,
     differs,
     offload,
@@ -19,7 +21,10 @@ from autotune.engines.deepspeed.rules.parallel import WHOLE, autotp_size
 from autotune.engines.deepspeed.rules.sections import dotted, sections
 from autotune.engines.deepspeed.rules.values import Key, Section
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
-from autotune.space.rule import Finding, rule
+from autotune.space.rule import Choice, Finding, Patch, rule
+
+_CURRICULUM = "curriculum_learning"
+_CLUSTERS = "and set its data_cluster_path where DeepSpeed loads the data"
 
 REMOVED_OPTIMIZERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "onebitadam": ("AdamW", (*takes("FusedAdam"), *TAKEN_OUT)),
@@ -63,20 +68,55 @@ def _given(setup: Setup, is_odd: Callable[[Key, str], bool]) -> list[tuple[str, 
         if key.removed_in
     ),
 )
-def _removed_key(setup: Setup) -> Finding | None:
-    found = _given(setup, Key.is_removed)
-    if not found:
-        return None
-    told = [
-        f"{dotted(path, name)} is gone since {key.removed_in}: {key.why_removed}"
-        for path, name, section in found
+def _removed_key(setup: Setup) -> list[Finding]:
+    return [
+        Finding(
+            message=f"refused by DeepSpeed {setup.version}, whatever the value: "
+            f"{dotted(path, name)} is gone since {key.removed_in}: {key.why_removed}",
+            at=(dotted(path, name),),
+            changes=changes,
+            choices=_instead_of_amp(setup) if name == "amp" else (),
+            words="" if len(changes) == 1 else "move it to data_efficiency.data_sampling",
+            advice="" if len(changes) == 1 else _CLUSTERS,
+        )
+        for path, name, section in _given(setup, Key.is_removed)
         for key in [section.keys[name]]
+        for changes in [
+            _curriculum(setup.ds_config) if name == _CURRICULUM else removal([(path, name)])
+        ]
     ]
-    return Finding(
-        message=f"refused by DeepSpeed {setup.version}, whatever the value: "
-        f"{'; '.join(sorted(told))}",
-        changes=removal((path, name) for path, name, _ in found),
+
+
+def _instead_of_amp(setup: Setup) -> tuple[Choice, ...]:
+    if setup.dtype != "fp32":
+        return ()
+    return (
+        Choice(changes={"amp": None}, words="remove amp: it trains in fp32 then"),
+        Choice(changes={"amp": None, "fp16": {"enabled": True}}),
+        Choice(changes={"amp": None, setup.bf16_name: {"enabled": True}}),
     )
+
+
+def _curriculum(config: Mapping[str, Any]) -> Patch:
+    """The old curriculum at its new place; its removal where another one is there already.
+
+    One that is on becomes the metric of its own name (runtime/data_pipeline/config.py asserts
+    that there is one), in one cluster of samples, since the old one had no others.
+    """
+    gone: dict[str, Any] = {_CURRICULUM: None}
+    old, efficiency = config[_CURRICULUM], as_section(config.get("data_efficiency"))
+    sampling = as_section(efficiency.get("data_sampling"))
+    if not isinstance(old, Mapping) or not old or sampling.get(_CURRICULUM) is not None:
+        return gone
+    if old.get("enabled") is not True:
+        return gone | {"data_efficiency": {"data_sampling": {_CURRICULUM: dict(old)}}}
+    metric = {name: value for name, value in old.items() if name != "enabled"}
+    kinds = {"difficulty_type": "value", "clustering_type": "single_cluster"}
+    name = str(old.get("curriculum_type", "seqlen"))
+    new = {"enabled": True, "curriculum_metrics": {name: kinds | metric}}
+    on = {} if "enabled" in sampling else {"enabled": True}
+    on_above = {} if "enabled" in efficiency else {"enabled": True}
+    return gone | {"data_efficiency": {**on_above, "data_sampling": {**on, _CURRICULUM: new}}}
 
 
 @rule(
