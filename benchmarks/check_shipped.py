@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.app.check import check_file
-from autotune.base.errors import AutotuneError, ExitCode
-from autotune.check import CheckReport
+from autotune.app.check import CheckFlags, check_file
+from autotune.base.errors import AutotuneError
+from autotune.check import CheckReport, NotADsConfigError
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 
 SUFFIXES = (".json", ".template", ".yaml", ".yml")
@@ -55,30 +55,27 @@ def examine(root: Path, version: str) -> Repository:
 
 
 def _add(found: Repository, path: Path, version: str) -> None:
+    flags = CheckFlags(accelerator="cuda", deepspeed_version=version)
     try:
-        report = check_file(
-            path,
-            world=None,
-            launch=None,
-            accelerate=None,
-            consumer=None,
-            accelerator="cuda",
-            deepspeed_version=version,
-        )
+        reports = check_file(path, flags)
+    except NotADsConfigError:
+        found.counts["no configuration"] += 1
+        return
     except AutotuneError as error:
         print(f"{found.name}: {error.message}", file=sys.stderr)
         found.counts["not read"] += 1
         return
-    found.counts[_verdict(report)] += 1
-    for one in report.found:
-        told = one.violation
-        # A YAML file that names a ds_config.json is judged with it: the finding lies there.
-        where = os.path.normpath(report.source.path)
-        found.found[told.consequence, told.rule, told.message].add(where)
+    for report in reports:
+        found.counts[_verdict(report)] += 1
+        for one in report.found:
+            told = one.violation
+            # A YAML file that names a ds_config.json is judged with it: the finding lies there.
+            where = os.path.normpath(report.source.path)
+            found.found[told.consequence, told.rule, told.message].add(where)
 
 
 def _verdict(report: CheckReport) -> str:
-    if report.exit_code(fixed=False) != ExitCode.FOUND:
+    if not report.would_run(fixed=False):
         return "would not run"
     return "warnings" if report.found else "clean"
 
@@ -95,7 +92,7 @@ def _value(name: str) -> str:
 
 def tables(repositories: list[Repository]) -> Iterator[str]:
     """The lines of both tables."""
-    columns = ("files", "not read", "would not run", "warnings", "clean")
+    columns = ("files", "no configuration", "not read", "would not run", "warnings", "clean")
     yield f"| repository | commit | {' | '.join(columns)} |"
     yield "|---|---|" + "---:|" * len(columns)
     for one in repositories:

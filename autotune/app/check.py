@@ -1,17 +1,21 @@
 """`check`: read a configuration with what goes with it, judge it, write the fix."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
 from autotune.base.errors import JobError, RenderError
 from autotune.base.files import write_text
-from autotune.check import CheckReport, read_source
-from autotune.check import check as judge_source
+from autotune.check import CheckReport, NotADsConfigError, Source, check, read_sources
 from autotune.check.consumers import Consumer
 from autotune.check.fixes import Option, Question, Reply, parse_chosen
+from autotune.check.ignored import known_rules
+from autotune.check.launch import read_launch
 from autotune.check.layout import ACCELERATORS
+from autotune.check.run import CheckRun, Unread
+from autotune.check.targets import targets_of
 from autotune.devices.hardware import Environment, version_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 
@@ -19,56 +23,132 @@ _MOST_ACCELERATORS = 1_000_000
 """Limit above any machine there is: more is a slip of the key."""
 
 
-def check_file(
-    path: Path,
-    *,
-    world: int | None,
-    launch: str | None,
-    accelerate: Path | None,
-    consumer: str | None,
-    accelerator: str | None,
-    deepspeed_version: str | None,
-    choose: Sequence[str] = (),
-    ask: Callable[[Question], Option | None] | None = None,
-) -> CheckReport:
-    """Judge a file; nothing is written.
+@dataclass(frozen=True, kw_only=True)
+class CheckFlags:
+    """What the user says of the files to check."""
+
+    world: int | None = None
+    """Accelerators of the run."""
+    launch: str | None = None
+    """The line that starts the training."""
+    accelerate: Path | None = None
+    """The accelerate YAML that goes with them."""
+    consumer: str | None = None
+    """Who reads them."""
+    accelerator: str | None = None
+    """Where they will run."""
+    deepspeed_version: str | None = None
+    """The release."""
+    choose: Sequence[str] = ()
+    """What the user decided, each as `RULE=N`."""
+    ignore: Sequence[str] = ()
+    """Rules that the user does not want to hear of."""
+
+    def check(self) -> None:
+        """Raise a JobError where a flag is not one of its values."""
+        flags = (
+            ("accelerator", self.accelerator, ACCELERATORS),
+            ("consumer", self.consumer, tuple(Consumer)),
+        )
+        for flag, value, known in flags:
+            if value is not None and value not in known:
+                raise JobError(f"--{flag} {value} is not known", f"say one of {', '.join(known)}")
+        if self.world is not None and not 1 <= self.world <= _MOST_ACCELERATORS:
+            raise JobError(
+                f"--world {self.world} is not from 1 to {_MOST_ACCELERATORS}",
+                "name the number of accelerators",
+            )
+        if self.deepspeed_version is not None:
+            try:
+                Version(self.deepspeed_version)
+            except InvalidVersion as error:
+                raise JobError(
+                    f"--deepspeed-version {self.deepspeed_version} is no version",
+                    "such as 0.19.8",
+                ) from error
+        known_rules(self.ignore, "--ignore")
+        if self.launch is not None:
+            read_launch(self.launch)
+
+
+Ask = Callable[[Question], Option | None]
+"""Puts a question to the user, who answers with an option or leaves it open."""
+
+
+def check_files(
+    names: Sequence[str], flags: CheckFlags, *, fix: bool = False, ask: Ask | None = None
+) -> CheckRun:
+    """Judge files.
 
     Args:
-        path: The file.
-        world: Accelerators of the run.
-        launch: The line that starts the training.
-        accelerate: The accelerate YAML that goes with it.
-        consumer: Who reads the file.
-        accelerator: Where it will run.
-        deepspeed_version: The release.
-        choose: What the user decided, each as `RULE=N`.
-        ask: Puts a question to the user, who answers with an option or leaves it open; asked only
-            where the file does not pass without an answer.
+        names: Files, folders, patterns, or `-` for standard input.
+        flags: What is said of all of them.
+        fix: Whether to write the fixes.
+        ask: Asked only where a file does not pass without an answer.
 
     Raises:
-        RenderError: A file cannot be read.
-        JobError: A flag is not one of its values.
+        JobError: A flag is not one of its values, or a name stands for no file.
     """
-    flags = (("accelerator", accelerator, ACCELERATORS), ("consumer", consumer, tuple(Consumer)))
-    for flag, value, known in flags:
-        if value is not None and value not in known:
-            raise JobError(f"--{flag} {value} is not known", f"say one of {', '.join(known)}")
-    if world is not None and not 1 <= world <= _MOST_ACCELERATORS:
+    flags.check()
+    reports: list[CheckReport] = []
+    unread: list[Unread] = []
+    others: list[Path] = []
+    targets = targets_of(names)
+    if flags.choose and len(targets) > 1:
         raise JobError(
-            f"--world {world} is not from 1 to {_MOST_ACCELERATORS}",
-            "name the number of accelerators",
+            f"--choose {flags.choose[0]} with {len(targets)} files: a choice is of one file",
+            "check the files one by one",
         )
-    source = read_source(
+    for target in targets:
+        try:
+            reports += check_file(target.path, flags, fix=fix, ask=ask)
+        except NotADsConfigError as error:
+            if target.is_named:
+                unread.append(Unread(path=target.path, error=error))
+            else:
+                others.append(target.path)
+        except (JobError, RenderError) as error:
+            unread.append(Unread(path=target.path, error=error))
+    is_one = len(targets) == 1 and targets[0].is_named
+    return CheckRun(reports=reports, unread=unread, others=others, is_one_file=is_one)
+
+
+def check_file(
+    path: Path, flags: CheckFlags, *, fix: bool = False, ask: Ask | None = None
+) -> list[CheckReport]:
+    """Judge the configurations of one file; the arguments are those of `check_files`.
+
+    Raises:
+        RenderError: A file cannot be read, or its folder not be written to.
+        NotADsConfigError: It holds no DeepSpeed configuration.
+        JobError: What the launch line or another file says is not one of its values.
+    """
+    sources = _read(path, flags)
+    reports = []
+    for number in range(len(sources)):
+        report = _judged(sources[number], flags, ask)
+        reports.append(report)
+        if fix and write_fix(report) and number + 1 < len(sources):
+            sources = _read(path, flags)  # the text of the others has moved
+    return reports
+
+
+def _read(path: Path, flags: CheckFlags) -> list[Source]:
+    return read_sources(
         path,
-        world=world,
-        launch=launch,
-        accelerate=accelerate,
-        consumer=None if consumer is None else Consumer(consumer),
+        world=flags.world,
+        launch=flags.launch,
+        accelerate=flags.accelerate,
+        consumer=None if flags.consumer is None else Consumer(flags.consumer),
     )
-    where = accelerator or source.layout.accelerator or "cuda"
-    environment = _environment(where, deepspeed_version)
-    chosen = [parse_chosen(text) for text in choose]
-    report = judge_source(source, environment, chosen)
+
+
+def _judged(source: Source, flags: CheckFlags, ask: Ask | None) -> CheckReport:
+    """The report of one configuration, after the answers to what it asks."""
+    where = flags.accelerator or source.layout.accelerator or "cuda"
+    environment = _environment(where, flags.deepspeed_version)
+    chosen = [parse_chosen(text) for text in flags.choose]
+    report = check(source, environment, chosen, flags.ignore)
     asked: set[str] = set()
     while ask is not None and (
         open_ := [q for q in report.needed if q.violation.message not in asked]
@@ -76,32 +156,28 @@ def check_file(
         asked.add(open_[0].violation.message)
         if (option := ask(open_[0])) is not None:
             chosen.append(Reply(rule=open_[0].violation.rule, number=option.number))
-            report = judge_source(source, environment, chosen)
+            report = check(source, environment, chosen, flags.ignore)
     return report
 
 
-def write_fix(report: CheckReport) -> None:
+def write_fix(report: CheckReport) -> bool:
     """Write the fixed text in place of the file that was named, aside first, and of no other.
 
-    Nothing is written where the file would not run afterwards.
+    Returns:
+        Whether it was written: not where the file would not run afterwards.
 
     Raises:
         RenderError: The folder cannot be written to.
     """
-    if report.fixed_text is not None and report.is_written(fixed=True):
-        path = report.source.path.resolve()
-        write_text(path, report.fixed_text, error=RenderError, hint="check the folder")
+    if report.fixed_text is None or not report.is_written(fixed=True):
+        return False
+    path = report.source.path.resolve()
+    write_text(path, report.fixed_text, error=RenderError, hint="check the folder")
+    return True
 
 
 def _environment(accelerator: str, deepspeed_version: str | None) -> Environment:
     """The environment that it would run in, as far as rules look; they do not look at memory."""
-    if deepspeed_version is not None:
-        try:
-            Version(deepspeed_version)
-        except InvalidVersion as error:
-            raise JobError(
-                f"--deepspeed-version {deepspeed_version} is no version", "such as 0.19.8"
-            ) from error
     return Environment(
         accelerator=accelerator,
         n_devices=1,

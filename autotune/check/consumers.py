@@ -89,6 +89,38 @@ FILLED: Mapping[Consumer, frozenset[str]] = {
 raises on any other (`deepspeed_config_process`)."""
 
 
+_PRECISION_SECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "fp16": {"fp16": {"enabled": True, "auto_cast": True}},
+    **{key: {"bf16": {"enabled": True}} for key in ("bf16", "fp8")},
+}
+"""Precision -> the section that accelerate adds for it (set_mixed_precision)."""
+
+
+def inserted(
+    config: Mapping[str, Any], consumer: Consumer, mixed_precision: str | None
+) -> dict[str, Any]:
+    """What Trainer and accelerate write into a configuration that has none of it.
+
+    Trainer goes through accelerate's DeepSpeedPlugin, whose `__post_init__` sets an accumulation
+    of 1, whatever the arguments say.
+
+    Args:
+        config: The configuration.
+        consumer: Who hands it to DeepSpeed.
+        mixed_precision: As accelerate is told, or Trainer by its arguments.
+    """
+    if consumer is Consumer.DEEPSPEED:
+        return {}
+    section = _PRECISION_SECTIONS.get(str(mixed_precision).lower(), {})
+    added = {"gradient_accumulation_steps": 1, **section}
+    return {name: value for name, value in added.items() if name not in config}
+
+
+def precision_of(arguments: Mapping[str, Any]) -> str | None:
+    """The precision that Trainer's arguments say; None where they say none."""
+    return next((name for name in ("fp16", "bf16") if arguments.get(name) is True), None)
+
+
 def autos(config: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Where a configuration says "auto"."""
     found = []

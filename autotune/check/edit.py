@@ -114,6 +114,19 @@ def _duplicates(value: _Value, path: str) -> Iterator[str]:
         yield from _duplicates(member.value, f"{path}{member.name}.")
 
 
+def key_starts(text: str) -> dict[tuple[str, ...], int]:
+    """Path of every key of a JSON text -> where it begins; of a key twice, the last one."""
+    skipped = len(text) - len(text.removeprefix(BYTE_ORDER_MARK))
+    return dict(_key_starts(_value(text, _skip(text, skipped)), ()))
+
+
+def _key_starts(value: _Value, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    for member in value.members or ():
+        here = (*path, member.name)
+        yield here, member.start
+        yield from _key_starts(member.value, here)
+
+
 def _value(text: str, start: int) -> _Value:
     if text[start] != "{":
         return _Value(start=start, end=_DECODER.raw_decode(text, start)[1], members=None)

@@ -11,8 +11,10 @@ from autotune.check.consumers import (
     FILLED,
     Consumer,
     autos,
+    inserted,
     is_known_value,
     known_values,
+    precision_of,
 )
 from autotune.check.source import Source
 from autotune.engines.deepspeed.rules.base import changed, patch
@@ -32,6 +34,8 @@ def filled(
     unknown: set[tuple[str, ...]] = set(source.unknown)
     if source.consumer is Consumer.DEEPSPEED:
         return after, unknown  # DeepSpeed gets the word
+    precision = source.mixed_precision or precision_of(source.arguments)
+    after |= inserted(config, source.consumer, precision)
     known = _known(source)
     for path in autos(config):
         key = ".".join(path)

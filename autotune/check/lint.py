@@ -1,16 +1,19 @@
 """The check: the rules of the lattice on anybody's configuration, and the smallest fix."""
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
-from autotune.base.errors import ExitCode
 from autotune.base.secrecy import masked, masked_text
 from autotune.check import huggingface
 from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates
 from autotune.check.fixes import Question, Reply, Terms, mend
+from autotune.check.ignored import ignored_in
+from autotune.check.places import Places, TextPlace, places_in
 from autotune.check.source import Source
 from autotune.check.written import not_edited, text_after, words_for
 from autotune.devices.hardware import Environment
@@ -20,9 +23,17 @@ from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.parallel import autotp_size
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
 from autotune.engines.deepspeed.rules.sections import unreadable
-from autotune.space.rule import UnknownFactError, Violation, listed
+from autotune.space.rule import Level, UnknownFactError, Violation, listed
 
 _KEY_TWICE = "file.key_twice"
+
+
+class CheckExit(IntEnum):
+    """Exit codes of `check`, which are its own; scripts may rely on them."""
+
+    PASSES = 0
+    FAILS = 2
+    UNREADABLE = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +41,8 @@ class Found:
     """One thing that is wrong with a configuration."""
 
     violation: Violation
+    place: TextPlace
+    """Where its key stands in the file."""
     after_fix: bool
     """Seen only once others were mended."""
 
@@ -39,6 +52,8 @@ class Found:
         return {
             "rule": told.rule,
             "level": told.level,
+            "line": self.place.line,
+            "column": self.place.column,
             "message": told.message,
             "fix": told.fix,
             "changes": masked(told.changes),
@@ -70,6 +85,8 @@ class CheckReport:
     """The file after the fix; None where nothing changes, or the file cannot be edited."""
     not_edited: str
     """Why the file cannot be edited; empty where it can."""
+    ignored: tuple[str, ...] = ()
+    """Rules of the findings that the user does not want, each once a finding."""
 
     @property
     def passes(self) -> bool:
@@ -113,12 +130,21 @@ class CheckReport:
             for line in lines
         )
 
-    def exit_code(self, *, fixed: bool) -> ExitCode:
-        """2 where the configuration, or what `--fix` made of it, would not run."""
-        written = self.is_written(fixed=fixed)
-        violations = self.left if written else [found.violation for found in self.found]
-        fails = any(violation.level == "error" for violation in violations)
-        return ExitCode.INVALID_INPUT if fails else ExitCode.FOUND
+    def now(self, *, fixed: bool) -> Sequence[Violation]:
+        """What is wrong with the file as it is: after `--fix`, if that was said."""
+        if self.is_written(fixed=fixed):
+            return self.left
+        return [found.violation for found in self.found]
+
+    def exit_code(self, *, fixed: bool, strict: bool = False) -> CheckExit:
+        """What `check` ends with for this file alone; `strict`: also of a warning."""
+        worst: tuple[Level, ...] = ("error", "warning") if strict else ("error",)
+        fails = any(violation.level in worst for violation in self.now(fixed=fixed))
+        return CheckExit.FAILS if fails else CheckExit.PASSES
+
+    def would_run(self, *, fixed: bool) -> bool:
+        """Whether the file as it is would run."""
+        return all(violation.level != "error" for violation in self.now(fixed=fixed))
 
     def to_dict(self, *, fixed: bool) -> dict[str, Any]:
         """For JSON; `would_run` is about the file as it is after `--fix`, if that was said."""
@@ -133,9 +159,10 @@ class CheckReport:
             "world_because": self.world_because,
             "unknown": list(self.unknown),
             "findings": [found.to_dict() for found in self.found],
+            "ignored": list(self.ignored),
             "fixed": self.is_written(fixed=fixed),
-            "would_run": self.exit_code(fixed=fixed) is ExitCode.FOUND,
-            "would_run_after_fix": self.exit_code(fixed=True) is ExitCode.FOUND,
+            "would_run": self.would_run(fixed=fixed),
+            "would_run_after_fix": self.would_run(fixed=True),
             "diff": self.diff,
             "not_edited": self.not_edited,
             "left": [violation.rule for violation in self.left],
@@ -205,21 +232,38 @@ class _WorldlessSetup(Setup):
         return super().__getattribute__(name)
 
 
-def check(source: Source, environment: Environment, chosen: Sequence[Reply] = ()) -> CheckReport:
+def check(
+    source: Source,
+    environment: Environment,
+    chosen: Sequence[Reply] = (),
+    ignore: Sequence[str] = (),
+) -> CheckReport:
     """Judge a configuration, and mend it until nothing changes any more.
 
+    Args:
+        source: What to judge.
+        environment: Where it would run.
+        chosen: What the user decided.
+        ignore: Rules that the user does not want to hear of, besides those that the file names.
+
     Raises:
-        JobError: What was chosen is not open.
+        JobError: What was chosen is not open, or what is to be ignored is no rule.
     """
+    wishes = _Wishes(source, ignore)
     first = _look(source.config, source, environment)
-    around = list(_of_the_file(source))
-    before = (*first.violations, *around)
+    all_around = list(_of_the_file(source))
+    all_found = [*first.violations, *all_around]
+    before, around = wishes.wanted(all_found), wishes.wanted(all_around)
     why_not = not_edited(source)
-    if any(one.rule == _KEY_TWICE for one in around):
+    if any(one.rule == _KEY_TWICE for one in all_around):
         why_not = "a key stands there twice"
+
+    def look(config: Mapping[str, Any]) -> list[Violation]:
+        return wishes.wanted(_look(config, source, environment, world=first.world).violations)
+
     mended = mend(
         source.config,
-        lambda config: _look(config, source, environment, world=first.world).violations,
+        look,
         Terms(
             knows_world=source.world is not None,
             words=lambda config, changes: words_for(source, config, changes),
@@ -239,15 +283,40 @@ def check(source: Source, environment: Environment, chosen: Sequence[Reply] = ()
         world=first.world,
         world_because=first.world_because,
         found=(
-            *(Found(violation=violation, after_fix=False) for violation in before),
-            *(Found(violation=violation, after_fix=True) for violation in new),
+            *(Found(violation=one, place=wishes.place(one), after_fix=False) for one in before),
+            *(Found(violation=one, place=wishes.place(one), after_fix=True) for one in new),
         ),
-        left=before if why_not else (*mended.left, *around),
+        left=tuple(before) if why_not else (*mended.left, *around),
         questions=() if why_not else mended.questions,
         unknown=tuple(sorted(".".join(path) for path in first.unknown)),
         fixed_text=None if text == source.text else text,
         not_edited=why_not,
+        ignored=tuple(one.rule for one in all_found if one not in before),
     )
+
+
+class _Wishes:
+    """Which findings the user wants to hear of; where each stands in the file."""
+
+    def __init__(self, source: Source, ignore: Sequence[str]) -> None:
+        self._source = source
+        self._ignored = ignored_in(source.text, source.config, ignore, name=str(source.path))
+
+    def wanted(self, violations: Iterable[Violation]) -> list[Violation]:
+        """Those that no flag, comment or key of the file speaks of."""
+        if self._ignored.is_nothing:
+            return list(violations)
+        return [
+            one for one in violations if not self._ignored.holds(one.rule, self.place(one).line)
+        ]
+
+    def place(self, violation: Violation) -> TextPlace:
+        """Where the keys that it is about stand."""
+        return self._places.of(violation)
+
+    @cached_property
+    def _places(self) -> Places:
+        return places_in(self._source.text, self._source.at, self._source.syntax)
 
 
 def _look(

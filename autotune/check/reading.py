@@ -26,6 +26,15 @@ Syntax = Literal["json", "hjson", "yaml"]
 _YAML = (".yaml", ".yml")
 _EXPONENT = re.compile(r"\d[eE]\d|\d[eE][-+]\d")
 
+_MAX_YAML_CHARACTERS = 2**18
+"""Longest YAML that is read: PyYAML takes seconds for it."""
+_UNPROMISING = 2**14
+"""Length from which a YAML without a word of DeepSpeed's is not read at all."""
+_WORDS = re.compile(
+    r"deepspeed|\bds_|zero[_-](optim|allow|stage)|train[_-](micro[_-])?batch|gradient[_-]|(bf|fp)16",
+    re.IGNORECASE,
+)
+
 _SYNONYMS = {"micro_batch_size": "per_device_train_batch_size"}
 """Other names of a TrainingArguments field: axolotl's."""
 
@@ -89,12 +98,21 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
     Without a name, what begins with no brace is YAML.
 
     Raises:
-        RenderError: It is none of these, or too deep.
+        RenderError: It is none of these, too deep, or too long.
+        NotADsConfigError: It is a long text without a word of DeepSpeed's.
         JobError: It is YAML that cannot be read.
     """
     is_nameless = path == STANDARD_INPUT or path.parts[:2] == ("/", "dev")
     is_yaml = path.suffix in _YAML or (is_nameless and text.lstrip("\ufeff \r\n\t")[:1] != "{")
     if is_yaml:
+        if len(text) > _UNPROMISING and _WORDS.search(text) is None:
+            raise NotADsConfigError(path, "no word in it is DeepSpeed's")
+        if len(text) > _MAX_YAML_CHARACTERS:
+            raise RenderError(
+                f"{path}: YAML of more than {_MAX_YAML_CHARACTERS // 1024} KiB: no configuration "
+                "is so long",
+                "name the configuration itself",
+            )
         data, is_hjson = parse_yaml(text, path, reads_exponents=reads_exponents), False
     else:
         data, is_hjson = parse_config(text, path)

@@ -9,12 +9,10 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
-from autotune.base.errors import JobError
 from autotune.base.nested import merge
-from autotune.check.file_rules import FILE_RULES
+from autotune.check.rule_list import FILE_RULES, no_such_rule, rule_names
 from autotune.engines.deepspeed.rules import ALL_RULES, Rule
 from autotune.engines.deepspeed.rules.base import Case, Setup, Witness
 from autotune.engines.deepspeed.rules.plain import setup_of
@@ -64,11 +62,6 @@ class RulePage:
     examples: Sequence[RuleExample]
 
 
-def rule_names() -> list[str]:
-    """Every rule that `check` knows, in the order in which they are documented."""
-    return [*(rule.name for rule in ALL_RULES), *FILE_RULES]
-
-
 def page_of(name: str) -> RulePage:
     """What is told of one rule.
 
@@ -80,9 +73,7 @@ def page_of(name: str) -> RulePage:
         return RulePage(name=name, level=one.level, source=one.source, says=one.says, examples=())
     rule = next((rule for rule in ALL_RULES if rule.name == name), None)
     if rule is None:
-        near = get_close_matches(name, rule_names(), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise JobError(f"{name} is no rule", f"{hint}`autotune rule` lists them all")
+        raise no_such_rule(name)
     witnesses = [one for one in rule.witnesses if isinstance(one, Witness)]
     return RulePage(
         name=name,

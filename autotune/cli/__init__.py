@@ -5,15 +5,12 @@ for them. Help lists the commands in the order in which their modules are import
 """
 
 import sys
-import traceback
-
-from rich.text import Text
 
 from autotune.base.errors import AutotuneError, ExitCode
 
 # Each adds its commands to `cli`.
 from autotune.cli import find, predict, results, verify  # noqa: F401  they add their commands
-from autotune.cli.base import PROGRESS, cli, is_debugging
+from autotune.cli.base import PROGRESS, cli, explain
 
 
 def main() -> None:
@@ -27,16 +24,5 @@ def main() -> None:
         raise
     except (AutotuneError, OSError) as error:
         # OSError: such as a full disk under the table; what has ended is in the record already.
-        _explain(error)
+        explain(error)
         sys.exit(getattr(error, "exit_code", ExitCode.INVALID_INPUT))
-
-
-def _explain(error: AutotuneError | OSError) -> None:
-    """What is wrong and how to mend it; the traceback only where it was asked for."""
-    if is_debugging():
-        traceback.print_exception(error)
-    PROGRESS.print(Text(f"error: {getattr(error, 'message', error)}", style="red"))
-    if hint := getattr(error, "hint", ""):
-        PROGRESS.print(Text(f"  fix: {hint}"))
-    for note in getattr(error, "__notes__", ()):  # what went wrong on top of it
-        PROGRESS.print(Text(f"  also: {note}"))

@@ -6,6 +6,7 @@ Data goes to stdout, everything else to stderr.
 import inspect
 import json
 import sys
+import traceback
 from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-from autotune.base.errors import JobError
+from autotune.base.errors import AutotuneError, JobError
 
 cli = typer.Typer(
     name="autotune",
@@ -71,6 +73,17 @@ JobPath = Annotated[
 def say(line: str) -> None:
     """Say a line of progress."""
     PROGRESS.print(line, markup=False, highlight=False)
+
+
+def explain(error: AutotuneError | OSError) -> None:
+    """Say what is wrong and how to mend it; the traceback only where it was asked for."""
+    if is_debugging():
+        traceback.print_exception(error)
+    PROGRESS.print(Text(f"error: {getattr(error, 'message', error)}", style="red"))
+    if hint := getattr(error, "hint", ""):
+        PROGRESS.print(Text(f"  fix: {hint}"))
+    for note in getattr(error, "__notes__", ()):  # what went wrong on top of it
+        PROGRESS.print(Text(f"  also: {note}"))
 
 
 def refuse_several(**forms: object) -> None:

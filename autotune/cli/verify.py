@@ -1,8 +1,10 @@
 """Whether it would work: a file with `check`, a winner with `soak`, this machine with `doctor`."""
 
+import sys
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,16 +17,32 @@ from autotune.cli.base import (
     Results,
     StudyName,
     cli,
+    explain,
     print_json,
     say,
 )
 
+if TYPE_CHECKING:
+    from autotune.check.run import CheckRun
+
+
+class CheckFormat(StrEnum):
+    """What `check` prints its findings as."""
+
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+    SARIF = "sarif"
+
 
 @cli.command()
 def check(
-    file: Annotated[
-        Path,
-        typer.Argument(help="ds_config.json, accelerate YAML, or a file with a deepspeed key."),
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="ds_config.json, accelerate YAML, a file with a DeepSpeed section; a folder, a "
+            "pattern, or - for standard input."
+        ),
     ],
     world: Annotated[
         int | None, typer.Option(help="Accelerators of the run; else as files and line say.")
@@ -51,18 +69,27 @@ def check(
         list[str] | None,
         typer.Option(metavar="RULE=N", help="Take a choice that check lists; may be repeated."),
     ] = None,
-    as_json: Json = False,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="Leave out a rule, or zero.*; may be repeated."),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="A warning fails, too.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone.")] = False,
+    form: Annotated[
+        CheckFormat, typer.Option("--format", help="For people, programs, or other tools.")
+    ] = CheckFormat.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="As --format json.")] = False,
     debug: Debug = False,
 ) -> None:
     """Say what is wrong with any ds_config.json, and the fix.
 
-    Ends with 2 if it would not run. A value that is ignored is a warning.
+    Ends with 2 if a file would not run, with 3 if one cannot be read, else with 0.
     """
-    from autotune.app.check import check_file, write_fix
-    from autotune.report.terminal.check import asker, print_check
+    from autotune.app.check import CheckFlags, check_files
+    from autotune.report.check.text import asker, print_run
 
-    found = check_file(
-        file,
+    form = CheckFormat.JSON if as_json else form
+    flags = CheckFlags(
         world=world,
         launch=launch,
         accelerate=accelerate,
@@ -70,12 +97,32 @@ def check(
         accelerator=accelerator,
         deepspeed_version=deepspeed_version,
         choose=choose or (),
-        ask=asker(DATA) if fix and not as_json else None,
+        ignore=ignore or (),
     )
-    if fix:
-        write_fix(found)
-    print_json(found.to_dict(fixed=fix)) if as_json else print_check(DATA, found, fixed=fix)
-    raise typer.Exit(found.exit_code(fixed=fix))
+    ask = asker(DATA) if fix and form is CheckFormat.TEXT else None
+    found = check_files(files, flags, fix=fix, ask=ask)
+    if form is CheckFormat.TEXT:
+        print_run(DATA, found, fixed=fix, quiet=quiet, strict=strict)
+    else:
+        _print_for_tools(found, form, fixed=fix)
+    if form is not CheckFormat.GITHUB:
+        for one in found.unread:
+            explain(one.error)
+    raise typer.Exit(found.exit_code(fixed=fix, strict=strict))
+
+
+def _print_for_tools(found: "CheckRun", form: CheckFormat, *, fixed: bool) -> None:
+    if form is CheckFormat.SARIF:
+        from autotune.report.check.sarif import sarif_log
+
+        print_json(sarif_log(found))
+    elif form is CheckFormat.GITHUB:
+        from autotune.report.check.github import github_lines
+
+        sys.stdout.writelines(f"{line}\n" for line in github_lines(found))
+    else:
+        reports = [report.to_dict(fixed=fixed) for report in found.reports]
+        print_json(reports[0] if found.is_one_file and reports else reports)
 
 
 @cli.command()
@@ -86,7 +133,8 @@ def rule(
     debug: Debug = False,
 ) -> None:
     """Explain a rule of check: what breaks it, and what the engine does then."""
-    from autotune.check.rules_page import markdown_of, page_of, rule_names
+    from autotune.check.rule_list import rule_names
+    from autotune.check.rules_page import markdown_of, page_of
 
     text = "\n".join(rule_names()) if name is None else markdown_of(page_of(name))
     DATA.out(text.rstrip(), highlight=False)

@@ -3,12 +3,15 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from autotune.app.check import check_file, write_fix
+from autotune.app.check import CheckFlags, check_file, write_fix
 from autotune.base.errors import ExitCode, RenderError
+from autotune.check.lint import CheckExit
 from tests.check.files import AUTO, rules, write
 from tests.cli.test_cli import autotune
 
@@ -20,15 +23,8 @@ REFUSED = {
 
 
 def report_of(path: Path, *, accelerator: str | None = None):
-    return check_file(
-        path,
-        world=None,
-        launch=None,
-        accelerate=None,
-        consumer=None,
-        accelerator=accelerator,
-        deepspeed_version="0.19.8",
-    )
+    (report,) = check_file(path, CheckFlags(accelerator=accelerator, deepspeed_version="0.19.8"))
+    return report
 
 
 def test_an_export_is_judged_for_what_it_was_made_for(tmp_path):
@@ -47,14 +43,14 @@ def test_exit_codes_and_the_fix(tmp_path):
     before = path.read_text(encoding="utf-8")
     done = autotune("check", path.name, folder=tmp_path)
     assert done.returncode == ExitCode.INVALID_INPUT
-    assert "would raise  schema.unknown_key" in done.stdout
+    assert "error  schema.unknown_key" in done.stdout
     assert '+    "overlap_comm": true' in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 would raise: it would not run"
+    assert done.stdout.splitlines()[-1] == "1 error: it would not run"
     assert path.read_text(encoding="utf-8") == before
 
     done = autotune("check", path.name, "--fix", folder=tmp_path)
     assert done.returncode == ExitCode.FOUND
-    assert done.stdout.splitlines()[-1] == "1 would have raised, fixed: it would run"
+    assert done.stdout.splitlines()[-1] == "1 fixed, nothing left: it would run"
     assert path.read_text(encoding="utf-8") == before.replace("overlap_com", "overlap_comm")
 
     done = autotune("check", path.name, "--fix", folder=tmp_path)
@@ -70,7 +66,7 @@ def test_the_fix_goes_into_no_file_but_the_one_that_was_named(tmp_path):
     assert done.returncode == ExitCode.INVALID_INPUT
     assert f"the fix of {other}" in " ".join(done.stdout.split())
     assert '+    "overlap_comm": true' in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 would raise: it would not run"
+    assert done.stdout.splitlines()[-1] == "1 error: it would not run"
     assert other.read_bytes() == before
 
 
@@ -102,7 +98,8 @@ def test_warnings_alone_end_with_0(tmp_path):
         (("--world", "1000001"), "--world 1000001 is not from 1 to 1000000"),
         (("--deepspeed-version", "new"), "--deepspeed-version new"),
         (("--launch", "torchrun 'x"), "No closing quotation"),
-        (("--accelerate", "nowhere.yaml"), "nowhere.yaml"),
+        (("--ignore", "batch.produkt"), "batch.product"),
+        (("--choose", "batch.product=1", "settings.json"), "a choice is of one file"),
     ],
 )
 def test_a_flag_that_is_wrong_is_named(tmp_path, flags, said):
@@ -111,6 +108,55 @@ def test_a_flag_that_is_wrong_is_named(tmp_path, flags, said):
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert not done.stdout
+
+
+def test_what_cannot_be_read_ends_with_3(tmp_path):
+    write(tmp_path, WARNED)
+    write(tmp_path, {"name": "x", "dependencies": {}}, "package.json")
+    for given in (("gone.json",), ("ds_config.json", "gone.json"), ("package.json",)):
+        done = autotune("check", *given, folder=tmp_path)
+        assert done.returncode == CheckExit.UNREADABLE
+        assert given[-1] in done.stderr
+        assert "Traceback" not in done.stderr
+    write(tmp_path, REFUSED, "refused.json")
+    done = autotune("check", ".", "gone.json", folder=tmp_path)
+    assert done.returncode == CheckExit.FAILS, "the worst of all files"
+
+
+def test_standard_input_and_formats(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", "check", "-", "--format", "github"],
+        cwd=tmp_path,
+        input=json.dumps(REFUSED, indent=2),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == CheckExit.FAILS
+    assert done.stdout.startswith("::error file=-,line=5,col=5,title=schema.unknown_key::")
+    path = write(tmp_path, REFUSED)
+    done = autotune("check", path.name, "--format", "sarif", folder=tmp_path)
+    assert json.loads(done.stdout)["runs"][0]["results"][0]["ruleId"] == "schema.unknown_key"
+    write(tmp_path, REFUSED, "other.json")
+    answer = json.loads(autotune("check", ".", "--json", folder=tmp_path).stdout)
+    assert [one["file"] for one in answer] == ["ds_config.json", "other.json"]
+
+
+def test_a_warning_fails_where_that_is_asked_for(tmp_path):
+    path = write(tmp_path, WARNED)
+    assert autotune("check", path.name, "--strict", folder=tmp_path).returncode == CheckExit.FAILS
+    done = autotune("check", path.name, "--strict", "--ignore", "schema.*", folder=tmp_path)
+    assert done.returncode == CheckExit.PASSES
+    done = autotune("check", path.name, "--quiet", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (CheckExit.PASSES, "")
+
+
+def test_every_section_of_a_file_is_mended(tmp_path):
+    section = "deepspeed_config: {train_batch_size: 1, gradient_cliping: 1.0}"
+    text = f"one:\n  {section}  # the first\ntwo:\n  {section}\n"
+    path = write(tmp_path, text, "runs.yaml")
+    autotune("check", path.name, "--fix", folder=tmp_path)
+    assert path.read_text(encoding="utf-8") == text.replace("cliping", "clipping")
 
 
 def test_a_fix_keeps_what_it_does_not_change(tmp_path):
@@ -182,16 +228,7 @@ def asked_of(path, answers):
         answer = answers.pop(0)
         return next((o for o in question.options if o.number == answer), None)
 
-    report = check_file(
-        path,
-        world=8,
-        launch=None,
-        accelerate=None,
-        consumer=None,
-        accelerator=None,
-        deepspeed_version="0.19.8",
-        ask=ask,
-    )
+    (report,) = check_file(path, CheckFlags(world=8, deepspeed_version="0.19.8"), ask=ask)
     return report, asked
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from autotune.app.check import check_file
+from autotune.app.check import CheckFlags, check_file
 from autotune.app.studies import state_of
 from autotune.base import template_bounds as bounds
 from autotune.base.errors import JobError
@@ -201,15 +201,7 @@ def _read_ds_config(job: Job, path: Path) -> None:
 
 
 def _check(path: Path) -> None:
-    check_file(
-        path,
-        world=2,
-        launch=None,
-        accelerate=None,
-        consumer=None,
-        accelerator="cpu",
-        deepspeed_version="0.19.8",
-    )
+    check_file(path, CheckFlags(world=2, accelerator="cpu", deepspeed_version="0.19.8"))
 
 
 def _read_soak(path: Path) -> None:

@@ -311,6 +311,17 @@ def test_the_answer_for_programs(tmp_path):
     needed = [one["choose"] for one in answer["to_choose"] if one["is_needed"]]
     assert needed == ["version.removed_optimizer=1"]
     first = answer["findings"][0]
-    keys = {"rule", "level", "message", "fix", "changes", "choices", "consequence", "after_fix"}
+    keys = {
+        "rule",
+        "level",
+        "line",
+        "column",
+        "message",
+        "fix",
+        "changes",
+        "choices",
+        "consequence",
+        "after_fix",
+    }
     assert set(first) == keys
     assert first["changes"] == {"zero_optimization": {"overlap_com": None, "overlap_comm": True}}

@@ -12,7 +12,7 @@ import yaml
 
 from autotune.base.errors import JobError, RenderError
 from autotune.check import NotADsConfigError, read_source, read_sources
-from autotune.check.consumers import Consumer
+from autotune.check.consumers import Consumer, inserted
 from autotune.engines.deepspeed.ds_config_text import MAX_BYTES
 from tests.check.files import AUTO, checked, messages, rules, write
 
@@ -178,6 +178,74 @@ def test_accelerates_values_go_through_text(tmp_path):
     source = read_source(path, launch=line)
     assert source.config["zero_optimization"]["stage"] == 1
     assert source.config["gradient_clipping"] == 2.0
+
+
+LAUNCHED = """\
+import json, os, sys
+from accelerate.commands import launch
+from accelerate.utils.launch import prepare_deepspeed_cmd_env
+
+parser = launch.launch_command_parser()
+given, _, _ = launch._validate_launch_command(
+    parser.parse_args(["--config_file", sys.argv[1], "train.py"])
+)
+given.deepspeed_fields_from_accelerate_config = ""
+os.environ.update(prepare_deepspeed_cmd_env(given)[1])
+from accelerate.utils import DeepSpeedPlugin
+
+named = sys.argv[2] if len(sys.argv) > 2 else None
+plugin = DeepSpeedPlugin(hf_ds_config=named)
+plugin.set_mixed_precision(os.environ["ACCELERATE_MIXED_PRECISION"])
+config = plugin.deepspeed_config
+del config["steps_per_print"]
+print(json.dumps(config))
+"""
+"""What accelerate's launcher and its plugin make of a YAML, up to `deepspeed.initialize`."""
+
+
+def _made_by_accelerate(*paths):
+    command = [sys.executable, "-c", LAUNCHED, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    made = json.loads(done.stdout.splitlines()[-1])
+    off = [name for name in ("fp16", "bf16") if made[name] == {"enabled": False}]
+    for name in off:
+        del made[name]
+    for section in ("offload_optimizer", "offload_param"):
+        inner = made["zero_optimization"].get(section)
+        if inner is not None and inner.get("nvme_path") is None:
+            inner.pop("nvme_path", None)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("section", "precision"),
+    [
+        ({"zero_stage": "3", "gradient_clipping": "1e-1", "zero3_save_16bit_model": "True"}, "no"),
+        ({"offload_optimizer_device": "NVME", "offload_optimizer_nvme_path": "/nvme"}, "bf16"),
+        ({"gradient_accumulation_steps": "4", "gradient_clipping": 0.0}, "fp16"),
+    ],
+)
+def test_the_section_is_what_the_installed_accelerate_makes_of_it(tmp_path, section, precision):
+    pytest.importorskip("accelerate")
+    file = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED"}
+    ranks = {"num_processes": 2, "num_machines": 1, "machine_rank": 0}
+    told = file | ranks | {"deepspeed_config": section, "mixed_precision": precision}
+    source = read_source(path := write(tmp_path, yaml.safe_dump(told), "accelerate.yaml"))
+    added = inserted(source.config, source.consumer, source.mixed_precision)
+    assert {**source.config, **added} == _made_by_accelerate(path)
+
+
+def test_what_accelerate_inserts_is_what_the_installed_one_inserts(tmp_path):
+    """An accumulation of 1, and the section of the precision that it is told."""
+    pytest.importorskip("accelerate")
+    inner = write(tmp_path, RAW)
+    file = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED"}
+    told = file | {"num_processes": 2, "num_machines": 1, "mixed_precision": "fp16"}
+    path = write(tmp_path, yaml.safe_dump(told), "accelerate.yaml")
+    source = read_source(inner, accelerate=path)
+    added = inserted(source.config, source.consumer, source.mixed_precision)
+    assert set(added) == {"gradient_accumulation_steps", "fp16"}
+    assert {**source.config, **added} == _made_by_accelerate(path, inner)
 
 
 def test_what_accelerate_is_told_is_kept_as_it_is_given(tmp_path):
@@ -367,6 +435,14 @@ def test_a_large_file_is_refused_at_once(tmp_path):
     path = write(tmp_path, '{"a": "' + "x" * MAX_BYTES + '"}')
     with pytest.raises(RenderError, match="larger than 4 MiB"):
         read_source(path)
+
+
+def test_a_long_yaml_is_refused_before_it_is_read(tmp_path):
+    lines = "".join(f"key_{i}: [1, 2, {{a: b}}]\n" for i in range(12_000))
+    with pytest.raises(NotADsConfigError, match="no word in it is DeepSpeed's"):
+        read_source(write(tmp_path, lines, "data.yaml"))
+    with pytest.raises(RenderError, match="YAML of more than 256 KiB"):
+        read_source(write(tmp_path, f"{lines}zero_optimization: {{stage: 1}}\n", "data.yaml"))
 
 
 def test_nothing_waits_for_a_pipe_or_a_device(tmp_path):

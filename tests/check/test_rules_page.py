@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from autotune.base.errors import JobError
-from autotune.check.file_rules import FILE_RULES
-from autotune.check.rules_page import markdown_of, page_of, rule_names
+from autotune.check.rule_list import FILE_RULES, rule_names
+from autotune.check.rules_page import markdown_of, page_of
 from autotune.engines.deepspeed.rules import ALL_RULES
 
 CHECK = Path(__file__).parents[2] / "autotune" / "check"

@@ -4,10 +4,12 @@ from autotune.engines.deepspeed.rules import (
     attention,
     batch,
     compile,
+    data,
     dtypes,
     experts,
     loss,
     model,
+    monitors,
     nvme,
     offload,
     optimizer,
@@ -36,7 +38,13 @@ _ABOUT_VALUES = rules_of(
 )
 _VALUE_RULES = tuple(rule for rule in _ABOUT_VALUES if rule not in version.KEY_RULES)
 
-ALL_RULES: tuple[Rule[Setup], ...] = (*schema.BLOCKING, *_KEY_RULES, *_VALUE_RULES)
+_SECTION_RULES = rules_of(data, monitors)
+"""Rules about sections that no template of the search has: `is_plain` answers for them."""
+
+ALL_RULES: tuple[Rule[Setup], ...] = (
+    *(*schema.BLOCKING, *_KEY_RULES, *_SECTION_RULES),
+    *_VALUE_RULES,
+)
 """Every rule, in the order in which they are asked."""
 
 
@@ -53,4 +61,5 @@ def judge(setup: Setup) -> list[Violation]:
     if not is_plain(setup):
         found = judge_by((*schema.BLOCKING, *_KEY_RULES), setup)
         setup = setup.with_config(as_read(setup.ds_config, setup.version))
+        found += judge_by(_SECTION_RULES, setup)
     return found + judge_by(_VALUE_RULES, setup)

@@ -30,6 +30,7 @@ from autotune.engines.deepspeed.rules.values import (
     SWITCHED_SECTION,
     TEXT,
     TEXTS,
+    TIMERS,
     TRUTH,
     WIDE_BOOL,
     Check,
@@ -335,6 +336,8 @@ DEPRECATED: Mapping[str, str] = {
 }
 """Deprecated key of `zero_optimization` -> the one that replaces it."""
 
+_OLD_NAMES = ("cpu_offload_use_pin_memory", "bfloat16")
+
 SECTIONS: Mapping[str, Section] = {
     "": Section(
         strict=False,
@@ -363,6 +366,7 @@ SECTIONS: Mapping[str, Section] = {
             "torch_autocast": since("0.16.9", MAPPING),
             "tensor_parallel": since("0.16.0", MAPPING),
             "compile": since("0.16.0", MAPPING),
+            "timers": TIMERS,
             "sequence_parallel_size": count(1),
             "data_parallel_size": count(1),
             "expert_parallel": since("0.19.1", MAPPING),
@@ -382,7 +386,7 @@ SECTIONS: Mapping[str, Section] = {
                     *("activation_checkpointing", "autotuning", "checkpoint", "comet"),
                     *("comms_logger", "csv_monitor", "data_efficiency"),
                     *("flops_profiler", "hybrid_engine"),
-                    *("pipeline", "tensorboard", "timers", "wandb", "weight_quantization"),
+                    *("pipeline", "tensorboard", "wandb", "weight_quantization"),
                 ),
                 MAPPING,
             ),
@@ -398,7 +402,9 @@ SECTIONS: Mapping[str, Section] = {
             "elasticity": removed("0.19.8", "elastic training is gone: state the batch sizes"),
             "graph_harvesting": removed("0.19.8", "graph harvesting is gone"),
             "curriculum_learning": removed(
-                "0.19.8", "it moved to data_efficiency.data_sampling.curriculum_learning"
+                "0.19.8",
+                "data_efficiency.data_sampling.curriculum_learning is another form of it, with "
+                "an index of the samples for each of its curriculum_metrics",
             ),
             "progressive_layer_drop": removed("0.19.8", "progressive layer drop is gone"),
         },
@@ -530,9 +536,17 @@ here (`pipeline`, `datastates_ckpt`, what a curriculum holds, ...) are not looke
 def plain_keys(version: str) -> Mapping[str, Mapping[str, Check]]:
     """Section -> key -> check, of the keys that a release reads under this name alone.
 
-    Left out are keys that it lacks or refuses, deprecated ones, and second spellings.
+    Left out are keys that it lacks or refuses, deprecated ones, second spellings, and sections
+    that rules look into which the search need not ask.
     """
-    odd = {*DEPRECATED, *SPELLINGS}
+    odd = {
+        *DEPRECATED,
+        *SPELLINGS,
+        "cpu_offload_use_pin_memory",
+        "bfloat16",
+        *_MONITORS,
+        "data_efficiency",
+    }
     return {
         path: {
             name: key.accepts

@@ -7,6 +7,8 @@ judge what it takes it for; what it refuses is an error.
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,11 +27,11 @@ from autotune.engines.deepspeed.rules.base import (
     zero,
 )
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
-from autotune.engines.deepspeed.rules.sections import PARAMS, dotted, is_auto, sections
+from autotune.engines.deepspeed.rules.sections import PARAMS, as_read, dotted, is_auto, sections
 from autotune.engines.deepspeed.rules.spelling import misspelt
-from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section
+from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section, as_pydantic
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
-from autotune.space.rule import Choice, Finding, rule
+from autotune.space.rule import Choice, Finding, UnknownFactError, rule
 
 _MOST_NAMED = 50
 """Unknown keys of a section that get a finding each; the rest is counted: a file that is no
@@ -175,6 +177,7 @@ def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
         zero(2, reduce_bucket_size="2000"),
         zero(2, reduce_bucket_size=2000),
     ),
+    ignored({"data_types": {"buffer_dtype": "text"}}, {"data_types": {"buffer_dtype": None}}),
     converted(zero("2"), zero(2)),
     converted(zero(2, overlap_comm="yes"), zero(2, overlap_comm=True)),
     converted(zero(1, reduce_scatter=0), zero(1, reduce_scatter=False)),
@@ -182,7 +185,18 @@ def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
     converted({"comms_logger": {"enabled": "no"}}, {"comms_logger": {"enabled": False}}),
 )
 def _section_value(setup: Setup) -> list[Finding]:
-    return _wrong_values(setup, top_level=False)
+    found = _wrong_values(setup, top_level=False)
+    return [_if_it_is_cast(setup, each) for each in found]
+
+
+def _if_it_is_cast(setup: Setup, found: Finding) -> Finding:
+    """Buffers are cast in 16 bits alone (runtime/engine.py: _configure_distributed_model)."""
+    if found.at != ("data_types.buffer_dtype",):
+        return found
+    with suppress(UnknownFactError):
+        if setup.with_config(as_read(setup.ds_config, setup.version)).dtype == "fp32":
+            return replace(found, consequence="ignored")
+    return found
 
 
 @rule(
@@ -456,6 +470,78 @@ def _either(given: Mapping[str, Any], second: str, first: str, relation: str) ->
 
 
 @rule(
+    "runtime/config_utils.py: _process_deprecated_field; precision_config.py: BFLOAT16_OLD",
+    converted(zero(1, cpu_offload=True), precision="fp32"),
+    converted(zero(1, cpu_offload=False)),
+    converted(zero(3, cpu_offload_param=True)),
+    converted(zero(3, stage3_gather_fp16_weights_on_model_save=True)),
+    converted({"bfloat16": {"enabled": True}}, precision="bf16"),
+)
+def _deprecated_name(setup: Setup) -> list[Finding]:
+    found = [(old, new) for old, new in DEPRECATED.items() if old in setup.zero]
+    return [
+        Finding(
+            message=f"zero_optimization.{old} is the deprecated name of {new}",
+            at=(f"zero_optimization.{old}",),
+            changes=zero(**{old: None, **_renewed(new, setup.zero[old])}),
+        )
+        for old, new in found
+        if new not in setup.zero and _asks(setup, old) is not REFUSED
+    ] + list(_old_bf16(setup))
+
+
+@rule(
+    "runtime/zero/config.py: set_new_param=False, and nothing else reads it",
+    ignored(zero(1, cpu_offload_use_pin_memory=True), zero(cpu_offload_use_pin_memory=None)),
+)
+def _deprecated_pin_memory(setup: Setup) -> Finding | None:
+    name = "cpu_offload_use_pin_memory"
+    if setup.zero.get(name) is None:
+        return None
+    pinned = [
+        Choice(changes=zero(**{name: None, part: {"pin_memory": setup.zero[name]}}))
+        for part in ("offload_optimizer", "offload_param")
+        if setup.zero_section(part) and "pin_memory" not in setup.zero_section(part)
+    ]
+    return Finding(
+        message=f"zero_optimization.{name} is deprecated and does nothing: pin_memory of "
+        "offload_optimizer and offload_param decides",
+        at=(f"zero_optimization.{name}",),
+        choices=(*pinned, Choice(changes=zero(**{name: None}))),
+        advice=f"say pin_memory there, or remove zero_optimization.{name}",
+    )
+
+
+def _asks(setup: Setup, old: str) -> Any:
+    return SECTIONS["zero_optimization"].keys[old].taken(setup.zero[old])
+
+
+def _renewed(new: str, value: Any) -> dict[str, Any]:
+    """What a deprecated key says, in the words of the new one."""
+    is_asked = as_pydantic("bool", value) is True
+    if new.startswith("offload"):
+        return {new: {"device": "cpu"}} if is_asked else {}
+    return {new: is_asked}
+
+
+def _old_bf16(setup: Setup) -> Iterator[Finding]:
+    config = setup.ds_config
+    if setup.bf16_name != "bfloat16" or not isinstance(config.get("bfloat16"), Mapping):
+        return
+    yield Finding(
+        message="bfloat16 is the old name of bf16",
+        at=("bfloat16",),
+        changes={"bfloat16": None, "bf16": _with_autos(config["bfloat16"])},
+    )
+
+
+def _with_autos(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A section with those of its values that only its consumer knows: the file says "auto"."""
+    hidden = [name for name in SECTIONS["bf16"].keys if name in section and name not in [*section]]
+    return {**dict(section.items()), **dict.fromkeys(hidden, "auto")}
+
+
+@rule(
     "runtime/zero/config.py: field name and alias",
     raised(
         "prefetch_bucket_size\n.*Extra inputs are not permitted",
@@ -474,5 +560,5 @@ BLOCKING = (_section_value, _top_level_value, _auto_unresolved, _auto_dropped)
 
 KEY_RULES = (
     *(_unknown_key, _unknown_top_level_key, _unknown_plain_key),
-    *(_deprecated_with_new, _spelled_twice),
+    *(_deprecated_with_new, _deprecated_name, _deprecated_pin_memory, _spelled_twice),
 )

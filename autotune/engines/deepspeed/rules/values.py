@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from typing import Any, Final, Literal
 
 from autotune.engines.deepspeed.rules.releases import is_at_least
+from autotune.engines.deepspeed.rules.spelling import misspelt
 
 Check = Callable[[Any], bool]
 Kind = Literal["bool", "int", "float"]
@@ -104,6 +105,8 @@ class Key:
     removed_in: str = ""
     """The first release that refuses the key, with any value; empty: none does."""
     why_removed: str = ""
+    words: tuple[str, ...] = ()
+    """The words that it takes, where they are few."""
     converts: Callable[[Any], Any] = _refuse
     """What DeepSpeed makes of a value that `accepts` does not know; `REFUSED` where it raises."""
 
@@ -118,6 +121,8 @@ class Key:
         """The value that a value of another type must mean; `REFUSED` where nobody can say."""
         if self.accepts(value):
             return value
+        if isinstance(value, str) and (word := misspelt(value, self.words)) is not None:
+            return word
         made = [as_pydantic(kind, value) for kind in ("bool", "int", "float")]
         made += [int(one) for one in made if type(one) is float and one.is_integer()]
         found = (one for one in made if one is not REFUSED and self.accepts(one))
@@ -206,7 +211,7 @@ def choice(*values: str, any_case: bool = False) -> Key:
     def accepts(value: Any) -> bool:
         return isinstance(value, str) and (value.lower() if any_case else value) in values
 
-    return Key(wants="one of " + ", ".join(values), accepts=accepts)
+    return Key(wants="one of " + ", ".join(values), accepts=accepts, words=values)
 
 
 def optional(key: Key) -> Key:
@@ -287,6 +292,11 @@ STEPS = Key(
 """Steps from one to the next: DeepSpeed takes the remainder of a division by it."""
 TEXT = Key(wants="text", accepts=lambda v: isinstance(v, str) and v != "auto")
 MAPPING = Key(wants="a section", accepts=lambda v: type(v) is dict or isinstance(v, Mapping))
+TIMERS = replace(
+    MAPPING,
+    converts=lambda v: {} if isinstance(v, (str, list)) and "throughput" not in v else REFUSED,
+)
+"""DeepSpeed asks whether `throughput` is in it."""
 FILLED_TEXT = Key(wants="text, and not empty", accepts=lambda v: TEXT.accepts(v) and v != "")
 SWITCHED_SECTION = replace(MAPPING, converts=_switched)
 TEXTS = Key(

@@ -1,6 +1,6 @@
 """What the installed release of DeepSpeed no longer has, or not yet."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.engines.deepspeed.rules.adam import CPU_ADAM
@@ -19,7 +19,7 @@ from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.nvme import SWAPPED_MODEL, swapped
 from autotune.engines.deepspeed.rules.parallel import WHOLE, autotp_size
 from autotune.engines.deepspeed.rules.sections import dotted, sections
-from autotune.engines.deepspeed.rules.values import Key, Section
+from autotune.engines.deepspeed.rules.values import Key
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
 from autotune.space.rule import Choice, Finding, Patch, rule
 
@@ -46,14 +46,12 @@ _KEPT_IN_MEMORY = 1_000_000_000
 _FLAT_BUFFER_BROKEN_IN, _FLAT_BUFFER_MENDED_IN = "0.18.7", "0.19.0"
 
 
-def _given(setup: Setup, is_odd: Callable[[Key, str], bool]) -> list[tuple[str, str, Section]]:
-    """Path, name and section of the keys of a configuration that are odd in its release."""
-    return [
-        (path, name, section)
-        for path, content, section in sections(setup.ds_config)
-        for name in content
-        if (key := section.keys.get(name)) is not None and is_odd(key, setup.version)
-    ]
+def _given(setup: Setup, is_odd: Callable[[Key, str], bool]) -> Iterator[tuple[str, str, Any]]:
+    """Path, name and value of the keys of a configuration that are odd in its release."""
+    for path, content, section in sections(setup.ds_config):
+        for name, value in content.items():
+            if (key := section.keys.get(name)) is not None and is_odd(key, setup.version):
+                yield path, name, value
 
 
 @rule(
@@ -61,44 +59,65 @@ def _given(setup: Setup, is_odd: Callable[[Key, str], bool]) -> list[tuple[str, 
     *(
         raised(
             f"DeepSpeedConfigError: .*{'has been' if not path else name}",
-            {path: {"stage": 3, name: 1}} if path else {name: {"enabled": False}},
+            {path: {"stage": 3, name: False}} if path else {name: {"enabled": False}},
         )
         for path, section in SECTIONS.items()
         for name, key in section.keys.items()
         if key.removed_in
     ),
+    raised(
+        "DeepSpeedConfigError: .*mics_shard_size",
+        zero(3, mics_shard_size=2),
+        zero(mics_shard_size=None, zero_hpz_partition_size=2),
+    ),
 )
 def _removed_key(setup: Setup) -> list[Finding]:
     return [
-        Finding(
-            message=f"refused by DeepSpeed {setup.version}, whatever the value: "
-            f"{dotted(path, name)} is gone since {key.removed_in}: {key.why_removed}",
-            at=(dotted(path, name),),
-            changes=changes,
-            choices=_instead_of_amp(setup) if name == "amp" else (),
-            words="" if len(changes) == 1 else "move it to data_efficiency.data_sampling",
-            advice="" if len(changes) == 1 else _CLUSTERS,
-        )
-        for path, name, section in _given(setup, Key.is_removed)
-        for key in [section.keys[name]]
-        for changes in [
-            _curriculum(setup.ds_config) if name == _CURRICULUM else removal([(path, name)])
-        ]
+        _removed(setup, path, name, value) for path, name, value in _given(setup, Key.is_removed)
     ]
 
 
-def _instead_of_amp(setup: Setup) -> tuple[Choice, ...]:
-    if setup.dtype != "fp32":
-        return ()
-    return (
-        Choice(changes={"amp": None}, words="remove amp: it trains in fp32 then"),
-        Choice(changes={"amp": None, "fp16": {"enabled": True}}),
-        Choice(changes={"amp": None, setup.bf16_name: {"enabled": True}}),
+def _removed(setup: Setup, path: str, name: str, value: Any) -> Finding:
+    where, key = dotted(path, name), SECTIONS[path].keys[name]
+    gone = removal([(path, name)])
+    is_off = isinstance(value, Mapping) and (not value or value.get("enabled") is False)
+    told = (
+        f"{where} is gone since {key.removed_in}, and DeepSpeed {setup.version} refuses it "
+        f"whatever its value: {key.why_removed}"
+    )
+    moved = _moved_curriculum(setup.ds_config) if name == _CURRICULUM else {}
+    if moved:
+        return Finding(
+            message=told,
+            at=(where,),
+            changes=moved,
+            words="move it to data_efficiency.data_sampling",
+            advice="" if is_off else _CLUSTERS,
+        )
+    if is_off or value in (None, False, -1):
+        return Finding(message=told, at=(where,), changes=gone)
+    leave = Choice(changes=gone, words=f"remove {where}")
+    return Finding(
+        message=told,
+        at=(where,),
+        choices=(*_heirs(setup, name, value), leave),
+        advice=f"remove {where}; what it asked for is not done then",
     )
 
 
-def _curriculum(config: Mapping[str, Any]) -> Patch:
-    """The old curriculum at its new place; its removal where another one is there already.
+def _heirs(setup: Setup, name: str, value: Any) -> Iterator[Choice]:
+    """What takes the place of a feature that is gone, where it does about the same."""
+    if name == "amp":
+        for dtype, other in (("bf16", "fp16"), ("fp16", "bf16")):
+            if setup.section(other).get("enabled") is not True:
+                yield Choice(changes={"amp": None, dtype: {"enabled": True}})
+    if name == "mics_shard_size" and type(value) is int and value > 1:
+        hpz = {"mics_shard_size": None, "zero_hpz_partition_size": value}
+        yield Choice(changes=zero(**hpz))
+
+
+def _moved_curriculum(config: Mapping[str, Any]) -> Patch:
+    """The old curriculum at its new place; nothing where another one is there already.
 
     One that is on becomes the metric of its own name (runtime/data_pipeline/config.py asserts
     that there is one), in one cluster of samples, since the old one had no others.
@@ -107,7 +126,7 @@ def _curriculum(config: Mapping[str, Any]) -> Patch:
     old, efficiency = config[_CURRICULUM], as_section(config.get("data_efficiency"))
     sampling = as_section(efficiency.get("data_sampling"))
     if not isinstance(old, Mapping) or not old or sampling.get(_CURRICULUM) is not None:
-        return gone
+        return {}
     if old.get("enabled") is not True:
         return gone | {"data_efficiency": {"data_sampling": {_CURRICULUM: dict(old)}}}
     metric = {name: value for name, value in old.items() if name != "enabled"}
@@ -122,24 +141,25 @@ def _curriculum(config: Mapping[str, Any]) -> Patch:
 @rule(
     "the same fields, read off the releases that keys.py names",
     raised(
-        "Extra inputs are not permitted", zero(1, parameter_alignment=True), deepspeed="0.19.6"
+        "Extra inputs are not permitted",
+        zero(1, parameter_alignment=True),
+        zero(parameter_alignment=None),
+        deepspeed="0.19.6",
     ),
 )
-def _missing_key(setup: Setup) -> Finding | None:
-    version = setup.version
-    found = _given(setup, Key.is_missing)
-    if not found:
-        return None
-    told = [
-        f"{dotted(path, name)} is not known to DeepSpeed {section.keys[name].absent_through} and "
-        f"before, {version} {'raises on' if section.is_strict(version) else 'ignores'} it"
-        for path, name, section in found
-    ]
-    raises = any(section.is_strict(version) for *_, section in found)
+def _missing_key(setup: Setup) -> list[Finding]:
+    return [_missing(setup, path, name) for path, name, _ in _given(setup, Key.is_missing)]
+
+
+def _missing(setup: Setup, path: str, name: str) -> Finding:
+    where, section, version = dotted(path, name), SECTIONS[path], setup.version
+    raises = section.is_strict(version)
     return Finding(
-        message="; ".join(sorted(told)),
-        changes=removal((path, name) for path, name, _ in found),
-        advice="or install a newer DeepSpeed",
+        message=f"{where} is not known to DeepSpeed {section.keys[name].absent_through} and "
+        f"before, {version} {'raises on' if raises else 'ignores'} it",
+        at=(where,),
+        choices=(Choice(changes=removal([(path, name)]), words=f"remove {where}"),),
+        advice=f"install a newer DeepSpeed, or remove {where}",
         consequence="raised" if raises else "ignored",
     )
 

@@ -50,9 +50,14 @@ NEEDS_SOMEBODY = {
     "scheduler.warmup_beyond_total",  # how long the training is
     "scheduler.warmup_type",
     "schema.auto_unresolved",
+    "schema.deprecated_pin_memory",  # of which of two offloads
     "schema.section_value",
     "schema.spelled_twice",  # which of two values
     "schema.top_level_value",
+    "data.curriculum",  # the metrics, the most tokens, the schedule
+    "data.dynamic_batching",
+    "data.random_ltd",
+    "monitors.not_installed",  # a package, or none of it
     "schema.unknown_key",  # what it was to be
     "sequence.attention",  # the layout, the model and the job are not in the configuration
     "sequence.heads",
@@ -65,6 +70,8 @@ NEEDS_SOMEBODY = {
     "version.autotp_by_script",  # the layout, or another DeepSpeed
     "version.autotp_uneven_heads",
     "version.flat_buffer_on_cpu",  # no sharding, or all of it
+    "version.missing_key",  # another DeepSpeed, or not at all
+    "version.removed_key",  # what takes its place
     "version.removed_optimizer",  # 1-bit LAMB where there is no LAMB
 }
 

@@ -27,7 +27,6 @@ LEGAL = {
     "stage 3 offloads parameters": (zero(3, offload_param=CPU, offload_optimizer=CPU), {}),
     "an offload to nowhere": (zero(2, offload_param={"device": "none"}), {}),
     "no offload at all": (zero(2, offload_param=None, offload_optimizer=None), {}),
-    "the deprecated offload alone": (zero(2, cpu_offload=True), {}),
     "a float that is whole": (zero(2, reduce_bucket_size=5e8), {}),
     "an even bucket": (zero(2, allgather_bucket_size=0), {}),
     "a sum below stage 3": (zero(2) | {"gradient_allreduce_op": "SUM"}, {}),
@@ -67,7 +66,6 @@ LEGAL = {
         {"fp16": {"enabled": True, "loss_scale": 128, "loss_scale_window": 0}},
         {"precision": "fp16"},
     ),
-    "the old name of bf16": ({"bfloat16": {"enabled": True}}, {"precision": "bf16"}),
     "16-bit masters with the CPU's Adam": (
         zero(2, offload_optimizer=CPU)
         | CPU_ADAM

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from autotune.check.consumers import Consumer
-from autotune.report.terminal.check import asker, print_check
+from autotune.check.run import CheckRun
+from autotune.report.check.text import asker, print_check, print_run
 from tests.check.files import AUTO, checked, write
 from tests.engines.deepspeed.rules.cases import NEWEST
 
@@ -40,9 +41,14 @@ def test_no_line_is_too_long_and_no_word_is_cut(tmp_path, monkeypatch, width, te
 
 def test_the_worst_comes_first_and_the_last_line_counts(tmp_path):
     lines = printed(checked(write(tmp_path, BROKEN))).splitlines()
-    said = [line.partition("  ")[0] for line in lines if line.startswith(("would ", "is "))]
-    assert said == ["would raise", "is ignored", "is ignored"]
-    assert lines[-1] == "1 would raise, 2 ignored: it would not run"
+    heads = [line.split("  ")[:2] for line in lines if "ds_config.json:" in line[:-1]]
+    said = [(head[0].rpartition("/")[2], head[1]) for head in heads if len(head) == 2]
+    assert said == [
+        ("ds_config.json:6:5", "error"),
+        ("ds_config.json:2:3", "warning"),
+        ("ds_config.json:7:5", "warning"),
+    ]
+    assert lines[-1] == "1 error, 2 warnings: it would not run"
 
 
 def test_the_last_line_tells_what_is_fixed_from_what_is_left(tmp_path):
@@ -50,11 +56,11 @@ def test_the_last_line_tells_what_is_fixed_from_what_is_left(tmp_path):
         return printed(checked(write(tmp_path, config)), fixed=True).splitlines()[-1]
 
     one = {"train_batch_size": 1, "gradient_cliping": 1.0}
-    assert last(one) == "1 was ignored, fixed: it would run"
-    left = "1 ignored; 1 would have raised, 1 was ignored, fixed: it would run"
+    assert last(one) == "1 fixed, nothing left: it would run"
+    left = "2 fixed; 1 warning left: it would run"
     assert last(BROKEN) == left, "a section is not taken away unasked"
     open_question = one | {"zero_optimization": {"stage": "two"}}
-    assert last(open_question) == "1 would raise, 1 ignored: it would not run"
+    assert last(open_question) == "1 error, 1 warning: it would not run"
 
 
 @pytest.mark.parametrize(
@@ -100,11 +106,44 @@ def test_a_file_that_is_not_edited_says_why(tmp_path):
     assert "no diff: a key stands there twice" in printed(report, fixed=True)
 
 
+def _run(*reports, **more):
+    out = io.StringIO()
+    console = Console(file=out, width=80, color_system=None)
+    form = {"fixed": False, "quiet": False, "strict": False} | more
+    print_run(console, CheckRun(reports=reports, others=[Path("package.json")]), **form)
+    return out.getvalue()
+
+
+def test_several_files_end_with_a_line_over_all(tmp_path):
+    clean = checked(write(tmp_path, {"train_batch_size": 1}))
+    broken = checked(write(tmp_path, BROKEN))
+    warned = checked(write(tmp_path, {"train_batch_size": 1, "gradient_cliping": 1.0}))
+    last = " ".join(_run(clean, broken, warned).rpartition("\n\n")[2].split())
+    assert last == (
+        "3 configurations checked (1 more file holds no DeepSpeed configuration): "
+        "1 would not run; 1 has warnings"
+    )
+    assert "1 has warnings, which fail here" in " ".join(_run(warned, strict=True).split())
+    quiet = _run(clean, broken, warned, quiet=True)
+    assert "schema.unknown_key" in quiet
+    assert "warning" not in quiet
+    assert not _run(clean, warned, quiet=True)
+
+
+def test_what_is_ignored_is_counted_and_fails_nothing(tmp_path):
+    config = {"train_batch_size": 1, "gradient_cliping": 1.0, "_autotune_ignore": ["schema.*"]}
+    report = checked(write(tmp_path, config))
+    assert report.found == ()
+    assert printed(report).splitlines()[-1] == (
+        "nothing found (1 more ignored, as you asked): it would run"
+    )
+
+
 def test_choices_are_printed_with_the_flag_that_takes_them(tmp_path):
     yaml = "deepspeed_config: {zero_stage: 1, offload_param_device: cpu}\n"
     text = printed(checked(write(tmp_path, yaml, "accelerate.yaml")), fixed=True)
     assert "--choose offload.param_needs_stage_3=1  remove offload_param_device\n" in text
-    assert text.splitlines()[-1] == "1 ignored: it would run"
+    assert text.splitlines()[-1] == "1 warning: it would run"
 
 
 def test_a_question_takes_a_number_or_is_left_open(tmp_path, monkeypatch):

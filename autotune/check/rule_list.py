@@ -1,14 +1,17 @@
-"""Rules of `check` about the file itself, and about what Trainer and accelerate do with it."""
+"""Every rule of `check` by its name: of DeepSpeed, of the file itself, of other consumers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 
+from autotune.base.errors import JobError
+from autotune.engines.deepspeed.rules import ALL_RULES
 from autotune.space.rule import Level
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileRule:
-    """What is told of such a rule."""
+    """What is told of a rule that is not about what DeepSpeed reads."""
 
     says: str
     level: Level
@@ -106,3 +109,18 @@ FILE_RULES: Mapping[str, FileRule] = {
         source=_MEGATRON,
     ),
 }
+
+
+def rule_names() -> list[str]:
+    """Every rule that `check` knows, in the order in which they are documented."""
+    return [*(rule.name for rule in ALL_RULES), *FILE_RULES]
+
+
+def no_such_rule(name: str, *, where: str = "") -> JobError:
+    """The error for a name, or a pattern, that fits no rule."""
+    near = get_close_matches(name, rule_names(), n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return JobError(
+        f"{where}{': ' if where else ''}{name} is no rule",
+        f"{hint}`autotune rule` lists them all",
+    )

@@ -1,0 +1,40 @@
+"""What came of checking several files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.base.errors import AutotuneError
+from autotune.check.lint import CheckExit, CheckReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unread:
+    """A file that could not be checked."""
+
+    path: Path
+    error: AutotuneError
+
+    def __str__(self) -> str:
+        return f"{self.error.message}\nfix: {self.error.hint}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRun:
+    """All files of one call."""
+
+    reports: Sequence[CheckReport]
+    """One for every configuration; a file may hold several."""
+    unread: Sequence[Unread] = ()
+    others: Sequence[Path] = ()
+    """Files of folders and patterns that hold no DeepSpeed configuration."""
+
+    is_one_file: bool = False
+    """Whether the user named one file, and nothing else."""
+
+    def exit_code(self, *, fixed: bool, strict: bool) -> CheckExit:
+        """2 where one would not run, else 3 where one could not be read, else 0."""
+        codes = {report.exit_code(fixed=fixed, strict=strict) for report in self.reports}
+        if CheckExit.FAILS in codes:
+            return CheckExit.FAILS
+        return CheckExit.UNREADABLE if self.unread else CheckExit.PASSES

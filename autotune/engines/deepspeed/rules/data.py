@@ -1,0 +1,69 @@
+"""Data efficiency: what a switched-on part of it cannot do without."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.engines.deepspeed.rules.base import Setup, as_section, patch, raised
+from autotune.space.rule import Choice, Finding, rule
+
+_SAMPLING = "data_efficiency.data_sampling"
+_CURRICULUM = f"{_SAMPLING}.curriculum_learning"
+_BATCHING = f"{_SAMPLING}.dynamic_batching"
+_LTD = "data_efficiency.data_routing.random_ltd"
+_LTD_NEEDS = ("total_layer_num", "random_ltd_layer_num", "random_ltd_schedule")
+
+
+def _section(setup: Setup, path: str) -> Mapping[str, Any]:
+    content: Mapping[str, Any] = setup.ds_config
+    for part in path.split("."):
+        content = as_section(content.get(part))
+    return content
+
+
+def _lacks(setup: Setup, path: str, needed: tuple[str, ...], what: str) -> Finding | None:
+    section = _section(setup, path)
+    missing = [name for name in needed if name not in section]
+    if not section.get("enabled") or not missing:
+        return None
+    return Finding(
+        message=f"{path} is switched on without {', '.join(missing)}: DeepSpeed asks for it",
+        at=(f"{path}.enabled",),
+        choices=(Choice(changes=patch(path, {"enabled": False})),),
+        advice=f"set {path}.{missing[0]}, {what}",
+    )
+
+
+@rule(
+    "runtime/data_pipeline/config.py: get_curriculum_learning",
+    raised(
+        "Curriculum learning is enabled, curriculum_metrics must be specified",
+        patch(_CURRICULUM, {"enabled": True}),
+        patch(_CURRICULUM, {"enabled": False}),
+    ),
+)
+def _curriculum(setup: Setup) -> Finding | None:
+    return _lacks(setup, _CURRICULUM, ("curriculum_metrics",), "a section for every metric")
+
+
+@rule(
+    "runtime/data_pipeline/config.py: get_dynamic_batching",
+    raised(
+        "Dynamic batching is enabled, so max_tokens must be specified",
+        patch(_BATCHING, {"enabled": True}),
+        patch(_BATCHING, {"enabled": False}),
+    ),
+)
+def _dynamic_batching(setup: Setup) -> Finding | None:
+    return _lacks(setup, _BATCHING, ("max_tokens",), "the most tokens of a micro-batch")
+
+
+@rule(
+    "runtime/data_pipeline/data_routing/scheduler.py: RandomLTDScheduler",
+    raised(
+        "KeyError: 'total_layer_num'",
+        patch(_LTD, {"enabled": True}),
+        patch(_LTD, {"enabled": False}),
+    ),
+)
+def _random_ltd(setup: Setup) -> Finding | None:
+    return _lacks(setup, _LTD, _LTD_NEEDS, "as the model's layers say")

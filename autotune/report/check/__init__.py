@@ -1,0 +1,1 @@
+"""What `check` found, as text for people and in the formats of other tools."""

@@ -1,0 +1,41 @@
+"""Findings as workflow commands of GitHub Actions, which shows them beside the lines.
+
+Their form: https://docs.github.com/actions/reference/workflow-commands-for-github-actions.
+"""
+
+from collections.abc import Iterator
+
+from autotune.check.run import CheckRun
+from autotune.space.rule import Level
+
+_COMMANDS: dict[Level, str] = {"error": "error", "warning": "warning", "note": "notice"}
+
+
+def github_lines(run: CheckRun) -> Iterator[str]:
+    """A command for every finding, and for every file that could not be read."""
+    for report in run.reports:
+        for found in report.found:
+            told = found.violation
+            yield _command(
+                _COMMANDS[told.level],
+                f"{told.message}\nfix: {told.fix}",
+                file=str(report.source.path),
+                line=str(found.place.line),
+                col=str(found.place.column),
+                title=told.rule,
+            )
+    for one in run.unread:
+        yield _command("error", str(one), file=str(one.path), line="1", title="cannot be read")
+
+
+def _command(name: str, message: str, **properties: str) -> str:
+    told = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
+    return f"::{name} {told}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

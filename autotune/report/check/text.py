@@ -1,0 +1,217 @@
+"""What `check` found, for people."""
+
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from rich.console import Console
+from rich.text import Text
+
+from autotune.check import CheckReport, Found
+from autotune.check.fixes import Option, Question
+from autotune.check.lint import CheckExit
+from autotune.check.run import CheckRun
+from autotune.space.rule import Consequence, Level, Violation
+
+_STYLES: dict[Level, str] = {"error": "red", "warning": "yellow", "note": "dim"}
+"""The levels, the worst first, and how each looks."""
+
+_THEN: dict[Consequence, str] = {
+    "raised": "it would not run",
+    "differs": "something else runs",
+    "ignored": "it is ignored",
+    "converted": "it is read as another type",
+}
+"""What the engine does, in words for people."""
+
+
+def print_run(console: Console, run: CheckRun, *, fixed: bool, quiet: bool, strict: bool) -> None:
+    """Every file, and a last line over all of them where there are several.
+
+    Args:
+        console: Where to.
+        run: What came of the files.
+        fixed: Whether `--fix` was said.
+        quiet: Errors alone, and nothing of a file without one.
+        strict: Whether a warning fails a file.
+    """
+    is_one = run.is_one_file and len(run.reports) < 2
+    for report in run.reports:
+        is_shown = not report.would_run(fixed=fixed) if quiet else is_one or bool(report.found)
+        if is_shown:
+            print_check(console, report, fixed=fixed, quiet=quiet)
+        if is_shown and not is_one:
+            console.print()
+    if not is_one and not quiet:
+        _print_text(console, _over_all(run, fixed=fixed, strict=strict))
+
+
+def print_check(
+    console: Console, report: CheckReport, *, fixed: bool, quiet: bool = False
+) -> None:
+    """The findings, the fix as a diff, and one line that concludes."""
+    if not quiet:
+        _print_text(console, _about(report), style="dim")
+        if report.version_note:
+            _print_text(console, report.version_note, style="yellow")
+        if report.unknown:
+            said = f'known at run time only ("auto"): {", ".join(report.unknown)}'
+            _print_text(console, said, style="dim")
+    levels: tuple[Level, ...] = ("error",) if quiet else tuple(_STYLES)
+    for level in levels:
+        for found in sorted(report.found, key=lambda one: (one.place.line, one.place.column)):
+            if found.violation.level == level:
+                _print_found(console, report, found)
+    if quiet:
+        return
+    _print_questions(console, report)
+    if report.diff:
+        _print_text(console, _above_the_diff(report, fixed=fixed))
+        _print_diff(console, report.diff)
+    elif report.not_edited and any(one.violation.changes for one in report.found):
+        console.print(Text(f"no diff: {report.not_edited}"))
+    _print_text(console, _conclusion(report, fixed=fixed))
+
+
+def asker(console: Console) -> Callable[[Question], Option | None] | None:
+    """What puts a question to the user in a terminal; None where there is nobody to ask."""
+    if not (console.is_terminal and sys.stdin.isatty()):
+        return None
+
+    def ask(question: Question) -> Option | None:
+        _print_text(console, f"{question.violation.rule}: {question.violation.message}")
+        by_number = {str(option.number): option for option in question.options}
+        for option in question.options:
+            _print_text(console, f"{option.number}  {option.words}", indent="  ")
+        while True:
+            answer = console.input("which one? (Enter leaves it) ").strip()
+            if not answer or answer in by_number:
+                return by_number.get(answer)
+
+    return ask
+
+
+def _about(report: CheckReport) -> str:
+    source, environment = report.source, report.environment
+    world = "?" if report.world is None else report.world
+    return (
+        f"{source.path}: read by {source.consumer} ({source.because}), DeepSpeed "
+        f"{environment.deepspeed_version}, {environment.accelerator}, world {world} "
+        f"({report.world_because})"
+    )
+
+
+def _above_the_diff(report: CheckReport, *, fixed: bool) -> str:
+    source = report.source
+    if not source.can_write:
+        return (
+            f"the fix of {source.path} (--fix writes into the file that is checked, which is "
+            f"{source.asked}):"
+        )
+    if not report.passes:
+        return "the fix so far (--fix writes nothing that would not run):"
+    written = report.is_written(fixed=fixed)
+    return "fixed, with this diff:" if written else "the fix (--fix writes it):"
+
+
+def _print_found(console: Console, report: CheckReport, found: Found) -> None:
+    """A head line that editors can follow, then what it is and how to mend it."""
+    told, place = found.violation, found.place
+    style = _STYLES[told.level]
+    where = f"{report.source.path}:{place.line}:{place.column}"
+    then = " (seen once the rest is fixed)" if found.after_fix else ""
+    head = Text.assemble(
+        (_visible(where), "bold"), "  ", (told.level, style), "  ", (told.rule, "cyan"), then
+    )
+    console.print(head, soft_wrap=True)
+    _print_text(console, f"{told.message} ({_THEN[told.consequence]})", indent="  ")
+    if told.level != "note" and told.fix:
+        _print_text(console, f"fix: {told.fix}", indent="  ")
+
+
+def _print_questions(console: Console, report: CheckReport) -> None:
+    """What only the user can decide, each way out with the flag that takes it."""
+    if not report.questions:
+        return
+    _print_text(console, "yours to choose:")
+    for question in report.questions:
+        for option in question.options:
+            flag = f"--choose {question.violation.rule}={option.number}"
+            _print_text(console, f"{flag}  {option.words}", indent="  ")
+
+
+def _print_text(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
+    """Wrapped at spaces only: what is in it is to be copied."""
+    wrapped = textwrap.fill(
+        _visible(text),
+        console.width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    console.print(Text(wrapped, style=style), soft_wrap=True)
+
+
+def _visible(text: str) -> str:
+    """What steers a terminal, or is no character at all, as its escape: a file may hold it."""
+    return "".join(
+        c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def _print_diff(console: Console, diff: str) -> None:
+    """In colour for people; to a pipe as it is, for `patch`."""
+    if console.is_terminal:
+        from rich.syntax import Syntax  # Pygments, which a pipe needs not wait for
+
+        text = "\n".join(map(_visible, diff.removesuffix("\n").split("\n")))
+        console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
+    else:
+        console.out(diff, end="", highlight=False)
+
+
+def _conclusion(report: CheckReport, *, fixed: bool) -> str:
+    """What is wrong with the file as it is now, and what was."""
+    now = _counted(report.now(fixed=fixed))
+    said = now or "nothing found"
+    if report.is_written(fixed=fixed):
+        n_fixed = len(report.found) - len(report.left)
+        said = f"{n_fixed} fixed; {now} left" if now else f"{n_fixed} fixed, nothing left"
+    if report.ignored:
+        said += f" ({len(report.ignored)} more ignored, as you asked)"
+    runs = "would run" if report.would_run(fixed=fixed) else "would not run"
+    return f"{said}: it {runs}"
+
+
+def _over_all(run: CheckRun, *, fixed: bool, strict: bool) -> str:
+    """How many files, and how many of them are of which kind."""
+    fails = sum(not one.would_run(fixed=fixed) for one in run.reports)
+    warned = sum(
+        one.would_run(fixed=fixed) and one.exit_code(fixed=fixed, strict=True) != CheckExit.PASSES
+        for one in run.reports
+    )
+    told = [
+        f"{fails} would not run" if fails else "",
+        f"{warned} {'has' if warned == 1 else 'have'} warnings{', which fail here' * strict}"
+        if warned
+        else "",
+        f"{len(run.unread)} cannot be read" if run.unread else "",
+    ]
+    n = len(run.reports) + len(run.unread)
+    said = "; ".join(filter(None, told)) or "all would run"
+    others = len(run.others)
+    more = "1 more file holds" if others == 1 else f"{others} more files hold"
+    skipped = f" ({more} no DeepSpeed configuration)" if others else ""
+    return f"{n} {'configuration' if n == 1 else 'configurations'} checked{skipped}: {said}"
+
+
+def _counted(violations: Iterable[Violation]) -> str:
+    """`1 error, 2 warnings`."""
+    counts = Counter(violation.level for violation in violations)
+    return ", ".join(
+        f"{counts[level]} {level}{'s' if counts[level] > 1 else ''}"
+        for level in _STYLES
+        if counts[level]
+    )

@@ -1,0 +1,142 @@
+"""`check` against the live engine, on mutants of the project's own configurations."""
+
+import pytest
+
+from benchmarks.check_truth import (
+    AGREED,
+    CONSUMERS,
+    FALSE_ALARM,
+    LEFT_OUT,
+    MISS,
+    OTHER_WORD,
+    WRONG,
+    Said,
+    compare,
+    judge,
+    shown,
+    table,
+    verdicts,
+)
+from benchmarks.mutants import CONFIG_FILE, Mutant, mutants
+
+SEED = 7
+KNOWN = {
+    "7-6": "accelerate lowers the letters of a device",
+    "7-8": "YAML reads 3e-4 as text, and nobody makes it a number",
+    "7-9": "a scheduler takes no such parameter",
+    "7-10": "the optimizer section is not read without a type",
+    "7-30": "a scheduler takes no such parameter",
+    "7-31": "accelerate refuses an unknown field",
+    "7-34": "an optimizer's parameter is no number",
+    "7-56": "accelerate needs a number of processes",
+}
+"""Mutants of the run below of which `check` is known to say something wrong -> why."""
+
+PASSED, REFUSED = Said(would_run=True, findings=()), Said(would_run=False, findings=("raised x",))
+READS = {
+    "stage": 1,
+    "micro_batch": 1,
+    "grad_accum": 2,
+    "train_batch_size": 2,
+    "clipping": 1.0,
+    "dtype": "float32",
+    "optimizer": "FusedAdam",
+    "scheduler": None,
+    "optimizer_offload": False,
+    "param_offload": False,
+    "group": {"lr": 0.1},
+}
+
+
+def mutant(text, **other):
+    return Mutant(
+        **{
+            "name": "one",
+            "kind": "some",
+            "base": "plain",
+            "consumer": "deepspeed",
+            "world": 1,
+            "files": {CONFIG_FILE: text},
+            "named": CONFIG_FILE,
+            **other,
+        }
+    )
+
+
+def word(text, said, error=None, **reads):
+    answer = {"error": error, "reads": READS | reads, "seconds": 0.0}
+    return compare(mutant(text), said, answer).word
+
+
+def test_the_same_seed_makes_the_same_mutants():
+    first, again = (list(mutants(50, 3, consumers=CONSUMERS)) for _ in range(2))
+    assert first == again
+    assert first != list(mutants(50, 4, consumers=CONSUMERS))
+
+
+def test_every_mutant_is_judged_without_a_crash():
+    crashes = [
+        said.crash for one in mutants(300, SEED, consumers=CONSUMERS) if (said := judge(one))
+    ]
+    assert [crash for crash in crashes if crash] == []
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "expected"),
+    [
+        (PASSED, None, AGREED),
+        (PASSED, "ValueError: x", MISS),
+        (REFUSED, None, FALSE_ALARM),
+        (REFUSED, "ValueError: x", AGREED),
+        (PASSED, "hung", LEFT_OUT),
+    ],
+)
+def test_what_is_said_is_compared_with_what_happened(said, error, expected):
+    assert word('{"train_batch_size": 2}', said, error) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reads"),
+    [
+        ('{"train_batch_size": 4}', {}),
+        ('{"zero_optimization": {"stage": 2}}', {}),
+        ('{"gradient_clipping": 0.5}', {}),
+        ('{"gradient_clipping": 0.5}', {"clipping": 0.0}),
+        ('{"bf16": {"enabled": true}}', {}),
+        ("{}", {"dtype": "bfloat16"}),
+        ('{"optimizer": {"type": "SGD"}}', {}),
+        ('{"optimizer": {"params": {"lr": 0.2}}}', {}),
+        ('{"zero_optimization": {"offload_param": {"device": "cpu"}}}', {}),
+    ],
+)
+def test_running_otherwise_without_a_word_is_a_miss(text, reads):
+    assert word(text, PASSED, **reads) == MISS
+    assert word(text, REFUSED, **reads) == OTHER_WORD
+
+
+def test_running_otherwise_is_no_miss_where_a_finding_names_the_key():
+    said = Said(would_run=True, findings=("differs batch.x train_batch_size is 2; mend it",))
+    assert word('{"train_batch_size": 4}', said) == AGREED
+    assert word('{"train_batch_size": 4, "gradient_clipping": 0.5}', said) == MISS
+    converted = Said(would_run=True, findings=("converted batch.x train_batch_size; mend it",))
+    assert word('{"train_batch_size": 4}', converted) == MISS
+
+
+def test_the_table_counts_what_was_compared():
+    answers = [
+        ({"error": None, "reads": READS, "seconds": 1.0}, REFUSED),
+        ({"error": "hung", "seconds": 1.0}, PASSED),
+        ({"error": None, "reads": READS, "seconds": 1.0}, PASSED),
+    ]
+    found = [compare(mutant("{}"), said, answer) for answer, said in answers]
+    last = list(table(found, "kind"))[-1]
+    assert last == "| all | 3 | 2 | 1 | 0 | 0 | 0 | 1 | 50.00% | 0.00% |  |"
+
+
+@pytest.mark.real
+def test_check_agrees_with_the_engine(tmp_path):
+    found = verdicts(list(mutants(60, SEED, consumers=CONSUMERS)), tmp_path)
+    assert sum(one.word == LEFT_OUT for one in found) <= 6
+    assert sum(one.error is None for one in found) >= 15
+    wrong = [one for one in found if one.word in WRONG and one.mutant.name not in KNOWN]
+    assert not wrong, "\n".join(map(shown, wrong))

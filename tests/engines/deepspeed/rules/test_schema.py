@@ -1,0 +1,195 @@
+"""Findings about keys and values: one for each key, with what would mend that key alone."""
+
+import time
+
+import pytest
+
+from autotune.engines.deepspeed.rules import judge
+from autotune.engines.deepspeed.rules.sections import as_read
+from autotune.space.rule import UnknownFactError
+from tests.engines.deepspeed.rules.cases import NEWEST, setup
+
+
+def found(config, **case):
+    return judge(setup(config, **case))
+
+
+def only(config, **case):
+    (violation,) = found(config, **case)
+    return violation
+
+
+def test_each_key_has_a_finding_of_its_own():
+    config = {"zero_optimization": {"stage": "2", "overlap_com": True, "reduce_scatter": "off"}}
+    assert [(one.rule, one.at, one.changes) for one in found(config)] == [
+        (
+            "schema.section_value",
+            ("zero_optimization.stage",),
+            {"zero_optimization": {"stage": 2}},
+        ),
+        (
+            "schema.section_value",
+            ("zero_optimization.reduce_scatter",),
+            {"zero_optimization": {"reduce_scatter": False}},
+        ),
+        (
+            "schema.unknown_key",
+            ("zero_optimization.overlap_com",),
+            {"zero_optimization": {"overlap_com": None, "overlap_comm": True}},
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "level", "changes"),
+    [
+        ({"train_batch_size": "4"}, "error", {"train_batch_size": 4}),
+        ({"train_batch_size": 4.0}, "note", {"train_batch_size": 4}),
+        ({"prescale_gradients": "yes"}, "note", {"prescale_gradients": True}),
+        ({"prescale_gradients": "false"}, "warning", {"prescale_gradients": False}),
+        ({"zero_optimization": False}, "note", {"zero_optimization": {"stage": 0}}),
+        ({"data_types": {"grad_accum_dtype": "FP32"}}, "error", None),
+        ({"wandb": {"enabled": "no"}}, "note", {"wandb": {"enabled": False}}),
+        ({"optimizer": {"legacy_fusion": None}}, None, None),
+        ({"steps_per_print": -2}, "note", {"steps_per_print": 2}),
+        ({"steps_per_print": 0}, "error", {}),
+    ],
+)
+def test_a_value_weighs_as_much_as_deepspeed_makes_of_it(config, level, changes):
+    violations = found(config)
+    if level is None:
+        assert violations == []
+        return
+    assert [one.level for one in violations] == [level]
+    if changes is not None:
+        assert violations[0].changes == changes
+
+
+def test_what_is_converted_is_judged_as_what_it_becomes():
+    rules = [one.rule for one in found({"zero_optimization": True, "fp16": {"enabled": "on"}})]
+    assert rules == [
+        "schema.section_value",
+        "schema.top_level_value",
+        "precision.other_than_asked",
+    ]
+
+
+def test_what_nobody_can_read_silences_the_rules_that_need_it():
+    rules = [one.rule for one in found({"zero_optimization": {"stage": "two", "overlap_comm": 1}})]
+    assert rules == ["schema.section_value"] * 2
+
+
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        ({"stage": 2}, {"stage": None, "zero_optimization": {"stage": 2}}),
+        (
+            {"offload_optimizer": {"device": "cpu"}},
+            {
+                "offload_optimizer": None,
+                "zero_optimization": {"offload_optimizer": {"device": "cpu"}},
+            },
+        ),
+        ({"loss_scale": 0}, {"loss_scale": None, "fp16": {"loss_scale": 0}}),
+        (
+            {"zero_optimization": {"stage": 1, "gradient_clipping": 1.0}},
+            {"zero_optimization": {"gradient_clipping": None}, "gradient_clipping": 1.0},
+        ),
+        ({"enabled": True}, {}),
+        ({"seed": 42}, {}),
+        ({"pin_memory": True}, {}),
+        ({"model_parallel_size": 2}, {}),
+        ({"loss_scale": "much"}, {}),
+        ({"comms_config": {}}, {}),
+    ],
+)
+def test_a_key_in_the_wrong_place_moves_with_its_value_and_no_other_goes(config, changes):
+    plain = setup(config)
+    stageless = {
+        name: v for name, v in plain.ds_config.items() if name in config or "zero" not in name
+    }
+    (violation,) = judge(plain.with_config(stageless))
+    assert violation.changes == changes
+    assert violation.choices[-1].changes
+
+
+def test_a_key_whose_place_is_taken_stays():
+    violation = only({"stage": 2, "zero_optimization": {"stage": 1}})
+    assert violation.changes == {}
+    assert "zero_optimization.stage is there already" in violation.message
+
+
+@pytest.mark.parametrize("value", [{"enabled": False}, {}, None, False])
+def test_a_feature_that_is_gone_and_off_just_goes(value):
+    plain = setup()
+    (violation,) = judge(plain.with_config({**plain.ds_config, "amp": value}))
+    assert violation.changes == {"amp": None}
+
+
+def test_a_feature_that_is_gone_and_on_is_somebodys_choice():
+    violation = only({"amp": {"enabled": True}})
+    assert violation.changes == {}
+    assert [choice.changes for choice in violation.choices] == [
+        {"amp": None, "bf16": {"enabled": True}},
+        {"amp": None, "fp16": {"enabled": True}},
+        {"amp": None},
+    ]
+
+
+def test_two_names_of_one_key_are_a_choice_unless_they_say_the_same():
+    same = only(
+        {
+            "zero_optimization": {
+                "stage": 1,
+                "cpu_offload": True,
+                "offload_optimizer": {"device": "cpu"},
+            }
+        }
+    )
+    assert same.changes == {"zero_optimization": {"cpu_offload": None}}
+    other = only(
+        {
+            "zero_optimization": {
+                "stage": 1,
+                "cpu_offload": False,
+                "offload_optimizer": {"device": "cpu"},
+            }
+        }
+    )
+    assert other.changes == {}
+    assert other.choices
+
+
+def test_a_value_of_another_type_reads_as_what_deepspeed_takes_it_for():
+    config = {
+        "zero_optimization": {"stage": "3", "sub_group_size": "auto", "reduce_scatter": "maybe"},
+        "gradient_clipping": 1.0,
+    }
+    read = as_read(config, NEWEST)
+    assert read["gradient_clipping"] == 1.0
+    zero = read["zero_optimization"]
+    assert zero["stage"] == 3
+    assert "sub_group_size" not in zero
+    assert zero.get("sub_group_size") is None
+    assert list(zero) == ["stage"]
+    with pytest.raises(UnknownFactError):
+        zero.get("reduce_scatter")
+    assert as_read({"gradient_clipping": 1.0}, NEWEST) == {"gradient_clipping": 1.0}
+
+
+def test_a_file_of_keys_that_nobody_knows_is_judged_at_once():
+    config = {f"key_{at}_of_many": at for at in range(100_000)}
+    began = time.perf_counter()
+    violations = found(config)
+    assert len(violations) == 51
+    assert violations[-1].message == "99950 more keys of the file are none of DeepSpeed's"
+    assert time.perf_counter() - began < 5  # 0.3 s on an idle machine
+
+
+def test_a_monitor_without_its_package_is_a_note(monkeypatch):
+    for is_there, levels in ((False, ["note"]), (True, [])):
+        monkeypatch.setattr(
+            "autotune.engines.deepspeed.rules.monitors.is_installed",
+            lambda _, is_there=is_there: is_there,
+        )
+        assert [one.level for one in found({"wandb": {"enabled": True}})] == levels

@@ -1,0 +1,61 @@
+"""Findings for other tools: workflow commands of GitHub, and SARIF."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.base.errors import RenderError
+from autotune.check.run import CheckRun, Unread
+from autotune.report.check.github import github_lines
+from autotune.report.check.sarif import sarif_log
+from tests.check.files import checked, write
+
+TEXT = """\
+{
+  "train_micro_batch_size_per_gpu": 1,
+  "zero_optimization": {
+    "stage": 2,
+    "overlap_com": true
+  },
+  "wandb": {"enabled": true, "api_key": "hush"}
+}
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    report = checked(write(Path(), TEXT, "100%, a:b.json"))
+    gone = Unread(
+        path=Path("gone.json"), error=RenderError("gone.json: cannot be read", "name it")
+    )
+    return CheckRun(reports=[report], unread=[gone])
+
+
+def test_a_command_of_github_names_the_place_and_escapes(run):
+    lines = list(github_lines(run))
+    first = next(line for line in lines if "schema.unknown_key" in line)
+    head = "::error file=100%25%2C a%3Ab.json,line=5,col=5,title=schema.unknown_key::"
+    assert first.startswith(head)
+    assert "overlap_comm" in first
+    assert "%0Afix: " in first
+    assert lines[-1].startswith("::error file=gone.json,line=1,title=cannot be read::")
+    assert all("\n" not in line for line in lines)
+    assert "hush" not in "".join(lines)
+
+
+def test_sarif_names_rules_places_and_levels(run):
+    log = sarif_log(run)
+    assert log["version"] == "2.1.0"
+    (told,) = log["runs"]
+    rules = [rule["id"] for rule in told["tool"]["driver"]["rules"]]
+    for result in told["results"]:
+        assert rules[result["ruleIndex"]] == result["ruleId"]
+        assert result["level"] in ("error", "warning", "note")
+        assert result["message"]["text"]
+    wrong = next(one for one in told["results"] if one["ruleId"] == "schema.unknown_key")
+    place = wrong["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "100%25%2C%20a%3Ab.json"
+    assert place["region"] == {"startLine": 5, "startColumn": 5}
+    assert "hush" not in json.dumps(log)
