@@ -50,6 +50,8 @@ class Said:
     would_run: bool
     findings: tuple[str, ...]
     """Consequence, rule, message and fix of each."""
+    at: tuple[str, ...] = ()
+    """Keys and sections, dotted, that findings are about, but for values that are converted."""
     crash: str = ""
 
 
@@ -88,6 +90,12 @@ def judge(mutant: Mutant) -> Said:
                 f"{one.violation.fix}"
                 for one in report.found
                 if not one.after_fix
+            ),
+            at=tuple(
+                key
+                for one in report.found
+                if not one.after_fix and one.violation.consequence != "converted"
+                for key in one.violation.at
             ),
         )
 
@@ -161,13 +169,15 @@ def _word(said: Said, error: str | None, differs: Sequence[str]) -> str:
         return MISS if said.would_run else AGREED
     if not said.would_run:
         return OTHER_WORD if differs else FALSE_ALARM
+    return MISS if any(not _is_told(one, said) for one in differs) else AGREED
+
+
+def _is_told(difference: str, said: Said) -> bool:
+    """Whether a finding names the key, or is about a section that it lies in."""
+    key = difference.partition("=")[0]
     told = " ".join(one for one in said.findings if not one.startswith("converted"))
-    unsaid = [one for one in differs if not re.search(rf"\b{_key(one)}\b", told)]
-    return MISS if unsaid else AGREED
-
-
-def _key(difference: str) -> str:
-    return difference.partition("=")[0].rpartition(".")[2]
+    is_inside = any(f"{key}.".startswith(f"{place}.") for place in said.at)
+    return is_inside or re.search(rf"\b{key.rpartition('.')[2]}\b", told) is not None
 
 
 def differences(mutant: Mutant, reads: Mapping[str, Any]) -> Iterator[str]:
@@ -299,6 +309,16 @@ def verdicts(
     ]
 
 
+def judged_again(files: Iterable[Path]) -> list[Verdict]:
+    """The mutants of `--json` files judged anew; what the engine did is taken from there."""
+    found = []
+    for told in (one for file in files for one in json.loads(file.read_text())):
+        fields = told["mutant"] | {"arguments": tuple(told["mutant"]["arguments"])}
+        mutant = Mutant(**fields)
+        found.append(compare(mutant, judge(mutant), told))
+    return found
+
+
 def table(found: Iterable[Verdict], by: str) -> Iterator[str]:
     """A Markdown table of counts by `kind` or `consumer`."""
     columns = (FALSE_ALARM, MISS, CRASH, OTHER_WORD, LEFT_OUT)
@@ -345,12 +365,18 @@ def main() -> None:
     parser.add_argument("--consumer", choices=CONSUMERS, action="append", help="default: all")
     parser.add_argument("--folder", type=Path, help="owner/repository/commit/path of other files")
     parser.add_argument("--json", type=Path, help="write every verdict to this file")
+    parser.add_argument(
+        "--again", type=Path, nargs="+", help="judge those of --json files again; run nothing"
+    )
     parser.add_argument("--show-misses", action="store_true", help="print what is wrong in full")
     flags = parser.parse_args()
     consumers = tuple(flags.consumer or CONSUMERS)
-    asked = list(mutants(flags.n, flags.seed, consumers=consumers, folder=flags.folder))
-    with tempfile.TemporaryDirectory(prefix="check-truth-") as scratch:
-        found = verdicts(asked, Path(scratch), EXTENSIONS)
+    if flags.again is not None:
+        found = judged_again(flags.again)
+    else:
+        asked = list(mutants(flags.n, flags.seed, consumers=consumers, folder=flags.folder))
+        with tempfile.TemporaryDirectory(prefix="check-truth-") as scratch:
+            found = verdicts(asked, Path(scratch), EXTENSIONS)
     if flags.json is not None:
         flags.json.write_text(json.dumps([asdict(one) for one in found], indent=1, default=str))
     if flags.show_misses:

@@ -143,7 +143,7 @@ DEEPSPEED_BASES: Mapping[str, Config] = {
             "type": "SGD",
             "params": {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": True},
         },
-        "scheduler": {"type": "StepLR", "params": {"step_size": 10, "gamma": 0.5}},
+        "scheduler": {"type": "StepLR", "params": {"step_size": 1, "gamma": 0.5}},
         "flops_profiler": {
             "enabled": False,
             "profile_step": 5,
@@ -769,8 +769,8 @@ _SCHEDULERS: Mapping[str, Config] = {
         "lr_range_test_step_rate": 5,
         "lr_range_test_staircase": False,
     },
-    "StepLR": {"step_size": 10, "gamma": 0.1},
-    "MultiStepLR": {"milestones": [10, 20], "gamma": 0.1},
+    "StepLR": {"step_size": 1, "gamma": 0.1},
+    "MultiStepLR": {"milestones": [1, 2], "gamma": 0.1},
     "ExponentialLR": {"gamma": 0.9},
     "CosineAnnealingLR": {"T_max": 100, "eta_min": 0.0},
     "LinearLR": {"start_factor": 0.5, "total_iters": 10},
@@ -1015,7 +1015,8 @@ def _yaml_trainer(
     told = yaml.safe_dump(arguments | {"deepspeed": content}, sort_keys=False)
     # As people write it: YAML 1.1 reads 3e-4 as text.
     if rng.random() < 0.4:
-        told = told.replace("0.0003", "3e-4")
+        for number, short in (("0.0003", "3e-4"), ("1000000000.0", "1e9"), ("500000.0", "5e5")):
+            told = told.replace(number, short)
         kind = "numbers of YAML"
     return {
         "kind": kind,

@@ -118,6 +118,8 @@ def test_running_otherwise_is_no_miss_where_a_finding_names_the_key():
     said = Said(would_run=True, findings=("differs batch.x train_batch_size is 2; mend it",))
     assert word('{"train_batch_size": 4}', said) == AGREED
     assert word('{"train_batch_size": 4, "gradient_clipping": 0.5}', said) == MISS
+    section = Said(would_run=True, findings=("ignored x it; mend it",), at=("optimizer",))
+    assert word('{"optimizer": {"params": {"lr": 0.2}}}', section) == AGREED
     converted = Said(would_run=True, findings=("converted batch.x train_batch_size; mend it",))
     assert word('{"train_batch_size": 4}', converted) == MISS
 
