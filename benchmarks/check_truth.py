@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from autotune.app.check import check_file
+from autotune.app.check import CheckFlags, check_file
 from autotune.base.errors import AutotuneError
 from autotune.base.yaml_file import parse_yaml
 from autotune.check import CheckReport
@@ -107,15 +107,16 @@ def check_of(mutant: Mutant) -> CheckReport:
     As the engine is made to believe that every processor computes in fp16, so is the check.
     """
     with mock.patch("autotune.devices.hardware.cpu_has_fp16", return_value=True):
-        return check_file(
+        (report,) = check_file(
             Path(mutant.named),
-            world=mutant.world if mutant.consumer == Consumer.DEEPSPEED else None,
-            launch=mutant.launch,
-            accelerate=None,
-            consumer=mutant.consumer if mutant.consumer == Consumer.DEEPSPEED else None,
-            accelerator="cpu",
-            deepspeed_version=None,
+            CheckFlags(
+                world=mutant.world if mutant.consumer == Consumer.DEEPSPEED else None,
+                launch=mutant.launch,
+                consumer=mutant.consumer if mutant.consumer == Consumer.DEEPSPEED else None,
+                accelerator="cpu",
+            ),
         )
+    return report
 
 
 def ask_engine(
