@@ -312,6 +312,28 @@ def _needs_cuda(setup: Setup) -> Finding | None:
 
 
 @rule(
+    "runtime/engine.py: _do_sanity_check",
+    raised(
+        "AssertionError: DeepSpeed lamb optimizer requires dynamic loss scaling",
+        optimizer("Lamb") | {"fp16": {"enabled": True, "loss_scale": 128}},
+        {"fp16": {"loss_scale": 0}},
+        precision="fp16",
+        accelerator="cuda",
+    ),
+)
+def _lamb_needs_dynamic_scale(setup: Setup) -> Finding | None:
+    scale = setup.section("fp16").get("loss_scale", 0)
+    if setup.optimizer != "lamb" or scale == 0 or type(scale) not in (int, float):
+        return None
+    return Finding(
+        message=f"optimizer.type=Lamb with fp16.loss_scale={scale}: it needs dynamic loss scaling",
+        at=("fp16.loss_scale",),
+        choices=(Choice(changes={"fp16": {"loss_scale": 0}}),),
+        advice="set fp16.loss_scale to 0, which makes it dynamic",
+    )
+
+
+@rule(
     "runtime/zero/stage3.py:360",
     raised(
         "ValueError: Muon and reduce scatter cannot be used together", optimizer("Muon") | zero(3)
