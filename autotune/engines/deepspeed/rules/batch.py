@@ -73,8 +73,10 @@ def _product(setup: Setup) -> Finding | None:
     if not amount:  # what is left out would have to be less than one
         given = {name: size for name in (_MICRO, _ACCUM) if (size := setup.ds_config.get(name))}
         least = given | {"dp": dp}
-        product = f"{' * '.join(least)} = {' * '.join(map(str, least.values()))}"
-        message = f"{_TOTAL}={total}, but {product} = {math.prod(least.values())} is the fewest"
+        parts = [" * ".join(least), " * ".join(map(str, least.values()))]
+        if len(least) > 1:
+            parts.append(str(math.prod(least.values())))
+        message = f"{_TOTAL}={total}, but {' = '.join(parts)} is the fewest"
     if setup.global_batch is not None:
         changes, advice = _restore(found, dp, setup.global_batch)
         return Finding(message=message, changes=changes, advice=advice)
