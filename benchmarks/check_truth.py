@@ -22,8 +22,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from autotune.app.check import check_file
+from autotune.app.check import CheckFlags, check_file
 from autotune.base.errors import AutotuneError
 from autotune.base.yaml_file import parse_yaml
 from autotune.check import CheckReport
@@ -101,16 +102,21 @@ def judge(mutant: Mutant) -> Said:
 
 
 def check_of(mutant: Mutant) -> CheckReport:
-    """The report on a mutant's files, which lie in the working folder."""
-    return check_file(
-        Path(mutant.named),
-        world=mutant.world if mutant.consumer == Consumer.DEEPSPEED else None,
-        launch=mutant.launch,
-        accelerate=None,
-        consumer=mutant.consumer if mutant.consumer == Consumer.DEEPSPEED else None,
-        accelerator="cpu",
-        deepspeed_version=None,
-    )
+    """The report on a mutant's files, which lie in the working folder.
+
+    As the engine is made to believe that every processor computes in fp16, so is the check.
+    """
+    with mock.patch("autotune.devices.hardware.cpu_has_fp16", return_value=True):
+        (report,) = check_file(
+            Path(mutant.named),
+            CheckFlags(
+                world=mutant.world if mutant.consumer == Consumer.DEEPSPEED else None,
+                launch=mutant.launch,
+                consumer=mutant.consumer if mutant.consumer == Consumer.DEEPSPEED else None,
+                accelerator="cpu",
+            ),
+        )
+    return report
 
 
 def ask_engine(
