@@ -44,7 +44,7 @@ class _Range:
     """Values that a parameter takes, as far as they are side by side."""
 
     length: int
-    """Of a list; 0: it is none."""
+    """Length of a list; 0: it is none."""
     broken: tuple[float, float]
     whole: tuple[float, float]
     truths: frozenset[bool]
