@@ -101,6 +101,27 @@ def _no_zero(config: Mapping[str, Any]) -> Iterator[Violation]:
             fix="set zero_optimization.stage to 0",
             changes={"zero_optimization": {"stage": 0}},
         )
+    given = config.get("zero_optimization")
+    if type(given) is bool:
+        yield Violation(
+            rule="huggingface.zero_switch",
+            message=f"zero_optimization={str(given).lower()}: DeepSpeed takes it for a stage, "
+            "accelerate asks it for one and raises",
+            fix=f"set zero_optimization.stage to {int(given)}",
+            at=("zero_optimization",),
+            changes={"zero_optimization": {"stage": int(given)}},
+        )
+    stage = look_up(config, "zero_optimization.stage")
+    if isinstance(stage, str) and stage.strip() == "3":
+        yield Violation(
+            rule="huggingface.stage_as_text",
+            message=f'zero_optimization.stage="{stage}": DeepSpeed takes it for 3, accelerate and '
+            "transformers do not see stage 3, and gather no parameters where they save",
+            fix="set zero_optimization.stage to 3",
+            at=("zero_optimization.stage",),
+            changes={"zero_optimization": {"stage": 3}},
+            consequence="differs",
+        )
 
 
 def _overwritten(config: Mapping[str, Any]) -> Iterator[Violation]:

@@ -57,6 +57,18 @@ FILE_RULES: Mapping[str, FileRule] = {
         level="error",
         source=f"{_ACCELERATE}: DeepSpeedPlugin",
     ),
+    "huggingface.zero_switch": FileRule(
+        says="zero_optimization is true or false. DeepSpeed takes that for stage 1 or 0; "
+        "accelerate asks it for a stage and raises.",
+        level="error",
+        source="accelerate/utils/deepspeed.py: HfDeepSpeedConfig",
+    ),
+    "huggingface.stage_as_text": FileRule(
+        says='zero_optimization.stage is "3", as text. DeepSpeed takes it for 3; accelerate and '
+        "transformers do not see stage 3 and gather no parameters where they save.",
+        level="warning",
+        source="accelerate/utils/deepspeed.py: HfDeepSpeedConfig",
+    ),
     "huggingface.overwritten": FileRule(
         says="Accelerate overwrites steps_per_print with infinity.",
         level="note",
