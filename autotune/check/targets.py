@@ -36,7 +36,7 @@ def targets_of(names: Sequence[str]) -> list[Target]:
             shell has replaced, or `-`.
 
     Raises:
-        JobError: A pattern fits no file, or a folder holds none.
+        JobError: A name is empty, a pattern fits no file, or a folder holds none.
     """
     found: dict[Path, Target] = {}
     for name in names:
@@ -48,6 +48,8 @@ def targets_of(names: Sequence[str]) -> list[Target]:
 
 
 def _targets(name: str) -> Iterator[Target]:
+    if not name:
+        raise JobError("a name is empty", "name a file, a folder or a pattern")
     path = Path(name)
     if name == str(STDIN) or os.path.lexists(path):
         if not path.is_dir():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.check.edit import duplicates
+from autotune.check.edit import duplicates, same_data
 from autotune.check.edit import edited as rewritten
 from autotune.engines.deepspeed.rules import ALL_RULES, judge
 from autotune.engines.deepspeed.rules.base import changed
@@ -139,3 +139,10 @@ def test_the_fix_of_every_rule_can_be_written(witness, indent):
     assert after == changed(broken.ds_config, violation.changes)
     # As text: to Python, 16.0 is 16 and 1 is True.
     assert (json.dumps(after) == json.dumps(broken.ds_config)) == (not violation.changes)
+
+
+def test_data_with_keys_of_yaml_is_compared_key_by_key_and_type_by_type():
+    there = {"stage": 2, True: 1, None: [{3: "x"}]}
+    assert same_data(there, {None: [{3: "x"}], True: 1, "stage": 2})
+    assert not same_data(there, {"stage": 2, "true": 1, None: [{3: "x"}]})
+    assert not same_data(there, {"stage": 2, True: 1, None: [{"3": "x"}]})

@@ -52,3 +52,8 @@ def test_nothing_to_check_is_said(name):
 def test_a_file_named_like_a_pattern_is_that_file():
     Path("configs/[a].json").write_text("{}", encoding="utf-8")
     assert looked_at("configs/[a].json") == ["configs/[a].json"]
+
+
+def test_an_empty_name_is_not_the_folder_that_one_is_in():
+    with pytest.raises(JobError, match="a name is empty"):
+        targets_of([""])

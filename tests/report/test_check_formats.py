@@ -59,3 +59,19 @@ def test_sarif_names_rules_places_and_levels(run):
     assert place["artifactLocation"]["uri"] == "100%25%2C%20a%3Ab.json"
     assert place["region"] == {"startLine": 5, "startColumn": 5}
     assert "hush" not in json.dumps(log)
+
+
+def test_what_is_no_character_is_printed_as_its_escape(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = '{"train_batch_size": 8, "\\ud800": 3}'
+    report = checked(write(Path(), text, "plain.json"))
+    (line,) = github_lines(CheckRun(reports=[report]))
+    assert "\\ud800 is not a key" in line.encode().decode()
+
+
+def test_a_file_whose_name_is_no_text_has_an_address_in_sarif():
+    error = RenderError("cannot be read", "name it")
+    gone = CheckRun(reports=[], unread=[Unread(path=Path("x\udcff.json"), error=error)])
+    (result,) = sarif_log(gone)["runs"][0]["results"]
+    place = result["locations"][0]["physicalLocation"]["artifactLocation"]
+    assert place == {"uri": "x%FF.json"}

@@ -34,6 +34,8 @@ def _command(name: str, message: str, **properties: str) -> str:
 
 
 def _data(text: str) -> str:
+    """What is no character (half a pair, in a key) cannot be printed: it stands as its escape."""
+    text = text.encode(errors="backslashreplace").decode()
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

@@ -3,6 +3,7 @@
 Its form: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -78,4 +79,4 @@ def _located(
 
 def _uri(path: Path) -> str:
     """Relative to the folder of the run where the path is, as code scanning wants it."""
-    return path.as_uri() if path.is_absolute() else quote(path.as_posix())
+    return path.as_uri() if path.is_absolute() else quote(os.fsencode(path.as_posix()))
