@@ -310,7 +310,7 @@ def test_a_curriculum_that_is_on_comes_as_a_metric(tmp_path):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"amp": {"enabled": True}}, "remove amp"),
+        ({"amp": {"enabled": True}}, "remove amp: it trains in fp32 then"),
         ({"optimizer": {"type": "OneBitAdam", "params": {}}}, "set optimizer.type to AdamW"),
         ({"zero_optimization": {"stage": 2, "backend": 1}}, "remove zero_optimization.backend"),
         (
