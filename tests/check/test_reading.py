@@ -161,6 +161,14 @@ def test_each_reader_of_yaml_has_its_own_numbers(tmp_path):
     assert source.arguments["learning_rate"] == 1e-4
 
 
+def test_an_interpolation_is_known_at_run_time_only(tmp_path):
+    text = HYDRA.replace("_gpu: 1", "_gpu: ${batch}").replace("stage: 2", 'stage: "${stage}"')
+    report = checked(write(tmp_path, text, "hydra.yaml"))
+    assert report.unknown == ("train_micro_batch_size_per_gpu", "zero_optimization.stage")
+    assert rules(report) == ["schema.section_value"]
+    assert "allgather_bucket_size" in messages(report, "schema.section_value")
+
+
 def test_accelerates_values_go_through_text(tmp_path):
     """Its launcher puts them into the environment, and DeepSpeedPlugin reads them again."""
     section = {

@@ -1,5 +1,6 @@
 """The batch: micro_batch x grad_accum x dp is the global batch, exactly."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,6 +70,13 @@ def _product(setup: Setup) -> Finding | None:
     message = (
         f"{_TOTAL}={total}, but {_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = {amount}"
     )
+    if not amount:  # what is left out would have to be less than one
+        given = {name: size for name in (_MICRO, _ACCUM) if (size := setup.ds_config.get(name))}
+        least = given | {"dp": dp}
+        parts = [" * ".join(least), " * ".join(map(str, least.values()))]
+        if len(least) > 1:
+            parts.append(str(math.prod(least.values())))
+        message = f"{_TOTAL}={total}, but {' = '.join(parts)} is the fewest"
     if setup.global_batch is not None:
         changes, advice = _restore(found, dp, setup.global_batch)
         return Finding(message=message, changes=changes, advice=advice)
