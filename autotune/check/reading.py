@@ -18,7 +18,12 @@ from autotune.check.kinds import NotADsConfigError, kind_of
 from autotune.check.launch import LaunchLine, typed
 from autotune.check.layout import ExportedLayout
 from autotune.check.sections import is_ds_config, own_keys, sections_inside
-from autotune.engines.deepspeed.ds_config_text import STANDARD_INPUT, parse_config, read_text
+from autotune.engines.deepspeed.ds_config_text import (
+    MAX_BYTES,
+    STANDARD_INPUT,
+    parse_config,
+    read_text,
+)
 from autotune.space.rule import Violation
 
 Syntax = Literal["json", "hjson", "yaml"]
@@ -90,6 +95,19 @@ class ReadConfig:
     layout: ExportedLayout | None = None
     refused: tuple[Violation, ...] = ()
     """What the reader itself refuses."""
+
+
+def may_be_deepspeeds(path: Path) -> bool:
+    """Whether a file of a folder that could not be parsed may have been meant for DeepSpeed.
+
+    Lists of samples, logs and large data are not.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return False
+        return _WORDS.search(read_text(path)) is not None
+    except (OSError, RenderError):
+        return True  # nobody knows
 
 
 def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:

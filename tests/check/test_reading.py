@@ -44,7 +44,7 @@ NOTHING = {"gradient_accumulation_steps": 1}
         (
             "own.yaml",
             {"train_batch_size": 8, "lr": 1, "n_layers": 2, "seed": 1},
-            "none of its keys",
+            "no key that only DeepSpeed",
         ),
         ("notes.json", {"alpha": 1, "beta": 2, "c": 3, "d": 4, "e": 5}, "alpha, beta, c, d, ..."),
     ],
