@@ -288,16 +288,7 @@ def _auto(setup: Setup, *, strict: bool) -> Iterator[tuple[str, str]]:
                 yield path, str(name)
     for path in () if strict else PARAMS:
         given = as_section(setup.section(path.partition(".")[0]).get("params"))
-        autos = [str(name) for name, value in given.items() if str(value) == "auto"]
-        yield from ((path, name) for name in autos if not _takes_auto(setup, path, name))
-
-
-def _takes_auto(setup: Setup, path: str, name: str) -> bool:
-    """Whether the word is as good as any: a truth to a switch, such as nesterov."""
-    made = (optimizer_of if path.startswith("optimizer") else scheduler_of)(setup)
-    if made is None or not made.refuses or name not in made.takes:
-        return False
-    return not made.refusal(name, "auto", accelerator=setup.accelerator)
+        yield from ((path, str(name)) for name, value in given.items() if str(value) == "auto")
 
 
 @rule(
@@ -330,13 +321,13 @@ def _auto_unresolved(setup: Setup) -> list[Finding]:
 
 
 def _is_word(setup: Setup, path: str, name: str) -> bool:
-    """Whether what is built from a section of parameters takes any word, a switch among them."""
+    """Whether what is built takes the word as good as any: a truth to a switch, as nesterov."""
     if path not in PARAMS:
         return False
     made = optimizer_of(setup) if path == PARAMS[0] else scheduler_of(setup)
     if made is None or name not in made.takes or not made.refuses:
         return False
-    return not made.refusal(name, "words", accelerator=setup.accelerator)
+    return not made.refusal(name, "auto", accelerator=setup.accelerator)
 
 
 @rule("runtime/config_utils.py:54-57", ignored(zero(2, reduce_bucket_size="auto")))
