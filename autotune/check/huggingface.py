@@ -55,6 +55,7 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
         found += [*_mismatches(config, source), *_defaults(config, source)]
         found += [*_without_type(config), *_overruled(config, source)]
     found += [*_accumulation(config, source), *_flags(config, source)]
+    found += _switched_on(config, source)
     return [*found, *_precision(config, source), *_yaml_file(source)]
 
 
@@ -248,6 +249,22 @@ def _accumulation(config: Mapping[str, Any], source: Source) -> Iterator[Violati
         changes={"gradient_accumulation_steps": AUTO},
         consequence="differs",
     )
+
+
+def _switched_on(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
+    added = inserted(config, source.consumer, _asked_precision(source))
+    for name in [] if source.is_made else ("fp16", "bf16"):
+        if name in added:
+            yield Violation(
+                rule="huggingface.precision_added",
+                message=f"{name} is asked for, and the file has no such section: accelerate adds "
+                f"{name}.enabled=true",
+                fix=f"set {name}.enabled to {AUTO} to see it in the file",
+                at=(name,),
+                choices=(Choice(changes={name: {"enabled": AUTO}}),),
+                consequence="differs",
+                is_note=True,
+            )
 
 
 _KEYS_OF_FLAGS = {

@@ -103,6 +103,11 @@ FILE_RULES: Mapping[str, FileRule] = {
         level="note",
         source=f"{_TRAINER}: trainer_config_finalize",
     ),
+    "huggingface.precision_added": FileRule(
+        says="A precision is asked for that the file has no section for. accelerate adds one.",
+        level="note",
+        source=f"{_ACCELERATE}: set_mixed_precision",
+    ),
     "huggingface.mixed_precision_lost": FileRule(
         says="accelerate's mixed_precision asks for a precision that the file switches off. The "
         "file counts.",

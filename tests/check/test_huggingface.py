@@ -228,7 +228,8 @@ def test_a_precision_that_the_file_lacks_is_put_in(tmp_path):
     stage_0 = masters | {"zero_optimization": {"stage": 0}}
     assert rules(asked(tmp_path, stage_0, "--mixed_precision no")) == []
     assert rules(asked(tmp_path, stage_0, "--mixed_precision BF16")) == [
-        "precision.accumulation_at_stage_0"
+        "huggingface.precision_added",
+        "precision.accumulation_at_stage_0",
     ]
 
 
