@@ -138,25 +138,26 @@ class Rule(Generic[S]):
             answer = self.check(setup)
         except UnknownFactError:
             return ()
-        if answer is None:
+        if not answer:
             return ()
         return (answer,) if isinstance(answer, Finding) else answer
 
     def violations(self, setup: S) -> list[Violation]:
         """The same under the rule's name."""
-        return [
-            Violation(
-                rule=self.name,
-                message=finding.message,
-                fix=finding.fix,
-                changes=finding.changes,
-                at=finding.at,
-                choices=finding.choices,
-                consequence=finding.consequence or self._consequence,
-                is_note=finding.is_note,
-            )
-            for finding in self.findings(setup)
-        ]
+        found = self.findings(setup)
+        return [self._named(finding) for finding in found] if found else []
+
+    def _named(self, finding: Finding) -> Violation:
+        return Violation(
+            rule=self.name,
+            message=finding.message,
+            fix=finding.fix,
+            changes=finding.changes,
+            at=finding.at,
+            choices=finding.choices,
+            consequence=finding.consequence or self._consequence,
+            is_note=finding.is_note,
+        )
 
     @property
     def _consequence(self) -> Consequence:

@@ -96,7 +96,8 @@ def _removed(setup: Setup, path: str, name: str, value: Any) -> Finding:
         )
     if is_off or value in (None, False, -1):
         return Finding(message=told, at=(where,), changes=gone)
-    leave = Choice(changes=gone, words=f"remove {where}")
+    then = ": it trains in fp32 then" if name == "amp" and setup.dtype == "fp32" else ""
+    leave = Choice(changes=gone, words=f"remove {where}{then}")
     return Finding(
         message=told,
         at=(where,),
