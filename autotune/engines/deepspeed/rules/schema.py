@@ -28,7 +28,14 @@ from autotune.engines.deepspeed.rules.base import (
 )
 from autotune.engines.deepspeed.rules.constructors import optimizer_of, scheduler_of
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
-from autotune.engines.deepspeed.rules.sections import PARAMS, as_read, dotted, is_auto, sections
+from autotune.engines.deepspeed.rules.sections import (
+    PARAMS,
+    as_read,
+    dotted,
+    is_auto,
+    known_items,
+    sections,
+)
 from autotune.engines.deepspeed.rules.spelling import misspelt
 from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section, as_pydantic
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
@@ -81,9 +88,8 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> list[Finding]:
         _wrong_value(path, name, content[name], key)
         for path, content, section in sections(setup.ds_config)
         if top_level != bool(path)
-        for name, value in content.items()
-        if (key := section.keys.get(name)) is not None
-        and not key.accepts(value)
+        for name, key, value in known_items(content, section)
+        if not key.accepts(value)
         and (not is_auto(value) or _is_taken_as_text(key, section, setup))
     ]
 
@@ -275,22 +281,14 @@ def _auto(setup: Setup, *, strict: bool) -> Iterator[tuple[str, str]]:
     for path, content, section in sections(setup.ds_config):
         if section.is_strict(setup.version) != strict:
             continue
-        for name, value in content.items():
-            key = section.keys.get(name) if is_auto(value) else None
-            if key and (not key.accepts(value) if strict else key.taken(value) is REFUSED):
+        for name, key, value in known_items(content, section):
+            if is_auto(value) and (
+                not key.accepts(value) if strict else key.taken(value) is REFUSED
+            ):
                 yield path, str(name)
     for path in () if strict else PARAMS:
         given = as_section(setup.section(path.partition(".")[0]).get("params"))
-        autos = [str(name) for name, value in given.items() if str(value) == "auto"]
-        yield from ((path, name) for name in autos if not _takes_auto(setup, path, name))
-
-
-def _takes_auto(setup: Setup, path: str, name: str) -> bool:
-    """Whether the word is as good as any: a truth to a switch, such as nesterov."""
-    made = (optimizer_of if path.startswith("optimizer") else scheduler_of)(setup)
-    if made is None or not made.refuses or name not in made.takes:
-        return False
-    return not made.refusal(name, "auto", accelerator=setup.accelerator)
+        yield from ((path, str(name)) for name, value in given.items() if str(value) == "auto")
 
 
 @rule(
@@ -323,13 +321,13 @@ def _auto_unresolved(setup: Setup) -> list[Finding]:
 
 
 def _is_word(setup: Setup, path: str, name: str) -> bool:
-    """Whether what is built from a section of parameters takes any word, a switch among them."""
+    """Whether what is built takes the word as good as any: a truth to a switch, as nesterov."""
     if path not in PARAMS:
         return False
     made = optimizer_of(setup) if path == PARAMS[0] else scheduler_of(setup)
     if made is None or name not in made.takes or not made.refuses:
         return False
-    return not made.refusal(name, "words", accelerator=setup.accelerator)
+    return not made.refusal(name, "auto", accelerator=setup.accelerator)
 
 
 @rule("runtime/config_utils.py:54-57", ignored(zero(2, reduce_bucket_size="auto")))

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.keys import SECTIONS, plain_keys
-from autotune.engines.deepspeed.rules.values import REFUSED, Section
+from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section
 from autotune.space.rule import Patch, UnknownFactError
 
 PARAMS = ("optimizer.params", "scheduler.params")
@@ -50,6 +50,15 @@ def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
         content = _content(config, path)
         if content and isinstance(content, Mapping):
             yield path, content, section
+
+
+def known_items(content: Mapping[str, Any], section: Section) -> Iterator[tuple[str, Key, Any]]:
+    """The keys of a section that DeepSpeed knows: name, description, value."""
+    keys = section.keys
+    if type(content) is dict and len(content) > 4 * len(keys):  # mostly unknown ones
+        yield from ((name, key, content[name]) for name, key in keys.items() if name in content)
+        return
+    yield from ((name, keys[name], value) for name, value in content.items() if name in keys)
 
 
 def _content(config: Mapping[str, Any], path: str) -> Any:
@@ -113,9 +122,8 @@ def as_read(config: Mapping[str, Any], version: str) -> Mapping[str, Any]:
     unread: set[tuple[str, ...]] = set()
     for path, content, section in sections(config):
         parts = tuple(path.split(".")) if path else ()
-        for name, value in content.items():
-            key = section.keys.get(name)
-            if key is None or key.accepts(value):
+        for name, key, value in known_items(content, section):
+            if key.accepts(value):
                 continue
             if is_auto(value) and section.is_strict(version):
                 _put(changes, parts, name, None)
@@ -145,10 +153,8 @@ def unreadable(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (*(path.split(".") if path else ()), str(name))
         for path, content, section in sections(config)
-        for name, value in content.items()
-        if (key := section.keys.get(name)) is not None
-        and not key.accepts(value)
-        and (is_auto(value) or key.meant(value) is REFUSED)
+        for name, key, value in known_items(content, section)
+        if not key.accepts(value) and (is_auto(value) or key.meant(value) is REFUSED)
     ]
 
 
