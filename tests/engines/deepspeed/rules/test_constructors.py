@@ -252,6 +252,11 @@ def test_a_schedule_comes_before_the_first_step(scheduler_of_it, is_seen):
     assert found(config | CPU) == seen
 
 
+def test_what_stands_in_an_ignored_section_is_not_judged():
+    config = {"optimizer": {"type": None, "params": {"max_grad_norm": 0.5, "lr": "fast"}}}
+    assert found(config) == [("optimizer.no_type", "optimizer")]
+
+
 def test_null_is_a_value():
     plain = setup()
     config = {**plain.ds_config, "optimizer": {"type": "AdamW", "params": {"eps": None}}}
