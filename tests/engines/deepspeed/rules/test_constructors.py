@@ -204,10 +204,13 @@ def test_what_muon_does_not_read_is_ignored():
 
 
 def test_auto_is_a_truth_to_a_switch():
-    assert found(optimizer("SGD", momentum=0.9, nesterov="auto")) == []
-    assert found(optimizer("SGD", momentum="auto")) == [
-        ("schema.auto_unresolved", "optimizer.params.momentum")
-    ]
+    for params, name, level in (
+        ({"momentum": 0.9, "nesterov": "auto"}, "nesterov", "warning"),
+        ({"momentum": "auto"}, "momentum", "error"),
+    ):
+        (one,) = judge(setup(optimizer("SGD", **params)))
+        assert (one.rule, one.level) == ("schema.auto_unresolved", level)
+        assert one.at == (f"optimizer.params.{name}",)
 
 
 @given(
