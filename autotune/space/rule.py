@@ -223,5 +223,6 @@ def _in_words(changes: Patch, path: str) -> Iterator[str]:
             yield from _in_words(value, f"{dotted}.")
         else:
             shown = HIDDEN if holds_secret(name, value) else value
-            told = f"set {dotted} to {shown if isinstance(shown, str) else json.dumps(shown)}"
+            text = shown if isinstance(shown, str) else json.dumps(shown, default=str)
+            told = f"set {dotted} to {text}"
             yield f"remove {dotted}" if value is None else told

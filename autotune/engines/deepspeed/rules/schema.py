@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any
 
 from autotune.base.nested import merge
-from autotune.base.secrecy import HIDDEN, holds_secret
 from autotune.engines.deepspeed.rules.base import (
     Setup,
     as_section,
@@ -35,6 +34,7 @@ from autotune.engines.deepspeed.rules.sections import (
     is_auto,
     known_items,
     sections,
+    shown,
 )
 from autotune.engines.deepspeed.rules.spelling import misspelt
 from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section, as_pydantic
@@ -44,8 +44,6 @@ from autotune.space.rule import Choice, Finding, UnknownFactError, rule
 _MOST_NAMED = 50
 """Unknown keys of a section that get a finding each; the rest is counted: a file that is no
 ds_config at all may have thousands."""
-_LONGEST = 60
-"""Letters of a value that a message shows."""
 
 _RENAMED = {"topk": None, "topk_ratio": 0.1}
 
@@ -71,16 +69,6 @@ def _homes() -> Mapping[str, str]:
 
 
 _HOMES = _homes()
-
-
-def _shown(name: object, value: Any) -> str:
-    """A value as a file would say it."""
-    if holds_secret(name, value):
-        return HIDDEN
-    if isinstance(value, Mapping):
-        return "a section"
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _wrong_values(setup: Setup, *, top_level: bool) -> list[Finding]:
@@ -143,13 +131,13 @@ def _is_taken_as_text(key: Key, section: Section, setup: Setup) -> bool:
 
 def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
     where, taken, meant = dotted(path, name), key.taken(value), key.meant(value)
-    shown = _shown(name, value)
+    written = shown(name, value)
     # An empty section is none.
     changes = {} if meant is REFUSED else patch(path, {name: None if meant == {} else meant})
     if taken is REFUSED:
         leave = Choice(changes=removal([(path, name)]), words=f"remove {where}")
         return Finding(
-            message=f"{where}: {shown} is not {key.wants}",
+            message=f"{where}: {written} is not {key.wants}",
             at=(where,),
             changes=changes,
             choices=(leave,),
@@ -158,13 +146,13 @@ def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
         )
     if taken == meant and not is_auto(value):
         return Finding(
-            message=f"{where}: {shown} is taken for {json.dumps(taken)}",
+            message=f"{where}: {written} is taken for {json.dumps(taken)}",
             at=(where,),
             changes=changes,
             consequence="converted",
         )
     return Finding(
-        message=f"{where}: {shown} is taken for {_shown(name, taken)}, as any text is there",
+        message=f"{where}: {written} is taken for {shown(name, taken)}, as any text is there",
         at=(where,),
         changes={} if is_auto(value) else changes,
         advice=f"write the value of {where}" if is_auto(value) else "",
@@ -517,7 +505,7 @@ def _either(given: Mapping[str, Any], second: str, first: str, relation: str) ->
     if moves:  # the section says how, and the old name whether
         others = {second: None, first: {"device": "cpu" if old else "none"}}
     return Finding(
-        message=f"{at[0]}={_shown(second, old)} beside {at[1]}={_shown(first, new)}: the first is "
+        message=f"{at[0]}={shown(second, old)} beside {at[1]}={shown(first, new)}: the first is "
         f"{relation} the second, and DeepSpeed takes one of them alone",
         at=at,
         changes=zero(**(others if moves else {second: None})) if is_same or moves else {},

@@ -1,9 +1,11 @@
 """Compares a configuration with the table of keys: its sections, and what its values can mean."""
 
 import contextlib
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from autotune.base.secrecy import HIDDEN, holds_secret
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.keys import SECTIONS, plain_keys
 from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section
@@ -11,6 +13,9 @@ from autotune.space.rule import Patch, UnknownFactError
 
 PARAMS = ("optimizer.params", "scheduler.params")
 """Sections that DeepSpeed passes on as they are to what it builds."""
+
+_LONGEST = 60
+"""Letters of a value that a message shows."""
 
 _SCALARS = frozenset({bool, int, float, str, type(None), list})
 
@@ -73,6 +78,16 @@ def _content(config: Mapping[str, Any], path: str) -> Any:
 def dotted(path: str, name: object) -> str:
     """The name of a key for people."""
     return f"{path}.{name}" if path else str(name)
+
+
+def shown(name: object, value: Any) -> str:
+    """A value as a file would say it; a secret hidden, a long one cut."""
+    if holds_secret(name, value):
+        return HIDDEN
+    if isinstance(value, Mapping):
+        return "a section"
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 class AsRead(Mapping[str, Any]):
