@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.errors import JobError
-
-STDIN = Path("-")
-"""The name of standard input."""
+from autotune.engines.deepspeed.ds_config_text import STANDARD_INPUT
 
 SUFFIXES = (".hjson", ".json", ".yaml", ".yml")
 """What is looked at in a folder; a file that is named may have any."""
@@ -51,7 +49,7 @@ def _targets(name: str) -> Iterator[Target]:
     if not name:
         raise JobError("a name is empty", "name a file, a folder or a pattern")
     path = Path(name)
-    if name == str(STDIN) or os.path.lexists(path):
+    if name == str(STANDARD_INPUT) or os.path.lexists(path):
         if not path.is_dir():
             yield Target(path=path, is_named=True)
             return

@@ -9,6 +9,9 @@ from autotune.space.rule import Choice, Finding, Patch, in_words, rule
 
 _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
 
+_MOST_TRIED = 10_000
+"""Micro-batches that are tried for one that divides the batch: no device takes so many samples."""
+
 
 @rule(
     "runtime/config.py: _set_batch_related_parameters",
@@ -149,12 +152,13 @@ def _sizes(config: Mapping[str, Any], dp: int) -> tuple[Choice, ...]:
         share = total // dp
         if accum is not None and micro is not None and share % accum == 0:
             found.append(({_MICRO: share // accum}, "the global batch stays"))
-        below = next(d for d in range(min(micro or share, share), 0, -1) if share % d == 0)
-        steps = {_ACCUM: share // below}
+        most = min(micro or share, share)
+        tried = range(most, max(0, most - _MOST_TRIED), -1)
+        below = next((d for d in tried if share % d == 0), micro)
         if micro is None:
-            found.append((steps, "the global batch stays"))
+            found.append(({_ACCUM: share // most}, "the global batch stays"))
         elif below != micro:
-            found.append(({_MICRO: below, **steps}, "the global batch stays"))
+            found.append(({_MICRO: below, _ACCUM: share // below}, "the global batch stays"))
     if micro is not None and accum is not None:
         found.append(({_TOTAL: micro * accum * dp}, "another global batch"))
     unit = dp * (micro or 1) * (accum or 1 if micro is None else 1)

@@ -129,8 +129,8 @@ class Constructor:
 
 
 def sample_name(value: Any) -> str:
-    """The name under which a sample is recorded."""
-    return json.dumps(value)
+    """The name under which a sample is recorded; what JSON lacks, a date of YAML say, has none."""
+    return json.dumps(value, default=str)
 
 
 def optimizer_of(setup: Setup) -> Constructor | None:

@@ -259,7 +259,7 @@ def _amsgrad(setup: Setup) -> Finding | None:
     raised("ValueError: 'max_grad_norm' is not supported", params(max_grad_norm=0.5)),
 )
 def _max_grad_norm(setup: Setup) -> Finding | None:
-    if "max_grad_norm" not in setup.optimizer_params:
+    if "max_grad_norm" not in setup.optimizer_params or not setup.optimizer:
         return None
     value = setup.optimizer_params["max_grad_norm"]
     clips = "gradient_clipping" in setup.ds_config or type(value) not in (int, float)

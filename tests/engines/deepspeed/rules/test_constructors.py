@@ -204,10 +204,11 @@ def test_what_muon_does_not_read_is_ignored():
 
 
 def test_auto_is_a_truth_to_a_switch():
-    assert found(optimizer("SGD", momentum=0.9, nesterov="auto")) == []
-    assert found(optimizer("SGD", momentum="auto")) == [
-        ("schema.auto_unresolved", "optimizer.params.momentum")
-    ]
+    switch = optimizer("SGD", momentum=0.9, nesterov="auto")
+    number = optimizer("SGD", momentum="auto")
+    assert [one.level for one in judge(setup(switch))] == ["warning"]
+    assert [one.level for one in judge(setup(number))] == ["error"]
+    assert found(switch) == [("schema.auto_unresolved", "optimizer.params.nesterov")]
 
 
 @given(
@@ -250,6 +251,11 @@ def test_a_schedule_comes_before_the_first_step(scheduler_of_it, is_seen):
     assert found(config) == (seen if is_seen else [])
     # DeepSpeedCPUAdam looks at it as soon as it is made.
     assert found(config | CPU) == seen
+
+
+def test_what_stands_in_an_ignored_section_is_not_judged():
+    config = {"optimizer": {"type": None, "params": {"max_grad_norm": 0.5, "lr": "fast"}}}
+    assert found(config) == [("optimizer.no_type", "optimizer")]
 
 
 def test_null_is_a_value():
