@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.app.check import check_file
+from autotune.app.check import CheckFlags, check_file
 from autotune.base.errors import AutotuneError
 from autotune.base.yaml_file import parse_yaml
 from autotune.check import CheckReport
@@ -77,40 +77,32 @@ def judge(mutant: Mutant) -> Said:
         for name, text in mutant.files.items():
             Path(name).write_text(text, encoding="utf-8")
         try:
-            report = check_of(mutant)
+            reports = check_of(mutant)
         except AutotuneError as error:
             return Said(would_run=False, findings=(f"raised file {error.message}",))
         except Exception as error:
             crash = f"{type(error).__name__}: {error}"
             return Said(would_run=True, findings=(), crash=crash)
+        told = [one.violation for report in reports for one in report.found if not one.after_fix]
         return Said(
-            would_run=bool(report.to_dict(fixed=False)["would_run"]),
+            would_run=all(report.would_run(fixed=False) for report in reports),
             findings=tuple(
-                f"{one.violation.consequence} {one.violation.rule} {one.violation.message}; "
-                f"{one.violation.fix}"
-                for one in report.found
-                if not one.after_fix
+                f"{one.consequence} {one.rule} {one.message}; {one.fix}" for one in told
             ),
-            at=tuple(
-                key
-                for one in report.found
-                if not one.after_fix and one.violation.consequence != "converted"
-                for key in one.violation.at
-            ),
+            at=tuple(key for one in told if one.consequence != "converted" for key in one.at),
         )
 
 
-def check_of(mutant: Mutant) -> CheckReport:
-    """The report on a mutant's files, which lie in the working folder."""
-    return check_file(
-        Path(mutant.named),
-        world=mutant.world if mutant.consumer == Consumer.DEEPSPEED else None,
+def check_of(mutant: Mutant) -> list[CheckReport]:
+    """The reports on a mutant's files, which lie in the working folder."""
+    is_told = mutant.consumer == Consumer.DEEPSPEED  # the others are told by files and lines
+    flags = CheckFlags(
+        world=mutant.world if is_told else None,
         launch=mutant.launch,
-        accelerate=None,
-        consumer=mutant.consumer if mutant.consumer == Consumer.DEEPSPEED else None,
+        consumer=mutant.consumer if is_told else None,
         accelerator="cpu",
-        deepspeed_version=None,
     )
+    return check_file(Path(mutant.named), flags)
 
 
 def ask_engine(
