@@ -5,6 +5,7 @@ from functools import reduce
 from typing import Any
 
 from autotune.base.nested import look_up, merge
+from autotune.check import accelerate_fields
 from autotune.check.consumers import (
     ARGUMENTS,
     AUTO,
@@ -18,7 +19,7 @@ from autotune.check.consumers import (
 )
 from autotune.check.source import Source
 from autotune.engines.deepspeed.rules.base import changed, patch
-from autotune.space.rule import Patch, Violation
+from autotune.space.rule import Choice, Patch, Violation
 
 
 def filled(
@@ -34,8 +35,7 @@ def filled(
     unknown: set[tuple[str, ...]] = set(source.unknown)
     if source.consumer is Consumer.DEEPSPEED:
         return after, unknown  # DeepSpeed gets the word
-    precision = source.mixed_precision or precision_of(source.arguments)
-    after |= inserted(config, source.consumer, precision)
+    after |= inserted(config, source.consumer, _asked_precision(source))
     known = _known(source)
     for path in autos(config):
         key = ".".join(path)
@@ -52,8 +52,16 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
         return []
     found = [*_not_filled(config, source), *_no_zero(config), *_overwritten(config)]
     if source.consumer is Consumer.TRAINER:
-        found += _mismatches(config, source)
+        found += [*_mismatches(config, source), *_defaults(config, source)]
+        found += [*_without_type(config), *_overruled(config, source)]
+    found += [*_accumulation(config, source), *_flags(config, source)]
     return [*found, *_precision(config, source), *_yaml_file(source)]
+
+
+def _asked_precision(source: Source) -> str | None:
+    """What accelerate, or Trainer by its arguments, is told to train in; None: nobody says."""
+    asked = source.mixed_precision or precision_of(source.arguments)
+    return None if asked is None else asked.lower()
 
 
 def _known(source: Source) -> dict[str, Any]:
@@ -63,8 +71,9 @@ def _known(source: Source) -> dict[str, Any]:
         }
         return known_values(arguments, source.world)
     known: dict[str, Any] = {}
-    if source.mixed_precision in ("no", "fp16", "bf16"):
-        known = {f"{name}.enabled": source.mixed_precision == name for name in ("fp16", "bf16")}
+    asked = _asked_precision(source)
+    if asked in ("no", "fp16", "bf16"):
+        known = {f"{name}.enabled": asked == name for name in ("fp16", "bf16")}
     return {"gradient_clipping": 1.0, **known}
 
 
@@ -100,9 +109,10 @@ def _overwritten(config: Mapping[str, Any]) -> Iterator[Violation]:
         yield Violation(
             rule="huggingface.overwritten",
             message=f"steps_per_print={steps!r}: accelerate overwrites it with infinity",
-            fix="remove steps_per_print",
-            changes={"steps_per_print": None},
+            fix="nothing needs to be done",
+            at=("steps_per_print",),
             consequence="ignored",
+            is_note=True,
         )
 
 
@@ -131,10 +141,138 @@ def _mismatches(config: Mapping[str, Any], source: Source) -> Iterator[Violation
         )
 
 
+_DEFAULTS: Mapping[str, Any] = {
+    "train_micro_batch_size_per_gpu": 8,
+    "gradient_accumulation_steps": 1,
+    "gradient_clipping": 1.0,
+    "optimizer.params.lr": 5e-5,
+    "optimizer.params.eps": 1e-8,
+    "optimizer.params.weight_decay": 0.0,
+    "optimizer.params.betas": [0.9, 0.999],
+    "scheduler.params.warmup_max_lr": 5e-5,
+}
+"""Key -> what Trainer puts there where nobody gives its argument."""
+
+
+def _defaults(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
+    """Values that differ from arguments that are not given.
+
+    A note: scripts have defaults of their own, as TRL's have.
+    """
+    if not source.arguments or source.reader:
+        return
+    known = _known(source)
+    names = {argument.key: argument.name for argument in ARGUMENTS}
+    for key, default in _DEFAULTS.items():
+        value = look_up(config, key)
+        name = names.get(key, "adam_beta1 and adam_beta2")
+        is_given = key in known or any(one in source.arguments for one in name.split(" and "))
+        if is_given or value is None or value in (AUTO, default):
+            continue
+        yield Violation(
+            rule="huggingface.default_mismatch",
+            message=f"{key}={value!r}, and {name} is not given: Trainer's own default is "
+            f"{default!r}, and it refuses values that differ from its arguments",
+            fix=f"give {name}={value!r}",
+            at=(key,),
+            is_note=True,
+        )
+
+
+def _without_type(config: Mapping[str, Any]) -> Iterator[Violation]:
+    for name in ("optimizer", "scheduler"):
+        section = config.get(name)
+        if isinstance(section, Mapping) and section.get("type") is None:
+            yield Violation(
+                rule="huggingface.section_without_type",
+                message=f"{name} without a type: Trainer leaves its own {name} out for the "
+                "section, and DeepSpeed builds none",
+                fix=f"set {name}.type, or remove {name}",
+                at=(name,),
+                choices=(Choice(changes={name: None}),),
+            )
+
+
+_OVERRULED = (("optim", "optimizer"), ("lr_scheduler_type", "scheduler"))
+
+
+def _overruled(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
+    for argument, name in _OVERRULED:
+        given = source.arguments.get(argument)
+        section = config.get(name)
+        if given is None or not isinstance(section, Mapping):
+            continue
+        yield Violation(
+            rule="huggingface.argument_ignored",
+            message=f"{argument}={given} beside a section {name} (type {section.get('type')}): "
+            "the section counts, the argument does not",
+            fix=f"remove {name}, or leave {argument} out",
+            at=(name,),
+            choices=(Choice(changes={name: None}),),
+            consequence="ignored",
+            is_note=True,
+        )
+
+
+def _accumulation(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
+    asked = {**source.flags, **source.arguments}.get("gradient_accumulation_steps")
+    if "gradient_accumulation_steps" in config or type(asked) is not int or asked == 1:
+        return
+    yield Violation(
+        rule="huggingface.accumulation_lost",
+        message=f"gradient_accumulation_steps={asked} is asked for, and the file has no such key: "
+        "accelerate writes 1 there, and DeepSpeed makes a step after every micro-batch",
+        fix=f"set gradient_accumulation_steps to {AUTO}",
+        at=("gradient_accumulation_steps",),
+        changes={"gradient_accumulation_steps": AUTO},
+        consequence="differs",
+    )
+
+
+_KEYS_OF_FLAGS = {
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "zero_stage": "zero_optimization.stage",
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "offload_param_device": "zero_optimization.offload_param.device",
+}
+"""Flag of `accelerate launch` -> the key that it fills in where the file says "auto"."""
+
+
+def _flags(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
+    """Flags that the file overrules without a word."""
+    if source.consumer is not Consumer.ACCELERATE or source.is_made:
+        return
+    for flag, key in _KEYS_OF_FLAGS.items():
+        asked, value = source.flags.get(flag), look_up(config, key)
+        if asked is None or value is None or value in (AUTO, asked):
+            continue
+        yield Violation(
+            rule="huggingface.flag_ignored",
+            message=f"--{flag} {asked} against {key}={value!r}: the file counts, the flag does "
+            "not",
+            fix=f"leave --{flag} out, or set {key} to {AUTO}",
+            at=(key,),
+            choices=(Choice(changes=_at_key(key, AUTO)), Choice(changes=_at_key(key, asked))),
+            consequence="ignored",
+        )
+
+
 def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
-    asked = source.mixed_precision
+    asked = _asked_precision(source)
     if source.consumer is not Consumer.ACCELERATE or asked not in ("fp16", "bf16", "fp8"):
         return
+    own = "fp16" if asked == "fp16" else "bf16"
+    if look_up(config, f"{own}.enabled") is False:
+        yield Violation(
+            rule="huggingface.mixed_precision_lost",
+            message=f"mixed_precision={asked} with {own}.enabled=false: the file counts, and "
+            "DeepSpeed trains in fp32",
+            fix=f"set {own}.enabled to {AUTO}",
+            at=(f"{own}.enabled",),
+            choices=(Choice(changes={own: {"enabled": AUTO}}),),
+            consequence="differs",
+        )
     other = "bf16" if asked == "fp16" else "fp16"
     if look_up(config, f"{other}.enabled") is True:
         yield Violation(
@@ -146,6 +284,8 @@ def _precision(config: Mapping[str, Any], source: Source) -> Iterator[Violation]
 
 
 def _yaml_file(source: Source) -> Iterator[Violation]:
+    if source.accelerate_file is not None:
+        yield from accelerate_fields.violations(source.accelerate_file)
     if source.beside_file:
         named = ", ".join(source.beside_file)
         yield Violation(

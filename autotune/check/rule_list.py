@@ -60,7 +60,69 @@ FILE_RULES: Mapping[str, FileRule] = {
     "huggingface.overwritten": FileRule(
         says="Accelerate overwrites steps_per_print with infinity.",
         level="note",
-        source="accelerate/accelerator.py: _prepare_deepspeed",
+        source=f"{_ACCELERATE}: DeepSpeedPlugin",
+    ),
+    "huggingface.accumulation_lost": FileRule(
+        says="Accumulation is asked for by a flag or an argument, and the file has no such key. "
+        "Accelerate writes 1 there.",
+        level="warning",
+        source=f"{_ACCELERATE}: DeepSpeedPlugin",
+    ),
+    "huggingface.flag_ignored": FileRule(
+        says="A flag of accelerate launch differs from the value in the file, which counts.",
+        level="warning",
+        source=f"{_ACCELERATE}: fill_match",
+    ),
+    "huggingface.argument_ignored": FileRule(
+        says="An argument of Trainer stands beside a section of the file for the same thing, "
+        "which counts.",
+        level="note",
+        source=f"{_TRAINER}: deepspeed_optim_sched",
+    ),
+    "huggingface.section_without_type": FileRule(
+        says="The section of the optimizer or scheduler has no type. Trainer leaves its own out "
+        "for the section, and DeepSpeed builds none.",
+        level="error",
+        source=f"{_TRAINER}: deepspeed_optim_sched",
+    ),
+    "huggingface.default_mismatch": FileRule(
+        says="A value differs from the default of Trainer's argument, which is not given. Trainer "
+        "refuses that, unless the script has another default.",
+        level="note",
+        source=f"{_TRAINER}: trainer_config_finalize",
+    ),
+    "huggingface.mixed_precision_lost": FileRule(
+        says="accelerate's mixed_precision asks for a precision that the file switches off. The "
+        "file counts.",
+        level="warning",
+        source=f"{_ACCELERATE}: set_mixed_precision",
+    ),
+    "accelerate.refused": FileRule(
+        says="accelerate refuses a field of its YAML, or the value of one.",
+        level="error",
+        source="accelerate/commands/config/config_args.py, utils/launch.py",
+    ),
+    "accelerate.unknown_field": FileRule(
+        says="accelerate does not know a field of deepspeed_config, and ignores it.",
+        level="warning",
+        source="accelerate/commands/launch.py",
+    ),
+    "accelerate.nvme_path_lost": FileRule(
+        says="The YAML names a folder to swap to. accelerate's launcher does not hand it on.",
+        level="warning",
+        source="accelerate/utils/launch.py: prepare_deepspeed_cmd_env",
+    ),
+    "accelerate.clipping_lost": FileRule(
+        says="The YAML switches clipping off. accelerate leaves out a zero, and DeepSpeed clips "
+        "by its default.",
+        level="warning",
+        source=f"{_ACCELERATE}: DeepSpeedPlugin",
+    ),
+    "accelerate.compile_lost": FileRule(
+        says="The YAML asks for compilation. accelerate's launcher does not hand that on to "
+        "DeepSpeed's ranks.",
+        level="warning",
+        source="accelerate/utils/launch.py: prepare_deepspeed_cmd_env",
     ),
     "huggingface.mismatch": FileRule(
         says="A value differs from Trainer's argument for the same thing. Trainer refuses that.",

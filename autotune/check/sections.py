@@ -16,7 +16,17 @@ _KNOWN = frozenset(SECTIONS[""].keys)
 
 _OF_OTHERS = frozenset(
     (
-        *("aio", "amp", "autotuning", "bf16", "checkpoint", "comet", "compile", "data_types"),
+        *(
+            "aio",
+            "amp",
+            "autotuning",
+            "bf16",
+            "bfloat16",
+            "checkpoint",
+            "comet",
+            "compile",
+            "data_types",
+        ),
         *("elasticity", "expert_parallel", "fp16", "gradient_accumulation_steps"),
         *("gradient_clipping", "log_level", "nebula", "optimizer", "pipeline", "scheduler"),
         *("tensor_parallel", "tensorboard", "timers", "train_batch_size", "wandb"),
@@ -110,4 +120,8 @@ def _tells(name: Any, value: Any) -> bool:
 
 
 def _is_misspelt(name: Any) -> bool:
-    return isinstance(name, str) and bool(get_close_matches(name, _MISSPELT, n=1, cutoff=_ALIKE))
+    """Whether a key is none of DeepSpeed's, and like one, or the beginning of one."""
+    if not isinstance(name, str) or name in _KNOWN:
+        return False
+    begins = "_" in name and any(known.startswith(name) for known in _MISSPELT)
+    return begins or bool(get_close_matches(name, _MISSPELT, n=1, cutoff=_ALIKE))

@@ -53,6 +53,8 @@ class Source:
     """Ranks of one node; None where nobody says."""
     mixed_precision: str | None = None
     """Accelerate's, where it is given, as it is given."""
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    """DeepSpeed's flags of `accelerate launch`."""
     accelerate_file: Mapping[str, Any] | None = None
     """The accelerate YAML, as PyYAML reads it; None: there is none."""
     beside_file: tuple[str, ...] = ()
@@ -172,6 +174,7 @@ def _source(
         per_node=line.per_node
         or (ranks // nodes if ranks and nodes and ranks % nodes == 0 else None),
         mixed_precision=line.mixed_precision or file.mixed_precision,
+        flags=line.plugin,
         accelerate_file=None if file.path is None else file.data,
         launched=_another(line.config, section.path),
         beside_file=file.beside_file,

@@ -106,7 +106,7 @@ def test_a_variable_of_the_shell_is_not_known(tmp_path, arguments):
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}},
     }
     report = trained(tmp_path, config, arguments)
-    assert rules(report) == []
+    assert set(rules(report)) <= {"huggingface.default_mismatch"}
     assert report.fixed_text is None
 
 
@@ -147,3 +147,131 @@ def test_the_precision_of_accelerate(tmp_path, asked, config, refused):
     assert any(rule.startswith("huggingface.") for rule in rules(checked(path, launch=line))) == (
         refused
     )
+
+
+def asked(tmp_path, config, flags="", **how):
+    line = f"accelerate launch --use_deepspeed --num_processes 2 {flags} train.py"
+    return checked(
+        write(tmp_path, {"zero_optimization": {"stage": 2}} | config), launch=line, **how
+    )
+
+
+PRODUCT = {"train_micro_batch_size_per_gpu": 2, "train_batch_size": 16}
+
+
+def test_accumulation_that_accelerate_writes_fails_the_product(tmp_path):
+    """The file leaves 4 steps to DeepSpeed; accelerate makes them 1."""
+    assert rules(checked(write(tmp_path, PRODUCT), world=2)) == []
+    assert "batch.product" in rules(asked(tmp_path, PRODUCT))
+    assert rules(asked(tmp_path, PRODUCT | {"gradient_accumulation_steps": 4})) == []
+
+
+def test_a_flag_for_accumulation_is_lost_without_the_key(tmp_path):
+    sizes = {"train_micro_batch_size_per_gpu": 2}
+    report = asked(tmp_path, sizes, "--gradient_accumulation_steps 4")
+    assert rules(report) == ["huggingface.accumulation_lost"]
+    assert report.exit_code(fixed=False) == 0
+    assert rules(asked(tmp_path, sizes, "--gradient_accumulation_steps 1")) == []
+    arguments = "--gradient_accumulation_steps 4 --per_device_train_batch_size 2"
+    config = {name: value for name, value in AUTO.items() if "accumulation" not in name}
+    assert "huggingface.accumulation_lost" in rules(trained(tmp_path, config, arguments))
+
+
+def test_a_flag_beside_a_value_does_nothing(tmp_path):
+    config = {"gradient_accumulation_steps": 4, "train_micro_batch_size_per_gpu": 2}
+    report = asked(tmp_path, config, "--gradient_accumulation_steps 8 --zero_stage 3")
+    assert rules(report) == ["huggingface.flag_ignored"] * 2
+    assert "zero_stage 3 against zero_optimization.stage=2" in messages(
+        report, "huggingface.flag_ignored"
+    )
+    assert rules(asked(tmp_path, config, "--zero_stage 2")) == []
+
+
+def test_a_precision_that_the_file_lacks_is_put_in(tmp_path):
+    config = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
+    both = config | {"bf16": {"enabled": True}}
+    assert "precision.fp16_and_bf16" in rules(
+        trained(tmp_path, both | {"zero_optimization": {"stage": 1}}, "--fp16")
+    )
+    masters = config | {"data_types": {"grad_accum_dtype": "fp32"}}
+    stage_0 = masters | {"zero_optimization": {"stage": 0}}
+    assert rules(asked(tmp_path, stage_0, "--mixed_precision no")) == []
+    assert rules(asked(tmp_path, stage_0, "--mixed_precision BF16")) == [
+        "precision.accumulation_at_stage_0"
+    ]
+
+
+def test_a_precision_that_the_file_switches_off(tmp_path):
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "bf16": {"enabled": False},
+    }
+    report = asked(tmp_path, config, "--mixed_precision bf16")
+    assert rules(report) == ["huggingface.mixed_precision_lost"]
+    assert rules(asked(tmp_path, config, "--mixed_precision no")) == []
+
+
+def test_a_section_without_a_type(tmp_path):
+    config = AUTO | {"scheduler": {"params": {"warmup_num_steps": 2}}}
+    report = trained(tmp_path, config, "--bf16")
+    assert "huggingface.section_without_type" in rules(report)
+    assert report.exit_code(fixed=True) == 2
+
+
+def test_a_default_of_trainers_is_a_note(tmp_path):
+    config = AUTO | {"optimizer": {"type": "AdamW", "params": {"lr": 3e-4}}}
+    report = trained(tmp_path, config, "--bf16")
+    assert rules(report) == ["huggingface.default_mismatch"]
+    assert report.exit_code(fixed=False) == 0
+    assert rules(trained(tmp_path, config, "--learning_rate 3e-4")) == []
+    assert rules(checked(write(tmp_path, config))) == []  # no argument is known
+
+
+def test_an_argument_beside_its_section(tmp_path):
+    config = AUTO | {"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+    report = trained(tmp_path, config, "--optim adafactor")
+    assert rules(report) == ["huggingface.argument_ignored"]
+    assert rules(trained(tmp_path, AUTO, "--optim adafactor")) == []
+
+
+def test_what_accelerate_inserts_and_refuses_by_itself(tmp_path, monkeypatch):
+    """The plugin of the installed accelerate, on what the rules above are about."""
+    from accelerate.utils import DeepSpeedPlugin
+
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    plugin = DeepSpeedPlugin(hf_ds_config={"zero_optimization": {"stage": 2}})
+    assert plugin.deepspeed_config["gradient_accumulation_steps"] == 1
+    plugin.set_mixed_precision("bf16")
+    assert plugin.deepspeed_config["bf16"] == {"enabled": True}
+    assert plugin.deepspeed_config["steps_per_print"] == float("inf")
+
+    given = {"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 8}
+    plugin = DeepSpeedPlugin(hf_ds_config=given | {"bf16": {"enabled": False}})
+    plugin.set_mixed_precision("bf16")
+    assert plugin.deepspeed_config["gradient_accumulation_steps"] == 8
+    assert plugin.deepspeed_config["bf16"] == {"enabled": False}
+
+    filled = DeepSpeedPlugin(hf_ds_config=given | {"gradient_accumulation_steps": "auto"})
+    assert filled.deepspeed_config["gradient_accumulation_steps"] == 4
+    with pytest.raises(ValueError, match="cannot be set to `bf16`"):
+        DeepSpeedPlugin(hf_ds_config=given | {"fp16": {"enabled": True}}).set_mixed_precision(
+            "bf16"
+        )
+
+
+def test_the_defaults_of_trainers_arguments():
+    from dataclasses import fields
+
+    from transformers import TrainingArguments
+
+    from autotune.check.consumers import ARGUMENTS
+    from autotune.check.huggingface import _DEFAULTS
+
+    own = {one.name: one.default for one in fields(TrainingArguments)}
+    names = {one.key: one.name for one in ARGUMENTS}
+    for key, value in _DEFAULTS.items():
+        if key == "optimizer.params.betas":
+            assert value == [own["adam_beta1"], own["adam_beta2"]]
+        else:
+            assert value == own[names[key]]

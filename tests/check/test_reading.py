@@ -34,7 +34,11 @@ NOTHING = {"gradient_accumulation_steps": 1}
         ),
         ("pod.yaml", {"apiVersion": "v1", "kind": "Pod"}, "a Kubernetes manifest"),
         ("config.json", {"architectures": ["X"], "hidden_size": 8}, "a model's config.json"),
-        ("train.yaml", {"output_dir": "o", "bf16": True, "seed": 1}, "without a deepspeed key"),
+        (
+            "train.yaml",
+            {"output_dir": "o", "gradient_accumulation_steps": 4, "bf16": True, "float16": False},
+            "without a deepspeed key",
+        ),
         ("fsdp.yaml", {"compute_environment": "LOCAL", "distributed_type": "FSDP"}, "accelerate"),
         ("empty.yaml", {"deepspeed": None, "base_model": "m"}, "its deepspeed key is empty"),
         ("notes.json", {"alpha": 1, "beta": 2, "c": 3, "d": 4, "e": 5}, "alpha, beta, c, d, ..."),
@@ -59,7 +63,8 @@ def _text(name, content):
     [
         {},
         {"gradient_cliping": 1.0},
-        {"train_batchsize": 8},
+        {"train_batchsize": 8, "a": 1, "b": 2},
+        {"train_batch": 8, "a": 1, "b": 2},
         {"train_batch_size": 8, "fp16": {"enabled": True}},
         {"cuda_visible_devices": "0", "steps_per_print": 5},
     ],

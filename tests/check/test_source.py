@@ -56,7 +56,8 @@ def test_the_file_that_an_accelerate_file_names_is_judged(tmp_path):
 def test_what_accelerate_refuses_beside_a_file(tmp_path):
     inner = write(tmp_path, AUTO)
     section = {"deepspeed_config_file": str(inner), "zero_stage": 3, "gradient_clipping": 1.0}
-    report = checked(yaml_file(tmp_path, {"deepspeed_config": section}))
+    data = {"distributed_type": "DEEPSPEED", "deepspeed_config": section}
+    report = checked(yaml_file(tmp_path, data))
     assert rules(report) == ["huggingface.accelerate_duplicate"]
     assert "gradient_clipping, zero_stage" in messages(report, "huggingface.accelerate_duplicate")
     assert report.exit_code(fixed=True) == 2

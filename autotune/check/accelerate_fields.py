@@ -1,0 +1,215 @@
+"""An accelerate YAML: fields that accelerate refuses, and those that it loses on the way.
+
+Source: accelerate 1.15: commands/config/config_args.py, commands/launch.py, utils/launch.py
+(prepare_deepspeed_cmd_env), utils/dataclasses.py (DeepSpeedPlugin) and accelerator.py. Its
+launcher hands the section on as variables of the environment, all of them text.
+"""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from autotune.space.rule import Violation
+
+KINDS = (
+    *("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA"),
+    *("MULTI_XPU", "MULTI_HPU", "MULTI_NEURON", "DEEPSPEED", "FSDP", "XLA", "MEGATRON_LM"),
+)
+"""Values of `distributed_type`."""
+
+PRECISIONS = ("no", "fp8", "fp16", "bf16")
+
+TOP_FIELDS = frozenset(
+    (
+        *("compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug"),
+        *("num_processes", "machine_rank", "num_machines", "gpu_ids", "main_process_ip"),
+        *("main_process_port", "rdzv_backend", "same_network", "main_training_function"),
+        *("enable_cpu_affinity", "fp8_config", "deepspeed_config", "fsdp_config"),
+        *("parallelism_config", "megatron_lm_config", "mpirun_config", "downcast_bf16"),
+        *("tpu_name", "tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands"),
+        *("tpu_vm", "tpu_env", "dynamo_config", "dynamo_backend", "fp16"),
+    )
+)
+"""Fields of the file; the last two are old ones, which it converts."""
+
+SECTION_FIELDS = frozenset(
+    (
+        *("deepspeed_config_file", "zero_stage", "gradient_accumulation_steps"),
+        *("gradient_clipping", "offload_optimizer_device", "offload_param_device"),
+        *("offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_init_flag"),
+        *("zero3_save_16bit_model", "deepspeed_hostfile", "deepspeed_exclusion_filter"),
+        *("deepspeed_inclusion_filter", "deepspeed_multinode_launcher"),
+        "deepspeed_moe_layer_cls_names",
+    )
+)
+"""Fields of `deepspeed_config`."""
+
+_OLD_SECTION_FIELDS = frozenset({"deepspeed_moe_layer_cls_name"})
+_TRUTHS = ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0")
+_SAGEMAKER = "AMAZON_SAGEMAKER"
+
+
+def violations(data: Mapping[str, Any]) -> Iterator[Violation]:
+    """What accelerate does with a file for DeepSpeed.
+
+    Args:
+        data: The file, as PyYAML reads it.
+    """
+    if data.get("compute_environment") == _SAGEMAKER:
+        return
+    for name, message, fix in _refused(data):
+        yield Violation(
+            rule="accelerate.refused",
+            message=f"{name}: {message}",
+            fix=fix,
+            at=(name,),
+        )
+    section = data.get("deepspeed_config")
+    if isinstance(section, Mapping) and str(data.get("distributed_type")) == "DEEPSPEED":
+        yield from _lost(data, section)
+
+
+def _refused(data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Field, why, what to do."""
+    for name in data:
+        if name not in TOP_FIELDS:
+            yield (
+                str(name),
+                "accelerate refuses a field that it does not know",
+                _rename(str(name), TOP_FIELDS),
+            )
+    kind = data.get("distributed_type")
+    if kind is None:
+        yield (
+            "distributed_type",
+            "it is not there, and accelerate refuses a file without it",
+            ("set distributed_type to DEEPSPEED in the accelerate file"),
+        )
+    elif kind not in KINDS:
+        yield (
+            "distributed_type",
+            f"accelerate does not know {kind!r}, it asks for the letters",
+            (
+                f"set distributed_type to {_near(str(kind).upper(), KINDS) or 'DEEPSPEED'} in the "
+                "accelerate file"
+            ),
+        )
+    yield from _refused_precision(data)
+    section = data.get("deepspeed_config")
+    if isinstance(section, Mapping) and kind == "DEEPSPEED":
+        yield from _refused_in(section)
+
+
+def _refused_precision(data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    precision = data.get("mixed_precision")
+    if precision is None or (isinstance(precision, str) and precision.lower() in PRECISIONS):
+        return
+    if precision is False:
+        yield (
+            "mixed_precision",
+            "YAML reads no without quotes as false, which accelerate does not know",
+            ("write 'no', with quotes"),
+        )
+        return
+    near = _near(str(precision).lower().replace("float", "f"), PRECISIONS)
+    yield (
+        "mixed_precision",
+        f"accelerate does not know {precision!r}",
+        (f"set mixed_precision to {near or ' or '.join(PRECISIONS)} in the accelerate file"),
+    )
+
+
+def _refused_in(section: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Values that it cannot convert back from text."""
+    for name, kind, wants in (
+        ("zero_stage", int, "one of 0, 1, 2, 3"),
+        ("gradient_accumulation_steps", int, "a whole number of at least 1"),
+        ("gradient_clipping", float, "a number"),
+    ):
+        value = section.get(name)
+        # Of the clipping alone it asks for the word before it converts.
+        is_word = name == "gradient_clipping" and str(value).lower() == "auto"
+        if value is None or is_word or _converts(kind, str(value)):
+            continue
+        yield (
+            f"deepspeed_config.{name}",
+            f"accelerate takes {wants}, not {value!r}",
+            (f"set {name} to {wants} in the accelerate file, or leave it out"),
+        )
+    flag = section.get("zero3_init_flag")
+    if flag is not None and str(flag).lower() not in _TRUTHS:
+        yield (
+            "deepspeed_config.zero3_init_flag",
+            f"accelerate takes true or false, not {flag!r}",
+            ("set zero3_init_flag to true or false in the accelerate file"),
+        )
+
+
+def _lost(data: Mapping[str, Any], section: Mapping[str, Any]) -> Iterator[Violation]:
+    """Fields that are there and do nothing."""
+    for name in section:
+        if name not in SECTION_FIELDS | _OLD_SECTION_FIELDS:
+            yield Violation(
+                rule="accelerate.unknown_field",
+                message=f"deepspeed_config.{name}: accelerate does not know the field, and "
+                "ignores it",
+                fix=_rename(str(name), SECTION_FIELDS),
+                at=(f"deepspeed_config.{name}",),
+                consequence="ignored",
+            )
+    if section.get("deepspeed_config_file") in (None, "none"):
+        yield from _lost_without_file(section)
+    compiled = data.get("dynamo_config") or data.get("dynamo_backend")
+    if compiled and str(compiled).upper() != "NO":
+        yield Violation(
+            rule="accelerate.compile_lost",
+            message="dynamo_config: accelerate's launcher does not hand it on to DeepSpeed's "
+            "ranks, so that nothing is compiled",
+            fix="set ACCELERATE_DYNAMO_BACKEND in the environment, or compile in the script",
+            at=("dynamo_config",),
+            consequence="ignored",
+        )
+
+
+def _lost_without_file(section: Mapping[str, Any]) -> Iterator[Violation]:
+    for kind in ("optimizer", "param"):
+        path = section.get(f"offload_{kind}_nvme_path")
+        if str(section.get(f"offload_{kind}_device")).lower() == "nvme":
+            yield Violation(
+                rule="accelerate.nvme_path_lost",
+                message=f"deepspeed_config.offload_{kind}_nvme_path={path}: accelerate's launcher "
+                "does not hand it on, DeepSpeed swaps to the folder `none` below the one that "
+                "the training starts in",
+                fix=f"set ACCELERATE_DEEPSPEED_OFFLOAD_{kind.upper()}_NVME_PATH in the "
+                "environment, or name a deepspeed_config_file",
+                at=(f"deepspeed_config.offload_{kind}_nvme_path",),
+                consequence="differs",
+            )
+    clipping = section.get("gradient_clipping")
+    if type(clipping) in (int, float) and clipping == 0:
+        yield Violation(
+            rule="accelerate.clipping_lost",
+            message=f"deepspeed_config.gradient_clipping={clipping}: accelerate leaves out a "
+            "zero, and DeepSpeed clips by its default",
+            fix="name a deepspeed_config_file with gradient_clipping at 0",
+            at=("deepspeed_config.gradient_clipping",),
+            consequence="differs",
+        )
+
+
+def _converts(kind: type[int] | type[float], text: str) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _near(given: str, known: Any) -> str:
+    return next(iter(get_close_matches(given, known, n=1)), "")
+
+
+def _rename(name: str, known: Any) -> str:
+    near = _near(name, known)
+    guess = f"did you mean {near}? Else " if near else ""
+    return f"{guess}remove {name} from the accelerate file"
