@@ -150,7 +150,7 @@ def sections_of(
         return [_of_accelerate(here, line)]
     if "deepspeed" in data and "zero_optimization" not in data and _may_be_section(data):
         return [_of_arguments(here, data, ("deepspeed",))]
-    if is_ds_config(data):
+    if is_ds_config(data, is_json=found.syntax != "yaml"):
         return [replace(here, config=own_keys(data)) if found.syntax == "yaml" and data else here]
     return _inside(here)
 

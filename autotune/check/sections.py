@@ -45,12 +45,19 @@ _ALIKE = 0.85
 _MOST_SECTIONS = 100
 
 
-def is_ds_config(data: Mapping[Any, Any]) -> bool:
-    """Whether a mapping is meant as a ds_config: by its keys, or by one that is misspelt."""
+def is_ds_config(data: Mapping[Any, Any], *, is_json: bool) -> bool:
+    """Whether a mapping is meant as a ds_config: by its keys, or by one that is misspelt.
+
+    DeepSpeed reads no YAML itself, so a YAML is some program's, which may have a
+    `train_batch_size` of its own.
+    """
+    if is_json and "train_batch_size" in data:
+        return True
     if not data or any(_tells(name, value) for name, value in data.items()):
         return True
     n_known = sum(name in _KNOWN for name in data)
-    return 2 * n_known >= len(data) or any(map(_is_misspelt, list(data)[:_MOST_COMPARED]))
+    is_most = is_json and 2 * n_known >= len(data)
+    return is_most or any(map(_is_misspelt, list(data)[:_MOST_COMPARED]))
 
 
 def own_keys(data: Mapping[Any, Any]) -> dict[str, Any]:

@@ -41,6 +41,11 @@ NOTHING = {"gradient_accumulation_steps": 1}
         ),
         ("fsdp.yaml", {"compute_environment": "LOCAL", "distributed_type": "FSDP"}, "accelerate"),
         ("empty.yaml", {"deepspeed": None, "base_model": "m"}, "its deepspeed key is empty"),
+        (
+            "own.yaml",
+            {"train_batch_size": 8, "lr": 1, "n_layers": 2, "seed": 1},
+            "none of its keys",
+        ),
         ("notes.json", {"alpha": 1, "beta": 2, "c": 3, "d": 4, "e": 5}, "alpha, beta, c, d, ..."),
     ],
 )
@@ -63,6 +68,7 @@ def _text(name, content):
     [
         {},
         {"gradient_cliping": 1.0},
+        {"train_batch_size": 8, "a": 1, "b": 2, "c": 3},
         {"train_batchsize": 8, "a": 1, "b": 2},
         {"train_batch": 8, "a": 1, "b": 2},
         {"train_batch_size": 8, "fp16": {"enabled": True}},

@@ -17,11 +17,14 @@ from autotune.space.rule import Consequence, Level, Violation
 _STYLES: dict[Level, str] = {"error": "red", "warning": "yellow", "note": "dim"}
 """The levels, the worst first, and how each looks."""
 
+_MOST_CHOICES = 8
+"""Choices that are listed although the file runs without them."""
+
 _THEN: dict[Consequence, str] = {
     "raised": "it would not run",
     "differs": "something else runs",
     "ignored": "it is ignored",
-    "converted": "it is read as another type",
+    "converted": "it is read as what is meant",
 }
 """What the engine does, in words for people."""
 
@@ -125,20 +128,31 @@ def _print_found(console: Console, report: CheckReport, found: Found) -> None:
         (_visible(where), "bold"), "  ", (told.level, style), "  ", (told.rule, "cyan"), then
     )
     console.print(head, soft_wrap=True)
+    if told.level == "note":
+        _print_text(console, told.message, indent="  ")
+        return
     _print_text(console, f"{told.message} ({_THEN[told.consequence]})", indent="  ")
-    if told.level != "note" and told.fix:
+    if told.fix:
         _print_text(console, f"fix: {told.fix}", indent="  ")
 
 
 def _print_questions(console: Console, report: CheckReport) -> None:
     """What only the user can decide, each way out with the flag that takes it."""
-    if not report.questions:
-        return
-    _print_text(console, "yours to choose:")
-    for question in report.questions:
-        for option in question.options:
-            flag = f"--choose {question.violation.rule}={option.number}"
-            _print_text(console, f"{flag}  {option.words}", indent="  ")
+    others = [one for one in report.questions if one not in report.needed]
+    n = sum(len(question.options) for question in others)
+    is_short = n <= _MOST_CHOICES
+    for head, questions in (
+        ("yours to choose, before it runs:", report.needed),
+        ("yours to choose:", others if is_short else ()),
+    ):
+        if questions:
+            _print_text(console, head)
+        for question in questions:
+            for option in question.options:
+                flag = f"--choose {question.violation.rule}={option.number}"
+                _print_text(console, f"{flag}  {option.words}", indent="  ")
+    if not is_short:
+        _print_text(console, f"{n} choices more, none of them needed: --format json lists them")
 
 
 def _print_text(console: Console, text: str, *, indent: str = "", style: str = "") -> None:
