@@ -79,4 +79,4 @@ def kind_of(data: Mapping[Any, Any], path: Path) -> str:
         return known
     shown = ", ".join(repr(str(name))[1:-1] for name in list(data)[:_MOST_NAMED])
     more = ", ..." if len(data) > _MOST_NAMED else ""
-    return f"none of its keys is DeepSpeed's ({shown}{more})"
+    return f"no key that only DeepSpeed has, among {shown}{more}"

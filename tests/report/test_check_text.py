@@ -83,7 +83,10 @@ def test_a_pipe_gets_the_diff_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_what_would_steer_a_terminal_is_escaped(tmp_path, terminal):
-    text = '{"train_batch_size": 1, "a\\u001b[2J\\u0007": 1, "b\\ud800": 1, "c\x9b\u202e": 1}'
+    text = (
+        '{"train_micro_batch_size_per_gpu": 1, '
+        '"a\\u001b[2J\\u0007": 1, "b\\ud800": 1, "c\x9b\u202e": 1}'
+    )
     out = printed(checked(write(tmp_path, text)), terminal=terminal)
     findings = out.partition("the fix (")[0]
     assert "a\\x1b[2J\\x07" in findings

@@ -7,9 +7,9 @@ from autotune.engines.deepspeed.rules import (
     data,
     dtypes,
     experts,
+    helpers,
     loss,
     model,
-    monitors,
     nvme,
     offload,
     optimizer,
@@ -38,7 +38,7 @@ _ABOUT_VALUES = rules_of(
 )
 _VALUE_RULES = tuple(rule for rule in _ABOUT_VALUES if rule not in version.KEY_RULES)
 
-_SECTION_RULES = rules_of(data, monitors)
+_SECTION_RULES = rules_of(data, helpers)
 """Rules about sections that no template of the search has: `is_plain` answers for them."""
 
 ALL_RULES: tuple[Rule[Setup], ...] = (

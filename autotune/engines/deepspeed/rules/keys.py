@@ -259,8 +259,8 @@ _PLAIN_TOOLS: Mapping[str, Section] = {
         strict=False,
         keys={
             "enabled": TRUTH,
-            "num_epochs": PLAIN_INT,
-            "num_workers": PLAIN_INT,
+            "num_epochs": ANY,
+            "num_workers": ANY,
             "pin_memory": since("0.16.0", TRUTH),
             "curriculum_learning": MAPPING,
             "dynamic_batching": since("0.16.0", MAPPING),
@@ -273,6 +273,8 @@ _PLAIN_TOOLS: Mapping[str, Section] = {
         strict=False,
         keys={
             **dict.fromkeys(("enabled", "fast", "overwrite"), TRUTH),
+            "start_profile_step": PLAIN_INT,
+            "end_profile_step": PLAIN_INT,
             "results_dir": FILLED_TEXT,
             "exps_dir": FILLED_TEXT,
             "arg_mappings": optional(MAPPING),
@@ -336,6 +338,7 @@ DEPRECATED: Mapping[str, str] = {
 }
 """Deprecated key of `zero_optimization` -> the one that replaces it."""
 
+_RULED = ("data_efficiency", "datastates_ckpt", "checkpoint", "hybrid_engine")
 _OLD_NAMES = ("cpu_offload_use_pin_memory", "bfloat16")
 
 SECTIONS: Mapping[str, Section] = {
@@ -506,7 +509,7 @@ SECTIONS: Mapping[str, Section] = {
             "grad_accum_dtype": optional(DTYPE),
             "param_dtype": since("0.19.0", optional(DTYPE)),
             "buffer_dtype": since("0.19.0", optional(DTYPE)),
-            "keep_in_fp32_modules": since("0.19.7", ANY),
+            "keep_in_fp32_modules": since("0.19.7", or_auto(TEXTS)),
         },
     ),
     "torch_autocast": Section(
@@ -517,7 +520,7 @@ SECTIONS: Mapping[str, Section] = {
         strict=False,
         keys={
             "partition_activations": TRUTH,
-            "number_checkpoints": optional(INT),
+            "number_checkpoints": ANY,
             "contiguous_memory_optimization": TRUTH,
             "cpu_checkpointing": TRUTH,
             "synchronize_checkpoint_boundary": TRUTH,
@@ -539,14 +542,7 @@ def plain_keys(version: str) -> Mapping[str, Mapping[str, Check]]:
     Left out are keys that it lacks or refuses, deprecated ones, second spellings, and sections
     that rules look into which the search need not ask.
     """
-    odd = {
-        *DEPRECATED,
-        *SPELLINGS,
-        "cpu_offload_use_pin_memory",
-        "bfloat16",
-        *_MONITORS,
-        "data_efficiency",
-    }
+    odd = {*DEPRECATED, *SPELLINGS, *_OLD_NAMES, *_MONITORS, *_RULED}
     return {
         path: {
             name: key.accepts

@@ -6,7 +6,7 @@ judge what it takes it for; what it refuses is an error.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -26,6 +26,7 @@ from autotune.engines.deepspeed.rules.base import (
     removal,
     zero,
 )
+from autotune.engines.deepspeed.rules.constructors import optimizer_of, scheduler_of
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.engines.deepspeed.rules.sections import PARAMS, as_read, dotted, is_auto, sections
 from autotune.engines.deepspeed.rules.spelling import misspelt
@@ -87,6 +88,48 @@ def _wrong_values(setup: Setup, *, top_level: bool) -> list[Finding]:
     ]
 
 
+def _is_on(section: str) -> Callable[[Setup], bool]:
+    return lambda setup: bool(setup.section(section).get("enabled"))
+
+
+_ACTS_IF: Mapping[str, Callable[[Setup], bool]] = {
+    # runtime/engine.py: _configure_distributed_model casts buffers in 16 bits alone
+    "data_types.buffer_dtype": lambda setup: setup.dtype != "fp32",
+    # and stage_1_and_2.py has no use for it
+    "gradient_predivide_factor": lambda setup: setup.stage != 1,
+    "tensor_parallel.preset_model": lambda setup: (
+        setup.section("tensor_parallel").get("autotp_size", 0) > 1
+    ),
+    "aio.": lambda setup: "nvme" in (setup.optimizer_offload, setup.param_offload),
+    "autotuning.start_profile_step": _is_on("autotuning"),
+    "autotuning.end_profile_step": _is_on("autotuning"),
+    **{
+        f"flops_profiler.{name}": lambda setup: any(
+            _is_on(section)(setup) for section in ("flops_profiler", "autotuning")
+        )
+        for name in SECTIONS["flops_profiler"].keys
+        if name != "enabled"
+    },
+}
+"""Keys, or beginnings of them, that are read without a check -> where they are used at all."""
+
+
+def _where_it_acts(setup: Setup, found: list[Finding]) -> list[Finding]:
+    """The same, ignored where DeepSpeed does not come to use the value."""
+    if not found:
+        return found
+    read = setup.with_config(as_read(setup.ds_config, setup.version))
+    return [each if _acts(read, each) else replace(each, consequence="ignored") for each in found]
+
+
+def _acts(setup: Setup, found: Finding) -> bool:
+    with suppress(UnknownFactError):
+        return found.consequence != "raised" or all(
+            acts(setup) for start, acts in _ACTS_IF.items() if found.at[0].startswith(start)
+        )
+    return True
+
+
 def _is_taken_as_text(key: Key, section: Section, setup: Setup) -> bool:
     """Whether DeepSpeed takes "auto" for some value of a key that it reads as it is."""
     return not section.is_strict(setup.version) and key.taken("auto") is not REFUSED
@@ -95,7 +138,8 @@ def _is_taken_as_text(key: Key, section: Section, setup: Setup) -> bool:
 def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
     where, taken, meant = dotted(path, name), key.taken(value), key.meant(value)
     shown = _shown(name, value)
-    changes = {} if meant is REFUSED else patch(path, {name: meant})
+    # An empty section is none.
+    changes = {} if meant is REFUSED else patch(path, {name: None if meant == {} else meant})
     if taken is REFUSED:
         leave = Choice(changes=removal([(path, name)]), words=f"remove {where}")
         return Finding(
@@ -178,6 +222,13 @@ def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
         zero(2, reduce_bucket_size=2000),
     ),
     ignored({"data_types": {"buffer_dtype": "text"}}, {"data_types": {"buffer_dtype": None}}),
+    ignored({"flops_profiler": {"top_modules": "two"}}, {"flops_profiler": None}),
+    ignored({"aio": {"block_size": "big"}}, {"aio": None}),
+    raised(
+        "keep_in_fp32_modules must be",
+        {"data_types": {"keep_in_fp32_modules": "norm"}},
+        {"data_types": {"keep_in_fp32_modules": ["norm"]}},
+    ),
     converted(zero("2"), zero(2)),
     converted(zero(2, overlap_comm="yes"), zero(2, overlap_comm=True)),
     converted(zero(1, reduce_scatter=0), zero(1, reduce_scatter=False)),
@@ -185,18 +236,7 @@ def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
     converted({"comms_logger": {"enabled": "no"}}, {"comms_logger": {"enabled": False}}),
 )
 def _section_value(setup: Setup) -> list[Finding]:
-    found = _wrong_values(setup, top_level=False)
-    return [_if_it_is_cast(setup, each) for each in found]
-
-
-def _if_it_is_cast(setup: Setup, found: Finding) -> Finding:
-    """Buffers are cast in 16 bits alone (runtime/engine.py: _configure_distributed_model)."""
-    if found.at != ("data_types.buffer_dtype",):
-        return found
-    with suppress(UnknownFactError):
-        if setup.with_config(as_read(setup.ds_config, setup.version)).dtype == "fp32":
-            return replace(found, consequence="ignored")
-    return found
+    return _where_it_acts(setup, _wrong_values(setup, top_level=False))
 
 
 @rule(
@@ -224,7 +264,7 @@ def _if_it_is_cast(setup: Setup, found: Finding) -> Finding:
     converted({"managed_gradient_accumulation": "yes"}, {"managed_gradient_accumulation": True}),
 )
 def _top_level_value(setup: Setup) -> list[Finding]:
-    return _wrong_values(setup, top_level=True)
+    return _where_it_acts(setup, _wrong_values(setup, top_level=True))
 
 
 def _auto(setup: Setup, *, strict: bool) -> Iterator[tuple[str, str]]:
@@ -259,15 +299,28 @@ def _auto(setup: Setup, *, strict: bool) -> Iterator[tuple[str, str]]:
     ),
 )
 def _auto_unresolved(setup: Setup) -> list[Finding]:
-    return [
+    found = [
         Finding(
             message=f'"auto" at {where}: DeepSpeed takes it for a value; only Hugging Face '
             "Trainer and accelerate fill it in",
             at=(where,),
             advice=f"write the value of {where}",
+            consequence="differs" if is_word else "raised",
         )
-        for where in (dotted(*found) for found in _auto(setup, strict=False))
+        for path, name in _auto(setup, strict=False)
+        for where, is_word in [(dotted(path, name), _is_word(setup, path, name))]
     ]
+    return _where_it_acts(setup, found)
+
+
+def _is_word(setup: Setup, path: str, name: str) -> bool:
+    """Whether what is built from a section of parameters takes any word, a switch among them."""
+    if path not in PARAMS:
+        return False
+    made = optimizer_of(setup) if path == PARAMS[0] else scheduler_of(setup)
+    if made is None or name not in made.takes or not made.refuses:
+        return False
+    return not made.refusal(name, "words", accelerator=setup.accelerator)
 
 
 @rule("runtime/config_utils.py:54-57", ignored(zero(2, reduce_bucket_size="auto")))

@@ -302,6 +302,8 @@ SWITCHED_SECTION = replace(MAPPING, converts=_switched)
 TEXTS = Key(
     wants="a list of names",
     accepts=lambda v: type(v) is list and all(isinstance(n, str) for n in v),
+    # Read as it is: what it is asked for is its names.
+    converts=lambda v: [*v] if isinstance(v, Mapping) else REFUSED,
 )
 NAMES = Key(
     wants="a name or a list of names",

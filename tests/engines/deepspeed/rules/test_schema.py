@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from autotune.base.nested import merge
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.sections import as_read
 from autotune.space.rule import UnknownFactError
@@ -186,10 +187,32 @@ def test_a_file_of_keys_that_nobody_knows_is_judged_at_once():
     assert time.perf_counter() - began < 5  # 0.3 s on an idle machine
 
 
+def test_what_is_never_used_raises_nothing():
+    for config, acting in (
+        (
+            {"aio": {"queue_depth": "x"}},
+            {"zero_optimization": {"offload_param": {"device": "nvme"}}},
+        ),
+        ({"flops_profiler": {"module_depth": "auto"}}, {"flops_profiler": {"enabled": True}}),
+        ({"data_types": {"buffer_dtype": "fp64"}}, {"bf16": {"enabled": True}}),
+        ({"gradient_predivide_factor": "x", "zero_optimization": {"stage": 1}}, None),
+    ):
+        assert [one.level for one in found(config)] == ["warning"]
+        if acting is not None:
+            assert "error" in [one.level for one in found(merge(config, acting))]
+
+
+def test_auto_where_any_word_is_taken_runs():
+    sgd = {"type": "SGD", "params": {"torch_adam": None, "momentum": 0.9, "nesterov": "auto"}}
+    assert [(one.rule, one.level) for one in found({"optimizer": sgd})] == [
+        ("schema.auto_unresolved", "warning")
+    ]
+
+
 def test_a_monitor_without_its_package_is_a_note(monkeypatch):
     for is_there, levels in ((False, ["note"]), (True, [])):
         monkeypatch.setattr(
-            "autotune.engines.deepspeed.rules.monitors.is_installed",
+            "autotune.engines.deepspeed.rules.helpers.is_installed",
             lambda _, is_there=is_there: is_there,
         )
         assert [one.level for one in found({"wandb": {"enabled": True}})] == levels

@@ -1,0 +1,106 @@
+"""Helpers around the training: monitors, checkpoint writers, the engine that also generates."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.util import find_spec
+
+from autotune.engines.deepspeed.rules.base import Setup, as_section, raised
+from autotune.space.rule import Choice, Finding, rule
+
+PACKAGES: Mapping[str, str] = {
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "comet": "comet_ml",
+}
+"""Section -> the package that rank 0 imports for it (monitor/utils.py)."""
+
+
+@lru_cache
+def is_installed(package: str) -> bool:
+    """Whether a package could be imported here; it is not."""
+    return find_spec(package) is not None
+
+
+@rule(
+    "monitor/utils.py: check_*_availability",
+    # Rank 0 alone writes, and alone raises.
+    raised(
+        "ModuleNotFoundError: No module named 'comet_ml'",
+        {"comet": {"enabled": True}},
+        {"comet": {"enabled": False}},
+        world=1,
+    ),
+)
+def _not_installed(setup: Setup) -> list[Finding]:
+    return [
+        Finding(
+            message=f"{section}.enabled=true: {package} is not installed here, and DeepSpeed "
+            "raises on rank 0 where it is missing",
+            at=(f"{section}.enabled",),
+            choices=(Choice(changes={section: {"enabled": False}}),),
+            advice=f"install {package} where it trains, or set {section}.enabled to false",
+            is_note=True,
+        )
+        for section, package in PACKAGES.items()
+        if setup.section(section).get("enabled") is True and not is_installed(package)
+    ]
+
+
+@rule(
+    "datastates/config.py: anything but false switches it on",
+    raised(
+        "RuntimeError: Please install DataStates",
+        {"datastates_ckpt": {"host_cache_size": 1}},
+        {"datastates_ckpt": None},
+    ),
+)
+def _datastates(setup: Setup) -> Finding | None:
+    if setup.ds_config.get("datastates_ckpt", False) is False or is_installed("datastates"):
+        return None
+    return Finding(
+        message="datastates_ckpt: the package datastates is not installed here, and DeepSpeed "
+        "raises where it is missing",
+        at=("datastates_ckpt",),
+        choices=(Choice(changes={"datastates_ckpt": False}),),
+        advice="install datastates where it trains, or set datastates_ckpt to false",
+        is_note=True,
+    )
+
+
+@rule(
+    "runtime/model_checkpointing/data_parallel_writer_factory.py; launcher/launch.py",
+    raised(
+        "KeyError: 'CROSS_SIZE'",
+        {"checkpoint": {"writer": {"type": "python"}}},
+        {"checkpoint": {"writer": None}},
+        world=1,
+    ),
+)
+def _checkpoint_writer(setup: Setup) -> Finding | None:
+    if as_section(setup.section("checkpoint")).get("writer") is None:
+        return None
+    return Finding(
+        message="checkpoint.writer: DeepSpeed asks the environment for CROSS_SIZE then, which its "
+        "own launcher sets and torchrun does not",
+        at=("checkpoint.writer",),
+        choices=(Choice(changes={"checkpoint": {"writer": None}}),),
+        advice="start it with the deepspeed launcher, or remove checkpoint.writer",
+        is_note=True,
+    )
+
+
+@rule(
+    "runtime/hybrid_engine.py: builds the inference kernels",
+    raised(
+        "ValueError: This op had not been implemented on CPU backend",
+        {"hybrid_engine": {"enabled": True}},
+    ),
+)
+def _hybrid_engine_on_cpu(setup: Setup) -> Finding | None:
+    if setup.accelerator != "cpu" or setup.section("hybrid_engine").get("enabled") is not True:
+        return None
+    return Finding(
+        message="hybrid_engine.enabled=true: DeepSpeed has no inference kernels for a CPU",
+        at=("hybrid_engine.enabled",),
+        changes={"hybrid_engine": {"enabled": False}},
+    )
