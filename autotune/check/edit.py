@@ -15,6 +15,8 @@ _DECODER = json.JSONDecoder()
 _MOST_COMPARED = 100
 """Keys of one section that are looked through for the new names of others."""
 _LIKENESS = 0.6
+_LINE = 80
+"""Characters of a new key and its value that stand in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +173,15 @@ class _Json:
             if there is None or (member.value.members is not None):
                 self._collect(member.value, there)
 
+    def _member_text(self, name: str, value: Any, depth: int) -> str:
+        """A new member: in one line where it fits, else a line for each of its own."""
+        flat = f"{json.dumps(name)}: {self._dumped(value)}"
+        inner, outer = _margins(self._text, depth + 1)
+        if not inner or len(flat) <= _LINE or not isinstance(value, Mapping):
+            return flat
+        members = (self._member_text(n, v, depth + 1) for n, v in value.items())
+        return f"{json.dumps(name)}: {{{inner}{f',{inner}'.join(members)}{outer}}}"
+
     def _dumped(self, value: Any) -> str:
         if isinstance(value, Mapping):
             inner = ", ".join(f"{json.dumps(n)}: {self._dumped(v)}" for n, v in value.items())
@@ -217,7 +228,7 @@ class _Json:
         # By place, each once: a file may hold tens of thousands of keys.
         going = {member.start for member in gone}
         kept = [member for member in members if member.start not in going]
-        written = [f"{json.dumps(name)}: {self._dumped(value)}" for name, value in added.items()]
+        written = [self._member_text(name, value, depth) for name, value in added.items()]
         if not kept:
             if not gone and not written:
                 return

@@ -223,19 +223,19 @@ def _questions(
 ) -> Iterator[Question]:
     """What is left to choose, each way out under the number that it keeps."""
     for violation in violations:
-        ways = [
-            *([("", violation.changes)] if violation.changes else []),
-            *((choice.words, choice.changes) for choice in violation.choices),
-        ]
+        told = {repr(choice.changes): choice.words for choice in violation.choices}
+        ways = [violation.changes, *(choice.changes for choice in violation.choices)]
         known = numbers.setdefault(violation.rule, {})
         options: dict[str, Option] = {}
-        for words, changes in ways:
+        for changes in ways:
             name = repr(changes)
             if name in options or not _acts(config, changes):
                 continue
             if written := terms.words(config, changes):
                 number = known.setdefault(name, len(known) + 1)
-                options[name] = Option(number=number, words=words or written, changes=changes)
+                options[name] = Option(
+                    number=number, words=told.get(name) or written, changes=changes
+                )
         if options:
             yield Question(violation=violation, options=tuple(options.values()))
 

@@ -63,6 +63,8 @@ class Finding:
     changes: Patch = field(default_factory=dict)
     """Laid over the configuration it makes the rule silent. Empty where somebody has to choose, or
     where what must change is not in the configuration (the layout, the job)."""
+    words: str = ""
+    """What the changes do, where their list does not tell."""
     advice: str = ""
     """Without `changes`, what to choose; beside them, another way, from `or` on."""
     consequence: Consequence | None = None
@@ -71,7 +73,7 @@ class Finding:
     @property
     def fix(self) -> str:
         """The cheapest legal change, in words."""
-        return ", ".join(filter(None, (in_words(self.changes), self.advice)))
+        return ", ".join(filter(None, (self.words or in_words(self.changes), self.advice)))
 
 
 Answer = Finding | Sequence[Finding] | None

@@ -196,3 +196,47 @@ def test_nothing_to_fix_writes_nothing(tmp_path):
     before = path.stat().st_mtime_ns
     write_fix(report_of(path))
     assert path.stat().st_mtime_ns == before
+
+
+SIXTEEN = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 16, "gradient_cliping": 1.0}
+
+
+def test_without_a_terminal_nothing_is_written_until_it_is_chosen(tmp_path):
+    path = write(tmp_path, SIXTEEN)
+    before = path.read_bytes()
+    line = ("check", path.name, "--world", "8", "--fix")
+    done = autotune(*line, folder=tmp_path, COLUMNS="200")
+    assert done.returncode == ExitCode.INVALID_INPUT
+    assert "--choose batch.product=1  set train_micro_batch_size_per_gpu to 2" in done.stdout
+    assert path.read_bytes() == before
+    done = autotune(*line, "--choose", "batch.product=1", folder=tmp_path)
+    assert done.returncode == ExitCode.FOUND
+    after = json.loads(path.read_text(encoding="utf-8"))
+    assert after["train_batch_size"] == 16
+    assert (after["train_micro_batch_size_per_gpu"], after["gradient_clipping"]) == (2, 1.0)
+    once = path.read_bytes()
+    done = autotune(*line, folder=tmp_path)
+    assert (done.returncode, path.read_bytes()) == (ExitCode.FOUND, once)
+
+
+def asked_of(path, answers):
+    """The report after answers to the questions, and the rules that were asked for."""
+    asked = []
+
+    def ask(question):
+        asked.append(question.violation.rule)
+        answer = answers.pop(0)
+        return next((o for o in question.options if o.number == answer), None)
+
+    (report,) = check_file(path, CheckFlags(world=8, deepspeed_version="0.19.8"), ask=ask)
+    return report, asked
+
+
+def test_only_what_the_file_cannot_pass_without_is_asked_and_once(tmp_path):
+    path = write(tmp_path, SIXTEEN | {"somebody_elses": 1, "amp": {"enabled": True}})
+    report, asked = asked_of(path, [0, 2])
+    assert (asked, report.passes) == (["version.removed_key", "batch.product"], False)
+    report, asked = asked_of(path, [1, 2])
+    assert report.passes
+    after = json.loads(report.fixed_text)
+    assert (after["train_batch_size"], after["somebody_elses"], "amp" in after) == (128, 1, False)

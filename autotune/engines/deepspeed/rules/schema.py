@@ -506,16 +506,19 @@ def _either(given: Mapping[str, Any], second: str, first: str, relation: str) ->
     )
     at = (f"zero_optimization.{second}", f"zero_optimization.{first}")
     others = {} if isinstance(new, Mapping) else {first: old, second: None}
+    moves = isinstance(new, Mapping) and "device" not in new and type(old) is bool
+    if moves:  # the section says how, and the old name whether
+        others = {second: None, first: {"device": "cpu" if old else "none"}}
     return Finding(
         message=f"{at[0]}={_shown(second, old)} beside {at[1]}={_shown(first, new)}: the first is "
         f"{relation} the second, and DeepSpeed takes one of them alone",
         at=at,
-        changes=zero(**{second: None}) if is_same else {},
+        changes=zero(**(others if moves else {second: None})) if is_same or moves else {},
         choices=(
             *([] if is_same else [Choice(changes=zero(**{second: None}))]),
-            *([Choice(changes=zero(**others))] if others and not is_same else []),
+            *([Choice(changes=zero(**others))] if others and not is_same and not moves else []),
         ),
-        advice="" if is_same else f"remove {at[0]} or {at[1]}",
+        advice="" if is_same or moves else f"remove {at[0]} or {at[1]}",
     )
 
 

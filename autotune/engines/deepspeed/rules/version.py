@@ -6,6 +6,7 @@ from typing import Any
 from autotune.engines.deepspeed.rules.adam import CPU_ADAM
 from autotune.engines.deepspeed.rules.base import (
     Setup,
+    as_section,
     autotp,
     differs,
     offload,
@@ -20,7 +21,10 @@ from autotune.engines.deepspeed.rules.parallel import WHOLE, autotp_size
 from autotune.engines.deepspeed.rules.sections import dotted, sections
 from autotune.engines.deepspeed.rules.values import Key
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
-from autotune.space.rule import Choice, Finding, rule
+from autotune.space.rule import Choice, Finding, Patch, rule
+
+_CURRICULUM = "curriculum_learning"
+_CLUSTERS = "and set its data_cluster_path where DeepSpeed loads the data"
 
 REMOVED_OPTIMIZERS: Mapping[str, tuple[str, Sequence[str]]] = {
     "onebitadam": ("AdamW", (*takes("FusedAdam"), *TAKEN_OUT)),
@@ -81,6 +85,15 @@ def _removed(setup: Setup, path: str, name: str, value: Any) -> Finding:
         f"{where} is gone since {key.removed_in}, and DeepSpeed {setup.version} refuses it "
         f"whatever its value: {key.why_removed}"
     )
+    moved = _moved_curriculum(setup.ds_config) if name == _CURRICULUM else {}
+    if moved:
+        return Finding(
+            message=told,
+            at=(where,),
+            changes=moved,
+            words="move it to data_efficiency.data_sampling",
+            advice="" if is_off else _CLUSTERS,
+        )
     if is_off or value in (None, False, -1):
         return Finding(message=told, at=(where,), changes=gone)
     leave = Choice(changes=gone, words=f"remove {where}")
@@ -101,6 +114,28 @@ def _heirs(setup: Setup, name: str, value: Any) -> Iterator[Choice]:
     if name == "mics_shard_size" and type(value) is int and value > 1:
         hpz = {"mics_shard_size": None, "zero_hpz_partition_size": value}
         yield Choice(changes=zero(**hpz))
+
+
+def _moved_curriculum(config: Mapping[str, Any]) -> Patch:
+    """The old curriculum at its new place; nothing where another one is there already.
+
+    One that is on becomes the metric of its own name (runtime/data_pipeline/config.py asserts
+    that there is one), in one cluster of samples, since the old one had no others.
+    """
+    gone: dict[str, Any] = {_CURRICULUM: None}
+    old, efficiency = config[_CURRICULUM], as_section(config.get("data_efficiency"))
+    sampling = as_section(efficiency.get("data_sampling"))
+    if not isinstance(old, Mapping) or not old or sampling.get(_CURRICULUM) is not None:
+        return {}
+    if old.get("enabled") is not True:
+        return gone | {"data_efficiency": {"data_sampling": {_CURRICULUM: dict(old)}}}
+    metric = {name: value for name, value in old.items() if name != "enabled"}
+    kinds = {"difficulty_type": "value", "clustering_type": "single_cluster"}
+    name = str(old.get("curriculum_type", "seqlen"))
+    new = {"enabled": True, "curriculum_metrics": {name: kinds | metric}}
+    on = {} if "enabled" in sampling else {"enabled": True}
+    on_above = {} if "enabled" in efficiency else {"enabled": True}
+    return gone | {"data_efficiency": {**on_above, "data_sampling": {**on, _CURRICULUM: new}}}
 
 
 @rule(

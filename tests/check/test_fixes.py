@@ -1,0 +1,426 @@
+"""The fix: it loses nothing, settles at once, and leaves to the user what is theirs."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autotune.base.errors import JobError
+from autotune.base.yaml_file import parse_yaml
+from autotune.check.fixes import is_same
+from tests.check.files import AUTO, all_chosen, checked, rules, write
+
+PLAIN: dict[str, Any] = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "gradient_clipping": 0.5,
+    "steps_per_print": 10,
+    "wall_clock_breakdown": False,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10, "warmup_max_lr": 1e-4}},
+    "zero_optimization": {
+        "stage": 3,
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": 5e8,
+        "stage3_prefetch_bucket_size": 5e7,
+        "stage3_max_live_parameters": 1e9,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+    },
+}
+TRAINERS = AUTO | {"zero_optimization": {"stage": 2, "overlap_comm": True}}
+WORLD = 8
+
+KEPT = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping", "bf16", "fp16")
+"""Keys that decide what is trained; the optimizer and the stage besides."""
+
+
+def leaves(value: Any, at: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, Mapping):
+        return [leaf for name, inner in value.items() for leaf in leaves(inner, (*at, name))]
+    return [(at, value)]
+
+
+def meant(value: Any) -> str:
+    """A value but for its type and spelling."""
+    if isinstance(value, list):
+        return str([meant(one) for one in value])
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return str(float(value.strip().lower() == "true"))
+    try:
+        return str(float(value))
+    except (TypeError, ValueError):
+        return str(value).strip().lower()
+
+
+def lost(before: Any, after: Any) -> Counter[str]:
+    """Values that are gone; a device stands for the switch that it takes the place of."""
+    kept = Counter(meant(value) for _, value in leaves(after))
+    for path, value in leaves(before):
+        if path[-1].startswith("cpu_offload") and path not in dict(leaves(after)):
+            kept[meant(value)] += 1
+        if path[-1].endswith("accumulation_steps"):
+            kept[meant(value)] += 1
+    return Counter(meant(value) for _, value in leaves(before)) - kept
+
+
+# Mutations: each takes a configuration of its own and changes it.
+
+
+def misspelt(config: dict[str, Any], draw: Any) -> None:
+    section = draw(st.sampled_from([config, config.get("zero_optimization"), config.get("bf16")]))
+    if isinstance(section, dict) and section:
+        name = draw(st.sampled_from(sorted(section)))
+        at = draw(st.integers(0, len(name) - 1))
+        section[name[:at] + name[at + 1 :]] = section.pop(name)
+
+
+def at_the_top(config: dict[str, Any], draw: Any) -> None:
+    zero = config.get("zero_optimization")
+    if isinstance(zero, dict) and zero:
+        name = draw(st.sampled_from(sorted(zero)))
+        config.setdefault(name, zero.pop(name))
+
+
+def of_another_type(config: dict[str, Any], draw: Any) -> None:
+    path, value = draw(st.sampled_from(leaves(config)))
+    section = config
+    for name in path[:-1]:
+        section = section[name]
+    section[path[-1]] = draw(
+        st.sampled_from([str(value), f" {value} ", str(value).lower(), [value], {"a": value}])
+        if not isinstance(value, bool)
+        else st.sampled_from([int(value), str(value), str(value).lower(), float(value)])
+    )
+
+
+def somebody_elses(config: dict[str, Any], draw: Any) -> None:
+    config[draw(st.sampled_from(["lr", "model", "_note", "app", "zz"]))] = draw(
+        st.sampled_from([1, "two", [1, 2], {"a": {"b": 1}, "c": None}, True, None])
+    )
+    zero = config.get("zero_optimization")
+    if isinstance(zero, dict):
+        zero[draw(st.sampled_from(["backend", "x", "mode"]))] = draw(st.sampled_from([7, "y"]))
+
+
+def legacy(config: dict[str, Any], draw: Any) -> None:
+    kind = draw(
+        st.sampled_from(["bfloat16", "cpu_offload", "curriculum", "amp", "norm", "rename"])
+    )
+    zero = config.get("zero_optimization")
+    if kind == "bfloat16" and "bf16" in config:
+        config["bfloat16"] = config.pop("bf16")
+    elif kind == "cpu_offload" and isinstance(zero, dict):
+        if draw(st.booleans()):
+            zero.pop("offload_optimizer", None)
+        zero["cpu_offload"] = draw(st.booleans())
+    elif kind == "curriculum":
+        config["curriculum_learning"] = {
+            "enabled": draw(st.booleans()),
+            "curriculum_type": "seqlen",
+            "min_difficulty": 8,
+            "max_difficulty": 1024,
+            "schedule_type": "fixed_linear",
+            "schedule_config": {"total_curriculum_step": 60_000, "difficulty_step": 8},
+        }
+    elif kind == "amp":
+        config["amp"] = {"enabled": True, "opt_level": "O1"}
+    elif kind == "norm" and isinstance(config.get("optimizer"), dict):
+        params = config["optimizer"].get("params")
+        if isinstance(params, dict):
+            params["max_grad_norm"] = 0.3
+            if draw(st.booleans()):
+                config.pop("gradient_clipping", None)
+    elif isinstance(config.get("optimizer"), dict):
+        config["optimizer"]["type"] = draw(st.sampled_from(["adamw", "OneBitAdam", "Adm", "Lion"]))
+
+
+def another_number(config: dict[str, Any], draw: Any) -> None:
+    name = draw(st.sampled_from(list(PLAIN)[:4]))
+    config[name] = draw(st.sampled_from([0, 1, 3, 8, 16, 16.0, 48, 96, -1, None, "auto"]))
+
+
+def without(config: dict[str, Any], draw: Any) -> None:
+    config.pop(draw(st.sampled_from(sorted(config))))
+
+
+MUTATIONS = (
+    *(misspelt, at_the_top, of_another_type, somebody_elses, legacy, another_number, without),
+)
+
+
+@st.composite
+def mutants(draw: Any) -> dict[str, Any]:
+    config = json.loads(json.dumps(draw(st.sampled_from([PLAIN, TRAINERS]))))
+    for mutate in draw(st.lists(st.sampled_from(MUTATIONS), min_size=1, max_size=4)):
+        if config:
+            mutate(config, draw)
+    return config
+
+
+def hold(path, before, *, world, folder):
+    """What must be so of the fix of a file, whatever stands in it."""
+    report = checked(path, world=world)
+    if report.fixed_text is None:
+        assert not report.is_written(fixed=True)
+        return
+    after = parsed(path, report.fixed_text)
+    assert not lost(before, after)
+    for name in KEPT:
+        if name in before and name in after:
+            assert is_same(before[name], after[name]) or isinstance(before[name], Mapping), name
+    if not report.passes:
+        assert not report.is_written(fixed=True)
+        return
+    again = checked(write(folder, report.fixed_text, f"again{path.suffix}"), world=world)
+    assert again.fixed_text is None, again.diff
+    assert again.passes
+
+
+def parsed(path, text):
+    return parse_yaml(text, path) if path.suffix == ".yaml" else json.loads(text)
+
+
+COMMON = settings(
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@COMMON
+@given(config=mutants(), world=st.sampled_from([None, WORLD]))
+def test_a_fix_of_json_loses_nothing_and_settles_at_once(tmp_path, config, world):
+    hold(write(tmp_path, config), config, world=world, folder=tmp_path)
+
+
+@COMMON
+@given(config=mutants(), flow=st.sampled_from([True, False, None]), within=st.booleans())
+def test_a_fix_of_yaml_does_the_same_with_every_comment_kept(tmp_path, config, flow, within):
+    data = {"learning_rate": 1.0, "deepspeed": config, "seed": 1} if within else config
+    lines = yaml.safe_dump(data, default_flow_style=flow, sort_keys=False).splitlines()
+    text = "# head\n" + "".join(
+        f"{line}  # {at}\n" if not flow and not line.endswith(("|", ">")) else f"{line}\n"
+        for at, line in enumerate(lines)
+    )
+    path = write(tmp_path, text, "mutant.yaml")
+    before = parsed(path, text)
+    report = checked(path, world=WORLD)
+    if report.fixed_text is not None:
+        comments = Counter(line.partition("# ")[2] for line in text.splitlines())
+        after = Counter(line.partition("# ")[2] for line in report.fixed_text.splitlines())
+        assert not comments - after - Counter({"": len(lines)})
+    hold(path, before, world=WORLD, folder=tmp_path)
+
+
+def fixed(tmp_path, config, *, world=WORLD, **how):
+    """The configuration after what --fix does alone, whether or not that is enough."""
+    report = checked(write(tmp_path, config), world=world, **how)
+    return config if report.fixed_text is None else json.loads(report.fixed_text)
+
+
+def options(report) -> list[str]:
+    return [option.words for question in report.questions for option in question.options]
+
+
+BATCH = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 16}
+
+
+def test_a_file_that_serves_an_application_too_keeps_its_keys(tmp_path):
+    app = {"name": "app", "lr": 1e-3, "paths": {"data": "x", "out": None}, "seeds": [1, 2]}
+    config = app | {"train_batch_size": 8, "gradient_cliping": 1.0, "zero_optimization": {}}
+    after = fixed(tmp_path, config)
+    del config["gradient_cliping"]
+    assert after == config | {"gradient_clipping": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            {"stage": 3, "offload_optimizer": {"device": "cpu", "nvme_path": None}},
+            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu",
+             "nvme_path": None}}},
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "cpu_offload": True,
+             "offload_optimizer": {"pin_memory": True}}},
+            {"zero_optimization": {"stage": 2,
+             "offload_optimizer": {"pin_memory": True, "device": "cpu"}}},
+        ),
+        (
+            {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "max_grad_norm": 0.5}}},
+            {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "gradient_clipping": 0.5},
+        ),
+        (
+            {"curriculum_learning": {"enabled": False, "min_difficulty": 8}},
+            {"data_efficiency": {"data_sampling": {"curriculum_learning":
+             {"enabled": False, "min_difficulty": 8}}}},
+        ),
+    ],
+)  # fmt: skip
+def test_what_belongs_elsewhere_is_moved_with_its_value(tmp_path, before, after):
+    assert fixed(tmp_path, {"train_batch_size": 8} | before) == {"train_batch_size": 8} | after
+
+
+def test_a_curriculum_that_is_on_comes_as_a_metric(tmp_path):
+    old = {"enabled": True, "curriculum_type": "seqlen", "min_difficulty": 8}
+    after = fixed(tmp_path, {"train_batch_size": 8, "curriculum_learning": old})
+    sampling = after["data_efficiency"]["data_sampling"]
+    new = sampling["curriculum_learning"]
+    assert (after["data_efficiency"]["enabled"], sampling["enabled"], new["enabled"]) == (
+        True,
+    ) * 3
+    assert set(old.items()) - {("enabled", True)} < set(
+        new["curriculum_metrics"]["seqlen"].items()
+    )
+    assert "curriculum_learning" not in after
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"amp": {"enabled": True}}, "remove amp"),
+        ({"optimizer": {"type": "OneBitAdam", "params": {}}}, "set optimizer.type to AdamW"),
+        ({"zero_optimization": {"stage": 2, "backend": 1}}, "remove zero_optimization.backend"),
+        (
+            {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+            "remove zero_optimization.offload_param",
+        ),
+    ],
+)
+def test_what_takes_a_value_away_or_trains_another_thing_is_a_choice(tmp_path, config, said):
+    report = checked(write(tmp_path, {"train_batch_size": 8} | config), world=WORLD)
+    assert report.fixed_text is None
+    assert said in options(report)
+
+
+def test_the_accumulation_gives_way_and_nothing_else_of_the_batch(tmp_path):
+    config = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}
+    after = fixed(tmp_path, config | {"gradient_accumulation_steps": 2})
+    assert after == config | {"gradient_accumulation_steps": 1}
+    report = checked(write(tmp_path, BATCH), world=WORLD)
+    assert report.fixed_text is None
+    assert options(report) == [
+        "set train_micro_batch_size_per_gpu to 2 and set gradient_accumulation_steps to 1 "
+        "(the global batch stays)",
+        "set train_batch_size to 128 (another global batch)",
+    ]
+
+
+def test_in_a_world_that_nobody_said_no_size_gives_way(tmp_path):
+    """The world is guessed from the sizes then, of which one is wrong."""
+    sizes = BATCH | {"train_batch_size": 64, "gradient_accumulation_steps": 3}
+    report = checked(write(tmp_path, sizes))
+    assert rules(report) == ["batch.product"]
+    assert report.fixed_text is None
+    assert report.needed
+
+
+def test_a_choice_is_taken_by_its_number_and_settles_the_file(tmp_path):
+    path = write(tmp_path, BATCH)
+    for number, after in (
+        (1, BATCH | {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}),
+        (2, BATCH | {"train_batch_size": 128}),
+    ):
+        report = checked(path, world=WORLD, chosen=[f"batch.product={number}"])
+        assert report.passes
+        assert json.loads(report.fixed_text) == after
+        again = checked(write(tmp_path, report.fixed_text, "again.json"), world=WORLD)
+        assert (rules(again), again.fixed_text) == ([], None)
+
+
+def test_numbers_stay_while_choices_are_made(tmp_path):
+    zero = {"stage": 2, "backend": 1, "mode": 2, "xx": 3}
+    path = write(tmp_path, {"train_batch_size": 8, "zero_optimization": zero})
+    chosen = ["schema.unknown_key=3", "schema.unknown_key=1"]
+    report = checked(path, world=WORLD, chosen=chosen)
+    assert json.loads(report.fixed_text)["zero_optimization"] == {"stage": 2, "mode": 2}
+    assert not report.is_written(fixed=True), "one is left"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        (["batch.product"], "is not RULE=N"),
+        (["batch.product=x"], "is not RULE=N"),
+        (["batch.product=9"], "--choose batch.product=9 is not open"),
+        (["amp=1"], "--choose amp=1 is not open"),
+        (["batch.product=1", "batch.product=2"], "not open any more"),
+    ],
+)
+def test_a_choice_that_is_none_is_named(tmp_path, chosen, said):
+    path = write(tmp_path, BATCH)
+    with pytest.raises(JobError, match=said):
+        checked(path, world=WORLD, chosen=chosen)
+
+
+def test_two_keys_that_claim_one_place_are_left(tmp_path):
+    config = {"train_batch_size": 8, "gradient_cliping": 1.0, "gradient_clippin": 0.5}
+    report = checked(write(tmp_path, config), world=WORLD)
+    assert report.fixed_text is None
+    assert len(options(report)) >= 2
+
+
+def test_every_choice_leads_on(tmp_path):
+    """What is chosen is written, and is not asked again."""
+    config = PLAIN | {"amp": {"enabled": True}, "zero_optimization": {"stage": 1, "backend": 1}}
+    report = all_chosen(write(tmp_path, config), world=WORLD)
+    assert report.passes
+    assert report.questions == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "after"),
+    [
+        (
+            "train.yaml",
+            "seed: 1  # ours\ndeepspeed:\n  stage: 2   # sharding\n  train_batch_size: '8'\n"
+            "  zero_optimization:\n    # none yet\n    overlap_comm: true\n# end\n",
+            "seed: 1  # ours\ndeepspeed:\n  train_batch_size: 8\n"
+            "  zero_optimization:\n    # none yet\n    overlap_comm: true\n"
+            "    stage: 2  # sharding\n# end\n",
+        ),
+        (
+            "hydra.yaml",
+            "defaults: [a]\ntrainer:\n  deepspeed:\n    train_batch_size: 8\n"
+            "    zero_optimization: {stage: 2, overlap_com: true}  # flow\n"
+            "    gradient_cliping: 1.0",
+            "defaults: [a]\ntrainer:\n  deepspeed:\n    train_batch_size: 8\n"
+            "    zero_optimization: {stage: 2, overlap_comm: true}  # flow\n"
+            "    gradient_clipping: 1.0",
+        ),
+        (
+            "accelerate.yaml",
+            "# mine\ndistributed_type: DEEPSPEED\nnum_processes: 8\n"
+            "deepspeed_config:\n  offload_param_device: cpu  # big\n  zero_stage: 2\n",
+            None,
+        ),
+    ],
+)
+def test_yaml_is_mended_where_it_stands(tmp_path, name, text, after):
+    path = write(tmp_path, text, name)
+    report = checked(path)
+    assert (report.fixed_text, report.not_edited) == (after, "")
+
+
+def test_accelerates_section_is_mended_in_its_own_words(tmp_path):
+    text = "# mine\ndeepspeed_config:\n  offload_param_device: cpu  # big\n  zero_stage: 2\n"
+    report = all_chosen(write(tmp_path, text, "accelerate.yaml"))
+    assert report.fixed_text == "# mine\ndeepspeed_config:\n  # big\n  zero_stage: 2\n"
+
+
+def test_hjson_is_read_and_not_edited(tmp_path):
+    text = "{\n  # a remark\n  train_batch_size: 8\n  gradient_cliping: 1.0\n}\n"
+    report = checked(write(tmp_path, text), world=WORLD)
+    assert rules(report) == ["schema.unknown_top_level_key"]
+    assert (report.fixed_text, report.questions) == (None, ())
+    assert "Hjson" in report.not_edited
