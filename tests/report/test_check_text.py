@@ -143,7 +143,8 @@ def test_what_is_ignored_is_counted_and_fails_nothing(tmp_path):
 
 
 def test_choices_are_printed_with_the_flag_that_takes_them(tmp_path):
-    yaml = "deepspeed_config: {zero_stage: 1, offload_param_device: cpu}\n"
+    section = "deepspeed_config: {zero_stage: 1, offload_param_device: cpu}"
+    yaml = f"distributed_type: DEEPSPEED\n{section}\n"
     text = printed(checked(write(tmp_path, yaml, "accelerate.yaml")), fixed=True)
     assert "--choose offload.param_needs_stage_3=1  remove offload_param_device\n" in text
     assert text.splitlines()[-1] == "1 warning: it would run"
