@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from autotune.app.check import CheckFlags, check_file
 from autotune.base.errors import AutotuneError
@@ -94,7 +95,10 @@ def judge(mutant: Mutant) -> Said:
 
 
 def check_of(mutant: Mutant) -> list[CheckReport]:
-    """The reports on a mutant's files, which lie in the working folder."""
+    """The reports on a mutant's files, which lie in the working folder.
+
+    As the engine is made to believe that every processor computes in fp16, so is the check.
+    """
     is_told = mutant.consumer == Consumer.DEEPSPEED  # the others are told by files and lines
     flags = CheckFlags(
         world=mutant.world if is_told else None,
@@ -102,7 +106,8 @@ def check_of(mutant: Mutant) -> list[CheckReport]:
         consumer=mutant.consumer if is_told else None,
         accelerator="cpu",
     )
-    return check_file(Path(mutant.named), flags)
+    with mock.patch("autotune.devices.hardware.cpu_has_fp16", return_value=True):
+        return check_file(Path(mutant.named), flags)
 
 
 def ask_engine(

@@ -23,6 +23,9 @@ from autotune.engines.deepspeed.extensions import build, environment
 from autotune.engines.deepspeed.rules.constructors import DATA_FILE, SAMPLES, sample_name
 from autotune.trial.prebuilt import load_as_built, reuse_cpu_info
 
+Constructed = Callable[..., Any]
+Attempt = Callable[[Constructed, Mapping[str, Any]], None]
+
 STEPS = 3
 _DEPTH = 4
 """Of the file: what is deeper stands on one line."""
@@ -80,7 +83,8 @@ def _text(value: Any, depth: int) -> str:
 def recorded() -> dict[str, Any]:
     """What is recorded of the installed releases."""
     build("cpu", lambda line: print(line, file=sys.stderr))
-    os.environ.update(environment("cpu"))
+    # Muon's kernels run as they are: compiling them would take longer than all the rest.
+    os.environ.update(environment("cpu") | {"TORCHDYNAMO_DISABLE": "1"})
     load_as_built()
     reuse_cpu_info()
     with warnings.catch_warnings():
@@ -109,7 +113,7 @@ def _silence() -> None:
     logger.setLevel(logging.ERROR)
 
 
-def our_optimizers() -> Iterator[tuple[str, type]]:
+def our_optimizers() -> Iterator[tuple[str, Constructed]]:
     """Those of DeepSpeed's own that a configuration can name (engine.py)."""
     from deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam, ZenFlowCPUAdam
@@ -121,6 +125,39 @@ def our_optimizers() -> Iterator[tuple[str, type]]:
         *(DeepSpeedCPULion, FusedLion, FusedLamb),
     ):
         yield kind.__name__, kind
+    yield "Muon", muon()
+
+
+def muon() -> Callable[..., Any]:
+    """Muon with Adam for what it does not train, out of one section (runtime/engine.py)."""
+    import torch
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+
+    def made(parameters: list[Any], **given: Any) -> Any:
+        bias = torch.nn.Parameter(torch.ones(4))
+        for one in (*parameters, bias):
+            one.use_muon = one.dim() > 1
+        groups = DeepSpeedEngine._muon_param_groups([*parameters, bias], given)
+        return MuonWithAuxAdam(groups)
+
+    names = {
+        *(*DeepSpeedEngine._MUON_HALF_KEYS, *DeepSpeedEngine._ADAM_HALF_KEYS),
+        *("muon_lr", "adam_lr"),
+    }
+    one = inspect.Parameter("parameters", inspect.Parameter.POSITIONAL_ONLY)
+    others = (
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default={"betas": (0.9, 0.95)}.get(name),
+            annotation=str if name == "ns_method" else float,
+        )
+        for name in sorted(names)
+    )
+    vars(made)["__signature__"] = inspect.Signature([one, *others])
+    made.__name__ = "Muon"
+    return made
 
 
 def torchs() -> Iterator[tuple[str, type]]:
@@ -150,7 +187,7 @@ def torch_schedulers() -> Iterator[tuple[str, type]]:
             yield name, kind
 
 
-def describe(kind: type, attempt: Callable[[type, Mapping[str, Any]], None]) -> dict[str, Any]:
+def describe(kind: Constructed, attempt: Attempt) -> dict[str, Any]:
     """What is recorded of one constructor."""
     others = list(inspect.signature(kind).parameters.values())[1:]
     if kind.__name__ == "ZenFlowCPUAdam":  # its own signature is *args and **kwargs
@@ -185,7 +222,8 @@ def describe(kind: type, attempt: Callable[[type, Mapping[str, Any]], None]) -> 
 
 def _without(value: Any, raised: str) -> str:
     """What was raised, so that it is the same for every value."""
-    return re.sub(rf"(?<![\w.'-]){re.escape(str(value))}(?![\w'])", "VALUE", raised)
+    words = re.sub(r"{('[^{}]*')}", lambda found: ", ".join(sorted(found[1].split(", "))), raised)
+    return re.sub(rf"(?<![\w.'-]){re.escape(str(value))}(?![\w'])", "VALUE", words)
 
 
 def _may_be_text(parameter: inspect.Parameter) -> bool:
@@ -206,9 +244,7 @@ def samples(default: Any) -> Iterator[tuple[str, Any]]:
             yield f"item {at}: {sample_name(value)}", [*usual[:at], value, *usual[at + 1 :]]
 
 
-def refused(
-    attempt: Callable[[type, Mapping[str, Any]], None], kind: type, given: Mapping[str, Any]
-) -> str:
+def refused(attempt: Attempt, kind: Constructed, given: Mapping[str, Any]) -> str:
     """What it raised, as `type: message`; empty: nothing."""
     try:
         attempt(kind, given)
@@ -219,14 +255,14 @@ def refused(
     return ""
 
 
-def try_optimizer(kind: type, given: Mapping[str, Any]) -> None:
+def try_optimizer(kind: Constructed, given: Mapping[str, Any]) -> None:
     """Build one as DeepSpeed does, and let it step."""
     optimizer = kind([_parameter()], **given)
     for _ in range(STEPS):
         _step(optimizer)
 
 
-def try_scheduler(kind: type, given: Mapping[str, Any]) -> None:
+def try_scheduler(kind: Constructed, given: Mapping[str, Any]) -> None:
     """Build one as DeepSpeed does, and let it step as the engine does (runtime/engine.py).
 
     A division by zero in the optimizer's step is the optimizer's: another one does without.

@@ -16,7 +16,7 @@ from autotune.check.launch import read_launch
 from autotune.check.layout import ACCELERATORS
 from autotune.check.run import CheckRun, Unread
 from autotune.check.targets import targets_of
-from autotune.devices.hardware import Environment, version_of
+from autotune.devices.hardware import Environment, cpu_precisions, version_of
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ
 
 _MOST_ACCELERATORS = 1_000_000
@@ -178,12 +178,14 @@ def write_fix(report: CheckReport) -> bool:
 
 def _environment(accelerator: str, deepspeed_version: str | None) -> Environment:
     """The environment that it would run in, as far as rules look; they do not look at memory."""
+    is_cpu = accelerator == "cpu"
     return Environment(
         accelerator=accelerator,
         n_devices=1,
-        device_name=f"any {accelerator} device",
+        device_name="this machine's CPU" if is_cpu else f"any {accelerator} device",
         device_memory_bytes=0,
         peak_flops=None,
         deepspeed_version=deepspeed_version or version_of("deepspeed") or NEWEST_READ,
         torch_version=version_of("torch") or "",
+        precisions=cpu_precisions() if is_cpu else ("fp32", "bf16", "fp16"),
     )

@@ -359,6 +359,7 @@ def _setup(
         tp=source.layout.tp if source.layout.pp > 1 else autotp_size(config),
         pp=source.layout.pp,
         sp_by_script=source.layout.sp,
+        brings_cpu_adam=source.consumer is not Consumer.DEEPSPEED,
         environment=replace(environment, n_devices=source.per_node or 0),
     )
 

@@ -108,7 +108,7 @@ def detect_environment() -> Environment:
         device_memory_bytes=int(usable_memory_bytes() * _HOST_SHARE / n_cores),
         peak_flops=None,
         **versions,
-        precisions=("fp32", "bf16", *(("fp16",) if cpu_has_fp16() else ())),
+        precisions=cpu_precisions(),
     )
 
 
@@ -207,6 +207,11 @@ def usable_memory_bytes() -> int:
 def cpu_name() -> str:
     """The processor as the kernel names it."""
     return _cpuinfo("model name") or "CPU"
+
+
+def cpu_precisions() -> tuple[str, ...]:
+    """What DeepSpeed trains in on this machine's processor."""
+    return ("fp32", "bf16", *(("fp16",) if cpu_has_fp16() else ()))
 
 
 def cpu_has_fp16() -> bool:

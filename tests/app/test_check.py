@@ -240,3 +240,11 @@ def test_only_what_the_file_cannot_pass_without_is_asked_and_once(tmp_path):
     assert report.passes
     after = json.loads(report.fixed_text)
     assert (after["train_batch_size"], after["somebody_elses"], "amp" in after) == (128, 1, False)
+
+
+@pytest.mark.parametrize("has_fp16", [True, False])
+def test_fp16_on_this_machines_processor(tmp_path, monkeypatch, has_fp16):
+    monkeypatch.setattr("autotune.devices.hardware.cpu_has_fp16", lambda: has_fp16)
+    path = write(tmp_path, {"train_batch_size": 1, "fp16": {"enabled": True}})
+    found = {where: rules(report_of(path, accelerator=where)) for where in ("cpu", "cuda")}
+    assert found == {"cpu": [] if has_fp16 else ["precision.unsupported"], "cuda": []}

@@ -78,6 +78,9 @@ class Setup:
     (Ulysses); 1: it splits none."""
     supports_sp: bool = True
     """Whether the model's attention is known to be split right by Ulysses."""
+    brings_cpu_adam: bool = False
+    """Whether whoever calls DeepSpeed puts its CPU optimizer in place of torch's where the
+    optimizer is offloaded, as accelerate does (accelerate/utils/deepspeed.py)."""
 
     @property
     def accelerator(self) -> str:

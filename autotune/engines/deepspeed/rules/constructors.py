@@ -88,11 +88,11 @@ def sample_name(value: Any) -> str:
 def optimizer_of(setup: Setup) -> Constructor | None:
     """The optimizer that DeepSpeed builds (engine.py: _configure_basic_optimizer).
 
-    None where the configuration names none, or one that is not known here: Muon, and those of mup.
+    None where the configuration names none, or one that is not known here, such as those of mup.
     """
     kind = setup.optimizer
     is_on_cpu = setup.optimizer_offload != "none"
-    if not kind or kind in ("muon", "muadam", "muadamw", "musgd"):
+    if not kind or kind in ("muadam", "muadamw", "musgd"):
         return None
     if kind in ("adam", "adamw"):
         return _ours(f"optimizers/{_adam(setup, is_on_cpu)}", setup)
@@ -102,6 +102,8 @@ def optimizer_of(setup: Setup) -> Constructor | None:
         name = "DeepSpeedCPULion" if is_on_cpu else "FusedLion"
     elif kind == "lamb":
         name = "FusedLamb"
+    elif kind == "muon":
+        name = "Muon"
     else:
         name = f"torch.{setup.section('optimizer').get('type')}"
     return _ours(f"optimizers/{name}", setup)

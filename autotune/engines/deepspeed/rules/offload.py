@@ -7,7 +7,7 @@ from autotune.engines.deepspeed.rules.adam import (
     uses_cpu_adam,
 )
 from autotune.engines.deepspeed.rules.base import Setup, differs, ignored, offload, raised, zero
-from autotune.space.rule import Finding, Patch, rule
+from autotune.space.rule import Choice, Finding, Patch, rule
 
 
 def _removal(setup: Setup, *names: str) -> Patch:
@@ -56,6 +56,36 @@ def _optimizer_at_stage_0(setup: Setup) -> Finding | None:
         "nothing is offloaded, and the optimizer becomes DeepSpeed's CPU one",
         changes=_removal(setup, "offload_optimizer", "cpu_offload"),
         advice="or set zero_optimization.stage to 1",
+    )
+
+
+@rule(
+    "runtime/engine.py: _configure_optimizer",
+    raised(
+        "ZeRORuntimeException: You are using ZeRO-Offload with a client provided optimizer",
+        offload(2) | {"optimizer": None},
+        {"zero_force_ds_cpu_optimizer": False},
+        script_optimizer="AdamW",
+    ),
+)
+def _script_optimizer(setup: Setup) -> Finding | None:
+    """A note: which optimizer the script has is not known here."""
+    if setup.optimizer_offload == "none" or setup.stage == 0 or setup.optimizer:
+        return None
+    forces = setup.ds_config.get("zero_force_ds_cpu_optimizer") is not False
+    if not forces or setup.brings_cpu_adam or setup.section("optimizer"):
+        return None
+    return Finding(
+        message="zero_optimization.offload_optimizer without a section optimizer: DeepSpeed takes "
+        "DeepSpeedCPUAdam and DeepSpeedCPULion from the script, and refuses torch's AdamW",
+        at=("zero_optimization.offload_optimizer",),
+        choices=(
+            Choice(changes={"optimizer": {"type": "AdamW"}}),
+            Choice(changes={"zero_force_ds_cpu_optimizer": False}),
+        ),
+        advice="make deepspeed.ops.adam.DeepSpeedCPUAdam in the script, or set optimizer.type to "
+        "AdamW, or zero_force_ds_cpu_optimizer to false",
+        is_note=True,
     )
 
 

@@ -13,7 +13,6 @@ from autotune.engines.deepspeed.rules.base import (
 )
 from autotune.engines.deepspeed.rules.constructors import (
     TAKEN_OUT,
-    Constructor,
     names_of,
     optimizer_of,
 )
@@ -113,7 +112,7 @@ def _no_type(setup: Setup) -> Finding | None:
 def _unknown_param(setup: Setup) -> list[Finding] | None:
     given = setup.optimizer_params
     made = optimizer_of(setup) if given else None
-    if made is None:
+    if made is None or made.name == "Muon":
         return None
     is_adam = setup.optimizer in ("adam", "adamw")
     known = made.names_with_taken_out if is_adam else made.names
@@ -123,20 +122,16 @@ def _unknown_param(setup: Setup) -> list[Finding] | None:
     return unknown_arguments("optimizer", made, given, also)
 
 
-_MUON = ("lr", "momentum", "weight_decay", "ns_method", "betas", "eps", "muon_lr", "adam_lr")
-"""What Muon reads of `optimizer.params` (engine.py: _MUON_HALF_KEYS, _ADAM_HALF_KEYS)."""
-_MUON_SINCE = "0.19.8"
-
-
 @rule(
     "runtime/engine.py: _muon_param_groups reads the keys that it knows",
     ignored(optimizer("Muon", nesterov=False), params(nesterov=None)),
 )
 def _muon_param(setup: Setup) -> list[Finding] | None:
     given = setup.optimizer_params
-    if setup.optimizer != "muon" or not given or not setup.is_at_least(_MUON_SINCE):
+    made = optimizer_of(setup) if given and setup.optimizer == "muon" else None
+    # What older releases read was not recorded.
+    if made is None or not made.refuses:
         return None
-    made = Constructor(name="Muon", takes=_MUON)
     return unknown_arguments("optimizer", made, given, (*TAKEN_OUT, "max_grad_norm", "foreach"))
 
 
@@ -171,6 +166,7 @@ def _muon_param(setup: Setup) -> list[Finding] | None:
                 params(betas=[0.9, 0.99]),
             ),
             ("ValueError: betas must be either both floats", params(betas=[0, 0.99]), None),
+            ("TypeError: unsupported operand", optimizer("Muon", lr="1e-3"), None),
             (
                 "ValueError: Invalid momentum value",
                 optimizer("SGD", momentum=-0.9),

@@ -24,7 +24,7 @@ from autotune.engines.deepspeed.rules.dtypes import (
 )
 from autotune.engines.deepspeed.rules.values import CANONICAL
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
-from autotune.space.rule import Finding, Patch, rule
+from autotune.space.rule import Choice, Finding, Patch, rule
 
 _BF16 = {"bf16": {"enabled": True}}
 _FP16 = {"fp16": {"enabled": True}}
@@ -136,6 +136,40 @@ def _loss_scale(setup: Setup) -> Finding | None:
         message=f"{named} with dynamic loss scaling (loss_scale=0), which wants more than 0",
         changes={"fp16": dict.fromkeys(wrong)},
         advice="or set 1 or more",
+    )
+
+
+_LARGEST_POWER = 63
+"""ZeRO multiplies the loss by a whole number, of which torch takes no more than 64 bits."""
+_LARGEST_FLOAT_POWER = 1023
+
+
+@rule(
+    "runtime/precision_config.py: dynamic_loss_scale_args",
+    *(
+        raised(
+            "OverflowError: int too",
+            {"fp16": {"enabled": True, "initial_scale_power": power}} | more,
+            {"fp16": {"initial_scale_power": 16}},
+            precision="fp16",
+        )
+        for power, more in ((2000, {}), (64, zero(2)), (2000, zero(3)))
+    ),
+)
+def _scale_power(setup: Setup) -> Finding | None:
+    section = setup.section("fp16")
+    if section.get("enabled") is not True or section.get("loss_scale", 0) != 0:
+        return None
+    power = section.get("initial_scale_power", 16)
+    most = _LARGEST_POWER if setup.stage else _LARGEST_FLOAT_POWER
+    if type(power) not in (int, float) or power <= most:
+        return None
+    return Finding(
+        message=f"fp16.initial_scale_power={power}: torch multiplies the loss by no number of "
+        f"2^{most + 1} or more",
+        at=("fp16.initial_scale_power",),
+        choices=(Choice(changes={"fp16": {"initial_scale_power": None}}, words="leave it at 16"),),
+        advice=f"set fp16.initial_scale_power to at most {most}; 16 is the default",
     )
 
 

@@ -281,7 +281,16 @@ def _auto(setup: Setup, *, strict: bool) -> Iterator[tuple[str, str]]:
                 yield path, str(name)
     for path in () if strict else PARAMS:
         given = as_section(setup.section(path.partition(".")[0]).get("params"))
-        yield from ((path, str(name)) for name, value in given.items() if str(value) == "auto")
+        autos = [str(name) for name, value in given.items() if str(value) == "auto"]
+        yield from ((path, name) for name in autos if not _takes_auto(setup, path, name))
+
+
+def _takes_auto(setup: Setup, path: str, name: str) -> bool:
+    """Whether the word is as good as any: a truth to a switch, such as nesterov."""
+    made = (optimizer_of if path.startswith("optimizer") else scheduler_of)(setup)
+    if made is None or not made.refuses or name not in made.takes:
+        return False
+    return not made.refusal(name, "auto", accelerator=setup.accelerator)
 
 
 @rule(

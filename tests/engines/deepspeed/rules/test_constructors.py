@@ -61,6 +61,7 @@ def test_the_file_is_what_the_installed_packages_say():
         (optimizer("Lion"), "FusedLion"),
         (optimizer("Lamb"), "FusedLamb"),
         (optimizer("SGD"), "torch.optim.SGD"),
+        (optimizer("muon"), "Muon"),
     ],
 )
 def test_which_optimizer_is_made(config, name):
@@ -69,7 +70,7 @@ def test_which_optimizer_is_made(config, name):
     assert made.name == name
 
 
-@pytest.mark.parametrize("config", [optimizer("Muon"), optimizer("MuAdam"), {"optimizer": None}])
+@pytest.mark.parametrize("config", [optimizer("MuAdam"), {"optimizer": None}])
 def test_of_some_optimizers_nothing_is_recorded(config):
     assert optimizer_of(setup(config)) is None
 
@@ -187,6 +188,24 @@ def test_what_somebody_has_to_choose_is_none(config):
     (one,) = judge(setup(config))
     assert one.changes == {}
     assert one.choices
+
+
+def test_what_muon_does_not_read_is_ignored():
+    muon = {"optimizer": {"type": "Muon", "params": {"torch_adam": None, "nesterov": True}}}
+    (one,) = judge(setup(muon))
+    assert (one.rule, one.level) == ("optimizer.muon_param", "warning")
+    halves = optimizer("Muon", muon_lr=0.02, adam_lr=1e-3, ns_method="gram", adam_w_mode=False)
+    assert found(halves) == []
+    assert found(optimizer("Muon", muon_lr="0.02")) == [
+        ("optimizer.param_value", "optimizer.params.muon_lr")
+    ]
+
+
+def test_auto_is_a_truth_to_a_switch():
+    assert found(optimizer("SGD", momentum=0.9, nesterov="auto")) == []
+    assert found(optimizer("SGD", momentum="auto")) == [
+        ("schema.auto_unresolved", "optimizer.params.momentum")
+    ]
 
 
 def test_null_is_a_value():

@@ -24,6 +24,8 @@ NEEDS_SOMEBODY = {
     "model.recompute_every",  # the layout and the job are not in the configuration
     "model.recompute_unsupported",
     "model.seq_len",
+    "offload.script_optimizer",  # the script
+    "precision.scale_power",  # which power
     "offload.nvme_without_path",  # which disk
     "optimizer.amsgrad",  # another Adam, or a plain one
     "optimizer.muon_param",  # which was meant

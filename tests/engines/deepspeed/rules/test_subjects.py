@@ -253,3 +253,23 @@ def test_what_is_not_known_is_not_judged():
         setup(global_batch=4), model=None, seq_len=None, global_batch=None, recompute="every_9"
     )
     assert judge(unknown) == []
+
+
+OFFLOADS_A_SCRIPTS = zero(2, offload_optimizer=CPU) | {"optimizer": None}
+
+
+def test_the_optimizer_of_the_script_is_not_known_here():
+    (one,) = judge(setup(OFFLOADS_A_SCRIPTS))
+    assert (one.rule, one.level) == ("offload.script_optimizer", "note")
+
+
+def test_accelerate_brings_deepspeeds_optimizer_for_the_cpu():
+    assert judge(replace(setup(OFFLOADS_A_SCRIPTS), brings_cpu_adam=True)) == []
+
+
+@pytest.mark.parametrize(("power", "is_legal"), [(16, True), (63, True), (64, False)])
+def test_the_first_loss_scale_is_a_number_of_torchs(power, is_legal):
+    config = zero(1) | {"fp16": {"enabled": True, "initial_scale_power": power}}
+    assert (judge(setup(config, precision="fp16")) == []) is is_legal
+    fixed = config | {"fp16": config["fp16"] | {"loss_scale": 128}}
+    assert judge(setup(fixed, precision="fp16")) == []
