@@ -14,6 +14,7 @@ from autotune.check.fixes import Option, Question, Reply, parse_chosen
 from autotune.check.ignored import known_rules
 from autotune.check.launch import read_launch
 from autotune.check.layout import ACCELERATORS
+from autotune.check.reading import may_be_deepspeeds
 from autotune.check.run import CheckRun, Unread
 from autotune.check.targets import targets_of
 from autotune.devices.hardware import Environment, cpu_precisions, version_of
@@ -108,6 +109,9 @@ def check_files(
             else:
                 others.append(target.path)
         except (JobError, RenderError) as error:
+            if not target.is_named and not may_be_deepspeeds(target.path):
+                others.append(target.path)
+                continue
             unread.append(Unread(path=target.path, error=error))
     is_one = len(targets) == 1 and targets[0].is_named
     return CheckRun(reports=reports, unread=unread, others=others, is_one_file=is_one)

@@ -106,8 +106,13 @@ def parse_yaml(
         data = loader(text).get_single_data()
     except RecursionError as error:
         raise _too_deep(path) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        said = ", ".join(filter(None, (error.context, error.problem)))
+        raise JobError(f"{path}{place}: not valid YAML: {said}", "mend it there") from error
     except (yaml.YAMLError, ValueError, TypeError) as error:
-        raise JobError(f"{path}: not valid YAML: {error}", "mend it at the place named") from error
+        raise JobError(f"{path}: not valid YAML: {error}", "write plain YAML") from error
     if data is None:
         raise JobError(f"{path}: is empty", hint)
     if not isinstance(data, dict):

@@ -83,7 +83,7 @@ def _refused(data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield (
             "distributed_type",
             "it is not there, and accelerate refuses a file without it",
-            ("set distributed_type to DEEPSPEED in the accelerate file"),
+            "set distributed_type to DEEPSPEED in the accelerate file",
         )
     elif kind not in KINDS:
         yield (
@@ -108,14 +108,14 @@ def _refused_precision(data: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
         yield (
             "mixed_precision",
             "YAML reads no without quotes as false, which accelerate does not know",
-            ("write 'no', with quotes"),
+            "write 'no', with quotes",
         )
         return
     near = _near(str(precision).lower().replace("float", "f"), PRECISIONS)
     yield (
         "mixed_precision",
         f"accelerate does not know {precision!r}",
-        (f"set mixed_precision to {near or ' or '.join(PRECISIONS)} in the accelerate file"),
+        f"set mixed_precision to {near or ' or '.join(PRECISIONS)} in the accelerate file",
     )
 
 
@@ -134,14 +134,14 @@ def _refused_in(section: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield (
             f"deepspeed_config.{name}",
             f"accelerate takes {wants}, not {value!r}",
-            (f"set {name} to {wants} in the accelerate file, or leave it out"),
+            f"set {name} to {wants} in the accelerate file, or leave it out",
         )
     flag = section.get("zero3_init_flag")
     if flag is not None and str(flag).lower() not in _TRUTHS:
         yield (
             "deepspeed_config.zero3_init_flag",
             f"accelerate takes true or false, not {flag!r}",
-            ("set zero3_init_flag to true or false in the accelerate file"),
+            "set zero3_init_flag to true or false in the accelerate file",
         )
 
 

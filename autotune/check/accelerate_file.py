@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.check.accelerate_fields import KINDS
 from autotune.check.launch import count, text_or_none
 
 ACCELERATE_OWNED = (
@@ -20,12 +21,6 @@ ACCELERATE_OWNED = (
 )
 """Fields of an accelerate YAML that it refuses beside a `deepspeed_config_file`
 (DeepSpeedPlugin._deepspeed_config_checks)."""
-
-_OTHER_KINDS = (
-    *("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA"),
-    *("MULTI_XPU", "MULTI_HPU", "MULTI_NEURON", "FSDP", "XLA", "MEGATRON_LM"),
-)
-"""Values of `distributed_type` with which accelerate starts something else."""
 
 _UNSAID = -1
 """`num_processes` that leaves it to the launch line (config_args.py)."""
@@ -75,7 +70,7 @@ class AccelerateFile:
     def not_for(self) -> str:
         """What accelerate starts instead of DeepSpeed; empty where it starts DeepSpeed."""
         kind = str(self.data.get("distributed_type", "DEEPSPEED"))
-        return kind if kind in _OTHER_KINDS else ""
+        return kind if kind in KINDS and kind != "DEEPSPEED" else ""
 
 
 def config_of(file: AccelerateFile, flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,16 @@ def same_data(one: Any, other: Any) -> bool:
 
 def plain(value: Any) -> str:
     """A value as text: to Python, 16.0 is 16 and 1 is True."""
-    return json.dumps(value, sort_keys=True, default=repr)
+    try:
+        return json.dumps(value, sort_keys=True, default=repr)
+    except TypeError:  # keys of YAML may be of several types, which Python does not sort
+        return json.dumps(_with_text_keys(value), sort_keys=True, default=repr)
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {repr(name): _with_text_keys(inner) for name, inner in value.items()}
+    return [_with_text_keys(one) for one in value] if isinstance(value, list) else value
 
 
 def renames(gone: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -67,14 +68,15 @@ def _comments(text: str) -> Counter[str]:
 
 def _comments_in(text: str, node: yaml.Node, start: int, end: int) -> Iterator[tuple[int, str]]:
     """Place and text of the comments in a stretch; `node` holds all that is no comment there."""
-    inside = [leaf for leaf in _leaves(node) if leaf[1] > start and leaf[0] < end]
+    inside = list(_leaves(node))
     for match in _COMMENT.finditer(text, start, end):
-        if not any(a <= match.start() < b for a, b in inside):
+        before = bisect_right(inside, (match.start(), len(text)))
+        if before == 0 or inside[before - 1][1] <= match.start():
             yield match.start(), match[0]
 
 
 def _leaves(node: yaml.Node) -> Iterator[tuple[int, int]]:
-    """Stretches of the scalars below a node."""
+    """Stretches of the scalars below a node, in the order of the text."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             yield from _leaves(key)
@@ -129,8 +131,8 @@ class _Yaml:
         if isinstance(node, yaml.ScalarNode) and isinstance(data, float):
             raw = self._text[node.start_mark.index : node.end_mark.index]
             self._written.setdefault(json.dumps(data), raw)
-        if not isinstance(node, yaml.MappingNode):
-            return
+        if not isinstance(node, yaml.MappingNode) or not isinstance(data, Mapping):
+            return  # a mapping of nodes without a value is a set
         for (key, value), (name, there) in zip(node.value, data.items(), strict=True):
             goal = wanted.get(name) if isinstance(wanted, Mapping) else None
             self._collect(value, there, goal, arriving)

@@ -5,7 +5,6 @@ value as it was meant, moves a key with its value, adds a key, or lets gradient 
 way. Whatever takes a value away, or changes what is trained, is the user's to choose.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.check.edit import same_data
 from autotune.engines.deepspeed.rules.base import BATCH_KEYS, changed
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
 from autotune.space.rule import Patch, Violation
@@ -338,7 +338,7 @@ _NEW = frozenset({"data_efficiency"})
 
 def is_same(old: Any, new: Any) -> bool:
     """Whether a value is another one, but for its type and its spelling."""
-    if json.dumps(old) == json.dumps(new):
+    if same_data(old, new):
         return True
     if isinstance(new, list):
         olds = old if isinstance(old, list) else [old]

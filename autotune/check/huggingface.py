@@ -55,6 +55,7 @@ def violations(config: Mapping[str, Any], source: Source) -> list[Violation]:
         found += [*_mismatches(config, source), *_defaults(config, source)]
         found += [*_without_type(config), *_overruled(config, source)]
     found += [*_accumulation(config, source), *_flags(config, source)]
+    found += _switched_on(config, source)
     return [*found, *_precision(config, source), *_yaml_file(source)]
 
 
@@ -100,6 +101,27 @@ def _no_zero(config: Mapping[str, Any]) -> Iterator[Violation]:
             message="no zero_optimization: accelerate refuses a file without the section",
             fix="set zero_optimization.stage to 0",
             changes={"zero_optimization": {"stage": 0}},
+        )
+    given = config.get("zero_optimization")
+    if type(given) is bool:
+        yield Violation(
+            rule="huggingface.zero_switch",
+            message=f"zero_optimization={str(given).lower()}: DeepSpeed takes it for a stage, "
+            "accelerate asks it for one and raises",
+            fix=f"set zero_optimization.stage to {int(given)}",
+            at=("zero_optimization",),
+            changes={"zero_optimization": {"stage": int(given)}},
+        )
+    stage = look_up(config, "zero_optimization.stage")
+    if isinstance(stage, str) and stage.strip() == "3":
+        yield Violation(
+            rule="huggingface.stage_as_text",
+            message=f'zero_optimization.stage="{stage}": DeepSpeed takes it for 3, accelerate and '
+            "transformers do not see stage 3, and gather no parameters where they save",
+            fix="set zero_optimization.stage to 3",
+            at=("zero_optimization.stage",),
+            changes={"zero_optimization": {"stage": 3}},
+            consequence="differs",
         )
 
 
@@ -227,6 +249,22 @@ def _accumulation(config: Mapping[str, Any], source: Source) -> Iterator[Violati
         changes={"gradient_accumulation_steps": AUTO},
         consequence="differs",
     )
+
+
+def _switched_on(config: Mapping[str, Any], source: Source) -> Iterator[Violation]:
+    added = inserted(config, source.consumer, _asked_precision(source))
+    for name in [] if source.is_made else ("fp16", "bf16"):
+        if name in added:
+            yield Violation(
+                rule="huggingface.precision_added",
+                message=f"{name} is asked for, and the file has no such section: accelerate adds "
+                f"{name}.enabled=true",
+                fix=f"set {name}.enabled to {AUTO} to see it in the file",
+                at=(name,),
+                choices=(Choice(changes={name: {"enabled": AUTO}}),),
+                consequence="differs",
+                is_note=True,
+            )
 
 
 _KEYS_OF_FLAGS = {

@@ -23,7 +23,7 @@ from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup
 from autotune.engines.deepspeed.rules.parallel import autotp_size
 from autotune.engines.deepspeed.rules.releases import NEWEST_READ, release_of
 from autotune.engines.deepspeed.rules.sections import unreadable
-from autotune.space.rule import Level, UnknownFactError, Violation, listed
+from autotune.space.rule import Level, Patch, UnknownFactError, Violation, listed
 
 _KEY_TWICE = "file.key_twice"
 
@@ -56,9 +56,9 @@ class Found:
             "column": self.place.column,
             "message": told.message,
             "fix": told.fix,
-            "changes": masked(told.changes),
+            "changes": _for_programs(told.changes),
             "choices": [
-                {"words": str(choice), "changes": masked(choice.changes)}
+                {"words": str(choice), "changes": _for_programs(choice.changes)}
                 for choice in told.choices
             ],
             "consequence": told.consequence,
@@ -170,13 +170,26 @@ class CheckReport:
                 {
                     "choose": f"{question.violation.rule}={option.number}",
                     "words": option.words,
-                    "changes": masked(option.changes),
+                    "changes": _for_programs(option.changes),
                     "is_needed": question in self.needed,
                 }
                 for question in self.questions
                 for option in question.options
             ],
         }
+
+
+def _for_programs(changes: Patch) -> Any:
+    """Changes as JSON holds them: secrets hidden, and what YAML alone has, a date say, as text."""
+    return _as_json(masked(changes))
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_as_json(one) for one in value]
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)

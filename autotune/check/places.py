@@ -16,7 +16,7 @@ Path = tuple[str, ...]
 
 _HJSON = re.compile(
     r"""(?:\#|//)[^\n]*|/\*.*?\*/       # a comment
-    |(?P<key>"[^"\n]*"|'[^'\n]*'|[^\s:{}\[\],"'\#/]+)[ \t]*:
+    |(?P<key>"[^"\n]*"|'[^'\n]*'|(?<![^\s:{}\[\],"'\#/])[^\s:{}\[\],"'\#/]++)[ \t]*+:
      (?:[ \t]*[^\s\d{}\[\]"',\#/tfn-][^\n]*)?  # a text without quotes ends with its line
     |"(?:\\.|[^"\\\n])*"             # a text
     |(?P<open>\{)|(?P<close>\})""",

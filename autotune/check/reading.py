@@ -4,7 +4,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,12 @@ from autotune.check.kinds import NotADsConfigError, kind_of
 from autotune.check.launch import LaunchLine, typed
 from autotune.check.layout import ExportedLayout
 from autotune.check.sections import is_ds_config, own_keys, sections_inside
-from autotune.engines.deepspeed.ds_config_text import STANDARD_INPUT, parse_config, read_text
+from autotune.engines.deepspeed.ds_config_text import (
+    MAX_BYTES,
+    STANDARD_INPUT,
+    parse_config,
+    read_text,
+)
 from autotune.space.rule import Violation
 
 Syntax = Literal["json", "hjson", "yaml"]
@@ -76,7 +81,7 @@ class ReadConfig:
     is_made: bool = False
     """Whether its reader makes it out of other keys, so that the text does not hold it."""
     unknown: frozenset[tuple[str, ...]] = frozenset()
-    """Keys that the reader fills in at run time; they are "auto" in `config`."""
+    """Keys that the reader fills in at run time: "auto" in `config`, or an interpolation."""
     consumer: Consumer | None = None
     because: str = ""
     """What tells the consumer; empty: nothing does."""
@@ -90,6 +95,19 @@ class ReadConfig:
     layout: ExportedLayout | None = None
     refused: tuple[Violation, ...] = ()
     """What the reader itself refuses."""
+
+
+def may_be_deepspeeds(path: Path) -> bool:
+    """Whether a file of a folder that could not be parsed may have been meant for DeepSpeed.
+
+    Lists of samples, logs and large data are not.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return False
+        return _WORDS.search(read_text(path)) is not None
+    except (OSError, RenderError):
+        return True  # nobody knows
 
 
 def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
@@ -151,7 +169,9 @@ def sections_of(
     if "deepspeed" in data and "zero_optimization" not in data and _may_be_section(data):
         return [_of_arguments(here, data, ("deepspeed",))]
     if is_ds_config(data, is_json=found.syntax != "yaml"):
-        return [replace(here, config=own_keys(data)) if found.syntax == "yaml" and data else here]
+        return [
+            replace(here, **_held(own_keys(data))) if found.syntax == "yaml" and data else here
+        ]
     return _inside(here)
 
 
@@ -264,7 +284,7 @@ def _of_arguments(here: ReadConfig, data: Mapping[str, Any], at: tuple[str, ...]
     if isinstance(inner, str):
         section = _named(inner, here.path)
     elif isinstance(inner, Mapping):
-        section = replace(here, config=inner, at=at)
+        section = replace(here, **_held(inner), at=at)
     else:
         said = "empty" if inner is None else f"{inner!r}"
         raise NotADsConfigError(here.path, f"its {'.'.join(at)} key is {said}")
@@ -305,12 +325,25 @@ def _inside(here: ReadConfig) -> list[ReadConfig]:
             elif isinstance(value, str):
                 found.append(replace(_named(value, here.path), because=said))
             else:
-                found.append(replace(here, config=value, at=at, because=said))
+                found.append(replace(here, **_held(value), at=at, because=said))
         except NotADsConfigError as error:
             gone = error.kind
     if not found:
         raise NotADsConfigError(here.path, gone or kind_of(here.config, here.path))
     return list({(one.path, one.at): one for one in found}.values())
+
+
+def _held(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration, and where it has an interpolation of OmegaConf's (`${train.batch}`)."""
+    return {"config": config, "unknown": frozenset(_interpolated(config, ()))}
+
+
+def _interpolated(value: Any, at: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _interpolated(inner, (*at, str(name)))
+    elif isinstance(value, str) and "${" in value:
+        yield at
 
 
 def _at(data: Any, at: tuple[str, ...]) -> Mapping[str, Any]:

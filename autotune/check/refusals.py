@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autotune.base.nested import look_up
 from autotune.check.consumers import Consumer
 from autotune.check.launch import MEGATRON
 from autotune.check.reading import ReadConfig
@@ -11,17 +12,17 @@ from autotune.space.rule import Violation
 _MEGATRON_FLAGS = (
     (
         "micro_batch_size",
-        ("train_micro_batch_size_per_gpu",),
+        "train_micro_batch_size_per_gpu",
         "it loads batches of its own size, and DeepSpeed counts with the other",
     ),
     (
         "global_batch_size",
-        ("train_batch_size",),
+        "train_batch_size",
         "it counts samples and schedules by its own, and DeepSpeed accumulates for the other",
     ),
     (
         "zero_stage",
-        ("zero_optimization", "stage"),
+        "zero_optimization.stage",
         "it builds the model for its own, and DeepSpeed trains with the other",
     ),
 )
@@ -50,13 +51,9 @@ def refusals(
         )
     if reader != MEGATRON:
         return
-    for flag, keys, then in _MEGATRON_FLAGS:
-        value: Any = section.config
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        said = arguments.get(flag)
+    for flag, name, then in _MEGATRON_FLAGS:
+        value, said = look_up(section.config, name), arguments.get(flag)
         if type(value) is int and type(said) is int and value != said:
-            name = ".".join(keys)
             yield Violation(
                 rule=f"megatron_deepspeed.{flag}",
                 message=f"--{flag.replace('_', '-')} {said} against {name}={value}: {then}",

@@ -57,6 +57,18 @@ FILE_RULES: Mapping[str, FileRule] = {
         level="error",
         source=f"{_ACCELERATE}: DeepSpeedPlugin",
     ),
+    "huggingface.zero_switch": FileRule(
+        says="zero_optimization is true or false. DeepSpeed takes that for stage 1 or 0; "
+        "accelerate asks it for a stage and raises.",
+        level="error",
+        source="accelerate/utils/deepspeed.py: HfDeepSpeedConfig",
+    ),
+    "huggingface.stage_as_text": FileRule(
+        says='zero_optimization.stage is "3", as text. DeepSpeed takes it for 3; accelerate and '
+        "transformers do not see stage 3 and gather no parameters where they save.",
+        level="warning",
+        source="accelerate/utils/deepspeed.py: HfDeepSpeedConfig",
+    ),
     "huggingface.overwritten": FileRule(
         says="Accelerate overwrites steps_per_print with infinity.",
         level="note",
@@ -90,6 +102,11 @@ FILE_RULES: Mapping[str, FileRule] = {
         "refuses that, unless the script has another default.",
         level="note",
         source=f"{_TRAINER}: trainer_config_finalize",
+    ),
+    "huggingface.precision_added": FileRule(
+        says="A precision is asked for that the file has no section for. accelerate adds one.",
+        level="note",
+        source=f"{_ACCELERATE}: set_mixed_precision",
     ),
     "huggingface.mixed_precision_lost": FileRule(
         says="accelerate's mixed_precision asks for a precision that the file switches off. The "

@@ -229,5 +229,6 @@ def _another(named: str | None, path: Path) -> str | None:
         return None
     there = Path(named)
     if os.path.isfile(there):
-        return None if there.samefile(path) else named
+        is_same = os.path.exists(path) and there.samefile(path)  # standard input is no file
+        return None if is_same else named
     return None if there.name == path.name else named

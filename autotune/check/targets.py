@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.base.errors import JobError
-
-STDIN = Path("-")
-"""The name of standard input."""
+from autotune.engines.deepspeed.ds_config_text import STANDARD_INPUT
 
 SUFFIXES = (".hjson", ".json", ".yaml", ".yml")
 """What is looked at in a folder; a file that is named may have any."""
@@ -49,7 +47,7 @@ def targets_of(names: Sequence[str]) -> list[Target]:
 
 def _targets(name: str) -> Iterator[Target]:
     path = Path(name)
-    if name == str(STDIN) or os.path.lexists(path):
+    if name == str(STANDARD_INPUT) or os.path.lexists(path):
         if not path.is_dir():
             yield Target(path=path, is_named=True)
             return

@@ -22,7 +22,7 @@ _ACCELERATE_KEYS: Mapping[tuple[str, ...], str] = {
     ("zero_optimization", "offload_param", "nvme_path"): "offload_param_nvme_path",
     ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"): "zero3_save_16bit_model",
 }
-"""Keys of a ds_config in the words of accelerate's own section (check/source.py reads them)."""
+"""Keys of a ds_config in the words of accelerate's own section (`accelerate_file.config_of`)."""
 
 
 def not_edited(source: Source) -> str:

@@ -138,25 +138,26 @@ class Rule(Generic[S]):
             answer = self.check(setup)
         except UnknownFactError:
             return ()
-        if answer is None:
+        if not answer:
             return ()
         return (answer,) if isinstance(answer, Finding) else answer
 
     def violations(self, setup: S) -> list[Violation]:
         """The same under the rule's name."""
-        return [
-            Violation(
-                rule=self.name,
-                message=finding.message,
-                fix=finding.fix,
-                changes=finding.changes,
-                at=finding.at,
-                choices=finding.choices,
-                consequence=finding.consequence or self._consequence,
-                is_note=finding.is_note,
-            )
-            for finding in self.findings(setup)
-        ]
+        found = self.findings(setup)
+        return [self._named(finding) for finding in found] if found else []
+
+    def _named(self, finding: Finding) -> Violation:
+        return Violation(
+            rule=self.name,
+            message=finding.message,
+            fix=finding.fix,
+            changes=finding.changes,
+            at=finding.at,
+            choices=finding.choices,
+            consequence=finding.consequence or self._consequence,
+            is_note=finding.is_note,
+        )
 
     @property
     def _consequence(self) -> Consequence:
@@ -222,5 +223,6 @@ def _in_words(changes: Patch, path: str) -> Iterator[str]:
             yield from _in_words(value, f"{dotted}.")
         else:
             shown = HIDDEN if holds_secret(name, value) else value
-            told = f"set {dotted} to {shown if isinstance(shown, str) else json.dumps(shown)}"
+            text = shown if isinstance(shown, str) else json.dumps(shown, default=str)
+            told = f"set {dotted} to {text}"
             yield f"remove {dotted}" if value is None else told

@@ -150,16 +150,32 @@ def _validated(model: type[M], data: object, where: str) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        item = error.errors()[0]
+        item: Mapping[str, Any] = error.errors()[0]
         key = ".".join(str(part) for part in item["loc"])
         known = list(model.model_fields)
         near = get_close_matches(str(item["loc"][-1]) if item["loc"] else "", known, n=1)
         guess = f"did you mean {near[0]}? " if item["type"] == "extra_forbidden" and near else ""
-        given = "" if item["type"] == "missing" else f" (given: {_short(item['input'])})"
         raise JobError(
-            f"{where}: {key + ': ' if key else ''}{item['msg']}{given}",
+            f"{where}: {key + ': ' if key else ''}{_complaint(item)}",
             f"{guess}known keys: {', '.join(known)}",
         ) from error
+
+
+_COMPLAINTS = {
+    "missing": "is missing",
+    "extra_forbidden": "there is no such key",
+    "dict_type": "{given} is no section",
+    "too_short": "{given} is empty or too short",
+    "too_long": "{given} is too long",
+    "string_pattern_mismatch": "{given} should be letters, digits, dots, dashes or underscores",
+}
+"""Kind of pydantic's error -> what is said of it; of any other what pydantic says."""
+
+
+def _complaint(item: Mapping[str, Any]) -> str:
+    given = _short(item["input"])
+    said = item["msg"].replace("Input should", "{given} should").removeprefix("Value error, ")
+    return str(_COMPLAINTS.get(item["type"], said)).replace("{given}", given)
 
 
 def _domain(knob: Knob, written: object, where: str, knobs: Catalogue) -> Domain:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.check import CheckFlags, check_file, write_fix
+from autotune.app.check import CheckFlags, check_file, check_files, write_fix
 from autotune.base.errors import ExitCode, RenderError
 from autotune.check.lint import CheckExit
 from tests.check.files import AUTO, rules, write
@@ -248,3 +248,23 @@ def test_fp16_on_this_machines_processor(tmp_path, monkeypatch, has_fp16):
     path = write(tmp_path, {"train_batch_size": 1, "fp16": {"enabled": True}})
     found = {where: rules(report_of(path, accelerator=where)) for where in ("cpu", "cuda")}
     assert found == {"cpu": [] if has_fp16 else ["precision.unsupported"], "cuda": []}
+
+
+def test_data_in_a_folder_is_not_a_configuration_that_cannot_be_read(tmp_path):
+    """A list of samples, a log with NaN, a file of 5 MiB; a broken ds_config is one."""
+    write(tmp_path, REFUSED | {"zero_optimization": {"stage": 2}}, "ds.json")
+    for name, text in (
+        ("samples.json", '[{"text": "a"}]'),
+        ("log.json", '{"loss": NaN}'),
+        ("large.json", '{"zero_optimization": "' + "x" * (5 * 2**20) + '"}'),
+    ):
+        write(tmp_path, text, name)
+    flags = CheckFlags(deepspeed_version="0.19.8")
+    run = check_files([str(tmp_path)], flags)
+    assert [path.name for path in run.others] == ["large.json", "log.json", "samples.json"]
+    assert (len(run.reports), run.unread) == (1, [])
+    assert [one.path.name for one in check_files([str(tmp_path / "log.json")], flags).unread] == [
+        "log.json"
+    ]
+    write(tmp_path, '{"zero_optimization": {', "broken.json")
+    assert [one.path.name for one in check_files([str(tmp_path)], flags).unread] == ["broken.json"]

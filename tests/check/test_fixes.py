@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotune.base.errors import JobError
+from autotune.base.nested import look_up
 from autotune.base.yaml_file import parse_yaml
 from autotune.check.fixes import is_same
 from tests.check.files import AUTO, all_chosen, checked, rules, write
@@ -176,6 +177,9 @@ def hold(path, before, *, world, folder):
     for name in KEPT:
         if name in before and name in after:
             assert is_same(before[name], after[name]) or isinstance(before[name], Mapping), name
+    for dotted in ("optimizer.type", "zero_optimization.stage", "bf16.enabled", "fp16.enabled"):
+        said = look_up(before, dotted)
+        assert said is None or is_same(said, look_up(after, dotted)), dotted
     if not report.passes:
         assert not report.is_written(fixed=True)
         return
@@ -200,6 +204,24 @@ COMMON = settings(
 @given(config=mutants(), world=st.sampled_from([None, WORLD]))
 def test_a_fix_of_json_loses_nothing_and_settles_at_once(tmp_path, config, world):
     hold(write(tmp_path, config), config, world=world, folder=tmp_path)
+
+
+@settings(parent=COMMON, max_examples=40)
+@given(config=mutants(), data=st.data())
+def test_what_is_chosen_settles_at_once_too(tmp_path, config, data):
+    path = write(tmp_path, config)
+    questions = checked(path, world=WORLD).questions
+    if not questions:
+        return
+    question = data.draw(st.sampled_from(questions))
+    option = data.draw(st.sampled_from(question.options))
+    answer = f"{question.violation.rule}={option.number}"
+    report = checked(path, world=WORLD, chosen=[answer])
+    assert report.fixed_text is not None
+    again = checked(write(tmp_path, report.fixed_text, "again.json"), world=WORLD)
+    assert again.fixed_text is None, again.diff
+    left = [one for question in again.questions for one in question.options]
+    assert option.changes not in [one.changes for one in left]
 
 
 @COMMON
@@ -288,7 +310,7 @@ def test_a_curriculum_that_is_on_comes_as_a_metric(tmp_path):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"amp": {"enabled": True}}, "remove amp"),
+        ({"amp": {"enabled": True}}, "remove amp: it trains in fp32 then"),
         ({"optimizer": {"type": "OneBitAdam", "params": {}}}, "set optimizer.type to AdamW"),
         ({"zero_optimization": {"stage": 2, "backend": 1}}, "remove zero_optimization.backend"),
         (

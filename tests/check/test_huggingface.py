@@ -1,5 +1,7 @@
 """What Trainer and accelerate fill in, refuse and overwrite before DeepSpeed reads anything."""
 
+import json
+
 import pytest
 
 from autotune.base.nested import merge
@@ -125,6 +127,35 @@ def test_a_file_without_a_zero_section_gets_one(tmp_path):
     assert rules(checked(write(tmp_path, tuned))) == []
 
 
+def accelerate_reads(section):
+    """What accelerate's own class says of it: whether it is stage 3; an exception's type."""
+    from accelerate.utils.deepspeed import HfDeepSpeedConfig
+
+    try:
+        return HfDeepSpeedConfig({"zero_optimization": section}).is_zero3()
+    except AttributeError as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("switch", [True, False])
+def test_a_switch_is_no_section_for_accelerate(tmp_path, switch):
+    assert accelerate_reads(switch) is AttributeError
+    config = AUTO | {"zero_optimization": switch}
+    report = checked(write(tmp_path, config))
+    assert "huggingface.zero_switch" in rules(report)
+    assert json.loads(report.fixed_text)["zero_optimization"] == {"stage": int(switch)}
+    alone = write(tmp_path, {"train_batch_size": 8, "zero_optimization": switch})
+    assert "huggingface.zero_switch" not in rules(checked(alone))
+
+
+def test_stage_3_as_text_is_none_for_accelerate(tmp_path):
+    assert accelerate_reads({"stage": "3"}) is False
+    config = AUTO | {"zero_optimization": {"stage": "3"}}
+    report = checked(write(tmp_path, config))
+    assert "huggingface.stage_as_text" in rules(report)
+    assert accelerate_reads(json.loads(report.fixed_text)["zero_optimization"]) is True
+
+
 def test_what_accelerate_overwrites_is_a_warning(tmp_path):
     report = checked(write(tmp_path, AUTO | {"steps_per_print": 100}))
     assert rules(report) == ["huggingface.overwritten"]
@@ -197,7 +228,8 @@ def test_a_precision_that_the_file_lacks_is_put_in(tmp_path):
     stage_0 = masters | {"zero_optimization": {"stage": 0}}
     assert rules(asked(tmp_path, stage_0, "--mixed_precision no")) == []
     assert rules(asked(tmp_path, stage_0, "--mixed_precision BF16")) == [
-        "precision.accumulation_at_stage_0"
+        "huggingface.precision_added",
+        "precision.accumulation_at_stage_0",
     ]
 
 

@@ -325,3 +325,28 @@ def test_the_answer_for_programs(tmp_path):
     }
     assert set(first) == keys
     assert first["changes"] == {"zero_optimization": {"overlap_com": None, "overlap_comm": True}}
+
+
+def test_keys_and_values_that_only_yaml_has_are_printed_for_programs(tmp_path):
+    text = """\
+deepspeed:
+  train_batch_size: 2
+  2020-01-01: 3
+  prescale_gradient: 2020-01-01
+  memory_breakdown: !!set {a}
+  optimizer: {type: Adam, params: {torch_adam: true, lr: 2020-01-01}}
+  zero_optimization: {stage: 2, overlap_com: true, 3: 4, null: 5}
+"""
+    report = checked(write(tmp_path, text, "train.yaml"))
+    told = json.loads(json.dumps(report.to_dict(fixed=False)))
+    assert {"2020-01-01": None} in [
+        choice["changes"] for one in told["findings"] for choice in one["choices"]
+    ]
+    assert "+  zero_optimization: {stage: 2, overlap_comm: true, 3: 4, null: 5}" in report.diff
+
+
+def test_numbers_too_large_for_a_float_are_refused_with_the_others(tmp_path):
+    adam = {"type": "Adam", "params": {"torch_adam": True, "betas": [10**400, 1]}}
+    report = checked(write(tmp_path, {"train_batch_size": 2, "optimizer": adam}))
+    (message,) = messages(report, "optimizer.param_value").splitlines()
+    assert len(message) < 300

@@ -1,5 +1,7 @@
 """Line and column of what a finding is about."""
 
+import time
+
 import pytest
 
 from autotune.check.places import places_in
@@ -68,3 +70,10 @@ def test_a_key_that_is_not_there_has_the_place_of_its_section():
 def test_of_a_key_that_stands_twice_the_last_counts():
     text = '{"a": 1,\n "a": 2}'
     assert place(text, "json", broken(at=("a",))) == (2, 2)
+
+
+def test_a_long_word_of_hjson_is_passed_in_one_go():
+    text = "{train_batch_size: t" + "x" * 100_000 + "\n zero_optimization: {}\n}"
+    started = time.perf_counter()
+    assert place(text, "hjson", broken(at=("zero_optimization",))) == (2, 2)
+    assert time.perf_counter() - started < 5  # a second look at each letter takes minutes

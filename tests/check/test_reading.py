@@ -44,7 +44,7 @@ NOTHING = {"gradient_accumulation_steps": 1}
         (
             "own.yaml",
             {"train_batch_size": 8, "lr": 1, "n_layers": 2, "seed": 1},
-            "none of its keys",
+            "no key that only DeepSpeed",
         ),
         ("notes.json", {"alpha": 1, "beta": 2, "c": 3, "d": 4, "e": 5}, "alpha, beta, c, d, ..."),
     ],
@@ -159,6 +159,14 @@ def test_each_reader_of_yaml_has_its_own_numbers(tmp_path):
     assert source.reader == "LLaMA-Factory"
     assert source.config["zero_optimization"]["reduce_bucket_size"] == 5e8
     assert source.arguments["learning_rate"] == 1e-4
+
+
+def test_an_interpolation_is_known_at_run_time_only(tmp_path):
+    text = HYDRA.replace("_gpu: 1", "_gpu: ${batch}").replace("stage: 2", 'stage: "${stage}"')
+    report = checked(write(tmp_path, text, "hydra.yaml"))
+    assert report.unknown == ("train_micro_batch_size_per_gpu", "zero_optimization.stage")
+    assert rules(report) == ["schema.section_value"]
+    assert "allgather_bucket_size" in messages(report, "schema.section_value")
 
 
 def test_accelerates_values_go_through_text(tmp_path):

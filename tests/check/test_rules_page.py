@@ -7,7 +7,7 @@ import pytest
 
 from autotune.base.errors import JobError
 from autotune.check.rule_list import FILE_RULES, rule_names
-from autotune.check.rules_page import markdown_of, page_of
+from autotune.check.rules_page import documentation, markdown_of, page_of
 from autotune.engines.deepspeed.rules import ALL_RULES
 
 CHECK = Path(__file__).parents[2] / "autotune" / "check"
@@ -40,3 +40,8 @@ def test_a_slip_of_a_name_gets_the_near_ones():
     with pytest.raises(JobError, match=r"batch\.produkt is no rule") as caught:
         page_of("batch.produkt")
     assert "batch.product" in caught.value.hint
+
+
+def test_the_page_is_made_from_the_rules():
+    page = (CHECK.parents[1] / "docs" / "rules.md").read_text(encoding="utf-8")
+    assert page == documentation(), "python -m autotune.check.rules_page > docs/rules.md"

@@ -8,7 +8,7 @@ import yaml
 from autotune.base.errors import AutotuneError, JobError, RenderError
 from autotune.check import read_source
 from autotune.check.consumers import Consumer
-from autotune.engines.deepspeed.ds_config_text import parse_config
+from autotune.engines.deepspeed.ds_config_text import STANDARD_INPUT, parse_config
 from tests.check.files import AUTO, all_chosen, checked, messages, rules, write
 
 RAW = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
@@ -119,6 +119,11 @@ def test_a_launch_line_for_another_file_is_said(tmp_path, monkeypatch):
         assert f"names {named}" in messages(said(named), "file.not_launched")
     for named in (path, path.name, f"elsewhere/{path.name}", "$CONFIG", "configs/${STAGE}.json"):
         assert rules(said(named)) == []
+
+    piped = read_source(
+        STANDARD_INPUT, text="{}", launch=f"deepspeed train.py --deepspeed_config {other}"
+    )
+    assert piped.launched == str(other)
 
 
 @pytest.mark.parametrize(

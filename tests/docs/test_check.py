@@ -9,14 +9,16 @@ import pytest
 from tests.cli.test_cli import autotune
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "check.md").read_text(encoding="utf-8")
-FILES = re.findall(r"^`([\w.]+)`:\n\n```json\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+FILES = re.findall(
+    r"^`([\w.]+)`:\n\n```(?:json|yaml)\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL
+)
 EXAMPLES = re.findall(
     r"^```sh\npython -m autotune (check .*?)\n```\n\n```\n(.*?)^```", DOCUMENT, re.M | re.S
 )
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == len(FILES) == DOCUMENT.count("```sh") == 2
+    assert len(EXAMPLES) == len(FILES) == DOCUMENT.count("```sh") == 3
 
 
 @pytest.mark.parametrize(("command", "output"), EXAMPLES)

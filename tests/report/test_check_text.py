@@ -163,6 +163,7 @@ def test_a_question_takes_a_number_or_is_left_open(tmp_path, monkeypatch):
             taken = ask(question)
             assert taken is not None
             assert taken.number == 2
-            assert ask(question) is None
+            assert ask(question) is None, "Enter"
+            assert ask(question) is None, "the end of the input"
             assert "2  set train_batch_size to 128 (another global batch)" in out.getvalue()
     assert asker(Console(file=io.StringIO())) is None

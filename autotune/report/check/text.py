@@ -88,7 +88,10 @@ def asker(console: Console) -> Callable[[Question], Option | None] | None:
         for option in question.options:
             _print_text(console, f"{option.number}  {option.words}", indent="  ")
         while True:
-            answer = console.input("which one? (Enter leaves it) ").strip()
+            try:
+                answer = console.input("which one? (Enter leaves it) ").strip()
+            except EOFError:  # Ctrl-D
+                return None
             if not answer or answer in by_number:
                 return by_number.get(answer)
 

@@ -1,15 +1,14 @@
 """What is said of the arguments that a configuration gives to a constructor, one by one."""
 
-import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
-from autotune.base.secrecy import HIDDEN, holds_secret
 from autotune.engines.deepspeed.rules.base import Setup, patch
 from autotune.engines.deepspeed.rules.constructors import Constructor
-from autotune.engines.deepspeed.rules.sections import is_auto
+from autotune.engines.deepspeed.rules.sections import is_auto, shown
 from autotune.space.rule import Choice, Finding, listed
 
 _OTHER_NAMES = {
@@ -51,6 +50,8 @@ def wrong_arguments(
     but: Collection[str] = (),
 ) -> list[Finding]:
     """A finding for every argument whose value the constructor, or the first step, refuses."""
+    if made.takes_all(given):
+        return []
     return [
         _wrong(section, made, name, value, raised, setup)
         for name, value in given.items()
@@ -110,10 +111,9 @@ def _wrong(
     section: str, made: Constructor, name: str, value: Any, raised: str, setup: Setup
 ) -> Finding:
     dotted = f"{section}.params.{name}"
-    shown = HIDDEN if holds_secret(name, value) else json.dumps(value, default=str)
     wants = made.wants(name)
     said = f"takes {wants}" if wants else f"refuses it ({raised})"
-    message = f"{dotted}={shown}: {made.name} {said}"
+    message = f"{dotted}={shown(name, value)}: {made.name} {said}"
     meant = _as_number(value)
     if meant is not None and not made.refusal(name, meant, accelerator=setup.accelerator):
         changes = patch(f"{section}.params", {name: meant})
@@ -137,7 +137,8 @@ def _as_number(value: Any) -> Any:
     if isinstance(value, list) and value:
         numbers = [_as_number(one) if isinstance(one, str) else one for one in value]
         if all(type(one) in (int, float) for one in numbers):
-            return [float(one) for one in numbers]
+            with suppress(OverflowError):  # a whole number of 400 digits fits into no float
+                return [float(one) for one in numbers]
         return None
     if type(value) is float:
         return int(value) if math.isfinite(value) and value.is_integer() else None

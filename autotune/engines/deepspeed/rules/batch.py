@@ -1,5 +1,6 @@
 """The batch: micro_batch x grad_accum x dp is the global batch, exactly."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,9 @@ from autotune.engines.deepspeed.rules.base import BATCH_KEYS, Setup, autotp, dif
 from autotune.space.rule import Choice, Finding, Patch, in_words, rule
 
 _MICRO, _ACCUM, _TOTAL = BATCH_KEYS
+
+_MOST_TRIED = 10_000
+"""Micro-batches that are tried for one that divides the batch: no device takes so many samples."""
 
 
 @rule(
@@ -69,6 +73,13 @@ def _product(setup: Setup) -> Finding | None:
     message = (
         f"{_TOTAL}={total}, but {_MICRO} * {_ACCUM} * dp = {micro} * {accum} * {dp} = {amount}"
     )
+    if not amount:  # what is left out would have to be less than one
+        given = {name: size for name in (_MICRO, _ACCUM) if (size := setup.ds_config.get(name))}
+        least = given | {"dp": dp}
+        parts = [" * ".join(least), " * ".join(map(str, least.values()))]
+        if len(least) > 1:
+            parts.append(str(math.prod(least.values())))
+        message = f"{_TOTAL}={total}, but {' = '.join(parts)} is the fewest"
     if setup.global_batch is not None:
         changes, advice = _restore(found, dp, setup.global_batch)
         return Finding(message=message, changes=changes, advice=advice)
@@ -141,12 +152,13 @@ def _sizes(config: Mapping[str, Any], dp: int) -> tuple[Choice, ...]:
         share = total // dp
         if accum is not None and micro is not None and share % accum == 0:
             found.append(({_MICRO: share // accum}, "the global batch stays"))
-        below = next(d for d in range(min(micro or share, share), 0, -1) if share % d == 0)
-        steps = {_ACCUM: share // below}
+        most = min(micro or share, share)
+        tried = range(most, max(0, most - _MOST_TRIED), -1)
+        below = next((d for d in tried if share % d == 0), micro)
         if micro is None:
-            found.append((steps, "the global batch stays"))
+            found.append(({_ACCUM: share // most}, "the global batch stays"))
         elif below != micro:
-            found.append(({_MICRO: below, **steps}, "the global batch stays"))
+            found.append(({_MICRO: below, _ACCUM: share // below}, "the global batch stays"))
     if micro is not None and accum is not None:
         found.append(({_TOTAL: micro * accum * dp}, "another global batch"))
     unit = dp * (micro or 1) * (accum or 1 if micro is None else 1)

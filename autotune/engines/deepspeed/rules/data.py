@@ -29,7 +29,7 @@ def _lacks(setup: Setup, path: str, needed: tuple[str, ...], what: str) -> Findi
         message=f"{path} is switched on without {', '.join(missing)}: DeepSpeed asks for it",
         at=(f"{path}.enabled",),
         choices=(Choice(changes=patch(path, {"enabled": False})),),
-        advice=f"set {path}.{missing[0]}, {what}",
+        advice=f"set {' and '.join(f'{path}.{name}' for name in missing)}, {what}",
     )
 
 

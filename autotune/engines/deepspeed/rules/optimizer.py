@@ -3,6 +3,7 @@
 from autotune.engines.deepspeed.rules.arguments import unknown_arguments, wrong_arguments
 from autotune.engines.deepspeed.rules.base import (
     Setup,
+    as_section,
     ignored,
     offload,
     optimizer,
@@ -13,6 +14,7 @@ from autotune.engines.deepspeed.rules.base import (
 )
 from autotune.engines.deepspeed.rules.constructors import (
     TAKEN_OUT,
+    Constructor,
     names_of,
     optimizer_of,
 )
@@ -180,7 +182,22 @@ def _param_value(setup: Setup) -> list[Finding] | None:
     made = optimizer_of(setup) if given else None
     if made is None or not made.refuses:
         return None
-    return wrong_arguments("optimizer", made, given, setup, but=("amsgrad",))
+    but = ("amsgrad", "lr") if _schedule_decides(setup, made) else ("amsgrad",)
+    return wrong_arguments("optimizer", made, given, setup, but=but)
+
+
+def _schedule_decides(setup: Setup, made: Constructor) -> bool:
+    """Whether a scheduler puts its own learning rate over one that nobody has looked at yet.
+
+    These optimizers look at it in the first step.
+    """
+    if made.name not in ("FusedAdam", "Muon"):
+        return False
+    section = setup.section("scheduler")
+    kind = section.get("type")
+    if kind == "WarmupLR":
+        return as_section(section.get("params")).get("warmup_max_lr") is not None
+    return kind in ("WarmupDecayLR", "OneCycle", "LRRangeTest")
 
 
 @rule(
@@ -242,7 +259,7 @@ def _amsgrad(setup: Setup) -> Finding | None:
     raised("ValueError: 'max_grad_norm' is not supported", params(max_grad_norm=0.5)),
 )
 def _max_grad_norm(setup: Setup) -> Finding | None:
-    if "max_grad_norm" not in setup.optimizer_params:
+    if "max_grad_norm" not in setup.optimizer_params or not setup.optimizer:
         return None
     value = setup.optimizer_params["max_grad_norm"]
     clips = "gradient_clipping" in setup.ds_config or type(value) not in (int, float)
@@ -291,6 +308,28 @@ def _needs_cuda(setup: Setup) -> Finding | None:
         message=f"optimizer.type={setup.section('optimizer')['type']}: DeepSpeed has no kernel "
         "for it on the CPU accelerator",
         advice="choose another optimizer.type, such as AdamW",
+    )
+
+
+@rule(
+    "runtime/engine.py: _do_sanity_check",
+    raised(
+        "AssertionError: DeepSpeed lamb optimizer requires dynamic loss scaling",
+        optimizer("Lamb") | {"fp16": {"enabled": True, "loss_scale": 128}},
+        {"fp16": {"loss_scale": 0}},
+        precision="fp16",
+        accelerator="cuda",
+    ),
+)
+def _lamb_needs_dynamic_scale(setup: Setup) -> Finding | None:
+    scale = setup.section("fp16").get("loss_scale", 0)
+    if setup.optimizer != "lamb" or scale == 0 or type(scale) not in (int, float):
+        return None
+    return Finding(
+        message=f"optimizer.type=Lamb with fp16.loss_scale={scale}: it needs dynamic loss scaling",
+        at=("fp16.loss_scale",),
+        choices=(Choice(changes={"fp16": {"loss_scale": 0}}),),
+        advice="set fp16.loss_scale to 0, which makes it dynamic",
     )
 
 

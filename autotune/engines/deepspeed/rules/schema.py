@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any
 
 from autotune.base.nested import merge
-from autotune.base.secrecy import HIDDEN, holds_secret
 from autotune.engines.deepspeed.rules.base import (
     Setup,
     as_section,
@@ -28,7 +27,15 @@ from autotune.engines.deepspeed.rules.base import (
 )
 from autotune.engines.deepspeed.rules.constructors import optimizer_of, scheduler_of
 from autotune.engines.deepspeed.rules.keys import DEPRECATED, SECTIONS, SPELLINGS
-from autotune.engines.deepspeed.rules.sections import PARAMS, as_read, dotted, is_auto, sections
+from autotune.engines.deepspeed.rules.sections import (
+    PARAMS,
+    as_read,
+    dotted,
+    is_auto,
+    known_items,
+    sections,
+    shown,
+)
 from autotune.engines.deepspeed.rules.spelling import misspelt
 from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section, as_pydantic
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
@@ -37,8 +44,6 @@ from autotune.space.rule import Choice, Finding, UnknownFactError, rule
 _MOST_NAMED = 50
 """Unknown keys of a section that get a finding each; the rest is counted: a file that is no
 ds_config at all may have thousands."""
-_LONGEST = 60
-"""Letters of a value that a message shows."""
 
 _RENAMED = {"topk": None, "topk_ratio": 0.1}
 
@@ -66,24 +71,13 @@ def _homes() -> Mapping[str, str]:
 _HOMES = _homes()
 
 
-def _shown(name: object, value: Any) -> str:
-    """A value as a file would say it."""
-    if holds_secret(name, value):
-        return HIDDEN
-    if isinstance(value, Mapping):
-        return "a section"
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
-
-
 def _wrong_values(setup: Setup, *, top_level: bool) -> list[Finding]:
     return [
         _wrong_value(path, name, content[name], key)
         for path, content, section in sections(setup.ds_config)
         if top_level != bool(path)
-        for name, value in content.items()
-        if (key := section.keys.get(name)) is not None
-        and not key.accepts(value)
+        for name, key, value in known_items(content, section)
+        if not key.accepts(value)
         and (not is_auto(value) or _is_taken_as_text(key, section, setup))
     ]
 
@@ -137,13 +131,13 @@ def _is_taken_as_text(key: Key, section: Section, setup: Setup) -> bool:
 
 def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
     where, taken, meant = dotted(path, name), key.taken(value), key.meant(value)
-    shown = _shown(name, value)
+    written = shown(name, value)
     # An empty section is none.
     changes = {} if meant is REFUSED else patch(path, {name: None if meant == {} else meant})
     if taken is REFUSED:
         leave = Choice(changes=removal([(path, name)]), words=f"remove {where}")
         return Finding(
-            message=f"{where}: {shown} is not {key.wants}",
+            message=f"{where}: {written} is not {key.wants}",
             at=(where,),
             changes=changes,
             choices=(leave,),
@@ -152,13 +146,13 @@ def _wrong_value(path: str, name: str, value: Any, key: Key) -> Finding:
         )
     if taken == meant and not is_auto(value):
         return Finding(
-            message=f"{where}: {shown} is taken for {json.dumps(taken)}",
+            message=f"{where}: {written} is taken for {json.dumps(taken)}",
             at=(where,),
             changes=changes,
             consequence="converted",
         )
     return Finding(
-        message=f"{where}: {shown} is taken for {_shown(name, taken)}, as any text is there",
+        message=f"{where}: {written} is taken for {shown(name, taken)}, as any text is there",
         at=(where,),
         changes={} if is_auto(value) else changes,
         advice=f"write the value of {where}" if is_auto(value) else "",
@@ -275,22 +269,14 @@ def _auto(setup: Setup, *, strict: bool) -> Iterator[tuple[str, str]]:
     for path, content, section in sections(setup.ds_config):
         if section.is_strict(setup.version) != strict:
             continue
-        for name, value in content.items():
-            key = section.keys.get(name) if is_auto(value) else None
-            if key and (not key.accepts(value) if strict else key.taken(value) is REFUSED):
+        for name, key, value in known_items(content, section):
+            if is_auto(value) and (
+                not key.accepts(value) if strict else key.taken(value) is REFUSED
+            ):
                 yield path, str(name)
     for path in () if strict else PARAMS:
         given = as_section(setup.section(path.partition(".")[0]).get("params"))
-        autos = [str(name) for name, value in given.items() if str(value) == "auto"]
-        yield from ((path, name) for name in autos if not _takes_auto(setup, path, name))
-
-
-def _takes_auto(setup: Setup, path: str, name: str) -> bool:
-    """Whether the word is as good as any: a truth to a switch, such as nesterov."""
-    made = (optimizer_of if path.startswith("optimizer") else scheduler_of)(setup)
-    if made is None or not made.refuses or name not in made.takes:
-        return False
-    return not made.refusal(name, "auto", accelerator=setup.accelerator)
+        yield from ((path, str(name)) for name, value in given.items() if str(value) == "auto")
 
 
 @rule(
@@ -323,13 +309,13 @@ def _auto_unresolved(setup: Setup) -> list[Finding]:
 
 
 def _is_word(setup: Setup, path: str, name: str) -> bool:
-    """Whether what is built from a section of parameters takes any word, a switch among them."""
+    """Whether what is built takes the word as good as any: a truth to a switch, as nesterov."""
     if path not in PARAMS:
         return False
     made = optimizer_of(setup) if path == PARAMS[0] else scheduler_of(setup)
     if made is None or name not in made.takes or not made.refuses:
         return False
-    return not made.refusal(name, "words", accelerator=setup.accelerator)
+    return not made.refusal(name, "auto", accelerator=setup.accelerator)
 
 
 @rule("runtime/config_utils.py:54-57", ignored(zero(2, reduce_bucket_size="auto")))
@@ -519,7 +505,7 @@ def _either(given: Mapping[str, Any], second: str, first: str, relation: str) ->
     if moves:  # the section says how, and the old name whether
         others = {second: None, first: {"device": "cpu" if old else "none"}}
     return Finding(
-        message=f"{at[0]}={_shown(second, old)} beside {at[1]}={_shown(first, new)}: the first is "
+        message=f"{at[0]}={shown(second, old)} beside {at[1]}={shown(first, new)}: the first is "
         f"{relation} the second, and DeepSpeed takes one of them alone",
         at=at,
         changes=zero(**(others if moves else {second: None})) if is_same or moves else {},

@@ -1,16 +1,21 @@
 """Compares a configuration with the table of keys: its sections, and what its values can mean."""
 
 import contextlib
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from autotune.base.secrecy import HIDDEN, holds_secret
 from autotune.engines.deepspeed.rules.base import Setup
 from autotune.engines.deepspeed.rules.keys import SECTIONS, plain_keys
-from autotune.engines.deepspeed.rules.values import REFUSED, Section
+from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section
 from autotune.space.rule import Patch, UnknownFactError
 
 PARAMS = ("optimizer.params", "scheduler.params")
 """Sections that DeepSpeed passes on as they are to what it builds."""
+
+_LONGEST = 60
+"""Letters of a value that a message shows."""
 
 _SCALARS = frozenset({bool, int, float, str, type(None), list})
 
@@ -52,6 +57,15 @@ def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
             yield path, content, section
 
 
+def known_items(content: Mapping[str, Any], section: Section) -> Iterator[tuple[str, Key, Any]]:
+    """The keys of a section that DeepSpeed knows: name, description, value."""
+    keys = section.keys
+    if type(content) is dict and len(content) > 4 * len(keys):  # mostly unknown ones
+        yield from ((name, key, content[name]) for name, key in keys.items() if name in content)
+        return
+    yield from ((name, keys[name], value) for name, value in content.items() if name in keys)
+
+
 def _content(config: Mapping[str, Any], path: str) -> Any:
     content: Any = config
     with contextlib.suppress(UnknownFactError):
@@ -64,6 +78,16 @@ def _content(config: Mapping[str, Any], path: str) -> Any:
 def dotted(path: str, name: object) -> str:
     """The name of a key for people."""
     return f"{path}.{name}" if path else str(name)
+
+
+def shown(name: object, value: Any) -> str:
+    """A value as a file would say it; a secret hidden, a long one cut."""
+    if holds_secret(name, value):
+        return HIDDEN
+    if isinstance(value, Mapping):
+        return "a section"
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 class AsRead(Mapping[str, Any]):
@@ -113,9 +137,8 @@ def as_read(config: Mapping[str, Any], version: str) -> Mapping[str, Any]:
     unread: set[tuple[str, ...]] = set()
     for path, content, section in sections(config):
         parts = tuple(path.split(".")) if path else ()
-        for name, value in content.items():
-            key = section.keys.get(name)
-            if key is None or key.accepts(value):
+        for name, key, value in known_items(content, section):
+            if key.accepts(value):
                 continue
             if is_auto(value) and section.is_strict(version):
                 _put(changes, parts, name, None)
@@ -145,10 +168,8 @@ def unreadable(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
         (*(path.split(".") if path else ()), str(name))
         for path, content, section in sections(config)
-        for name, value in content.items()
-        if (key := section.keys.get(name)) is not None
-        and not key.accepts(value)
-        and (is_auto(value) or key.meant(value) is REFUSED)
+        for name, key, value in known_items(content, section)
+        if not key.accepts(value) and (is_auto(value) or key.meant(value) is REFUSED)
     ]
 
 

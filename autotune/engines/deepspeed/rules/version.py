@@ -18,7 +18,7 @@ from autotune.engines.deepspeed.rules.constructors import TAKEN_OUT, takes
 from autotune.engines.deepspeed.rules.keys import SECTIONS
 from autotune.engines.deepspeed.rules.nvme import SWAPPED_MODEL, swapped
 from autotune.engines.deepspeed.rules.parallel import WHOLE, autotp_size
-from autotune.engines.deepspeed.rules.sections import dotted, sections
+from autotune.engines.deepspeed.rules.sections import dotted, known_items, sections
 from autotune.engines.deepspeed.rules.values import Key
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
 from autotune.space.rule import Choice, Finding, Patch, rule
@@ -49,8 +49,8 @@ _FLAT_BUFFER_BROKEN_IN, _FLAT_BUFFER_MENDED_IN = "0.18.7", "0.19.0"
 def _given(setup: Setup, is_odd: Callable[[Key, str], bool]) -> Iterator[tuple[str, str, Any]]:
     """Path, name and value of the keys of a configuration that are odd in its release."""
     for path, content, section in sections(setup.ds_config):
-        for name, value in content.items():
-            if (key := section.keys.get(name)) is not None and is_odd(key, setup.version):
+        for name, key, value in known_items(content, section):
+            if is_odd(key, setup.version):
                 yield path, name, value
 
 
@@ -96,7 +96,8 @@ def _removed(setup: Setup, path: str, name: str, value: Any) -> Finding:
         )
     if is_off or value in (None, False, -1):
         return Finding(message=told, at=(where,), changes=gone)
-    leave = Choice(changes=gone, words=f"remove {where}")
+    then = ": it trains in fp32 then" if name == "amp" and setup.dtype == "fp32" else ""
+    leave = Choice(changes=gone, words=f"remove {where}{then}")
     return Finding(
         message=told,
         at=(where,),

@@ -133,3 +133,12 @@ def test_an_accumulation_of_none_follows_from_the_others():
     assert violation.changes == {ACCUM: 4}
     (violation,) = judged({MICRO: 3, ACCUM: 0, TOTAL: 16}, 2, 1, None)
     assert violation.changes == {ACCUM: None}
+
+
+def test_a_huge_batch_that_nothing_divides_is_judged_at_once():
+    prime, near = 10**15 + 37, 10**15
+    (violation,) = judged({MICRO: near, ACCUM: 2, TOTAL: prime}, 1, 1, None)
+    assert [choice.changes for choice in violation.choices] == [
+        {TOTAL: 2 * near},
+        {TOTAL: near, ACCUM: 1},
+    ]

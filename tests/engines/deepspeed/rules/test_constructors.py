@@ -5,6 +5,8 @@ from dataclasses import replace
 from importlib.metadata import version
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.constructors import (
@@ -202,10 +204,58 @@ def test_what_muon_does_not_read_is_ignored():
 
 
 def test_auto_is_a_truth_to_a_switch():
-    assert found(optimizer("SGD", momentum=0.9, nesterov="auto")) == []
-    assert found(optimizer("SGD", momentum="auto")) == [
-        ("schema.auto_unresolved", "optimizer.params.momentum")
-    ]
+    switch = optimizer("SGD", momentum=0.9, nesterov="auto")
+    number = optimizer("SGD", momentum="auto")
+    assert [one.level for one in judge(setup(switch))] == ["warning"]
+    assert [one.level for one in judge(setup(number))] == ["error"]
+    assert found(switch) == [("schema.auto_unresolved", "optimizer.params.nesterov")]
+
+
+@given(
+    kind=st.sampled_from(["SGD", "Adamax", "RMSprop", "AdamW", "Adagrad", "Rprop", "Adafactor"]),
+    name=st.sampled_from(["lr", "betas", "eps", "momentum", "nesterov", "alpha", "etas"]),
+    value=st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-5, 20),
+        st.floats(),
+        st.lists(st.one_of(st.integers(-1, 1), st.floats(-0.5, 1.5)), max_size=4),
+    ),
+)
+def test_the_fast_way_says_nothing_else(kind, name, value):
+    made = optimizer_of(setup(optimizer(kind)))
+    if made.takes_all({name: value}):
+        assert made.refusal(name, value, accelerator="cpu") == ""
+
+
+@pytest.mark.parametrize("betas", [[0.9, 0.95], [0.5, 0.5]])
+def test_what_a_template_renders_goes_the_fast_way(betas):
+    params = {"lr": 3e-4, "betas": betas, "eps": 1e-8, "weight_decay": 0, "torch_adam": True}
+    for config in (optimizer("AdamW"), optimizer("AdamW") | CPU, {}):
+        assert optimizer_of(setup(config)).takes_all(params)
+
+
+@pytest.mark.parametrize(
+    ("scheduler_of_it", "is_seen"),
+    [
+        ({}, True),
+        (scheduler("WarmupLR", warmup_max_lr=0.1), False),
+        (scheduler("WarmupLR"), True),  # it asks the optimizer for its largest
+        (scheduler("WarmupCosineLR", total_num_steps=2000), True),
+        (scheduler("OneCycle", cycle_min_lr=0.1, cycle_max_lr=0.2), False),
+    ],
+)
+def test_a_schedule_comes_before_the_first_step(scheduler_of_it, is_seen):
+    config = optimizer("AdamW", lr="1e-3") | scheduler_of_it
+    seen = [("optimizer.param_value", "optimizer.params.lr")]
+    assert found(config) == (seen if is_seen else [])
+    # DeepSpeedCPUAdam looks at it as soon as it is made.
+    assert found(config | CPU) == seen
+
+
+def test_what_stands_in_an_ignored_section_is_not_judged():
+    config = {"optimizer": {"type": None, "params": {"max_grad_norm": 0.5, "lr": "fast"}}}
+    assert found(config) == [("optimizer.no_type", "optimizer")]
 
 
 def test_null_is_a_value():

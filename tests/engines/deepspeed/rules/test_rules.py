@@ -28,6 +28,7 @@ NEEDS_SOMEBODY = {
     "precision.scale_power",  # which power
     "offload.nvme_without_path",  # which disk
     "optimizer.amsgrad",  # another Adam, or a plain one
+    "optimizer.lamb_needs_dynamic_scale",  # it changes what is trained
     "optimizer.muon_param",  # which was meant
     "optimizer.needs_cuda",  # another optimizer trains something else
     "optimizer.never_trains",
