@@ -78,45 +78,36 @@ def judge(mutant: Mutant) -> Said:
         for name, text in mutant.files.items():
             Path(name).write_text(text, encoding="utf-8")
         try:
-            report = check_of(mutant)
+            reports = check_of(mutant)
         except AutotuneError as error:
             return Said(would_run=False, findings=(f"raised file {error.message}",))
         except Exception as error:
             crash = f"{type(error).__name__}: {error}"
             return Said(would_run=True, findings=(), crash=crash)
+        told = [one.violation for report in reports for one in report.found if not one.after_fix]
         return Said(
-            would_run=bool(report.to_dict(fixed=False)["would_run"]),
+            would_run=all(report.would_run(fixed=False) for report in reports),
             findings=tuple(
-                f"{one.violation.consequence} {one.violation.rule} {one.violation.message}; "
-                f"{one.violation.fix}"
-                for one in report.found
-                if not one.after_fix
+                f"{one.consequence} {one.rule} {one.message}; {one.fix}" for one in told
             ),
-            at=tuple(
-                key
-                for one in report.found
-                if not one.after_fix and one.violation.consequence != "converted"
-                for key in one.violation.at
-            ),
+            at=tuple(key for one in told if one.consequence != "converted" for key in one.at),
         )
 
 
-def check_of(mutant: Mutant) -> CheckReport:
-    """The report on a mutant's files, which lie in the working folder.
+def check_of(mutant: Mutant) -> list[CheckReport]:
+    """The reports on a mutant's files, which lie in the working folder.
 
     As the engine is made to believe that every processor computes in fp16, so is the check.
     """
+    is_told = mutant.consumer == Consumer.DEEPSPEED  # the others are told by files and lines
+    flags = CheckFlags(
+        world=mutant.world if is_told else None,
+        launch=mutant.launch,
+        consumer=mutant.consumer if is_told else None,
+        accelerator="cpu",
+    )
     with mock.patch("autotune.devices.hardware.cpu_has_fp16", return_value=True):
-        (report,) = check_file(
-            Path(mutant.named),
-            CheckFlags(
-                world=mutant.world if mutant.consumer == Consumer.DEEPSPEED else None,
-                launch=mutant.launch,
-                consumer=mutant.consumer if mutant.consumer == Consumer.DEEPSPEED else None,
-                accelerator="cpu",
-            ),
-        )
-    return report
+        return check_file(Path(mutant.named), flags)
 
 
 def ask_engine(
