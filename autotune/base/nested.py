@@ -59,3 +59,11 @@ def without(config: Mapping[str, Any], path: str) -> dict[str, Any]:
     elif isinstance(copy.get(head), Mapping):
         copy[head] = without(copy[head], rest)
     return copy
+
+
+def kind_in_words(value: Any) -> str:
+    """What somebody wrote instead of a mapping, such as `a list`."""
+    if value is None:
+        return "null"
+    kinds = {list: "a list", str: "a text", bool: "true or false", int: "a number"}
+    return kinds.get(type(value), "a number" if isinstance(value, float) else "one value")

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from autotune.base.errors import JobError
-from autotune.base.nested import MAX_DEPTH, is_too_deep
+from autotune.base.nested import MAX_DEPTH, is_too_deep, kind_in_words
 from autotune.contract import read_bounded
 
 MAX_FILE_BYTES = 1_000_000
@@ -116,7 +116,7 @@ def parse_yaml(
     if data is None:
         raise JobError(f"{path}: is empty", hint)
     if not isinstance(data, dict):
-        raise JobError(f"{path}: holds a {type(data).__name__}, not a mapping", hint)
+        raise JobError(f"{path}: holds {kind_in_words(data)}, not a mapping", hint)
     if is_too_deep(data):
         raise _too_deep(path)
     return data

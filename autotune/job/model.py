@@ -18,6 +18,7 @@ from typing import Any
 
 from autotune.base.child_process import ask
 from autotune.base.errors import JobError
+from autotune.base.nested import kind_in_words
 from autotune.contract import read_bounded
 from autotune.job.adapters import Lora
 from autotune.job.model_families import (
@@ -186,7 +187,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise JobError(f"model: {path}: not valid JSON: {error}", "mend it there") from error
     if not isinstance(config, dict):
         raise JobError(
-            f"model: {path}: holds a {type(config).__name__}, not an object",
+            f"model: {path}: holds {kind_in_words(config)}, not an object",
             "a Hugging Face config is one JSON object",
         )
     return config

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.base.errors import RenderError
-from autotune.base.nested import MAX_DEPTH, is_too_deep
+from autotune.base.nested import MAX_DEPTH, is_too_deep, kind_in_words
 
 BYTE_ORDER_MARK = "\ufeff"
 """Mark that some editors put before a text; DeepSpeed skips it."""
@@ -48,8 +48,13 @@ def read_text(path: Path) -> str:
                 "name the configuration itself",
             )
         return data.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RenderError(f"{path}: cannot be read: {error}", "name a ds_config.json") from error
+    except UnicodeDecodeError as error:
+        raise RenderError(f"{path}: is no text in UTF-8", "name a ds_config.json") from error
+    except OSError as error:
+        said = error.strerror or error
+        raise RenderError(
+            f"{path}: cannot be read: {said}", "name a file that is there"
+        ) from error
 
 
 def parse_config(text: str, path: Path) -> tuple[dict[str, Any], bool]:
@@ -77,7 +82,7 @@ def parse_config(text: str, path: Path) -> tuple[dict[str, Any], bool]:
         _refuse(path, error)
     if not isinstance(data, dict):
         raise RenderError(
-            f"{path}: holds a {type(data).__name__}, not an object", "write one { ... }"
+            f"{path}: holds {kind_in_words(data)}, not an object", "write one { ... }"
         )
     if is_too_deep(data):
         raise _too_deep(path)
