@@ -111,7 +111,8 @@ def write_page(study: Study, out: Path, *, snapshot: Snapshot | None = None) -> 
         refuse_foreign(out, _MARK.encode(), _BY)
     report = read_report(study)
     text = render_page(report, table_of(report), _templates(study), snapshot=snapshot)
-    return _write(out, text)
+    # A study that was moved away while it runs must not begin again in its old place.
+    return _write(out, text, makes_folder=out != study.page_file)
 
 
 def table_of(report: StudyReport) -> pd.DataFrame:
@@ -151,9 +152,10 @@ def write_comparison(comparison: StudyComparison, out: Path) -> Path:
     return _write(out, render_comparison(comparison, Templates()))
 
 
-def _write(out: Path, text: str) -> Path:
+def _write(out: Path, text: str, *, makes_folder: bool = True) -> Path:
     hint = "name another file, or free some space"
-    write_text(out, f"{_MARK}\n{text}", error=StudyError, hint=hint)
+    marked = f"{_MARK}\n{text}"
+    write_text(out, marked, error=StudyError, hint=hint, makes_folder=makes_folder)
     return out
 
 

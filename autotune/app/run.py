@@ -120,7 +120,7 @@ def _begin(session: Session, note: Callable[[str], None]) -> None:
     objective = Objective.of(job, session.environment)
     text = yaml.safe_dump(dict(session.job_data), sort_keys=False)
     hint = "free some space or mend the permissions, then run the same command again"
-    write_text(study.job_file, text, error=StudyError, hint=hint)
+    write_text(study.job_file, text, error=StudyError, hint=hint, makes_folder=False)
     facts = {
         "objective": dataclasses.asdict(objective.wish),
         "allowed_bytes": objective.allowed_bytes,

@@ -45,10 +45,17 @@ def refuse_foreign(path: Path, marker: bytes, by: str) -> None:
         )
 
 
-def write_text(path: Path, text: str, *, error: type[AutotuneError], hint: str) -> None:
-    """Write a file as `write_whole` does, and its folder; raise `error` where that fails."""
+def write_text(
+    path: Path, text: str, *, error: type[AutotuneError], hint: str, makes_folder: bool = True
+) -> None:
+    """Write a file as `write_whole` does; raise `error` where that fails.
+
+    Its folder is made where it is not there, unless it is one that only somebody who moved it
+    away can have taken.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if makes_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda aside: aside.write_bytes(text.encode("utf-8")))
     except OSError as failure:
         reason = failure.strerror or failure

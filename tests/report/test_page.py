@@ -197,6 +197,15 @@ def test_a_page_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: P
     assert "report.html is not kept up" in notebook.notes[0]
 
 
+def test_a_study_that_was_moved_away_does_not_begin_again_in_its_old_place(tmp_path: Path) -> None:
+    study, notebook = finished(tmp_path), Notebook()
+    writer = PageWriter(study, notebook)
+    study.folder.rename(tmp_path / "moved")
+    writer.on_snapshot(samples.snapshot())
+    assert not study.folder.exists()
+    assert "report.html is not kept up" in notebook.notes[0]
+
+
 def test_a_search_that_was_interrupted_before_it_began_has_no_page(tmp_path: Path) -> None:
     study, notebook = Study(tmp_path, "early"), Notebook()
     study.lock()
