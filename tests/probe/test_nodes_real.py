@@ -15,14 +15,14 @@ import yaml
 from autotune.base.errors import ExitCode
 from autotune.devices.accelerators import read_accelerators
 from autotune.fleet.node.processes import processes_of
-from autotune.probe.nodes import TOKEN_ENV
+from autotune.probe.token import TOKEN_ENV
 from tests.cli.test_cli import autotune
 from tests.namespaces import FIRST_ADDRESS, RATE_MBIT, Cable, ended, needs_namespaces, two_nodes
 from tests.trials import wait_until
 
 pytestmark = [pytest.mark.real, needs_namespaces]
 PORT = 29400
-TOKEN = "a token of both"
+TOKEN = "e3b7a91c5d20f846b1a7c2"
 
 
 @pytest.fixture
