@@ -1,4 +1,4 @@
-"""Whether what ranks report can be: a node that knows the token may still be broken."""
+"""Figures that ranks report, and whether they can be: a node that knows the token may still be broken."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -21,7 +21,7 @@ _HINT = (
 _WORDS = (
     *("password", "passwort", "passphrase", "passwd", "secret", "token", "admin", "administrator"),
     *("letmein", "welcome", "changeme", "default", "example", "login", "master", "root", "user"),
-    *("hello", "world", "test", "cluster", "node", "probe", "autotune", "deepspeed", "megatron"),
+    *("hello", "world", "test", "cluster", "node", "probe", "autotune", "neural"),
     *("training", "qwertyuiop", "qwerty", "asdfghjkl", "asdfgh", "zxcvbnm", "iloveyou", "dragon"),
     *("monkey", "football", "sunshine", "princess", "trustno", "nvidia", "pytorch", "slurm"),
     *("please", "temporary", "placeholder", "insert", "your", "here", "the", "this", "is", "my"),

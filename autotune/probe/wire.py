@@ -1,4 +1,4 @@
-"""How nodes of a probe know each other, and the frames that they exchange.
+"""Handshake and frames by which nodes of a probe know each other, and what they exchange.
 
 Node 0 challenges whoever connects; who answers has to know the token, and so has node 0. Every
 frame after that carries an HMAC over the meeting, its sender, its number and its payload, with
@@ -148,7 +148,7 @@ class _Line:
         self._count = 0
 
     def mac(self, payload: bytes) -> bytes:
-        """Of the next frame."""
+        """HMAC of the next frame."""
         count = self._count.to_bytes(8, "big")
         self._count += 1
         return _mac(self._key, self._session, self._sender, count, payload)
