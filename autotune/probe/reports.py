@@ -1,4 +1,4 @@
-"""Figures that ranks report, and whether they can be: a node that knows the token may still be broken."""
+"""Figures that ranks report, and whether they can be: a node that is known may be broken."""
 
 import math
 from collections.abc import Mapping, Sequence
