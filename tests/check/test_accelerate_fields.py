@@ -131,7 +131,7 @@ def test_an_accumulation_of_none_is_refused_by_deepspeed(tmp_path, steps):
     data = file_with(gradient_accumulation_steps=steps)
     config = launched(tmp_path, data)[1]
     sizes = {"train_micro_batch_size_per_gpu": 1, "train_batch_size": config[ACCUMULATION]}
-    with pytest.raises((AssertionError, TypeError), match="greater than 0|'>' not supported"):
+    with pytest.raises((AssertionError, TypeError), match=r"greater than 0|'>' not supported"):
         DeepSpeedConfig(config | sizes)
     assert told(data) == ["accelerate.refused"]
 
