@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.base.private import temporary_folder
+from autotune.contract import read_bounded
 
 
 def ask(
@@ -39,8 +40,8 @@ def ask(
     """
     package_parent = str(Path(__file__).parent.parent)
     paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
-    with tempfile.TemporaryDirectory(prefix="autotune-child-") as folder:
-        answer = Path(folder) / "answer.json"
+    with temporary_folder("child") as folder:
+        answer = folder / "answer.json"
         command = [sys.executable, "-P", "-m", module, str(answer)]
         try:
             done = subprocess.run(
@@ -66,7 +67,7 @@ def ask(
                 f"{about}: {doing} ended with code {done.returncode}: {last}",
                 if_dead,
             )
-        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(read_bounded(answer))
     if "error" in found:
         raise JobError(f"{about}: {found['error']}", found["hint"])
     return found
