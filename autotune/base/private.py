@@ -11,7 +11,7 @@ import os
 import pwd
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 _OF_SESSIONS = "/run/user/{user}"
@@ -163,17 +163,6 @@ def open_lock(path: Path, mode: int = 0o600) -> int:
         said = f"{what}, and belongs to {_owner(found)}: remove it"
         raise PreparedError(path, said)
     return handle
-
-
-@contextlib.contextmanager
-def temporary_folder(name: str) -> Iterator[Path]:
-    """A new folder that nobody else can look into or replace; it goes at the end.
-
-    Raises:
-        OSError: None can be made.
-    """
-    with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=private_folder()) as folder:
-        yield Path(folder).resolve()
 
 
 def _owner(found: os.stat_result) -> str:

@@ -20,12 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autotune.contract import RANKS_DIR, TRIAL_ENV, write_json
+from autotune.contract import PARENT_ENV, RANKS_DIR, TRIAL_ENV, write_json
 from autotune.trial import wrapper
 from autotune.trial.launcher import (
     EXIT_FILE,
     LOOPBACK,
-    PARENT_ENV,
     end_with_parent,
     listen_on,
 )

@@ -12,11 +12,9 @@ from autotune.base import private
 from autotune.base.private import (
     PreparedError,
     check_code_folder,
-    check_private,
     open_lock,
     private_folder,
     refuse_prepared,
-    temporary_folder,
 )
 
 OTHER = 12_345
@@ -117,13 +115,6 @@ def test_a_runtime_folder_that_is_none_is_passed_over(around, monkeypatch, named
 def test_a_temporary_directory_without_its_sticky_bit_is_passed_over(around, tmp_path):
     around.chmod(0o777)
     assert private_folder() == tmp_path / "cache" / "autotune" / "run"
-
-
-def test_a_temporary_folder_is_private_and_goes(around):
-    with temporary_folder("child") as folder:
-        check_private(folder)
-        (folder / "file").touch()
-    assert not folder.exists()
 
 
 def bound_socket(path: Path) -> None:

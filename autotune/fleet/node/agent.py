@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import AutotuneError
+from autotune.contract import PARENT_ENV
 from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import NodePart, kill_all
 from autotune.fleet.node.ranks import LocalRanks
 from autotune.fleet.node.warm import WarmTemplates
-from autotune.trial.launcher import PARENT_ENV, end_with_parent
+from autotune.trial.launcher import end_with_parent
 
 _CHUNK_BYTES = 64 * 1024
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from autotune.base.plugins import load_plugin
 from autotune.base.secrecy import is_secret
-from autotune.contract import LIST_VARIABLES, TRIAL_ENV, TrialSpec
+from autotune.contract import LIST_VARIABLES, PARENT_ENV, TRIAL_ENV, TrialSpec
 from autotune.devices.hardware import usable_cores
 from autotune.fleet.node.processes import NodePart
-from autotune.trial.launcher import PARENT_ENV
 from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
 _ALLOWED = re.compile(
