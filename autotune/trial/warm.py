@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -106,6 +107,7 @@ def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
     code = 1
     try:
         os.environ.update(request["environment"])
+        tempfile.tempdir = None  # it is the template's, where that has asked for it
         codes = _run_ranks(folder, request["world"], request["port"], status)
         if codes:
             exit_file = folder / RANKS_DIR / EXIT_FILE.format(node=0)
