@@ -352,8 +352,10 @@ def _new(violations: Iterable[Violation], known: Iterable[Violation]) -> list[Vi
 
 def _fact(violation: Violation) -> tuple[object, ...]:
     """What a violation is about: its keys, whatever their values, or what it says."""
-    keys = violation.at or tuple(path for path, _ in leaves(violation.changes))
-    return (violation.rule, keys or violation.message)
+    if violation.at:
+        return (violation.rule, violation.at)
+    changed_keys = tuple(path for path, _ in leaves(violation.changes) if path)
+    return (violation.rule, changed_keys or violation.message)
 
 
 def _look(
