@@ -25,6 +25,7 @@ from autotune.contract.files import (
     write_json,
 )
 from autotune.contract.result import (
+    COORDINATOR_ENDED,
     Collective,
     CollectiveCalls,
     Diagnosis,
@@ -64,6 +65,7 @@ from autotune.contract.words import (
 
 __all__ = [
     "CONFIG_DIR",
+    "COORDINATOR_ENDED",
     "LIST_VARIABLES",
     "NODE_FILE",
     "RANKS_DIR",

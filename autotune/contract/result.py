@@ -255,6 +255,10 @@ class NodeReport(Stored):
         check_figures("NodeReport: undrained_bytes", [self.undrained_bytes], zero=True)
 
 
+COORDINATOR_ENDED = "the coordinator ended before the trial did"
+"""Evidence of a trial that nobody saw the end of; whoever resumes the study writes it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialResult(Stored):
     """What one trial measured, or why it did not; written once, atomically, when it has ended."""
@@ -320,6 +324,11 @@ class TrialResult(Stored):
     origin: Origin = Origin.MEASURED
     """Where these figures come from."""
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether its coordinator ended before it did: that says nothing of its candidate."""
+        return self.outcome is Outcome.LOST and self.evidence == COORDINATOR_ENDED
 
     def check(self) -> None:
         """See `Stored.check`."""

@@ -14,6 +14,7 @@ from typing import IO, Any
 from autotune.base.errors import JobError, StudyError
 from autotune.contract import (
     CONFIG_DIR,
+    COORDINATOR_ENDED,
     RANKS_DIR,
     RESULT_FILE,
     SCHEMA_VERSION,
@@ -266,7 +267,7 @@ def lost_result(trial: Trial) -> TrialResult:
         role=trial.spec.identity.role,
         candidate_hash=trial.spec.identity.candidate_hash,
         outcome=Outcome.LOST,
-        evidence=trial.problem or "the coordinator ended before the trial did",
+        evidence=trial.problem or COORDINATOR_ENDED,
         evidence_source="record",
     )
 

@@ -13,6 +13,9 @@ from autotune.space.candidate import Candidate, candidate_of
 
 MAX_RETRIES = 2
 """Runs that a candidate gets after the first when the platform ended it; then it is left."""
+MAX_DEATHS = 20
+"""Deaths of the coordinator while a candidate ran that are nobody's fault. Whoever starts a search
+over and over again without a look at it would never be done with one that ends the coordinator."""
 MANY_TRIALS = 6
 """Measured trials from which on a disturbed majority counts as the machine's normal state: to
 repeat each would double a search's price and find no quiet moment either."""
@@ -45,6 +48,20 @@ class Tried:
     def fault(self) -> TrialResult | None:
         """The first result that is a fault of the configuration, in any role: it would recur."""
         return next((r for r in results(self.trials) if r.outcome.is_config_fault), None)
+
+    @property
+    def given_up(self) -> str:
+        """Why it is left without a figure although it did nothing wrong; empty: it is not."""
+        if self.measured is not None or self.fault is not None or not self.is_settled:
+            return ""
+        ended = results(self.explored)
+        if charged := [result for result in ended if is_charged(result)]:
+            last = charged[-1]
+            return (
+                f"the platform ended {len(charged)} trials of it, the last ({last.number}) by "
+                f"{last.outcome}: {last.evidence}"
+            )
+        return f"the coordinator ended {len(ended)} times while it ran"
 
     @property
     def is_out_of_memory(self) -> bool:
@@ -230,12 +247,22 @@ def owed_repeat(trials: Sequence[Trial], to_repeat: Collection[int]) -> int | No
 
 def is_settled(trials: Sequence[Trial], to_repeat: Collection[int] = ()) -> bool:
     """Whether these trials of one candidate answer, or the platform failed it too often."""
-    outcomes = [result.outcome for result in results(trials)]
-    if any(outcome.is_config_fault for outcome in outcomes):
+    ended = results(trials)
+    if any(result.outcome.is_config_fault for result in ended):
         return True
-    if sum(outcome.is_platform_fault for outcome in outcomes) > MAX_RETRIES:
+    if sum(map(is_charged, ended)) > MAX_RETRIES:
+        return True
+    if sum(result.is_orphaned for result in ended) > MAX_DEATHS:
         return True
     return counting(trials) is not None and owed_repeat(trials, to_repeat) is None
+
+
+def is_charged(result: TrialResult) -> bool:
+    """Whether it counts against its candidate that the platform ended it.
+
+    The death of the coordinator does not: it ends whatever runs.
+    """
+    return result.outcome.is_platform_fault and not result.is_orphaned
 
 
 def busy_s(intervals: Iterable[tuple[float, float]]) -> float:

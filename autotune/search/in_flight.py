@@ -70,6 +70,7 @@ class TrialsInFlight:
                 f"{len(left_out)} trials of the record ran another job or configuration than this "
                 "one and are left out"
             )
+        self._say_given_up()
         for folder in recorded.unreadable:
             self._note(f"{folder.folder.name}: left out, its spec is unreadable: {folder.problem}")
 
@@ -138,6 +139,8 @@ class TrialsInFlight:
             self._handles.remove(handle)
             self.history.put(Trial(folder=handle.folder, spec=handle.spec, result=result))
         self._say_quarantined()
+        if ended:
+            self._say_given_up()
         if errors:
             raise errors[0]
         for result in ended:  # only now: it may end the search, and all results are written
@@ -194,6 +197,16 @@ class TrialsInFlight:
                 f"{slot} is left out from now on: the platform ended trials of different "
                 "candidates there, one after the other, and elsewhere it did not",
             )
+
+    def _say_given_up(self) -> None:
+        """Say once which candidates are left without a figure although they did nothing wrong."""
+        for tried in self.history.tried:
+            if why := tried.given_up:
+                first = tried.trials[0].spec.identity.number
+                self._context.note_once(
+                    f"given up {tried.candidate.hash}",
+                    f"the candidate of trial {first} is left without a figure: {why}",
+                )
 
     def _count_faults(self, outcome: Outcome) -> None:
         self._n_faults_in_a_row = self._n_faults_in_a_row + 1 if outcome.is_platform_fault else 0

@@ -126,8 +126,11 @@ def _headline(report: StudyReport) -> dict[str, str] | None:
         words = "The best was not run again beside a baseline: no gain is claimed."
         return {"figure": rate, "words": words, "tone": ""}
     if best.trial == baseline.trial:
-        return {"figure": "Nothing beat the baseline", "words": f"{rate}.", "tone": ""}
-    gain = f"{speedup.ratio:.2f}x the baseline"
+        beaten = "Nothing beat the substitute baseline"
+        figure = beaten if answer.is_substitute else "Nothing beat the baseline"
+        return {"figure": figure, "words": f"{rate}.", "tone": ""}
+    over = "a substitute baseline" if answer.is_substitute else "the baseline"
+    gain = f"{speedup.ratio:.2f}x {over}"
     low, high = speedup.low, speedup.high
     interval = f"95% interval {low:.2f} to {high:.2f}"
     words = f"{rate}, {gain}, {interval}"
@@ -138,7 +141,8 @@ def _headline(report: StudyReport) -> dict[str, str] | None:
     # The large print must not claim what the interval does not.
     if low <= 1:
         return {"figure": "No proven gain", "words": f"{words}.", "tone": ""}
-    return {"figure": gain, "words": f"{interval}, at {rate}.", "tone": "good"}
+    tone = "" if answer.is_substitute else "good"
+    return {"figure": gain, "words": f"{interval}, at {rate}.", "tone": tone}
 
 
 def _importance_said(report: StudyReport, is_drawn: bool) -> str:
