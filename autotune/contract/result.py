@@ -156,7 +156,8 @@ class RankReport(Stored):
     phase: Phase = Phase.IMPORT
     """The phase it was in when it wrote this."""
     ended_at_s: float = 0.0
-    """Wall-clock time (Unix) of this report: the first failure is the cause of the others."""
+    """Seconds from the trial's submission to this report: the first failure is the cause of the
+    others."""
     outcome: Outcome | None = None
     """None while the rank is running."""
     evidence: str = ""
@@ -205,8 +206,7 @@ class RankReport(Stored):
         """See `Stored.check`."""
         check_figures("RankReport: step_times_s", self.step_times_s)
         check_figures("RankReport: cpu_s, measured_s", (self.cpu_s, self.measured_s), zero=True)
-        # Below 0 where somebody set the clock back.
-        check_figures("RankReport: phases_s", map(abs, self.phases_s.values()), zero=True)
+        check_figures("RankReport: phases_s", self.phases_s.values(), zero=True)
         if (seen := self.surroundings) is not None:
             check_figures("Surroundings: number of cores", [len(seen.cores)])
             times_s = (seen.elapsed_s, seen.busy_s, seen.stolen_s, seen.throttled_s)
@@ -273,7 +273,8 @@ class TrialResult(Stored):
     evidence_source: str = ""
     """Where that line stands: `rank 1 in engine_init`, `exit code`, `stderr.log:41`."""
     started_at_s: float = 0.0
-    """Wall-clock time (Unix) at which the trial was submitted."""
+    """Date (Unix time) at which the trial was submitted, for people; nothing is counted by it but
+    the order of trials. 0: nobody knows."""
     wall_s: float = 0.0
     """Seconds from submission until the last process had ended."""
     start: Start = Start.COLD

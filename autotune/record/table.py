@@ -409,9 +409,10 @@ def _result_cells(result: TrialResult) -> dict[str, Any]:
         "devices": " ".join(result.devices) or None,
         "environment": json.dumps(result.environment, sort_keys=True),
     }
-    if 0 < result.started_at_s < _YEAR_3000_S:  # of a lost trial nobody knows
-        cells["started_at"] = pd.Timestamp(round(result.started_at_s * 1e6), unit="us", tz="UTC")
+    if result.started_at_s:  # of a lost trial nobody knows
         cells |= {"wall_s": result.wall_s, "start": result.start}
+    if 0 < result.started_at_s < _YEAR_3000_S:
+        cells["started_at"] = pd.Timestamp(round(result.started_at_s * 1e6), unit="us", tz="UTC")
     return cells
 
 

@@ -1,8 +1,9 @@
 """The record as a search sees it: candidates with their trials, and what is still owed to each."""
 
+import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,6 +17,8 @@ MAX_RETRIES = 2
 MAX_DEATHS = 20
 """Deaths of the coordinator while a candidate ran that are nobody's fault. Whoever starts a search
 over and over again without a look at it would never be done with one that ends the coordinator."""
+_SET_BACK_S = 60.0
+"""Trials are submitted in the order of their numbers; less than this may be how times are told."""
 MANY_TRIALS = 6
 """Measured trials from which on a disturbed majority counts as the machine's normal state: to
 repeat each would double a search's price and find no quiet moment either."""
@@ -274,6 +277,24 @@ def busy_s(intervals: Iterable[tuple[float, float]]) -> float:
     return total_s
 
 
-def intervals(trials: Iterable[Trial]) -> list[tuple[float, float]]:
-    """When the ended trials ran, as (start, end) in Unix seconds."""
-    return [(r.started_at_s, r.started_at_s + r.wall_s) for r in results(trials)]
+def intervals(
+    trials: Iterable[Trial], running: Mapping[int, tuple[float, float]] | None = None
+) -> list[tuple[float, float]]:
+    """When trials ran, as (start, end) in Unix seconds: the ended ones, and by number the running.
+
+    A trial that began before one of a lower number shows that the clock was set back between two
+    sessions. It counts from where the record had got to, and so does what follows: taken at their
+    word, both sessions would be one.
+    """
+    told = {r.number: (r.started_at_s, r.started_at_s + r.wall_s) for r in results(trials)}
+    told = {number: times for number, times in told.items() if times[0] != times[1]}
+    told |= running or {}
+    found, shift_s, begun_s, reached_s = [], 0.0, -math.inf, -math.inf
+    for number in sorted(told):
+        start, end = (time_s + shift_s for time_s in told[number])
+        if start < begun_s - _SET_BACK_S:
+            shift_s += reached_s - start
+            start, end = reached_s, end + reached_s - start
+        found.append((start, end))
+        begun_s, reached_s = start, max(reached_s, end)
+    return found

@@ -1,10 +1,10 @@
 """The trials in flight: started through the record, watched, and written back to it."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.base.clock import unix_now_s
 from autotune.base.errors import AutotuneError, FleetError
 from autotune.contract import Outcome
 from autotune.fleet.base import Handle
@@ -76,11 +76,11 @@ class TrialsInFlight:
 
     def used_s(self, without: Sequence[Trial] = ()) -> float:
         """Wall-clock seconds with a trial in flight, earlier sessions included; these left out."""
-        now = time.time()
-        running = [(now - shown.elapsed_s, now) for shown in self.running()]
+        now = unix_now_s()
+        running = {each.number: (now - each.elapsed_s, now) for each in self.running()}
         numbers = {trial.spec.identity.number for trial in without}
         counted = [t for t in self.history.recorded if t.spec.identity.number not in numbers]
-        return busy_s([*intervals(counted), *running])
+        return busy_s(intervals(counted, running))
 
     def left_s(self, without: Sequence[Trial] = ()) -> float:
         """Seconds left of the budget, as `used_s` counts them; infinity without a budget."""

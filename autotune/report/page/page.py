@@ -1,13 +1,14 @@
 """The report of a study as one HTML file that needs nothing else."""
 
+import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
 from plotly.offline import get_plotlyjs
 
 from autotune import __version__
+from autotune.base.clock import date_of
 from autotune.base.templates import Templates, canonical_json
 from autotune.base.units import format_bytes, format_seconds
 from autotune.report.optuna_storage import MIN_CANDIDATES, importance_of
@@ -90,7 +91,7 @@ def page_values(drawn: Sequence[Chart]) -> dict[str, Any]:
         "charts": [{"name": chart.name, "figure": chart.figure} for chart in drawn],
         "plotly_js": get_plotlyjs() if drawn else "",
         "version": __version__,
-        "written_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "written_at": date_of(time.time(), "%Y-%m-%d %H:%M:%S UTC"),
     }
 
 
