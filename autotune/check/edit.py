@@ -266,4 +266,5 @@ def _margins(text: str, depth: int) -> tuple[str, str]:
         return "", ""
     unit = re.search(r"\n([ \t]+)", text)
     step = unit[1] if unit else "  "
-    return "\n" + step * depth, "\n" + step * (depth - 1)
+    line_end = "\r\n" if "\r\n" in text else "\n"
+    return line_end + step * depth, line_end + step * (depth - 1)

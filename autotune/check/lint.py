@@ -373,6 +373,7 @@ def _setup(
         pp=source.layout.pp,
         sp_by_script=source.layout.sp,
         brings_cpu_adam=source.consumer is not Consumer.DEEPSPEED,
+        is_part=source.is_part,
         environment=replace(environment, n_devices=source.per_node or 0),
     )
 

@@ -52,8 +52,13 @@ _TRAINERS: tuple[tuple[frozenset[str], str], ...] = (
 """Keys that tell who reads a file of arguments, and hands them to Hugging Face's Trainer."""
 
 _OF_ARGUMENTS = frozenset(
-    ("output_dir", "per_device_train_batch_size", "num_train_epochs", "learning_rate")
+    (
+        *("output_dir", "per_device_train_batch_size", "num_train_epochs", "learning_rate"),
+        *("gradient_accumulation_steps", "max_grad_norm", "bf16", "fp16", "model_name_or_path"),
+        *("lr_scheduler_type", "warmup_ratio", "save_strategy", "eval_strategy", "report_to"),
+    )
 )
+"""Keys beside `deepspeed` that tell Trainer's arguments."""
 
 _SWIFTS = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 """Configurations that ms-swift brings (swift/arguments/sft_args.py: _init_deepspeed)."""
@@ -80,6 +85,8 @@ class ReadConfig:
     config: Mapping[str, Any]
     is_made: bool = False
     """Whether its reader makes it out of other keys, so that the text does not hold it."""
+    is_part: bool = False
+    """Whether it stands in some program's own file, which may add to it."""
     unknown: frozenset[tuple[str, ...]] = frozenset()
     """Keys that the reader fills in at run time: "auto" in `config`, or an interpolation."""
     consumer: Consumer | None = None
@@ -167,6 +174,8 @@ def sections_of(
     if not has_accelerate and is_accelerate(data):
         return [_of_accelerate(here, line)]
     if "deepspeed" in data and "zero_optimization" not in data and _may_be_section(data):
+        if _is_some_programs(data):
+            return _inside(here)
         return [_of_arguments(here, data, ("deepspeed",))]
     if is_ds_config(data, is_json=found.syntax != "yaml"):
         return [
@@ -200,6 +209,16 @@ def _has_target(value: Any) -> bool:
 def _may_be_section(data: Mapping[str, Any]) -> bool:
     inner = data["deepspeed"]
     return not isinstance(inner, Mapping) or not inner or own_keys(inner) != {}
+
+
+def _is_some_programs(data: Mapping[str, Any]) -> bool:
+    """Whether a section stands beside keys none of which is an argument of Trainer's."""
+    inner = data["deepspeed"]
+    return isinstance(inner, Mapping) and bool(own_keys(inner)) and not _has_arguments(data)
+
+
+def _has_arguments(data: Mapping[str, Any]) -> bool:
+    return bool(_OF_ARGUMENTS & data.keys() or _trainer_of(data))
 
 
 def _of_neox(here: ReadConfig, data: Mapping[str, Any]) -> ReadConfig:
@@ -320,12 +339,12 @@ def _inside(here: ReadConfig) -> list[ReadConfig]:
         said = f"the section {'.'.join(at)} of {here.path}"
         beside = _at(here.config, at[:-1])
         try:
-            if at[-1] == "deepspeed" and _OF_ARGUMENTS & beside.keys():
+            if at[-1] == "deepspeed" and _has_arguments(beside):
                 found.append(_of_arguments(here, beside, at))
             elif isinstance(value, str):
                 found.append(replace(_named(value, here.path), because=said))
             else:
-                found.append(replace(here, **_held(value), at=at, because=said))
+                found.append(replace(here, **_held(value), at=at, because=said, is_part=True))
         except NotADsConfigError as error:
             gone = error.kind
     if not found:

@@ -44,6 +44,8 @@ class Source:
     Lightning, Megatron-DeepSpeed, LLaMA-Factory, axolotl, ms-swift."""
     is_made: bool = False
     """Whether the reader makes the configuration out of keys of its own."""
+    is_part: bool = False
+    """Whether it stands in some program's own file, which may add to it."""
     unknown: frozenset[tuple[str, ...]] = frozenset()
     """Keys that the reader fills in at run time; they are "auto" in `config`."""
     world: int | None = None
@@ -164,6 +166,7 @@ def _source(
         at=section.at,
         config=section.config,
         is_made=section.is_made,
+        is_part=section.is_part,
         unknown=section.unknown,
         consumer=consumer,
         because=because,

@@ -42,6 +42,10 @@ CONFIG_DIR = "config"
 
 TRIAL_ENV = "AUTOTUNE_TRIAL_DIR"
 """Environment variable of every process of a trial: the sweep for orphans looks for it."""
+PARENT_ENV = "AUTOTUNE_PARENT_PID"
+"""Process id of what started a process that ends with it."""
+SCRATCH_ENV = "AUTOTUNE_SCRATCH"
+"""Folder for temporary files, which goes with the process that it was made for."""
 
 
 class ContractError(ValueError):

@@ -4,18 +4,17 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import FleetError
+from autotune.base.kept import Kept, scratch_folder
 from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV
 from autotune.devices.hardware import usable_cores
 from autotune.fleet.node.ports import lease_port
 from autotune.fleet.node.processes import NodePart, kill_all, ranks_command
 from autotune.fleet.reports import exit_codes
-from autotune.trial.launcher import PARENT_ENV
 
 
 def measure_on_ranks(
@@ -24,7 +23,6 @@ def measure_on_ranks(
     *,
     accelerator: str,
     devices: Sequence[int],
-    name: str,
     timeout_s: float,
     interface: str = "lo",
 ) -> list[dict[str, Any]]:
@@ -40,8 +38,7 @@ def measure_on_ranks(
         FleetError: A rank failed, died, hung or wrote nothing, or no port is free; the message is
             what the rank said, or the last line of the log.
     """
-    with tempfile.TemporaryDirectory(prefix=f"autotune-{name}-") as made:
-        folder = Path(made).resolve()
+    with scratch_folder() as folder:
         (folder / RANKS_DIR).mkdir()
         part = NodePart(folder=str(folder), devices=[*map(str, devices)], interface=interface)
         _run(part, module, [accelerator, ",".join(part.devices), *arguments], timeout_s)
@@ -62,13 +59,13 @@ def _run(part: NodePart, module: str, arguments: Sequence[str], timeout_s: float
     errors = folder / STDERR_FILE
     try:
         with errors.open("wb") as stderr:
-            process = subprocess.Popen(
+            process = Kept(
                 ranks_command(part, port.port, module, part.folder, *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
                 env=_environment(part, accelerator=arguments[0]),
-                start_new_session=True,
+                wall_s=2 * timeout_s,  # were this program stopped, nobody would look at the clock
             )
         code = process.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
@@ -84,7 +81,7 @@ def _run(part: NodePart, module: str, arguments: Sequence[str], timeout_s: float
 
 
 def _environment(part: NodePart, accelerator: str) -> dict[str, str]:
-    made = {**os.environ, TRIAL_ENV: part.folder, PARENT_ENV: str(os.getpid())}
+    made = {**os.environ, TRIAL_ENV: part.folder}
     if accelerator == "cpu":
         made["OMP_NUM_THREADS"] = "1"
         made["GLOO_SOCKET_IFNAME"] = part.interface

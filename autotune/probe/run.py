@@ -120,7 +120,6 @@ def run_probe(
             [json.dumps(wanted)],
             accelerator=environment.accelerator,
             devices=devices,
-            name="probe",
             # Nodes are waited for twice: until node 0 answers, and until all are there.
             timeout_s=timeout_s + (0.0 if nodes is None else 2.0 * nodes.wait_s),
             interface="lo" if nodes is None else nodes.interface,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from autotune.contract import PARENT_ENV
 from autotune.trial.launcher import end_with_parent
 
 
@@ -22,7 +23,7 @@ def report(measure: Callable[[str, int], dict[str, Any]]) -> NoReturn:
     `measure` is given the accelerator and the local rank; it imports torch, after the process is
     pinned.
     """
-    end_with_parent()
+    end_with_parent(int(os.environ[PARENT_ENV]))
     folder, accelerator, devices = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     rank = int(os.environ["RANK"])
     if accelerator == "cpu":

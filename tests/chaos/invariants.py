@@ -33,7 +33,7 @@ def check_nothing_is_left(study: Study, ports: Collection[int]) -> None:
     """
     left = processes_of(study.trials_folder)
     must(not left, f"processes are left: {[' '.join(_command(p))[:80] for p in left]}")
-    holders = [os.getpid(), *(child.pid for child in psutil.Process().children())]
+    holders = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
     leased = [port for pid in holders for port in leased_by(pid)]
     must(not leased, f"ports are still leased: {leased}")
     # Others may run trials on this machine at the same time, and be given these ports by now.

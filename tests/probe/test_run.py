@@ -128,7 +128,6 @@ def test_a_rank_that_fails_says_why() -> None:
             ['{"quick": true, "precisions": [], "disk": null}'],
             accelerator="cuda",
             devices=[0],
-            name="probe",
             timeout_s=60.0,
         )
 

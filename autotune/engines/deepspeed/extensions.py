@@ -20,11 +20,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from autotune.base.errors import FleetError
+from autotune.base.kept import Kept
 from autotune.trial.prebuilt import BUILT_FILE, NEEDED
 
 _NVME = ("async_io", "pin_memory")
 """Extensions for swapping to a disk; releases before 0.19 pin memory within async_io."""
 _LOCK_FILE = "autotune.lock"
+_LONGEST_BUILD_S = 3600.0
+"""Time of one extension's build; minutes are usual."""
 
 
 def extensions_folder(accelerator: str, variables: Mapping[str, str] = os.environ) -> Path:
@@ -87,8 +90,9 @@ def build(accelerator: str, on_line: Callable[[str], None], *, nvme: bool = Fals
 
     It returns at once even while another process builds extensions that are not asked for here.
 
-    The compilers run in sessions of their own and hold the lock themselves, so that an interrupt
-    or the end of this process never kills a compiler half way.
+    The compilers run in sessions of their own, so that an interrupt never kills one half way. If
+    this process is killed they end with it, and hold the lock until all of them have: the next
+    build finds torch's lock files stale, and begins those extensions anew.
 
     Raises:
         FleetError: A build failed; the message names its log.
@@ -151,22 +155,21 @@ def environment(accelerator: str, variables: Mapping[str, str] = os.environ) -> 
     }
 
 
-def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> subprocess.Popen[bytes]:
+def _start_build(name: str, accelerator: str, folder: Path, lock: int) -> Kept:
     with (folder / f"{name}.log").open("wb") as log:
-        return subprocess.Popen(
+        return Kept(
             [sys.executable, "-m", "autotune.trial.prebuilt", name, str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment(accelerator)},
-            start_new_session=True,
+            # Its keeper ends last: the lock is free once nothing of the build is left.
             pass_fds=(lock,),
+            wall_s=_LONGEST_BUILD_S,
         )
 
 
-def _wait_for(
-    builders: dict[str, subprocess.Popen[bytes]], folder: Path, on_line: Callable[[str], None]
-) -> None:
+def _wait_for(builders: dict[str, Kept], folder: Path, on_line: Callable[[str], None]) -> None:
     interrupted = False
     for name, builder in builders.items():
         while True:

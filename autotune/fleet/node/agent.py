@@ -26,11 +26,13 @@ from typing import Any
 
 from autotune.base.clock import machine
 from autotune.base.errors import AutotuneError
+from autotune.base.kept import scratch_folder
+from autotune.contract import PARENT_ENV, SCRATCH_ENV
 from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import NodePart, kill_all
 from autotune.fleet.node.ranks import LocalRanks
 from autotune.fleet.node.warm import WarmTemplates
-from autotune.trial.launcher import PARENT_ENV, end_with_parent
+from autotune.trial.launcher import end_with_parent
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -132,4 +134,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
     if PARENT_ENV in os.environ:
         end_with_parent(int(os.environ[PARENT_ENV]))
-    Agent().serve(sys.stdin.fileno())
+    # Whatever started it: what the ranks leave among temporary files goes with it.
+    with scratch_folder() as scratch:
+        os.environ[SCRATCH_ENV] = str(scratch)
+        Agent().serve(sys.stdin.fileno())

@@ -14,7 +14,7 @@ from autotune.fleet.node.processes import NodePart, processes_of
 from autotune.fleet.node.ranks import LocalRanks
 from autotune.fleet.reports import read_reports
 from autotune.fleet.transports.local import local_fleet
-from tests.trials import CPU, QUICK, ds_config, files, spec, wait_until
+from tests.trials import CPU, QUICK, agents, ds_config, files, spec, wait_until
 
 pytestmark = pytest.mark.real
 
@@ -32,8 +32,7 @@ def fleet():
 
 def templates() -> list[psutil.Process]:
     """The templates of this process's agents; the trials forked from them are their children."""
-    agents = psutil.Process().children()
-    children = [child for agent in agents for child in agent.children()]
+    children = [child for agent in agents() for child in agent.children()]
     return [c for c in children if "autotune.trial.warm" in c.cmdline()]
 
 
