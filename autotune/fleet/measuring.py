@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ def measure_on_ranks(
     devices: Sequence[int],
     timeout_s: float,
     interface: str = "lo",
+    variables: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """Start a rank per device, wait for all, and leave none behind, whatever happens.
 
     The module ends in `autotune.trial.report_rank.report`. Devices are core numbers, or indices of
-    GPUs, counted from 0; the ranks talk to each other and to other machines by the interface.
+    GPUs, counted from 0; the ranks talk to each other and to other machines by the interface. They
+    get the variables beside this process's.
 
     Returns:
         What each rank wrote, in their order.
@@ -40,7 +42,12 @@ def measure_on_ranks(
     """
     with scratch_folder() as folder:
         (folder / RANKS_DIR).mkdir()
-        part = NodePart(folder=str(folder), devices=[*map(str, devices)], interface=interface)
+        part = NodePart(
+            folder=str(folder),
+            devices=[*map(str, devices)],
+            interface=interface,
+            variables=dict(variables or {}),
+        )
         _run(part, module, [accelerator, ",".join(part.devices), *arguments], timeout_s)
         files = [
             file for rank in range(len(devices)) if (file := folder / f"{rank}.json").exists()
@@ -81,7 +88,7 @@ def _run(part: NodePart, module: str, arguments: Sequence[str], timeout_s: float
 
 
 def _environment(part: NodePart, accelerator: str) -> dict[str, str]:
-    made = {**os.environ, TRIAL_ENV: part.folder}
+    made = {**os.environ, **part.variables, TRIAL_ENV: part.folder}
     if accelerator == "cpu":
         made["OMP_NUM_THREADS"] = "1"
         made["GLOO_SOCKET_IFNAME"] = part.interface
