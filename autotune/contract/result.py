@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.contract.files import SCHEMA_VERSION, ContractError, Stored, check_figures
+from autotune.contract.files import SCHEMA_VERSION, ContractError, Stored, check_figures, is_count
 from autotune.contract.words import Origin, Outcome, Phase, Role, Start
 
 
@@ -250,7 +250,7 @@ class NodeReport(Stored):
 
     def check(self) -> None:
         """See `Stored.check`."""
-        if not all(rank.isdecimal() and len(rank) < 9 for rank in self.exit_codes):
+        if not all(map(is_count, self.exit_codes)):
             raise ContractError(f"NodeReport: exit_codes: no ranks: {sorted(self.exit_codes)}")
         check_figures("NodeReport: undrained_bytes", [self.undrained_bytes], zero=True)
 

@@ -18,6 +18,7 @@ from autotune.contract import (
     Role,
     TrialSpec,
     parts_of,
+    read_bounded,
     read_json,
 )
 from autotune.devices.hardware import Environment
@@ -103,7 +104,7 @@ def _training_script(handout: Handout) -> str:
     """The script that the trials ran."""
     script = handout.workload.script
     try:
-        return Path(script).read_text(encoding="utf-8") if script else _script("train.py")
+        return read_bounded(Path(script)).decode("utf-8") if script else _script("train.py")
     except (OSError, ValueError) as error:
         raise RenderError(f"{script}: cannot be read: {error}", "mend the file") from error
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from autotune.contract import Origin, Outcome
+from autotune.contract import Origin, Outcome, read_bounded
 from autotune.report.results.ratios import ratio_of, telling_runs
 from autotune.report.results.study import StudyReport
 from autotune.report.words import describe_reduced
@@ -191,7 +191,7 @@ def _config_of(tried: Tried) -> str:
     texts = []
     for path in sorted(folder.glob("*")):
         try:
-            texts.append(f"{path.name}\n{path.read_text(encoding='utf-8')}")
+            texts.append(f"{path.name}\n{read_bounded(path).decode()}")
         except (OSError, UnicodeDecodeError):
             texts.append(path.name)
     return "\n".join(texts)
