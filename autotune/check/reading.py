@@ -85,6 +85,8 @@ class ReadConfig:
     config: Mapping[str, Any]
     is_made: bool = False
     """Whether its reader makes it out of other keys, so that the text does not hold it."""
+    is_named: bool = False
+    """Whether it is another file, which the first one names."""
     is_part: bool = False
     """Whether it stands in some program's own file, which may add to it."""
     unknown: frozenset[tuple[str, ...]] = frozenset()
@@ -120,7 +122,8 @@ def may_be_deepspeeds(path: Path) -> bool:
 def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
     """The mapping of a text: YAML by the name of its file, else JSON or Hjson.
 
-    Without a name, what begins with no brace is YAML.
+    Without a name, what begins with no brace is YAML. A ds_config in plain JSON is JSON whatever
+    its name: so its readers read it, to whom 5e8 is a number there.
 
     Raises:
         RenderError: It is none of these, too deep, or too long.
@@ -129,6 +132,8 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
     """
     is_nameless = path == STANDARD_INPUT or path.parts[:2] == ("/", "dev")
     is_yaml = path.suffix in _YAML or (is_nameless and text.lstrip("\ufeff \r\n\t")[:1] != "{")
+    if is_yaml and (data := _json_in_yaml(text, path)) is not None:
+        return Parsed(data=data, syntax="json")
     if is_yaml:
         if len(text) > _UNPROMISING and _WORDS.search(text) is None:
             raise NotADsConfigError(path, "no word in it is DeepSpeed's")
@@ -142,6 +147,17 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
     else:
         data, is_hjson = parse_config(text, path)
     return Parsed(data=data, syntax="yaml" if is_yaml else "hjson" if is_hjson else "json")
+
+
+def _json_in_yaml(text: str, path: Path) -> dict[str, Any] | None:
+    if not text.lstrip("\ufeff \r\n\t").startswith("{"):
+        return None
+    try:
+        data, is_hjson = parse_config(text, path)
+    except RenderError:
+        return None
+    is_meant = is_ds_config(data, is_json=True) and not neox.is_neox(neox.with_underscores(data))
+    return data if is_meant and not is_hjson else None
 
 
 def sections_of(
@@ -390,7 +406,7 @@ def _named(name: str, base: Path) -> ReadConfig:
         )
     text = read_text(path)
     found = parsed(text, path)
-    return ReadConfig(path=path, text=text, syntax=found.syntax, config=found.data)
+    return ReadConfig(path=path, text=text, syntax=found.syntax, config=found.data, is_named=True)
 
 
 def _of_swift(name: str, base: Path) -> Path:

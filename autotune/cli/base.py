@@ -17,9 +17,11 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.base.errors import AutotuneError, JobError
+from autotune.cli.quick import QuickGroup
 
 cli = typer.Typer(
     name="autotune",
+    cls=QuickGroup,
     help=(
         "Find the DeepSpeed configuration that trains a model fastest in the memory there is, "
         "with short real trials."
