@@ -23,7 +23,7 @@ from autotune.base.yaml_file import dump_yaml
 from autotune.contract import Origin, Outcome
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
-from autotune.record.facts import origin_of
+from autotune.record.facts import baseline_of, origin_of
 from autotune.record.study import Study
 from autotune.record.table import write_table
 from autotune.search.answer import failed_answer
@@ -181,7 +181,13 @@ def _origins_of(study: Study) -> set[Origin]:
 def _keep_failure(study: Study, error: AutotuneError) -> SearchAnswer:
     """The answer of a search without a best candidate; a full disk does not hide the reason."""
     facts = study.read_state()
-    answer = failed_answer(error, history_of(study.read(), facts), study, origin_of(facts))
+    answer = failed_answer(
+        error,
+        history_of(study.read(), facts),
+        study,
+        origin_of(facts),
+        baseline_of(facts).passed_over,
+    )
     try:
         study.write_state({**facts, "answer": answer.to_dict()})
     except StudyError as failure:

@@ -16,6 +16,7 @@ from autotune.base.errors import JobError, StudyError
 from autotune.base.private import PreparedError, open_lock, refuse_prepared
 from autotune.contract import (
     CONFIG_DIR,
+    COORDINATOR_ENDED,
     RANKS_DIR,
     RESULT_FILE,
     SCHEMA_VERSION,
@@ -320,7 +321,7 @@ def lost_result(trial: Trial) -> TrialResult:
         role=trial.spec.identity.role,
         candidate_hash=trial.spec.identity.candidate_hash,
         outcome=Outcome.LOST,
-        evidence=trial.problem or "the coordinator ended before the trial did",
+        evidence=trial.problem or COORDINATOR_ENDED,
         evidence_source="record",
     )
 
