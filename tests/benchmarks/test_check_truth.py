@@ -164,6 +164,17 @@ KINDS = {
     },
     "a truth that is a word": PLAIN
     | {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": "auto"}}},
+    "ranks that are not there": PLAIN
+    | {"gradient_accumulation_steps": 1, "sequence_parallel_size": 3},
+    "a mode of Adam in words": PLAIN
+    | {
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "adam_w_mode": "auto"}},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    },
+    "Nesterov without a momentum": {
+        "train_batch_size": 2,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1, "nesterov": True}},
+    },
     "a degree in words": PLAIN | {"tensor_parallel": {"autotp_size": "auto"}},
 }
 """Kinds that `check` was once wrong about -> a file for DeepSpeed."""
