@@ -63,10 +63,15 @@ def lease_port(address: str = LOOPBACK) -> PortLease:
 
 def remove_segments(port: int, address: str = LOOPBACK) -> None:
     """Remove those of this user's ended ranks; the caller holds the port's lease."""
-    for start in _segments(address):
-        for path in _SHARED_MEMORY.glob(f"{start}{port}_*"):
+    for pattern in segments_at(port, address):
+        for path in _SHARED_MEMORY.glob(pattern):
             with suppress(OSError):
                 path.unlink()
+
+
+def segments_at(port: int, address: str = LOOPBACK) -> list[str]:
+    """Patterns of the segments that ranks at a port make, below /dev/shm."""
+    return [f"{start}{port}_*" for start in _segments(address)]
 
 
 def sweep_segments() -> None:
