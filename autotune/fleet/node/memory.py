@@ -30,6 +30,9 @@ PERIOD_S = 0.25
 """Time between two looks."""
 _GROWN_BYTES = 4 * 2**20
 """Growth of a process after which its share is read again."""
+_LEAST_BYTES = 8 * 2**20
+"""Memory of all children together that counts: every trial asks programs such as `uname` for
+something, and what these take must not move its figure."""
 _OLD_S = 2.0
 """Age at which it is read again though the process has not grown: it may write to pages that it
 shared until then."""
@@ -78,6 +81,7 @@ class MemoryWatch:
         *,
         limit_bytes: int | None,
         segments: Sequence[str],
+        adopter: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Watch the trial in a folder; of no rank anything is known yet.
@@ -86,11 +90,13 @@ class MemoryWatch:
             folder: The trial's, absolute.
             limit_bytes: A rank's limit; None: it is only looked.
             segments: Patterns of the files in /dev/shm that belong to the engine.
+            adopter: Process that gets the orphans of ranks; None: the keeper above this process.
             clock: Seconds.
         """
         self._folder = str(folder)
         self._limit_bytes = limit_bytes
         self._segments = segments
+        self._adopter = os.getppid() if adopter is None else adopter
         self._clock = clock
         self._ranks: dict[int, _Rank] = {}
         self._strangers: set[int] = set()
@@ -128,6 +134,8 @@ class MemoryWatch:
         self._see_children(rank, pids, data_bytes)
         children = rank.children.values()
         children_bytes = sum(child.own_bytes for child in children)
+        if children_bytes < _LEAST_BYTES:
+            children_bytes = 0
         elsewhere = sum(child.shared_bytes for child in children)
         shared_bytes = rank.shared.read()
         if elsewhere:
@@ -179,8 +187,9 @@ class MemoryWatch:
     def _orphans(self) -> list[int]:
         """Processes of this trial whose parents have ended: the keeper of this node has them."""
         found = []
-        for pid in _children(os.getppid()):
-            if pid == os.getpid() or pid in self._strangers:
+        ranks = {rank.pid for rank in self._ranks.values()}
+        for pid in _children(self._adopter):
+            if pid == os.getpid() or pid in self._strangers or pid in ranks:
                 continue
             with contextlib.suppress(OSError):
                 variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
