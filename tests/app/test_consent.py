@@ -1,6 +1,5 @@
 """A job from elsewhere runs and reads nothing before somebody has agreed to it."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -137,7 +136,4 @@ def test_the_record_of_somebody_else_s_study_imports_nothing(
         refuse_code_of_others(theirs, "evil:build")
     refuse_code_of_others(theirs, "gpt2")
     assert "evil" not in sys.modules
-    assert (
-        os.listdir(theirs.parent) == ["job.yaml", "evil.py"]
-        or not (theirs.parent / "imported").exists()
-    )
+    assert not (theirs.parent / "imported").exists()
