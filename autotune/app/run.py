@@ -21,6 +21,7 @@ from autotune.base.errors import (
     StudyError,
 )
 from autotune.base.files import write_text
+from autotune.base.secrecy import scrubbed
 from autotune.contract import Origin, Outcome
 from autotune.fleet.base import Fleet
 from autotune.record.answer import SearchAnswer
@@ -118,7 +119,7 @@ def _begin(session: Session, note: Callable[[str], None]) -> None:
     """Write the job, and the facts that a report needs; an older answer no longer holds."""
     study, job = session.study, session.job
     objective = Objective.of(job, session.environment)
-    text = yaml.safe_dump(dict(session.job_data), sort_keys=False)
+    text = yaml.safe_dump(scrubbed(dict(session.job_data)), sort_keys=False)
     hint = "free some space or mend the permissions, then run the same command again"
     write_text(study.job_file, text, error=StudyError, hint=hint, makes_folder=False)
     facts = {

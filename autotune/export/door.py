@@ -8,6 +8,7 @@ from autotune import DEFAULT_ENGINE
 from autotune.base.errors import RenderError, StudyError
 from autotune.base.files import refuse_foreign, write_text
 from autotune.base.plugins import load_plugin
+from autotune.base.secrecy import scrubbed_document
 from autotune.base.templates import Templates, canonical_json
 from autotune.contract import ContractError, Measure, read_json
 from autotune.devices.hardware import Environment
@@ -207,7 +208,7 @@ def write_export(
         for name, text in marked.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            path.write_text(scrubbed_document(name, text), encoding="utf-8")
             if path.suffix == ".sh":
                 path.chmod(0o755)
     except OSError as error:

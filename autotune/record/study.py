@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from autotune.base.errors import JobError, StudyError
+from autotune.base.secrecy import scrubbed, scrubbed_document
 from autotune.contract import (
     CONFIG_DIR,
     RANKS_DIR,
@@ -200,8 +201,9 @@ class Study:
             folder.mkdir()
             (folder / CONFIG_DIR).mkdir()
             for name, text in files.items():
-                (folder / CONFIG_DIR / name).write_text(text, encoding="utf-8")
-            write_json(folder / SPEC_FILE, to_dict(spec))
+                clean = scrubbed_document(name, text)
+                (folder / CONFIG_DIR / name).write_text(clean, encoding="utf-8")
+            write_json(folder / SPEC_FILE, scrubbed(to_dict(spec)))
         except OSError as error:
             raise _cannot_write(folder, error) from error
         return folder
@@ -224,7 +226,7 @@ class Study:
         try:
             if path.exists():
                 path.replace(folder / f"{RESULT_FILE}.damaged")
-            write_json(path, to_dict(result))
+            write_json(path, scrubbed(to_dict(result)))
         except OSError as error:
             raise _cannot_write(folder, error) from error
 
@@ -242,7 +244,7 @@ class Study:
             StudyError: The disk is full or the folder cannot be written.
         """
         try:
-            write_json(self.state_file, state)
+            write_json(self.state_file, scrubbed(state))
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
 
