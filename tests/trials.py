@@ -5,6 +5,8 @@ import json
 import time
 from pathlib import Path
 
+import psutil
+
 from autotune.contract import (
     EngineSettings,
     Identity,
@@ -129,3 +131,8 @@ def wait_until(condition, what, timeout_s=60.0):
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
+
+
+def agents() -> list[psutil.Process]:
+    """The agents of this process's fleets, each under its keeper."""
+    return [agent for keeper in psutil.Process().children() for agent in keeper.children()]

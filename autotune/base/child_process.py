@@ -4,12 +4,17 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.base.kept import run_kept, scratch_folder
+from autotune.contract import read_bounded
+
+_OUT_OF_MEMORY = ("MemoryError", "allocate memory", "std::bad_alloc", "out of memory")
+_MOST_BYTES = 16 * 2**30
+"""Private memory of a child: it builds models without their weights."""
 
 
 def ask(
@@ -39,16 +44,16 @@ def ask(
     """
     package_parent = str(Path(__file__).parent.parent)
     paths = [package_parent, *filter(None, [os.environ.get("PYTHONPATH")])]
-    with tempfile.TemporaryDirectory(prefix="autotune-child-") as folder:
-        answer = Path(folder) / "answer.json"
+    limit_bytes = min(_MOST_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with scratch_folder() as folder:
+        answer = folder / "answer.json"
         command = [sys.executable, "-P", "-m", module, str(answer)]
         try:
-            done = subprocess.run(
+            done = run_kept(
                 command,
                 input=json.dumps(request),
-                capture_output=True,
-                text=True,
-                timeout=timeout_s,
+                timeout_s=timeout_s,
+                data_bytes=limit_bytes,
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(paths),
@@ -62,11 +67,13 @@ def ask(
             ) from error
         if not answer.exists():
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            if any(said in last for said in _OUT_OF_MEMORY):
+                last += f" (it may have {limit_bytes / 2**30:.0f} GiB of memory)"
             raise JobError(
                 f"{about}: {doing} ended with code {done.returncode}: {last}",
                 if_dead,
             )
-        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(read_bounded(answer))
     if "error" in found:
         raise JobError(f"{about}: {found['error']}", found["hint"])
     return found

@@ -18,18 +18,20 @@ _BY_NAME = {
     "generation_config.json": "a model's generation settings",
     ".pre-commit-config.yaml": "a pre-commit configuration",
     "mkdocs.yml": "an MkDocs configuration",
+    "_config.yml": "a Jekyll configuration",
 }
 
 _BY_KEYS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("name", "version", "dependencies"), "npm's package.json"),
     (("name", "version", "scripts"), "npm's package.json"),
     (("on", "jobs"), "a GitHub workflow"),
-    (("True", "jobs"), "a GitHub workflow"),  # YAML 1.1 reads `on` as true
+    (("jobs", "name"), "a GitHub workflow"),  # YAML 1.1 reads `on` as true
+    (("jobs", "True"), "a GitHub workflow"),
     (("runs", "inputs"), "a GitHub action"),
     (("method", "parameters"), "a sweep of Weights & Biases"),
     (("apiVersion", "kind"), "a Kubernetes manifest"),
     (("channels", "dependencies"), "a conda environment"),
-    (("base_model",), "an axolotl file without a deepspeed key"),
+    (("base_model", "datasets"), "an axolotl file without a deepspeed key"),
     (("model_name_or_path",), "Hugging Face arguments without a deepspeed key"),
     (("architectures",), "a model's config.json"),
     (("model_type",), "a model's config.json"),

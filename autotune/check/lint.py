@@ -7,6 +7,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
+from autotune.base.nested import leaves
 from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
 from autotune.check import huggingface
 from autotune.check.consumers import Consumer
@@ -113,7 +114,7 @@ class CheckReport:
             "off: what it changed is not known here"
         )
 
-    @property
+    @cached_property
     def diff(self) -> str:
         """The fix as a unified diff, secrets masked; empty where there is none."""
         if self.fixed_text is None:
@@ -266,13 +267,21 @@ def check(
     first = _look(source.config, source, environment)
     all_around = list(_of_the_file(source))
     all_found = [*first.violations, *all_around]
-    before, around = wishes.wanted(all_found), wishes.wanted(all_around)
+    own, around = wishes.wanted(first.violations), wishes.wanted(all_around)
+    before = [*own, *around]
     why_not = not_edited(source)
     if any(one.rule == _KEY_TWICE for one in all_around):
         why_not = "a key stands there twice"
 
+    looked_at = source.config
+
     def look(config: Mapping[str, Any]) -> list[Violation]:
-        return wishes.wanted(_look(config, source, environment, world=first.world).violations)
+        # Whoever mends looks at one configuration several times: a large one takes its time.
+        nonlocal looked_at, own
+        if config is not looked_at:
+            again = _look(config, source, environment, world=first.world)
+            looked_at, own = config, wishes.wanted(again.violations)
+        return own
 
     mended = mend(
         source.config,
@@ -288,8 +297,7 @@ def check(
         text = text_after(source, mended.config)
         if text is None:
             why_not = "its text cannot be changed there with every comment kept"
-    known = {violation.rule for violation in before}
-    new = [violation for violation in mended.seen if violation.rule not in known]
+    new = _new(mended.seen, before)
     told = _Discreet(source.config)
     return CheckReport(
         source=source,
@@ -361,6 +369,24 @@ class _Wishes:
         return places_in(self._source.text, self._source.at, self._source.syntax)
 
 
+def _new(violations: Iterable[Violation], known: Iterable[Violation]) -> list[Violation]:
+    """Those about a fact that none of the known ones is about; of one fact, the first."""
+    facts = set(map(_fact, known))
+    new: dict[tuple[object, ...], Violation] = {}
+    for violation in violations:
+        if (fact := _fact(violation)) not in facts:
+            new.setdefault(fact, violation)
+    return list(new.values())
+
+
+def _fact(violation: Violation) -> tuple[object, ...]:
+    """What a violation is about: its keys, whatever their values, or what it says."""
+    if violation.at:
+        return (violation.rule, violation.at)
+    changed_keys = tuple(path for path, _ in leaves(violation.changes) if path)
+    return (violation.rule, changed_keys or violation.message)
+
+
 def _look(
     config: Mapping[str, Any],
     source: Source,
@@ -377,8 +403,7 @@ def _look(
     violations = judge(setup)
     if mute - unknown:
         past = judge(_setup(after, source, environment, world, mute))
-        known = {violation.rule for violation in violations}
-        violations += [violation for violation in past if violation.rule not in known]
+        violations += _new(past, violations)
     return _Looked(
         violations=(*huggingface.violations(config, source), *violations),
         unknown=frozenset(unknown),
@@ -402,6 +427,7 @@ def _setup(
         pp=source.layout.pp,
         sp_by_script=source.layout.sp,
         brings_cpu_adam=source.consumer is not Consumer.DEEPSPEED,
+        is_part=source.is_part,
         environment=replace(environment, n_devices=source.per_node or 0),
     )
 

@@ -52,8 +52,13 @@ _TRAINERS: tuple[tuple[frozenset[str], str], ...] = (
 """Keys that tell who reads a file of arguments, and hands them to Hugging Face's Trainer."""
 
 _OF_ARGUMENTS = frozenset(
-    ("output_dir", "per_device_train_batch_size", "num_train_epochs", "learning_rate")
+    (
+        *("output_dir", "per_device_train_batch_size", "num_train_epochs", "learning_rate"),
+        *("gradient_accumulation_steps", "max_grad_norm", "bf16", "fp16", "model_name_or_path"),
+        *("lr_scheduler_type", "warmup_ratio", "save_strategy", "eval_strategy", "report_to"),
+    )
 )
+"""Keys beside `deepspeed` that tell Trainer's arguments."""
 
 _SWIFTS = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 """Configurations that ms-swift brings (swift/arguments/sft_args.py: _init_deepspeed)."""
@@ -80,6 +85,10 @@ class ReadConfig:
     config: Mapping[str, Any]
     is_made: bool = False
     """Whether its reader makes it out of other keys, so that the text does not hold it."""
+    is_named: bool = False
+    """Whether it is another file, which the first one names."""
+    is_part: bool = False
+    """Whether it stands in some program's own file, which may add to it."""
     unknown: frozenset[tuple[str, ...]] = frozenset()
     """Keys that the reader fills in at run time: "auto" in `config`, or an interpolation."""
     consumer: Consumer | None = None
@@ -113,7 +122,8 @@ def may_be_deepspeeds(path: Path) -> bool:
 def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
     """The mapping of a text: YAML by the name of its file, else JSON or Hjson.
 
-    Without a name, what begins with no brace is YAML.
+    Without a name, what begins with no brace is YAML. A ds_config in plain JSON is JSON whatever
+    its name: so its readers read it, to whom 5e8 is a number there.
 
     Raises:
         RenderError: It is none of these, too deep, or too long.
@@ -122,6 +132,8 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
     """
     is_nameless = path == STANDARD_INPUT or path.parts[:2] == ("/", "dev")
     is_yaml = path.suffix in _YAML or (is_nameless and text.lstrip("\ufeff \r\n\t")[:1] != "{")
+    if is_yaml and (data := _json_in_yaml(text, path)) is not None:
+        return Parsed(data=data, syntax="json")
     if is_yaml:
         if len(text) > _UNPROMISING and _WORDS.search(text) is None:
             raise NotADsConfigError(path, "no word in it is DeepSpeed's")
@@ -135,6 +147,17 @@ def parsed(text: str, path: Path, *, reads_exponents: bool = False) -> Parsed:
     else:
         data, is_hjson = parse_config(text, path)
     return Parsed(data=data, syntax="yaml" if is_yaml else "hjson" if is_hjson else "json")
+
+
+def _json_in_yaml(text: str, path: Path) -> dict[str, Any] | None:
+    if not text.lstrip("\ufeff \r\n\t").startswith("{"):
+        return None
+    try:
+        data, is_hjson = parse_config(text, path)
+    except RenderError:
+        return None
+    is_meant = is_ds_config(data, is_json=True) and not neox.is_neox(neox.with_underscores(data))
+    return data if is_meant and not is_hjson else None
 
 
 def sections_of(
@@ -167,6 +190,8 @@ def sections_of(
     if not has_accelerate and is_accelerate(data):
         return [_of_accelerate(here, line)]
     if "deepspeed" in data and "zero_optimization" not in data and _may_be_section(data):
+        if _is_some_programs(data):
+            return _inside(here)
         return [_of_arguments(here, data, ("deepspeed",))]
     if is_ds_config(data, is_json=found.syntax != "yaml"):
         return [
@@ -200,6 +225,16 @@ def _has_target(value: Any) -> bool:
 def _may_be_section(data: Mapping[str, Any]) -> bool:
     inner = data["deepspeed"]
     return not isinstance(inner, Mapping) or not inner or own_keys(inner) != {}
+
+
+def _is_some_programs(data: Mapping[str, Any]) -> bool:
+    """Whether a section stands beside keys none of which is an argument of Trainer's."""
+    inner = data["deepspeed"]
+    return isinstance(inner, Mapping) and bool(own_keys(inner)) and not _has_arguments(data)
+
+
+def _has_arguments(data: Mapping[str, Any]) -> bool:
+    return bool(_OF_ARGUMENTS & data.keys() or _trainer_of(data))
 
 
 def _of_neox(here: ReadConfig, data: Mapping[str, Any]) -> ReadConfig:
@@ -320,12 +355,12 @@ def _inside(here: ReadConfig) -> list[ReadConfig]:
         said = f"the section {'.'.join(at)} of {here.path}"
         beside = _at(here.config, at[:-1])
         try:
-            if at[-1] == "deepspeed" and _OF_ARGUMENTS & beside.keys():
+            if at[-1] == "deepspeed" and _has_arguments(beside):
                 found.append(_of_arguments(here, beside, at))
             elif isinstance(value, str):
                 found.append(replace(_named(value, here.path), because=said))
             else:
-                found.append(replace(here, **_held(value), at=at, because=said))
+                found.append(replace(here, **_held(value), at=at, because=said, is_part=True))
         except NotADsConfigError as error:
             gone = error.kind
     if not found:
@@ -371,7 +406,7 @@ def _named(name: str, base: Path) -> ReadConfig:
         )
     text = read_text(path)
     found = parsed(text, path)
-    return ReadConfig(path=path, text=text, syntax=found.syntax, config=found.data)
+    return ReadConfig(path=path, text=text, syntax=found.syntax, config=found.data, is_named=True)
 
 
 def _of_swift(name: str, base: Path) -> Path:

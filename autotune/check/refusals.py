@@ -49,6 +49,13 @@ def refusals(
             f"reads it, {reader or consumer} reads JSON alone",
             fix="make it plain JSON",
         )
+    if section.syntax == "yaml" and section.is_named and not is_deepspeeds:
+        yield Violation(
+            rule="file.yaml",
+            message=f"{section.path} is YAML: {reader or consumer} reads JSON alone where a file "
+            "is named",
+            fix="make it plain JSON",
+        )
     if reader != MEGATRON:
         return
     for flag, name, then in _MEGATRON_FLAGS:

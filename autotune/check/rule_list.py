@@ -42,6 +42,12 @@ FILE_RULES: Mapping[str, FileRule] = {
         level="error",
         source="deepspeed/runtime/config_utils.py",
     ),
+    "file.yaml": FileRule(
+        says="Another file names this one as its ds_config, and it is YAML. Whoever reads a "
+        "ds_config by its name reads JSON, whatever the name ends with.",
+        level="error",
+        source="accelerate/utils/deepspeed.py: HfDeepSpeedConfig",
+    ),
     "file.not_launched": FileRule(
         says="The launch line names another configuration: what it starts does not read this one.",
         level="warning",

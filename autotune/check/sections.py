@@ -97,6 +97,9 @@ def _inside(value: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
         if is_name and _is_name(at):
             yield at, value
         return
+    if value.get("name") == "deepspeed" and isinstance(value.get("config_file"), str):
+        yield (*at, "config_file"), value["config_file"]  # LLaMA-Factory 1.0: dist_config
+        return
     if at and _is_name(at) and (not _KNOWN.isdisjoint(value) or _is_telling(value)):
         yield at, value
     elif at and _is_telling(value):

@@ -44,6 +44,8 @@ class Source:
     Lightning, Megatron-DeepSpeed, LLaMA-Factory, axolotl, ms-swift."""
     is_made: bool = False
     """Whether the reader makes the configuration out of keys of its own."""
+    is_part: bool = False
+    """Whether it stands in some program's own file, which may add to it."""
     unknown: frozenset[tuple[str, ...]] = frozenset()
     """Keys that the reader fills in at run time; they are "auto" in `config`."""
     world: int | None = None
@@ -122,7 +124,9 @@ def read_sources(
     text = read_text(path) if text is None else text
     line = LaunchLine() if launch is None else read_launch(launch)
     if accelerate is None and line.accelerate_config is not None:
-        accelerate = Path(line.accelerate_config)
+        accelerate = _from_line(line.accelerate_config, path)
+    if accelerate is not None and _is_same(accelerate, path):
+        accelerate = None
     told = {} if accelerate is None else parsed(read_text(accelerate), accelerate).data
     file = AccelerateFile(told, accelerate)
     return [
@@ -137,6 +141,23 @@ def read_sources(
         )
         for section in sections_of(text, path, line, has_accelerate=accelerate is not None)
     ]
+
+
+def _from_line(name: str, asked: Path) -> Path | None:
+    """The accelerate YAML of a launch line, which may be meant for another folder.
+
+    None where a variable names it.
+    """
+    if "$" in name:
+        return None
+    if os.path.isfile(name):
+        return Path(name)
+    above = (folder / name for folder in asked.parents)
+    return next((one for one in above if one.is_file()), Path(name))
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one == other or (os.path.isfile(one) and os.path.exists(other) and one.samefile(other))
 
 
 def _source(
@@ -164,6 +185,7 @@ def _source(
         at=section.at,
         config=section.config,
         is_made=section.is_made,
+        is_part=section.is_part,
         unknown=section.unknown,
         consumer=consumer,
         because=because,

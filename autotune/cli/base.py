@@ -18,9 +18,11 @@ from rich.text import Text
 
 from autotune.base.errors import AutotuneError, JobError
 from autotune.base.secrecy import scrubbed, scrubbed_text
+from autotune.cli.quick import QuickGroup
 
 cli = typer.Typer(
     name="autotune",
+    cls=QuickGroup,
     help=(
         "Find the DeepSpeed configuration that trains a model fastest in the memory there is, "
         "with short real trials."

@@ -43,6 +43,10 @@ def probe(
         str | None,
         typer.Option(help="HOST:PORT of node 0, where they meet, by the network to measure."),
     ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the nodes' secret, readable by you alone."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="File to write, for --accelerators.")] = Path(
         "hardware.yaml"
     ),
@@ -58,15 +62,15 @@ def probe(
     """Measure the devices and the links between them.
 
     The file goes to --accelerators of search, plan, explain and estimate. Devices and links that
-    are slower than others are warned of. Several nodes know each other by a secret in
-    AUTOTUNE_TOKEN.
+    are slower than others are warned of. Several nodes know each other by a secret, in
+    AUTOTUNE_TOKEN or a file; `openssl rand -hex 16` prints one.
     """
     from autotune.app.probe import probe_machine
     from autotune.probe.hardware_file import write_hardware
     from autotune.probe.nodes import nodes_of
     from autotune.report.terminal.probe import print_probe
 
-    place = nodes_of(nodes, node_rank, master)
+    place = nodes_of(nodes, node_rank, master, token_file)
     if place is not None:
         say(
             f"node {place.rank} of {place.count}; they meet on port {place.port} of "

@@ -7,13 +7,13 @@ import shlex
 import shutil
 import subprocess
 import sysconfig
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
 from autotune.base.errors import FleetError
+from autotune.base.kept import run_kept, scratch_folder
 from autotune.devices.hardware import (
     cpu_name,
     find_accelerator,
@@ -29,6 +29,7 @@ from autotune.engines.base import installed_engines
 PACKAGES = ("transformers", "optuna", "pydantic", "pandas", "pyarrow", "nvidia-ml-py", "numpy")
 TOOLS = ("gcc", "g++", "ninja", "nvcc", "numactl", "ssh", "pdsh")
 _BUSY_SAMPLE_S = 1.0
+_COMPILE_S = 60.0
 _LIBAIO_PROGRAM = "#include <libaio.h>\nint main(void) { return io_submit(0, 0, 0); }\n"
 
 
@@ -111,13 +112,12 @@ def has_libaio() -> bool:
     if compiler is None:
         return False
     flags = shlex.split(f"{os.environ.get('CFLAGS', '')} {os.environ.get('LDFLAGS', '')}")
-    with tempfile.TemporaryDirectory(prefix="autotune-libaio-") as folder:
-        done = subprocess.run(
-            [compiler, "-x", "c", "-", *flags, "-laio", "-o", str(Path(folder) / "probe")],
-            input=_LIBAIO_PROGRAM,
-            text=True,
-            capture_output=True,
-        )
+    with scratch_folder() as folder:
+        command = [compiler, "-x", "c", "-", *flags, "-laio", "-o", str(folder / "probe")]
+        try:
+            done = run_kept(command, input=_LIBAIO_PROGRAM, timeout_s=_COMPILE_S)
+        except subprocess.TimeoutExpired:
+            return False
     return done.returncode == 0
 
 

@@ -28,7 +28,6 @@ def measure_speed(accelerator: str, devices: Sequence[int]) -> Speed:
             "autotune.doctor.rank",
             accelerator=accelerator,
             devices=chosen,
-            name="doctor",
             timeout_s=TIMEOUT_S,
         )
     except FleetError as error:

@@ -13,11 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.contract import RANKS_DIR, write_json
+from autotune.contract import PARENT_ENV, RANKS_DIR, write_json
 
 EXIT_FILE = "exit_{node:02d}.json"
-PARENT_ENV = "AUTOTUNE_PARENT_PID"
-"""Process id of what starts a launcher or a warm template, which end with it."""
 LOOPBACK = "127.0.0.1"
 """Where the ranks of one node find one another: no other machine reaches it."""
 _PR_SET_PDEATHSIG = 1
@@ -27,6 +25,7 @@ def main() -> None:
     """Run torchrun until every rank of this node has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
     end_with_parent(int(os.environ[PARENT_ENV]))
+    os.environ[PARENT_ENV] = str(os.getpid())  # as its ranks find it
     folder, node, address, _, *arguments = sys.argv[1:]
 
     from torch.distributed import run  # seconds to import: only after the line above
@@ -46,7 +45,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def end_with_parent(parent: int | None = None) -> None:
+def end_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when its parent ends.
 
     Killing torchrun alone leaves its ranks alive and holding their devices, so every process of a
@@ -54,14 +53,13 @@ def end_with_parent(parent: int | None = None) -> None:
 
     Args:
         parent: Process id that the parent should have; if it is another one, the parent ended
-            before this call and the process ends at once. None: any id but that of init, which
-            adopts orphans; a parent that may itself be process 1 (a container's command) has to be
-            named.
+            before this call and the process ends at once. Whoever adopts orphans, and the parent
+            itself, may have any id.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         return  # not Linux: the sweep for orphans is what is left
-    if os.getppid() == 1 if parent is None else os.getppid() != parent:
+    if os.getppid() != parent:
         os._exit(1)
 
 

@@ -14,18 +14,18 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autotune.contract import RANKS_DIR, TRIAL_ENV, write_json
+from autotune.contract import PARENT_ENV, RANKS_DIR, TRIAL_ENV, write_json
 from autotune.trial import wrapper
 from autotune.trial.launcher import (
     EXIT_FILE,
     LOOPBACK,
-    PARENT_ENV,
     end_with_parent,
     listen_on,
 )
@@ -107,6 +107,7 @@ def _launch(request: dict[str, Any], files: list[int], parent: int) -> int:
     code = 1
     try:
         os.environ.update(request["environment"])
+        tempfile.tempdir = None  # it is the template's, where that has asked for it
         codes = _run_ranks(folder, request["world"], request["port"], status)
         if codes:
             exit_file = folder / RANKS_DIR / EXIT_FILE.format(node=0)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune.contract import (
+    PARENT_ENV,
     RANKS_DIR,
     SPEC_FILE,
     STACKS_FILE,
@@ -251,5 +252,5 @@ def _versions() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    end_with_parent()
+    end_with_parent(int(os.environ[PARENT_ENV]))
     main(Path(sys.argv[1]))

@@ -29,7 +29,7 @@ from tests.chaos.arena import Arena, Ground
 from tests.chaos.disks import needs_mounts, small_disk
 from tests.chaos.faults import HANGING, LOG_BYTES, Fault, must
 from tests.chaos.in_trials import expect
-from tests.trials import wait_until
+from tests.trials import agents, wait_until
 
 _EXTENSIONS_ENV = "TORCH_EXTENSIONS_DIR"
 _MAX_GROWTH_BYTES = 64 * 2**20
@@ -94,7 +94,7 @@ def _agent_killed(start: Start, ground: Ground) -> None:
     handle = arena.submit("hang_in_forward", start)
     wait_until((handle.folder / HANGING).exists, "the trial runs")
     (handle.folder / HANGING).unlink()
-    for agent in psutil.Process().children():
+    for agent in agents():
         agent.kill()
     result = arena.finish(handle)
     must(result.outcome.is_platform_fault, f"{result.outcome}: {result.evidence}")
@@ -271,8 +271,7 @@ def _refused(write: Callable[[], object]) -> None:
 
 def templates() -> list[psutil.Process]:
     """Warm templates of this process, the newest last: one that was given up may still end."""
-    agents = psutil.Process().children()
-    children = [child for agent in agents for child in agent.children()]
+    children = [child for agent in agents() for child in agent.children()]
     found = [c for c in children if "autotune.trial.warm" in _command(c)]
     return sorted(found, key=psutil.Process.create_time)
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from autotune.contract import RANKS_DIR, SPEC_FILE, STDERR_FILE, TRIAL_ENV
-from autotune.trial.launcher import PARENT_ENV
+from autotune.contract import PARENT_ENV, RANKS_DIR, SPEC_FILE, STDERR_FILE, TRIAL_ENV
 from autotune.trial.wrapper import CORES_ENV
 from tests.chaos.faults import HANGING, LOG_BYTES
 from tests.faulty_models import VOCAB

@@ -92,6 +92,13 @@ def test_order_unknown_keys_and_line_ends_stay():
     assert list(json.loads(after)) == list(json.loads(WRITTEN))
 
 
+def test_a_section_that_was_empty_is_filled_with_the_line_ends_of_the_file():
+    text = '{\r\n  "a": {},\r\n  "b": 1\r\n}\r\n'
+    after = edited(text, {"a": {"c": 2}, "b": 1})
+    assert json.loads(after) == {"a": {"c": 2}, "b": 1}
+    assert after.count("\n") == after.count("\r\n") > text.count("\r\n")
+
+
 def test_the_last_of_two_equal_keys_is_the_one_that_changes():
     after = edited('{"a": 1, "b": 2, "a": 3}', {"a": 4})
     assert after == '{"a": 1, "b": 2, "a": 4}'

@@ -283,6 +283,15 @@ def test_a_file_that_serves_an_application_too_keeps_its_keys(tmp_path):
             {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "gradient_clipping": 0.5},
         ),
         (
+            {"optimizer": {"type": "AdamW", "lr": 1e-3, "params": {"eps": 1e-7}}},
+            {"optimizer": {"type": "AdamW", "params": {"eps": 1e-7, "lr": 1e-3}}},
+        ),
+        (
+            {"scheduler": {"type": "WarmupLR", "warmup_num_steps": 7}},
+            {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}}},
+        ),
+        ({"fp16": {}, "hysteresis": 3}, {"fp16": {"hysteresis": 3}}),
+        (
             {"curriculum_learning": {"enabled": False, "min_difficulty": 8}},
             {"data_efficiency": {"data_sampling": {"curriculum_learning":
              {"enabled": False, "min_difficulty": 8}}}},
@@ -317,6 +326,9 @@ def test_a_curriculum_that_is_on_comes_as_a_metric(tmp_path):
             {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
             "remove zero_optimization.offload_param",
         ),
+        ({"bf16": {"enabled": True, "loss_scale": 0}}, "remove bf16.loss_scale"),
+        ({"zero_stage": 2}, "remove zero_stage and set zero_optimization.stage to 2"),
+        ({"max_grad_norm": 1.0}, "remove max_grad_norm and set gradient_clipping to 1.0"),
     ],
 )
 def test_what_takes_a_value_away_or_trains_another_thing_is_a_choice(tmp_path, config, said):

@@ -282,13 +282,16 @@ def test_only_a_name_that_is_much_alike_is_taken_for_another(tmp_path):
     assert after == config | {"gradient_clipping": 1.0}
 
 
-def test_of_many_unknown_keys_the_first_are_named_and_the_rest_counted(tmp_path):
-    unknown = {f"{'x' * 9}{at}": at for at in range(1_000)}
-    report = checked(write(tmp_path, {"train_batch_size": 1, **unknown}))
-    *named, rest = [found.violation for found in report.found]
-    assert [found.at for found in named] == [(name,) for name in list(unknown)[:50]]
-    assert rest.message == "950 more keys of the file are none of DeepSpeed's"
-    assert report.fixed_text is None
+@pytest.mark.parametrize(("n", "n_findings"), [(10, 10), (11, 1), (1_000, 1)])
+def test_of_many_keys_of_an_application_one_finding_tells(tmp_path, n, n_findings):
+    unknown = {f"{'x' * 9}{at}": at for at in range(n)}
+    config = {"train_batch_size": 1, "gradient_cliping": 1, **unknown}
+    report = checked(write(tmp_path, config))
+    told = [found.violation.message for found in report.found]
+    assert len(told) == n_findings + 1
+    assert f"{'x' * 9}9" in " ".join(told)
+    assert (f"{n} keys of the file are none of DeepSpeed's" in " ".join(told)) is (n > 10)
+    assert unknown.keys() <= json.loads(report.fixed_text).keys()
 
 
 def test_keys_that_torch_compile_had_are_refused(tmp_path):

@@ -126,6 +126,31 @@ def test_several_sections_are_several_sources(tmp_path):
     assert [one.path.name for one in found] == ["one.json", "two.json"]
 
 
+def test_a_section_beside_no_argument_of_trainers_is_some_programs_own(tmp_path):
+    """It may add the batch size and the rest, as SAT and Ludwig do."""
+    section = {"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam", "params": {}}}
+    own = {"args": {"iterations": 7}, "data": {"target": "x"}}
+    report = checked(write(tmp_path, own | {"deepspeed": section}))
+    assert (report.source.consumer, report.source.at) == (Consumer.DEEPSPEED, ("deepspeed",))
+    assert [(one.violation.rule, one.violation.level) for one in report.found] == [
+        ("batch.no_size", "note")
+    ]
+    report = checked(write(tmp_path, section))
+    assert [one.violation.level for one in report.found] == ["error"]
+    path = write(tmp_path, {"output_dir": "o", "deepspeed": section})
+    assert read_source(path).consumer is Consumer.TRAINER
+
+
+def test_a_file_that_a_distribution_names_is_read(tmp_path):
+    write(tmp_path, AUTO, "ds.json")
+    told = {"model": "m", "dist_config": {"name": "deepspeed", "config_file": "ds.json"}}
+    source = read_source(write(tmp_path, yaml.safe_dump(told), "train.yaml"))
+    assert (source.path.name, source.consumer) == ("ds.json", Consumer.TRAINER)
+    told["dist_config"]["name"] = "fsdp2"
+    with pytest.raises(NotADsConfigError):
+        read_source(write(tmp_path, yaml.safe_dump(told), "train.yaml"))
+
+
 def test_arguments_at_depth_are_trainers(tmp_path):
     write(tmp_path, AUTO, "ds.json")
     trained = {"output_dir": "o", "per_device_train_batch_size": 4, "deepspeed": "ds.json"}
@@ -468,7 +493,7 @@ def test_nothing_waits_for_a_pipe_or_a_device(tmp_path):
     """A pipe without a writer would block whoever opens it."""
     pipe = tmp_path / "pipe.json"
     os.mkfifo(pipe)
-    for path, kind in ((pipe, "a device or a pipe"), (Path("/dev/zero"), "a device or a pipe")):
+    for path, kind in ((pipe, "a named pipe"), (Path("/dev/zero"), "a device")):
         with pytest.raises(RenderError, match=kind):
             read_source(path)
     with pytest.raises(RenderError, match="is a folder"):

@@ -37,6 +37,7 @@ from autotune.engines.deepspeed.knobs import KNOBS
 from autotune.engines.deepspeed.knobs.process import environment_of
 from autotune.engines.deepspeed.knobs.situation import ADAM, optimizer_implementation
 from autotune.engines.deepspeed.ladder import ladder
+from autotune.engines.deepspeed.outputs import without_outputs
 from autotune.engines.deepspeed.plans import plans_of
 from autotune.engines.deepspeed.rules import judge
 from autotune.engines.deepspeed.rules.base import Setup
@@ -281,7 +282,10 @@ class DeepSpeedEngine(Engine):
         )
         _refuse_auto(tuned)
         _check_obeyed(tuned, candidate)
-        return self._over_base(tuned, candidate) if self._base or self._notes else (tuned, {})
+        has_base = self._base or self._notes
+        config, notes = self._over_base(tuned, candidate) if has_base else (tuned, {})
+        config, left_out = without_outputs(config)
+        return config, {**notes, **left_out}
 
     def _implemented(self, knobs: Mapping[str, KnobValue]) -> Mapping[str, Any]:
         """The optimizer section, with the implementation that the candidate chooses."""

@@ -13,21 +13,26 @@ each; answers go out likewise, and by then the report of a trial lies in its fol
 It closes where its input ends, too: the coordinator is gone then.
 """
 
+import dataclasses
 import json
 import os
 import select
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from autotune.base.clock import machine
 from autotune.base.errors import AutotuneError
+from autotune.base.kept import scratch_folder
+from autotune.contract import PARENT_ENV, SCRATCH_ENV
 from autotune.fleet.node.ports import sweep_segments
 from autotune.fleet.node.processes import NodePart, kill_all
 from autotune.fleet.node.ranks import LocalRanks
 from autotune.fleet.node.warm import WarmTemplates
-from autotune.trial.launcher import PARENT_ENV, end_with_parent
+from autotune.trial.launcher import end_with_parent
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -68,7 +73,7 @@ class Agent:
     def _do(self, command: str, **arguments: Any) -> bool:
         """Do what is asked; return whether it goes on."""
         if command == "start":
-            self._start(NodePart(**arguments["part"]))
+            self._start(_by_own_clock(NodePart(**arguments["part"])))
         elif command == "end":
             if (ranks := self._running.get(arguments["folder"])) is not None:
                 ranks.end(hangs=arguments["hangs"])
@@ -103,6 +108,15 @@ class Agent:
             _say("ended", folder=folder, problem=problem)
 
 
+def _by_own_clock(part: NodePart) -> NodePart:
+    """The same with its submission by this machine's clock: on another one it is when it came."""
+    now_s = time.monotonic()
+    is_here = part.submitted_on and part.submitted_on == machine()
+    return dataclasses.replace(
+        part, submitted_at_s=min(part.submitted_at_s, now_s) if is_here else now_s
+    )
+
+
 def _say_failed(folder: str, error: Exception) -> None:
     message, hint = str(error), ""
     if isinstance(error, AutotuneError):
@@ -120,4 +134,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what Ctrl-C means
     if PARENT_ENV in os.environ:
         end_with_parent(int(os.environ[PARENT_ENV]))
-    Agent().serve(sys.stdin.fileno())
+    # Whatever started it: what the ranks leave among temporary files goes with it.
+    with scratch_folder() as scratch:
+        os.environ[SCRATCH_ENV] = str(scratch)
+        Agent().serve(sys.stdin.fileno())

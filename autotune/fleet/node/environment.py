@@ -3,13 +3,13 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from autotune.base.plugins import load_plugin
 from autotune.base.secrecy import is_secret
-from autotune.contract import LIST_VARIABLES, TRIAL_ENV, TrialSpec
+from autotune.contract import LIST_VARIABLES, PARENT_ENV, SCRATCH_ENV, TRIAL_ENV, TrialSpec
 from autotune.devices.hardware import usable_cores
 from autotune.fleet.node.processes import NodePart
-from autotune.trial.launcher import PARENT_ENV
 from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 
 _ALLOWED = re.compile(
@@ -19,21 +19,30 @@ _ALLOWED = re.compile(
 )
 
 
-def rank_environment(part: NodePart, spec: TrialSpec) -> dict[str, str]:
-    """The environment of a trial's ranks on this node."""
-    given = {**os.environ, **part.variables}
+_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""Folders of compilers, which would lie in /tmp and in the user's home. Trials of one search share
+them, below the node's own folder, and no other search finds them."""
+
+
+def rank_environment(part: NodePart, spec: TrialSpec, temporary: Path) -> dict[str, str]:
+    """The environment of a trial's ranks on this node; `temporary` is theirs alone."""
+    own = {name: os.environ[name] for name in (SCRATCH_ENV,) if name in os.environ}
+    given = {**os.environ, **part.variables, **own}
     engine = load_plugin("engine", spec.engine.name)
     made = {
         **given,
         **engine.rank_variables(spec.layout.accelerator, given),
         TRIAL_ENV: part.folder,
         PARENT_ENV: str(os.getpid()),
+        "TMPDIR": str(temporary),
         SUBMITTED_ENV: repr(part.submitted_at_s),
         CAPACITY_ENV: str(part.capacity_bytes),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }
+    for name, folder in _CACHES.items():
+        made.setdefault(name, str(temporary.parent / folder))
     if spec.layout.accelerator == "cuda":
         made["CUDA_VISIBLE_DEVICES"] = ",".join(part.devices)
         # As the export's launch.sh sets it: an offloaded optimizer runs on the host's cores.

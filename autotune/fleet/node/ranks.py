@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum, auto
@@ -16,6 +18,7 @@ from autotune.base.errors import FleetError, StudyError
 from autotune.contract import (
     NODE_FILE,
     RANKS_DIR,
+    SCRATCH_ENV,
     SPEC_FILE,
     STDERR_FILE,
     STDOUT_FILE,
@@ -118,7 +121,9 @@ class LocalRanks:
         is_gpu = self._spec.layout.accelerator == "cuda"
         self._device_used_before = used_bytes(part.devices) if is_gpu else {}
         self._telemetry = Telemetry(part.devices) if is_gpu else None
-        self._environment = rank_environment(part, self._spec)
+        # Not in the trial's folder: its name may be longer than a socket's path can be.
+        self._temporary = Path(tempfile.mkdtemp(dir=os.environ.get(SCRATCH_ENV), prefix="t"))
+        self._environment = rank_environment(part, self._spec, self._temporary)
         self._lease: PortLease | None = None
         if part.port is None:
             self._lease = lease_port(part.address)
@@ -197,6 +202,7 @@ class LocalRanks:
 
     def _finish(self) -> None:
         self._stage = _EndStage.ENDED
+        shutil.rmtree(self._temporary, ignore_errors=True)
         if self._lease is not None:
             self._lease.release()
             self._lease = None

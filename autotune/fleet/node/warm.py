@@ -21,7 +21,7 @@ from autotune.trial.wrapper import CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV
 MAX_TEMPLATES = 3
 """Most templates at a time: each holds what it imported. One without trials gives way."""
 
-_OF_ONE_TRIAL = (CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV)
+_OF_ONE_TRIAL = (CAPACITY_ENV, CORES_ENV, SUBMITTED_ENV, "TMPDIR")
 """Variables besides `TRIAL_ENV` that a rank reads itself, after the fork; any other makes another
 template."""
 _READ_WITH_THE_CORES = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
@@ -62,6 +62,7 @@ class WarmTemplates:
         shared = {name: v for name, v in environment.items() if name not in _OF_ONE_TRIAL}
         # Room for the folder of a trial: see `_show_trial` over there.
         shared[TRIAL_ENV] = " " * _PATH_MAX_BYTES
+        shared["TMPDIR"] = os.path.dirname(environment["TMPDIR"])
         key = frozenset(shared.items())
         template = self._templates.pop(key, None)
         if template is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.base.errors import JobError
+from autotune.base.kept import Kept
 from autotune.devices.hardware import Environment, detect_environment, usable_cores, visible_gpus
 from autotune.engines.base import Engine, check_installed, find_engine
 from autotune.fleet.base import Place
@@ -18,7 +19,6 @@ from autotune.fleet.gang_fleet import GangFleet
 from autotune.fleet.transports.base import Node
 from autotune.job.job import Job
 from autotune.planning.lattice import Lattice
-from autotune.trial.launcher import PARENT_ENV
 
 
 class Local:
@@ -93,14 +93,14 @@ class LocalProcess:
         Raises:
             OSError: It cannot be started.
         """
-        self._process = subprocess.Popen(
+        self._process = Kept(
             command,
+            # The agent, and all searches of this machine, lease ports in one folder in TMPDIR.
+            is_tmpdir=False,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             bufsize=0,
-            env={**os.environ, PARENT_ENV: str(os.getpid())},
-            start_new_session=True,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -1,12 +1,17 @@
 import fcntl
+import os
+import subprocess
+import sys
 
 import pytest
 from torch.utils.file_baton import FileBaton
 
 from autotune.base.errors import FleetError
+from autotune.base.kept import Kept
 from autotune.doctor.machine import has_libaio
 from autotune.engines.deepspeed import extensions
 from autotune.trial.prebuilt import BUILT_FILE
+from tests.trials import wait_until
 
 
 @pytest.fixture
@@ -131,3 +136,42 @@ def test_a_lock_of_a_rank_that_compiles_without_our_lock_is_left(folder):
     baton.release()
     lock.touch()
     assert extensions.stale_locks("cpu") == [lock]
+
+
+_BUILDING = """
+import sys
+from autotune.base.kept import Kept
+from autotune.engines.deepspeed import extensions
+
+def compiles(command, **options):
+    name, folder = command[-2:]
+    script = 'exec 3> "$2/$1/lock"; setsid sleep 600 & (sleep 600 &) ; wait'
+    return Kept(["sh", "-c", script, "sh", name, folder], **options)
+
+extensions.Kept = compiles
+extensions.build("cpu", print)
+"""
+"""A build whose compilers, one of them in a session of its own, do not end."""
+
+
+def test_a_build_dies_with_its_parent_and_the_next_one_does_not_wait(folder, monkeypatch):
+    missing = extensions.needed("cpu")[:2]
+    for name in missing:
+        (folder / name / BUILT_FILE).unlink()
+    parent = subprocess.Popen([sys.executable, "-c", _BUILDING], stdout=subprocess.DEVNULL)
+    wait_until(lambda: all((folder / name / "lock").exists() for name in missing), "it builds")
+    assert extensions.stale_locks("cpu") == []
+    os.kill(parent.pid, 9)
+    parent.wait()
+
+    def finishes(command, **options):
+        name, folder = command[-2:]
+        return Kept(["touch", f"{folder}/{name}/{BUILT_FILE}"], **options)
+
+    monkeypatch.setattr(extensions, "Kept", finishes)
+    said = []
+    extensions.build("cpu", said.append)
+    stale = [f"removed the stale lock {folder / name / 'lock'}" for name in sorted(missing)]
+    assert said[:2] == stale
+    assert extensions.built("cpu") == list(extensions.needed("cpu"))
+    assert list(folder.glob("*/lock")) == []

@@ -9,6 +9,7 @@ from autotune.base.errors import FleetError
 from autotune.contract import (
     NODE_FILE,
     RANKS_DIR,
+    SCRATCH_ENV,
     SPEC_FILE,
     NodeReport,
     RankReport,
@@ -52,6 +53,7 @@ class Machine:
         monkeypatch.setattr(ranks, "ask_for_stacks", self.asked.extend)
         monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it slept"))
         monkeypatch.setattr("psutil.wait_procs", lambda *_, **__: pytest.fail("it waited"))
+        monkeypatch.setenv(SCRATCH_ENV, str(folder))
         (folder / RANKS_DIR).mkdir()
         write_json(folder / SPEC_FILE, to_dict(spec()))
         report = RankReport(rank=0, pid=os.getpid())
@@ -198,3 +200,21 @@ def test_where_there_are_no_gpus_the_driver_is_not_asked(
 ) -> None:
     monkeypatch.setattr(ranks, "visible_gpus", lambda: pytest.fail("it was asked"))
     assert ranks.lacking_bytes({}) == 0
+
+
+def test_temporary_files_of_a_trial_end_with_it(machine: Machine) -> None:
+    environment = machine.ranks._environment
+    temporary = Path(environment["TMPDIR"])
+    assert temporary.is_dir()
+    assert temporary.stat().st_mode & 0o077 == 0
+    assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(temporary.parent / "inductor")
+    (temporary / "pymp-1").mkdir()
+    (temporary / "pymp-1" / "listener").touch()
+    machine.process.code = 0
+    assert machine.ranks.advance()
+    assert not temporary.exists()
+
+
+def test_a_folder_of_a_compiler_that_the_user_names_is_kept(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
+    assert Machine(tmp_path, monkeypatch).ranks._environment["TRITON_CACHE_DIR"] == "/mine"

@@ -14,7 +14,7 @@ from autotune.fleet.node.processes import NodePart, processes_of
 from autotune.fleet.node.ranks import LocalRanks
 from autotune.fleet.reports import read_reports
 from autotune.fleet.transports.local import local_fleet
-from tests.trials import CPU, QUICK, ds_config, files, spec, wait_until
+from tests.trials import CPU, QUICK, agents, ds_config, files, spec, wait_until
 
 pytestmark = pytest.mark.real
 
@@ -32,8 +32,7 @@ def fleet():
 
 def templates() -> list[psutil.Process]:
     """The templates of this process's agents; the trials forked from them are their children."""
-    agents = psutil.Process().children()
-    children = [child for agent in agents for child in agent.children()]
+    children = [child for agent in agents() for child in agent.children()]
     return [c for c in children if "autotune.trial.warm" in c.cmdline()]
 
 
@@ -96,7 +95,7 @@ def test_an_environment_has_a_template_of_its_own_and_an_idle_one_gives_way(stud
             asked = {"factory": "tells_environment", "start": Start.WARM, "environment": kept}
             folder = study.write_spec(spec(number, **asked), files(ds_config()))
             part = NodePart(
-                folder=str(folder.resolve()), devices=["0", "1"], submitted_at_s=time.time()
+                folder=str(folder.resolve()), devices=["0", "1"], submitted_at_s=time.monotonic()
             )
             ranks = LocalRanks(part, made)
             wait_until(ranks.advance, "it ends")

@@ -81,6 +81,8 @@ class Setup:
     brings_cpu_adam: bool = False
     """Whether whoever calls DeepSpeed puts its CPU optimizer in place of torch's where the
     optimizer is offloaded, as accelerate does (accelerate/utils/deepspeed.py)."""
+    is_part: bool = False
+    """Whether the configuration stands in some program's own file, which may add to it."""
 
     @property
     def accelerator(self) -> str:

@@ -21,7 +21,10 @@ def _no_size(setup: Setup) -> Finding | None:
     config = setup.ds_config
     if config.get(_MICRO) is not None or config.get(_TOTAL) is not None:
         return None
-    return Finding(message=f"neither {_MICRO} nor {_TOTAL} is given", advice=f"set {_MICRO}")
+    told = f"neither {_MICRO} nor {_TOTAL} is given"
+    if setup.is_part:
+        told += ": the program that the file is for has to add one"
+    return Finding(message=told, advice=f"set {_MICRO}", is_note=setup.is_part)
 
 
 @rule(

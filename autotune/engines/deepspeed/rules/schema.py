@@ -6,7 +6,7 @@ judge what it takes it for; what it refuses is an error.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -41,9 +41,13 @@ from autotune.engines.deepspeed.rules.values import REFUSED, Key, Section, as_py
 from autotune.engines.deepspeed.rules.zenflow import zenflow_config
 from autotune.space.rule import Choice, Finding, UnknownFactError, rule
 
-_MOST_NAMED = 50
-"""Unknown keys of a section that get a finding each; the rest is counted: a file that is no
-ds_config at all may have thousands."""
+_MOST_COMPARED = 50
+"""Unknown keys of a section that are compared with known ones: a file that is no ds_config at all
+may have thousands."""
+_MOST_ALONE = 10
+"""Unknown keys of a section, like no known one, that get a finding each; of more, which are some
+application's, one finding tells."""
+_MOST_NAMED = 30
 
 _RENAMED = {"topk": None, "topk_ratio": 0.1}
 
@@ -65,10 +69,29 @@ def _homes() -> Mapping[str, str]:
         for path in _HOME_SECTIONS
         for name in SECTIONS[path].keys
         if held[name] == 1 and name not in SPELLINGS and ("_" in name or not path)
-    } | {"stage": "zero_optimization"}
+    } | {"stage": "zero_optimization", "hysteresis": "fp16"}
 
 
 _HOMES = _homes()
+
+_OTHERS: Mapping[str, tuple[str, str]] = {
+    "zero_stage": ("zero_optimization", "stage"),
+    "zero3_save_16bit_model": (
+        "zero_optimization",
+        "stage3_gather_16bit_weights_on_model_save",
+    ),
+    **{
+        f"offload_{kind}_{name}": (f"zero_optimization.offload_{kind}", name)
+        for kind in ("optimizer", "param")
+        for name in ("device", "nvme_path")
+    },
+    "max_grad_norm": ("", "gradient_clipping"),
+    "per_device_train_batch_size": ("", "train_micro_batch_size_per_gpu"),
+}
+"""Names of accelerate's YAML and of Trainer's arguments -> section and name of the same key in a
+ds_config. Whoever reads the file besides may read them there, so nobody moves them unasked."""
+
+_PRECISIONS = ("fp16", "bf16", "bfloat16")
 
 
 def _wrong_values(setup: Setup, *, top_level: bool) -> list[Finding]:
@@ -340,38 +363,63 @@ def _unknown(setup: Setup, *, strict: bool, top_level: bool) -> Iterator[Finding
             for name in content
             if name not in section.keys and (strict or not _is_remark(name))
         ]
-        for name in unknown[:_MOST_NAMED]:
-            yield _unknown_one(setup, path, content, name)
-        if rest := unknown[_MOST_NAMED:]:
-            yield Finding(
-                message=f"{len(rest)} more keys of {path or 'the file'} are none of DeepSpeed's",
-                at=(dotted(path, rest[0]),),
-                advice="remove them, or correct their names",
-            )
+        compared, rest = unknown[:_MOST_COMPARED], unknown[_MOST_COMPARED:]
+        meant = {name: _meant_key(setup, path, content, name) for name in compared}
+        strange = [name for name in compared if meant[name] is None] + rest
+        is_wall = len(strange) > _MOST_ALONE
+        for name, other in meant.items():
+            if other is not None:
+                yield _unknown_one(setup, path, content, name, other)
+            elif not is_wall:
+                yield _strange_one(path, name)
+        if is_wall:
+            yield _strange_ones(path, strange)
 
 
-def _unknown_one(setup: Setup, path: str, content: Mapping[str, Any], name: Any) -> Finding:
+def _strange_one(path: str, name: Any) -> Finding:
     where = dotted(path, name)
-    leave = Choice(changes=removal([(path, name)]), words=f"remove {where}")
-    other = _meant_key(setup, path, content, name)
-    if other is None:
-        return Finding(
-            message=f"{where} is not a key of DeepSpeed's",
-            at=(where,),
-            choices=(leave,),
-            advice=f"remove {where}, or correct its name",
-        )
+    return Finding(
+        message=f"{where} is not a key of DeepSpeed's",
+        at=(where,),
+        choices=(Choice(changes=removal([(path, name)]), words=f"remove {where}"),),
+        advice=f"remove {where}, or correct its name",
+    )
+
+
+def _strange_ones(path: str, names: Sequence[Any]) -> Finding:
+    shown_, more = names[:_MOST_NAMED], len(names) - _MOST_NAMED
+    named = ", ".join(map(str, shown_)) + (f" and {more} more" if more > 0 else "")
+    return Finding(
+        message=f"{len(names)} keys of {path or 'the file'} are none of DeepSpeed's: {named}",
+        at=tuple(dotted(path, name) for name in shown_),
+        advice="remove them, or correct their names",
+    )
+
+
+def _unknown_one(
+    setup: Setup, path: str, content: Mapping[str, Any], name: Any, other: tuple[str, str]
+) -> Finding:
+    where = dotted(path, name)
     home, meant = other
     target = dotted(home, meant)
     is_there = meant in _content_of(setup.ds_config, home)
+    is_others = (home, meant) == _OTHERS.get(name)
+    is_useless = home in _PRECISIONS and path in _PRECISIONS and home != path
     told = f"did you mean {meant}?" if home == path else f"it belongs to {_place(home)}"
+    if is_others:
+        told = f"DeepSpeed calls it {target}"
+    move = {} if is_there or is_useless else _moved(path, name, home, meant, content[name])
+    leave = Choice(changes=removal([(path, name)]), words=f"remove {where}")
+    advice = f"remove {where}" + (", or decide which of the two counts" if is_there else "")
+    if is_others and move:
+        advice = f"write {target}, or remove {where}"
     return Finding(
         message=f"{where} is not a key of DeepSpeed's: {told}"
         + (f" ({target} is there already)" if is_there else ""),
         at=(where,),
-        changes={} if is_there else _moved(path, name, home, meant, content[name]),
-        choices=(leave,),
-        advice=f"remove {where}, or decide which of the two counts" if is_there else "",
+        changes={} if is_others else move,
+        choices=(*([Choice(changes=move)] if is_others and move else []), leave),
+        advice="" if move and not is_others else advice,
     )
 
 
@@ -389,7 +437,12 @@ def _meant_key(
 ) -> tuple[str, str] | None:
     """Section and name of the key that an unknown one must be, if it would take the value."""
     near = misspelt(str(name), _names(path, setup.version))
-    if str(name) in _HOMES and near is None:
+    if near is None and name in _parameters(setup, path):
+        home = f"{path}.params"
+        return (home, name) if _can_hold(setup, home) else None
+    if near is None and not path and name in _OTHERS:
+        home, near = _OTHERS[name]
+    elif str(name) in _HOMES and near is None:
         home, near = _HOMES[str(name)], str(name)
     else:
         home = path
@@ -399,6 +452,14 @@ def _meant_key(
     if key.is_missing(setup.version) or key.is_removed(setup.version):
         return None
     return (home, near) if is_auto(value) or key.taken(value) is not REFUSED else None
+
+
+def _parameters(setup: Setup, path: str) -> Sequence[str]:
+    """What the optimizer or the scheduler of a section takes below `params`."""
+    if path not in ("optimizer", "scheduler"):
+        return ()
+    made = optimizer_of(setup) if path == "optimizer" else scheduler_of(setup)
+    return () if made is None else made.takes
 
 
 @lru_cache(maxsize=256)

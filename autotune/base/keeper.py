@@ -1,0 +1,247 @@
+"""Keeps one command and all that it starts: nothing of it outlives its parent, or its own end.
+
+Run by `autotune.base.kept` as a script, isolated, so that it starts in milliseconds; standard
+library only. It starts the command, and waits. When the command ends, when its parent ends, when
+its time is up or on SIGTERM it kills every descendant, however deep and in whatever session, and
+removes their folder for temporary files. Then it ends as the command did.
+
+A signal at the parent's death (PR_SET_PDEATHSIG) alone reaches neither compilers nor workers that
+the command started, and comes already when the *thread* that started the command ends. So the
+keeper watches the parent by a pidfd, and adopts orphans (PR_SET_CHILD_SUBREAPER). The command has
+the signal as well, bound to the keeper, whose only thread lives as long as itself.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+PREFIX = "autotune-run-"
+"""How the names of folders for temporary files begin."""
+_LOCK_FILE = ".held"
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_END_WAIT_S = 10.0
+"""Time after which a process that is still there is left to itself: it is in uninterruptible
+sleep, and the kernel delivers the signal when it wakes."""
+_LOOK_S = 0.005
+
+
+class Scratch:
+    """A private folder for temporary files, locked while its owner lives.
+
+    A lock of the kernel (flock) ends with its holder, in whatever container that ran: a folder
+    of this user whose lock is free belonged to a process that was killed.
+    """
+
+    def __init__(self, root: str) -> None:
+        """Make one below a folder, and remove those that killed processes left there.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        sweep(root)
+        self.path = os.path.join(root, PREFIX + os.urandom(4).hex())
+        os.mkdir(self.path, 0o700)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        self._lock = os.open(os.path.join(self.path, _LOCK_FILE), flags, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        _remove_tree(self.path)
+        os.close(self._lock)
+
+
+def sweep(root: str) -> None:
+    """Remove the folders that killed processes of this user left below a folder."""
+    with contextlib.suppress(OSError), os.scandir(root) as entries:
+        found = [entry.path for entry in entries if entry.name.startswith(PREFIX)]
+        for path in found:
+            with contextlib.suppress(OSError):
+                _remove_if_left(path)
+
+
+def _remove_if_left(path: str) -> None:
+    status = os.lstat(path)
+    is_folder = (status.st_mode & 0o170000) == 0o040000
+    if not is_folder or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        return  # none that was made here
+    # One without its lock file is being made just now.
+    lock = os.open(os.path.join(path, _LOCK_FILE), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove_tree(path)
+    finally:
+        os.close(lock)
+
+
+def _remove_tree(path: str) -> None:
+    import shutil  # takes longer to import than all else here
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def main() -> NoReturn:
+    """Keep the command: `keeper.py OPTIONS COMMAND ...`; see `autotune.base.kept` for both."""
+    options, command = json.loads(sys.argv[1]), sys.argv[2:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "prctl"):  # not Linux: the command has to end by itself
+        os.execvp(command[0], command)
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    # Handlers come before the first child, so that no end of one is missed.
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        parent = os.pidfd_open(options["parent"])
+    except ProcessLookupError:
+        os._exit(1)
+    if os.getppid() != options["parent"]:
+        os._exit(1)  # it ended before its pidfd was opened, which may be another's by now
+    scratch = Scratch(options["root"])
+    keeper = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _become(command, options, scratch.path, keeper, libc)
+    _let_go_of_pipes()
+    status = _wait(child, parent, woken, asked, options["wall_s"])
+    found = _end_all(child)
+    scratch.remove()
+    _end_as(found if status is None else status)
+
+
+def _become(
+    command: list[str], options: dict[str, Any], scratch: str, keeper: int, libc: Any
+) -> NoReturn:
+    """Turn the forked process into the command, tied to the keeper."""
+    try:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != keeper:
+            os._exit(1)
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        _limit(resource.RLIMIT_CORE, 0)  # a rank that dies leaves no core where it ran
+        if options["data_bytes"]:
+            _limit(resource.RLIMIT_DATA, options["data_bytes"])
+        os.environ[options["parent_env"]] = str(keeper)
+        os.environ[options["scratch_env"]] = scratch
+        if options["is_tmpdir"]:
+            os.environ["TMPDIR"] = scratch
+        os.execvp(command[0], command)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{command[0]}: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def _limit(which: int, soft: int) -> None:
+    _, hard = resource.getrlimit(which)
+    resource.setrlimit(which, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _let_go_of_pipes() -> None:
+    """Leave the pipes to the command: who reads them sees their end when that ends."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for file in (0, 1, 2):
+        os.dup2(null, file)
+
+
+def _wait(child: int, parent: int, woken: int, asked: list[int], wall_s: float) -> int | None:
+    """Wait for the child; its status, or None where something else comes first."""
+    until_s = time.monotonic() + wall_s if wall_s else None
+    while not asked:
+        left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+        ready, _, _ = select.select([parent, woken], [], [], left_s)
+        if woken in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(woken, 4096)
+        # Orphans are reaped at once: who waits for their end looks whether they are there.
+        for pid, status in _reaped():
+            if pid == child:
+                return status
+        if parent in ready or not ready:
+            break
+    return None
+
+
+def _end_all(child: int) -> int:
+    """Kill every descendant and wait until all are gone; the child's status, where it is known."""
+    found = signal.SIGKILL.value
+    deadline = time.monotonic() + _END_WAIT_S
+    while time.monotonic() < deadline:
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            for pid, status in _reaped(raises=True):
+                found = status if pid == child else found
+        except ChildProcessError:
+            break
+        time.sleep(_LOOK_S)
+    return found
+
+
+def _reaped(*, raises: bool = False) -> Iterator[tuple[int, int]]:
+    """Children that have ended, with their status."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            if raises:
+                raise
+            return
+        if not pid:
+            return
+        yield pid, status
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids of all that a process started, directly or not, and that are there."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                children.setdefault(_parent_of(int(name)), []).append(int(name))
+    found, unseen = [], [root]
+    while unseen:
+        own = children.pop(unseen.pop(), [])
+        found += own
+        unseen += own
+    return found
+
+
+def _parent_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        # A command's name may hold anything: the fields come after the last parenthesis.
+        return int(file.read().rpartition(b")")[2].split()[1])
+
+
+def _end_as(status: int) -> NoReturn:
+    """End as the command did: with its code, or by its signal."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        with contextlib.suppress(OSError, ValueError):  # neither of the two can be handled
+            signal.signal(-code, signal.SIG_DFL)
+        _limit(resource.RLIMIT_CORE, 0)
+        os.kill(os.getpid(), -code)
+    os._exit(code & 0xFF)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What a configuration would have DeepSpeed write, and where: left out of every trial.
+
+A user's file is made for the real training: its profiles, samples and copies go to that run's
+places, and a trial would write over them. Without a file of its own, what a profiler says stands
+in the trial's log. What is left out is told as every key is that does not run as written.
+
+No list of DeepSpeed's keys is complete: releases add some, and plug-ins have their own. So a key
+is judged by its name and its value.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.base.secrecy import HIDDEN
+from autotune.engines.deepspeed.ds_config_file import MONITORS, Note
+
+_SECTIONS = (*MONITORS, "autotuning", "nebula")
+"""Sections that do nothing but write; with autotuning on, DeepSpeed ends the program after it."""
+
+_STAY = re.compile(
+    # Where the user has a disk to swap to: a trial without it is another one.
+    r"zero_optimization\.offload_(param|optimizer)\.nvme_path"
+    # What is only read.
+    r"|(.*\.)?(index_to_sample_path|index_to_metric_path|metrics_path|load_path)"
+)
+_NAMES = re.compile(
+    r"(^|_)(paths?|files?|filename|logfile|dirs?|directory|folders?|outputs?)(_|$)", re.IGNORECASE
+)
+"""Names of keys whose text is a path, whatever it looks like."""
+_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")
+"""Between the words of a name, besides underscores."""
+_VALUES = re.compile(
+    r"\s*[~$]|.*[/\\]|.*\.(json|jsonl|txt|csv|tsv|log|out|pt|pth|pkl|pickle|bin|prof|trace|gz|html|db"
+    r"|sqlite|npy|npz|safetensors|parquet)\s*$",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Texts that are a path, whatever their key is called."""
+
+
+def without_outputs(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Note]]:
+    """The configuration without what writes outside of a trial's folder, and what was left out."""
+    notes: dict[str, Note] = {}
+    kept = {}
+    for key, value in config.items():
+        if key in _SECTIONS and value is not None:
+            notes[key] = (HIDDEN, None)
+        else:
+            kept[key] = value
+    return _without_paths(kept, notes, ""), notes
+
+
+def _without_paths(
+    section: Mapping[str, Any], notes: dict[str, Note], prefix: str
+) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for key, value in section.items():
+        where = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            kept[key] = _without_paths(value, notes, f"{where}.")
+        elif _is_path(str(key), value) and not _STAY.fullmatch(where):
+            notes[where] = (value, None)
+        else:
+            kept[key] = value
+    return kept
+
+
+def _is_path(key: str, value: Any) -> bool:
+    """Whether a value is a path, or a list that holds one at any depth."""
+    if isinstance(value, list):
+        return any(_is_path(key, item) for item in value)
+    if isinstance(value, Mapping):  # inside of a list
+        return any(_is_path(str(name), item) for name, item in value.items())
+    if not isinstance(value, str) or not value.strip():
+        return False
+    return bool(_NAMES.search(_WORDS.sub("_", key)) or _VALUES.match(value))
