@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.base.nested import leaves
 from autotune.base.secrecy import scrubbed, scrubbed_text, withheld
-from autotune.check import huggingface
+from autotune.check import by_file, huggingface
 from autotune.check.consumers import Consumer
 from autotune.check.edit import duplicates
 from autotune.check.fixes import Question, Reply, Terms, mend
@@ -135,7 +135,7 @@ class CheckReport:
         """What is wrong with the file as it is: after `--fix`, if that was said."""
         if self.is_written(fixed=fixed):
             return self.left
-        return [found.violation for found in self.found]
+        return [found.violation for found in self.found if not found.after_fix]
 
     def exit_code(self, *, fixed: bool, strict: bool = False) -> CheckExit:
         """What `check` ends with for this file alone; `strict`: also of a warning."""
@@ -401,11 +401,22 @@ def _look(
     world = world or taken
     setup = _setup(after, source, environment, world, unknown)
     violations = judge(setup)
+    if _may_read_itself(source) and (whole := by_file.as_read(after)) is not after:
+        read = judge(_setup(whole, source, environment, world, unknown))
+        violations = by_file.joined(read, violations)
     if mute - unknown:
         past = judge(_setup(after, source, environment, world, mute))
         violations += _new(past, violations)
+    violations = [*huggingface.violations(config, source), *violations]
+    if source.not_for:  # nobody reads the configuration, and its YAML alone is refused
+        violations = [
+            replace(one, consequence="ignored")
+            if one.level == "error" and not one.rule.startswith("accelerate.")
+            else one
+            for one in violations
+        ]
     return _Looked(
-        violations=(*huggingface.violations(config, source), *violations),
+        violations=tuple(violations),
         unknown=frozenset(unknown),
         world=world,
         world_because=because,
@@ -451,10 +462,16 @@ def _world(
     return ranks, "from the three batch sizes"
 
 
+def _may_read_itself(source: Source) -> bool:
+    """Whether DeepSpeed reads the file: a script may do so as well, and hand over what it read."""
+    is_read = source.consumer is Consumer.DEEPSPEED and not source.reader
+    return is_read and source.syntax != "yaml" and not source.at
+
+
 def _of_the_file(source: Source) -> Iterator[Violation]:
     """What is wrong with the file itself, and with what is said of it."""
     yield from source.refused
-    reads_itself = source.consumer is Consumer.DEEPSPEED and not source.reader
+    reads_itself = _may_read_itself(source)
     if source.syntax != "yaml" and not reads_itself and source.text.startswith(BYTE_ORDER_MARK):
         yield Violation(
             rule="file.byte_order_mark",
@@ -465,7 +482,7 @@ def _of_the_file(source: Source) -> Iterator[Violation]:
     if source.syntax == "json" and (names := duplicates(source.text)):
         # DeepSpeed refuses it in a file that it reads itself (runtime/config.py: DeepSpeedConfig);
         # for Trainer and accelerate it is accelerate that reads, with a plain json.load.
-        is_refused = reads_itself and not source.at
+        is_refused = reads_itself
         then = "DeepSpeed refuses the file" if is_refused else "the last one counts"
         yield Violation(
             rule=_KEY_TWICE,
