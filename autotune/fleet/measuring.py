@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.base.errors import FleetError
 from autotune.base.kept import Kept, scratch_folder
-from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV
+from autotune.contract import RANKS_DIR, STDERR_FILE, TRIAL_ENV, read_bounded, read_text
 from autotune.devices.hardware import usable_cores
 from autotune.fleet.node.ports import lease_port
 from autotune.fleet.node.processes import NodePart, kill_all, ranks_command
@@ -54,7 +54,7 @@ def measure_on_ranks(
         ]
         if missing := len(devices) - len(files):
             raise FleetError(f"{missing} of {len(devices)} ranks wrote no figures", _HINT)
-        return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        return [json.loads(read_bounded(file)) for file in files]
 
 
 _HINT = "the line names the cause: a busy device, a driver, or the network interface"
@@ -112,10 +112,11 @@ def _killed(folder: Path) -> str:
 
 def _first_failure(folder: Path) -> str:
     """What the rank that failed first said; the others fail because of it."""
-    files = sorted(folder.glob("*.error"), key=lambda file: file.stat().st_mtime_ns)
-    return files[0].read_text(encoding="utf-8") if files else ""
+    said = [read_text(file) for file in folder.glob("*.error")]
+    times = {text: when for when, _, text in (each.partition(" ") for each in said)}
+    return min(times, key=lambda text: float(times[text]), default="")
 
 
 def _said_last(errors: Path) -> str:
-    lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    lines = read_text(errors).strip().splitlines()
     return lines[-1].strip() if lines else "nothing was said"
